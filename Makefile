@@ -1,0 +1,49 @@
+# Every command of the project. Each target first makes what it needs: .venv, and in it the package and its extras.
+
+PYTHON ?= python3
+ZOO ?= ../shared/zoo
+
+BIN := .venv/bin
+TRAIN := build/digits_cnn.train.onnx
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: run test test-slow test-all lint zoo bench clean
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+run: .venv/installed  ## build a training model of a sample, show its report, train on it
+	mkdir -p $(dir $(TRAIN))
+	$(BIN)/onnxgrad build sample_models/digits_cnn.onnx --loss cross-entropy --label y -o $(TRAIN)
+	cat $(TRAIN).report.md
+	$(BIN)/python sample_models/train.py $(TRAIN)
+
+test: .venv/installed-test  ## the fast tests
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: .venv/installed-test  ## the rest of the tests
+	$(BIN)/python -m pytest -m slow
+
+test-all: test test-slow lint  ## all tests, and lint
+
+lint: .venv/installed-lint  ## ruff and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+zoo: .venv/installed-test  ## compare the gradients of the real models in ZOO with PyTorch's
+	$(BIN)/python -m tests.zoo $(ZOO)
+
+bench: .venv/installed-bench  ## time and memory of a build
+	$(BIN)/python -m benchmarks.build
+
+clean:  ## remove what make made
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+.venv/installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+.venv/installed-%: .venv/installed
+	$(BIN)/python -m pip install --quiet --editable ".[$*]"
+	touch $@

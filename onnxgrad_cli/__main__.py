@@ -1,0 +1,17 @@
+"""The `onnxgrad` command; `python -m onnxgrad_cli` is the same."""
+
+import signal
+import sys
+from typing import NoReturn
+
+from onnxgrad_cli.cli import run
+
+
+def main() -> NoReturn:
+    """Run the command line and exit with its code."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended from outside: tidy up as after Ctrl-C
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

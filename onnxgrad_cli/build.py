@@ -1,0 +1,68 @@
+"""The main job as one call: from an inference model to a training model, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from onnxgrad_cli import pipeline
+from onnxgrad_cli.graph import Graph
+from onnxgrad_cli.passes import PASSES
+from onnxgrad_cli.pipeline import Options, Record, Training
+
+
+@dataclass
+class Built:
+    """A training model and how it came about."""
+
+    graph: Graph
+    options: Options
+    training: Training = field(default_factory=Training)
+    records: list[Record] = field(default_factory=list)
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The training model."""
+        return self.graph.commit()
+
+    def run(
+        self,
+        after: Callable[[pipeline.Pass, Graph, Record], None] | None = None,
+        stop_after: str | None = None,
+    ) -> None:
+        """Run the passes, as `build` does; what was done before an error stays here to be seen."""
+
+        def note(step: pipeline.Pass, graph: Graph, record: Record) -> None:
+            self.records.append(record)
+            if after:
+                after(step, graph, record)
+
+        pipeline.run(PASSES, self.graph, self.options, self.training, after=note, stop_after=stop_after)
+
+
+def build(
+    model: onnx.ModelProto,
+    options: Options | None = None,
+    *,
+    path: Path | None = None,
+    after: Callable[[pipeline.Pass, Graph, Record], None] | None = None,
+    stop_after: str | None = None,
+) -> Built:
+    """Turn an inference model into a training model.
+
+    Args:
+        model: the model, which is changed in place; its external data, if any, need not be loaded.
+        options: what to build.
+        path: where the model was read from; external data are relative to it.
+        after, stop_after: see `pipeline.run`.
+
+    Raises:
+        UsageError: an option does not fit the model.
+        UnsupportedError: something on the way to the loss can't be differentiated.
+    """
+    built = Built(Graph(model, path), options or Options())
+    built.run(after, stop_after)
+    return built

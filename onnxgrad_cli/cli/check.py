@@ -1,0 +1,34 @@
+"""`onnxgrad check`: the proof of a training model, at any later time."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import click
+
+from onnxgrad_cli.cli.options import DIM
+from onnxgrad_cli.cli.voice import Voice, speaks
+
+
+@click.command(short_help="Prove the gradients of a training model.")
+@click.argument("train", metavar="TRAIN")
+@click.option(
+    "--data",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.npz",
+    help="Arrays for its inputs and weights, by name.  [default: random ones]",
+)
+@click.option("--dim", type=DIM, multiple=True, help="Size of a symbolic dimension of random data.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of random data and directions.")
+@speaks
+@click.pass_obj
+def check(voice: Voice, train: str, data: Path | None, dim: tuple[tuple[str, int], ...], seed: int) -> int:
+    """Prove the gradients of TRAIN (- is stdin), which `onnxgrad build` made, against differences of its loss."""
+    voice.done = "passed"
+    from onnxgrad_cli.job import run_check
+
+    proof = run_check(train, data=data, sizes=dict(dim), seed=seed)
+    lines = [f"{step.status:8}{step.name}: {step.detail} ({step.seconds:.2f} s)" for step in proof.steps]
+    voice.result(dataclasses.asdict(proof), "\n".join(lines))
+    return 4 if proof.failed else 0

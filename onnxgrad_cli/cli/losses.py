@@ -1,0 +1,44 @@
+"""`onnxgrad losses`: the losses."""
+
+from __future__ import annotations
+
+import click
+
+from onnxgrad_cli.cli.voice import Voice, speaks, table
+
+
+@click.command(short_help="List the losses.")
+@speaks
+@click.pass_obj
+def losses(voice: Voice) -> int:
+    """List the losses, the labels they want, and what each takes with --loss-option."""
+    from onnxgrad_cli.losses import all_losses
+    from onnxgrad_cli.losses.registry import LABELS
+
+    found = list(all_losses())
+    data = [
+        {
+            "name": loss.name,
+            "summary": loss.summary,
+            "doc": loss.doc,
+            "label": loss.label,
+            "options": [{"name": o.name, "kind": o.kind, "default": o.default, "doc": o.doc} for o in loss.options],
+        }
+        for loss in found
+    ]
+    rows = []
+    for loss in found:
+        rows.append((loss.name, loss.summary))
+        rows.extend(("", f"  {o.name.replace('_', '-')}={_default(o.default)}: {o.doc}") for o in loss.options)
+    labels = "\n".join(
+        f"label {text}: {', '.join(loss.name for loss in found if loss.label == kind)}" for kind, text in LABELS.items()
+    )
+    voice.result(data, f"{table(('loss', 'what it is'), rows)}\n\n{labels}")
+    voice.say(
+        "any other loss can be given as a file: --loss FILE.onnx (inputs prediction and label, one scalar output)"
+    )
+    return 0
+
+
+def _default(value: object) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,162 @@
+"""The options that say what to build, shared by the commands that build; and how they become `pipeline.Options`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from onnxgrad_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from onnxgrad_cli.pipeline import Options
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Pair(click.ParamType[tuple[str, Any]]):
+    """KEY=VALUE, or NAME:VALUE for names that may hold colons themselves: the last separator counts."""
+
+    name = "pair"
+
+    def __init__(self, metavar: str, separator: str, parse: Callable[[str], Any]) -> None:
+        self.metavar = metavar
+        self.separator = separator
+        self.parse = parse
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """What the help shows."""
+        return self.metavar
+
+    def join(self, key: str, value: Any) -> str:
+        """A pair as it is typed."""
+        values = value if isinstance(value, list) else [value]
+        return f"{key}{self.separator}{','.join(map(str, values))}"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+        """The pair."""
+        if isinstance(value, tuple):
+            return value
+        split = str(value).rpartition if self.separator == ":" else str(value).partition
+        key, separator, rest = split(self.separator)
+        try:
+            if not key or not separator:
+                raise ValueError
+            return key, self.parse(rest)
+        except ValueError:
+            self.fail(f"'{value}' is not of the form {self.metavar}", param, ctx)
+
+
+def _size(text: str) -> int:
+    size = int(text)
+    if size < 1:
+        raise ValueError
+    return size
+
+
+def _dims(text: str) -> tuple[int | str, ...]:
+    dims = [dim.strip() for dim in text.split(",") if dim.strip()]
+    return tuple(_size(dim) if dim.lstrip("-").isdigit() else dim for dim in dims)
+
+
+def _setting(text: str) -> object:
+    """A number, true, false, a tuple of numbers, or the text itself."""
+    if "," in text:
+        return tuple(_setting(part) for part in text.split(",") if part.strip())
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return {"true": True, "false": False}.get(text.strip().lower(), text.strip())
+
+
+DIM = Pair("SYMBOL=SIZE", "=", _size)
+SHAPE = Pair("INPUT:DIM,DIM,...", ":", _dims)
+SETTING = Pair("KEY=VALUE", "=", _setting)
+MODEL = click.argument("model", metavar="MODEL")
+
+
+def what_to_build(command: Command) -> Command:
+    """Give a command the options that say what to build."""
+    for option in reversed((
+        click.option("--loss", multiple=True, metavar="NAME[:OUTPUT[:LABEL[:WEIGHT]]]|FILE.onnx",
+                     help="The loss, or several that are summed; see `onnxgrad losses`.  [default: mse]"),
+        click.option("--label", metavar="NAME", default="label", show_default=True,
+                     help="What the label input is called."),
+        click.option("--output", metavar="NAME", help="The output that is judged.  [default: the first of floats]"),
+        click.option("--reduction", type=click.Choice(["mean", "sum"]), default="mean", show_default=True,
+                     help="What the loss does over the batch."),
+        click.option("--loss-option", type=SETTING, multiple=True,
+                     help="A setting of the loss, such as label-smoothing=0.1; see `onnxgrad losses`."),
+        click.option("--sample-weight", metavar="NAME", help="Add an input with one weight for each sample."),
+        click.option("--l1", type=click.FloatRange(min=0), default=0.0, metavar="FACTOR",
+                     help="Add FACTOR times the sum of the weights' magnitudes."),
+        click.option("--l2", type=click.FloatRange(min=0), default=0.0, metavar="FACTOR",
+                     help="Add FACTOR times the sum of the weights' squares."),
+        click.option("--train", multiple=True, metavar="GLOB", help="Train only the weights of these names."),
+        click.option("--freeze", multiple=True, metavar="GLOB", help="Don't train the weights of these names."),
+        click.option("--grad-of-input", multiple=True, metavar="GLOB", help="Add the gradients of inputs."),
+        click.option("--keep-outputs", is_flag=True, help="Keep the model's own outputs."),
+        click.option("--yield", type=click.Choice(["ones", "input", "keep"]), default="ones",
+                     show_default=True, help="The gradient of the loss: ones, an input, or the YieldOp marker."),
+        click.option("--mode", type=click.Choice(["keep", "train", "eval"]), default="keep", show_default=True,
+                     help="How BatchNormalization and Dropout behave; keep: as the model has it."),
+        click.option("--dim", type=DIM, multiple=True, help="Fix a symbolic dimension."),
+        click.option("--shape", type=SHAPE, multiple=True, help="Fix the shape of an input."),
+        click.option("--rules", multiple=True, type=click.Path(dir_okay=False), metavar="FILE.py",
+                     help="Load more gradient rules from a Python file."),
+    )):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def options(values: dict[str, Any]) -> Options:
+    """Take what `what_to_build` parsed out of `values`, and load the rules it names.
+
+    Raises:
+        UsageError: a value does not fit.
+    """
+    from dataclasses import fields
+
+    from onnxgrad_cli.losses import parse_loss
+    from onnxgrad_cli.pipeline import Options
+
+    for file in values.pop("rules"):
+        load_rules(Path(file))
+    losses = tuple(parse_loss(text) for text in values.pop("loss"))
+    return Options(
+        losses=losses or Options.losses,
+        loss_options={key.replace("-", "_"): value for key, value in values.pop("loss_option")},
+        dims=dict(values.pop("dim")),
+        shapes=dict(values.pop("shape")),
+        yield_=values.pop("yield"),
+        **{field.name: values.pop(field.name) for field in fields(Options) if field.name in values},
+    )
+
+
+def load_rules(path: Path) -> None:
+    """Run a Python file that registers rules.
+
+    Raises:
+        UsageError: there is no such file, or it fails.
+        OnnxgradError: one of its rules is refused by the registry.
+    """
+    import importlib.util
+
+    import onnxgrad_cli.rules  # noqa: F401  (the built-in rules come first, so that a file can override them)
+    from onnxgrad_cli.errors import OnnxgradError
+
+    if not path.is_file():
+        raise UsageError(f"--rules: no such file: '{path}'")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"--rules: '{path}' is no Python file")
+    try:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    except OnnxgradError:
+        raise
+    except Exception as error:
+        raise UsageError(f"--rules: '{path}' fails: {type(error).__name__}: {error}") from error

@@ -1,0 +1,382 @@
+"""What a training model costs to run, counted from its types alone: operations, and bytes kept for the backward part.
+
+The figures let a user compare models and batch sizes before running anything. They are counts, not times: a
+floating-point operation (FLOP) is one addition or multiplication, so a multiply-add counts as two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TypeProto
+
+from onnxgrad_cli.emit import is_float
+from onnxgrad_cli.graph import Graph, dtype_of, nbytes, reads, shape_of
+from onnxgrad_cli.passes.describe import parts
+from onnxgrad_cli.pipeline import Training
+
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OperatorCost:
+    """The FLOPs of all nodes of one operator."""
+
+    op: str
+    forward: int
+    backward: int
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A value of the forward part that the backward part reads, so that it stays in memory between them."""
+
+    name: str
+    op: str
+    shape: Sizes
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one run of the training model costs.
+
+    Attributes:
+        sizes: the size each symbol was given.
+        assumed: the symbols that nobody gave a size; they count as 1.
+        at_run_time: how many values have a size that is known at run time only; it counts as 1.
+        nodes: 'model', 'loss' and 'backward' -> how many nodes.
+        flops_forward, flops_backward: floating-point operations.
+        weight_bytes: the size of the trained weights.
+        gradient_bytes: the size of the gradients.
+        kept_bytes: the size of all forward values that the backward part reads; weights and inputs don't count,
+            and a value counts once however it is reshaped.
+        kept: the largest of them.
+        operators: the FLOPs by operator, dearest first.
+        uncounted: operator -> nodes whose cost is unknown: control flow, and values of unknown rank.
+    """
+
+    sizes: dict[str, int]
+    assumed: list[str]
+    at_run_time: int
+    nodes: dict[str, int]
+    flops_forward: int
+    flops_backward: int
+    weight_bytes: int
+    gradient_bytes: int
+    kept_bytes: int
+    kept: list[Kept]
+    operators: list[OperatorCost]
+    uncounted: dict[str, int]
+
+
+LARGEST = 8
+"""How many of the kept values are listed."""
+
+VIEWS = frozenset("Flatten Identity Reshape Squeeze Unsqueeze".split())
+"""Operators whose output is their input's memory under another shape."""
+
+MOVES = VIEWS | frozenset(
+    "Cast CastLike Compress Concat ConcatFromSequence Constant ConstantOfShape DepthToSpace Expand EyeLike Gather "
+    "GatherElements GatherND MaxUnpool NonZero OneHot OptionalGetElement Pad Range ReverseSequence SequenceAt Shape "
+    "Size Slice SpaceToDepth Split SplitToSequence Tile Transpose Trilu Where YieldOp".split()
+)
+"""Operators that move numbers and compute none."""
+
+BODIES = frozenset({"If", "Loop", "Scan"})
+
+
+def cost(graph: Graph, training: Training, sizes: Mapping[str, int] | None = None) -> Cost:
+    """Count operations and kept bytes of a training model, or of as much of it as there is.
+
+    Args:
+        graph: the model, typed.
+        training: what the passes know of it.
+        sizes: symbol -> size; a symbol without one counts as 1.
+    """
+    facts = _Facts(graph, sizes or {})
+    where = parts(graph, training)
+    flops: dict[str, dict[str, int]] = {"forward": defaultdict(int), "backward": defaultdict(int)}
+    uncounted: Counter[str] = Counter()
+    for node, part in zip(graph.nodes, where, strict=True):
+        try:
+            count = node_flops(node, facts)
+        except LookupError:
+            uncounted[node.op_type] += 1
+        else:
+            flops["backward" if part == "backward" else "forward"][node.op_type] += count
+    kept, unknown = _kept(graph, where, facts)
+    uncounted.update(unknown)
+    every = sorted({*flops["forward"], *flops["backward"]})
+    costs = [OperatorCost(op, flops["forward"][op], flops["backward"][op]) for op in every]
+    weight_bytes = sum(nbytes(graph.initializers[name]) for name in training.trained)
+    gradient_bytes = weight_bytes
+    for name in training.grad_of_input:
+        try:
+            gradient_bytes += facts.bytes(name)
+        except LookupError:
+            uncounted["input"] += 1
+    return Cost(
+        sizes=facts.given,
+        assumed=facts.assumed,
+        at_run_time=facts.guesses,
+        nodes={part: where.count(part) for part in ("model", "loss", "backward")},
+        flops_forward=sum(flops["forward"].values()),
+        flops_backward=sum(flops["backward"].values()),
+        weight_bytes=weight_bytes,
+        gradient_bytes=gradient_bytes,
+        kept_bytes=sum(value.bytes for value in kept),
+        kept=sorted(kept, key=lambda value: -value.bytes)[:LARGEST],
+        operators=sorted((c for c in costs if c.forward + c.backward), key=lambda c: -c.forward - c.backward),
+        uncounted=dict(uncounted),
+    )
+
+
+def _kept(graph: Graph, where: list[str], facts: _Facts) -> tuple[list[Kept], Counter[str]]:
+    made: dict[str, NodeProto] = {}
+    memory: dict[str, str] = {}
+    kept: dict[str, Kept] = {}
+    unknown: Counter[str] = Counter()
+    for node, part in zip(graph.nodes, where, strict=True):
+        if part != "backward":
+            made.update((name, node) for name in node.output if name)
+            if node.op_type in VIEWS and not node.domain:
+                memory[node.output[0]] = memory.get(node.input[0], node.input[0])
+            continue
+        for name in reads(node):
+            name = memory.get(name, name)
+            if name not in made or name in kept:
+                continue
+            op_type = made[name].op_type
+            try:
+                kept[name] = Kept(name, op_type, facts[name].shape, facts.bytes(name))
+            except LookupError:
+                unknown[op_type] += 1
+    return list(kept.values()), unknown
+
+
+class Fact(NamedTuple):
+    """What is known of a value: its shape in numbers, how many elements it has, and of what type."""
+
+    shape: Sizes
+    elements: int
+    dtype: int
+    is_float: bool
+    guessed: bool
+
+
+class _Facts(dict[str, Fact]):
+    """The shape of every value in numbers.
+
+    With the inputs' symbols replaced by sizes, most shapes are known. Where there are other symbols, shape inference
+    on those sizes finds them; what it can't (a size that an operator computes) counts as 1. Values share few types,
+    so each type is read once.
+    """
+
+    def __init__(self, graph: Graph, sizes: Mapping[str, int]) -> None:
+        super().__init__()
+        self._types = graph.types
+        self._by_type: dict[tuple[bytes, bytes], Fact] = {}
+        own = {dim: None for name in graph.input_names for dim in _symbols(graph.types.get(name))}
+        self.given = {symbol: int(sizes[symbol]) for symbol in own if symbol in sizes}
+        self.assumed = [symbol for symbol in own if symbol not in sizes]
+        self._sizes = {symbol: self.given.get(symbol, 1) for symbol in own}
+        self._exact: dict[str, TypeProto] = {}
+        if own:
+            distinct = {t.SerializeToString(): t for t in graph.types.values()}
+            if any(symbol not in own for value_type in distinct.values() for symbol in _symbols(value_type)):
+                self._exact = self._infer(graph)
+
+    def _infer(self, graph: Graph) -> dict[str, TypeProto]:
+        bare = graph.skeleton()
+        del bare.graph.value_info[:]
+        for value in (*bare.graph.input, *bare.graph.output):
+            for dim in value.type.tensor_type.shape.dim:
+                if not dim.HasField("dim_value") and (dim.dim_param or "?") in self._sizes:
+                    dim.dim_value = self._sizes[dim.dim_param or "?"]
+        try:
+            found = onnx.shape_inference.infer_shapes(bare, data_prop=True).graph
+        except onnx.shape_inference.InferenceError:  # no model for these sizes: symbols alone must do
+            return {}
+        exact = {value.name: value.type for value in (*found.value_info, *found.output)}
+        for name, value_type in exact.items():
+            before, now = shape_of(graph.types.get(name)), shape_of(value_type)
+            if before is not None and now is not None and len(before) == len(now):
+                for symbol, size in zip(before, now, strict=True):
+                    if isinstance(symbol, str) and symbol != "?" and isinstance(size, int):
+                        self._sizes.setdefault(symbol, size)
+        return exact
+
+    def __missing__(self, name: str) -> Fact:
+        """What is known of a value; raises LookupError where its rank is unknown."""
+        built, exact = self._types.get(name), self._exact.get(name)
+        if built is None:
+            raise LookupError(name)
+        key = (built.SerializeToString(), exact.SerializeToString() if exact is not None else b"")
+        if key not in self._by_type:
+            self._by_type[key] = self._fact(built, exact)
+        self[name] = self._by_type[key]
+        return self[name]
+
+    def _fact(self, value_type: TypeProto, exact_type: TypeProto | None) -> Fact:
+        built, exact = shape_of(value_type), shape_of(exact_type)
+        if built is None or (exact is not None and len(exact) != len(built)):
+            built = exact
+        if built is None:
+            raise LookupError
+        known = [
+            next(
+                (s for s in (now, dim, self._sizes.get(str(now)), self._sizes.get(str(dim))) if isinstance(s, int)),
+                None,
+            )
+            for dim, now in zip(built, exact or built, strict=True)
+        ]
+        shape = tuple(1 if found is None else found for found in known)
+        return Fact(shape, math.prod(shape), dtype_of(value_type), is_float(value_type), None in known)
+
+    def bytes(self, name: str) -> int:
+        """The size of a value in bytes; raises LookupError where its rank or its type is unknown."""
+        fact = self[name]
+        return fact.elements * np.dtype(onnx.helper.tensor_dtype_to_np_dtype(fact.dtype)).itemsize
+
+    @property
+    def guesses(self) -> int:
+        """How many of the values asked for have a size that counts as 1 because nothing is known of it."""
+        return sum(fact.guessed for fact in self.values())
+
+
+def _symbols(value_type: TypeProto | None) -> list[str]:
+    return [dim for dim in shape_of(value_type) or () if isinstance(dim, str)]
+
+
+def node_flops(node: NodeProto, facts: Mapping[str, Fact]) -> int:
+    """The floating-point operations of one node, whose values `facts` knows.
+
+    Products (MatMul, Gemm, Conv, ConvTranspose, Einsum, Attention, RNN, GRU, LSTM) are exact but for activation
+    functions inside; a pooling counts its windows; what moves numbers counts 0; everything else counts one operation
+    per element of its largest operand or result, so that functions such as Exp or Softmax are underestimated.
+
+    Raises:
+        LookupError: the rank of an operand is unknown, or the node has a body.
+
+    Source: the operators' definitions at https://onnx.ai/onnx/operators; 2 operations for a multiply-add as in
+    NVIDIA's Matrix Multiplication Background User's Guide.
+    """
+    op_type = node.op_type
+    if op_type in BODIES:
+        raise LookupError(op_type)
+    if op_type in MOVES:
+        return 0
+    exact = EXACT.get(op_type)
+    if exact is not None and node.domain in ("", "ai.onnx"):
+        return exact(node, lambda name: facts[name].shape)
+    if op_type.startswith("Scatter"):
+        return facts[node.input[2]].elements if _attribute(node, "reduction", b"none") != b"none" else 0
+    if op_type.startswith("Reduce"):
+        return facts[node.input[0]].elements if facts[node.input[0]].is_float else 0
+    most, floating = 0, bool(node.input) and bool(node.input[0]) and facts[node.input[0]].is_float
+    for name in node.output:
+        if name:
+            fact = facts[name]
+            floating = floating or fact.is_float
+            most = max(most, fact.elements)
+    if not floating:
+        return 0
+    for name in node.input:
+        if name:
+            most = max(most, facts[name].elements)
+    return most
+
+
+ShapeOf = Callable[[str], Sizes]
+
+
+def _attribute(node: NodeProto, name: str, default: Any) -> Any:
+    for attribute in node.attribute:
+        if attribute.name == name:
+            return onnx.helper.get_attribute_value(attribute)
+    return default
+
+
+def _bias(node: NodeProto, out: int) -> int:
+    position = 3 if node.op_type == "DeformConv" else 2
+    return out if len(node.input) > position and node.input[position] else 0
+
+
+def _matmul(node: NodeProto, shape: ShapeOf) -> int:
+    """2 · elements of the result · inner size."""
+    return 2 * math.prod(shape(node.output[0])) * shape(node.input[0])[-1]
+
+
+def _gemm(node: NodeProto, shape: ShapeOf) -> int:
+    """2·M·N·K, and M·N for the addend."""
+    inner = shape(node.input[0])[0 if _attribute(node, "transA", 0) else 1]
+    out = math.prod(shape(node.output[0]))
+    return 2 * out * inner + _bias(node, out)
+
+
+def _conv(node: NodeProto, shape: ShapeOf) -> int:
+    """2 · elements of the result · (C / group · kernel), the weight being [M, C / group, *kernel]; and the bias."""
+    out = math.prod(shape(node.output[0]))
+    return 2 * out * math.prod(shape(node.input[1])[1:]) + _bias(node, out)
+
+
+def _conv_transpose(node: NodeProto, shape: ShapeOf) -> int:
+    """2 · elements of the input · (M / group · kernel), the weight being [C, M / group, *kernel]; and the bias."""
+    product = 2 * math.prod(shape(node.input[0])) * math.prod(shape(node.input[1])[1:])
+    return product + _bias(node, math.prod(shape(node.output[0])))
+
+
+def _einsum(node: NodeProto, shape: ShapeOf) -> int:
+    """For n operands, n - 1 products and, if an index is summed, one addition, at each point of the index space."""
+    equation = _attribute(node, "equation", b"").decode().replace(" ", "")
+    left, arrow, right = equation.partition("->")
+    space: dict[str, int] = {}
+    terms = left.split(",")
+    for term, name in zip(terms, node.input, strict=False):
+        dims = shape(name)
+        head, dots, tail = term.partition("...")
+        free = [f".{i}" for i in range(len(head) + len(tail) - len(dims), 0)] if dots else []
+        for index, size in zip([*head, *free, *tail], dims, strict=False):
+            space[index] = max(size, space.get(index, 1))
+    written = right if arrow else {index for index in left if left.count(index) == 1}
+    summed = any(index not in written for index in space if not index.startswith("."))
+    return (len(terms) - 1 + summed) * math.prod(space.values())
+
+
+def _attention(node: NodeProto, shape: ShapeOf) -> int:
+    """Query times key and weights times value: 2 · heads · S · T · (head size + value head size) a sample."""
+    q, k, v = (shape(name) for name in node.input[:3])
+    past = shape(node.input[4])[-2] if len(node.input) > 4 and node.input[4] else 0
+    keys = k[-2] + past
+    if len(q) == 4:
+        return 2 * q[0] * q[1] * q[2] * keys * (q[3] + v[3])
+    heads, kv_heads = _attribute(node, "q_num_heads", 1), _attribute(node, "kv_num_heads", 1)
+    return 2 * q[0] * q[1] * keys * (q[2] + heads * v[2] // kv_heads)
+
+
+def _recurrent(node: NodeProto, shape: ShapeOf) -> int:
+    """2 · sequence · batch · (elements of W and R): each weight is used once a step and sample."""
+    steps = math.prod(shape(node.input[0])[:2])
+    return 2 * steps * (math.prod(shape(node.input[1])) + math.prod(shape(node.input[2])))
+
+
+def _pool(node: NodeProto, shape: ShapeOf) -> int:
+    """One operation per element of each window."""
+    return math.prod(shape(node.output[0])) * math.prod(_attribute(node, "kernel_shape", [1]))
+
+
+EXACT: dict[str, Callable[[NodeProto, ShapeOf], int]] = {
+    "MatMul": _matmul, "Gemm": _gemm,
+    "Conv": _conv, "DeformConv": _conv, "ConvTranspose": _conv_transpose,
+    "Einsum": _einsum, "Attention": _attention,
+    "RNN": _recurrent, "GRU": _recurrent, "LSTM": _recurrent,
+    "AveragePool": _pool, "MaxPool": _pool, "LpPool": _pool,
+}  # fmt: skip
+"""Operators whose operations are counted from their definition."""

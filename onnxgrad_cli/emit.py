@@ -1,0 +1,498 @@
+"""How rules write: `Val`, a value with operators, and `Op`, which emits typed nodes.
+
+Every emitted node is typed the moment it is written, constants are pooled, equal nodes are written once, and
+what is known at build time (a static shape, an axis of size one) is decided here rather than at run time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto, TypeProto
+
+from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.graph import FLOATS, HALVES, Dim, Graph, Shape, dtype_of, shape_of, tensor_type
+
+ROLE, FORWARD = "onnxgrad.role", "onnxgrad.forward"
+"""Keys in a node's metadata: the part of the training model it belongs to, and the forward node it differentiates."""
+
+RANDOM = frozenset(
+    "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
+)
+"""Operators that give other values at each evaluation: two of them are never one."""
+
+Operand = "Val | float | int | np.ndarray"
+
+
+class Val:
+    """A value of the graph: its name, its type, and operators that emit nodes."""
+
+    __slots__ = ("_shape", "name", "op", "type")
+    __array_ufunc__ = None  # numpy scalars leave the operators to us
+
+    def __init__(self, op: Op, name: str, value_type: TypeProto | None, shape: Shape | None) -> None:
+        self.op = op
+        self.name = name
+        self.type = value_type
+        self._shape = shape
+
+    @property
+    def dtype(self) -> int:
+        """The element type (TensorProto.DataType)."""
+        return dtype_of(self.type)
+
+    @property
+    def known_shape(self) -> Shape | None:
+        """The dimensions, symbols as strings; None when the rank is unknown."""
+        return self._shape
+
+    @property
+    def shape(self) -> Shape:
+        """The dimensions, symbols as strings; raises Unknown when the rank is unknown."""
+        if self._shape is None:
+            raise Unknown(f"the rank of '{self.name}' is unknown")
+        return self._shape
+
+    @property
+    def rank(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def const(self) -> np.ndarray | None:
+        """The values, where they are known at build time."""
+        return self.op.graph.constant(self.name)
+
+    def __repr__(self) -> str:
+        return f"Val({self.name}: {self._shape})"
+
+    def __add__(self, other: Any) -> Val:
+        return self.op.Add(self, other)
+
+    def __radd__(self, other: Any) -> Val:
+        return self.op.Add(other, self)
+
+    def __sub__(self, other: Any) -> Val:
+        return self.op.Sub(self, other)
+
+    def __rsub__(self, other: Any) -> Val:
+        return self.op.Sub(other, self)
+
+    def __mul__(self, other: Any) -> Val:
+        return self.op.Mul(self, other)
+
+    def __rmul__(self, other: Any) -> Val:
+        return self.op.Mul(other, self)
+
+    def __truediv__(self, other: Any) -> Val:
+        return self.op.Div(self, other)
+
+    def __rtruediv__(self, other: Any) -> Val:
+        return self.op.Div(other, self)
+
+    def __pow__(self, other: Any) -> Val:
+        return self.op.Pow(self, other)
+
+    def __neg__(self) -> Val:
+        return self.op.Neg(self)
+
+    def __matmul__(self, other: Any) -> Val:
+        return self.op.MatMul(self, other)
+
+    def __lt__(self, other: Any) -> Val:
+        return self.op.Less(self, other)
+
+    def __le__(self, other: Any) -> Val:
+        return self.op.LessOrEqual(self, other)
+
+    def __gt__(self, other: Any) -> Val:
+        return self.op.Greater(self, other)
+
+    def __ge__(self, other: Any) -> Val:
+        return self.op.GreaterOrEqual(self, other)
+
+
+class Unknown(Exception):
+    """A rule needs something that is unknown at build time; the walk turns it into a refusal of the node."""
+
+
+class No:
+    """A cotangent that is refused: the reason is raised only if somebody wants it."""
+
+    def __init__(self, reason: str, hint: str = "") -> None:
+        self.reason = reason
+        self.hint = hint
+
+
+class Op:
+    """The emitter: `op.MatMul(a, b)` appends a typed node to `nodes` and returns its output.
+
+    Any operator can be called by its name; a number or an array among the inputs becomes a constant in the type
+    of the first value, `outputs=n` returns a tuple, and attributes are keywords (None is left out). Names in
+    lower case are shorthands that also decide at build time what can be decided then.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.nodes: list[NodeProto] = []
+        self.scope = ""
+        self.role = ""
+        self.forward = ""
+        self.cautions: list[str] = []
+        self.wanted: Callable[[str], bool] = lambda name: True
+        self._vals: dict[str, Val] = {}
+        self._pool: dict[tuple[Any, ...], Val] = {}
+        self._written: dict[tuple[Any, ...], Any] = {}
+        self._unexpanded: dict[str, Val] = {}
+        self._schemas: dict[tuple[str, str], onnx.defs.OpSchema] = {}
+        self._imports = list(graph.proto.opset_import)
+
+    # -- values ---------------------------------------------------------------------------------------------
+
+    def val(self, name: str) -> Val:
+        """The value called `name`."""
+        value_type = self.graph.types.get(name)
+        known = self._vals.get(name)
+        if known is None or known.type is not value_type:
+            known = self._vals[name] = Val(self, name, value_type, shape_of(value_type))
+        return known
+
+    def wants(self, x: Val | None) -> bool:
+        """Whether anybody wants the cotangent of `x`."""
+        return x is not None and self.wanted(x.name)
+
+    def no(self, reason: str, hint: str = "") -> No:
+        """Refuse the cotangent of one operand, with the reason."""
+        return No(reason, hint)
+
+    def const(self, value: Any, dtype: int | Val | None = None) -> Val:
+        """A constant: a number or an array, in `dtype` or the type of a value; ints default to int64."""
+        if isinstance(dtype, Val):
+            dtype = dtype.dtype
+        scalar = (type(value), value, dtype) if isinstance(value, (int, float)) else None
+        if scalar is not None and scalar in self._pool:
+            return self._pool[scalar]
+        array = np.asarray(value)
+        if dtype is not None:
+            array = array.astype(onnx.helper.tensor_dtype_to_np_dtype(dtype))
+        key = (array.dtype.num, array.shape, array.tobytes())
+        if key not in self._pool:
+            name = self.graph.fresh("const")
+            self.graph.add_initializer(name, array)
+            self._pool[key] = self.val(name)
+        if scalar is not None:
+            self._pool[scalar] = self._pool[key]
+        return self._pool[key]
+
+    def ints(self, values: Sequence[int]) -> Val:
+        """A constant int64 vector."""
+        return self.const(np.asarray(list(values), dtype=np.int64).reshape(-1))
+
+    # -- emission -------------------------------------------------------------------------------------------
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        if not op_type[:1].isupper():
+            raise AttributeError(op_type)
+        return lambda *inputs, **keywords: self.emit(op_type, *inputs, **keywords)
+
+    def emit(
+        self,
+        op_type: str,
+        *inputs: Any,
+        outputs: int = 1,
+        domain: str = "",
+        shape: Sequence[Dim | None] | None = None,
+        **attributes: Any,
+    ) -> Any:
+        """Append a node; `shape` states the first output's shape where the caller knows more than inference."""
+        like = next((x for x in inputs if isinstance(x, Val)), None)
+        values: list[Val | None] = [x if x is None or isinstance(x, Val) else self.const(x, like) for x in inputs]
+        while values and values[-1] is None:
+            values.pop()
+        if op_type in _BINARY:
+            values = self._broadcast_late(*values)  # type: ignore[arg-type]
+        attributes = {name: value for name, value in attributes.items() if value is not None}
+        names = tuple(x.name if x is not None else "" for x in values)
+        key = (op_type, domain, names, repr(sorted(attributes.items())), outputs)
+        if key in self._written and op_type not in RANDOM:
+            return self._written[key]
+        stem = f"{self.scope}/{op_type}" if self.scope else op_type
+        node_name = self.graph.fresh(stem)
+        out = [self.graph.fresh(f"{node_name}_out{i or ''}") for i in range(outputs)]
+        node = onnx.helper.make_node(op_type, names, out, name=node_name, domain=domain, **attributes)
+        for role, text in ((ROLE, self.role), (FORWARD, self.forward)):
+            if text:
+                node.metadata_props.add(key=role, value=text)
+        first = values[0] if values else None
+        if op_type in _ELEMENTWISE and first is not None and self.same_shape(first, values[-1] or first):
+            self._vals[out[0]] = Val(self, out[0], first.type, first.known_shape)
+            self.graph.types[out[0]] = first.type  # type: ignore[assignment]
+        elif op_type in _SAME_DTYPE and first is not None and shape is not None:
+            self.graph.types[out[0]] = self.graph.named(tensor_type(first.dtype, shape))
+        else:
+            types = self._infer(node, values)
+            if shape is not None:
+                types[out[0]] = self.graph.named(tensor_type(dtype_of(types[out[0]]), shape))
+            self.graph.types.update(types)
+        self.nodes.append(node)
+        results = tuple(self.val(name) for name in out)
+        self._written[key] = results if outputs > 1 else results[0]
+        return self._written[key]
+
+    def _infer(self, node: NodeProto, values: Sequence[Val | None]) -> dict[str, TypeProto]:
+        schema = self.schema(node.op_type, node.domain)
+        for x in values:
+            if x is not None and x.type is None:
+                raise Unknown(f"the type of '{x.name}' is unknown")
+        types = {x.name: x.type for x in values if x is not None and x.type is not None}
+        data = {x.name: self.graph.initializers[x.name] for x in values if x is not None and x.const is not None}
+        try:
+            found = onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=self._imports)
+        except (onnx.shape_inference.InferenceError, KeyError) as error:
+            raise OnnxgradError(f"internal: {node.name} does not type: {str(error).strip()} ({values})") from error
+        return {name: self.graph.named(value_type) for name, value_type in found.items()}
+
+    def schema(self, op_type: str, domain: str = "") -> onnx.defs.OpSchema:
+        """The schema of an operator at the model's opset."""
+        key = (op_type, domain)
+        if key not in self._schemas:
+            self._schemas[key] = onnx.defs.get_schema(op_type, self.graph.opset(domain) or 1, domain)
+        return self._schemas[key]
+
+    @property
+    def opset(self) -> int:
+        """The version of the default domain."""
+        return self.graph.opset() or 1
+
+    def _broadcast_late(self, a: Val, b: Val) -> list[Val | None]:
+        """Elementwise operators broadcast by themselves: an expanded operand goes in unexpanded."""
+        if a.known_shape == b.known_shape and a.known_shape is not None and "?" not in a.known_shape:
+            if a.name in self._unexpanded and b.name not in self._unexpanded:
+                return [self._unexpanded[a.name], b]
+            if b.name in self._unexpanded and a.name not in self._unexpanded:
+                return [a, self._unexpanded[b.name]]
+        return [a, b]
+
+    # -- shapes ---------------------------------------------------------------------------------------------
+
+    def shape(self, x: Val) -> Val:
+        """The shape of `x` as an int64 vector: a constant where it is static."""
+        if x.known_shape is not None and all(isinstance(dim, int) for dim in x.known_shape):
+            return self.ints(x.known_shape)  # type: ignore[arg-type]
+        return self.Shape(x)
+
+    def dim(self, x: Val, axis: int) -> Val:
+        """The size of one axis of `x` as an int64 vector of one element."""
+        axis %= x.rank
+        size = x.shape[axis]
+        if isinstance(size, int):
+            return self.ints([size])
+        if self.opset < 15:
+            return self.Gather(self.Shape(x), self.ints([axis]))
+        return self.Shape(x, start=axis, end=axis + 1)
+
+    def size(self, x: Val, axis: int) -> int | Val:
+        """The size of one axis of `x`: an int where it is static, else an int64 vector of one element."""
+        size = x.shape[axis]
+        return size if isinstance(size, int) else self.dim(x, axis)
+
+    def count(self, x: Val, axes: Sequence[int] | None = None, dtype: int | None = None) -> Val:
+        """How many elements of `x` lie along `axes` (all of them: None), as a scalar in x's type or `dtype`."""
+        dtype = dtype or x.dtype
+        if x.known_shape is not None:
+            sizes = [x.shape[axis] for axis in (range(x.rank) if axes is None else axes)]
+            known = [size for size in sizes if isinstance(size, int)]
+            if len(known) == len(sizes):
+                return self.const(float(math.prod(known)), dtype)
+        if axes is None:
+            return self.Cast(self.Size(x), to=dtype)
+        chosen = self.Gather(self.Shape(x), self.ints([axis % x.rank for axis in axes]))
+        return self.Cast(self.ReduceProd(chosen, keepdims=0), to=dtype)
+
+    def reshape(self, x: Val, dims: Sequence[int | Val]) -> Val:
+        """`x` in the given dimensions: ints (-1 at most once, no 0 by position) or one-element int64 vectors."""
+        if all(isinstance(dim, int) for dim in dims):
+            if x.known_shape == tuple(dims):
+                return x
+            return self.Reshape(x, self.ints(dims))  # type: ignore[arg-type]
+        shape = [dim if isinstance(dim, int) and dim > 0 else None for dim in dims]
+        literal = None if -1 in [dim for dim in dims if isinstance(dim, int)] else self._literal_zeros()
+        return self.Reshape(x, self.vector(dims), allowzero=literal, shape=shape)
+
+    def reshape_like(self, x: Val, like: Val) -> Val:
+        """`x` in the shape of `like`, without reading `like` at run time where its symbols can be had from `x`."""
+        if self.same_shape(x, like):
+            return x
+        dims = self._dims_like(x, like)
+        if dims:
+            return self.Reshape(x, self.ints(dims), shape=like.known_shape)
+        return self.Reshape(x, self.shape(like), allowzero=self._literal_zeros(), shape=like.known_shape)
+
+    def _dims_like(self, x: Val, like: Val) -> list[int] | None:
+        """The shape of `like` with its only symbol as -1, or its symbols as 0 where `x` has the same at that axis."""
+        shape, own = like.known_shape, x.known_shape or ()
+        if shape is None or 0 in shape:
+            return None
+        several = sum(isinstance(dim, str) for dim in shape) > 1
+        equal = [several and dim != "?" and own[axis : axis + 1] == (dim,) for axis, dim in enumerate(shape)]
+        dims = [d if isinstance(d, int) else 0 if same else -1 for d, same in zip(shape, equal, strict=True)]
+        return None if several and -1 in dims else dims
+
+    def _literal_zeros(self) -> int | None:
+        """Reshape's `allowzero`, so that a size of 0 is a size; before opset 14 it means 'as it was'."""
+        return 1 if self.opset >= 14 else None
+
+    def same_shape(self, a: Val, b: Val) -> bool:
+        """Whether two values surely have one shape: equal sizes or equal symbols on every axis."""
+        return a.known_shape is not None and a.known_shape == b.known_shape and "?" not in a.known_shape
+
+    def transpose(self, x: Val, perm: Sequence[int]) -> Val:
+        """`x` with its axes permuted."""
+        return x if list(perm) == list(range(len(perm))) else self.Transpose(x, perm=list(perm))
+
+    def swap_last(self, x: Val) -> Val:
+        """`x` with its last two axes exchanged: the matrix transpose."""
+        axes = list(range(x.rank))
+        return self.transpose(x, [*axes[:-2], axes[-1], axes[-2]])
+
+    def squeeze(self, x: Val, axes: Sequence[int]) -> Val:
+        """`x` without the given axes, each of size one."""
+        return self.Squeeze(x, self.ints(axes)) if axes else x
+
+    def unsqueeze(self, x: Val, axes: Sequence[int]) -> Val:
+        """`x` with axes of size one where the result has `axes`."""
+        return self.Unsqueeze(x, self.ints(axes)) if axes else x
+
+    def split(self, x: Val, sizes: Sequence[int | Val], axis: int) -> tuple[Val, ...]:
+        """`x` cut along `axis` into pieces of the given sizes: ints, or one-element int64 vectors."""
+        if len(sizes) == 1:
+            return (x,)
+        return self.Split(x, self.vector(sizes), axis=axis, outputs=len(sizes))
+
+    def vector(self, parts: Sequence[int | Val]) -> Val:
+        """An int64 vector of ints and int64 vectors, one after the other."""
+        if all(isinstance(part, int) for part in parts):
+            return self.ints(parts)  # type: ignore[arg-type]
+        return self.Concat(*(p if isinstance(p, Val) else self.ints([p]) for p in parts), axis=0)
+
+    def state(self, x: Val, shape: Sequence[Dim] | None) -> Val:
+        """`x`, whose shape the caller knows where inference does not."""
+        self.graph.types[x.name] = self.graph.named(tensor_type(x.dtype, shape))
+        return self.val(x.name)
+
+    def cast(self, x: Val, dtype: int | Val) -> Val:
+        """`x` in another element type."""
+        to = dtype.dtype if isinstance(dtype, Val) else dtype
+        return x if x.dtype == to else self.Cast(x, to=to)
+
+    def wide(self, x: Val) -> Val:
+        """`x` in the type in which statistics are taken: float32 for the half types, as operators do."""
+        return self.cast(x, TensorProto.FLOAT) if x.dtype in HALVES else x
+
+    def fill(self, value: float, like: Val) -> Val:
+        """A tensor of one value in the shape and type of `like`."""
+        array = np.full(1, value, onnx.helper.tensor_dtype_to_np_dtype(like.dtype))
+        tensor = onnx.numpy_helper.from_array(array)
+        return self.ConstantOfShape(self.shape(like), value=tensor, shape=like.known_shape)
+
+    def zeros(self, dims: Sequence[int | Val], dtype: int | Val) -> Val:
+        """Zeros in the given dimensions: ints, or one-element int64 vectors."""
+        to = dtype.dtype if isinstance(dtype, Val) else dtype
+        tensor = onnx.numpy_helper.from_array(np.zeros(1, onnx.helper.tensor_dtype_to_np_dtype(to)))
+        known = [dim if isinstance(dim, int) else None for dim in dims]
+        return self.ConstantOfShape(self.vector(dims), value=tensor, shape=known)
+
+    def expand_like(self, x: Val, like: Val) -> Val:
+        """`x`, which broadcasts to `like`, in the full shape of `like`."""
+        if self.same_shape(x, like):
+            return x
+        result = self.Expand(x, self.shape(like), shape=like.known_shape)
+        self._unexpanded[result.name] = x
+        return result
+
+    # -- reductions: their axes moved from attribute to input at opset 18 (ReduceSum at 13) ----------------------
+
+    def sum(self, x: Val, axes: Sequence[int] | None = None, keepdims: bool = True) -> Val:
+        """The sum over `axes` (None: all)."""
+        return self.reduce("ReduceSum", x, axes, keepdims)
+
+    def mean(self, x: Val, axes: Sequence[int] | None = None, keepdims: bool = True) -> Val:
+        """The mean over `axes` (None: all)."""
+        return self.reduce("ReduceMean", x, axes, keepdims)
+
+    def max(self, x: Val, axes: Sequence[int] | None = None, keepdims: bool = True) -> Val:
+        """The maximum over `axes` (None: all)."""
+        return self.reduce("ReduceMax", x, axes, keepdims)
+
+    def prod(self, x: Val, axes: Sequence[int] | None = None, keepdims: bool = True) -> Val:
+        """The product over `axes` (None: all)."""
+        return self.reduce("ReduceProd", x, axes, keepdims)
+
+    def reduce(self, kind: str, x: Val, axes: Sequence[int] | None = None, keepdims: bool = True) -> Val:
+        """The reduction `kind`, an operator's name, over `axes` (None: all)."""
+        if axes is not None and not list(axes):
+            return x
+        axes = None if axes is None else [axis % x.rank for axis in axes]
+        shape = None
+        if x.known_shape is not None:
+            gone = range(x.rank) if axes is None else axes
+            kept = [1 if axis in gone else size for axis, size in enumerate(x.shape)]
+            shape = kept if keepdims else [size for axis, size in enumerate(kept) if axis not in gone]
+        keep = int(keepdims)
+        if self.opset >= (13 if kind == "ReduceSum" else 18):
+            return self.emit(kind, x, None if axes is None else self.ints(axes), keepdims=keep, shape=shape)
+        return self.emit(kind, x, axes=axes, keepdims=keep, shape=shape)
+
+    # -- broadcasting -----------------------------------------------------------------------------------------
+
+    def sum_to(self, g: Val, x: Val) -> Val:
+        """`g`, which has a shape that `x` broadcasts to, summed down to the shape of `x`.
+
+        The only place that knows about broadcasting. Equal size or equal symbol: nothing; the operand's size
+        is 1: sum; two different symbols, or unknown rank: decided at run time, and counted in the report.
+        """
+        if self.same_shape(g, x):
+            return g
+        if g.known_shape is None or x.known_shape is None:
+            return self._sum_to_at_run_time(g, x, "an unknown rank")
+        lead = g.rank - x.rank
+        axes = list(range(lead))
+        for axis, (have, want) in enumerate(zip(g.shape[lead:], x.shape, strict=True), lead):
+            if have == want and have != "?":
+                continue
+            if want == 1:
+                axes.append(axis)
+            elif isinstance(want, str) and have != 1:
+                return self._sum_to_at_run_time(g, x, f"'{have}' against '{want}' on axis {axis - lead}")
+        if not axes:
+            return g
+        if len(axes) == lead:
+            return self.sum(g, axes, keepdims=False)
+        return self.squeeze(self.sum(g, axes), list(range(lead)))
+
+    def _sum_to_at_run_time(self, g: Val, x: Val, why: str) -> Val:
+        self.cautions.append(f"{self.forward or self.scope}: un-broadcast of '{x.name}' decided at run time ({why})")
+        wanted = self.shape(x)
+        missing = self.Sub(self.Size(self.Shape(g)), self.Size(wanted))
+        ones = self.Expand(self.ints([1]), self.Reshape(missing, self.ints([1])))
+        single = self.Equal(self.Concat(ones, wanted, axis=0), self.ints([1]))
+        axes = self.Reshape(self.NonZero(single), self.ints([-1]))
+        summed = self.ReduceSum(g, axes, keepdims=1, noop_with_empty_axes=1)
+        return self.Reshape(summed, wanted, shape=x.known_shape)
+
+
+_BINARY = frozenset({"Add", "Sub", "Mul", "Div"})
+_SAME_DTYPE = frozenset({"Reshape", "Expand", "ReduceSum", "ReduceMean", "ReduceMax"})
+"""Operators whose result has the type of their first operand, so that a stated shape is all there is to know."""
+
+_ELEMENTWISE = _BINARY | {"Neg", "Exp", "Sigmoid", "Tanh", "Sqrt", "Reciprocal"}
+"""Operators whose result has the type of operands of one shape; the rest is inferred by onnx."""
+
+
+def is_float(value_type: TypeProto | None) -> bool:
+    """Whether a value of this type can carry a cotangent."""
+    return dtype_of(value_type) in FLOATS

@@ -1,0 +1,69 @@
+"""Every error a user can meet, as one family: what happened, where, and what to do about it.
+
+The command line turns each kind into its documented exit code and prints it without a traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class OnnxgradError(Exception):
+    """Something failed. `message` says what and where, `hint` what to do about it."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(OnnxgradError):
+    """The request itself does not fit: an option, a name, a pattern."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why one node can't be differentiated: `reason`, and what to do about it as `hint`."""
+
+    node: str
+    op_type: str
+    reason: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.node} ({self.op_type}): {self.reason}"
+
+
+class UnsupportedError(OnnxgradError):
+    """The model can't be differentiated. `refusals` lists every node that stands in the way, at once."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, refusals: Iterable[Refusal] = (), hint: str | None = None) -> None:
+        self.refusals = tuple(refusals)
+        lines = [message, *(f"  {refusal}" for refusal in self.refusals)]
+        super().__init__("\n".join(lines), hint)
+
+
+class CheckFailed(OnnxgradError):
+    """The result was built, and a check of it failed."""
+
+    exit_code = 4
+
+
+def suggest(name: str, known: Iterable[str], kind: str) -> str:
+    """A hint for a misspelt `name`: the nearest of `known`, or else the first few of them."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    if not known:
+        return f"the model has no {kind}"
+    shown = ", ".join(known[:8]) + (f", ... ({len(known)} in all)" if len(known) > 8 else "")
+    return f"{kind}: {shown}"

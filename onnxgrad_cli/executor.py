@@ -1,0 +1,79 @@
+"""Running a model on numpy arrays: on onnxruntime, in float64 too, or on onnx.reference where that has no kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, numpy_helper
+
+from onnxgrad_cli.check import Arrays
+
+
+class Executor:
+    """Runs a model: on onnxruntime where it has kernels for the model's types, else on onnx.reference.
+
+    `prefer='reference'` takes onnx.reference at once; `fallback=False` raises onnxruntime's own error instead.
+    """
+
+    def __init__(self, model: ModelProto, prefer: str = "onnxruntime", threads: int = 1, fallback: bool = True) -> None:
+        import onnxruntime
+
+        self.name = "onnx.reference"
+        self._outputs = [output.name for output in model.graph.output]
+        if prefer == "onnxruntime":
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = threads
+            options.log_severity_level = 4
+            try:
+                session = onnxruntime.InferenceSession(
+                    model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+                )
+            except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented:
+                if not fallback:
+                    raise
+            else:
+                self.name = f"onnxruntime {onnxruntime.__version__}"
+                self._run = session.run
+                return
+        from onnxgrad_cli.reference import evaluator  # its import takes longer than a small build
+
+        self._run = evaluator(model).run
+
+    def __call__(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
+        """The model's outputs by name."""
+        return dict(zip(self._outputs, self._run(None, dict(feeds)), strict=True))
+
+
+def to_double(model: ModelProto) -> ModelProto:
+    """A copy of a model that computes in float64 where it did in float32, float16 or bfloat16."""
+    double = ModelProto()
+    double.CopyFrom(model)
+    del double.graph.value_info[:]
+    _widen(double.graph)
+    return double
+
+
+_NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+def _widen_tensor(tensor: TensorProto) -> None:
+    if tensor.data_type in _NARROW:
+        name = tensor.name
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), name))
+
+
+def _widen(graph: GraphProto) -> None:
+    for tensor in graph.initializer:
+        _widen_tensor(tensor)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        if value.type.tensor_type.elem_type in _NARROW:
+            value.type.tensor_type.elem_type = TensorProto.DOUBLE
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.TENSOR:
+                _widen_tensor(attribute.t)
+            elif attribute.type == AttributeProto.GRAPH:
+                _widen(attribute.g)
+            elif attribute.name in ("to", "dtype") and attribute.i in _NARROW:
+                attribute.i = TensorProto.DOUBLE

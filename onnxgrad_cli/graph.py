@@ -1,0 +1,308 @@
+"""The one mutable view of a model that every pass works on: nodes as a list, values by name, types beside them.
+
+It is a thin layer over the protobuf, which stays the base, so that whatever this tool does not understand goes
+out as it came in. Weights are never touched: inline ones stay where they are, external ones stay references.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, numpy_helper
+
+from onnxgrad_cli.errors import OnnxgradError
+
+Dim = int | str
+Shape = tuple[Dim, ...]
+
+HALVES = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
+FLOATS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE}) | HALVES
+SMALL = 1024
+"""Bytes. A tensor up to this size may be a shape or an axis, so shape inference sees its values; a larger one
+is a weight, and inference sees its type only (1 GB of weights: 0.01 s instead of 20 s)."""
+
+LIKE_INPUT = frozenset({"GroupNormalization"})
+"""Operators for which onnx infers no type; their output has that of their input."""
+
+
+def tensor_type(dtype: int, shape: Sequence[Dim | None] | None) -> TypeProto:
+    """The type of a tensor of `dtype` (a TensorProto.DataType) and `shape`; None is an unknown rank."""
+    return onnx.helper.make_tensor_type_proto(dtype, shape)
+
+
+def shape_of(value_type: TypeProto | None) -> Shape | None:
+    """The dimensions of a tensor type, unnamed ones as '?'; None when the rank is unknown."""
+    if value_type is None or not value_type.tensor_type.HasField("shape"):
+        return None
+    return tuple(
+        dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or "?")
+        for dim in value_type.tensor_type.shape.dim
+    )
+
+
+def dtype_of(value_type: TypeProto | None) -> int:
+    """The element type of a tensor type (TensorProto.DataType); 0, UNDEFINED, when it is not a known tensor."""
+    return value_type.tensor_type.elem_type if value_type is not None else TensorProto.UNDEFINED
+
+
+def nbytes(tensor: TensorProto) -> int:
+    """The size of a tensor's values in bytes, from its type and shape alone."""
+    count = 1
+    for dim in tensor.dims:
+        count *= dim
+    return count * np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).itemsize
+
+
+def is_external(tensor: TensorProto) -> bool:
+    """Whether the tensor's values stand in a file beside the model."""
+    return tensor.data_location == TensorProto.EXTERNAL
+
+
+def subgraphs(node: NodeProto) -> list[GraphProto]:
+    """The graphs in a node's attributes (If, Loop, Scan)."""
+    found: list[GraphProto] = []
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            found.append(attribute.g)
+        elif attribute.type == AttributeProto.GRAPHS:
+            found.extend(attribute.graphs)
+    return found
+
+
+def reads(node: NodeProto) -> list[str]:
+    """Every value a node reads: its inputs, and what its subgraphs capture from outside."""
+    names = [name for name in node.input if name]
+    for graph in subgraphs(node):
+        own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+        for inner in graph.node:
+            names += [name for name in reads(inner) if name not in own]
+            own.update(inner.output)
+        names += [value.name for value in graph.output if value.name not in own]
+    return names
+
+
+def _inferred(bare: ModelProto) -> ModelProto:
+    try:
+        return onnx.shape_inference.infer_shapes(bare, strict_mode=True, data_prop=True)
+    except onnx.shape_inference.InferenceError:
+        pass  # data propagation takes some float vectors for shapes, and then refuses valid models
+    try:
+        return onnx.shape_inference.infer_shapes(bare, strict_mode=True)
+    except onnx.shape_inference.InferenceError as error:
+        raise OnnxgradError(f"the model's shapes contradict each other: {str(error).strip()}") from error
+
+
+def node_names(graph: GraphProto) -> Iterator[str]:
+    """Every value and node name in a graph and the graphs inside it."""
+    yield from (value.name for value in graph.input)
+    yield from (tensor.name for tensor in graph.initializer)
+    yield from (tensor.values.name for tensor in graph.sparse_initializer)
+    for node in graph.node:
+        yield node.name
+        yield from node.output
+        for inner in subgraphs(node):
+            yield from node_names(inner)
+
+
+class Graph:
+    """A model under work.
+
+    Attributes:
+        proto: the model; its `graph.node` is stale until `commit()`.
+        nodes: the nodes in topological order.
+        types: the type of every value whose type is known.
+        initializers: every initializer by name (views into `proto`; values may be external).
+        path: where the model was read from, if it was a file: external data are relative to it.
+    """
+
+    def __init__(self, proto: ModelProto, path: Path | None = None) -> None:
+        self.proto = proto
+        self.path = path
+        self.nodes: list[NodeProto] = list(proto.graph.node)
+        self.types: dict[str, TypeProto] = {}
+        self.initializers: dict[str, TensorProto] = {t.name: t for t in proto.graph.initializer}
+        self._names = set(node_names(proto.graph))
+        self._counters: dict[str, int] = defaultdict(int)
+        self._constants: dict[str, np.ndarray | None] = {}
+        self._pooled: set[str] = set()
+        self._symbols = 0
+        self._fed = {value.name for value in proto.graph.input}
+
+    def opset(self, domain: str = "") -> int | None:
+        """The version of `domain` that the model imports; None when it does not."""
+        for entry in self.proto.opset_import:
+            if (entry.domain or "") == ("" if domain == "ai.onnx" else domain) or (
+                entry.domain == "ai.onnx" and not domain
+            ):
+                return int(entry.version)
+        return None
+
+    def fresh(self, stem: str) -> str:
+        """A name that nothing in the model bears: `stem`, or `stem_1`, `stem_2`, ... where it is taken."""
+        name = stem
+        while name in self._names:
+            self._counters[stem] += 1
+            name = f"{stem}_{self._counters[stem]}"
+        self._names.add(name)
+        return name
+
+    def taken(self, name: str) -> bool:
+        """Whether a value or a node bears `name`."""
+        return name in self._names
+
+    @property
+    def input_names(self) -> list[str]:
+        """The graph's inputs in order, overridable initializers included."""
+        return [value.name for value in self.proto.graph.input]
+
+    @property
+    def output_names(self) -> list[str]:
+        """The graph's outputs in order."""
+        return [value.name for value in self.proto.graph.output]
+
+    def set_nodes(self, nodes: Iterable[NodeProto]) -> None:
+        """Replace the nodes by others, whose names may be new."""
+        self.nodes = list(nodes)
+        for node in self.nodes:
+            self._names.update((node.name, *node.output))
+
+    def producers(self) -> dict[str, NodeProto]:
+        """The node that makes each value."""
+        return {name: node for node in self.nodes for name in node.output if name}
+
+    def uses(self) -> dict[str, list[tuple[NodeProto, int]]]:
+        """Where each value is read: (node, input position), position -1 for a capture by a subgraph."""
+        uses: dict[str, list[tuple[NodeProto, int]]] = defaultdict(list)
+        for node in self.nodes:
+            for position, name in enumerate(node.input):
+                if name:
+                    uses[name].append((node, position))
+            if any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in node.attribute):
+                for name in set(reads(node)) - set(node.input):
+                    uses[name].append((node, -1))
+        return uses
+
+    def constant(self, name: str) -> np.ndarray | None:
+        """The values of `name` where they are small and can't be overridden at run time; else None."""
+        if name not in self._constants:
+            tensor = self.initializers.get(name)
+            known = tensor is not None and not is_external(tensor) and nbytes(tensor) <= SMALL
+            fixed = tensor if known and name not in self._fed else None
+            self._constants[name] = None if fixed is None else numpy_helper.to_array(fixed)
+        return self._constants[name]
+
+    def vary(self, names: Iterable[str]) -> None:
+        """Declare values that may change at run time (trained weights): `constant` never gives them out."""
+        self._constants.update(dict.fromkeys(names))
+
+    def add_initializer(self, name: str, array: np.ndarray) -> None:
+        """Add a constant called `name` (which must be fresh); `commit` writes it if anybody reads it."""
+        tensor = numpy_helper.from_array(np.asarray(array), name)
+        self.initializers[name] = tensor
+        self.types[name] = tensor_type(tensor.data_type, list(tensor.dims))
+        self._names.add(name)
+        self._pooled.add(name)
+
+    def added(self, name: str) -> bool:
+        """Whether `name` is a constant that a pass of this tool has added."""
+        return name in self._pooled
+
+    def add_input(self, name: str, value_type: TypeProto) -> None:
+        """Declare a graph input; a weight declared so becomes an overridable initializer."""
+        self.proto.graph.input.append(onnx.helper.make_value_info(name, value_type))
+        self.types[name] = value_type
+        self._names.add(name)
+        self._fed.add(name)
+        self._constants.pop(name, None)
+
+    def add_output(self, name: str, value_type: TypeProto | None = None) -> None:
+        """Declare a graph output."""
+        value_type = value_type or self.types[name]
+        self.proto.graph.output.append(onnx.helper.make_value_info(name, value_type))
+
+    def commit(self) -> ModelProto:
+        """Write nodes and pooled constants back into the protobuf and return it."""
+        graph = self.proto.graph
+        if self._pooled:
+            live = {name for node in self.nodes for name in reads(node)} | set(self.output_names)
+            graph.initializer.extend(
+                self.initializers[name] for name in self.initializers if name in self._pooled and name in live
+            )
+            for name in self._pooled - live:
+                del self.initializers[name]
+            self._pooled.clear()
+        nodes = self.nodes
+        del graph.node[:]
+        graph.node.extend(nodes)
+        self.nodes = list(graph.node)
+        return self.proto
+
+    def skeleton(self) -> ModelProto:
+        """The model without its weights: large initializers become typed inputs, small ones stay."""
+        bare = ModelProto(ir_version=max(self.proto.ir_version, 4), producer_name="onnxgrad")
+        bare.opset_import.extend(self.proto.opset_import)
+        bare.functions.extend(self.proto.functions)
+        graph = bare.graph
+        graph.name = self.proto.graph.name or "graph"
+        graph.input.extend(self.proto.graph.input)
+        graph.output.extend(self.proto.graph.output)
+        graph.value_info.extend(self.proto.graph.value_info)
+        declared = set(self.input_names)
+        for name, tensor in self.initializers.items():
+            if is_external(tensor) or nbytes(tensor) > SMALL:
+                if name not in declared:
+                    value_type = tensor_type(tensor.data_type, list(tensor.dims))
+                    graph.input.append(onnx.helper.make_value_info(name, value_type))
+            else:
+                graph.initializer.append(tensor)
+        for sparse in self.proto.graph.sparse_initializer:
+            value_type = tensor_type(sparse.values.data_type, list(sparse.dims))
+            graph.input.append(onnx.helper.make_value_info(sparse.values.name, value_type))
+        graph.node.extend(self.nodes)
+        return bare
+
+    def infer(self) -> None:
+        """Infer the type of every value, on the skeleton, and keep what is found in `types`.
+
+        Raises:
+            OnnxgradError: the graph contradicts itself (a node's inputs don't fit its operator).
+        """
+        bare = self.skeleton()
+        while True:
+            inferred = _inferred(bare)
+            graph = inferred.graph
+            for value in (*graph.output, *graph.input, *graph.value_info):
+                self.types[value.name] = self.named(value.type)
+            known = {name for name, value_type in self.types.items() if dtype_of(value_type)}
+            like = {node.output[0]: node.input[0] for node in self.nodes if node.op_type in LIKE_INPUT}
+            untyped = {name: source for name, source in like.items() if source in known and name not in known}
+            if not untyped:
+                break
+            for name, source in untyped.items():
+                bare.graph.value_info.append(onnx.helper.make_value_info(name, self.types[source]))
+        for name, tensor in self.initializers.items():
+            self.types[name] = tensor_type(tensor.data_type, list(tensor.dims))
+
+    def named(self, value_type: TypeProto) -> TypeProto:
+        """The type itself, after each unnamed dimension got a symbol of its own: it equals itself, if nothing else."""
+        for dim in value_type.tensor_type.shape.dim:
+            if not dim.HasField("dim_value") and not dim.dim_param:
+                self._symbols += 1
+                dim.dim_param = f"_d{self._symbols}"
+        return value_type
+
+    def remove_unused(self, keep: Iterable[str] = ()) -> int:
+        """Drop every node whose results nobody reads, and every constant only they read; returns how many nodes."""
+        needed = set(self.output_names) | set(keep)
+        kept = []
+        for node in reversed(self.nodes):
+            if any(name in needed for name in node.output):
+                kept.append(node)
+                needed.update(reads(node))
+        removed = len(self.nodes) - len(kept)
+        self.nodes = kept[::-1]
+        return removed

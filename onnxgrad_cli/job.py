@@ -1,0 +1,307 @@
+"""From files to files: what each command does, as one call that neither prints nor exits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import ModelProto
+
+from onnxgrad_cli.build import Built
+from onnxgrad_cli.errors import CheckFailed, OnnxgradError, UnsupportedError, UsageError, suggest
+from onnxgrad_cli.files import (
+    STREAM,
+    check_external_data,
+    check_structure,
+    check_target,
+    load_model,
+    save_bytes,
+    save_model,
+)
+from onnxgrad_cli.graph import Graph, dtype_of, nbytes, shape_of
+from onnxgrad_cli.passes import PASSES, VERIFY
+from onnxgrad_cli.passes.describe import Roles, describe
+from onnxgrad_cli.pipeline import Options, Pass, Record
+from onnxgrad_cli.report import FORMATS, File, Report, make_report, render
+from onnxgrad_cli.report.model import Next
+from onnxgrad_cli.verify import LARGE, Proof, prove
+
+Tell = Callable[[str, int], None]
+"""Takes a line of narration and the verbosity it belongs to."""
+
+
+def _silent(text: str, level: int) -> None:
+    pass
+
+
+def run_build(
+    model: str | Path,
+    out: str | Path | None = None,
+    options: Options | None = None,
+    *,
+    verify: bool | None = None,
+    test_data: Path | None = None,
+    reports: Sequence[Path] = (),
+    no_report: bool = False,
+    dump_passes: Path | None = None,
+    stop_after: str | None = None,
+    force: bool = False,
+    check: bool = False,
+    command: str = "",
+    tell: Tell = _silent,
+) -> Report:
+    """Turn the model in a file into a training model in another, and write the report beside it.
+
+    Args:
+        model: the inference model; '-' is stdin.
+        out: the training model; '-' is stdout; by default `<model>.train.onnx`, and stdout for stdin.
+        options: what to build.
+        verify: prove the gradients; by default where that takes a few seconds.
+        test_data: an .npz with arrays to prove them on, by input name; what is missing is drawn at random.
+        reports: files for the report, whose suffixes say the format; by default `<out>.report.md`.
+        no_report: write no report.
+        dump_passes: a folder for the model as it is after each pass; its external data are not copied.
+        stop_after: the pass to end after; the model as it is then is written, unproven.
+        force: replace files that onnxgrad did not write.
+        check: check the graph after each pass.
+        command: the command line, for the report.
+        tell: takes what is narrated.
+
+    Returns:
+        The report. Its status is 'built' or 'stopped'; or else 'refused' or 'check failed', and then no model
+        was written, but the report was.
+
+    Raises:
+        UsageError: an option does not fit the model, or a file would be replaced that must not be.
+        OnnxgradError: the model can't be read, or a file can't be written.
+    """
+    options = options or Options()
+    proto, path = load_model(model)
+    target = _target(path, out, stop_after)
+    if no_report:
+        reports = []
+    elif not reports and target is not None:
+        reports = [target.with_name(f"{target.name}.report.md")]
+    _check_targets(target, reports, proto, path, force)
+    _check_names(stop_after, reports)
+    data = _read_data(test_data) if test_data else {}
+    dump = _Dump(dump_passes, path, force, check, tell)
+    wants_proof = verify is not False and stop_after is None and options.yield_ != "keep"
+    comparable = wants_proof and options.mode == "keep"  # else the training model is to compute something else
+    original = _copy(proto) if comparable and (verify or _is_small(proto)) else None
+    folder = path.parent if path else Path()
+    sources = [folder / name for name in check_external_data(proto, path)]
+
+    built = Built(Graph(proto, path), options)
+    error: OnnxgradError | None = None
+    proof: Proof | None = None
+    files = [File.of(path, "source model")] if path else []
+    try:
+        built.run(after=dump, stop_after=stop_after)
+        if wants_proof:
+            tell("verifying the gradients", 1)
+            roles = describe(built.model)
+            data, sizes = _fit(data, built.model, roles, tell)
+            start = time.perf_counter()
+            proof = prove(built.model, roles, path, original, data, sizes, force=bool(verify))
+            nodes = len(built.graph.nodes)
+            built.records.append(Record(VERIFY, time.perf_counter() - start, nodes, nodes, False))
+            if proof.failed:
+                raise CheckFailed(_why(proof), "the model was not written; --no-verify writes it all the same")
+    except (UnsupportedError, CheckFailed) as found:
+        error = found
+    else:
+        written = save_model(built.model, STREAM if target is None else target, path, force)
+        files += [File.of(file, "weights" if i else "training model") for i, file in enumerate(written)]
+    files += [File.of(file, "weights", digest=False) for file in sources]
+    report = make_report(
+        built=built, error=error, proof=proof, files=files, command=command, options=options, model=model,
+        sizes=options.dims,
+    )  # fmt: skip
+    for file in reports:
+        save_bytes(render(report, file.suffix[1:]).encode(), file)
+    return report
+
+
+def inspect(model: str | Path, options: Options | None = None, *, command: str = "", tell: Tell = _silent) -> Report:
+    """Say what `run_build` would do with a model, and write nothing.
+
+    Returns:
+        The report. Its status is 'differentiable' or 'refused'.
+
+    Raises:
+        UsageError: an option does not fit the model.
+        OnnxgradError: the model can't be read.
+    """
+    options = options or Options()
+    proto, path = load_model(model)
+    built = Built(Graph(proto, path), options)
+    error: OnnxgradError | None = None
+    try:
+        built.run(after=_Dump(None, path, tell=tell))
+    except UnsupportedError as found:
+        error = found
+    report = make_report(built=built, error=error, command=command, options=options, model=model, sizes=options.dims)
+    if error:
+        return report
+    count = len(built.training.gradients)
+    return replace(
+        report,
+        status="differentiable",
+        verdict=f"Differentiable: {count} gradient{'' if count == 1 else 's'} can be had.",
+        next=[Next("Build it", "sh", command.replace("onnxgrad inspect", "onnxgrad build", 1))] if command else [],
+    )
+
+
+def run_check(
+    model: str | Path,
+    *,
+    data: Path | None = None,
+    sizes: Mapping[str, int] | None = None,
+    seed: int = 0,
+    tell: Tell = _silent,
+) -> Proof:
+    """Prove the gradients of a training model that `run_build` wrote.
+
+    Args:
+        model: the training model; '-' is stdin.
+        data: an .npz with arrays for its inputs and weights, by name; what is missing is drawn at random.
+        sizes: sizes of symbolic dimensions, for what is drawn.
+        seed: of what is drawn.
+
+    Raises:
+        UsageError: it is no training model, or the data do not fit it.
+        OnnxgradError: a file can't be read.
+    """
+    proto, path = load_model(model)
+    roles = describe(proto)
+    arrays = _read_data(data) if data else {}
+    arrays, measured = _fit(arrays, proto, roles, tell)
+    return prove(proto, roles, path, None, arrays, {**(sizes or {}), **measured}, seed, force=True)
+
+
+# -- what is written, and whether it may be -----------------------------------------------------------------
+
+
+def _target(path: Path | None, out: str | Path | None, stop_after: str | None) -> Path | None:
+    """Where the model goes; None is stdout."""
+    if out is None:
+        return path.with_name(f"{path.stem}.{stop_after or 'train'}.onnx") if path else None
+    return None if str(out) == STREAM else Path(out)
+
+
+def _check_targets(
+    target: Path | None, reports: Sequence[Path], model: ModelProto, path: Path | None, force: bool
+) -> None:
+    targets = [*([target] if target else []), *reports]
+    for file in targets:
+        check_target(file, model, path, force)
+    twice = {file for file in targets if targets.count(file) > 1}
+    if twice:
+        raise UsageError(f"'{twice.pop()}' is to be written twice", "give each file its own name")
+
+
+def _check_names(stop_after: str | None, reports: Sequence[Path]) -> None:
+    names = [step.name for step in PASSES]
+    if stop_after is not None and stop_after not in names:
+        raise UsageError(f"--stop-after: there is no pass '{stop_after}'", suggest(stop_after, names, "passes"))
+    for file in reports:
+        if file.suffix[1:] not in FORMATS:
+            raise UsageError(
+                f"--report: '{file}' has no suffix that names a format",
+                suggest(file.suffix[1:], FORMATS, "formats"),
+            )
+
+
+class _Dump:
+    """Called after each pass: tells of it, checks the graph, writes it."""
+
+    def __init__(
+        self, folder: Path | None, source: Path | None, force: bool = False, check: bool = False, tell: Tell = _silent
+    ) -> None:
+        self.folder, self.source, self.force, self.check, self.tell = folder, source, force, check, tell
+        self._count = 0
+        if folder:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise OnnxgradError(f"--dump-passes: '{folder}' can't be made: {error.strerror}") from None
+
+    def __call__(self, step: Pass, graph: Graph, record: Record) -> None:
+        self._count += 1
+        change = record.nodes_after - record.nodes_before
+        self.tell(f"{step.name:9}{record.seconds:7.3f} s {record.nodes_after:7,} nodes ({change:+,})", 1)
+        if self.check:
+            check_structure(graph.commit(), graph.path, f"the graph after the pass '{step.name}'")
+        if self.folder:
+            file = self.folder / f"{self._count}-{step.name}.onnx"
+            save_model(graph.commit(), file, self.source, self.force, copy_data=False)
+            self.tell(f"wrote {file}", 1)
+
+
+# -- the proof ----------------------------------------------------------------------------------------------------
+
+
+def _copy(model: ModelProto) -> ModelProto:
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    return copy
+
+
+def _is_small(model: ModelProto) -> bool:
+    return sum(nbytes(tensor) for tensor in model.graph.initializer) <= LARGE
+
+
+def _why(proof: Proof) -> str:
+    failed = [f"  {step.name}: {step.detail}" for step in proof.steps if step.status == "failed"]
+    return "\n".join(["the training model does not pass its checks:", *failed])
+
+
+def _read_data(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except FileNotFoundError:
+        raise OnnxgradError(f"no such file: '{path}'") from None
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise OnnxgradError(
+            f"'{path}' can't be read as an .npz file: {error}", "write one with numpy.savez(FILE, name=array, ...)"
+        ) from None
+
+
+def _fit(
+    data: Mapping[str, np.ndarray], model: ModelProto, roles: Roles, tell: Tell
+) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """The arrays that are inputs of a training model, in its types, and the sizes they give to its symbols.
+
+    Raises:
+        UsageError: none is an input, or one is of another shape or type.
+    """
+    types = {value.name: value.type for value in model.graph.input}
+    fitting: dict[str, np.ndarray] = {}
+    sizes: dict[str, int] = {}
+    for name in filter(types.__contains__, data):
+        array, dtype = data[name], onnx.helper.tensor_dtype_to_np_dtype(dtype_of(types[name]))
+        shape = shape_of(types[name]) or array.shape
+        dims = zip(shape, array.shape, strict=False)
+        bound = [n if d == "?" else sizes.setdefault(d, n) if isinstance(d, str) else d for d, n in dims]
+        if len(shape) != array.ndim or tuple(bound) != array.shape:
+            raise UsageError(f"'{name}' has shape {list(array.shape)} in the data, and {list(shape)} in the model")
+        if not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise UsageError(f"'{name}' is of type {array.dtype} in the data, and {dtype} in the model")
+        fitting[name] = np.ascontiguousarray(array, dtype).reshape(array.shape)
+    unknown = [name for name in data if name not in fitting]
+    if data and not fitting:
+        raise UsageError(
+            f"no input of the training model is called {' or '.join(repr(name) for name in unknown[:5])}",
+            suggest(unknown[0], roles.inputs, "inputs"),
+        )
+    drawn = [name for name in roles.fed if name not in fitting]
+    for names, what in ((unknown, "not an input, left out"), (drawn, "not in the data, drawn at random")):
+        if data and names:
+            tell(f"{what}: {', '.join(names)}", 0)
+    return fitting, sizes

@@ -1,0 +1,9 @@
+"""The losses: what a training model minimises, each a short function written with the same `op` as the rules.
+
+A loss says what label it wants and returns one number per element or per sample; reduction, sample weights and sums
+of several losses are the loss pass's business. Importing this package registers them all.
+"""
+
+from onnxgrad_cli.losses.registry import Loss, Option, all_losses, lookup, loss, parse_loss, scoped
+
+__all__ = ["Loss", "Option", "all_losses", "lookup", "loss", "parse_loss", "scoped"]

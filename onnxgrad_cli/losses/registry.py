@@ -1,0 +1,261 @@
+"""The table of losses: how each is called, what label it wants, and what options it takes."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto, TypeProto
+
+from onnxgrad_cli.emit import Val
+from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
+from onnxgrad_cli.graph import tensor_type
+from onnxgrad_cli.pipeline import LossSpec
+
+LABELS = {
+    "same": "of the output's type and shape",
+    "class": "the class of each sample (int64), of the output's shape without its axis 1",
+    "none": "none",
+}
+"""The kinds of label, in words."""
+
+Floats = np.ndarray | None
+"""An option of several numbers: given as a number, a list, an array, or the .npy file that holds it."""
+
+KINDS = {"float": "a number", "int": "a whole number", "bool": "true or false", "Floats": "numbers, or a .npy file"}
+"""The kinds of option, by annotation, in words."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a loss takes besides prediction and label.
+
+    Attributes:
+        name: as a keyword, with underscores.
+        kind: a key of `KINDS`.
+        default: the value where none is given.
+        doc: what it does.
+    """
+
+    name: str
+    kind: str
+    default: Any
+    doc: str
+
+    def convert(self, value: object) -> Any:
+        """`value` in the option's kind: a Python number, or a float64 array for `Floats`.
+
+        Raises:
+            UsageError: it is of another kind, or not finite, or the file can't be read.
+        """
+        if self.kind == "Floats":
+            return self._floats(value)
+        if self.kind == "bool" and isinstance(value, bool):
+            return value
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            if self.kind == "float":
+                return float(value)
+            if self.kind == "int" and value == int(value):
+                return int(value)
+        raise self._unfit(value)
+
+    def _floats(self, value: object) -> np.ndarray:
+        try:
+            array = np.load(value) if isinstance(value, (str, Path)) else np.asarray(value)
+            array = np.asarray(array, np.float64)
+        except OSError as error:
+            raise UsageError(f"option {self.name}: '{value}' can't be read: {error.strerror or error}") from None
+        except (TypeError, ValueError):
+            raise self._unfit(value) from None
+        if array.ndim > 1 or not np.isfinite(array).all():
+            raise self._unfit(value)
+        return array
+
+    def _unfit(self, value: object) -> UsageError:
+        return UsageError(f"option {self.name} takes {KINDS[self.kind]}, not {value!r}", self.doc)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss.
+
+    Attributes:
+        name: what it is called on the command line.
+        function: `function(op, prediction, label, **options)`, without `label` where it takes none. It returns the
+            losses, or the losses (weighted) and their weights: then the mean divides by the sum of the weights.
+            The first axis of the losses is the batch.
+        label: what label it wants, a key of `LABELS`.
+        rank: how many axes the output has at least.
+        options: what it takes besides.
+        rather: operators that the output must not come from -> the loss that takes such an output.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    label: str
+    rank: int
+    options: tuple[Option, ...]
+    rather: Mapping[str, str]
+
+    @property
+    def summary(self) -> str:
+        """What it computes, in one line."""
+        return self.doc.partition("\n")[0]
+
+    @property
+    def doc(self) -> str:
+        """What it computes."""
+        return inspect.getdoc(self.function) or ""
+
+    def label_type(self, prediction: Val) -> TypeProto | None:
+        """The type of the label for an output; None where there is no label.
+
+        Raises:
+            UsageError: the output's rank is unknown, or too low for this loss.
+        """
+        if self.label == "none":
+            return None
+        shape = prediction.known_shape
+        if shape is None:
+            raise UsageError(
+                f"the rank of output '{prediction.name}' is unknown, so its label can't be declared",
+                "fix the model's shapes with --shape",
+            )
+        if len(shape) < self.rank:
+            dims = ", ".join(map(str, shape))
+            raise UsageError(
+                f"{self.name} takes an output of at least {self.rank} axes, '{prediction.name}' is [{dims}]",
+                "the first axis is the batch" + (", the second the classes" if self.label == "class" else ""),
+            )
+        if self.label == "class":
+            return tensor_type(TensorProto.INT64, [shape[0], *shape[2:]])
+        return tensor_type(prediction.dtype, shape)
+
+    def settings(self, given: Mapping[str, object]) -> dict[str, Any]:
+        """The options for `function`: of `given`, those it knows.
+
+        Raises:
+            UsageError: a value is of another kind.
+        """
+        return {o.name: o.convert(given[o.name]) for o in self.options if o.name in given}
+
+
+_LOSSES: dict[str, Loss] = {}
+
+
+def loss(
+    name: str,
+    *,
+    label: str = "same",
+    rank: int = 0,
+    options: Mapping[str, str] | None = None,
+    rather: Mapping[str, str] | None = None,
+    override: bool = False,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the decorated function as a loss; its keyword-only parameters are its options.
+
+    Args:
+        name: what it is called on the command line.
+        label: what label it wants, a key of `LABELS`.
+        rank: how many axes the output has at least.
+        options: option -> what it does. Kinds and defaults are read from the function's signature.
+        rather: operators that the output must not come from -> the loss that takes such an output.
+        override: replace a loss of this name instead of refusing.
+
+    Raises:
+        OnnxgradError: there is a loss of this name, or an option is not documented.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        if name in _LOSSES and not override:
+            raise OnnxgradError(f"two losses are called '{name}'", "pass override=True to replace the first")
+        docs = options or {}
+        parameters = inspect.signature(function).parameters.values()
+        keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+        if {p.name for p in keywords} != set(docs) or any(p.annotation not in KINDS for p in keywords):
+            raise OnnxgradError(
+                f"the options of loss '{name}' are not declared",
+                f"each keyword needs a line in `options` and one of the annotations {', '.join(KINDS)}, as a string",
+            )
+        found = tuple(Option(p.name, p.annotation, p.default, docs[p.name]) for p in keywords)
+        _LOSSES[name] = Loss(name, function, label, rank, found, rather or {})
+        return function
+
+    return register
+
+
+def lookup(name: str) -> Loss:
+    """The loss called `name`.
+
+    Raises:
+        UsageError: there is none.
+    """
+    _load()
+    if name not in _LOSSES:
+        hint = suggest(name, _LOSSES, "losses")
+        raise UsageError(f"there is no loss '{name}'", f"{hint}; any other loss can be given as a file, NAME.onnx")
+    return _LOSSES[name]
+
+
+def all_losses() -> Iterator[Loss]:
+    """Every loss, by name."""
+    _load()
+    yield from (_LOSSES[name] for name in sorted(_LOSSES))
+
+
+@contextmanager
+def scoped() -> Iterator[None]:
+    """Losses registered inside the block are forgotten after it."""
+    _load()
+    saved = dict(_LOSSES)
+    try:
+        yield
+    finally:
+        _LOSSES.clear()
+        _LOSSES.update(saved)
+
+
+def parse_loss(text: str) -> LossSpec:
+    r"""Read `NAME[:OUTPUT[:LABEL[:WEIGHT]]]`; NAME may be a file that ends in .onnx, and `\:` is a plain colon.
+
+    Raises:
+        UsageError: no such loss, too many parts, or a weight that is no finite number.
+    """
+    file = re.match(r".*?\.onnx(?=:|$)", text)
+    name, rest = (file[0], text[file.end() + 1 :]) if file else (text.partition(":")[0], text.partition(":")[2])
+    parts = [part.replace("\\:", ":") or None for part in re.split(r"(?<!\\):", rest)]
+    if len(parts) > 3:
+        raise UsageError(f"--loss '{text}' has too many parts", "NAME[:OUTPUT[:LABEL[:WEIGHT]]]; write \\: for a colon")
+    if not file:
+        lookup(name)
+    output, label, weight = [*parts, None, None][:3]
+    try:
+        share = float(weight or 1.0)
+    except ValueError:
+        share = math.nan
+    if not math.isfinite(share):
+        raise UsageError(f"--loss '{text}': the weight '{weight}' is no number", "NAME[:OUTPUT[:LABEL[:WEIGHT]]]")
+    return LossSpec(name, output, label, share)
+
+
+def require(fits: bool, message: str) -> None:
+    """Refuse an option's value.
+
+    Raises:
+        UsageError: it does not fit.
+    """
+    if not fits:
+        raise UsageError(f"loss option {message}")
+
+
+def _load() -> None:
+    for name in ("classes", "values"):
+        import_module(f"onnxgrad_cli.losses.{name}")

@@ -1,0 +1,237 @@
+"""Reverse-mode differentiation: one walk over the nodes, from the loss back to whatever is wanted.
+
+The walk decides what matters (values that depend on something wanted and on which the loss depends), calls the
+rule of each node that does, sums cotangents where a value was read several times and un-broadcasts them. It
+collects every refusal before it gives up, so that a user sees all of them at once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import onnx
+from onnx import AttributeProto, NodeProto
+
+from onnxgrad_cli import registry
+from onnxgrad_cli.emit import No, Op, Unknown, Val, is_float
+from onnxgrad_cli.errors import Refusal, UnsupportedError
+from onnxgrad_cli.graph import Graph, reads
+from onnxgrad_cli.pipeline import Options, Pass, Training
+
+
+def differentiate(
+    graph: Graph, seeds: Mapping[str, Val], wanted: Iterable[str], op: Op, training: Training | None = None
+) -> dict[str, Val | None]:
+    """Emit into `op` the cotangents of `wanted`, given those of some values as `seeds`.
+
+    Args:
+        graph: the forward graph; not changed but for its pool of constants and its types.
+        seeds: value -> its cotangent, of the value's shape and type.
+        wanted: values to differentiate with respect to: inputs, weights or intermediates.
+        op: where the nodes are written (`op.nodes`).
+        training: where the rules used and the cautions are recorded.
+
+    Returns:
+        value -> cotangent in the value's own shape, for all of `wanted` and every value on the way; None where
+        it is zero by mathematics.
+
+    Raises:
+        UnsupportedError: nodes on the way have no proven derivative; all of them are listed.
+
+    Source: A. Griewank and A. Walther, Evaluating Derivatives, SIAM 2008, chapter 3 (reverse mode).
+    """
+    wanted = list(wanted)
+    graph.vary(wanted)
+    training = training or Training()
+    walk = _Walk(graph, op, training)
+    path = walk.path(wanted, seeds)
+    op.wanted = walk.active.__contains__
+    for name, cotangent in seeds.items():
+        walk.add(name, cotangent)
+    for node in path:
+        walk.visit(node)
+    if walk.refusals:
+        raise UnsupportedError(
+            f"{len(walk.refusals)} of {len(graph.nodes)} nodes can't be differentiated:", walk.refusals
+        )
+    training.cautions.extend(op.cautions)
+    return {name: walk.cotangent(name) for name in dict.fromkeys([*wanted, *walk.pending])}
+
+
+class _Walk:
+    def __init__(self, graph: Graph, op: Op, training: Training) -> None:
+        self.graph = graph
+        self.op = op
+        self.training = training
+        self.active: set[str] = set()
+        self.refusals: list[Refusal] = []
+        self.pending: dict[str, list[Val]] = defaultdict(list)
+        self._rules: dict[tuple[str, str], registry.Rule | None] = {}
+
+    def rule(self, node: NodeProto) -> registry.Rule | None:
+        key = (node.op_type, node.domain)
+        if key not in self._rules:
+            self._rules[key] = registry.lookup(*key, self.graph.opset(node.domain) or 1)
+        return self._rules[key]
+
+    def path(self, wanted: Iterable[str], seeds: Iterable[str]) -> list[NodeProto]:
+        """The nodes to visit, last first: they depend on something wanted, and a seed depends on them."""
+        self.active.update(wanted)
+        dependent = []
+        for node in self.graph.nodes:
+            if not any(name in self.active for name in reads(node)):
+                continue
+            rule = self.rule(node)
+            if rule is not None and rule.is_zero:
+                continue
+            dependent.append(node)
+            types = self.graph.types
+            self.active.update(n for n in node.output if n and (n not in types or is_float(types[n])))
+        needed = set(seeds)
+        path = []
+        for node in reversed(dependent):
+            if any(name in needed for name in node.output if name in self.active):
+                path.append(node)
+                needed.update(reads(node))
+                if self.rule(node) is None:
+                    self.refuse(node, *_why_unknown(node))
+        return path
+
+    def refuse(self, node: NodeProto, reason: str, hint: str = "") -> None:
+        self.refusals.append(Refusal(node.name or node.output[0], _full_name(node), reason, hint))
+
+    def add(self, name: str, cotangent: Val) -> None:
+        self.pending[name].append(cotangent)
+
+    def cotangent(self, name: str) -> Val | None:
+        """The sum of what reached `name` so far."""
+        parts = self.pending.get(name)
+        if not parts:
+            return None
+        while len(parts) > 1:
+            parts[:2] = [parts[0] + parts[1]]
+        return parts[0]
+
+    def visit(self, node: NodeProto) -> None:
+        op, rule = self.op, self.rule(node)
+        label = node.name or node.output[0]
+        op.scope, op.forward = f"grad/{label}", label
+        gs = tuple(self.cotangent(name) if name else None for name in node.output)
+        if rule is None or not any(gs):
+            return
+        asked = rule.signature
+        xs: list[Val | None] = [op.val(name) if name else None for name in node.input]
+        if not asked.variadic:
+            if any(name in self.active for name in node.input[asked.inputs :]):
+                return self.refuse(node, f"the rule knows {asked.inputs} inputs, the node has {len(xs)}")
+            xs = (xs + [None] * asked.inputs)[: asked.inputs]
+        attributes, unknown = node_attributes(op, node, asked)
+        if unknown:
+            return self.refuse(node, f"attribute {unknown} is not covered by the rule")
+        if not asked.all_cotangents and (gs[0] is None or any(gs[1:])):
+            used = [name for name, g in zip(node.output, gs, strict=True) if g is not None]
+            return self.refuse(node, f"the gradient through its output {', '.join(used)} is not covered by the rule")
+        ys = tuple(op.val(name) if name else None for name in node.output)
+        try:
+            result = rule.function(  # type: ignore[misc]
+                op,
+                gs if asked.all_cotangents else gs[0],
+                ys if asked.all_outputs else ys[0],
+                *xs,
+                **attributes,
+            )
+            cotangents = result if isinstance(result, (tuple, list)) else (result,)
+            for name, x, cotangent in zip(node.input, xs, cotangents, strict=False):
+                if cotangent is None or name not in self.active:
+                    continue
+                if isinstance(cotangent, No):
+                    self.refuse(node, cotangent.reason, cotangent.hint)
+                elif x is not None:
+                    self.add(name, op.sum_to(cotangent, x))
+        except Unknown as unknown_fact:
+            return self.refuse(node, str(unknown_fact), "fix the model's shapes with --dim or --shape")
+        full = f"{node.domain or 'ai.onnx'}::{node.op_type}"
+        self.training.rules[full, rule.source] += 1
+        if rule.kink:
+            self.training.kinks[node.op_type] = rule.kink
+
+
+def node_attributes(op: Op, node: NodeProto, asked: registry.Signature) -> tuple[dict[str, Any], str | None]:
+    """The attributes a rule asks for, defaults filled in, and the first one it does not cover (or None).
+
+    An attribute the rule does not name must stand at its default: nothing is ignored by accident.
+    """
+    try:
+        schema = op.schema(node.op_type, node.domain)
+        defaults = {
+            name: onnx.helper.get_attribute_value(a.default_value)
+            for name, a in schema.attributes.items()
+            if a.default_value.type != AttributeProto.UNDEFINED
+        }
+        values = {name: defaults.get(name) for name in schema.attributes}
+    except onnx.defs.SchemaError:
+        defaults, values = {}, {}
+    for attribute in node.attribute:
+        name = attribute.name
+        values[name] = onnx.helper.get_attribute_value(attribute)
+        covered = asked.any_attribute or name in asked.attributes
+        if not covered and (name not in defaults or defaults[name] != values[name]):
+            return {}, f"{name}={values[name]!r}"
+    decoded = {k: v.decode() if isinstance(v, bytes) else v for k, v in values.items()}
+    if asked.any_attribute:
+        return decoded, None
+    return {name: decoded.get(name) for name in asked.attributes}, None
+
+
+def _full_name(node: NodeProto) -> str:
+    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+
+
+def _why_unknown(node: NodeProto) -> tuple[str, str]:
+    if node.domain not in ("", "ai.onnx"):
+        return (
+            f"there is no rule for {_full_name(node)}",
+            "give it a rule with --rules FILE, or freeze the weights before it with --freeze",
+        )
+    return f"there is no proven rule for {node.op_type}", "freeze the weights before it with --freeze"
+
+
+def _run(graph: Graph, options: Options, training: Training) -> bool:
+    op = Op(graph)
+    op.role = "backward"
+    wanted = [*training.trained, *training.grad_of_input]
+    cotangents = differentiate(graph, {training.loss: op.val(training.yielded)}, wanted, op, training)
+    op.forward, op.scope = "", "grad/zero"
+    given = {name for node in graph.nodes for name in node.output} | {*graph.initializers, *graph.input_names}
+    rename: dict[str, str] = {}
+    for name in wanted:
+        value = cotangents.pop(name)
+        if value is None:
+            value = op.fill(0.0, op.val(name))
+            training.cautions.append(f"the gradient of '{name}' is zero by mathematics")
+        if value.name in rename or value.name in given:
+            value = op.Identity(value)
+        training.gradients[name] = rename[value.name] = graph.fresh(f"{name}_grad")
+    for name, value in cotangents.items():
+        if value is not None and value.name not in rename and value.name not in given:
+            rename[value.name] = graph.fresh(f"{name}_grad")
+    _rename(op.nodes, rename)
+    for old, new in rename.items():
+        graph.types[new] = graph.types.pop(old)
+    for name, gradient in training.gradients.items():
+        graph.types[gradient] = graph.types[name]
+    graph.nodes.extend(op.nodes)
+    return True
+
+
+def _rename(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> None:
+    for node in nodes:
+        for field in (node.input, node.output):
+            for position, name in enumerate(field):
+                if name in names:
+                    field[position] = names[name]
+
+
+BACKWARD = Pass("backward", "the adjoint of every node between the loss and what is wanted", _run, ("yield",))

@@ -1,0 +1,219 @@
+"""What each input, output and node of a training model is for, written into the model so that it describes itself.
+
+Whoever holds a training model alone (`onnxgrad check`, a training loop, a reader in Netron) needs to know which
+output is the gradient of which weight. Names are a convention and may be taken; the model's metadata say it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from onnx import ModelProto, NodeProto
+
+import onnxgrad_cli
+from onnxgrad_cli.emit import RANDOM, ROLE, is_float
+from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.graph import Graph, shape_of
+from onnxgrad_cli.pipeline import Options, Training
+
+VERSION, LOSS, ROLES = "onnxgrad.version", "onnxgrad.loss", "onnxgrad.roles"
+"""The keys in the model's metadata_props."""
+
+STORED = frozenset({"weight", "state", "constant"})
+"""The roles of inputs whose value is stored in the model, so that they need not be fed."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """What an output is: 'loss', 'gradient' or 'next state' `of` an input or weight, or 'kept output'."""
+
+    role: str
+    of: str = ""
+
+
+@dataclass(frozen=True)
+class Term:
+    """One loss: its name or file name, the output it judges, the label input ("" for none), its weight.
+
+    `classes` is how many there are, where the label is a class number; else 0.
+    """
+
+    name: str
+    output: str
+    label: str
+    weight: float
+    classes: int = 0
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What a training model says of itself.
+
+    Attributes:
+        version: of the tool that made it.
+        losses: the terms of its loss.
+        reduction: 'mean' or 'sum'.
+        inputs: input -> 'model input', 'label', 'sample weight', 'weight' (trained), 'state', 'loss gradient' or
+            'constant' (one that can be overridden but isn't trained), in order.
+        outputs: output -> its role, in order.
+    """
+
+    version: str
+    losses: tuple[Term, ...]
+    reduction: str
+    inputs: dict[str, str]
+    outputs: dict[str, Role]
+
+    @property
+    def loss(self) -> str:
+        """The output that holds the loss."""
+        return next(name for name, role in self.outputs.items() if role.role == "loss")
+
+    @property
+    def gradients(self) -> dict[str, str]:
+        """Weight or input -> the output that holds its gradient."""
+        return {role.of: name for name, role in self.outputs.items() if role.role == "gradient"}
+
+    @property
+    def fed(self) -> list[str]:
+        """The inputs without a stored value, which must be fed."""
+        return [name for name, role in self.inputs.items() if role not in STORED]
+
+
+def tool_version() -> str:
+    """The version of onnxgrad that runs."""
+    return onnxgrad_cli.__version__
+
+
+def roles(graph: Graph, options: Options, training: Training) -> Roles:
+    """The roles of a model's inputs and outputs, as the passes have declared them so far."""
+    successors = {successor: name for name, successor in training.state.items()}
+    gradients = {gradient: name for name, gradient in training.gradients.items()}
+    trained, labels = set(training.trained), set(training.labels)
+
+    def of_input(name: str) -> str:
+        if name in labels:
+            return "label"
+        if name == training.sample_weight:
+            return "sample weight"
+        if name in trained:
+            return "weight"
+        if name in training.state:
+            return "state"
+        if name == training.yielded:
+            return "loss gradient"
+        return "constant" if name in graph.initializers else "model input"
+
+    def of_output(name: str) -> Role:
+        if name == training.loss:
+            return Role("loss")
+        if name in gradients:
+            return Role("gradient", gradients[name])
+        if name in successors:
+            return Role("next state", successors[name])
+        return Role("kept output")
+
+    return Roles(
+        tool_version(),
+        tuple(_terms(graph, options, training)),
+        options.reduction,
+        {name: of_input(name) for name in graph.input_names},
+        {name: of_output(name) for name in graph.output_names},
+    )
+
+
+def _terms(graph: Graph, options: Options, training: Training) -> Iterator[Term]:
+    for spec, output in zip(options.losses, training.predictions, strict=False):
+        label = spec.label or options.label
+        name = Path(spec.name).name if spec.name.endswith(".onnx") else spec.name
+        if label not in training.labels:
+            label = ""
+        numbered = label and not is_float(graph.types[label])
+        shape = shape_of(graph.types[output]) or ()
+        classes = shape[1] if numbered and len(shape) > 1 else 0
+        yield Term(name, output, label, spec.weight, classes if isinstance(classes, int) else 0)
+
+
+def embed(graph: Graph, options: Options, training: Training) -> None:
+    """Write the roles into the model's metadata, in place of those of an earlier build."""
+    found = roles(graph, options, training)
+    terms = {"terms": [asdict(term) for term in found.losses], "reduction": found.reduction}
+    ports = {"inputs": found.inputs, "outputs": {name: asdict(role) for name, role in found.outputs.items()}}
+    props = graph.proto.metadata_props
+    for old in [entry for entry in props if entry.key in (VERSION, LOSS, ROLES)]:
+        props.remove(old)
+    for key, value in ((VERSION, found.version), (LOSS, json.dumps(terms)), (ROLES, json.dumps(ports))):
+        props.add(key=key, value=value)
+
+
+def describe(model: ModelProto) -> Roles:
+    """What a training model says of itself.
+
+    Raises:
+        UsageError: the model carries no description: onnxgrad did not make it, or another tool dropped it.
+        OnnxgradError: the description can't be read, or the model no longer is what it describes.
+    """
+    props = {entry.key: entry.value for entry in model.metadata_props}
+    if ROLES not in props:
+        raise UsageError(
+            f"the model is no training model made by onnxgrad: its metadata have no entry '{ROLES}'",
+            "make one with `onnxgrad build MODEL`; if this was one, another tool has dropped its metadata",
+        )
+    try:
+        ports, loss = json.loads(props[ROLES]), json.loads(props.get(LOSS, '{"terms": [], "reduction": ""}'))
+        found = Roles(
+            props.get(VERSION, "unknown"),
+            tuple(Term(**term) for term in loss["terms"]),
+            loss["reduction"],
+            dict(ports["inputs"]),
+            {name: Role(**role) for name, role in ports["outputs"].items()},
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise OnnxgradError(f"the model's entry '{ROLES}' can't be read: {error}", "build it again") from error
+    _fits(found, model)
+    return found
+
+
+def _fits(found: Roles, model: ModelProto) -> None:
+    def compare(kind: str, described: Any, values: Any) -> None:
+        there = {value.name for value in values}
+        gone = [name for name in described if name not in there]
+        if gone:
+            raise OnnxgradError(
+                f"the model's description names the {kind} '{gone[0]}', which it does not have",
+                "it was changed after it was built: build it again",
+            )
+
+    compare("input", found.inputs, model.graph.input)
+    compare("output", found.outputs, model.graph.output)
+    if not any(role.role == "loss" for role in found.outputs.values()):
+        raise OnnxgradError("the model's description names no loss", "build it again")
+
+
+def parts(graph: Graph, training: Training) -> list[str]:
+    """The part each node belongs to: 'model', 'loss' or 'backward'; nodes after the loss are the backward part."""
+    found, after = [], False
+    for node in graph.nodes:
+        if after:
+            found.append("backward")
+            continue
+        after = bool(training.loss) and training.loss in node.output
+        tagged = any(p.key == ROLE and p.value == "loss" for p in node.metadata_props)
+        found.append("loss" if after or tagged else "model")
+    return found
+
+
+def is_random(graph: Graph, node: NodeProto) -> bool:
+    """Whether a node draws random numbers; a Dropout does in training mode only."""
+    if node.op_type not in RANDOM:
+        return False
+    if node.op_type != "Dropout":
+        return True
+    if len(node.input) < 3 or not node.input[2]:
+        return False
+    mode = graph.constant(node.input[2])
+    return mode is None or bool(mode)

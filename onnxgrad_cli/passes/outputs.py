@@ -1,0 +1,64 @@
+"""Turn the marker into standard operators and declare what comes in and goes out.
+
+The YieldOp's cotangent is filled with Shape -> ConstantOfShape ones (or becomes an input, or the marker stays);
+trained weights become overridable initializers; outputs are the loss, then one gradient per trained weight.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from onnxgrad_cli.graph import Graph, dtype_of
+from onnxgrad_cli.passes.describe import embed
+from onnxgrad_cli.pipeline import Options, Pass, Training
+
+
+def _run(graph: Graph, options: Options, training: Training) -> bool:
+    position = next(i for i, node in enumerate(graph.nodes) if node.op_type == "YieldOp")
+    marker = graph.nodes[position]
+    if options.yield_ != "keep":
+        fill = _ones(graph, marker) if options.yield_ == "ones" else []
+        graph.nodes[position : position + 1] = fill
+        _forget_domain(graph, marker.domain)
+    if options.yield_ == "input":
+        for name in marker.output:
+            graph.add_input(name, graph.types[name])
+    declared = set(graph.input_names)
+    for name in (*training.trained, *training.state):
+        if name not in declared:
+            graph.add_input(name, graph.types[name])
+    own = list(graph.proto.graph.output)
+    del graph.proto.graph.output[:]
+    wanted = [training.loss, *training.gradients.values(), *training.state.values()]
+    for name in wanted:
+        graph.add_output(name)
+    if options.keep_outputs:
+        graph.proto.graph.output.extend(value for value in own if value.name not in wanted)
+    embed(graph, options, training)
+    return True
+
+
+def _ones(graph: Graph, marker: onnx.NodeProto) -> list[onnx.NodeProto]:
+    nodes = []
+    for name, cotangent in zip(marker.input, marker.output, strict=True):
+        shape = graph.fresh(f"{name}_shape")
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(dtype_of(graph.types[name]))
+        one = onnx.numpy_helper.from_array(np.ones(1, dtype))
+        nodes += [
+            onnx.helper.make_node("Shape", [name], [shape], name=graph.fresh(f"{cotangent}/Shape")),
+            onnx.helper.make_node(
+                "ConstantOfShape", [shape], [cotangent], name=graph.fresh(f"{cotangent}/ConstantOfShape"), value=one
+            ),
+        ]
+    return nodes
+
+
+def _forget_domain(graph: Graph, domain: str) -> None:
+    imports = graph.proto.opset_import
+    if not any(node.domain == domain for node in graph.nodes):
+        for entry in [e for e in imports if e.domain == domain]:
+            imports.remove(entry)
+
+
+OUTPUTS = Pass("outputs", "YieldOp filled with ones, inputs and outputs declared", _run, ("backward",))

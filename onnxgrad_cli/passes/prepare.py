@@ -1,0 +1,199 @@
+"""Bring any model into the one form the other passes know.
+
+Functions inlined, constants held as initializers, every node named, the opset raised where the backward graph
+needs it (and only then), every value typed, on a model without its weights; then: what is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx
+import onnx.inliner
+import onnx.version_converter
+from onnx import NodeProto, TypeProto, numpy_helper
+
+from onnxgrad_cli import registry
+from onnxgrad_cli.emit import FORWARD, ROLE, is_float
+from onnxgrad_cli.errors import OnnxgradError, UnsupportedError, UsageError, suggest
+from onnxgrad_cli.graph import Graph, dtype_of, shape_of
+from onnxgrad_cli.passes.loss import resolve_outputs
+from onnxgrad_cli.passes.mode import apply_mode
+from onnxgrad_cli.passes.trainable import select
+from onnxgrad_cli.pipeline import Options, Pass, Training
+
+OLDEST_OPSET = 13
+"""The lowest opset whose operators the rules know in their present form."""
+
+
+def _run(graph: Graph, options: Options, training: Training) -> bool:
+    _refuse_unknown_opset(graph)
+    _fix_shapes(graph, options)
+    normalise(graph)
+    graph.infer()
+    if _raise_opset(graph, training):
+        normalise(graph)
+        graph.infer()
+    if apply_mode(graph, options, training):
+        graph.infer()
+    training.inputs = [name for name in graph.input_names if name not in graph.initializers]
+    training.predictions = resolve_outputs(graph, options)
+    select(graph, options, training)
+    return True
+
+
+def normalise(graph: Graph) -> None:
+    """Inline functions, hold constants as initializers, and name every node."""
+    _inline_functions(graph)
+    _hoist_constants(graph)
+    _name_nodes(graph)
+
+
+def convert(graph: Graph, opset: int) -> None:
+    """Take the graph to another opset; the converter raises errors of any kind where it can't."""
+    _adopt(graph, onnx.version_converter.convert_version(graph.skeleton(), opset))
+
+
+def _refuse_unknown_opset(graph: Graph) -> None:
+    opset = graph.opset()
+    if opset is None and any(node.domain in ("", "ai.onnx") for node in graph.nodes):
+        raise OnnxgradError("the model imports no opset of the default domain", "it is not a valid ONNX model")
+    if (opset or 0) > registry.NEWEST_OPSET:
+        raise UnsupportedError(
+            f"the model is at opset {opset}; rules are proven up to opset {registry.NEWEST_OPSET}, "
+            "which is also the newest that onnxruntime loads",
+            hint="export the model at an older opset",
+        )
+
+
+def _fix_shapes(graph: Graph, options: Options) -> None:
+    inputs = {value.name: value for value in graph.proto.graph.input}
+    sizes: dict[str, int] = dict(options.dims)
+    for name, shape in options.shapes.items():
+        if name not in inputs:
+            raise UsageError(f"--shape: the model has no input '{name}'", suggest(name, inputs, "inputs"))
+        declared = shape_of(inputs[name].type)
+        if declared is not None and len(declared) != len(shape):
+            raise UsageError(f"--shape: '{name}' has {len(declared)} dimensions, {len(shape)} were given")
+        for old, new in zip(declared or (), shape, strict=False):
+            if isinstance(old, int) and old != new:
+                raise UsageError(f"--shape: '{name}' has size {old} where {new} was given")
+            if isinstance(old, str) and old != "?" and isinstance(new, int):
+                sizes[old] = new
+        inputs[name].type.CopyFrom(onnx.helper.make_tensor_type_proto(dtype_of(inputs[name].type), shape))
+    symbols = {dim for value in inputs.values() for dim in shape_of(value.type) or () if isinstance(dim, str)}
+    for symbol in options.dims:
+        if symbol not in symbols:
+            raise UsageError(f"--dim: no input has a dimension '{symbol}'", suggest(symbol, symbols - {"?"}, "symbols"))
+    if sizes:
+        values = graph.proto.graph
+        for value in (*values.input, *values.output, *values.value_info):
+            _set_dims(value.type, sizes)
+
+
+def _set_dims(value_type: TypeProto, sizes: dict[str, int]) -> None:
+    for dim in value_type.tensor_type.shape.dim:
+        if dim.dim_param in sizes:
+            dim.dim_value = sizes[dim.dim_param]
+
+
+def _inline_functions(graph: Graph) -> None:
+    if not graph.proto.functions:
+        return
+    inlined = onnx.inliner.inline_local_functions(graph.skeleton())
+    del graph.proto.functions[:]
+    _adopt(graph, inlined)
+
+
+def _adopt(graph: Graph, rewritten: onnx.ModelProto) -> None:
+    """Take nodes and opsets of a rewritten skeleton; the weights stay as they are."""
+    props = {output: node.metadata_props for node in graph.nodes for output in node.output if output}
+    for node in rewritten.graph.node:
+        if not node.metadata_props and node.output and node.output[0] in props:
+            node.metadata_props.extend(props[node.output[0]])
+    graph.set_nodes(rewritten.graph.node)
+    del graph.proto.opset_import[:]
+    graph.proto.opset_import.extend(rewritten.opset_import)
+    graph.proto.ir_version = max(graph.proto.ir_version, rewritten.ir_version)
+    for tensor in rewritten.graph.initializer:
+        if tensor.name not in graph.initializers:
+            graph.proto.graph.initializer.append(tensor)
+            graph.initializers[tensor.name] = graph.proto.graph.initializer[-1]
+
+
+def _hoist_constants(graph: Graph) -> None:
+    """Constant nodes become initializers of the same name: weights are found there, and inference skips them."""
+    kept = []
+    for node in graph.nodes:
+        tensor = _constant_tensor(node)
+        if tensor is None or node.output[0] in graph.output_names:
+            kept.append(node)
+            continue
+        tensor.name = node.output[0]
+        graph.proto.graph.initializer.append(tensor)
+        graph.initializers[tensor.name] = graph.proto.graph.initializer[-1]
+    graph.nodes = kept
+
+
+def _constant_tensor(node: NodeProto) -> onnx.TensorProto | None:
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+        return None
+    (attribute,) = node.attribute
+    value = onnx.helper.get_attribute_value(attribute)
+    if attribute.name == "value":
+        return value
+    dtypes = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+    if attribute.name in dtypes:
+        return numpy_helper.from_array(np.asarray(value, dtypes[attribute.name]))
+    return None
+
+
+def _name_nodes(graph: Graph) -> None:
+    """Backward nodes are named after forward nodes, so each of these needs a name, and onnxruntime wants one owner."""
+    seen: set[str] = set()
+    for node in graph.nodes:
+        if not node.name or node.name in seen:
+            node.name = graph.fresh(node.name or f"{node.op_type}_{next(iter(node.output), '')}")
+        seen.add(node.name)
+
+
+def _forget_roles(graph: Graph) -> None:
+    """A training model can be built on again: what an earlier build said of its nodes is no longer so."""
+    for node in graph.nodes:
+        for entry in [p for p in node.metadata_props if p.key in (ROLE, FORWARD)]:
+            node.metadata_props.remove(entry)
+
+
+def _raise_opset(graph: Graph, training: Training) -> bool:
+    opset = graph.opset() or OLDEST_OPSET
+    target = max(opset, OLDEST_OPSET, _needed(graph, max(opset, OLDEST_OPSET)))
+    if target == opset:
+        return False
+    try:
+        convert(graph, target)
+    except Exception as error:  # the converter raises RuntimeError, ConvertError and more
+        raise UnsupportedError(
+            f"the model is at opset {opset}, its gradient needs {target}, and it can't be converted: "
+            f"{str(error).strip().splitlines()[-1]}",
+            hint=f"export the model at opset {target} or newer",
+        ) from error
+    training.cautions.append(f"opset raised from {opset} to {target}: the backward graph needs it")
+    return True
+
+
+def _needed(graph: Graph, opset: int) -> int:
+    needs = [OLDEST_OPSET]
+    for node in graph.nodes:
+        if not node.domain and _any_float(graph, node.output):
+            found = registry.lookup(node.op_type, "", opset)
+            if found is not None and not found.is_zero:
+                needs.append(found.needs_opset)
+    return max(needs)
+
+
+def _any_float(graph: Graph, names: Iterable[str]) -> bool:
+    return any(is_float(graph.types.get(name)) for name in names if name)
+
+
+PREPARE = Pass("prepare", "functions inlined, opset raised where needed, values typed, weights chosen", _run)

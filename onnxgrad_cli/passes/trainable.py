@@ -1,0 +1,170 @@
+"""Which float tensors of a model are weights to be trained, and which are constants by the role they play.
+
+A file does not say which of its initializers were parameters, so the choice follows from where each is read.
+Every decision is recorded with its reason, and `--train` and `--freeze` override it.
+"""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+
+import numpy as np
+from onnx import NodeProto, numpy_helper
+
+from onnxgrad_cli import registry
+from onnxgrad_cli.emit import is_float
+from onnxgrad_cli.errors import UnsupportedError, UsageError, suggest
+from onnxgrad_cli.graph import SMALL, Graph, is_external, nbytes, reads
+from onnxgrad_cli.pipeline import Options, Training
+
+SETTINGS: dict[tuple[str, int], str] = {
+    ("BatchNormalization", 3): "running mean of a BatchNormalization",
+    ("BatchNormalization", 4): "running variance of a BatchNormalization",
+    ("Clip", 1): "bound of a Clip",
+    ("Clip", 2): "bound of a Clip",
+    ("Dropout", 1): "ratio of a Dropout",
+    ("Pad", 2): "fill value of a Pad",
+    ("Resize", 1): "region of a Resize",
+    ("Resize", 2): "scales of a Resize",
+    ("Upsample", 1): "scales of an Upsample",
+    ("OneHot", 2): "values of a OneHot",
+    ("QuantizeLinear", 1): "quantization scale",
+    ("DequantizeLinear", 1): "quantization scale",
+    ("LSTM", 5): "initial state",
+    ("LSTM", 6): "initial state",
+    ("GRU", 5): "initial state",
+    ("RNN", 5): "initial state",
+}
+"""Operand positions that hold a setting, never a parameter."""
+
+SCALAR_FACTORS = frozenset("Add Sub Mul Div Pow Max Min Where Mod Equal Greater Less Expand".split())
+"""Operators whose one-element operands are plain constants: epsilons, scales, exponents, bounds."""
+
+PRODUCTS = frozenset("MatMul Gemm Conv ConvTranspose Einsum".split())
+GENERATED = re.compile(r"^(val_\d+|onnx::.*|.*Constant(_\d+)?(_output_0)?)$")
+
+
+def select(graph: Graph, options: Options, training: Training) -> None:
+    """Fill `training.trained`, `.not_trained` and `.grad_of_input`, in the order of the model's initializers.
+
+    Raises:
+        UsageError: a pattern matches nothing, or a chosen tensor is not tied to the loss.
+        UnsupportedError: nothing is left to differentiate with respect to.
+    """
+    floats = [n for n in graph.initializers if is_float(graph.types[n]) and not graph.added(n)]
+    tied = _tied(graph, training.predictions)
+    asked = _matching(options.train, floats, "--train", "float weights")
+    frozen = _matching(options.freeze, floats, "--freeze", "float weights")
+    inputs = [name for name in training.inputs if is_float(graph.types.get(name))]
+    training.grad_of_input = _matching(options.grad_of_input, inputs, "--grad-of-input", "float inputs")
+    roles = _Roles(graph)
+    for name in floats:
+        if name in frozen:
+            reason = "frozen by --freeze"
+        elif options.train and name not in asked:
+            reason = "not named by --train"
+        elif name in training.state:
+            reason = f"a running statistic: '{training.state[name]}' is its next value"
+        elif name not in tied:
+            reason = "no differentiable path ties it to the loss"
+        else:
+            reason = "" if name in asked else roles.constant(name)
+        if reason:
+            training.not_trained[name] = reason
+        else:
+            training.trained.append(name)
+    for name in asked:
+        if name not in tied and name not in frozen:
+            raise UsageError(f"--train: no differentiable path ties '{name}' to {_listed(training.predictions)}")
+    if not training.trained and not training.grad_of_input:
+        raise _nothing(graph, floats, training)
+
+
+def _nothing(graph: Graph, floats: list[str], training: Training) -> UnsupportedError:
+    if not floats:
+        return UnsupportedError(
+            "the model has no float initializer: there is nothing to train",
+            hint="gradients of its float inputs can be had with --grad-of-input '*'",
+        )
+    reasons = "\n".join(f"  {name}: {reason}" for name, reason in list(training.not_trained.items())[:20])
+    return UnsupportedError(f"no weight is left to train:\n{reasons}", hint="choose weights with --train GLOB")
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
+
+
+def _matching(patterns: tuple[str, ...], names: list[str], option: str, kind: str) -> list[str]:
+    found: list[str] = []
+    for pattern in patterns:
+        hits = [name for name in names if name == pattern or fnmatchcase(name, pattern)]
+        if not hits:
+            raise UsageError(f"{option}: '{pattern}' matches no {kind[:-1]}", suggest(pattern, names, kind))
+        found += hits
+    return [name for name in names if name in set(found)]
+
+
+def _tied(graph: Graph, outputs: list[str]) -> set[str]:
+    """Every value that a path of float values ties to `outputs`, through operators with a derivative."""
+    tied = set(outputs)
+    opsets = {entry.domain or "": entry.version for entry in graph.proto.opset_import}
+    for node in reversed(graph.nodes):
+        if any(name in tied for name in node.output):
+            rule = registry.lookup(node.op_type, node.domain, opsets.get(node.domain or "", 1))
+            if rule is None or not rule.is_zero:
+                tied.update(n for n in reads(node) if n not in graph.types or is_float(graph.types[n]))
+    return tied
+
+
+class _Roles:
+    """The role each initializer plays, by where it is read."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.uses = graph.uses()
+        self.producers = graph.producers()
+
+    def constant(self, name: str) -> str:
+        """Why `name` is a constant by role, or "" where it is a weight."""
+        reasons = [self._at(name, node, position) for node, position in self.uses[name]]
+        return reasons[0] if reasons and all(reasons) else ""
+
+    def _at(self, name: str, node: NodeProto, position: int) -> str:
+        op_type = node.op_type
+        if (op_type, position) in SETTINGS:
+            return SETTINGS[op_type, position]
+        tensor = self.graph.initializers[name]
+        size = int(np.prod(tensor.dims))
+        if not tensor.dims and op_type != "PRelu":
+            return f"a scalar constant of {op_type} (name it with --train to train it)"
+        if size == 1 and op_type in SCALAR_FACTORS and not self._is_bias(node, position):
+            return f"a one-element constant of {op_type} (name it with --train to train it)"
+        if op_type in ("Mul", "Div") and self._is_frequency(node):
+            return "a table of frequencies before Sin or Cos (name it with --train to train it)"
+        if op_type == "InstanceNormalization" and GENERATED.match(name) and self._is_identity(name, position):
+            return "the identity scale or shift of an InstanceNormalization without parameters"
+        return ""
+
+    def _is_bias(self, node: NodeProto, position: int) -> bool:
+        """Whether a one-element operand of Add or Sub is the bias of the matrix product before it."""
+        if node.op_type not in ("Add", "Sub"):
+            return False
+        other = self.producers.get(node.input[1 - position])
+        return other is not None and other.op_type in PRODUCTS
+
+    def _is_frequency(self, node: NodeProto, depth: int = 3) -> bool:
+        """Whether the product goes straight to Sin or Cos, but for constant factors and views."""
+        for reader, _ in self.uses.get(node.output[0], ()):
+            if reader.op_type in ("Sin", "Cos"):
+                return True
+            views = ("Mul", "Concat", "Unsqueeze", "Reshape", "Slice", "Transpose")
+            if depth and reader.op_type in views and self._is_frequency(reader, depth - 1):
+                return True
+        return False
+
+    def _is_identity(self, name: str, position: int) -> bool:
+        tensor = self.graph.initializers[name]
+        if is_external(tensor) or nbytes(tensor) > 64 * SMALL:
+            return False
+        return bool(np.all(numpy_helper.to_array(tensor) == (1.0 if position == 1 else 0.0)))

@@ -1,0 +1,156 @@
+"""What runs: a pipeline is a list of passes over one graph, and its records are the report.
+
+A pass states what it needs, does one thing, and tells the truth about what it changed. `Options` is what was
+asked; `Training` is what the passes have found out so far and what later passes and the report read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.graph import Graph, Shape
+
+
+@dataclass(frozen=True)
+class LossSpec:
+    """One loss as asked for: its name or file, the output it judges, the label input, its share of the total."""
+
+    name: str
+    output: str | None = None
+    label: str | None = None
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything a build can be asked for; the defaults are those of the command line.
+
+    Attributes:
+        losses: the losses, summed with their weights.
+        label: the name of the label input, for a loss that does not name its own.
+        output: the output that is judged, for a loss that does not name its own.
+        reduction: 'mean' or 'sum'. The mean is PyTorch's: over all elements, or divided by the sum of class weights.
+        sample_weight: the name of an input with one weight per sample, which multiplies that sample's losses. The
+            mean divides by what it would without: as (criterion(reduction='none') * weight).mean() in PyTorch.
+        loss_options: what a loss takes besides (label_smoothing, ignore_index, delta, ...), by name.
+        l1, l2: factors of the sum of the trained weights' magnitudes and of their squares, added to the loss.
+        train, freeze: glob patterns over initializer names.
+        grad_of_input: glob patterns over input names.
+        keep_outputs: keep the model's own outputs too.
+        yield_: what becomes of the YieldOp: 'ones' (filled), 'input' (fed) or 'keep'.
+        mode: 'keep', 'train' or 'eval' for BatchNormalization and Dropout.
+        dims: symbol -> size, fixed before anything else.
+        shapes: input -> shape, fixed before anything else.
+    """
+
+    losses: tuple[LossSpec, ...] = (LossSpec("mse"),)
+    label: str = "label"
+    output: str | None = None
+    reduction: str = "mean"
+    sample_weight: str | None = None
+    loss_options: dict[str, object] = field(default_factory=dict)
+    l1: float = 0.0
+    l2: float = 0.0
+    train: tuple[str, ...] = ()
+    freeze: tuple[str, ...] = ()
+    grad_of_input: tuple[str, ...] = ()
+    keep_outputs: bool = False
+    yield_: str = "ones"
+    mode: str = "keep"
+    dims: dict[str, int] = field(default_factory=dict)
+    shapes: dict[str, Shape] = field(default_factory=dict)
+
+
+@dataclass
+class Training:
+    """What is known of the training model so far.
+
+    Attributes:
+        inputs: the model's own inputs that are fed, in order.
+        trained: the weights that get a gradient, in order.
+        not_trained: every other float weight, with the reason.
+        grad_of_input: the inputs that get a gradient.
+        predictions, labels: what the losses compare.
+        sample_weight: the input with one weight per sample.
+        loss: the value of the loss.
+        state: outputs that replace an input or a weight at the next step (running statistics): name -> successor.
+        gradients: weight or input -> name of its gradient.
+        rules: how often each rule was used, by 'domain::Op', with its source.
+        kinks: the conventions that were followed, by operator.
+        cautions: what a careful reader should know.
+        forward_nodes: how many nodes belong to the model and its loss.
+    """
+
+    inputs: list[str] = field(default_factory=list)
+    trained: list[str] = field(default_factory=list)
+    not_trained: dict[str, str] = field(default_factory=dict)
+    grad_of_input: list[str] = field(default_factory=list)
+    predictions: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    sample_weight: str | None = None
+    loss: str = ""
+    yielded: str = ""
+    state: dict[str, str] = field(default_factory=dict)
+    gradients: dict[str, str] = field(default_factory=dict)
+    rules: Counter[tuple[str, str]] = field(default_factory=Counter)
+    kinks: dict[str, str] = field(default_factory=dict)
+    cautions: list[str] = field(default_factory=list)
+    forward_nodes: int = 0
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One step: `run(graph, options, training) -> changed`; `needs` names the passes that come before it."""
+
+    name: str
+    summary: str
+    run: Callable[[Graph, Options, Training], bool]
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a pass did: how long it took, the nodes before and after, whether it changed the graph."""
+
+    name: str
+    seconds: float
+    nodes_before: int
+    nodes_after: int
+    changed: bool
+
+
+def run(
+    passes: Sequence[Pass],
+    graph: Graph,
+    options: Options,
+    training: Training,
+    after: Callable[[Pass, Graph, Record], None] | None = None,
+    stop_after: str | None = None,
+) -> list[Record]:
+    """Run `passes` in order on `graph`, in place, and return their records.
+
+    Args:
+        after: called after each pass, to write the model or to check it.
+        stop_after: the name of the pass to end with.
+
+    Raises:
+        OnnxgradError: a pass failed, or its needs were not met.
+    """
+    records: list[Record] = []
+    for step in passes:
+        missing = [name for name in step.needs if name not in {r.name for r in records}]
+        if missing:
+            raise OnnxgradError(f"pass '{step.name}' needs {', '.join(missing)} before it")
+        before, start = len(graph.nodes), time.perf_counter()
+        changed = step.run(graph, options, training)
+        record = Record(step.name, time.perf_counter() - start, before, len(graph.nodes), changed)
+        records.append(record)
+        if after:
+            after(step, graph, record)
+        if step.name == stop_after:
+            break
+    return records

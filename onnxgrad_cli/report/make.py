@@ -1,0 +1,360 @@
+"""Fill the report from what a build left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import platform
+import re
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnx import TensorProto
+
+from onnxgrad_cli import registry
+from onnxgrad_cli.cost import cost
+from onnxgrad_cli.errors import CheckFailed, OnnxgradError, Refusal, UnsupportedError
+from onnxgrad_cli.graph import Graph, dtype_of, shape_of
+from onnxgrad_cli.passes import PASSES, SUMMARIES
+from onnxgrad_cli.passes.describe import STORED, Role, is_random, parts, roles, tool_version
+from onnxgrad_cli.pipeline import LossSpec, Options, Training
+from onnxgrad_cli.report.model import (
+    KINDS,
+    Asked,
+    Caution,
+    File,
+    Next,
+    Operator,
+    PassRow,
+    Report,
+    Untrained,
+    Value,
+    Weight,
+)
+
+if TYPE_CHECKING:
+    from onnxgrad_cli.build import Built
+    from onnxgrad_cli.verify import Proof
+
+
+def make_report(
+    *,
+    built: Built | None = None,
+    error: Exception | None = None,
+    proof: Proof | None = None,
+    files: Sequence[File] = (),
+    command: Sequence[str] | str = "",
+    options: Options | None = None,
+    model: str | Path = "",
+    sizes: Mapping[str, int] | None = None,
+) -> Report:
+    """Gather everything there is to say about a build.
+
+    Args:
+        built: what was built; after an error, what was there when it struck, or None.
+        error: why there is no training model.
+        proof: what `verify` found.
+        files: what was read and written.
+        command: the command line, as words or as one string.
+        options, model: what was asked of which file; by default those of `built`.
+        sizes: symbol -> size, for the cost; a symbol without one counts as 1.
+    """
+    options = options or (built.options if built else Options())
+    model = str(model or (built and built.graph.path) or "")
+    status, verdict = _verdict(built, error, proof)
+    report = Report(
+        status=status,
+        verdict=verdict,
+        asked=Asked(
+            command=command if isinstance(command, str) else shlex.join(command),
+            model=model,
+            opset=built.graph.opset() if built else None,
+            losses=[_loss(spec, options) for spec in options.losses],
+            options=dict(_changed(options)),
+        ),
+        error=_message(error),
+        hint=getattr(error, "hint", None) or "",
+        refusals=_refusals(error),
+        proof=proof,
+        files=list(files),
+        versions=_versions(),
+    )
+    if built is not None:
+        report = dataclasses.replace(report, **_built(built, sizes or {}))
+    return dataclasses.replace(report, next=list(_next(report)))
+
+
+def _built(built: Built, sizes: Mapping[str, int]) -> dict[str, Any]:
+    graph, training = built.graph, built.training
+    declared = roles(graph, built.options, training)
+    return {
+        "weights": _weights(graph, training),
+        "not_trained": _untrained(graph, training),
+        "inputs": [_value(graph, name, Role(role)) for name, role in declared.inputs.items()],
+        "outputs": [_value(graph, name, role) for name, role in declared.outputs.items()] if training.loss else [],
+        "passes": _passes(built),
+        "operators": _operators(graph, training),
+        "cautions": sorted(_cautions(graph, training), key=lambda caution: _ORDER[caution.kind]),
+        "cost": cost(graph, training, sizes),
+    }
+
+
+# -- the verdict ------------------------------------------------------------------------------------------------
+
+
+def _verdict(built: Built | None, error: Exception | None, proof: Proof | None) -> tuple[str, str]:
+    if isinstance(error, UnsupportedError):
+        nodes = f": {_several(len(error.refusals), 'node')} can't be differentiated" if error.refusals else ""
+        return "refused", f"Refused{nodes}. No training model was written."
+    if isinstance(error, CheckFailed) or (proof and proof.status == "failed"):
+        failed = [step.name for step in proof.steps if step.status == "failed"] if proof else []
+        end = "no training model was written." if error else "do not train with this model."
+        return "check failed", f"A check failed ({', '.join(failed) or 'see below'}): {end}"
+    if error is not None:
+        return "failed", "Failed. No training model was written."
+    if built and built.records and PASSES[-1].name not in {record.name for record in built.records}:
+        return "stopped", f"Stopped after the pass '{built.records[-1].name}', as asked: no training model yet."
+    if proof is None or proof.status == "skipped":
+        why = f" ({proof.reason})" if proof and proof.reason else ""
+        return "built", f"Built, and not checked{why}."
+    skipped = [step.name for step in proof.steps if step.status == "skipped"]
+    if skipped:
+        return "built", f"Built. What could be checked passed; left out: {', '.join(skipped)}."
+    return "built", "Built and checked: every check passed."
+
+
+def _several(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _message(error: Exception | None) -> str:
+    if error is None:
+        return ""
+    if isinstance(error, UnsupportedError) and error.refusals:
+        return error.message.splitlines()[0]
+    return error.message if isinstance(error, OnnxgradError) else f"{type(error).__name__}: {error}"
+
+
+def _refusals(error: Exception | None) -> list[Refusal]:
+    return list(error.refusals) if isinstance(error, UnsupportedError) else []
+
+
+# -- what was asked -----------------------------------------------------------------------------------------------
+
+
+def _loss(spec: LossSpec, options: Options) -> str:
+    text = spec.name if spec.weight == 1.0 else f"{spec.weight:g} times {spec.name}"
+    output = spec.output or options.output
+    text += f" of '{output}'" if output else ""
+    return text if spec.name == "identity" else f"{text} against '{spec.label or options.label}'"
+
+
+_FLAGS = {"losses": "--loss", "yield_": "--yield", "dims": "--dim", "shapes": "--shape", "loss_options": "loss options"}
+
+
+def _changed(options: Options) -> Iterator[tuple[str, str]]:
+    default = Options()
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if value != getattr(default, field.name):
+            yield _FLAGS.get(field.name, "--" + field.name.replace("_", "-")), _words(value)
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, LossSpec):
+        return ":".join([value.name, *filter(None, (value.output, value.label))]) + (
+            f":{value.weight:g}" if value.weight != 1.0 else ""
+        )
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={_words(item)}" for name, item in value.items())
+    if isinstance(value, (tuple, list)):
+        return ", ".join(map(_words, value))
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+# -- what is in the model -----------------------------------------------------------------------------------------
+
+
+def _dtype(dtype: int) -> str:
+    return str(TensorProto.DataType.Name(dtype)).lower() if dtype else "unknown"
+
+
+def _weights(graph: Graph, training: Training) -> list[Weight]:
+    shapes = {name: tuple(graph.initializers[name].dims) for name in training.trained}
+    total = sum(map(math.prod, shapes.values()))
+    return [
+        Weight(
+            name,
+            _dtype(graph.initializers[name].data_type),
+            shape,
+            math.prod(shape),
+            math.prod(shape) / total if total else 0.0,
+            training.gradients.get(name, ""),
+        )
+        for name, shape in shapes.items()
+    ]
+
+
+def _untrained(graph: Graph, training: Training) -> list[Untrained]:
+    found = []
+    for name, reason in training.not_trained.items():
+        value_type = graph.types.get(name)
+        shape = shape_of(value_type)
+        sizes = [dim for dim in shape or () if isinstance(dim, int)]
+        found.append(Untrained(name, _dtype(dtype_of(value_type)), shape, math.prod(sizes), reason))
+    return found
+
+
+def _value(graph: Graph, name: str, role: Role) -> Value:
+    value_type = graph.types.get(name)
+    return Value(name, role.role, role.of, _dtype(dtype_of(value_type)), shape_of(value_type))
+
+
+def _passes(built: Built) -> list[PassRow]:
+    return [
+        PassRow(r.name, SUMMARIES.get(r.name, ""), r.seconds, r.nodes_before, r.nodes_after, r.changed)
+        for r in built.records
+    ]
+
+
+def _operators(graph: Graph, training: Training) -> list[Operator]:
+    nodes: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for node, part in zip(graph.nodes, parts(graph, training), strict=True):
+        nodes["" if node.domain == "ai.onnx" else node.domain, node.op_type][part] += 1
+    uses: Counter[str] = Counter()
+    sources: dict[str, list[str]] = defaultdict(list)
+    for (full, source), count in training.rules.items():
+        uses[full] += count
+        sources[full].append(source)
+
+    def derivative(domain: str, op_type: str, full: str) -> str:
+        if uses[full]:
+            return "rule"
+        rule = registry.lookup(op_type, domain, graph.opset(domain) or 1)
+        return "none" if rule is None else "zero" if rule.is_zero else "not needed"
+
+    rows = []
+    for (domain, op_type), where in nodes.items():
+        full = f"{domain or 'ai.onnx'}::{op_type}"
+        own = where["model"] + where["loss"]
+        rows.append(
+            Operator(
+                f"{domain}::{op_type}" if domain else op_type,
+                where["model"],
+                where["loss"],
+                where["backward"],
+                uses[full],
+                sorted(sources[full]),
+                derivative(domain, op_type, full) if own else "",
+            )
+        )
+    return sorted(rows, key=lambda row: (-(row.model + row.loss), -row.backward, row.op))
+
+
+# -- cautions -------------------------------------------------------------------------------------------------------
+
+_ORDER = {kind: i for i, kind in enumerate(KINDS)}
+
+_KNOWN = (
+    (re.compile(r"the gradient of '(?P<subject>.*)' is zero by mathematics"), "zero gradient"),
+    (re.compile(r"(?P<subject>.*): un-broadcast of .* decided at run time", re.DOTALL), "run-time sum"),
+    (re.compile(r"(?P<subject>opset) raised"), "opset change"),
+)
+"""What the passes write, and the kind of caution it is; anything else is a note."""
+
+
+def _cautions(graph: Graph, training: Training) -> Iterator[Caution]:
+    for text in dict.fromkeys(training.cautions):
+        found = ((pattern.match(text), kind) for pattern, kind in _KNOWN)
+        match, kind = next(((m, k) for m, k in found if m), (None, "note"))
+        yield Caution(kind, match["subject"] if match else "", text)
+    for op_type, convention in sorted(training.kinks.items()):
+        yield Caution("kink", op_type, f"{op_type}: {convention}")
+    drawn = Counter(node.op_type for node in graph.nodes if is_random(graph, node))
+    for op_type, count in sorted(drawn.items()):
+        yield Caution("random operator", op_type, f"{op_type}: {_several(count, 'node')}")
+    narrow = Counter(dtype_of(graph.types.get(name)) for node in graph.nodes for name in node.output if name)
+    for dtype, limits in _NARROW.items():
+        if narrow[dtype]:
+            name = _dtype(dtype)
+            yield Caution("low-precision type", name, f"{_several(narrow[dtype], 'value')} of type {name}: {limits}")
+
+
+_NARROW = {
+    int(TensorProto.FLOAT16): "about 3 digits; gradients below 6e-8 vanish and above 65,504 become infinite",
+    int(TensorProto.BFLOAT16): "2 to 3 digits; sums of many gradients lose the small ones",
+}
+
+
+# -- around it ------------------------------------------------------------------------------------------------------
+
+
+def _versions() -> dict[str, str]:
+    found = {"onnxgrad": tool_version()}
+    for package in ("onnx", "onnxruntime", "numpy"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return {**found, "Python": platform.python_version()}
+
+
+def _next(report: Report) -> Iterator[Next]:
+    path = next((file.path for file in report.files if file.role == "training model"), "train.onnx")
+    if report.status == "refused" and report.asked.model:
+        why = "See what could be trained, and each obstacle again after a change"
+        yield Next(why, "sh", f"onnxgrad inspect {shlex.quote(report.asked.model)}")
+    if report.status == "check failed" and report.asked.command:
+        why = (
+            "Repeat it on data of your own; if the check fails again, the gradients are wrong: please report the model"
+        )
+        yield Next(why, "sh", f"{report.asked.command} --test-data data.npz")
+    if report.status == "built":
+        why = "Check the gradients on data of your own"
+        yield Next(why, "sh", f"onnxgrad check {shlex.quote(path)} --data data.npz")
+        yield Next("Train a few steps with numpy and the stock onnxruntime", "python", _steps(path, report))
+
+
+def _steps(path: str, report: Report) -> str:
+    """A program that feeds random numbers and follows the gradients; it reads the roles from the model itself."""
+    fed = [value for value in report.inputs if value.role not in STORED]
+    return _PROGRAM.format(
+        path=json.dumps(path), data="".join(f"    {json.dumps(v.name)}: {_sample(v)},\n" for v in fed)
+    )
+
+
+def _sample(value: Value) -> str:
+    sizes = [str(dim) if isinstance(dim, int) else "size" for dim in value.shape or ()]
+    shape = f"({sizes[0]},)" if len(sizes) == 1 else f"({', '.join(sizes)})"
+    dtype = {"float": "float32", "double": "float64"}.get(value.dtype, value.dtype)
+    if not dtype.startswith("float"):
+        return f'np.zeros({shape}, "{dtype}")'
+    return f'random.standard_normal({shape}).astype("{dtype}")' if sizes else f'np.array(1, "{dtype}")'
+
+
+_PROGRAM = """\
+import json
+import numpy as np, onnx, onnxruntime
+
+path, size, rate, random = {path}, 8, 0.01, np.random.default_rng(0)
+data = {{  # put yours here
+{data}}}
+onnxruntime.set_default_logger_severity(3)  # it warns of each weight that can be fed
+session = onnxruntime.InferenceSession(path)
+roles = json.loads(session.get_modelmeta().custom_metadata_map["onnxgrad.roles"])
+stored = {{t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}}
+weights = {{name: stored[name] for name, role in roles["inputs"].items() if role in ("weight", "state")}}
+for step in range(5):
+    results = dict(zip(roles["outputs"], session.run(list(roles["outputs"]), {{**data, **weights}})))
+    for name, output in roles["outputs"].items():
+        if output["role"] == "gradient" and output["of"] in weights:
+            weights[output["of"]] = weights[output["of"]] - rate * results[name]
+        elif output["role"] == "next state":
+            weights[output["of"]] = results[name]
+    print(step, *(results[name] for name, output in roles["outputs"].items() if output["role"] == "loss"))
+"""

@@ -1,0 +1,93 @@
+"""The report as Markdown (CommonMark with GitHub's tables), laid out so that it reads well unrendered too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from onnxgrad_cli.report.document import (
+    Block,
+    Bullets,
+    Inline,
+    Listing,
+    Name,
+    Paragraph,
+    Table,
+    glance,
+    pieces,
+    sections,
+    title,
+    visible,
+)
+from onnxgrad_cli.report.model import Report
+
+WIDEST = 90
+"""Columns are padded up to this width."""
+
+
+def markdown(report: Report) -> str:
+    """The report as Markdown."""
+    lines = [f"# {_inline(title(report))}", "", f"**{_inline(report.verdict)}**", ""]
+    rows: list[tuple[Inline, ...]] = list(glance(report))
+    if rows:
+        lines += [*_table(Table(("", "at a glance"), rows)), ""]
+    for section in sections(report):
+        lines += [f"## {section.title}", ""]
+        for block in section.blocks:
+            lines += [*_block(block), ""]
+    return "\n".join(lines)
+
+
+def _block(block: Block) -> Iterator[str]:
+    match block:
+        case Paragraph(text):
+            yield _inline(text)
+        case Bullets(items):
+            yield from (f"- {_inline(item)}" for item in items)
+        case Listing(language, text):
+            longest = max((len(run) for run in re.findall("`+", text)), default=0)
+            fence = "`" * max(3, longest + 1)
+            yield from (fence + language, text.rstrip("\n"), fence)
+        case Table():
+            yield from _table(block)
+
+
+def _table(table: Table) -> Iterator[str]:
+    cells = [[_cell(cell) for cell in row] for row in (table.head, *table.rows)]
+    widths = [min(WIDEST, max(3, *(len(cell) for cell in column))) for column in zip(*cells, strict=True)]
+
+    def line(row: list[str]) -> str:
+        padded = [
+            cell.rjust(width) if i in table.right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        return f"| {' | '.join(padded)} |"
+
+    yield line(cells[0])
+    rules = (("-" * (w - 1) + ":") if i in table.right else "-" * w for i, w in enumerate(widths))
+    yield f"| {' | '.join(rules)} |"
+    yield from map(line, cells[1:])
+
+
+def _cell(text: Inline) -> str:
+    return _inline(text).replace("|", "\\|")
+
+
+def _inline(text: Inline) -> str:
+    return "".join(_name(piece) if isinstance(piece, Name) else _words(piece) for piece in pieces(text))
+
+
+def _name(name: str) -> str:
+    """A code span, fenced by more backticks than any run in it."""
+    text = visible(name)
+    if not text.strip():
+        return f"`{text or ' '}`" if text else ""
+    fence = "`" * (max((len(run) for run in re.findall("`+", text)), default=0) + 1)
+    space = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{space}{text}{space}{fence}"
+
+
+def _words(text: str) -> str:
+    """Plain words, with what Markdown would take for markup escaped."""
+    text = re.sub(r"([\\`*\[\]<>&~])", r"\\\1", visible(text))
+    return re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", text)

@@ -1,0 +1,58 @@
+"""From a report to text: one function a format."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.report.model import Report
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def _markdown(report: Report) -> str:
+    from onnxgrad_cli.report.markdown import markdown
+
+    return markdown(report)
+
+
+def _html(report: Report) -> str:
+    from onnxgrad_cli.report.html import html
+
+    return html(report)
+
+
+def _text(report: Report) -> str:
+    from onnxgrad_cli.report.text import text
+
+    return text(report)
+
+
+def _json(report: Report) -> str:
+    return json.dumps(dataclasses.asdict(report), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+FORMATS: dict[str, Callable[[Report], str]] = {"md": _markdown, "html": _html, "json": _json, "txt": _text}
+"""The formats of a report, by the suffix of its file."""
+
+
+def render(report: Report, kind: str) -> str:
+    """The report in one of `FORMATS`: 'md', 'html', 'json' or 'txt'.
+
+    Raises:
+        UsageError: no such format.
+    """
+    if kind not in FORMATS:
+        raise UsageError(f"no report format '{kind}'", suggest(kind, FORMATS, "formats"))
+    return FORMATS[kind](report)
+
+
+def summary(report: Report) -> RenderableType:
+    """The report in a few lines, for `rich.console.Console.print`."""
+    from onnxgrad_cli.report.text import summary
+
+    return summary(report)

@@ -1,0 +1,11 @@
+"""The mathematics: one module a family of operators, one short function a rule.
+
+A rule is `rule(op, g, y, *inputs, **attributes)` and returns one cotangent per input; see `registry.rule`. Importing
+this package registers them all.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

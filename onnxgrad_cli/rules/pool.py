@@ -1,0 +1,169 @@
+"""Pooling over windows and over all positions.
+
+A maximum hands its cotangent to the element it took; an average is a linear map, one matrix an axis, and its
+gradient is that map's transpose.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxgrad_cli.registry import rule
+from onnxgrad_cli.rules import windows
+
+DENSE = 1 << 18
+"""Entries of the band matrix of one axis up to which an average is spread by matrix products."""
+
+BEYOND = (
+    "ceil_mode with windows that start beyond the image: its shape was inferred wrongly before opset 22",
+    "export the model at opset 22, or without ceil_mode",
+)
+
+
+@rule("MaxPool", kink="the first maximum of the window in row-major order takes all", needs_opset=16)
+def max_pool(op, g, ys, x, *, auto_pad, ceil_mode, dilations, kernel_shape, pads, storage_order, strides):
+    """Where windows don't overlap, MaxUnpool (0.9-1.7 of PyTorch's time); else cotangents are added up (3.2)."""
+    indices = ys[1] if len(ys) > 1 and not storage_order else None
+    if indices is None:
+        _, indices = op.MaxPool(
+            x,
+            outputs=2,
+            auto_pad=auto_pad,
+            ceil_mode=ceil_mode,
+            dilations=dilations,
+            kernel_shape=kernel_shape,
+            pads=pads,
+            strides=strides,
+        )
+    win = windows.window(kernel_shape, strides, dilations, pads)
+    win, late = windows.auto_window(op, win, x, auto_pad)
+    if ceil_mode and not _outputs_known(win, x, g):
+        return op.no(*BEYOND)
+    apart = all(s >= k and d == 1 for s, k, d in zip(win.strides, win.kernel, win.dilations, strict=True))
+    if apart and not late and windows.remainder(win, x, g) == [0] * len(win.kernel):
+        pads = [*win.begins, *win.ends]
+        return op.MaxUnpool(
+            g, indices, kernel_shape=kernel_shape, strides=list(win.strides), pads=pads, shape=x.known_shape
+        )
+    return _scatter(op, g, indices, x)
+
+
+def _scatter(op, g, indices, x):
+    """Zeros in the shape of `x`, to which each entry of `g` is added at its flat index."""
+    zeros = op.fill(0.0, op.reshape(x, [-1]))
+    flat = op.ScatterElements(zeros, op.reshape(indices, [-1]), op.reshape(g, [-1]), reduction="add")
+    return op.reshape_like(flat, x)
+
+
+@rule("MaxUnpool")
+def max_unpool(op, g, y, x, indices, output_shape, *, kernel_shape, pads, strides):
+    """Each entry went to one place, so its cotangent stands there. Indices of MaxPool over windows that don't
+    overlap are distinct; the result of repeated ones is not defined by the operator.
+    """
+    if any(s < k for s, k in zip(strides or [1] * len(kernel_shape), kernel_shape, strict=True)):
+        return (
+            op.no("its windows overlap, so that indices may repeat", "use strides as large as the kernel"),
+            None,
+            None,
+        )
+    if output_shape is not None:
+        return (
+            op.no("output_shape is read differently by different runtimes", "leave output_shape away"),
+            None,
+            None,
+        )
+    return op.reshape_like(op.Gather(op.reshape(g, [-1]), indices), x), None, None
+
+
+@rule("AveragePool")
+def average_pool(op, g, y, x, *, auto_pad, ceil_mode, count_include_pad, dilations, kernel_shape, pads, strides):
+    """Spread each cotangent, divided by how many elements its window had, over its window.
+
+    One product with a constant band matrix an axis (0.17-0.5 of PyTorch's time) where sizes are static, else one
+    transposed convolution with ones (0.6-1.4).
+    """
+    win = windows.window(kernel_shape, strides, dilations, pads)
+    win, late = windows.auto_window(op, win, x, auto_pad)
+    if ceil_mode and not _outputs_known(win, x, g):
+        return op.no(*BEYOND)
+    bands = [_band(win, i, x.shape[2 + i], g.shape[2 + i], count_include_pad) for i in range(len(win.kernel))]
+    if all(band is not None for band in bands):
+        for axis, band in enumerate(bands, 2):
+            g = windows.along(op, g, axis, band.T)
+        return op.state(g, x.known_shape)
+    for i in range(len(win.kernel)):
+        g = g / _counts(op, win, i, x, g, late, ceil_mode, count_include_pad)
+    return _spread(op, g, win, x, late, exact=not ceil_mode)
+
+
+def _spread(op, g, win, x, late, exact=True):
+    """`g` added up over the windows that hold each element of `x`, a plane at a time."""
+    image = windows.pad(op, x, *late) if late else x
+    planes, flat = (op.reshape(v, [-1, 1, *(op.size(v, axis) for axis in win.axes)]) for v in (g, image))
+    ones = op.const(np.ones((1, 1, *win.kernel)), x)
+    result = op.reshape_like(windows.spread(op, planes, ones, flat, win, exact), image)
+    return windows.crop_like(op, result, late[0], x) if late else result
+
+
+def _outputs_known(win, x, g):
+    """Whether no window that was inferred starts beyond the image and its leading pads."""
+    return all(
+        not isinstance(out, int) or not isinstance(size, int) or (out - 1) * stride < size + begin
+        for out, size, stride, begin in zip(g.shape[2:], x.shape[2:], win.strides, win.begins, strict=True)
+    )
+
+
+def _band(win, i, size, outputs, count_include_pad):
+    """The map of an average along one axis, [outputs, size]; None where sizes are unknown or it is too large."""
+    if not isinstance(size, int) or not isinstance(outputs, int) or size * outputs > DENSE:
+        return None
+    reads = np.arange(size) - (np.arange(outputs)[:, None] * win.strides[i] - win.begins[i])
+    inside = (reads >= 0) & (reads < win.extents[i]) & (reads % win.dilations[i] == 0)
+    return inside / _taps_inside(win, i, np.arange(outputs)[:, None], size, count_include_pad)
+
+
+def _taps_inside(win, i, outputs, size, count_include_pad):
+    """How many elements the windows number `outputs` average along one axis; numpy arrays or int64 values."""
+    low, high = (-win.begins[i], size + win.ends[i]) if count_include_pad else (0, size)
+    return windows.taps_below(win, i, outputs, high) - windows.taps_below(win, i, outputs, low)
+
+
+def _counts(op, win, i, x, g, late, ceil_mode, count_include_pad):
+    """The same for all windows, as a factor of g's type that broadcasts to it: a number where all are equal."""
+    padded = late or win.begins[i] or win.ends[i]
+    if not ceil_mode and (count_include_pad or not padded):
+        return float(win.kernel[i])
+    axis = 2 + i
+    outputs = op.Range(op.const(0), op.squeeze(op.dim(g, axis), [0]), op.const(1))
+    if late:
+        begin = op.Gather(late[0], op.ints([i]))
+        counts = windows.taps_below(win, i, outputs, begin + op.dim(x, axis))
+        counts = counts - windows.taps_below(win, i, outputs, begin)
+    else:
+        counts = _taps_inside(win, i, outputs, op.dim(x, axis), count_include_pad)
+    return op.cast(op.reshape(counts, [-1, *[1] * (g.rank - axis - 1)]), g)
+
+
+@rule("GlobalAveragePool")
+def global_average_pool(op, g, y, x):
+    return op.expand_like(g / op.count(x, range(2, x.rank)), x)
+
+
+@rule("GlobalMaxPool", kink="the first maximum in row-major order takes all")
+def global_max_pool(op, g, y, x):
+    flat = op.Reshape(x, op.ints([0, 0, -1]))
+    places = op.Range(op.const(0), op.squeeze(op.dim(flat, 2), [0]), op.const(1))
+    taken = op.Equal(places, op.ArgMax(flat, axis=2, keepdims=1))
+    return op.reshape_like(op.Where(taken, op.Reshape(g, op.ints([0, 0, 1])), op.const(0.0, g)), x)
+
+
+@rule("LpPool", kink="0 where all elements of the window are 0")
+def lp_pool(op, g, y, x, *, auto_pad, ceil_mode, dilations, kernel_shape, p, pads, strides):
+    """d (Σ|x|ᵖ)^(1/p) / dx = sign(x) |x|^(p-1) y^(1-p), summed over the windows that hold x."""
+    win = windows.window(kernel_shape, strides, dilations, pads)
+    win, late = windows.auto_window(op, win, x, auto_pad)
+    if ceil_mode:
+        return op.no("ceil_mode in LpPool, which runtimes read differently", "use it without ceil_mode")
+    g = op.Where(y > 0.0, g / (op.Where(y > 0.0, y, op.fill(1.0, y)) ** float(p - 1)), op.fill(0.0, y))
+    total = _spread(op, g, win, x, late)
+    return total * op.Sign(x) * (op.Abs(x) ** float(p - 1) if p > 1 else 1.0)

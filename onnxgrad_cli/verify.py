@@ -1,0 +1,376 @@
+"""Prove a training model before anyone trusts it: it is valid, it loads, it still computes the original, and its
+gradients agree with differences of its loss.
+
+Differences are taken in float64 wherever an executor has the kernels, because float32 noise hides small faults.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import ModelProto, helper, numpy_helper
+
+from onnxgrad_cli.check import Arrays, Difference, directional
+from onnxgrad_cli.emit import is_float
+from onnxgrad_cli.executor import Executor, to_double
+from onnxgrad_cli.files import load_external_data
+from onnxgrad_cli.graph import Graph, dtype_of, is_external, nbytes, shape_of
+from onnxgrad_cli.passes.describe import Roles
+
+LARGE = 64 << 20
+"""Bytes of weights above which the proof is made only when asked for: it would take more than a few seconds."""
+
+QUICK = 0.01
+"""Seconds. A model whose step takes less on onnxruntime can be measured on onnx.reference, in float64."""
+
+DIRECTIONS = 3
+TOLERANCE = {"double": 1e-4, "single": 5e-2}
+SEQUENCE_SIZES = (8, 16, 32, 64, 224)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that was checked: `status` is 'passed', 'failed' or 'skipped'."""
+
+    name: str
+    status: str
+    detail: str
+    seconds: float
+
+
+@dataclass
+class Proof:
+    """What was checked and what came of it.
+
+    Attributes:
+        status: 'passed', 'failed', or 'skipped' with the `reason`.
+        steps: each check in order.
+        executor: what evaluated the differences, and in which precision.
+    """
+
+    status: str = "passed"
+    reason: str = ""
+    steps: list[Step] = field(default_factory=list)
+    executor: str = ""
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[Callable[[str, str], None]]:
+        """Time a check; the block calls what it gets with a status and a detail."""
+        start = time.perf_counter()
+        outcome = ["passed", ""]
+
+        def say(status: str, detail: str) -> None:
+            outcome[:] = [status, detail]
+
+        try:
+            yield say
+        finally:
+            self.steps.append(Step(name, outcome[0], outcome[1], time.perf_counter() - start))
+            if outcome[0] == "failed":
+                self.status = "failed"
+
+    @property
+    def failed(self) -> bool:
+        """Whether a check failed."""
+        return self.status == "failed"
+
+
+def prove(
+    model: ModelProto,
+    roles: Roles,
+    path: Path | None = None,
+    original: ModelProto | None = None,
+    data: Mapping[str, np.ndarray] | None = None,
+    sizes: Mapping[str, int] | None = None,
+    seed: int = 0,
+    force: bool = False,
+    budget: float = 3.0,
+) -> Proof:
+    """Check a training model on given or random data.
+
+    Args:
+        model: the training model; external data are relative to `path`.
+        roles: what its inputs and outputs are for.
+        original: the inference model it was made from, for the comparison of the forward parts.
+        data: arrays for its inputs; what is missing is drawn at random.
+        sizes: sizes of symbolic dimensions for random data.
+        seed: of the random data and directions.
+        force: check large models too, which takes longer than a few seconds.
+        budget: seconds to spend on differences with respect to single weights.
+    """
+    proof = Proof()
+    graph = Graph(model, path)
+    weight_bytes = sum(nbytes(tensor) for tensor in graph.initializers.values())
+    with proof.step("onnx checker") as say:
+        try:
+            onnx.checker.check_model(graph.skeleton(), full_check=True)
+            say("passed", "full check")
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+            say("failed", str(error).strip())
+            return proof
+    if weight_bytes > LARGE and not force:
+        proof.status = "skipped"
+        proof.reason = f"{weight_bytes / 1e6:,.0f} MB of weights: ask for it with --verify"
+        return proof
+    model = with_weights(model, path)
+    subject = Subject(model, roles)
+    rng = np.random.default_rng(seed)
+    with proof.step("loads and runs in onnxruntime") as say:
+        try:
+            run = Executor(model, fallback=False)
+            feeds, outputs = _first_run(run, subject, rng, data or {}, sizes or {})
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            say("failed", str(error).strip()[:500])
+            return proof
+        say("passed", f"{run.name}; " + ", ".join(f"{n} {list(x.shape)}" for n, x in feeds.items()))
+    if original is not None:
+        _compare_forward(proof, subject, with_weights(original, path), feeds)
+    bad = [name for name, x in outputs.items() if not _finite(x)]
+    if roles.loss in bad:
+        proof.status, proof.reason = "skipped", "the loss of random data is not finite: give data of its own"
+        return proof
+    with proof.step("finite") as say:
+        say(*(("failed", f"not finite: {', '.join(bad[:5])}") if bad else ("passed", "loss and every gradient")))
+    start = time.perf_counter()
+    again = run(feeds)[roles.loss]
+    seconds = time.perf_counter() - start
+    if not np.array_equal(again, outputs[roles.loss]):
+        with proof.step("gradients against differences of the loss") as say:
+            say("skipped", "the model draws random numbers, so the losses of two runs differ")
+    elif not bad:
+        _compare_differences(proof, subject, feeds, rng, budget, seconds)
+    return proof
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A training model with its weights, and what its inputs and outputs are for."""
+
+    model: ModelProto
+    roles: Roles
+
+
+def with_weights(model: ModelProto, path: Path | None) -> ModelProto:
+    """The model with its external data loaded, as a copy where there are any; else the model itself."""
+    if not any(is_external(tensor) for tensor in model.graph.initializer):
+        return model
+    loaded = ModelProto()
+    loaded.CopyFrom(model)
+    load_external_data(loaded, path)
+    return loaded
+
+
+def _first_run(
+    run: Executor, subject: Subject, rng: np.random.Generator, data: Mapping[str, np.ndarray], sizes: Mapping[str, int]
+) -> tuple[Arrays, Arrays]:
+    """Feeds that the model accepts, and its outputs for them: small sizes first, then data above zero."""
+    failure: Exception | None = None
+    for size in SEQUENCE_SIZES:
+        for positive in (False, True):
+            feeds = random_feeds(subject, rng, {**_guess(subject, size), **sizes}, positive)
+            feeds.update({name: x for name, x in data.items() if name in feeds or name in subject.roles.gradients})
+            try:
+                outputs = run(feeds)
+            except Exception as error:  # sizes that don't fit: try larger ones
+                failure = failure or error
+                break
+            if positive or _finite(outputs[subject.roles.loss]):
+                return feeds, outputs
+    assert failure is not None
+    raise failure
+
+
+def _finite(x: np.ndarray) -> bool:
+    return x.dtype.kind in "iub" or bool(np.isfinite(np.asarray(x, np.float64)).all())
+
+
+def _guess(subject: Subject, size: int) -> dict[str, int]:
+    """A size for every symbol of the inputs: 2 for what leads an input, `size` for the rest."""
+    guess: dict[str, int] = {}
+    types = {value.name: value.type for value in subject.model.graph.input}
+    for name in subject.roles.fed:
+        for axis, dim in enumerate(shape_of(types[name]) or ()):
+            if isinstance(dim, str):
+                guess.setdefault(dim, 2 if axis == 0 else size)
+    return guess
+
+
+def random_feeds(
+    subject: Subject, rng: np.random.Generator, sizes: Mapping[str, int], positive: bool = False
+) -> Arrays:
+    """Random arrays for the inputs that must be fed: normal floats (or between 0 and 1), integers that are valid
+    as what they index."""
+    types = {value.name: value.type for value in subject.model.graph.input}
+    limits = {**_index_limits(subject.model), **{t.label: t.classes for t in subject.roles.losses if t.classes}}
+    feeds = {}
+    for name in subject.roles.fed:
+        shape = [sizes.get(dim, 2) if isinstance(dim, str) else dim for dim in shape_of(types[name]) or ()]
+        array: np.ndarray
+        if not is_float(types[name]):
+            array = rng.integers(0, limits.get(name, 2), shape)
+        elif subject.roles.inputs[name] == "model input" and not positive:
+            array = rng.standard_normal(shape)
+        else:  # labels and sample weights: every loss is defined between 0 and 1
+            array = rng.uniform(0.05, 0.95, shape)
+        feeds[name] = np.asarray(array).astype(helper.tensor_dtype_to_np_dtype(dtype_of(types[name])))
+    return feeds
+
+
+def _index_limits(model: ModelProto) -> dict[str, int]:
+    """For inputs that index a weight: how many rows it has."""
+    dims = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+    limits: dict[str, int] = {}
+    for node in model.graph.node:
+        if node.op_type in ("Gather", "GatherElements") and node.input[0] in dims:
+            axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+            rows = dims[node.input[0]][axis]
+            limits[node.input[1]] = min(limits.get(node.input[1], rows), rows)
+    return limits
+
+
+def _compare_forward(proof: Proof, subject: Subject, original: ModelProto, feeds: Mapping[str, np.ndarray]) -> None:
+    with proof.step("computes what the original computes") as say:
+        types = {value.name: value.type for value in original.graph.output}
+        made = {name for node in subject.model.graph.node for name in node.output}
+        names = [name for name in types if name in made]
+        if not names:
+            return say("skipped", "the loss judges a value that is no output of the original")
+        probe = ModelProto()
+        probe.CopyFrom(subject.model)
+        del probe.graph.output[:]
+        probe.graph.output.extend(helper.make_value_info(name, types[name]) for name in names)
+        taken = {value.name for value in original.graph.input}
+        fed = {name: x for name, x in feeds.items() if name in taken}
+        expected = Executor(original, fallback=False)(fed)
+        got = Executor(_part(probe), fallback=False)(feeds)
+        worst = max(_relative(got[name], expected[name]) for name in names)
+        half = any(got[name].dtype.itemsize < 4 for name in names)
+        say("passed" if worst <= (2e-2 if half else 1e-4) else "failed", f"largest relative difference {worst:.1e}")
+
+
+def _relative(a: np.ndarray, b: np.ndarray) -> float:
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    return float(np.max(np.abs(a - b), initial=0.0) / max(np.max(np.abs(b), initial=0.0), 1e-30))
+
+
+def _compare_differences(
+    proof: Proof,
+    subject: Subject,
+    feeds: Mapping[str, np.ndarray],
+    rng: np.random.Generator,
+    budget: float,
+    seconds: float,
+) -> None:
+    with proof.step("gradients against differences of the loss") as say:
+        measure = _measure(subject, feeds, seconds <= QUICK)
+        proof.executor = measure.name
+        names = list(subject.roles.gradients)
+        worst = measure.error(rng, names)
+        end = time.perf_counter() + budget
+        single: dict[str, float] = {}
+        for name in names if len(names) > 1 else ():
+            if time.perf_counter() > end:
+                break
+            single[name] = measure.error(rng, [name])
+        wrong = [f"{name} ({error:.1e})" for name, error in single.items() if error > measure.tolerance]
+        detail = f"{DIRECTIONS} random directions: relative error {worst:.1e} ({measure.name})"
+        if single:
+            detail += f"; {len(single)} of {len(names)} tensors also alone: up to {max(single.values()):.1e}"
+        if wrong:
+            say("failed", f"{detail}; wrong: {', '.join(wrong[:10])}")
+        else:
+            say("passed" if worst <= measure.tolerance else "failed", detail)
+
+
+class _Measure:
+    """Differences of the loss on one executor: gradients, and the loss as a function of weights and inputs."""
+
+    def __init__(self, subject: Subject, feeds: Mapping[str, np.ndarray], double: bool, prefer: str) -> None:
+        model = to_double(subject.model) if double else subject.model
+        run = Executor(model, prefer, fallback=False)
+        self._run = Executor(_part(model, subject.roles.loss), prefer, fallback=False)
+        stored = {tensor.name: tensor for tensor in model.graph.initializer}
+        types = {value.name: value.type for value in model.graph.input}
+        point = {
+            name: np.asarray(x, helper.tensor_dtype_to_np_dtype(dtype_of(types[name]))) for name, x in feeds.items()
+        }
+        gradients = subject.roles.gradients
+        point.update({name: numpy_helper.to_array(stored[name]) for name in gradients if name not in point})
+        outputs = run(point)
+        self._point = point
+        self._gradients = {name: outputs[out] for name, out in gradients.items()}
+        self._output = subject.roles.loss
+        self._value = abs(float(outputs[self._output]))
+        self.double = double
+        self.tolerance = TOLERANCE["double" if double else "single"]
+        self.name = f"{run.name} in {'float64' if double else 'float32'}"
+
+    def _loss(self, point: Arrays) -> float:
+        return float(self._run(point)[self._output])
+
+    def error(self, rng: np.random.Generator, names: list[str]) -> float:
+        """The relative error of the claimed gradients of `names`: the median over some directions.
+
+        A wrong gradient is wrong in every direction, while a kink between the two ends spoils only one.
+        """
+        return float(np.median([self._direction(rng, names).error for _ in range(DIRECTIONS)]))
+
+    def _direction(self, rng: np.random.Generator, names: list[str]) -> Difference:
+        gradients = {name: self._gradients[name] for name in names}
+        if self.double:
+            floor = 1e-4 * self._value + 1e-12
+            return directional(self._loss, self._point, gradients, rng, 1e-6, floor, relative=True)
+        return _steadiest(self._loss, self._point, gradients, rng, self._value)
+
+
+def _steadiest(
+    function: Callable[[Arrays], float],
+    point: Mapping[str, np.ndarray],
+    gradients: Mapping[str, np.ndarray],
+    rng: np.random.Generator,
+    value: float,
+) -> Difference:
+    """In float32 no one step suits all: of several, the one whose measure agrees best with its neighbour's.
+
+    The choice looks at the measures only, never at the claim. What the neighbours disagree by is the noise.
+    """
+    state = rng.bit_generator.state
+    found = []
+    for step in (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4):
+        rng.bit_generator.state = state
+        found.append(directional(function, point, gradients, rng, step, relative=True))
+    gaps = [abs(a.measured - b.measured) for a, b in pairwise(found)]
+    best = int(np.argmin(gaps))
+    chosen = found[best + 1]
+    scale = max(abs(chosen.claimed), abs(chosen.measured), 1e-3 * value, 1e-30)
+    error = max(0.0, abs(chosen.claimed - chosen.measured) - 2 * gaps[best]) / scale
+    return Difference(chosen.claimed, chosen.measured, error)
+
+
+def _measure(subject: Subject, feeds: Mapping[str, np.ndarray], quick: bool) -> _Measure:
+    """The most exact measure there is: float64 on onnxruntime, or for a quick model on onnx.reference."""
+    for prefer in ("onnxruntime", "reference")[: 1 + quick]:
+        try:
+            return _Measure(subject, feeds, True, prefer)
+        except Exception:  # one of the operators has no double kernel there
+            continue
+    return _Measure(subject, feeds, False, "onnxruntime")
+
+
+def _part(model: ModelProto, output: str | None = None) -> ModelProto:
+    """The part of a model that computes one output (None: its outputs)."""
+    part = ModelProto()
+    part.CopyFrom(model)
+    kept = [value for value in part.graph.output if output in (None, value.name)]
+    del part.graph.output[:]
+    part.graph.output.extend(kept)
+    graph = Graph(part)
+    graph.remove_unused()
+    return graph.commit()

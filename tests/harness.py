@@ -1,0 +1,235 @@
+"""One generic checker for every rule: a row of the table becomes a one-node model, differentiated and measured.
+
+The measure is a central difference in float64 on onnxruntime's double kernels, or on onnx.reference where
+onnxruntime has none; neither shares code with the rules.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from onnxgrad_cli.check import Arrays, directional
+from onnxgrad_cli.emit import Op, is_float
+from onnxgrad_cli.executor import Executor
+from onnxgrad_cli.graph import Graph, dtype_of, shape_of, tensor_type
+from onnxgrad_cli.passes.backward import differentiate
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table.
+
+    Attributes:
+        op: the operator.
+        inputs: per input a shape (tuple of ints: sampled float64), an array (fed as it is; floats are
+            differentiated), `const(array)` (an initializer, never differentiated), or None (absent).
+        attrs: the node's attributes.
+        outputs: how many outputs the node has.
+        opset: the opset of the default domain.
+        low, high: range of the sampled inputs (keep it off kinks and out of forbidden values).
+        only: input positions to differentiate (default: every float input that is no `const`).
+        note: what the row is about; part of the test's name.
+        executor: 'onnxruntime' (else onnx.reference where a kernel is missing) or 'reference'.
+        second_order: False, with the reason in `note`, where no second derivative can be asked for.
+        symbolic: whether to run it with symbolic axes too.
+        tolerance: largest relative error of a directional derivative.
+        step: the difference step; larger where an operator knows float32 only.
+        floor: the share of the output's size below which a difference is noise.
+    """
+
+    op: str
+    inputs: Sequence[Any]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    outputs: int = 1
+    opset: int = 18
+    low: float = -2.0
+    high: float = 2.0
+    only: tuple[int, ...] | None = None
+    note: str = ""
+    executor: str = "onnxruntime"
+    second_order: bool = True
+    symbolic: bool = True
+    tolerance: float = 1e-6
+    step: float = 1e-6
+    floor: float = 1e-3
+    domain: str = ""
+
+    def __str__(self) -> str:
+        shapes = ",".join("x".join(map(str, np.shape(_array(x)))) if x is not None else "-" for x in self.inputs)
+        text = [f"{self.op}-{self.opset}", shapes, *(f"{k}={v}" for k, v in self.attrs.items()), self.note]
+        return " ".join(part for part in text if part)
+
+
+@dataclass(frozen=True)
+class Const:
+    """An input that is an initializer."""
+
+    array: np.ndarray
+
+
+def const(values: Any, dtype: Any = np.int64) -> Const:
+    """An initializer input: int64 unless said otherwise."""
+    return Const(np.asarray(values, dtype))
+
+
+def _array(x: Any) -> np.ndarray:
+    if isinstance(x, Const):
+        return x.array
+    return np.empty(x) if isinstance(x, tuple) else np.asarray(x)
+
+
+def sample(case: Case) -> Arrays:
+    """The values of the case's inputs, by name, seeded by the case itself."""
+    rng = np.random.default_rng(zlib.crc32(str(case).encode()))
+    feeds = {}
+    for i, x in enumerate(case.inputs):
+        if isinstance(x, tuple):
+            feeds[f"x{i}"] = np.asarray(rng.uniform(case.low, case.high, x))
+        elif x is not None:
+            feeds[f"x{i}"] = _array(x)
+    return feeds
+
+
+def forward_model(case: Case, symbolic: bool) -> onnx.ModelProto:
+    """The one-node model of a case; with `symbolic`, every axis of every input is its own symbol."""
+    feeds = sample(case)
+    inputs, initializers, names = [], [], []
+    for i, x in enumerate(case.inputs):
+        if x is None:
+            names.append("")
+            continue
+        names.append(f"x{i}")
+        array = feeds[f"x{i}"]
+        if isinstance(x, Const):
+            initializers.append(numpy_helper.from_array(array, f"x{i}"))
+            continue
+        dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
+        dims = [f"s{i}_{axis}" for axis in range(array.ndim)] if symbolic else list(array.shape)
+        inputs.append(helper.make_tensor_value_info(f"x{i}", dtype, dims))
+    outputs = [f"y{i}" for i in range(case.outputs)]
+    node = helper.make_node(case.op, names, outputs, name="node", domain=case.domain, **case.attrs)
+    imports = [helper.make_opsetid("", case.opset)]
+    if case.domain:
+        imports.append(helper.make_opsetid(case.domain, 1))
+    infos = [onnx.ValueInfoProto(name=name) for name in outputs]
+    graph = helper.make_graph([node], "case", inputs, infos, initializers)
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    graph_view = Graph(model)
+    graph_view.infer()
+    del model.graph.output[:]
+    values: list[np.ndarray] = []
+    for name in outputs:
+        value_type = graph_view.types[name]
+        if shape_of(value_type) is None:
+            values = values or ReferenceEvaluator(model).run(outputs, fed(model, feeds))
+            dims = [f"{name}_{axis}" for axis in range(values[outputs.index(name)].ndim)]
+            value_type = tensor_type(dtype_of(value_type), dims)
+        model.graph.output.append(helper.make_value_info(name, value_type))
+    return model
+
+
+def with_gradient(model: onnx.ModelProto, wanted: Sequence[str], seeded: Sequence[str], prefix: str) -> onnx.ModelProto:
+    """`model` with the cotangents `<prefix><output>` of `seeded` outputs as inputs, gradients as outputs."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    graph = Graph(copy)
+    graph.infer()
+    op = Op(graph)
+    for name in seeded:
+        graph.add_input(f"{prefix}{name}", graph.types[name])
+    seeds = {name: op.val(f"{prefix}{name}") for name in seeded}
+    gradients = differentiate(graph, seeds, wanted, op)
+    graph.nodes.extend(op.nodes)
+    for name in wanted:
+        value = gradients[name]
+        if value is None:
+            value = op.fill(0.0, op.val(name))
+            graph.nodes = [*graph.nodes, *(n for n in op.nodes if n not in graph.nodes)]
+        output = helper.make_node("Identity", [value.name], [f"{prefix}grad_{name}"], name=f"{prefix}out_{name}")
+        graph.nodes.append(output)
+        graph.add_output(output.output[0], graph.types[name])
+    graph.remove_unused()
+    result = graph.commit()
+    onnx.checker.check_model(result)
+    return result
+
+
+def wanted_inputs(case: Case) -> list[str]:
+    """The names of the inputs the case differentiates."""
+    every = [
+        i
+        for i, x in enumerate(case.inputs)
+        if isinstance(x, tuple) or (x is not None and not isinstance(x, Const) and _array(x).dtype.kind == "f")
+    ]
+    return [f"x{i}" for i in (every if case.only is None else case.only)]
+
+
+def subsets(names: Sequence[str]) -> list[list[str]]:
+    """Every non-empty subset of up to three names; of more, each alone, and all."""
+    if len(names) <= 3:
+        return [list(s) for n in range(1, len(names) + 1) for s in itertools.combinations(names, n)]
+    return [[name] for name in names] + [list(names)]
+
+
+def check_case(case: Case, symbolic: bool = False, order: int = 1) -> None:
+    """Differentiate the case (`order` 2: its gradient once more) and compare with central differences.
+
+    Raises:
+        AssertionError: a gradient has the wrong shape or the wrong value.
+    """
+    model, feeds = forward_model(case, symbolic), sample(case)
+    rng = np.random.default_rng(7)
+    names = wanted_inputs(case)
+    floats = [o.name for o in model.graph.output if is_float(o.type)]
+    if order == 2:
+        values = Executor(model, case.executor)(fed(model, feeds))
+        model = with_gradient(model, names, floats, "g_")
+        feeds = {**feeds, **{f"g_{name}": _seed(rng, values[name]) for name in floats}}
+        floats = [f"g_grad_{name}" for name in names]
+        names = [*names, *(n for n in feeds if n.startswith("g_"))]
+        choices, prefix = [(names, floats)], "h_"
+    elif symbolic:
+        choices, prefix = [(names, floats)], "g_"
+    else:
+        alone = [(names, [output]) for output in floats] if len(floats) > 1 else []
+        choices, prefix = [(subset, floats) for subset in subsets(names)] + alone, "g_"
+    forward = Executor(model, case.executor)
+    values = forward(fed(model, feeds))
+    for wanted, seeded in choices:
+        seeds = {name: _seed(rng, values[name]) for name in seeded}
+        backward = with_gradient(model, wanted, seeded, prefix)
+        run = Executor(backward, case.executor)
+        result = run({**fed(model, feeds), **{f"{prefix}{name}": seed for name, seed in seeds.items()}})
+        gradients = {name: result[f"{prefix}grad_{name}"] for name in wanted}
+        for name, gradient in gradients.items():
+            assert gradient.shape == feeds[name].shape, f"{name}: {gradient.shape} for {feeds[name].shape}"
+
+        def function(point: Arrays, seeds: Arrays = seeds) -> float:
+            outputs = forward(fed(model, point))
+            return float(sum(np.sum(outputs[name] * seed) for name, seed in seeds.items()))
+
+        scale = sum(float(np.sum(np.abs(values[n] * s))) for n, s in seeds.items())
+        for _ in range(2):
+            found = directional(function, feeds, gradients, rng, case.step, case.floor * scale)
+            assert found.error <= case.tolerance * (10 if order == 2 else 1), (
+                f"{case} wrt {wanted} through {seeded} ({run.name}): {found}"
+            )
+
+
+def _seed(rng: np.random.Generator, like: np.ndarray) -> np.ndarray:
+    return np.asarray(rng.standard_normal(like.shape), like.dtype)
+
+
+def fed(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> Arrays:
+    """The feeds a model takes."""
+    names = {value.name for value in model.graph.input}
+    return {name: array for name, array in feeds.items() if name in names}

@@ -1,0 +1,276 @@
+"""Convolutions and pools against PyTorch in float64: random geometries, and real sizes with two threads.
+
+The graphs run in float32 on onnxruntime, so its own kernels are proven with the rules, at sizes where they thread.
+"""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from onnxgrad_cli.errors import UnsupportedError
+from onnxgrad_cli.executor import Executor
+from tests.harness import Case, Const, const, forward_model, with_gradient
+
+CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+
+
+def gradients(op, arrays, attrs, symbolic=False, threads=1, opset=18, outputs=1, seed=0):
+    """Forward value, cotangent and gradients of a node, in float32 on onnxruntime."""
+    inputs = [a if a is None or isinstance(a, Const) else np.asarray(a, np.float32) for a in arrays]
+    case = Case(op, inputs, attrs, opset=opset, outputs=outputs)
+    model = forward_model(case, symbolic)
+    feeds = {f"x{i}": a for i, a in enumerate(inputs) if isinstance(a, np.ndarray)}
+    y = Executor(model, threads=threads, fallback=False)(feeds)["y0"]
+    g = np.random.default_rng(seed).standard_normal(y.shape).astype(np.float32)
+    backward = with_gradient(model, list(feeds), ["y0"], "g_")
+    result = Executor(backward, threads=threads, fallback=False)({**feeds, "g_y0": g})
+    return y, g, [result[f"g_grad_{name}"] for name in feeds]
+
+
+def compare(function, op, arrays, attrs, **how):
+    """The node's value and gradients against those of `function`, PyTorch in float64."""
+    y, g, ours = gradients(op, arrays, attrs, **how)
+    tensors = [torch.tensor(a, dtype=torch.float64, requires_grad=True) for a in arrays if isinstance(a, np.ndarray)]
+    theirs = function(*tensors)
+    np.testing.assert_allclose(y, theirs.detach(), atol=2e-5 * float(theirs.detach().abs().max()))
+    theirs.backward(torch.tensor(g, dtype=torch.float64))
+    for mine, tensor in zip(ours, tensors, strict=True):
+        want = tensor.grad.numpy()
+        error = np.max(np.abs(mine - want)) / max(float(np.max(np.abs(want))), 1e-30)
+        assert error < 2e-5, f"{op} {attrs}: {error}"
+
+
+def padded(x, begins, ends, value=0.0):
+    """`x` with its spatial axes padded, as PyTorch's F.pad orders them."""
+    return F.pad(x, [p for pair in zip(begins[::-1], ends[::-1], strict=True) for p in pair], value=value)
+
+
+def geometry(rng, dims, padding=True):
+    kernel = rng.integers(1, 4, dims)
+    strides, dilations = rng.integers(1, 4, dims), rng.integers(1, 3, dims)
+    begins, ends = (rng.integers(0, 3, dims) if padding else np.zeros(dims, int) for _ in range(2))
+    extra = rng.integers(0, 5, dims)
+    sizes = np.maximum((kernel - 1) * dilations + 1 - begins - ends, 1) + extra
+    return [v.tolist() for v in (kernel, strides, dilations, begins, ends, sizes)]
+
+
+def same_pads(sizes, kernel, strides, dilations, upper):
+    total = [
+        max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
+        for n, k, s, d in zip(sizes, kernel, strides, dilations, strict=True)
+    ]
+    small, large = [t // 2 for t in total], [t - t // 2 for t in total]
+    return (small, large) if upper else (large, small)
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("seed", range(40))
+def test_conv(seed, symbolic):
+    rng = np.random.default_rng(seed)
+    dims = int(rng.integers(1, 4))
+    kernel, strides, dilations, begins, ends, sizes = geometry(rng, dims)
+    group = int(rng.integers(1, 4))
+    inner, outer = int(rng.choice([1, 2, 16])), int(rng.integers(1, 4))
+    auto = str(rng.choice(["NOTSET", "NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"]))
+    if auto.startswith("SAME"):  # onnxruntime has no kernel for SAME with dilations
+        dilations = [1] * dims
+    attrs = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "group": group}
+    if auto == "NOTSET":
+        attrs["pads"] = begins + ends
+    else:
+        attrs["auto_pad"] = auto
+        sizes = [max(n, (k - 1) * d + 1) for n, k, d in zip(sizes, kernel, dilations, strict=True)]
+        begins, ends = same_pads(sizes, kernel, strides, dilations, auto == "SAME_UPPER")
+        if auto == "VALID":
+            begins = ends = [0] * dims
+    arrays = [
+        rng.standard_normal((2, group * inner, *sizes)),
+        rng.standard_normal((group * outer, inner, *kernel)),
+        rng.standard_normal(group * outer),
+    ]
+
+    def torch_conv(x, w, b):
+        return CONV[dims](padded(x, begins, ends), w, b, strides, 0, dilations, group)
+
+    compare(torch_conv, "Conv", arrays, attrs, symbolic=symbolic)
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("seed", range(40))
+def test_conv_transpose(seed, symbolic):
+    rng = np.random.default_rng(seed)
+    dims = int(rng.integers(1, 4))
+    kernel, strides, dilations, _, _, _ = geometry(rng, dims)
+    kind = str(rng.choice(["pads", "pads", "output_shape", "SAME_UPPER", "SAME_LOWER"]))
+    if kind.startswith("SAME"):  # else refused, see test_refusals
+        strides = [min(s, (k - 1) * d + 1) for s, k, d in zip(strides, kernel, dilations, strict=True)]
+    sizes = rng.integers(1, 5, dims).tolist()
+    extra = [int(rng.integers(0, s)) for s in strides]
+    full = [(n - 1) * s + (k - 1) * d + 1 + e
+            for n, s, k, d, e in zip(sizes, strides, kernel, dilations, extra, strict=True)]  # fmt: skip
+    group = int(rng.integers(1, 4))
+    attrs = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "group": group}
+    if kind == "pads":
+        begins = [int(rng.integers(0, (f + 1) // 2)) for f in full]
+        ends = [int(rng.integers(0, (f + 1) // 2)) for f in full]
+        attrs |= {"pads": begins + ends, "output_padding": extra}
+        out = [f - b - e for f, b, e in zip(full, begins, ends, strict=True)]
+    else:
+        out = [n * s for n, s in zip(sizes, strides, strict=True)]
+        full = [f - e for f, e in zip(full, extra, strict=True)]
+        if kind == "output_shape":
+            out = [int(rng.integers(min(n, f), f + s)) for n, f, s in zip(sizes, full, strides, strict=True)]
+            attrs["output_shape"] = out
+        else:
+            attrs["auto_pad"] = kind
+        total = [max(f - n, 0) for f, n in zip(full, out, strict=True)]
+        begins = [t // 2 if kind == "SAME_UPPER" else t - t // 2 for t in total]
+    if kind == "output_shape" and symbolic:
+        pytest.skip("refused, see test_refusals")
+    inner, outer = int(rng.integers(1, 4)), int(rng.choice([1, 2, 16]))
+    arrays = [
+        rng.standard_normal((2, group * inner, *sizes)),
+        rng.standard_normal((group * inner, outer, *kernel)),
+        rng.standard_normal(group * outer),
+    ]
+
+    def torch_transpose(x, w, b):
+        y = TRANSPOSE[dims](x, w, None, strides, 0, 0, group, dilations)
+        y = padded(y, [0] * dims, [max(c + n - m, 0) for c, n, m in zip(begins, out, y.shape[2:], strict=True)])
+        return y[(..., *(slice(c, c + n) for c, n in zip(begins, out, strict=True)))] + b.reshape(-1, *[1] * dims)
+
+    compare(torch_transpose, "ConvTranspose", arrays, attrs, symbolic=symbolic)
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("seed", range(40))
+def test_max_pool(seed, symbolic):
+    rng = np.random.default_rng(seed)
+    dims = int(rng.integers(1, 4))
+    kernel, strides, dilations, begins, ends, sizes = geometry(rng, dims)
+    begins, ends = ([min(p, k // 2) for p, k in zip(v, kernel, strict=True)] for v in (begins, ends))
+    sizes = [n + 4 for n in sizes]
+    ceil = bool(rng.integers(0, 2)) and begins == ends
+    attrs = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": begins + ends}
+
+    def torch_pool(x):
+        if ceil:
+            return MAX[dims](x, kernel, strides, begins, dilations, True)
+        return MAX[dims](padded(x, begins, ends, -torch.inf), kernel, strides, 0, dilations)
+
+    x = rng.integers(0, 6, (2, 3, *sizes)).astype(float)  # with ties
+    compare(torch_pool, "MaxPool", [x], {**attrs, "ceil_mode": int(ceil)}, symbolic=symbolic, opset=22)
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("seed", range(40))
+def test_average_pool(seed, symbolic):
+    rng = np.random.default_rng(seed)
+    dims = int(rng.integers(1, 4))
+    kernel, strides, _, begins, _, sizes = geometry(rng, dims)
+    begins = [min(p, k // 2) for p, k in zip(begins, kernel, strict=True)]
+    sizes = [n + 3 for n in sizes]
+    ceil, include = (bool(v) for v in rng.integers(0, 2, 2))
+    attrs = {"kernel_shape": kernel, "strides": strides, "pads": begins * 2}
+    attrs |= {"ceil_mode": int(ceil), "count_include_pad": int(include)}
+
+    def torch_pool(x):
+        return AVERAGE[dims](x, kernel, strides, begins, ceil, include)
+
+    compare(torch_pool, "AveragePool", [rng.standard_normal((2, 3, *sizes))], attrs, symbolic=symbolic, opset=22)
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("upper", [False, True])
+@pytest.mark.parametrize("include", [0, 1])
+def test_average_pool_same(include, upper, symbolic):
+    kernel, strides, sizes = [3, 4], [2, 3], [6, 7]
+    begins, ends = same_pads(sizes, kernel, strides, [1, 1], upper)
+    attrs = {"kernel_shape": kernel, "strides": strides, "count_include_pad": include}
+    attrs["auto_pad"] = "SAME_UPPER" if upper else "SAME_LOWER"
+
+    def torch_pool(x):
+        counts = F.avg_pool2d(padded(torch.ones_like(x), begins, ends), kernel, strides)
+        return F.avg_pool2d(padded(x, begins, ends), kernel, strides) / (1 if include else counts)
+
+    x = np.random.default_rng(0).standard_normal((2, 3, *sizes))
+    compare(torch_pool, "AveragePool", [x], attrs, symbolic=symbolic, opset=22)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 7), (2, 3, 4, 5), (2, 3, 2, 3, 4)])
+def test_global_pools(shape):
+    x = np.random.default_rng(0).standard_normal(shape)
+    axes = tuple(range(2, len(shape)))
+    compare(lambda x: x.mean(axes, keepdim=True), "GlobalAveragePool", [x], {})
+    compare(lambda x: x.flatten(2).max(2)[0].reshape(*x.shape[:2], *[1] * len(axes)), "GlobalMaxPool", [x], {})
+
+
+REAL = [
+    ("stem", (4, 3, 112, 112), (32, 3, 7, 7), {"strides": [2, 2], "pads": [3, 3, 3, 3]}),
+    ("3x3", (4, 64, 56, 56), (64, 64, 3, 3), {"pads": [1, 1, 1, 1]}),
+    ("3x3 strided", (4, 64, 56, 56), (64, 64, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    ("1x1", (4, 64, 56, 56), (128, 64, 1, 1), {}),
+    ("1x1 strided", (4, 64, 56, 56), (128, 64, 1, 1), {"strides": [2, 2]}),
+    ("3x3 small", (4, 128, 14, 14), (128, 128, 3, 3), {"pads": [1, 1, 1, 1]}),
+    ("depthwise", (4, 64, 56, 56), (64, 1, 3, 3), {"pads": [1, 1, 1, 1], "group": 64}),
+    (
+        "depthwise strided",
+        (4, 64, 56, 56),
+        (64, 1, 3, 3),
+        {"strides": [2, 2], "pads": [1, 1, 1, 1], "group": 64},
+    ),
+    ("grouped", (4, 64, 28, 28), (64, 16, 3, 3), {"pads": [1, 1, 1, 1], "group": 4}),
+]
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize(("name", "image", "weight", "attrs"), REAL, ids=[r[0] for r in REAL])
+def test_conv_at_real_size(name, image, weight, attrs, symbolic):
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(image), rng.standard_normal(weight) / np.prod(weight[1:]) ** 0.5]
+    pads, strides = attrs.get("pads", [0] * 4)[:2], attrs.get("strides", [1, 1])
+
+    def torch_conv(x, w):
+        return F.conv2d(x, w, None, strides, pads, 1, attrs.get("group", 1))
+
+    compare(torch_conv, "Conv", arrays, {**attrs, "kernel_shape": list(weight[2:])}, symbolic=symbolic, threads=2)
+
+
+@pytest.mark.parametrize(("kernel", "stride", "pad"), [(2, 2, 0), (3, 2, 1), (3, 1, 1)])
+def test_max_pool_at_real_size(kernel, stride, pad):
+    x = np.random.default_rng(0).integers(0, 1000, (8, 64, 56, 56)).astype(float)
+    attrs = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4}
+    for _ in range(3):
+        compare(lambda x: F.max_pool2d(x, kernel, stride, pad), "MaxPool", [x], attrs, threads=2)
+
+
+def test_transposed_conv_at_real_size():
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal((4, 64, 28, 28)), rng.standard_normal((64, 32, 4, 4)) / 32]
+    attrs = {"kernel_shape": [4, 4], "strides": [2, 2], "pads": [1, 1, 1, 1]}
+    compare(lambda x, w: F.conv_transpose2d(x, w, None, 2, 1), "ConvTranspose", arrays, attrs, threads=2)
+
+
+@pytest.mark.parametrize(
+    ("case", "symbolic", "reason"),
+    [
+        (Case("MaxPool", [(1, 1, 6)], {"kernel_shape": [2], "strides": [3], "ceil_mode": 1, "pads": [0, 1]}), False,
+         "start beyond the image"),
+        (Case("AveragePool", [(1, 1, 6)], {"kernel_shape": [2], "strides": [3], "ceil_mode": 1, "pads": [0, 1]}),
+         False, "start beyond the image"),
+        (Case("LpPool", [(1, 1, 6)], {"kernel_shape": [2], "ceil_mode": 1}), False, "ceil_mode"),
+        (Case("ConvTranspose", [(1, 1, 4), (1, 1, 2)], {"kernel_shape": [2], "output_shape": [4]}), True,
+         "output_shape"),
+        (Case("ConvTranspose", [(1, 1, 4), (1, 1, 2)], {"strides": [3], "auto_pad": "SAME_UPPER"}), False, "disagree"),
+        (Case("Conv", [(1, 1, 4), (1, 1, 2)]), True, "kernel size"),
+        (Case("MaxUnpool", [(1, 1, 2), const([[[0, 1]]])], {"kernel_shape": [2], "strides": [1]}), False, "overlap"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_refusals(case, symbolic, reason):
+    with pytest.raises(UnsupportedError, match=reason):
+        with_gradient(forward_model(case, symbolic), ["x0"], ["y0"], "g_")

@@ -1,0 +1,27 @@
+"""Elementwise rules inside whole models: what one-node rows can't show."""
+
+import numpy as np
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxgrad_cli.build import build
+from onnxgrad_cli.pipeline import Options
+
+
+def test_a_trained_exponent_is_no_constant() -> None:
+    x, p, y = np.array([1.5, 2.0]), np.array([2.0]), np.array([1.0, 1.0])
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["w", "x"], ["z"]), helper.make_node("Pow", ["z", "p"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.DOUBLE, [2])],
+        [helper.make_tensor_value_info("y", TensorProto.DOUBLE, [2])],
+        [numpy_helper.from_array(p, "p"), numpy_helper.from_array(np.array([1.0, 1.0]), "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    session = onnxruntime.InferenceSession(build(model, Options(train=("p", "w"))).model.SerializeToString())
+    for exponent in (2.0, 3.0):
+        wanted = ["p_grad", "w_grad"]
+        p_grad, w_grad = session.run(wanted, {"x": x, "label": y, "p": np.array([exponent])})
+        rest = x**exponent - y
+        np.testing.assert_allclose(p_grad, [np.sum(rest * x**exponent * np.log(x))])
+        np.testing.assert_allclose(w_grad, rest * exponent * x**exponent)

@@ -1,0 +1,238 @@
+"""The passes on small models: what prepare brings into form, what the walk refuses, what the marker becomes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxgrad_cli import registry
+from onnxgrad_cli.build import Built, build
+from onnxgrad_cli.errors import OnnxgradError, UnsupportedError, UsageError
+from onnxgrad_cli.graph import Graph, reads
+from onnxgrad_cli.pipeline import Options
+
+HEADER = '<ir_version: 10, opset_import: ["" : 18]>'
+
+
+def parse(text: str, header: str = HEADER) -> onnx.ModelProto:
+    return onnx.parser.parse_model(header + text)
+
+
+LINEAR = "g (float[N, 3] x) => (float[N, 2] y) <float[3, 2] w = {1, 2, 3, 4, 5, 6}> { y = MatMul(x, w) }"
+
+
+def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+def stages(text: str, **options: object) -> dict[str, onnx.ModelProto]:
+    """The model after each pass."""
+    seen: dict[str, onnx.ModelProto] = {}
+
+    def keep(step: object, graph: Graph, record: object) -> None:
+        copy = onnx.ModelProto()
+        copy.CopyFrom(graph.commit())
+        seen[step.name] = copy  # type: ignore[attr-defined]
+
+    build(parse(text), Options(**options), after=keep)  # type: ignore[arg-type]
+    return seen
+
+
+def test_the_four_stages() -> None:
+    seen = stages(LINEAR)
+    assert list(seen) == ["prepare", "loss", "yield", "backward", "outputs", "cleanup"]
+    marker = seen["yield"].graph.node[-1]
+    assert (marker.domain, marker.op_type) == ("com.microsoft", "YieldOp")
+    assert {a.name: list(a.ints) for a in marker.attribute} == {"full_shape_outputs": [0]}
+    ops = [node.op_type for node in seen["outputs"].graph.node]
+    assert "YieldOp" not in ops
+    position = ops.index("ConstantOfShape")
+    assert ops[position - 1] == "Shape"
+    fill = seen["outputs"].graph.node[position]
+    assert numpy_helper.to_array(fill.attribute[0].t).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("choice", ["keep", "input"])
+def test_the_marker_can_stay_or_become_an_input(choice: str) -> None:
+    model = build(parse(LINEAR), Options(yield_=choice)).model
+    kept = any(node.op_type == "YieldOp" for node in model.graph.node)
+    assert kept == (choice == "keep")
+    if choice == "input":
+        x, t = np.ones((2, 3), np.float32), np.zeros((2, 2), np.float32)
+        one = run(model, {"x": x, "label": t, "loss_grad": np.array(1, np.float32)})["w_grad"]
+        three = run(model, {"x": x, "label": t, "loss_grad": np.array(3, np.float32)})["w_grad"]
+        np.testing.assert_allclose(three, 3 * one)
+
+
+def test_functions_are_inlined() -> None:
+    double = helper.make_function(
+        "local", "Double", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])], [helper.make_opsetid("", 18)]
+    )
+    model = parse(LINEAR)
+    model.functions.append(double)
+    model.opset_import.append(helper.make_opsetid("local", 1))
+    model.graph.node[0].output[0] = "h"
+    model.graph.node.append(helper.make_node("Double", ["h"], ["y"], domain="local"))
+    built = build(model).model
+    assert not built.functions
+    x, t = np.ones((2, 3), np.float32), np.zeros((2, 2), np.float32)
+    assert np.all(run(built, {"x": x, "label": t})["w_grad"] > 0)
+
+
+def test_the_opset_is_raised_only_where_needed() -> None:
+    old = '<ir_version: 7, opset_import: ["" : 13]>'
+    assert build(parse(LINEAR, old)).graph.opset() == 13
+    gather = """
+    g (int64[N] i) => (float[N, 2] y) <float[3, 2] w = {1, 2, 3, 4, 5, 6}> { y = Gather(w, i) }
+    """
+    built = build(parse(gather, old))
+    assert built.graph.opset() == 16
+    assert any("opset raised from 13 to 16" in caution for caution in built.training.cautions)
+
+
+def test_an_older_opset_is_converted() -> None:
+    text = """
+    g (float[N, 3] x) => (float[N, 1, 2] y) <float[3, 2] w = {1, 2, 3, 4, 5, 6}>
+    { h = MatMul(x, w) y = Unsqueeze<axes = [1]>(h) }
+    """
+    built = build(parse(text, '<ir_version: 7, opset_import: ["" : 11]>'))
+    assert built.graph.opset() == 13
+
+
+def test_an_opset_that_is_too_new_is_refused() -> None:
+    model = parse(LINEAR)
+    model.opset_import[0].version = registry.NEWEST_OPSET + 1
+    with pytest.raises(UnsupportedError, match="proven up to opset"):
+        build(model)
+
+
+def test_dims_and_shapes() -> None:
+    graph = build(parse(LINEAR), Options(dims={"N": 4})).graph
+    assert graph.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 4
+    graph = build(parse(LINEAR), Options(shapes={"x": (5, 3)})).graph
+    assert graph.proto.graph.output[0].name == "loss"
+    assert graph.proto.graph.input[1].type.tensor_type.shape.dim[0].dim_value == 5
+    with pytest.raises(UsageError, match="no input has a dimension 'batch'"):
+        build(parse(LINEAR), Options(dims={"batch": 4}))
+    with pytest.raises(UsageError, match="size 3 where 4 was given"):
+        build(parse(LINEAR), Options(shapes={"x": (5, 4)}))
+
+
+def test_unnamed_and_doubly_named_nodes_get_names() -> None:
+    model = parse("""
+    g (float[N, 2] x) => (float[N, 2] y) <float[2] w = {1, 2}> { a = Mul(x, w) b = Mul(a, w) y = Relu(b) }
+    """)
+    model.graph.node[0].name = model.graph.node[1].name = "same"
+    names = [node.name for node in build(model).model.graph.node]
+    assert all(names)
+    assert len(set(names)) == len(names)
+
+
+def test_every_unsupported_node_is_listed_at_once() -> None:
+    model = parse(
+        """
+        g (float[N, 2] x) => (float[N, 2] y) <float[2] w = {1, 2}>
+        { a = Mul(x, w) b = custom.First(a) c = Relu(b) y = custom.Second(c) }
+        """,
+        '<ir_version: 10, opset_import: ["" : 18, "custom" : 1]>',
+    )
+    model.graph.value_info.extend(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 2]) for name in ("b", "y")
+    )
+    with pytest.raises(UnsupportedError) as caught:
+        build(model)
+    assert [refusal.op_type for refusal in caught.value.refusals] == ["custom::Second", "custom::First"]
+    assert all("--rules" in refusal.hint for refusal in caught.value.refusals)
+
+
+def test_an_attribute_no_rule_covers_is_refused() -> None:
+    text = "g (float[N, 2] x) => (float[N, 2] y) <float[2] w = {1, 2}> { a = Mul(x, w) y = Relu(a) }"
+    with registry.scoped():
+        registry.rule("Relu", override=True)(lambda op, g, y, x: g)
+        model = parse(text)
+        model.graph.node[1].op_type = "LeakyRelu"
+        model.graph.node[1].attribute.append(helper.make_attribute("alpha", 0.5))
+        registry.rule("LeakyRelu", override=True)(lambda op, g, y, x: g)
+        with pytest.raises(UnsupportedError, match=r"attribute alpha=0\.5 is not covered"):
+            build(model)
+
+
+def test_a_gradient_through_an_output_the_rule_ignores_is_refused() -> None:
+    text = """
+    g (float[N, 2] x) => (float[N, 1] y) <float[2] w = {1, 2}>
+    { a = Mul(x, w) b, c = Split<axis = 1, num_outputs = 2>(a) y = Add(b, c) }
+    """
+    with registry.scoped():
+        registry.rule("Split", override=True)(lambda op, g, y, x, split, *, axis, num_outputs: g)
+        with pytest.raises(UnsupportedError, match="the gradient through its output"):
+            build(parse(text))
+
+
+def test_two_rules_for_one_operator_are_refused() -> None:
+    with registry.scoped(), pytest.raises(OnnxgradError, match="two rules for"):
+        registry.rule("Relu")(lambda op, g, y, x: g)
+
+
+def test_a_zero_gradient_is_filled_and_said() -> None:
+    built = build(parse(LINEAR), Options(grad_of_input=("x",)))
+    assert built.training.gradients == {"w": "w_grad", "x": "x_grad"}
+    text = """
+    g (float[N, 2] x, float[N, 2] z) => (float[N, 2] y) <float[2] w = {1, 2}>
+    { r = Floor(z) a = Mul(x, w) y = Add(a, r) }
+    """
+    built = build(parse(text), Options(grad_of_input=("z",)))
+    assert any("'z' is zero by mathematics" in caution for caution in built.training.cautions)
+    x = np.ones((2, 2), np.float32)
+    result = run(built.model, {"x": x, "z": x, "label": x})
+    assert result["z_grad"].shape == (2, 2)
+    assert not result["z_grad"].any()
+
+
+def test_a_gradient_shared_by_two_weights_has_two_names() -> None:
+    text = """
+    g (float[N, 2] x) => (float[N, 2] y) <float[2] a = {1, 2}, float[2] b = {3, 4}>
+    { h = Add(x, a) y = Add(h, b) }
+    """
+    x = np.ones((2, 2), np.float32)
+    result = run(build(parse(text)).model, {"x": x, "label": x})
+    np.testing.assert_array_equal(result["a_grad"], result["b_grad"])
+
+
+def test_broadcasts_that_are_unknown_are_summed_at_run_time() -> None:
+    text = """
+    g (float[A, B] x, float[C, D] z) => (float[E, F] y) <float[2] w = {1, 2}> { s = Mul(x, z) y = Mul(s, w) }
+    """
+    built: Built = build(parse(text), Options(grad_of_input=("x", "z"), label="t"))
+    assert any("run time" in caution and "'A'" in caution for caution in built.training.cautions)
+    rng = np.random.default_rng(0)
+    for left, right in (((3, 2), (1, 2)), ((1, 2), (3, 1)), ((3, 1), (3, 2)), ((3, 2), (3, 2))):
+        x, z = (rng.standard_normal(s).astype(np.float32) for s in (left, right))
+        w, out = np.array([1, 2], np.float32), np.broadcast_shapes(left, right, (2,))
+        result = run(built.model, {"x": x, "z": z, "t": np.zeros(out, np.float32)})
+        error = 2 * (x * z * w) / np.prod(out)
+        for name, factor in (("x", z), ("z", x)):
+            full = np.broadcast_to(error * w * factor, out)
+            axes = tuple(i for i, n in enumerate((x if name == "x" else z).shape) if n == 1 and out[i] != 1)
+            np.testing.assert_allclose(result[f"{name}_grad"], full.sum(axes, keepdims=True), rtol=1e-5)
+
+
+def test_reads_include_captures() -> None:
+    model = parse("""
+    g (bool c, float[N] x) => (float[N] y) {
+        y = If(c) <then_branch = t () => (float[N] a) { a = Neg(x) },
+                   else_branch = e () => (float[N] b) { k = Abs(x) b = Add(k, x) }>
+    }
+    """)
+    assert set(reads(model.graph.node[0])) == {"c", "x"}
+    uses = Graph(model).uses()
+    assert [position for _, position in uses["x"]] == [-1]
+
+
+def test_fresh_names() -> None:
+    graph = Graph(parse(LINEAR))
+    assert [graph.fresh(stem) for stem in ("w", "w", "new", "new")] == ["w_1", "w_2", "new", "new_1"]

@@ -1,0 +1,27 @@
+"""Every rule, proven: each row of the table against central differences, and rows equal rules."""
+
+import pytest
+
+from onnxgrad_cli import registry
+from tests.harness import Case, check_case
+from tests.ops import ROWS
+
+
+@pytest.mark.parametrize("case", ROWS, ids=str)
+def test_gradient(case: Case) -> None:
+    check_case(case)
+
+
+@pytest.mark.parametrize("case", [row for row in ROWS if row.symbolic], ids=str)
+def test_gradient_with_symbolic_axes(case: Case) -> None:
+    check_case(case, symbolic=True)
+
+
+@pytest.mark.parametrize("case", [row for row in ROWS if row.second_order], ids=str)
+def test_second_order(case: Case) -> None:
+    check_case(case, order=2)
+
+
+def test_every_rule_has_a_row() -> None:
+    rules = {(rule.domain, rule.op_type) for rule in registry.all_rules() if not rule.is_zero}
+    assert rules == {(row.domain, row.op) for row in ROWS}

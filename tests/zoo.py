@@ -1,0 +1,111 @@
+"""Build a training model of every real model in a folder and compare with PyTorch's gradients stored beside it.
+
+    python -m tests.zoo FOLDER [NAME ...]
+
+Each subfolder holds model.onnx, feed.npz (`in/<input>` and `target`), reference.npz (`loss`, `grad/<weight>`: float64
+autograd of the mean squared error) and about.json. A tensor is judged by its largest error relative to its
+largest entry, or to 1e-4 of the largest of all gradients where its own is smaller. The bound is 1e-4, or the
+reference's own float32 noise where that is larger. Exits 1 when any model is off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from onnxgrad_cli.build import build
+from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.pipeline import LossSpec, Options
+
+BOUND = 1e-4
+
+
+def compare(folder: Path) -> dict[str, object]:
+    """Build, run and compare one model; returns the row of the table.
+
+    Raises:
+        OnnxgradError: the model was refused.
+    """
+    about = json.loads((folder / "about.json").read_text())
+    feeds, reference = np.load(folder / "feed.npz"), np.load(folder / "reference.npz")
+    start = time.perf_counter()
+    built = build(
+        onnx.load(folder / "model.onnx"),
+        Options(losses=(LossSpec("mse", output=about["output"]),), label="target"),
+    )
+    model = built.model
+    seconds = time.perf_counter() - start
+    onnx.checker.check_model(model, full_check=True)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 2
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    arrays = {key.removeprefix("in/"): feeds[key] for key in feeds.files}
+    fed = {i.name: arrays[i.name] for i in session.get_inputs() if i.name in arrays}
+    names = [output.name for output in session.get_outputs()]
+    result = dict(zip(names, session.run(None, fed), strict=True))
+    wanted = {key.removeprefix("grad/"): reference[key] for key in reference.files if key.startswith("grad/")}
+    largest = max(np.abs(g).max() for g in wanted.values())
+    errors, missing = {}, [name for name in wanted if name not in built.training.gradients]
+    for name, expected in wanted.items():
+        if name not in missing:
+            got = result[built.training.gradients[name]]
+            assert got.shape == expected.shape, f"{name}: {got.shape} for {expected.shape}"
+            errors[name] = np.abs(got - expected).max() / max(np.abs(expected).max(), 1e-4 * largest)
+    worst = max(errors, key=lambda name: errors[name])
+    loss_error = abs(float(result["loss"]) - float(reference["loss"])) / abs(float(reference["loss"]))
+    return {
+        "weights": len(errors),
+        "missing": missing,
+        "extra": len(built.training.trained) - len(errors),
+        "loss_error": loss_error,
+        "worst": float(errors[worst]),
+        "worst_name": worst,
+        "bound": max(BOUND, about["float32_noise"]),
+        "noise": about["float32_noise"],
+        "forward": built.training.forward_nodes,
+        "nodes": len(model.graph.node),
+        "seconds": seconds,
+    }
+
+
+def main() -> int:
+    """Print the table; 0 when every model agrees, 1 otherwise."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("zoo", type=Path)
+    parser.add_argument("names", nargs="*")
+    arguments = parser.parse_args()
+    folders = [f.parent for f in sorted(arguments.zoo.glob("*/model.onnx"))]
+    folders = [f for f in folders if not arguments.names or f.name in arguments.names]
+    print(
+        f"{'model':20} {'grads':>5} {'loss err':>9} {'worst err':>9} {'bound':>8} {'nodes':>12} {'build s':>7}  verdict"
+    )
+    failed = 0
+    for folder in folders:
+        try:
+            row = compare(folder)
+        except (OnnxgradError, AssertionError, RuntimeError) as error:
+            failed += 1
+            print(f"{folder.name:20} FAILED: {error}")
+            continue
+        good = not row["missing"] and max(row["worst"], row["loss_error"]) <= row["bound"]  # type: ignore[operator]
+        failed += not good
+        verdict = "ok" if good else f"OFF at {row['worst_name']} {row['missing'] or ''}"
+        print(
+            f"{folder.name:20} {row['weights']:5} {row['loss_error']:9.1e} {row['worst']:9.1e} {row['bound']:8.0e}"
+            f" {row['forward']:5} -> {row['nodes']:4} {row['seconds']:7.2f}  {verdict}",
+            flush=True,
+        )
+    print(f"{len(folders) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
