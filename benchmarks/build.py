@@ -17,12 +17,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import onnx
 
 from benchmarks import models
+
+MODELS = ["chain of 2,000 nodes", "chain of 20,000 nodes", "1 GB of external weights", "BERT-base", "ResNet-50"]
 
 OURS = "from onnxgrad_cli.__main__ import main; main()"
 THEIRS = """
@@ -39,11 +42,11 @@ with open(sys.argv[2], "wb") as file:
 """
 
 
-def measure(command: list[str], timeout: float) -> tuple[float, float, str]:
+def measure(command: list[str], timeout: float, cwd: Path | None = None) -> tuple[float, float, str]:
     """Wall seconds and peak megabytes of one process, and its last line of error ("" when it succeeded)."""
     with tempfile.TemporaryFile() as errors:
         start = time.perf_counter()
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, cwd=cwd)
         deadline = start + timeout
         while True:
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
@@ -91,7 +94,7 @@ def compare(name: str, path: Path, repeat: int, timeout: float) -> dict[str, obj
     for _ in range(repeat):
         for tool, command in commands.items():
             if not (runs[tool] and runs[tool][-1][2]):
-                runs[tool].append(measure(command, timeout))
+                runs[tool].append(measure(command, timeout, path.parent))
     row: dict[str, object] = {"model": name, "forward": nodes(path)}
     for tool, out in (("onnxgrad", ours), ("onnx-ad", theirs)):
         row[tool] = {
@@ -104,30 +107,18 @@ def compare(name: str, path: Path, repeat: int, timeout: float) -> dict[str, obj
     return row
 
 
-def makers(folder: Path) -> dict[str, Callable[[], Path]]:
-    """The models, each made when it is asked for."""
+def make(name: str, folder: Path) -> Path:
+    """Write one of the models; runs in a process of its own, whose memory the measured ones don't inherit."""
+    if name.startswith("chain"):
+        count = int(name.split()[2].replace(",", ""))
+        return models.chain(count, folder / f"chain{count}.onnx")
+    if name == "1 GB of external weights":
+        return models.external(folder)
+    import torch
 
-    def bert() -> Path:
-        import torch
-
+    if name == "BERT-base":
         return models.export(models.bert_base(), torch.randint(0, 30522, (2, 128)), folder / "bert.onnx", "ids")
-
-    def resnet() -> Path:
-        import torch
-
-        return models.export(models.resnet50(), torch.randn(2, 3, 224, 224), folder / "resnet50.onnx")
-
-    def large() -> Path:
-        (folder / "external").mkdir()
-        return models.external(folder / "external")
-
-    return {
-        "chain of 2,000 nodes": lambda: models.chain(2_000, folder / "chain2000.onnx"),
-        "chain of 20,000 nodes": lambda: models.chain(20_000, folder / "chain20000.onnx"),
-        "1 GB of external weights": large,
-        "BERT-base": bert,
-        "ResNet-50": resnet,
-    }
+    return models.export(models.resnet50(), torch.randn(2, 3, 224, 224), folder / "resnet50.onnx")
 
 
 def show(row: dict[str, object]) -> str:
@@ -158,9 +149,11 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for name, make in makers(Path(folder)).items():
+        for name in MODELS:
             if not arguments.only or any(part in name for part in arguments.only):
-                rows.append(compare(name, make(), arguments.repeat, arguments.timeout))
+                with ProcessPoolExecutor(1, get_context("spawn")) as other:
+                    path = other.submit(make, name, Path(folder)).result()
+                rows.append(compare(name, path, arguments.repeat, arguments.timeout))
                 print(show(rows[-1]), flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=2))

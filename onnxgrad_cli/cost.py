@@ -182,7 +182,7 @@ class _Facts(dict[str, Fact]):
     def __init__(self, graph: Graph, sizes: Mapping[str, int]) -> None:
         super().__init__()
         self._types = graph.types
-        self._by_type: dict[tuple[bytes, bytes], Fact] = {}
+        self._by_type: dict[tuple[int, int], Fact] = {}
         own = {dim: None for name in graph.input_names for dim in _symbols(graph.types.get(name))}
         self.given = {symbol: int(sizes[symbol]) for symbol in own if symbol in sizes}
         self.assumed = [symbol for symbol in own if symbol not in sizes]
@@ -218,7 +218,7 @@ class _Facts(dict[str, Fact]):
         built, exact = self._types.get(name), self._exact.get(name)
         if built is None:
             raise LookupError(name)
-        key = (built.SerializeToString(), exact.SerializeToString() if exact is not None else b"")
+        key = (id(built), id(exact))  # both live as long as this
         if key not in self._by_type:
             self._by_type[key] = self._fact(built, exact)
         self[name] = self._by_type[key]

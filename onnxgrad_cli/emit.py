@@ -149,7 +149,9 @@ class Op:
         self._written: dict[tuple[Any, ...], Any] = {}
         self._unexpanded: dict[str, Val] = {}
         self._schemas: dict[tuple[str, str], onnx.defs.OpSchema] = {}
+        self._defaults: dict[tuple[str, str], dict[str, Any]] = {}
         self._imports = list(graph.proto.opset_import)
+        self.opset = graph.opset() or 1
 
     # -- values ---------------------------------------------------------------------------------------------
 
@@ -190,7 +192,10 @@ class Op:
 
     def ints(self, values: Sequence[int]) -> Val:
         """A constant int64 vector."""
-        return self.const(np.asarray(list(values), dtype=np.int64).reshape(-1))
+        key = tuple(values)
+        if key not in self._pool:
+            self._pool[key] = self.const(np.asarray(key, dtype=np.int64).reshape(-1))
+        return self._pool[key]
 
     # -- emission -------------------------------------------------------------------------------------------
 
@@ -216,21 +221,24 @@ class Op:
         if op_type in _BINARY:
             values = self._broadcast_late(*values)  # type: ignore[arg-type]
         attributes = {name: value for name, value in attributes.items() if value is not None}
-        names = tuple(x.name if x is not None else "" for x in values)
-        key = (op_type, domain, names, repr(sorted(attributes.items())), outputs)
+        names = tuple([x.name if x is not None else "" for x in values])
+        key = (op_type, domain, names, repr(sorted(attributes.items())) if attributes else "", outputs)
         if key in self._written and op_type not in RANDOM:
             return self._written[key]
         stem = f"{self.scope}/{op_type}" if self.scope else op_type
         node_name = self.graph.fresh(stem)
         out = [self.graph.fresh(f"{node_name}_out{i or ''}") for i in range(outputs)]
-        node = onnx.helper.make_node(op_type, names, out, name=node_name, domain=domain, **attributes)
-        for role, text in ((ROLE, self.role), (FORWARD, self.forward)):
-            if text:
-                node.metadata_props.add(key=role, value=text)
+        node = NodeProto(op_type=op_type, input=names, output=out, name=node_name, domain=domain)
+        node.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in attributes.items())
+        if self.role:
+            node.metadata_props.add(key=ROLE, value=self.role)
+        if self.forward:
+            node.metadata_props.add(key=FORWARD, value=self.forward)
         first = values[0] if values else None
-        if op_type in _ELEMENTWISE and first is not None and self.same_shape(first, values[-1] or first):
-            self._vals[out[0]] = Val(self, out[0], first.type, first.known_shape)
-            self.graph.types[out[0]] = first.type  # type: ignore[assignment]
+        same = self._elementwise(first, values[-1]) if op_type in _ELEMENTWISE and first and values[-1] else None
+        if same is not None:
+            self._vals[out[0]] = Val(self, out[0], same.type, same.known_shape)
+            self.graph.types[out[0]] = same.type  # type: ignore[assignment]
         elif op_type in _SAME_DTYPE and first is not None and shape is not None:
             self.graph.types[out[0]] = self.graph.named(tensor_type(first.dtype, shape))
         else:
@@ -239,9 +247,14 @@ class Op:
                 types[out[0]] = self.graph.named(tensor_type(dtype_of(types[out[0]]), shape))
             self.graph.types.update(types)
         self.nodes.append(node)
-        results = tuple(self.val(name) for name in out)
-        self._written[key] = results if outputs > 1 else results[0]
+        self._written[key] = tuple([self.val(name) for name in out]) if outputs > 1 else self.val(out[0])
         return self._written[key]
+
+    def _elementwise(self, a: Val, b: Val) -> Val | None:
+        """The operand that has the type of an elementwise result; None where both are broadcast."""
+        if b.known_shape == () or self.same_shape(a, b):
+            return a
+        return b if a.known_shape == () else None
 
     def _infer(self, node: NodeProto, values: Sequence[Val | None]) -> dict[str, TypeProto]:
         schema = self.schema(node.op_type, node.domain)
@@ -263,10 +276,18 @@ class Op:
             self._schemas[key] = onnx.defs.get_schema(op_type, self.graph.opset(domain) or 1, domain)
         return self._schemas[key]
 
-    @property
-    def opset(self) -> int:
-        """The version of the default domain."""
-        return self.graph.opset() or 1
+    def attributes(self, op_type: str, domain: str = "") -> dict[str, Any]:
+        """The attributes of an operator with their defaults (None where there is none); {} without a schema."""
+        key = (op_type, domain)
+        if key not in self._defaults:
+            try:
+                schema = self.schema(op_type, domain)
+            except onnx.defs.SchemaError:
+                return self._defaults.setdefault(key, {})
+            given = {name: attribute.default_value for name, attribute in schema.attributes.items()}
+            values = {name: onnx.helper.get_attribute_value(a) if a.type else None for name, a in given.items()}
+            self._defaults[key] = {k: v.decode() if isinstance(v, bytes) else v for k, v in values.items()}
+        return self._defaults[key]
 
     def _broadcast_late(self, a: Val, b: Val) -> list[Val | None]:
         """Elementwise operators broadcast by themselves: an expanded operand goes in unexpanded."""
@@ -490,7 +511,7 @@ _SAME_DTYPE = frozenset({"Reshape", "Expand", "ReduceSum", "ReduceMean", "Reduce
 """Operators whose result has the type of their first operand, so that a stated shape is all there is to know."""
 
 _ELEMENTWISE = _BINARY | {"Neg", "Exp", "Sigmoid", "Tanh", "Sqrt", "Reciprocal"}
-"""Operators whose result has the type of operands of one shape; the rest is inferred by onnx."""
+"""Operators whose result has the type of an operand, but for broadcasting; the rest is inferred by onnx."""
 
 
 def is_float(value_type: TypeProto | None) -> bool:

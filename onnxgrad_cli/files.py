@@ -173,7 +173,8 @@ def _graph_tensors(graph: GraphProto) -> Iterator[TensorProto]:
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
     for node in graph.node:
-        yield from _node_tensors(node)
+        if node.attribute:
+            yield from _node_tensors(node)
 
 
 def _node_tensors(node: NodeProto) -> Iterator[TensorProto]:

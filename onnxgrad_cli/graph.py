@@ -76,7 +76,7 @@ def subgraphs(node: NodeProto) -> list[GraphProto]:
 def reads(node: NodeProto) -> list[str]:
     """Every value a node reads: its inputs, and what its subgraphs capture from outside."""
     names = [name for name in node.input if name]
-    for graph in subgraphs(node):
+    for graph in subgraphs(node) if node.attribute else ():
         own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
         for inner in graph.node:
             names += [name for name in reads(inner) if name not in own]
@@ -181,7 +181,7 @@ class Graph:
             for position, name in enumerate(node.input):
                 if name:
                     uses[name].append((node, position))
-            if any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in node.attribute):
+            if node.attribute and subgraphs(node):
                 for name in set(reads(node)) - set(node.input):
                     uses[name].append((node, -1))
         return uses

@@ -98,6 +98,8 @@ class Signature:
 
 _SIGNATURES: dict[Callable[..., Any], Signature] = {}
 _RULES: dict[tuple[str, str], list[Rule]] = {}
+_FOUND: dict[tuple[str, str, int], Rule | None] = {}
+"""What `lookup` has found; forgotten whenever the table changes."""
 
 
 def rule(
@@ -150,20 +152,25 @@ def _add(new: Rule, override: bool) -> None:
                 )
             rules.remove(old)
     rules.append(new)
+    _FOUND.clear()
 
 
 def lookup(op_type: str, domain: str, opset: int) -> Rule | None:
     """The rule for an operator in a model that imports `domain` at version `opset`; None if there is none."""
     _load()
     domain = "" if domain == "ai.onnx" else domain
-    rules = _RULES.get((domain, op_type), ())
-    if not rules:
-        return None
+    key = (op_type, domain, opset)
+    if key not in _FOUND:
+        _FOUND[key] = _find(*key)
+    return _FOUND[key]
+
+
+def _find(op_type: str, domain: str, opset: int) -> Rule | None:
     try:
         version = onnx.defs.get_schema(op_type, opset, domain).since_version
     except onnx.defs.SchemaError:
         version = opset
-    return next((r for r in rules if r.versions[0] <= version <= r.versions[1]), None)
+    return next((r for r in _RULES.get((domain, op_type), ()) if r.versions[0] <= version <= r.versions[1]), None)
 
 
 def all_rules() -> Iterator[Rule]:
@@ -183,6 +190,7 @@ def scoped() -> Iterator[None]:
     finally:
         _RULES.clear()
         _RULES.update(saved)
+        _FOUND.clear()
 
 
 @cache

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import onnx
-from onnx import AttributeProto, NodeProto
+from onnx import NodeProto
 
 from onnxgrad_cli import registry
 from onnxgrad_cli.emit import No, Op, Unknown, Val, is_float
@@ -143,6 +143,8 @@ class _Walk:
                 **attributes,
             )
             cotangents = result if isinstance(result, (tuple, list)) else (result,)
+            if any(name in self.active for name in node.input[len(cotangents) :]):
+                return self.refuse(node, f"the rule returns {len(cotangents)} cotangents for {len(xs)} inputs")
             for name, x, cotangent in zip(node.input, xs, cotangents, strict=False):
                 if cotangent is None or name not in self.active:
                     continue
@@ -163,26 +165,17 @@ def node_attributes(op: Op, node: NodeProto, asked: registry.Signature) -> tuple
 
     An attribute the rule does not name must stand at its default: nothing is ignored by accident.
     """
-    try:
-        schema = op.schema(node.op_type, node.domain)
-        defaults = {
-            name: onnx.helper.get_attribute_value(a.default_value)
-            for name, a in schema.attributes.items()
-            if a.default_value.type != AttributeProto.UNDEFINED
-        }
-        values = {name: defaults.get(name) for name in schema.attributes}
-    except onnx.defs.SchemaError:
-        defaults, values = {}, {}
+    defaults = op.attributes(node.op_type, node.domain)
+    values = dict(defaults)
     for attribute in node.attribute:
-        name = attribute.name
-        values[name] = onnx.helper.get_attribute_value(attribute)
+        name, value = attribute.name, onnx.helper.get_attribute_value(attribute)
+        values[name] = value.decode() if isinstance(value, bytes) else value
         covered = asked.any_attribute or name in asked.attributes
-        if not covered and (name not in defaults or defaults[name] != values[name]):
+        if not covered and defaults.get(name) != values[name]:
             return {}, f"{name}={values[name]!r}"
-    decoded = {k: v.decode() if isinstance(v, bytes) else v for k, v in values.items()}
     if asked.any_attribute:
-        return decoded, None
-    return {name: decoded.get(name) for name in asked.attributes}, None
+        return values, None
+    return {name: values.get(name) for name in asked.attributes}, None
 
 
 def _full_name(node: NodeProto) -> str:
