@@ -23,6 +23,20 @@ class Erf(OpRun):  # onnx.reference computes Erf in float32 whatever its input i
         return (np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x), x.dtype),)
 
 
+class Gelu(OpRun):  # onnx.reference takes its erf in float32
+    """Gelu in the type of its input."""
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray, approximate: str = "none") -> tuple[np.ndarray]:
+        wide = np.asarray(x, np.float64)
+        if approximate == "tanh":
+            inner = np.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3))
+        else:
+            inner = np.vectorize(math.erf, otypes=[np.float64])(wide / math.sqrt(2))
+        return (np.asarray(0.5 * wide * (1 + inner), x.dtype),)
+
+
 class Mean(OpRun):  # onnx.reference adds in place, so its Mean does not broadcast
     """The mean of all inputs, broadcast."""
 
@@ -83,4 +97,4 @@ class Pad(OpRun):  # onnx.reference knows no negative pads
 
 def evaluator(model: ModelProto) -> ReferenceEvaluator:
     """onnx's reference evaluator for a model."""
-    return ReferenceEvaluator(model, new_ops=[Erf, Mean, ConvTranspose, Pad])
+    return ReferenceEvaluator(model, new_ops=[Erf, Gelu, Mean, ConvTranspose, Pad])

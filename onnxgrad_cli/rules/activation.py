@@ -169,16 +169,17 @@ def dropout(op, gs, ys, x, ratio, training_mode, *, seed):
     """y = x mask / (1 - ratio) in training, x otherwise. The mask is the node's own: a second draw is another one."""
     g, mask = gs[0], ys[1] if len(ys) > 1 else None
     if training_mode is None or (training_mode.const is not None and not training_mode.const):
-        return g
+        return g, None, None
     if mask is None:
-        return op.no(
+        why = op.no(
             "a Dropout in training mode without its mask output",
             "build with --mode train, which gives it one, or --mode eval, which takes it out",
         )
+        return why, why, None
     ratio = op.const(0.5, x) if ratio is None else ratio
     if ratio.const is not None and ratio.const >= 1:
-        return None
+        return None, None, None
     scale = 1 / (1 - op.cast(ratio, x)) if ratio.const is None else op.const(1 / (1 - float(ratio.const)), x)
     if training_mode.const is None:
         scale = op.Where(training_mode, scale, op.const(1.0, x))
-    return g * (op.cast(mask, x) * scale), op.no("the ratio of a Dropout") if op.wants(ratio) else None
+    return g * (op.cast(mask, x) * scale), op.no("the ratio of a Dropout") if op.wants(ratio) else None, None

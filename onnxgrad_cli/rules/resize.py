@@ -27,6 +27,20 @@ def resize(
 
     Source: the ONNX Resize operator page; R. Keys, Cubic convolution interpolation, 1981 (cubic).
     """
+    moves = op.no("where it samples depends on it, which is not covered by the rule", "make it a constant")
+    dx = None
+    if op.wants(x):
+        dx = _input_gradient(
+            op, g, y, x, scales, antialias, axes, coordinate_transformation_mode, cubic_coeff_a, exclude_outside,
+            keep_aspect_ratio_policy, mode, nearest_mode,
+        )  # fmt: skip
+    return dx, moves if coordinate_transformation_mode == "tf_crop_and_resize" else None, moves, None
+
+
+def _input_gradient(
+    op, g, y, x, scales, antialias, axes, coordinate_transformation_mode, cubic_coeff_a, exclude_outside,
+    keep_aspect_ratio_policy, mode, nearest_mode,
+):  # fmt: skip
     for refused, what in (
         (coordinate_transformation_mode not in _COORDINATES, coordinate_transformation_mode),
         (antialias, "antialias"),
@@ -37,21 +51,16 @@ def resize(
         (exclude_outside and mode != "cubic", f"exclude_outside in mode {mode}"),
     ):
         if refused:
-            return (
-                op.no(f"{what} is not covered by the rule", "resize with another setting"),
-                None,
-                None,
-                None,
-            )
+            return op.no(f"{what} is not covered by the rule", "resize with another setting")
     which = [axis % x.rank for axis in axes] if axes else list(range(x.rank))
     factors = _factors(x, y, scales, which)
     if _repeats(factors, x.rank, mode, coordinate_transformation_mode, nearest_mode):
-        return _summed(op, g, x, factors), None, None, None
+        return _summed(op, g, x, factors)
     result = g
     for axis in which:
         size, new = x.shape[axis], y.shape[axis]
         if isinstance(size, int) and isinstance(new, int) and size * new > LARGEST:
-            return op.no(f"axis {axis} is too long for a matrix ({new} x {size})", "resize in steps"), None, None, None
+            return op.no(f"axis {axis} is too long for a matrix ({new} x {size})", "resize in steps")
         if factors[axis] != 1 and not (factors[axis] is None and size == new != "?"):
             at = _Axis(op, x, y, axis, factors[axis])
             positions = at.positions(coordinate_transformation_mode)
@@ -62,7 +71,7 @@ def resize(
             else:
                 matrix = at.cubic(positions, cubic_coeff_a, exclude_outside)
             result = windows.along(op, result, axis, at.transposed(matrix))
-    return (g if result is g else op.state(result, x.known_shape)), None, None, None
+    return g if result is g else op.state(result, x.known_shape)
 
 
 def _factors(x, y, scales, which):
