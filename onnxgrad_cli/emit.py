@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, TypeProto
 
-from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.errors import Caution, OnnxgradError
 from onnxgrad_cli.graph import FLOATS, HALVES, Dim, Graph, Shape, dtype_of, shape_of, tensor_type
 
 ROLE, FORWARD = "onnxgrad.role", "onnxgrad.forward"
@@ -142,7 +142,7 @@ class Op:
         self.scope = ""
         self.role = ""
         self.forward = ""
-        self.cautions: list[str] = []
+        self.cautions: list[Caution] = []
         self.wanted: Callable[[str], bool] = lambda name: True
         self._vals: dict[str, Val] = {}
         self._pool: dict[tuple[Any, ...], Val] = {}
@@ -431,6 +431,8 @@ class Op:
         """`x`, which broadcasts to `like`, in the full shape of `like`."""
         if self.same_shape(x, like):
             return x
+        if 0 in (like.known_shape or ()):  # onnxruntime's optimizer takes an Expand to no elements out
+            return self.fill(0.0, like)
         result = self.Expand(x, self.shape(like), shape=like.known_shape)
         self._unexpanded[result.name] = x
         return result
@@ -496,7 +498,9 @@ class Op:
         return self.squeeze(self.sum(g, axes), list(range(lead)))
 
     def _sum_to_at_run_time(self, g: Val, x: Val, why: str) -> Val:
-        self.cautions.append(f"{self.forward or self.scope}: un-broadcast of '{x.name}' decided at run time ({why})")
+        node = self.forward or self.scope
+        text = f"{node}: un-broadcast of '{x.name}' decided at run time ({why})"
+        self.cautions.append(Caution("run-time sum", node, text))
         wanted = self.shape(x)
         missing = self.Sub(self.Size(self.Shape(g)), self.Size(wanted))
         ones = self.Expand(self.ints([1]), self.Reshape(missing, self.ints([1])))

@@ -40,6 +40,22 @@ class Refusal:
         return f"{self.node} ({self.op_type}): {self.reason}"
 
 
+@dataclass(frozen=True)
+class Caution:
+    """What a careful reader should know of a result.
+
+    `kind` is one of 'zero gradient', 'run-time sum', 'opset change' and 'note' (the report knows more), `subject`
+    the weight, node or input it is about ("" for the whole), `text` a sentence.
+    """
+
+    kind: str
+    subject: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
 class UnsupportedError(OnnxgradError):
     """The model can't be differentiated. `refusals` lists every node that stands in the way, at once."""
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.errors import Caution, OnnxgradError
 from onnxgrad_cli.graph import Graph, Shape
 
 
@@ -98,7 +98,7 @@ class Training:
     gradients: dict[str, str] = field(default_factory=dict)
     rules: Counter[tuple[str, str]] = field(default_factory=Counter)
     kinks: dict[str, str] = field(default_factory=dict)
-    cautions: list[str] = field(default_factory=list)
+    cautions: list[Caution] = field(default_factory=list)
     forward_nodes: int = 0
 
 

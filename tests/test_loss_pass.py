@@ -378,7 +378,7 @@ def test_class_weights_from_a_file(tmp_path: Path) -> None:
 )
 def test_a_loss_behind_the_wrong_activation_is_cautioned(loss: str, last: str, rather: str) -> None:
     cautions = built(loss, model=model(last)).training.cautions
-    assert [text.endswith(f": {rather} does") for text in cautions if "comes from a" in text] == (
+    assert [text.endswith(f": {rather} does") for text in map(str, cautions) if "comes from a" in text] == (
         [True] if rather else []
     )
 

@@ -238,7 +238,7 @@ def test_what_train_finds_nothing_of_is_said():
         [numpy_helper.from_array(np.ones((3, 2), np.float32), "w")],
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    cautions = " ".join(trained(model, "train").training.cautions)
+    cautions = " ".join(map(str, trained(model, "train").training.cautions))
     assert "no Dropout" in cautions and "no BatchNormalization" in cautions
 
 

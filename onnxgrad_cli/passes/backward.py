@@ -16,7 +16,7 @@ from onnx import NodeProto
 
 from onnxgrad_cli import registry
 from onnxgrad_cli.emit import No, Op, Unknown, Val, is_float
-from onnxgrad_cli.errors import Refusal, UnsupportedError
+from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError
 from onnxgrad_cli.graph import Graph, reads
 from onnxgrad_cli.pipeline import Options, Pass, Training
 
@@ -203,7 +203,8 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
         value = cotangents.pop(name)
         if value is None:
             value = op.fill(0.0, op.val(name))
-            training.cautions.append(f"the gradient of '{name}' is zero by mathematics")
+            text = f"the gradient of '{name}' is zero by mathematics"
+            training.cautions.append(Caution("zero gradient", name, text))
         if value.name in rename or value.name in given:
             value = op.Identity(value)
         training.gradients[name] = rename[value.name] = graph.fresh(f"{name}_grad")

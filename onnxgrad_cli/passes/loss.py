@@ -13,7 +13,7 @@ from onnx import TensorProto, TypeProto
 
 from onnxgrad_cli import losses
 from onnxgrad_cli.emit import Op, Val, is_float
-from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.errors import Caution, UsageError, suggest
 from onnxgrad_cli.graph import Graph, dtype_of, shape_of, tensor_type
 from onnxgrad_cli.losses.file import LossFile
 from onnxgrad_cli.pipeline import LossSpec, Options, Pass, Training
@@ -139,10 +139,11 @@ def _in_words(value_type: TypeProto) -> str:
 def _caution(op: Op, training: Training, loss: losses.Loss, prediction: Val) -> None:
     producer = next((node for node in op.graph.nodes if prediction.name in node.output), None)
     if producer is not None and producer.op_type in loss.rather:
-        training.cautions.append(
+        text = (
             f"output '{prediction.name}' comes from a {producer.op_type}, which {loss.name} does not expect: "
             f"{loss.rather[producer.op_type]} does"
         )
+        training.cautions.append(Caution("note", prediction.name, text))
 
 
 def _sample_weight(op: Op, training: Training, name: str, loss: losses.Loss, prediction: Val, found: Val) -> Val:

@@ -12,7 +12,7 @@ import onnx
 from onnx import NodeProto
 
 from onnxgrad_cli.emit import Op, Val
-from onnxgrad_cli.errors import Refusal, UnsupportedError
+from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError
 from onnxgrad_cli.graph import Graph, is_external, shape_of, subgraphs
 from onnxgrad_cli.pipeline import Options, Training
 
@@ -48,7 +48,7 @@ def apply_mode(graph: Graph, options: Options, training: Training) -> bool:
         raise UnsupportedError(f"{len(refusals)} nodes can't be put in training mode:", refusals)
     graph.set_nodes(nodes)
     if options.mode == "train":
-        training.cautions.extend(_without_effect(graph, training))
+        training.cautions.extend(Caution("note", "--mode", text) for text in _without_effect(graph, training))
     return changed
 
 

@@ -16,7 +16,7 @@ from onnx import NodeProto, TypeProto, numpy_helper
 
 from onnxgrad_cli import registry
 from onnxgrad_cli.emit import FORWARD, ROLE, is_float
-from onnxgrad_cli.errors import OnnxgradError, UnsupportedError, UsageError, suggest
+from onnxgrad_cli.errors import Caution, OnnxgradError, UnsupportedError, UsageError, suggest
 from onnxgrad_cli.graph import Graph, dtype_of, shape_of
 from onnxgrad_cli.passes.loss import resolve_outputs
 from onnxgrad_cli.passes.mode import apply_mode
@@ -178,7 +178,8 @@ def _raise_opset(graph: Graph, training: Training) -> bool:
             f"{str(error).strip().splitlines()[-1]}",
             hint=f"export the model at opset {target} or newer",
         ) from error
-    training.cautions.append(f"opset raised from {opset} to {target}: the backward graph needs it")
+    text = f"opset raised from {opset} to {target}: the backward graph needs it"
+    training.cautions.append(Caution("opset change", "opset", text))
     return True
 
 

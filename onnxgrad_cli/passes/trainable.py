@@ -7,6 +7,8 @@ Every decision is recorded with its reason, and `--train` and `--freeze` overrid
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -14,7 +16,7 @@ from onnx import NodeProto, numpy_helper
 
 from onnxgrad_cli import registry
 from onnxgrad_cli.emit import is_float
-from onnxgrad_cli.errors import UnsupportedError, UsageError, suggest
+from onnxgrad_cli.errors import Caution, UnsupportedError, UsageError, suggest
 from onnxgrad_cli.graph import SMALL, Graph, is_external, nbytes, reads
 from onnxgrad_cli.pipeline import Options, Training
 
@@ -77,8 +79,27 @@ def select(graph: Graph, options: Options, training: Training) -> None:
     for name in asked:
         if name not in tied and name not in frozen:
             raise UsageError(f"--train: no differentiable path ties '{name}' to {_listed(training.predictions)}")
+    training.cautions.extend(_merged(graph, set(training.trained)))
+    for node in graph.nodes:
+        if node.op_type == "DequantizeLinear" and node.input[0] in graph.initializers:
+            training.not_trained[node.input[0]] = "quantized: integers have no gradient"
     if not training.trained and not training.grad_of_input:
         raise _nothing(graph, floats, training)
+
+
+def _merged(graph: Graph, trained: set[str]) -> Iterator[Caution]:
+    """Weights under several names: an exporter has written equal ones once, and they will be trained as one."""
+    names: dict[str, list[str]] = defaultdict(list)
+    for node in graph.nodes:
+        if node.op_type == "Identity" and node.input[0] in trained:
+            names[node.input[0]].append(node.output[0])
+    for name, others in names.items():
+        text = (
+            f"'{name}' is also called {_listed(others[:3])}{' and more' if len(others) > 3 else ''}: trained as one "
+            "weight. PyTorch's older exporter merges weights of equal values; if they are to be trained apart, export "
+            "without that"
+        )
+        yield Caution("note", name, text)
 
 
 def _nothing(graph: Graph, floats: list[str], training: Training) -> UnsupportedError:

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import platform
-import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from onnx import TensorProto
 
 from onnxgrad_cli import registry
 from onnxgrad_cli.cost import cost
-from onnxgrad_cli.errors import CheckFailed, OnnxgradError, Refusal, UnsupportedError
+from onnxgrad_cli.errors import Caution, CheckFailed, OnnxgradError, Refusal, UnsupportedError
 from onnxgrad_cli.graph import Graph, dtype_of, shape_of
 from onnxgrad_cli.passes import PASSES, SUMMARIES
 from onnxgrad_cli.passes.describe import STORED, Role, is_random, parts, roles, tool_version
@@ -26,7 +25,6 @@ from onnxgrad_cli.pipeline import LossSpec, Options, Training
 from onnxgrad_cli.report.model import (
     KINDS,
     Asked,
-    Caution,
     File,
     Next,
     Operator,
@@ -260,19 +258,9 @@ def _operators(graph: Graph, training: Training) -> list[Operator]:
 
 _ORDER = {kind: i for i, kind in enumerate(KINDS)}
 
-_KNOWN = (
-    (re.compile(r"the gradient of '(?P<subject>.*)' is zero by mathematics"), "zero gradient"),
-    (re.compile(r"(?P<subject>.*): un-broadcast of .* decided at run time", re.DOTALL), "run-time sum"),
-    (re.compile(r"(?P<subject>opset) raised"), "opset change"),
-)
-"""What the passes write, and the kind of caution it is; anything else is a note."""
-
 
 def _cautions(graph: Graph, training: Training) -> Iterator[Caution]:
-    for text in dict.fromkeys(training.cautions):
-        found = ((pattern.match(text), kind) for pattern, kind in _KNOWN)
-        match, kind = next(((m, k) for m, k in found if m), (None, "note"))
-        yield Caution(kind, match["subject"] if match else "", text)
+    yield from dict.fromkeys(training.cautions)
     for op_type, convention in sorted(training.kinks.items()):
         yield Caution("kink", op_type, f"{op_type}: {convention}")
     drawn = Counter(node.op_type for node in graph.nodes if is_random(graph, node))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnxgrad_cli.errors import Refusal
+from onnxgrad_cli.errors import Caution, Refusal
 from onnxgrad_cli.graph import Shape
 
 if TYPE_CHECKING:
@@ -108,15 +108,6 @@ class Operator:
     differentiated: int
     rules: list[str]
     derivative: str
-
-
-@dataclass(frozen=True)
-class Caution:
-    """What a careful reader should know: its `kind` (a key of `KINDS`), the `subject` it is about, and the text."""
-
-    kind: str
-    subject: str
-    text: str
 
 
 GOOD = frozenset({"built", "differentiable"})
