@@ -280,18 +280,11 @@ def node_flops(node: NodeProto, facts: Mapping[str, Fact]) -> int:
         return facts[node.input[2]].elements if _attribute(node, "reduction", b"none") != b"none" else 0
     if op_type.startswith("Reduce"):
         return facts[node.input[0]].elements if facts[node.input[0]].is_float else 0
-    most, floating = 0, bool(node.input) and bool(node.input[0]) and facts[node.input[0]].is_float
-    for name in node.output:
-        if name:
-            fact = facts[name]
-            floating = floating or fact.is_float
-            most = max(most, fact.elements)
-    if not floating:
+    read = [facts[name] for name in node.input if name]
+    made = [facts[name] for name in node.output if name]
+    if not any(fact.is_float for fact in (*made, *read[:1])):
         return 0
-    for name in node.input:
-        if name:
-            most = max(most, facts[name].elements)
-    return most
+    return max(fact.elements for fact in (*made, *read))
 
 
 ShapeOf = Callable[[str], Sizes]

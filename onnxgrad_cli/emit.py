@@ -145,6 +145,7 @@ class Op:
         self.cautions: list[Caution] = []
         self.wanted: Callable[[str], bool] = lambda name: True
         self._vals: dict[str, Val] = {}
+        self._shapes: dict[int, tuple[TypeProto | None, Shape | None]] = {}
         self._pool: dict[tuple[Any, ...], Val] = {}
         self._written: dict[tuple[Any, ...], Any] = {}
         self._unexpanded: dict[str, Val] = {}
@@ -160,8 +161,15 @@ class Op:
         value_type = self.graph.types.get(name)
         known = self._vals.get(name)
         if known is None or known.type is not value_type:
-            known = self._vals[name] = Val(self, name, value_type, shape_of(value_type))
+            known = self._vals[name] = Val(self, name, value_type, self._shape(value_type))
         return known
+
+    def _shape(self, value_type: TypeProto | None) -> Shape | None:
+        """The shape in a type, read once: many values share one type."""
+        found = self._shapes.get(id(value_type))
+        if found is None:
+            found = self._shapes[id(value_type)] = (value_type, shape_of(value_type))  # kept, so that its id stays
+        return found[1]
 
     def wants(self, x: Val | None) -> bool:
         """Whether anybody wants the cotangent of `x`."""
@@ -229,7 +237,8 @@ class Op:
         node_name = self.graph.fresh(stem)
         out = [self.graph.fresh(f"{node_name}_out{i or ''}") for i in range(outputs)]
         node = NodeProto(op_type=op_type, input=names, output=out, name=node_name, domain=domain)
-        node.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in attributes.items())
+        if attributes:
+            node.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in attributes.items())
         if self.role:
             node.metadata_props.add(key=ROLE, value=self.role)
         if self.forward:
@@ -251,10 +260,13 @@ class Op:
         return self._written[key]
 
     def _elementwise(self, a: Val, b: Val) -> Val | None:
-        """The operand that has the type of an elementwise result; None where both are broadcast."""
-        if b.known_shape == () or self.same_shape(a, b):
+        """The operand that has the type of an elementwise result; None where that takes more than a look."""
+        left, right = a.known_shape, b.known_shape
+        if left is None or right is None or "?" in left or "?" in right:
+            return None
+        if left[len(left) - len(right) :] == right and len(right) <= len(left):
             return a
-        return b if a.known_shape == () else None
+        return b if right[len(right) - len(left) :] == left and len(left) < len(right) else None
 
     def _infer(self, node: NodeProto, values: Sequence[Val | None]) -> dict[str, TypeProto]:
         schema = self.schema(node.op_type, node.domain)

@@ -272,11 +272,13 @@ class Graph:
             OnnxgradError: the graph contradicts itself (a node's inputs don't fit its operator).
         """
         bare = self.skeleton()
+        shared: dict[bytes, TypeProto] = {}  # a large graph has few types
         while True:
             inferred = _inferred(bare)
             graph = inferred.graph
             for value in (*graph.output, *graph.input, *graph.value_info):
-                self.types[value.name] = self.named(value.type)
+                value_type = self.named(value.type)
+                self.types[value.name] = shared.setdefault(value_type.SerializeToString(), value_type)
             known = {name for name, value_type in self.types.items() if dtype_of(value_type)}
             like = {node.output[0]: node.input[0] for node in self.nodes if node.op_type in LIKE_INPUT}
             untyped = {name: source for name, source in like.items() if source in known and name not in known}
@@ -285,7 +287,8 @@ class Graph:
             for name, source in untyped.items():
                 bare.graph.value_info.append(onnx.helper.make_value_info(name, self.types[source]))
         for name, tensor in self.initializers.items():
-            self.types[name] = tensor_type(tensor.data_type, list(tensor.dims))
+            value_type = tensor_type(tensor.data_type, list(tensor.dims))
+            self.types[name] = shared.setdefault(value_type.SerializeToString(), value_type)
 
     def named(self, value_type: TypeProto) -> TypeProto:
         """The type itself, after each unnamed dimension got a symbol of its own: it equals itself, if nothing else."""

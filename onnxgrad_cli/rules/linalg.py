@@ -29,12 +29,17 @@ def matmul(op, g, y, a, b):
             op.squeeze(op.unsqueeze(g, [-2]) @ op.swap_last(b), [-2]) if op.wants(a) else None,
             op.unsqueeze(a, [-1]) @ op.unsqueeze(g, [-2]) if op.wants(b) else None,
         )
-    da = g @ op.swap_last(b) if op.wants(a) else None
+    da = _matrices_like(op, g @ op.swap_last(b), a) if op.wants(a) else None
     if not op.wants(b):
         return da, None
     if b.rank == 2:
-        return da, op.swap_last(_rows(op, a)) @ _rows(op, g)
-    return da, op.swap_last(a) @ g
+        return da, _matrices_like(op, op.swap_last(_rows(op, a)) @ _rows(op, g), b)
+    return da, _matrices_like(op, op.swap_last(a) @ g, b)
+
+
+def _matrices_like(op, product, x):
+    """`product`, whose last two axes are those of `x`: only the axes before them can have been broadcast."""
+    return op.state(product, [*product.shape[:-2], *x.shape[-2:]])
 
 
 def _rows(op, x):
@@ -49,15 +54,15 @@ def gemm(op, g, y, a, b, c, *, alpha, beta, transA, transB):
     da = db = dc = None
     if op.wants(a):
         da = (
-            op.Gemm(b, g, alpha=alpha, transA=transB, transB=1)
+            op.Gemm(b, g, alpha=alpha, transA=transB, transB=1, shape=a.known_shape)
             if transA
-            else op.Gemm(g, b, alpha=alpha, transB=1 - transB)
+            else op.Gemm(g, b, alpha=alpha, transB=1 - transB, shape=a.known_shape)
         )
     if op.wants(b):
         db = (
-            op.Gemm(g, a, alpha=alpha, transA=1, transB=transA)
+            op.Gemm(g, a, alpha=alpha, transA=1, transB=transA, shape=b.known_shape)
             if transB
-            else op.Gemm(a, g, alpha=alpha, transA=1 - transA)
+            else op.Gemm(a, g, alpha=alpha, transA=1 - transA, shape=b.known_shape)
         )
     if op.wants(c):
         dc = g if beta == 1 else g * beta
