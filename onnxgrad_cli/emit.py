@@ -144,6 +144,7 @@ class Op:
         self.forward = ""
         self.cautions: list[Caution] = []
         self.wanted: Callable[[str], bool] = lambda name: True
+        self._readers: dict[str, list[tuple[NodeProto, int]]] | None = None
         self._vals: dict[str, Val] = {}
         self._shapes: dict[int, tuple[TypeProto | None, Shape | None]] = {}
         self._pool: dict[tuple[Any, ...], Val] = {}
@@ -170,6 +171,12 @@ class Op:
         if found is None:
             found = self._shapes[id(value_type)] = (value_type, shape_of(value_type))  # kept, so that its id stays
         return found[1]
+
+    def readers(self, name: str) -> list[tuple[NodeProto, int]]:
+        """The forward nodes that read a value, and at which input (-1: inside a subgraph)."""
+        if self._readers is None:
+            self._readers = self.graph.uses()
+        return self._readers.get(name, [])
 
     def wants(self, x: Val | None) -> bool:
         """Whether anybody wants the cotangent of `x`."""

@@ -55,6 +55,8 @@ def to_double(model: ModelProto) -> ModelProto:
 
 
 _NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_STAYS = {"Resize": 2, "Upsample": 1}
+"""The input of an operator that is float32 by its definition."""
 
 
 def _widen_tensor(tensor: TensorProto) -> None:
@@ -64,10 +66,12 @@ def _widen_tensor(tensor: TensorProto) -> None:
 
 
 def _widen(graph: GraphProto) -> None:
+    stay = {name for node in graph.node if (at := _STAYS.get(node.op_type)) for name in node.input[at : at + 1]}
     for tensor in graph.initializer:
-        _widen_tensor(tensor)
+        if tensor.name not in stay:
+            _widen_tensor(tensor)
     for value in (*graph.input, *graph.output, *graph.value_info):
-        if value.type.tensor_type.elem_type in _NARROW:
+        if value.type.tensor_type.elem_type in _NARROW and value.name not in stay:
             value.type.tensor_type.elem_type = TensorProto.DOUBLE
     for node in graph.node:
         for attribute in node.attribute:

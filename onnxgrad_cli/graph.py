@@ -211,6 +211,17 @@ class Graph:
         """Whether `name` is a constant that a pass of this tool has added."""
         return name in self._pooled
 
+    def drop_unread(self, names: Iterable[str]) -> None:
+        """Remove those initializers of `names` that no node reads and nobody can feed or fetch."""
+        kept = {name for node in self.nodes for name in reads(node)} | self._fed | set(self.output_names)
+        gone = {name for name in names if name in self.initializers and name not in kept}
+        for position in reversed(range(len(self.proto.graph.initializer))):
+            if self.proto.graph.initializer[position].name in gone:
+                del self.proto.graph.initializer[position]
+        for name in gone:
+            del self.initializers[name]
+            self._pooled.discard(name)
+
     def add_input(self, name: str, value_type: TypeProto) -> None:
         """Declare a graph input; a weight declared so becomes an overridable initializer."""
         self.proto.graph.input.append(onnx.helper.make_value_info(name, value_type))

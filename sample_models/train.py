@@ -3,6 +3,7 @@ import sys
 import numpy as np
 import onnxruntime as ort
 
+ort.set_default_logger_severity(3)  # it warns of every weight that can be fed
 data, random = np.load("sample_models/digits.npz"), np.random.default_rng(0)
 x, y = data["train_x"], data["train_y"]
 session = ort.InferenceSession(sys.argv[1])

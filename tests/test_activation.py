@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from torch.nn import functional
 
 from onnxgrad_cli.errors import UnsupportedError
-from tests.harness import with_gradient
+from onnxgrad_cli.executor import Executor
+from tests.harness import Case, const, forward_model, with_gradient
 from tests.test_norm import gradients
 
 POINTS = [-200.0, -90.0, -3.0, -1.5, -1.0, -0.5, -1e-30, -0.0, 0.0, 1e-30, 0.5, 1.0, 1.5, 3.0, 90.0, 200.0]
@@ -77,3 +78,34 @@ def test_dropout_in_training_without_its_mask_is_refused():
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
     with pytest.raises(UnsupportedError, match="without its mask"):
         with_gradient(model, ["x"], ["y"], "g_")
+
+
+@pytest.mark.parametrize("between", [[], ["Cast", "Identity"]])
+def test_a_softmax_row_that_is_masked_throughout_and_replaced_has_no_gradient(between):
+    """The row is 0/0 in the forward pass, which the model mends; its gradient must not be nan either."""
+    nodes = [helper.make_node("Add", ["x", "mask"], ["masked"]), helper.make_node("Softmax", ["masked"], ["p"])]
+    for kind in between:
+        attrs = {"to": TensorProto.FLOAT} if kind == "Cast" else {}
+        nodes.append(helper.make_node(kind, [nodes[-1].output[0]], [f"p_{kind}"], **attrs))
+    nodes.append(helper.make_node("IsNaN", [nodes[-1].output[0]], ["broken"]))
+    nodes.append(helper.make_node("Where", ["broken", "zero", nodes[-2].output[0]], ["y"]))
+    mask = np.array([[0, -np.inf, 0, 0], [-np.inf] * 4, [0] * 4], np.float32)
+    graph = helper.make_graph(
+        nodes, "masked", *([helper.make_tensor_value_info(name, 1, [3, 4])] for name in "xy"),
+        [numpy_helper.from_array(mask, "mask"), numpy_helper.from_array(np.zeros((), np.float32), "zero")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    x, seed = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+    found = Executor(with_gradient(model, ["x"], ["y"], "g_"))({"x": x, "g_y": seed})["g_grad_x"]
+    leaf = torch.tensor(x[[0, 2]], requires_grad=True)
+    torch.softmax(leaf + torch.tensor(mask[[0, 2]]), -1).backward(torch.tensor(seed[[0, 2]]))
+    np.testing.assert_allclose(found[[0, 2]], leaf.grad.numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(found[1], 0)
+
+
+def test_the_ratio_of_a_dropout_in_training_is_refused():
+    """Also without a mask, and when the data are no business of ours."""
+    for outputs in (["y"], ["y", "mask"]):
+        case = Case("Dropout", [const(np.ones(4), np.float64), np.array(0.5), const(True, bool)], outputs=len(outputs))
+        with pytest.raises(UnsupportedError, match="Dropout"):
+            with_gradient(forward_model(case, False), ["x1"], ["y0"], "g_")

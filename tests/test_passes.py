@@ -236,3 +236,30 @@ def test_reads_include_captures() -> None:
 def test_fresh_names() -> None:
     graph = Graph(parse(LINEAR))
     assert [graph.fresh(stem) for stem in ("w", "w", "new", "new")] == ["w_1", "w_2", "new", "new_1"]
+
+
+def test_shapes_of_constants_are_computed_and_no_weight_is() -> None:
+    """Shape inference follows no Mod: without folding, the rank behind the Reshape is unknown."""
+    model = parse("""
+    g (float[4, 6] x) => (float[4, 6] y)
+    <int64[1] two = {2}, int64[1] three = {3}, int64[1] zero = {0}, int64[1] all = {100}, int64[2] parts = {2, 3},
+     float[6] w = {1, 2, 3, 4, 5, 6}, int64[2] whole = {4, 6}, float temperature = {2}>
+    {
+        one = Mod(three, two) size = Shape(x) head = Slice(size, zero, one) dims = Concat<axis = 0>(head, parts)
+        scaled = Mul(x, w) split = Reshape(scaled, dims) swapped = Transpose<perm = [0, 2, 1]>(split)
+        joined = Reshape(swapped, whole) factor = Exp(temperature) y = Mul(joined, factor)
+    }
+    """)
+    built = build(model, Options(train=("w", "temperature")))
+    forward = [node.op_type for node in built.model.graph.node][:6]
+    assert forward == ["Mul", "Reshape", "Transpose", "Reshape", "Exp", "Mul"]
+    names = {tensor.name for tensor in built.model.graph.initializer}
+    assert "dims" in names
+    assert not names & {"one", "two", "three", "zero", "parts", "head"}
+    rng = np.random.default_rng(0)
+    x, t = rng.standard_normal((4, 6)).astype(np.float32), np.zeros((4, 6), np.float32)
+    result = run(built.model, {"x": x, "label": t})
+    w, factor = np.arange(1, 7, dtype=np.float32), np.exp(np.float32(2))
+    y = x * w * factor
+    np.testing.assert_allclose(result["w_grad"], (2 * y * x * factor / 24).sum(0), rtol=1e-4)
+    np.testing.assert_allclose(result["temperature_grad"], (2 * y * y / 24).sum(), rtol=1e-4)

@@ -37,6 +37,8 @@ def check_adjoint(case, symbolic):
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 def test_adjoint(mode, coordinates, by, symbolic):
+    if coordinates == "align_corners" and by == "scales":
+        pytest.skip("refused, see test_a_broken_size_between_aligned_corners_is_refused")
     rng = np.random.default_rng(0)
     for (old, new), how, outside in itertools.product(
         SIZES, NEAREST if mode == "nearest" else NEAREST[:1], (0, 1) if mode == "cubic" else (0,)
@@ -85,6 +87,31 @@ def test_a_size_that_is_rounded_in_two_ways_is_refused():
     case = Case("Resize", [(1, 1, 5), None, const([1, 1, 1.4], np.float32)], {"mode": "linear"})
     with pytest.raises(UnsupportedError, match="rounded"):
         with_gradient(forward_model(case, False), ["x0"], ["y0"], "g_")
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_a_broken_size_between_aligned_corners_is_refused(symbolic):
+    """onnxruntime computes [1, 4] of the published test of this case, whose output is [1, 3.142857]."""
+    attrs = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
+    case = Case("Resize", [(1, 1, 2, 4), None, const([1, 1, 0.6, 0.6], np.float32)], attrs)
+    with pytest.raises(UnsupportedError, match="align"):
+        with_gradient(forward_model(case, symbolic), ["x0"], ["y0"], "g_")
+
+
+@pytest.mark.parametrize("mode", ["tf_crop_and_resize", "half_pixel"])
+def test_where_a_resize_samples_is_not_differentiated(mode):
+    roi, scales = np.array([0.0, 0.0, 0.4, 0.6, 1, 1, 0.6, 0.8]), np.array([1, 1, 0.8, 0.8], np.float32)
+    attrs = {"coordinate_transformation_mode": mode, "mode": "linear"}
+    x = const(np.arange(16.0).reshape(1, 1, 4, 4), np.float64)
+    model = forward_model(Case("Resize", [x, roi, const(scales, np.float32)], attrs), False)
+    if mode == "tf_crop_and_resize":
+        with pytest.raises(UnsupportedError, match="where it samples"):
+            with_gradient(model, ["x1"], ["y0"], "g_")
+    else:
+        with_gradient(model, ["x1"], ["y0"], "g_")
+    model = forward_model(Case("Resize", [x, const(roi, np.float64), scales], attrs), False)
+    with pytest.raises(UnsupportedError, match="where it samples"):
+        with_gradient(model, ["x2"], ["y0"], "g_")
 
 
 @pytest.mark.parametrize(

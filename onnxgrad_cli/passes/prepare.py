@@ -18,6 +18,7 @@ from onnxgrad_cli import registry
 from onnxgrad_cli.emit import FORWARD, ROLE, is_float
 from onnxgrad_cli.errors import Caution, OnnxgradError, UnsupportedError, UsageError, suggest
 from onnxgrad_cli.graph import Graph, dtype_of, shape_of
+from onnxgrad_cli.passes.fold import fold
 from onnxgrad_cli.passes.loss import resolve_outputs
 from onnxgrad_cli.passes.mode import apply_mode
 from onnxgrad_cli.passes.trainable import select
@@ -31,16 +32,23 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
     _refuse_unknown_opset(graph)
     _fix_shapes(graph, options)
     normalise(graph)
-    graph.infer()
-    if _raise_opset(graph, training):
+    infer(graph)
+    if raise_opset(graph, training):
         normalise(graph)
-        graph.infer()
+        infer(graph)
     if apply_mode(graph, options, training):
         graph.infer()
     training.inputs = [name for name in graph.input_names if name not in graph.initializers]
     training.predictions = resolve_outputs(graph, options)
     select(graph, options, training)
     return True
+
+
+def infer(graph: Graph) -> None:
+    """Type every value; each shape that turns out to be constant may give others theirs."""
+    graph.infer()
+    while fold(graph):
+        graph.infer()
 
 
 def normalise(graph: Graph) -> None:
@@ -165,7 +173,12 @@ def _forget_roles(graph: Graph) -> None:
             node.metadata_props.remove(entry)
 
 
-def _raise_opset(graph: Graph, training: Training) -> bool:
+def raise_opset(graph: Graph, training: Training) -> bool:
+    """Convert the graph where what its gradient needs is newer than it; whether it was.
+
+    Raises:
+        UnsupportedError: the official converter can't.
+    """
     opset = graph.opset() or OLDEST_OPSET
     target = max(opset, OLDEST_OPSET, _needed(graph, max(opset, OLDEST_OPSET)))
     if target == opset:

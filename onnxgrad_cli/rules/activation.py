@@ -156,7 +156,19 @@ def swish(op, g, y, x, *, alpha):
 
 @rule("Softmax", versions=(13, None))
 def softmax(op, g, y, x, *, axis):
+    """Of a row that is -inf throughout y is nan; where the model replaces that, 0 comes back, but 0 nan = nan."""
+    if _replaced(op, y.name):
+        y = op.Where(op.IsNaN(y), op.const(0.0, y), y)
     return y * (g - op.sum(y * g, [axis]))
+
+
+def _replaced(op: Op, name: str) -> bool:
+    """Whether elements of a value are chosen against, as exported attention does with rows masked throughout."""
+    return any(
+        (node.op_type == "Where" and position > 0)
+        or (node.op_type in ("Cast", "Identity") and _replaced(op, node.output[0]))
+        for node, position in op.readers(name)
+    )
 
 
 @rule("LogSoftmax", versions=(13, None))

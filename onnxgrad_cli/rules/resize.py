@@ -54,6 +54,8 @@ def _input_gradient(
             return op.no(f"{what} is not covered by the rule", "resize with another setting")
     which = [axis % x.rank for axis in axes] if axes else list(range(x.rank))
     factors = _factors(x, y, scales, which)
+    if coordinate_transformation_mode == "align_corners":
+        _refuse_broken_sizes(x, factors)
     if _repeats(factors, x.rank, mode, coordinate_transformation_mode, nearest_mode):
         return _summed(op, g, x, factors)
     result = g
@@ -91,6 +93,16 @@ def _factors(x, y, scales, which):
         else:
             factors[axis] = None
     return factors
+
+
+def _refuse_broken_sizes(x, factors):
+    """Between corners, onnxruntime counts the elements that there are, onnx.reference the unrounded product."""
+    for size, factor in zip(x.shape, factors.values(), strict=True):
+        if factor is not None and factor != int(factor):
+            if not isinstance(size, int):
+                raise Unknown(f"an unknown size times the scale {factor} may be broken, which runtimes align otherwise")
+            if abs(size * factor - round(size * factor)) > 1e-6 * size:
+                raise Unknown(f"{size} times the scale {factor} is broken, which runtimes align in different ways")
 
 
 def _repeats(factors, rank, mode, coordinates, nearest_mode):

@@ -51,4 +51,5 @@ ROWS = [
         for axes in ([0], [1])
     ),
     reduce("ReduceProd", np.array([[1.0, 0.0, 3.0, 2.0]]), note="one zero among all"),
+    reduce("ReduceSum", np.zeros((2, 0, 4)), [1], note="of no elements"),
 ]

@@ -1,0 +1,96 @@
+"""Compute at build time what exporters compute at run time: shapes, axes and indices made of constants.
+
+Shape inference follows integers through few operators, so that one `Mod` among the constants that make a shape
+leaves every value behind it without a rank. Weights are never folded: only integers, booleans and what is cast
+from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from onnxgrad_cli.emit import is_float
+from onnxgrad_cli.executor import Executor
+from onnxgrad_cli.graph import SMALL, Graph, dtype_of, shape_of
+
+PURE = frozenset(
+    "Abs Add And Cast Ceil Concat ConstantOfShape Div Equal Expand Floor Gather Greater GreaterOrEqual Identity Less "
+    "LessOrEqual Max Min Mod Mul Neg Not Or Range ReduceMax ReduceMin ReduceProd ReduceSum Reshape Shape Size Slice "
+    "Sqrt Squeeze Sub Tile Transpose Unsqueeze Where".split()
+)
+"""Operators that shapes are computed with: small, and the same at every run."""
+
+
+def fold(graph: Graph) -> bool:
+    """Replace nodes that compute constants of integers by initializers; whether anything was replaced."""
+    values: dict[str, np.ndarray] = {}
+    chosen: list[NodeProto] = []
+    known: set[str] = set()
+    outputs = set(graph.output_names)
+    for node in graph.nodes:
+        if node.op_type not in PURE or node.domain not in ("", "ai.onnx") or not _small(graph, node):
+            continue
+        if outputs.intersection(node.output):
+            continue
+        if node.op_type in ("Shape", "Size"):
+            shape = shape_of(graph.types.get(node.input[0])) or ("?",)
+            if all(isinstance(size, int) for size in shape):
+                values[node.output[0]] = _shape(node, shape)  # type: ignore[arg-type]
+                known.add(node.output[0])
+        elif all(name in known or _is_integer_constant(graph, name) for name in node.input if name):
+            chosen.append(node)
+            known.update(node.output)
+    if chosen:
+        values.update(_evaluate(graph, chosen, values))
+    if not values:
+        return False
+    folded = [node for node in graph.nodes if values.keys() & set(node.output)]
+    graph.set_nodes(node for node in graph.nodes if not values.keys() & set(node.output))
+    graph.drop_unread({name for node in folded for name in node.input if name})
+    for name, array in values.items():
+        graph.add_initializer(name, array)
+    return True
+
+
+def _small(graph: Graph, node: NodeProto) -> bool:
+    """Whether the result is surely no large tensor, as far as its type tells."""
+    sizes = [size for size in shape_of(graph.types.get(node.output[0])) or () if isinstance(size, int)]
+    return len(node.output) == 1 and int(np.prod(sizes)) * 8 <= SMALL
+
+
+def _is_integer_constant(graph: Graph, name: str) -> bool:
+    return not is_float(graph.types.get(name)) and graph.constant(name) is not None
+
+
+def _shape(node: NodeProto, shape: Iterable[int]) -> np.ndarray:
+    sizes = np.array(list(shape), np.int64)
+    if node.op_type == "Size":
+        return np.array(sizes.prod(), np.int64)
+    ends = {attribute.name: attribute.i for attribute in node.attribute}
+    return sizes[ends.get("start", 0) : ends.get("end", len(sizes))]
+
+
+def _evaluate(graph: Graph, nodes: list[NodeProto], values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The results of `nodes`, which read constants, `values` and each other."""
+    made = {name for node in nodes for name in node.output}
+    read = {name for node in nodes for name in node.input if name} - made
+    model = ModelProto(ir_version=max(graph.proto.ir_version, 4))
+    model.opset_import.extend(entry for entry in graph.proto.opset_import if not entry.domain)
+    model.graph.name = "constants"
+    model.graph.node.extend(nodes)
+    for name in read:
+        tensor = numpy_helper.from_array(values[name], name) if name in values else graph.initializers[name]
+        model.graph.initializer.append(tensor)
+    for name in made:
+        dtype = dtype_of(graph.types.get(name))
+        if dtype == TensorProto.UNDEFINED:
+            return {}
+        model.graph.output.append(helper.make_tensor_value_info(name, dtype, None))
+    try:
+        results = Executor(model)({})
+    except Exception:  # a division by zero, an index out of range: left to fail where it would have
+        return {}
+    return {name: array for name, array in results.items() if array.nbytes <= SMALL}

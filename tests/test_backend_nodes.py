@@ -1,0 +1,447 @@
+"""The node tests that the onnx package publishes, differentiated: models, inputs and outputs that are not ours.
+
+Every float output of every published one-node model is differentiated with respect to every float input, as the
+model stands, with its other inputs as constants, and with symbolic axes. The measure is an executor that reproduces
+the published outputs. `python -m tests.test_backend_nodes [-v] [--slow] [FILE...]` prints what comes of them.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from onnx.backend.test.case import node as published
+
+from onnxgrad_cli import registry
+from onnxgrad_cli.check import Arrays, directional
+from onnxgrad_cli.emit import is_float
+from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
+from onnxgrad_cli.executor import Executor, to_double
+from onnxgrad_cli.graph import HALVES, Graph, dtype_of, shape_of, tensor_type
+from onnxgrad_cli.passes import prepare
+from onnxgrad_cli.pipeline import Training
+from onnxgrad_cli.registry import NEWEST_OPSET
+from tests.harness import fed, with_gradient
+
+FILES = sorted(module.name for module in iter_modules(published.__path__) if not module.ispkg)
+
+RIGHT, BESIDE, REFUSED, NOT, WRONG = "right", "right beside a kink", "refused", "not evaluable", "WRONG"
+KINDS = (RIGHT, BESIDE, REFUSED, NOT, WRONG)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One model with a value for every input; the outputs `seeded` are differentiated with respect to `wanted`."""
+
+    case: str
+    form: str
+    op: str
+    model: onnx.ModelProto
+    feeds: Arrays
+    expected: Arrays
+    wanted: tuple[str, ...]
+    seeded: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.case} ({self.form})"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of one subject, and how or why."""
+
+    subject: Subject
+    kind: str
+    why: str
+
+
+class NotEvaluableError(Exception):
+    """There is nothing right to compare with; the message says why."""
+
+
+# -- the published models --------------------------------------------------------------------------------
+
+
+@cache
+def published_cases(file: str) -> list[Any]:
+    """The cases of one file of onnx.backend.test.case.node."""
+    known = len(published._NodeTestCases)
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import_module(f"{published.__name__}.{file}")
+    return published._NodeTestCases[known:]
+
+
+def subjects(case: Any, op: str) -> Iterator[Subject]:
+    """The case as it stands, with every input but the floats as a constant, and with symbolic axes."""
+    model = _copy(case.model)
+    inputs, results = case.data_sets[0]
+    feeds = {value.name: _array(x) for value, x in zip(model.graph.input, inputs, strict=True)}
+    expected = {value.name: _array(x) for value, x in zip(model.graph.output, results, strict=True)}
+    wanted = tuple(value.name for value in model.graph.input if is_float(value.type))
+    seeded = tuple(value.name for value in model.graph.output if is_float(value.type))
+    if not wanted or not seeded:
+        return
+    subject = Subject(case.name, "", op, model, feeds, expected, wanted, seeded)
+    yield replace(subject, form="as published")
+    fixed = subject
+    if len(wanted) < len(feeds):
+        fixed = replace(subject, model=_with_constants(model, feeds, wanted), form="constants")
+        yield fixed
+    if any(np.ndim(feeds[name]) for name in wanted):
+        yield replace(fixed, model=_symbolic(fixed.model), form="symbolic axes")
+
+
+def parts(subject: Subject) -> Iterator[Subject]:
+    """Each output through each input by itself, the other inputs constants."""
+    for wanted in subject.wanted:
+        for seeded in subject.seeded:
+            model = _with_constants(subject.model, subject.feeds, (wanted,))
+            form = f"{subject.form}, {seeded} by {wanted} alone"
+            yield replace(subject, model=model, wanted=(wanted,), seeded=(seeded,), form=form)
+
+
+def _array(x: Any) -> Any:
+    return numpy_helper.to_array(x) if isinstance(x, onnx.TensorProto) else x
+
+
+def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return copy
+
+
+def _with_constants(model: onnx.ModelProto, feeds: Arrays, kept: Sequence[str]) -> onnx.ModelProto:
+    result = _copy(model)
+    del result.graph.input[:]
+    for value in model.graph.input:
+        if value.name in kept or not value.type.HasField("tensor_type"):
+            result.graph.input.append(value)
+        else:
+            result.graph.initializer.append(numpy_helper.from_array(np.asarray(feeds[value.name]), value.name))
+    return result
+
+
+def _symbolic(model: onnx.ModelProto) -> onnx.ModelProto:
+    result = _copy(model)
+    for value in result.graph.input:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            dim.dim_param = f"{value.name}_{axis}"
+    return result
+
+
+def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model as the pass `prepare` leaves it; an opset beyond the newest is lowered, which is but a name."""
+    declared = {value.name: value.type for value in model.graph.output}
+    for entry in model.opset_import:
+        if not entry.domain:
+            entry.version = min(entry.version, NEWEST_OPSET)
+    model.ir_version = max(8, min(model.ir_version, 10))
+    try:
+        onnx.checker.check_model(model)
+    except onnx.checker.ValidationError as error:
+        raise NotEvaluableError(f"needs an opset beyond {NEWEST_OPSET}") from error
+    for value in model.graph.output:
+        value.ClearField("type")
+    graph = Graph(model)
+    prepare.normalise(graph)
+    prepare.infer(graph)
+    prepare.raise_opset(graph, Training())
+    model = graph.commit()
+    for value in model.graph.output:
+        found, said = graph.types.get(value.name), declared[value.name]
+        if shape_of(found) is None:
+            dims = [f"{value.name}_{axis}" for axis in range(len(shape_of(said) or ()))]
+            found = tensor_type(dtype_of(found) or dtype_of(said), dims)
+        value.type.CopyFrom(found)
+    return model
+
+
+# -- the measure -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measure:
+    """An executor, the step of its differences, and what a directional derivative may be off by."""
+
+    executor: str
+    double: bool
+    step: float = 1e-6
+    tolerance: float = 1e-6
+    floor: float = 1e-3
+
+
+MEASURES = (
+    Measure("onnxruntime", True),
+    Measure("reference", True),
+    Measure("reference", True, 3e-3, 1e-2, 1e-2),  # where onnx.reference computes in float32 whatever it gets
+    Measure("onnxruntime", False, 3e-3, 1e-2, 1e-2),
+)
+
+
+def judge(subject: Subject) -> Iterator[Verdict]:
+    """What comes of a subject; one refused for some of its inputs or outputs is judged one by one."""
+    kind, why = _judge(subject)
+    known = "there is no" not in why
+    if kind == REFUSED and known and len(subject.wanted) * len(subject.seeded) > 1:
+        for part in parts(subject):
+            yield from judge(part)
+    else:
+        yield Verdict(subject, kind, why)
+
+
+def _judge(subject: Subject) -> tuple[str, str]:
+    missing: list[str] = []
+    try:
+        for measure in MEASURES:
+            try:
+                return _measure(subject, measure)
+            except NotEvaluableError as reason:
+                missing.append(f"{measure.executor} {reason}")
+    except UnsupportedError as error:
+        return REFUSED, str(error.refusals[0].reason if error.refusals else error.message)
+    except OnnxgradError as error:
+        return REFUSED, error.message
+    return NOT, "; ".join(dict.fromkeys(missing))
+
+
+def _measure(subject: Subject, measure: Measure) -> tuple[str, str]:
+    model = prepared(to_double(subject.model) if measure.double else _copy(subject.model))
+    types = {value.name: dtype_of(value.type) for value in model.graph.input}
+    feeds = {name: _as(x, types.get(name)) for name, x in subject.feeds.items()}
+    backward = with_gradient(model, subject.wanted, subject.seeded, "g_")
+    forward = _executor(model, measure.executor)
+    values = _run(forward, model, feeds)
+    half = any(dtype_of(value.type) in HALVES for value in subject.model.graph.input)
+    for name, expected in subject.expected.items():
+        got = np.asarray(values[name])
+        if got.shape != np.shape(expected) or (
+            name in subject.seeded
+            and not np.allclose(got.astype(float), np.asarray(expected, float), 1e-2 if half else 1e-3, 1e-4, True)
+        ):
+            raise NotEvaluableError("does not compute the published outputs")
+    rng = np.random.default_rng(zlib.crc32(str(subject).encode()))
+    why = ""
+    for kind, point in ((RIGHT, feeds), *((BESIDE, _beside(subject, feeds, rng)) for _ in range(5))):
+        error = _error(subject, measure, model, backward, forward, point, rng)
+        if error is None:
+            return kind, f"{forward.name} {why}"
+        why = why or error
+    if measure.step < 1e-5 and _noisy(subject, model, forward, point, measure.step):
+        raise NotEvaluableError("computes in float32")
+    return WRONG, why
+
+
+def _noisy(subject: Subject, model: onnx.ModelProto, forward: Executor, point: Arrays, step: float) -> bool:
+    """Whether second differences show the rounding of float32."""
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        ways = {name: step * rng.standard_normal(np.shape(point[name])) for name in subject.wanted}
+        near = [{**point, **{name: point[name] + i * way for name, way in ways.items()}} for i in range(6)]
+        values = [_run(forward, model, each) for each in near]
+        for name in subject.seeded:
+            if len({np.shape(each[name]) for each in values}) == 1:
+                bends = np.abs(np.diff([each[name] for each in values], 2, axis=0))
+                if np.nanmax(bends, initial=0.0) > 4e-9 * np.nanmax(np.abs(values[0][name]), initial=1e-3):
+                    return True
+    return False
+
+
+def _executor(model: onnx.ModelProto, prefer: str) -> Executor:
+    try:
+        return Executor(model, prefer, fallback=False)
+    except Exception as error:  # the executors' exceptions share no base class
+        raise NotEvaluableError(f"has no kernel: {_line(error)}") from error
+
+
+def _run(run: Executor, model: onnx.ModelProto, feeds: Arrays) -> Arrays:
+    try:
+        return run(fed(model, feeds))
+    except Exception as error:
+        raise NotEvaluableError(f"does not run: {_line(error)}") from error
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+
+
+def _as(x: Any, dtype: int | None) -> Any:
+    return x if dtype is None or isinstance(x, list) else np.asarray(x, onnx.helper.tensor_dtype_to_np_dtype(dtype))
+
+
+def _beside(subject: Subject, feeds: Arrays, rng: np.random.Generator) -> Arrays:
+    """The point moved a little, off kinks, finite, of the same signs, in the precision of the published model."""
+    moved = dict(feeds)
+    for name in subject.wanted:
+        x = np.nan_to_num(np.asarray(feeds[name], np.float64), nan=0.5, posinf=5.0, neginf=-5.0)
+        away = x + 0.01 * rng.standard_normal(x.shape) * (1 + np.abs(x))
+        moved[name] = (
+            np.where(x < 0, away, np.abs(away))
+            .astype(np.asarray(subject.feeds[name]).dtype)
+            .astype(np.asarray(feeds[name]).dtype)
+        )
+    return moved
+
+
+def _error(
+    subject: Subject,
+    measure: Measure,
+    model: onnx.ModelProto,
+    backward: onnx.ModelProto,
+    forward: Executor,
+    point: Arrays,
+    rng: np.random.Generator,
+) -> str | None:
+    """What is wrong with the gradient at a point; None if it is right."""
+    if not all(np.isfinite(np.asarray(point[name], float)).all() for name in subject.wanted):
+        return "not finite"
+    values = _run(forward, model, point)
+    seeds = {
+        name: np.asarray(rng.standard_normal(np.shape(values[name])), values[name].dtype) for name in subject.seeded
+    }
+    finite = {name: np.isfinite(np.asarray(values[name], float)) for name in subject.seeded}
+    seeds = {name: np.where(finite[name], seed, np.zeros_like(seed)) for name, seed in seeds.items()}
+    gradients = _gradients(subject, measure, backward, point, seeds)
+    for name, gradient in gradients.items():
+        if gradient.shape != np.shape(point[name]):
+            return f"{name}: {gradient.shape} for {np.shape(point[name])}"
+
+    def function(moved: Arrays) -> float:
+        outputs = forward(fed(model, moved))
+        return float(sum(np.sum(np.where(finite[n], outputs[n], 0).astype(float) * s) for n, s in seeds.items()))
+
+    scale = sum(float(np.sum(np.abs(np.where(finite[n], values[n], 0) * s))) for n, s in seeds.items())
+    for _ in range(2):
+        try:
+            found = directional(function, point, gradients, rng, measure.step, measure.floor * scale)
+        except Exception as error:  # an input that decides on the shape of the output
+            return _line(error)
+        if not found.error <= measure.tolerance:
+            return f"{forward.name}: {found}"
+    return _narrow_error(subject, point, seeds, values, gradients) if measure.double else None
+
+
+def _gradients(subject: Subject, measure: Measure, backward: onnx.ModelProto, point: Arrays, seeds: Arrays) -> Arrays:
+    failure = None
+    for prefer in dict.fromkeys((measure.executor, "onnxruntime", "reference")):
+        try:
+            run = _executor(backward, prefer)
+            result = _run(run, backward, {**point, **{f"g_{name}": seed for name, seed in seeds.items()}})
+        except NotEvaluableError as error:
+            failure = error
+            continue
+        return {name: np.asarray(result[f"g_grad_{name}"]) for name in subject.wanted}
+    raise NotEvaluableError(f"its gradient {failure}")
+
+
+def _narrow_error(subject: Subject, point: Arrays, seeds: Arrays, values: Arrays, gradients: Arrays) -> str | None:
+    """Where stock onnxruntime, in the types of the published model, departs from the gradients in float64."""
+    model = prepared(_copy(subject.model))
+    types = {value.name: dtype_of(value.type) for value in (*model.graph.input, *model.graph.output)}
+    if {types[name] for name in (*subject.wanted, *subject.seeded)} - {onnx.TensorProto.FLOAT}:
+        return None
+    backward = with_gradient(model, subject.wanted, subject.seeded, "g_")
+    feeds = {name: _as(x, types.get(name)) for name, x in point.items()}
+    feeds |= {f"g_{name}": _as(seed, types[name]) for name, seed in seeds.items()}
+    try:
+        result = _run(_executor(backward, "onnxruntime"), backward, feeds)
+    except NotEvaluableError:
+        return None
+    if not all(np.allclose(result[name], values[name], 1e-3, 1e-4, equal_nan=True) for name in subject.seeded):
+        return None
+    for name, gradient in gradients.items():
+        off = np.max(np.abs(result[f"g_grad_{name}"] - gradient), initial=0.0)
+        if not off <= 1e-4 * np.max(np.abs(gradient), initial=1e-3):
+            return f"{name} is off by {off:.1e} in float32"
+    return None
+
+
+def verdicts(file: str, only: Callable[[str], bool]) -> list[Verdict]:
+    """What comes of every subject of those published cases of a file whose name is asked for."""
+    found: list[Verdict] = []
+    op = ""
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for case in published_cases(file):
+            expanded = "_expanded" in case.name  # follows the case itself
+            op = op if expanded else case.model.graph.node[0].op_type
+            if only(case.name):
+                every = subjects(case, f"{op}, expanded" if expanded else op)
+                found.extend(verdict for subject in every for verdict in judge(subject))
+    return found
+
+
+def table(found: Iterable[Verdict]) -> str:
+    """How many subjects of each operator came out how."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for verdict in found:
+        counts[verdict.subject.op][verdict.kind] += 1
+        counts["all"][verdict.kind] += 1
+    lines = [f"{'':36}" + "".join(f"{kind:>21}" for kind in KINDS)]
+    for op in sorted(counts, key=lambda op: (op == "all", op)):
+        lines.append(f"{op:36}" + "".join(f"{counts[op][kind] or '':>21}" for kind in KINDS))
+    return "\n".join(lines)
+
+
+SLOW = frozenset({"test_averagepool_3d_default", "test_lppool_3d_default"})
+"""They take onnx.reference half a minute."""
+
+
+def quick(name: str) -> bool:
+    """Whether `make test` runs a case."""
+    return name not in SLOW
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_published_nodes(file: str) -> None:
+    check(file, quick)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["averagepool", "lppool"])
+def test_slow_published_nodes(file: str) -> None:
+    check(file, SLOW.__contains__)
+
+
+def check(file: str, only: Callable[[str], bool]) -> None:
+    found = verdicts(file, only)
+    print(table(found))
+    assert not [f"{v.subject}: {v.why}" for v in found if v.kind == WRONG]
+
+
+def test_a_wrong_rule_is_found() -> None:
+    with registry.scoped():
+
+        @registry.rule("Sigmoid", override=True)
+        def sigmoid(op, g, y, x):
+            return g * y
+
+        found = verdicts("sigmoid", lambda name: name == "test_sigmoid")
+    assert [verdict.kind for verdict in found] == [WRONG, WRONG]
+
+
+def main(words: Sequence[str]) -> None:
+    """Print what came of the files named, or of all: what is not simply right (-v: everything), and the table."""
+    only = SLOW.__contains__ if "--slow" in words else quick
+    names = [word for word in words if not word.startswith("-")] or FILES
+    found = [verdict for name in names for verdict in verdicts(name, only)]
+    for verdict in found:
+        if verdict.kind != RIGHT or "-v" in words:
+            print(f"{verdict.kind:21}{verdict.subject.op}: {verdict.subject}: {verdict.why}")
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
