@@ -17,14 +17,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
 import onnx
 
 from benchmarks import models
 
+Result = TypeVar("Result")
 MODELS = ["chain of 2,000 nodes", "chain of 20,000 nodes", "1 GB of external weights", "BERT-base", "ResNet-50"]
 
 OURS = "from onnxgrad_cli.__main__ import main; main()"
@@ -70,6 +73,12 @@ def nodes(path: Path) -> int:
     return len(onnx.load(path, load_external_data=False).graph.node) if path.exists() else 0
 
 
+def elsewhere(function: Callable[..., Result], *arguments: object) -> Result:
+    """The result of a call in a process of its own: a measured process starts with its parent's memory as its peak."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as other:
+        return other.submit(function, *arguments).result()
+
+
 def compare(name: str, path: Path, repeat: int, timeout: float) -> dict[str, object]:
     """Measure both tools on one model, in turn."""
     ours, theirs = path.with_suffix(".train.onnx"), path.with_suffix(".adjoint.onnx")
@@ -95,20 +104,20 @@ def compare(name: str, path: Path, repeat: int, timeout: float) -> dict[str, obj
         for tool, command in commands.items():
             if not (runs[tool] and runs[tool][-1][2]):
                 runs[tool].append(measure(command, timeout, path.parent))
-    row: dict[str, object] = {"model": name, "forward": nodes(path)}
+    row: dict[str, object] = {"model": name, "forward": elsewhere(nodes, path)}
     for tool, out in (("onnxgrad", ours), ("onnx-ad", theirs)):
         row[tool] = {
             "seconds": statistics.median(run[0] for run in runs[tool]),
             "megabytes": statistics.median(run[1] for run in runs[tool]),
             "error": runs[tool][-1][2],
-            "nodes": nodes(out),
+            "nodes": elsewhere(nodes, out),
         }
         out.unlink(missing_ok=True)
     return row
 
 
 def make(name: str, folder: Path) -> Path:
-    """Write one of the models; runs in a process of its own, whose memory the measured ones don't inherit."""
+    """Write one of the models."""
     if name.startswith("chain"):
         count = int(name.split()[2].replace(",", ""))
         return models.chain(count, folder / f"chain{count}.onnx")
@@ -151,8 +160,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in MODELS:
             if not arguments.only or any(part in name for part in arguments.only):
-                with ProcessPoolExecutor(1, get_context("spawn")) as other:
-                    path = other.submit(make, name, Path(folder)).result()
+                path = elsewhere(make, name, Path(folder))
                 rows.append(compare(name, path, arguments.repeat, arguments.timeout))
                 print(show(rows[-1]), flush=True)
     if arguments.json:
