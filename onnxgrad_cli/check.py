@@ -31,7 +31,7 @@ def directional(
     rng: np.random.Generator,
     step: float = 1e-6,
     floor: float = 0.0,
-    relative: bool = False,
+    scale: Callable[[np.ndarray], np.ndarray | float] | None = None,
 ) -> Difference:
     """Compare claimed `gradients` at `point` with a central difference of `function` along a random direction.
 
@@ -41,17 +41,27 @@ def directional(
         gradients: the claimed gradient of some of them, in the shape of each.
         step: h; in float64 the best is near the cube root of its precision.
         floor: a scale below which a difference counts as none (the noise of the function's own arithmetic).
-        relative: scale the direction by the size of each array's entries.
+        scale: array -> the size of a step in it, as one number or one an entry (None: 1).
     """
     direction = {name: rng.standard_normal(np.shape(point[name])) for name in gradients}
-    if relative:
+    if scale is not None:
         for name, d in direction.items():
-            d *= float(np.sqrt(np.mean(np.square(point[name], dtype=np.float64)))) or 1.0
+            d *= scale(point[name])
     ends = []
     for sign in (1.0, -1.0):
         moved = {name: np.asarray(point[name] + sign * step * d, point[name].dtype) for name, d in direction.items()}
         ends.append(function({**point, **moved}))
     measured = (ends[0] - ends[1]) / (2 * step)
     claimed = float(sum(np.sum(np.float64(g) * direction[name]) for name, g in gradients.items()))
-    scale = max(abs(claimed), abs(measured), floor, 1e-30)
-    return Difference(claimed, measured, abs(claimed - measured) / scale)
+    size = max(abs(claimed), abs(measured), floor, 1e-30)
+    return Difference(claimed, measured, abs(claimed - measured) / size)
+
+
+def by_array(x: np.ndarray) -> float:
+    """The root mean square of an array: every entry moves by the size of a typical one."""
+    return float(np.sqrt(np.mean(np.square(x, dtype=np.float64)))) or 1.0
+
+
+def by_entry(x: np.ndarray) -> np.ndarray | float:
+    """The size of each entry: what is tiny hardly moves, so that it stays on its side of a kink."""
+    return np.abs(x, dtype=np.float64) if np.any(x) else 1.0
