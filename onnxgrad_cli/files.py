@@ -386,40 +386,13 @@ def _replaceable(out: Path) -> bool:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether onnxgrad wrote a file: a model says so in its metadata, a report in its head."""
+    """Whether onnxgrad wrote a file: a report says so in its head, a model in the last entry of its metadata."""
     with path.open("rb") as file:
         head = file.read(4096)
-        if not head.startswith(b"\x08"):  # the first byte of a model
+        if not head.startswith(b"\x08"):  # the first byte of every ONNX model
             return not head or b"onnxgrad" in head
-        file.seek(0)
-        return any(VERSION.encode() in entry for entry in _fields(file, 14))
-
-
-def _fields(file: BinaryIO, wanted: int) -> Iterator[bytes]:
-    """The length-delimited fields `wanted` of a protobuf message; the others are skipped, not read."""
-    while (key := _varint(file)) is not None:
-        number, wire = key >> 3, key & 7
-        if wire == 0:
-            _varint(file)
-        elif wire == 2 and (length := _varint(file)) is not None:
-            end = file.tell() + length
-            if number == wanted:
-                yield file.read(min(length, 4096))
-            file.seek(end)
-        else:
-            return
-
-
-def _varint(file: BinaryIO) -> int | None:
-    value = 0
-    for shift in range(0, 64, 7):
-        byte = file.read(1)
-        if not byte:
-            return None
-        value |= (byte[0] & 0x7F) << shift
-        if byte[0] < 0x80:
-            return value
-    return None
+        file.seek(max(0, path.stat().st_size - 4096))
+        return VERSION.encode() in file.read()
 
 
 def _write(out: Path, write: Callable[[BinaryIO], object], undo: ExitStack) -> None:

@@ -146,7 +146,8 @@ def embed(graph: Graph, options: Options, training: Training) -> None:
     props = graph.proto.metadata_props
     for old in [entry for entry in props if entry.key in (VERSION, LOSS, ROLES)]:
         props.remove(old)
-    for key, value in ((VERSION, found.version), (LOSS, json.dumps(terms)), (ROLES, json.dumps(ports))):
+    # The version comes last: `files.is_ours` looks for it at the end.
+    for key, value in ((LOSS, json.dumps(terms)), (ROLES, json.dumps(ports)), (VERSION, found.version)):
         props.add(key=key, value=value)
 
 
