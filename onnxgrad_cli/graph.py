@@ -211,6 +211,14 @@ class Graph:
         """Whether `name` is a constant that a pass of this tool has added."""
         return name in self._pooled
 
+    def unlist_initializers(self) -> None:
+        """Take the initializers out of the inputs, so that they are constants; trained ones come back as inputs."""
+        own = [value for value in self.proto.graph.input if value.name not in self.initializers]
+        del self.proto.graph.input[:]
+        self.proto.graph.input.extend(own)
+        self._fed = {value.name for value in own}
+        self._constants.clear()
+
     def drop_unread(self, names: Iterable[str]) -> None:
         """Remove those initializers of `names` that no node reads and nobody can feed or fetch."""
         kept = {name for node in self.nodes for name in reads(node)} | self._fed | set(self.output_names)

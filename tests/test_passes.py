@@ -263,3 +263,21 @@ def test_shapes_of_constants_are_computed_and_no_weight_is() -> None:
     y = x * w * factor
     np.testing.assert_allclose(result["w_grad"], (2 * y * x * factor / 24).sum(0), rtol=1e-4)
     np.testing.assert_allclose(result["temperature_grad"], (2 * y * y / 24).sum(), rtol=1e-4)
+
+
+def test_initializers_of_an_old_model_are_constants() -> None:
+    """Before IR version 4 every initializer had to be an input; a shape among them is a constant all the same."""
+    model = parse(
+        """
+        g (float[N, 6] x) => (float[N, 2, 3] y) <int64[3] shape = {0, 2, 3}, float[6] w = {1, 2, 3, 4, 5, 6}>
+        { h = Mul(x, w) y = Reshape(h, shape) }
+        """,
+        '<ir_version: 3, opset_import: ["" : 9]>',
+    )
+    for name, dtype, shape in (("shape", TensorProto.INT64, [3]), ("w", TensorProto.FLOAT, [6])):
+        model.graph.input.append(helper.make_tensor_value_info(name, dtype, shape))
+    built = build(model)
+    assert [value.name for value in built.model.graph.input] == ["x", "label", "w"]
+    assert built.graph.constant("shape") is not None
+    x, t = np.ones((2, 6), np.float32), np.zeros((2, 2, 3), np.float32)
+    np.testing.assert_allclose(run(built.model, {"x": x, "label": t})["w_grad"], np.arange(1, 7) / 3, rtol=1e-6)

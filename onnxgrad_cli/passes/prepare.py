@@ -24,6 +24,9 @@ from onnxgrad_cli.passes.mode import apply_mode
 from onnxgrad_cli.passes.trainable import select
 from onnxgrad_cli.pipeline import Options, Pass, Training
 
+FIRST_WITH_CONSTANTS = 4
+"""The IR version from which an initializer that is no input is a constant; before it, all had to be inputs too."""
+
 OLDEST_OPSET = 13
 """The lowest opset whose operators the rules know in their present form."""
 
@@ -31,6 +34,9 @@ OLDEST_OPSET = 13
 def _run(graph: Graph, options: Options, training: Training) -> bool:
     _refuse_unknown_opset(graph)
     _fix_shapes(graph, options)
+    if graph.proto.ir_version < FIRST_WITH_CONSTANTS:
+        graph.unlist_initializers()
+        graph.proto.ir_version = FIRST_WITH_CONSTANTS
     normalise(graph)
     infer(graph)
     if raise_opset(graph, training):
