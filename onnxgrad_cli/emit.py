@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -217,7 +218,8 @@ class Op:
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         if not op_type[:1].isupper():
             raise AttributeError(op_type)
-        return lambda *inputs, **keywords: self.emit(op_type, *inputs, **keywords)
+        emit = self.__dict__[op_type] = partial(self.emit, op_type)  # the next call finds it at once
+        return emit
 
     def emit(
         self,
@@ -233,7 +235,7 @@ class Op:
         values: list[Val | None] = [x if x is None or isinstance(x, Val) else self.const(x, like) for x in inputs]
         while values and values[-1] is None:
             values.pop()
-        if op_type in _BINARY:
+        if op_type in _BINARY and self._unexpanded:
             values = self._broadcast_late(*values)  # type: ignore[arg-type]
         attributes = {name: value for name, value in attributes.items() if value is not None}
         names = tuple([x.name if x is not None else "" for x in values])
