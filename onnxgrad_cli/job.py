@@ -102,12 +102,13 @@ def run_build(
     files = [File.of(path, "source model")] if path else []
     try:
         built.run(after=dump, stop_after=stop_after)
+        trained = built.model
         if wants_proof:
             tell("verifying the gradients", 1)
-            roles = describe(built.model)
-            data, sizes = _fit(data, built.model, roles, tell)
+            roles = describe(trained)
+            data, sizes = _fit(data, trained, roles, tell)
             start = time.perf_counter()
-            proof = prove(built.model, roles, path, original, data, sizes, force=bool(verify))
+            proof = prove(trained, roles, path, original, data, sizes, force=bool(verify))
             nodes = len(built.graph.nodes)
             built.records.append(Record(VERIFY, time.perf_counter() - start, nodes, nodes, False))
             if proof.failed:
@@ -115,7 +116,7 @@ def run_build(
     except (UnsupportedError, CheckFailed) as found:
         error = found
     else:
-        written = save_model(built.model, STREAM if target is None else target, path, force)
+        written = save_model(trained, STREAM if target is None else target, path, force)
         files += [File.of(file, "weights" if i else "training model") for i, file in enumerate(written)]
     files += [File.of(file, "weights", digest=False) for file in sources]
     report = make_report(

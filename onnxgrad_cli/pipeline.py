@@ -74,7 +74,8 @@ class Training:
         trained: the weights that get a gradient, in order.
         not_trained: every other float weight, with the reason.
         grad_of_input: the inputs that get a gradient.
-        predictions, labels: what the losses compare.
+        predictions, labels: what the losses compare: the output that each judges, and the label inputs there are.
+        judged: the label of each loss, "" where it has none; empty until the losses are written.
         sample_weight: the input with one weight per sample.
         loss: the value of the loss.
         state: outputs that replace an input or a weight at the next step (running statistics): name -> successor.
@@ -91,6 +92,7 @@ class Training:
     grad_of_input: list[str] = field(default_factory=list)
     predictions: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
+    judged: list[str] = field(default_factory=list)
     sample_weight: str | None = None
     loss: str = ""
     yielded: str = ""

@@ -590,3 +590,11 @@ def test_versions_are_those_that_run() -> None:
     versions: dict[str, Any] = make_report().versions
     assert (versions["onnx"], versions["numpy"]) == (onnx.__version__, np.__version__)
     assert list(versions) == ["onnxgrad", "onnx", "onnxruntime", "numpy", "Python"]
+
+
+def test_a_loss_without_a_label_names_none() -> None:
+    """`identity` has no label, also where another loss has taken the default one."""
+    text = "g (float[N, 3] x) => (float[N, 3] y, float[N, 3] z) { y = Mul(x, w) z = Abs(y) }"
+    built = build(model(text, w=f32(3)), Options(losses=(LossSpec("mse", "y"), LossSpec("identity", "z"))))
+    assert make_report(built=built).asked.losses == ["mse of 'y' against 'label'", "identity of 'z'"]
+    assert [term.label for term in describe(built.model).losses] == ["label", ""]

@@ -58,7 +58,7 @@ def test_a_wrong_gradient_fails_and_is_named(wrong: object) -> None:
 
 
 def test_float32_alone_finds_a_wrong_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxgrad_cli.verify.to_double", _refuse)
+    monkeypatch.setattr("onnxgrad_cli.measure.to_double", _refuse)
     assert proof_of("Tanh").status == "passed"
     assert "float32" in proof_of("Tanh").executor
     with registry.scoped():
@@ -72,7 +72,7 @@ def _refuse(model: onnx.ModelProto) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("name", ["digits_mlp", "digits_cnn", "tiny_transformer", "symbolic"])
 def test_float32_gives_no_false_alarm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxgrad_cli.verify.to_double", _refuse)
+    monkeypatch.setattr("onnxgrad_cli.measure.to_double", _refuse)
     options = Options(losses=(LossSpec("cross-entropy"),))
     model = build(onnx.load(SAMPLES / f"{name}.onnx"), options).model
     for seed in range(3):

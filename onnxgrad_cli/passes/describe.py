@@ -127,11 +127,8 @@ def roles(graph: Graph, options: Options, training: Training) -> Roles:
 
 
 def _terms(graph: Graph, options: Options, training: Training) -> Iterator[Term]:
-    for spec, output in zip(options.losses, training.predictions, strict=False):
-        label = spec.label or options.label
+    for spec, output, label in zip(options.losses, training.predictions, training.judged, strict=False):
         name = Path(spec.name).name if spec.name.endswith(".onnx") else spec.name
-        if label not in training.labels:
-            label = ""
         numbered = label and not is_float(graph.types[label])
         shape = shape_of(graph.types[output]) or ()
         classes = shape[1] if numbered and len(shape) > 1 else 0

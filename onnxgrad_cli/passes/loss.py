@@ -86,6 +86,7 @@ def _term(op: Op, options: Options, training: Training, spec: LossSpec, predicti
     loss = LossFile(spec.name, op.graph) if _is_file(spec) else losses.lookup(spec.name)
     label_type = loss.label_type(prediction)
     label = None if label_type is None else _label(op, training, spec.label or options.label, label_type)
+    training.judged.append("" if label is None else label.name)
     if isinstance(loss, LossFile):
         if options.sample_weight:
             raise UsageError(

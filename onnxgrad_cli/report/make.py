@@ -10,6 +10,7 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,7 @@ def make_report(
             command=command if isinstance(command, str) else shlex.join(command),
             model=model,
             opset=built.graph.opset() if built else None,
-            losses=[_loss(spec, options) for spec in options.losses],
+            losses=list(_losses(options, built.training.judged if built else [])),
             options=dict(_changed(options)),
         ),
         error=_message(error),
@@ -145,11 +146,18 @@ def _refusals(error: Exception | None) -> list[Refusal]:
 # -- what was asked -----------------------------------------------------------------------------------------------
 
 
-def _loss(spec: LossSpec, options: Options) -> str:
+def _losses(options: Options, judged: Sequence[str]) -> Iterator[str]:
+    """Each loss in words, with the label it got, or before it got one, the label that was asked for."""
+    for spec, label in zip_longest(options.losses, judged):
+        asked = "" if spec.name == "identity" else spec.label or options.label
+        yield _loss(spec, options, asked if label is None else label)
+
+
+def _loss(spec: LossSpec, options: Options, label: str) -> str:
     text = spec.name if spec.weight == 1.0 else f"{spec.weight:g} times {spec.name}"
     output = spec.output or options.output
     text += f" of '{output}'" if output else ""
-    return text if spec.name == "identity" else f"{text} against '{spec.label or options.label}'"
+    return f"{text} against '{label}'" if label else text
 
 
 _FLAGS = {"losses": "--loss", "yield_": "--yield", "dims": "--dim", "shapes": "--shape", "loss_options": "loss options"}

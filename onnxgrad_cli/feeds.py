@@ -1,0 +1,109 @@
+"""Data for a model that brings none: of sizes it accepts, and valid as what each input is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import ModelProto, helper
+
+from onnxgrad_cli.check import Arrays
+from onnxgrad_cli.emit import is_float
+from onnxgrad_cli.graph import dtype_of, shape_of
+from onnxgrad_cli.passes.describe import Roles
+
+SEQUENCE_SIZES = (8, 16, 32, 64, 224)
+"""Sizes that are tried, in order, for symbols that do not lead an input."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A training model with its weights, and what its inputs and outputs are for."""
+
+    model: ModelProto
+    roles: Roles
+
+
+def first_run(
+    run: Callable[[Arrays], Arrays],
+    subject: Subject,
+    rng: np.random.Generator,
+    data: Mapping[str, np.ndarray],
+    sizes: Mapping[str, int],
+) -> tuple[Arrays, Arrays, dict[str, int] | None]:
+    """Feeds that `run` accepts, its outputs for them, and the sizes if any feed was drawn at random.
+
+    Small sizes come first, and where the loss is not finite, data above zero after others.
+
+    Raises:
+        Exception: what `run` raised at the first sizes, where it accepts none.
+    """
+    failure: Exception | None = None
+    for size in SEQUENCE_SIZES:
+        for positive in (False, True):
+            guess = {**_guess(subject, size), **sizes}
+            feeds = random_feeds(subject, rng, guess, positive)
+            drawn = guess if any(name not in data for name in feeds) else None
+            feeds.update({name: x for name, x in data.items() if name in feeds or name in subject.roles.gradients})
+            try:
+                outputs = run(feeds)
+            except Exception as error:  # sizes that don't fit: try larger ones
+                failure = failure or error
+                break
+            if positive or finite(outputs.get(subject.roles.loss, np.zeros(1))):
+                return feeds, outputs, drawn
+    assert failure is not None
+    raise failure
+
+
+def _guess(subject: Subject, size: int) -> dict[str, int]:
+    """A size for every symbol of the inputs: 2 for what leads an input, `size` for the rest."""
+    guess: dict[str, int] = {}
+    types = {value.name: value.type for value in subject.model.graph.input}
+    for name in subject.roles.fed:
+        for axis, dim in enumerate(shape_of(types[name]) or ()):
+            if isinstance(dim, str):
+                guess.setdefault(dim, 2 if axis == 0 else size)
+    return guess
+
+
+def random_feeds(
+    subject: Subject, rng: np.random.Generator, sizes: Mapping[str, int], positive: bool = False, masked: bool = True
+) -> Arrays:
+    """Random arrays for the inputs that must be fed.
+
+    Floats are normal, or between 0 and 1 if `positive`. Integers are valid as what they index; those that index
+    no weight are 0 or 1 if `masked`, else 1.
+    """
+    types = {value.name: value.type for value in subject.model.graph.input}
+    limits = {**_index_limits(subject.model), **{t.label: t.classes for t in subject.roles.losses if t.classes}}
+    feeds = {}
+    for name in subject.roles.fed:
+        shape = [sizes.get(dim, 2) if isinstance(dim, str) else dim for dim in shape_of(types[name]) or ()]
+        array: np.ndarray
+        if not is_float(types[name]):
+            array = rng.integers(0 if masked or name in limits else 1, limits.get(name, 2), shape)
+        elif subject.roles.inputs[name] == "model input" and not positive:
+            array = rng.standard_normal(shape)
+        else:  # labels and sample weights: every loss is defined between 0 and 1
+            array = rng.uniform(0.05, 0.95, shape)
+        feeds[name] = np.asarray(array).astype(helper.tensor_dtype_to_np_dtype(dtype_of(types[name])))
+    return feeds
+
+
+def _index_limits(model: ModelProto) -> dict[str, int]:
+    """For inputs that index a weight: how many rows it has."""
+    dims = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+    limits: dict[str, int] = {}
+    for node in model.graph.node:
+        if node.op_type in ("Gather", "GatherElements") and node.input[0] in dims:
+            axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+            rows = dims[node.input[0]][axis]
+            limits[node.input[1]] = min(limits.get(node.input[1], rows), rows)
+    return limits
+
+
+def finite(x: np.ndarray) -> bool:
+    """Whether every entry is a finite number."""
+    return x.dtype.kind in "iub" or bool(np.isfinite(np.asarray(x, np.float64)).all())
