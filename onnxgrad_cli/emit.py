@@ -16,7 +16,7 @@ import onnx
 from onnx import NodeProto, TensorProto, TypeProto
 
 from onnxgrad_cli.errors import Caution, OnnxgradError
-from onnxgrad_cli.graph import FLOATS, HALVES, Dim, Graph, Shape, dtype_of, shape_of, tensor_type
+from onnxgrad_cli.graph import FLOATS, HALVES, Dim, Graph, Shape, dtype_of, element_type, rename, shape_of, tensor_type
 
 ROLE, FORWARD = "onnxgrad.role", "onnxgrad.forward"
 """Keys in a node's metadata: the part of the training model it belongs to, and the forward node it differentiates."""
@@ -62,6 +62,16 @@ class Val:
     def rank(self) -> int:
         """The number of dimensions."""
         return len(self.shape)
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether the value is a tensor, as far as is known: no sequence, no optional."""
+        return self.type is None or self.type.HasField("tensor_type")
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether the value is a sequence of tensors."""
+        return self.type is not None and self.type.HasField("sequence_type")
 
     @property
     def const(self) -> np.ndarray | None:
@@ -135,6 +145,12 @@ class Op:
     Any operator can be called by its name; a number or an array among the inputs becomes a constant in the type
     of the first value, `outputs=n` returns a tuple, and attributes are keywords (None is left out). Names in
     lower case are shorthands that also decide at build time what can be decided then.
+
+    Attributes:
+        nodes: what was emitted, in order.
+        scope, role, forward: the stem of the names of new nodes, and what their metadata say of them.
+        wanted: whether anybody wants the cotangent of a value.
+        node, training: the forward node that is being differentiated, and the record of the walk that does it.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -145,12 +161,15 @@ class Op:
         self.forward = ""
         self.cautions: list[Caution] = []
         self.wanted: Callable[[str], bool] = lambda name: True
+        self.node: NodeProto | None = None
+        self.training: Any = None
         self._readers: dict[str, list[tuple[NodeProto, int]]] | None = None
         self._vals: dict[str, Val] = {}
         self._shapes: dict[int, tuple[TypeProto | None, Shape | None]] = {}
         self._pool: dict[tuple[Any, ...], Val] = {}
         self._written: dict[tuple[Any, ...], Any] = {}
         self._unexpanded: dict[str, Val] = {}
+        self._renamed: set[str] = set()
         self._schemas: dict[tuple[str, str], onnx.defs.OpSchema] = {}
         self._defaults: dict[tuple[str, str], dict[str, Any]] = {}
         self._imports = list(graph.proto.opset_import)
@@ -228,9 +247,11 @@ class Op:
         outputs: int = 1,
         domain: str = "",
         shape: Sequence[Dim | None] | None = None,
+        types: Sequence[TypeProto] | None = None,
         **attributes: Any,
     ) -> Any:
-        """Append a node; `shape` states the first output's shape where the caller knows more than inference."""
+        """Append a node; `shape` states the first output's shape where the caller knows more than inference, `types`
+        all that is to be known of the outputs."""
         like = next((x for x in inputs if isinstance(x, Val)), None)
         values: list[Val | None] = [x if x is None or isinstance(x, Val) else self.const(x, like) for x in inputs]
         while values and values[-1] is None:
@@ -254,16 +275,18 @@ class Op:
             node.metadata_props.add(key=FORWARD, value=self.forward)
         first = values[0] if values else None
         same = self._elementwise(first, values[-1]) if op_type in _ELEMENTWISE and first and values[-1] else None
-        if same is not None:
+        if types is not None:
+            self.graph.types.update(zip(out, types, strict=True))
+        elif same is not None:
             self._vals[out[0]] = Val(self, out[0], same.type, same.known_shape)
             self.graph.types[out[0]] = same.type  # type: ignore[assignment]
         elif op_type in _SAME_DTYPE and first is not None and shape is not None:
             self.graph.types[out[0]] = self.graph.named(tensor_type(first.dtype, shape))
         else:
-            types = self._infer(node, values)
+            found = self.infer(node, values)
             if shape is not None:
-                types[out[0]] = self.graph.named(tensor_type(dtype_of(types[out[0]]), shape))
-            self.graph.types.update(types)
+                found[out[0]] = self.graph.named(tensor_type(dtype_of(found[out[0]]), shape))
+            self.graph.types.update(found)
         self.nodes.append(node)
         self._written[key] = tuple([self.val(name) for name in out]) if outputs > 1 else self.val(out[0])
         return self._written[key]
@@ -277,8 +300,11 @@ class Op:
             return a
         return b if right[len(right) - len(left) :] == left and len(left) < len(right) else None
 
-    def _infer(self, node: NodeProto, values: Sequence[Val | None]) -> dict[str, TypeProto]:
-        schema = self.schema(node.op_type, node.domain)
+    def infer(self, node: NodeProto, values: Sequence[Val | None] | None = None) -> dict[str, TypeProto]:
+        """The types of a node's outputs, as onnx infers them from those of its inputs; raises Unknown without those."""
+        schema = self.schema(_TYPED_AS.get(node.op_type, node.op_type), node.domain)
+        if values is None:
+            values = [self.val(name) if name else None for name in node.input]
         for x in values:
             if x is not None and x.type is None:
                 raise Unknown(f"the type of '{x.name}' is unknown")
@@ -319,6 +345,18 @@ class Op:
                 return [a, self._unexpanded[b.name]]
         return [a, b]
 
+    def rename(self, value: Val, name: str) -> Val:
+        """Call a result of this emitter `name`; a value from elsewhere, or with such a name, becomes an Identity."""
+        made = {output for node in self.nodes for output in node.output}
+        if value.name not in made or value.name in self._renamed:
+            value = self.emit("Identity", value)
+        rename(self.nodes, {value.name: name})
+        assert value.type is not None
+        self.graph.types[name] = value.type
+        self._renamed.add(name)
+        self._written.clear()
+        return self.val(name)
+
     # -- shapes ---------------------------------------------------------------------------------------------
 
     def shape(self, x: Val) -> Val:
@@ -354,6 +392,12 @@ class Op:
             return self.Cast(self.Size(x), to=dtype)
         chosen = self.Gather(self.Shape(x), self.ints([axis % x.rank for axis in axes]))
         return self.Cast(self.ReduceProd(chosen, keepdims=0), to=dtype)
+
+    def per(self, g: Val, x: Val, axes: Sequence[int] | None = None) -> Val:
+        """`g` divided by how many elements of `x` lie along `axes`: in float32 for the half types, which such a
+        count overflows (float16) or loses digits in (bfloat16)."""
+        wide = self.wide(g)
+        return self.cast(wide / self.count(x, axes, wide.dtype), g)
 
     def reshape(self, x: Val, dims: Sequence[int | Val]) -> Val:
         """`x` in the given dimensions: ints (-1 at most once, no 0 by position) or one-element int64 vectors."""
@@ -421,7 +465,7 @@ class Op:
             return self.ints(parts)  # type: ignore[arg-type]
         return self.Concat(*(p if isinstance(p, Val) else self.ints([p]) for p in parts), axis=0)
 
-    def state(self, x: Val, shape: Sequence[Dim] | None) -> Val:
+    def state(self, x: Val, shape: Sequence[Dim | None] | None) -> Val:
         """`x`, whose shape the caller knows where inference does not."""
         self.graph.types[x.name] = self.graph.named(tensor_type(x.dtype, shape))
         return self.val(x.name)
@@ -447,6 +491,13 @@ class Op:
         tensor = onnx.numpy_helper.from_array(np.zeros(1, onnx.helper.tensor_dtype_to_np_dtype(to)))
         known = [dim if isinstance(dim, int) else None for dim in dims]
         return self.ConstantOfShape(self.vector(dims), value=tensor, shape=known)
+
+    def steps(self, size: int | Val, axis: int = 0, rank: int = 1) -> Val:
+        """0, 1, ... below `size` (an int, or a one-element int64 vector) along `axis` of `rank` axes; int64."""
+        if isinstance(size, int):
+            return self.const(np.arange(size, dtype=np.int64).reshape([-1 if i == axis else 1 for i in range(rank)]))
+        row = self.Range(self.const(0), self.squeeze(size, [0]), self.const(1))
+        return self.unsqueeze(row, [i for i in range(rank) if i != axis])
 
     def expand_like(self, x: Val, like: Val) -> Val:
         """`x`, which broadcasts to `like`, in the full shape of `like`."""
@@ -477,9 +528,11 @@ class Op:
         return self.reduce("ReduceProd", x, axes, keepdims)
 
     def reduce(self, kind: str, x: Val, axes: Sequence[int] | None = None, keepdims: bool = True) -> Val:
-        """The reduction `kind`, an operator's name, over `axes` (None: all)."""
+        """The reduction `kind`, an operator's name, over `axes` (None: all); half types are added up in float32."""
         if axes is not None and not list(axes):
             return x
+        if x.dtype in HALVES and kind not in _EXACT:
+            return self.cast(self.reduce(kind, self.wide(x), axes, keepdims), x)
         axes = None if axes is None else [axis % x.rank for axis in axes]
         shape = None
         if x.known_shape is not None:
@@ -527,9 +580,15 @@ class Op:
         ones = self.Expand(self.ints([1]), self.Reshape(missing, self.ints([1])))
         single = self.Equal(self.Concat(ones, wanted, axis=0), self.ints([1]))
         axes = self.Reshape(self.NonZero(single), self.ints([-1]))
-        summed = self.ReduceSum(g, axes, keepdims=1, noop_with_empty_axes=1)
+        summed = self.cast(self.ReduceSum(self.wide(g), axes, keepdims=1, noop_with_empty_axes=1), g)
         return self.Reshape(summed, wanted, shape=x.known_shape)
 
+
+_EXACT = frozenset({"ReduceMax", "ReduceMin"})
+"""Reductions that round nothing."""
+
+_TYPED_AS = {"GreaterOrEqual": "Greater", "LessOrEqual": "Less"}
+"""Operators for which onnx infers no shape before opset 16, and others that have the same types."""
 
 _BINARY = frozenset({"Add", "Sub", "Mul", "Div"})
 _SAME_DTYPE = frozenset({"Reshape", "Expand", "ReduceSum", "ReduceMean", "ReduceMax"})
@@ -542,3 +601,8 @@ _ELEMENTWISE = _BINARY | {"Neg", "Exp", "Sigmoid", "Tanh", "Sqrt", "Reciprocal"}
 def is_float(value_type: TypeProto | None) -> bool:
     """Whether a value of this type can carry a cotangent."""
     return dtype_of(value_type) in FLOATS
+
+
+def is_differentiable(value_type: TypeProto | None) -> bool:
+    """Whether a value of this type can carry a cotangent: a float tensor, or a sequence or optional of such."""
+    return is_float(element_type(value_type))

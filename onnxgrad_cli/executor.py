@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, numpy_helper
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.check import Arrays
 
 
 class Executor:
-    """Runs a model: on onnxruntime where it has kernels for the model's types, else on onnx.reference.
+    """Runs a model: on onnxruntime where it has kernels for its types and attributes, else on onnx.reference.
 
     `prefer='reference'` takes onnx.reference at once; `fallback=False` raises onnxruntime's own error instead.
     """
@@ -22,6 +22,7 @@ class Executor:
         self.name = "onnx.reference"
         self._outputs = [output.name for output in model.graph.output]
         if prefer == "onnxruntime":
+            errors = onnxruntime.capi.onnxruntime_pybind11_state
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = threads
             options.log_severity_level = 4
@@ -29,7 +30,7 @@ class Executor:
                 session = onnxruntime.InferenceSession(
                     model.SerializeToString(), options, providers=["CPUExecutionProvider"]
                 )
-            except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented:
+            except (errors.NotImplemented, errors.Fail):  # no kernel, or none with these attributes
                 if not fallback:
                     raise
             else:
@@ -74,9 +75,14 @@ def _widen(graph: GraphProto) -> None:
         if value.type.tensor_type.elem_type in _NARROW and value.name not in stay:
             value.type.tensor_type.elem_type = TensorProto.DOUBLE
     for node in graph.node:
+        if node.op_type == "ConstantOfShape" and not node.attribute:  # float32 zeros, by default
+            node.attribute.append(helper.make_attribute("value", numpy_helper.from_array(np.zeros(1))))
         for attribute in node.attribute:
             if attribute.type == AttributeProto.TENSOR:
                 _widen_tensor(attribute.t)
+            elif node.op_type == "Constant" and attribute.type in (AttributeProto.FLOAT, AttributeProto.FLOATS):
+                wide = np.asarray(helper.get_attribute_value(attribute), np.float64)
+                attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(wide)))
             elif attribute.type == AttributeProto.GRAPH:
                 _widen(attribute.g)
             elif attribute.name in ("to", "dtype") and attribute.i in _NARROW:

@@ -6,13 +6,23 @@ out as it came in. Weights are never touched: inline ones stay where they are, e
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, numpy_helper
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    TensorShapeProto,
+    TypeProto,
+    numpy_helper,
+)
 
 from onnxgrad_cli.errors import OnnxgradError
 
@@ -25,7 +35,7 @@ SMALL = 1024
 """Bytes. A tensor up to this size may be a shape or an axis, so shape inference sees its values; a larger one
 is a weight, and inference sees its type only (1 GB of weights: 0.01 s instead of 20 s)."""
 
-LIKE_INPUT = frozenset({"GroupNormalization"})
+LIKE_INPUT = frozenset({"GroupNormalization", "Inverse"})
 """Operators for which onnx infers no type; their output has that of their input."""
 
 
@@ -47,6 +57,16 @@ def shape_of(value_type: TypeProto | None) -> Shape | None:
 def dtype_of(value_type: TypeProto | None) -> int:
     """The element type of a tensor type (TensorProto.DataType); 0, UNDEFINED, when it is not a known tensor."""
     return value_type.tensor_type.elem_type if value_type is not None else TensorProto.UNDEFINED
+
+
+def element_type(value_type: TypeProto | None) -> TypeProto | None:
+    """The type of the tensors in a sequence or an optional; a tensor's type is its own."""
+    while value_type is not None and not value_type.HasField("tensor_type"):
+        kind = value_type.WhichOneof("value")
+        if kind not in ("sequence_type", "optional_type"):
+            return None
+        value_type = getattr(value_type, kind).elem_type
+    return value_type
 
 
 def nbytes(tensor: TensorProto) -> int:
@@ -73,16 +93,49 @@ def subgraphs(node: NodeProto) -> list[GraphProto]:
     return found
 
 
+def captured(node: NodeProto) -> list[str]:
+    """What the subgraphs of a node read from outside, each value once."""
+    names: dict[str, None] = {}
+    for graph in subgraphs(node) if node.attribute else ():
+        names.update(dict.fromkeys(captured_by(graph)))
+    return list(names)
+
+
+def captured_by(graph: GraphProto) -> Iterator[str]:
+    """Every value that a subgraph reads from outside, as often as it does."""
+    own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    for node in graph.node:
+        yield from (name for name in reads(node) if name not in own)
+        own.update(node.output)
+    yield from (value.name for value in graph.output if value.name not in own)
+
+
 def reads(node: NodeProto) -> list[str]:
     """Every value a node reads: its inputs, and what its subgraphs capture from outside."""
     names = [name for name in node.input if name]
-    for graph in subgraphs(node) if node.attribute else ():
-        own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-        for inner in graph.node:
-            names += [name for name in reads(inner) if name not in own]
-            own.update(inner.output)
-        names += [value.name for value in graph.output if value.name not in own]
-    return names
+    return names + captured(node) if node.attribute else names
+
+
+def rename(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> None:
+    """Call values by other names wherever the nodes make, read or capture them."""
+    for node in nodes:
+        for field in (node.input, node.output):
+            for position, name in enumerate(field):
+                if name in names:
+                    field[position] = names[name]
+        for body in subgraphs(node) if node.attribute else ():
+            own = {value.name for value in (*body.input, *body.initializer)}
+            own.update(name for inner in body.node for name in inner.output)
+            outer = {old: new for old, new in names.items() if old not in own}
+            rename(body.node, outer)
+            for value in body.output:
+                value.name = outer.get(value.name, value.name)
+
+
+def _dims(graph: GraphProto) -> Iterator[TensorShapeProto.Dimension]:
+    """Every dimension in the declarations of a graph."""
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        yield from value.type.tensor_type.shape.dim
 
 
 def _inferred(bare: ModelProto) -> ModelProto:
@@ -117,6 +170,7 @@ class Graph:
         types: the type of every value whose type is known.
         initializers: every initializer by name (views into `proto`; values may be external).
         path: where the model was read from, if it was a file: external data are relative to it.
+        kept: nodes, by name, that could not be replaced by their definition, and why.
     """
 
     def __init__(self, proto: ModelProto, path: Path | None = None) -> None:
@@ -124,12 +178,14 @@ class Graph:
         self.path = path
         self.nodes: list[NodeProto] = list(proto.graph.node)
         self.types: dict[str, TypeProto] = {}
+        self.kept: dict[str, str] = {}
         self.initializers: dict[str, TensorProto] = {t.name: t for t in proto.graph.initializer}
         self._names = set(node_names(proto.graph))
         self._counters: dict[str, int] = defaultdict(int)
         self._constants: dict[str, np.ndarray | None] = {}
         self._pooled: set[str] = set()
-        self._symbols = 0
+        borne = (dim.dim_param[2:] for dim in _dims(proto.graph) if dim.dim_param.startswith("_d"))
+        self._symbols = itertools.count(1 + max((int(n) for n in borne if n.isdecimal()), default=0))
         self._fed = {value.name for value in proto.graph.input}
 
     def opset(self, domain: str = "") -> int | None:
@@ -149,6 +205,14 @@ class Graph:
             name = f"{stem}_{self._counters[stem]}"
         self._names.add(name)
         return name
+
+    def fresh_symbol(self) -> str:
+        """A symbol that no dimension bears."""
+        return f"_d{next(self._symbols)}"
+
+    def share_names(self, other: Graph) -> None:
+        """Draw fresh names and symbols from the same stock as `other`, so that both can be parts of one model."""
+        self._names, self._counters, self._symbols = other._names, other._counters, other._symbols
 
     def taken(self, name: str) -> bool:
         """Whether a value or a node bears `name`."""
@@ -181,9 +245,8 @@ class Graph:
             for position, name in enumerate(node.input):
                 if name:
                     uses[name].append((node, position))
-            if node.attribute and subgraphs(node):
-                for name in set(reads(node)) - set(node.input):
-                    uses[name].append((node, -1))
+            for name in captured(node) if node.attribute else ():
+                uses[name].append((node, -1))
         return uses
 
     def constant(self, name: str) -> np.ndarray | None:
@@ -292,29 +355,61 @@ class Graph:
         """
         bare = self.skeleton()
         shared: dict[bytes, TypeProto] = {}  # a large graph has few types
-        while True:
-            inferred = _inferred(bare)
-            graph = inferred.graph
-            for value in (*graph.output, *graph.input, *graph.value_info):
-                value_type = self.named(value.type)
-                self.types[value.name] = shared.setdefault(value_type.SerializeToString(), value_type)
-            known = {name for name, value_type in self.types.items() if dtype_of(value_type)}
-            like = {node.output[0]: node.input[0] for node in self.nodes if node.op_type in LIKE_INPUT}
-            untyped = {name: source for name, source in like.items() if source in known and name not in known}
-            if not untyped:
-                break
-            for name, source in untyped.items():
-                bare.graph.value_info.append(onnx.helper.make_value_info(name, self.types[source]))
         for name, tensor in self.initializers.items():
             value_type = tensor_type(tensor.data_type, list(tensor.dims))
             self.types[name] = shared.setdefault(value_type.SerializeToString(), value_type)
+        stated: set[str] = set()
+        while True:
+            symbols = {dim.dim_param: dim.dim_param for dim in _dims(bare.graph)}
+            inferred = _inferred(bare)
+            graph = inferred.graph
+            for value in (*graph.output, *graph.input, *graph.value_info):
+                if value.name in self.initializers:
+                    continue
+                value_type = self.named(value.type, symbols)
+                self.types[value.name] = shared.setdefault(value_type.SerializeToString(), value_type)
+            more = self._types_beyond_onnx(stated)
+            if not more:
+                break
+            stated.update(more)
+            for value in bare.graph.output:
+                if value.name in more:
+                    value.type.CopyFrom(more.pop(value.name))
+            bare.graph.value_info.extend(itertools.starmap(onnx.helper.make_value_info, more.items()))
 
-    def named(self, value_type: TypeProto) -> TypeProto:
-        """The type itself, after each unnamed dimension got a symbol of its own: it equals itself, if nothing else."""
+    def _types_beyond_onnx(self, stated: set[str]) -> dict[str, TypeProto]:
+        """Types that onnx does not infer, or not as well, of the first node of which some have not been `stated`."""
+        from onnxgrad_cli import bodies  # which are graphs themselves
+
+        for node in self.nodes:
+            found: dict[str, TypeProto] = {}
+            if node.op_type in LIKE_INPUT and node.input[0] in self.types:
+                found = {node.output[0]: self.types[node.input[0]]}
+            elif node.op_type == "Loop" and all(name in self.types for name in reads(node)):
+                found = dict(zip(node.output, bodies.loop_types(self, node)[1], strict=False))
+            elif node.op_type == "SequenceAt":  # onnx gives all elements one symbol, be they of different sizes
+                value_type = self.types.get(node.output[0])
+                shape = [d if isinstance(d, int) else None for d in shape_of(value_type) or ()]
+                if None in shape:
+                    found = {node.output[0]: self.named(tensor_type(dtype_of(value_type), shape))}
+            found = {name: value_type for name, value_type in found.items() if name and name not in stated}
+            if found:
+                return found
+        return {}
+
+    def named(self, value_type: TypeProto, symbols: dict[str, str] | None = None) -> TypeProto:
+        """The type itself, after each unnamed dimension got a symbol of its own: it equals itself, if nothing else.
+
+        With `symbols`, the others are onnx's, which starts to count anew at each inference: they get ours for good.
+        """
         for dim in value_type.tensor_type.shape.dim:
-            if not dim.HasField("dim_value") and not dim.dim_param:
-                self._symbols += 1
-                dim.dim_param = f"_d{self._symbols}"
+            if not dim.HasField("dim_value"):
+                if not dim.dim_param:
+                    dim.dim_param = self.fresh_symbol()
+                elif symbols is not None:
+                    if dim.dim_param not in symbols:
+                        symbols[dim.dim_param] = self.fresh_symbol()
+                    dim.dim_param = symbols[dim.dim_param]
         return value_type
 
     def remove_unused(self, keep: Iterable[str] = ()) -> int:

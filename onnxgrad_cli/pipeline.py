@@ -43,6 +43,8 @@ class Options:
         keep_outputs: keep the model's own outputs too.
         yield_: what becomes of the YieldOp: 'ones' (filled), 'input' (fed) or 'keep'.
         mode: 'keep', 'train' or 'eval' for BatchNormalization and Dropout.
+        quantization: what becomes of a path through QuantizeLinear: 'refuse' it, or 'ste', the straight-through
+            estimator, for which rounding is the identity within the quantized range.
         dims: symbol -> size, fixed before anything else.
         shapes: input -> shape, fixed before anything else.
     """
@@ -61,6 +63,7 @@ class Options:
     keep_outputs: bool = False
     yield_: str = "ones"
     mode: str = "keep"
+    quantization: str = "refuse"
     dims: dict[str, int] = field(default_factory=dict)
     shapes: dict[str, Shape] = field(default_factory=dict)
 
@@ -84,6 +87,7 @@ class Training:
         kinks: the conventions that were followed, by operator.
         cautions: what a careful reader should know.
         forward_nodes: how many nodes belong to the model and its loss.
+        straight_through: whether rounding to integers counts as the identity.
     """
 
     inputs: list[str] = field(default_factory=list)
@@ -102,6 +106,7 @@ class Training:
     kinks: dict[str, str] = field(default_factory=dict)
     cautions: list[Caution] = field(default_factory=list)
     forward_nodes: int = 0
+    straight_through: bool = False
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,18 @@ Written from the operators' pages alone; none of it shares code with the rules.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
+from onnx.reference.ops.op_resize import Resize as _Resize
+from onnx.reference.ops.op_scan import Scan as _Scan
 
 
 class Erf(OpRun):  # onnx.reference computes Erf in float32 whatever its input is
@@ -44,6 +49,30 @@ class Mean(OpRun):  # onnx.reference adds in place, so its Mean does not broadca
 
     def _run(self, *xs: np.ndarray) -> tuple[np.ndarray]:
         return (np.asarray(sum(xs) / len(xs), xs[0].dtype),)
+
+
+class BatchNormalization(OpRun):  # onnx.reference mixes batch statistics in before opset 14
+    """Normalization with the running statistics, or in training mode with those of the batch."""
+
+    op_domain = ""
+
+    def _run(
+        self, x: np.ndarray, scale: np.ndarray, bias: np.ndarray, mean: np.ndarray, var: np.ndarray, *,
+        epsilon: float = 1e-5, momentum: float = 0.9, training_mode: int | None = None,
+    ) -> tuple[np.ndarray, ...]:  # fmt: skip
+        training = len(self.onnx_node.output) > 1 if training_mode is None else training_mode
+        axes, channels = tuple(axis for axis in range(x.ndim) if axis != 1), (-1, *(1,) * (x.ndim - 2))
+        wide = np.asarray(x, np.result_type(x.dtype, np.float32))
+        used = (wide.mean(axes), wide.var(axes)) if training else (mean, var)
+        center, spread = (np.reshape(each, channels) for each in used)
+        y = (wide - center) / np.sqrt(spread + epsilon) * scale.reshape(channels) + bias.reshape(channels)
+        if not training:
+            return (y.astype(x.dtype),)
+        running = (
+            (old * momentum + new * (1 - momentum)).astype(old.dtype)
+            for old, new in zip((mean, var), used, strict=True)
+        )
+        return (y.astype(x.dtype), *running)
 
 
 class ConvTranspose(OpRun):  # onnx.reference cuts the weights of groups along the wrong axis
@@ -95,6 +124,308 @@ class Pad(OpRun):  # onnx.reference knows no negative pads
         return (grown[tuple(slice(-begin, size + end) for (begin, end), size in inner)],)
 
 
+class LpPool(OpRun):  # onnx.reference averages, wrongly so where windows hang over
+    """The norm of each window, those beyond the image's end cut off."""
+
+    op_domain = ""
+
+    def _run(
+        self, x: np.ndarray, *, kernel_shape: Any, auto_pad: str | None = None, ceil_mode: int | None = 0,
+        dilations: Any = None, p: int = 2, pads: Any = None, strides: Any = None,
+    ) -> tuple[np.ndarray]:  # fmt: skip
+        sizes, ones = np.array(x.shape[2:]), np.ones(x.ndim - 2, np.int64)
+        step, spread = (ones if given is None else np.array(given) for given in (strides, dilations))
+        reach = (np.array(kernel_shape) - 1) * spread + 1
+        begin, end = np.array(pads or [0] * 2 * len(sizes)).reshape(2, -1)
+        if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+            total = np.maximum((-(-sizes // step) - 1) * step + reach - sizes, 0)
+            begin = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
+            end = total - begin
+        room = sizes + begin + end - reach
+        out = (-(-room // step) if ceil_mode else room // step) + 1
+        out -= (out - 1) * step >= sizes + begin
+        powers = np.abs(x) ** p
+        total = np.empty((*x.shape[:2], *out), x.dtype)
+        for window in np.ndindex(*out):
+            starts = np.array(window) * step - begin
+            taps = [
+                [i for i in range(start, start + n, d) if 0 <= i < size]
+                for start, n, d, size in zip(starts, reach, spread, sizes, strict=True)
+            ]
+            total[(..., *window)] = powers[(..., *np.ix_(*taps))].sum(tuple(range(2, x.ndim)))
+        return (np.asarray(total ** (1 / p), x.dtype),)
+
+
+class GlobalLpPool(OpRun):  # onnx.reference has none
+    """The norm over all spatial axes."""
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray, *, p: int = 2) -> tuple[np.ndarray]:
+        return (np.asarray((np.abs(x) ** p).sum(tuple(range(2, x.ndim)), keepdims=True) ** (1 / p), x.dtype),)
+
+
+class Resize(_Resize):  # onnx.reference takes cubic weights in float32, as it reads the attribute
+    """Resize with its weights in float64."""
+
+    op_domain = ""
+
+    def _run(self, *inputs: Any, **attributes: Any) -> Any:
+        attributes["cubic_coeff_a"] = float(attributes["cubic_coeff_a"])
+        return super()._run(*inputs, **attributes)
+
+
+class _Recurrent(OpRun):  # onnx.reference knows no sequence_lens, no clip, and most activations and parameters not
+    """A recurrent layer as a loop over time, from the equations of its page; it clips where onnxruntime does."""
+
+    op_domain = ""
+    functions: tuple[str, ...] = ()
+
+    def _run(
+        self, x: np.ndarray, w: np.ndarray, r: np.ndarray, b: np.ndarray | None = None, lengths: Any = None,
+        initial_h: Any = None, initial_c: Any = None, p: Any = None, *, activations: Any = None,
+        activation_alpha: Any = None, activation_beta: Any = None, clip: float | None = None,
+        direction: str = "forward", hidden_size: int | None = None, layout: int | None = 0, **options: Any,
+    ) -> tuple[np.ndarray, ...]:  # fmt: skip
+        time_first = (0, 1, 2) if not layout else (1, 0, 2)
+        x = x.transpose(time_first)
+        (steps, batch, _), (directions, _, units) = x.shape, r.shape
+        zeros = np.zeros((directions, batch, units), x.dtype)
+        hs, cs = (zeros if v is None else v.transpose(time_first) for v in (initial_h, initial_c))
+        y, y_h, y_c = np.zeros((steps, directions, batch, units), x.dtype), zeros.copy(), zeros.copy()
+        lengths = np.full(batch, steps) if lengths is None else lengths
+        names = list(activations or self.functions * directions)[: len(self.functions) * directions]
+        functions = _activations(names, activation_alpha, activation_beta)
+        for d in range(directions):
+            wb, rb = np.split(np.zeros(2 * w.shape[1], x.dtype) if b is None else b[d], 2)
+            weights = w[d], r[d], wb, rb, np.zeros(3 * units, x.dtype) if p is None else p[d]
+            own = functions[d * len(self.functions) : (d + 1) * len(self.functions)]
+            own[:2] = [_clipped(function, clip) for function in own[:2]]  # not the LSTM's h
+            h, c = hs[d], cs[d]
+            for t in reversed(range(steps)) if direction == "reverse" or d == 1 else range(steps):
+                live = (t < lengths)[:, None]
+                h_next, c_next = self._step(x[t], h, c, *weights, *own, **options)
+                h, c = np.where(live, h_next, h), np.where(live, c_next, c)
+                y[t, d] = np.where(live, h, 0)
+            some = (lengths > 0)[:, None]
+            y_h[d], y_c[d] = np.where(some, h, 0), np.where(some, c, 0)
+        y = y if not layout else y.transpose(2, 0, 1, 3)
+        results = (y, y_h.transpose(time_first), y_c.transpose(time_first))
+        return results[: len(self.onnx_node.output)]
+
+    def _step(self, x: Any, h: Any, c: Any, w: Any, r: Any, wb: Any, rb: Any, p: Any, *functions: Any) -> Any:
+        raise NotImplementedError
+
+
+def _clipped(function: Callable[[Any], Any], clip: float | None) -> Callable[[Any], Any]:
+    return function if clip is None else lambda x: function(np.clip(x, -clip, clip))
+
+
+_ACTIVATIONS: dict[str, tuple[Callable[..., Any], tuple[float | None, ...]]] = {
+    "sigmoid": (lambda x: 0.5 * (1 + np.tanh(x / 2)), ()),
+    "tanh": (np.tanh, ()),
+    "relu": (lambda x: np.maximum(x, 0), ()),
+    "softsign": (lambda x: x / (1 + np.abs(x)), ()),
+    "softplus": (lambda x: np.logaddexp(0, x), ()),
+    "leakyrelu": (lambda a, x: np.where(x >= 0, x, a * x), (0.01,)),
+    "thresholdedrelu": (lambda a, x: np.where(x >= a, x, 0), (1.0,)),
+    "elu": (lambda a, x: np.where(x >= 0, x, a * np.expm1(np.minimum(x, 0))), (1.0,)),
+    "affine": (lambda a, b, x: a * x + b, (None, None)),
+    "scaledtanh": (lambda a, b, x: a * np.tanh(b * x), (None, None)),
+    "hardsigmoid": (lambda a, b, x: np.clip(a * x + b, 0, 1), (0.2, 0.5)),
+}
+"""The activations by name, each with its alpha and beta by default."""
+
+
+def _activations(names: Sequence[str], *given: Any) -> list[Callable[[Any], Any]]:
+    """The activations of a layer; each takes as many of the given parameters as it has."""
+    left = [iter(values or ()) for values in given]
+    made: list[Callable[[Any], Any]] = []
+    for name in names:
+        function, defaults = _ACTIVATIONS[name.lower()]
+        parameters = [next(values, default) for values, default in zip(left, defaults, strict=False)]
+        made.append(partial(function, *parameters))
+    return made
+
+
+class RNN(_Recurrent):
+    """Ht = f(Xt Wi' + Ht-1 Ri' + Wbi + Rbi)."""
+
+    functions = ("Tanh",)
+
+    def _step(self, x: Any, h: Any, c: Any, w: Any, r: Any, wb: Any, rb: Any, p: Any, *functions: Any) -> Any:
+        return functions[0](x @ w.T + h @ r.T + wb + rb), c
+
+
+class GRU(_Recurrent):
+    """Ht = (1 - zt) ht + zt Ht-1 with the update gate z, the reset gate r and the candidate h."""
+
+    functions = ("Sigmoid", "Tanh")
+
+    def _step(
+        self, x: Any, h: Any, c: Any, w: Any, r: Any, wb: Any, rb: Any, p: Any, *functions: Any,
+        linear_before_reset: int = 0,
+    ) -> Any:  # fmt: skip
+        f, g = functions
+        (wz, wr, wh), (rz, rr, rh) = np.split(w, 3), np.split(r, 3)
+        (wbz, wbr, wbh), (rbz, rbr, rbh) = np.split(wb, 3), np.split(rb, 3)
+        update = f(x @ wz.T + h @ rz.T + wbz + rbz)
+        reset = f(x @ wr.T + h @ rr.T + wbr + rbr)
+        inner = reset * (h @ rh.T + rbh) if linear_before_reset else (reset * h) @ rh.T + rbh
+        return (1 - update) * g(x @ wh.T + inner + wbh) + update * h, c
+
+
+class LSTM(_Recurrent):
+    """Ht = ot h(Ct), Ct = ft Ct-1 + it ct; h(Ct) is not clipped."""
+
+    functions = ("Sigmoid", "Tanh", "Tanh")
+
+    def _step(
+        self, x: Any, h: Any, c: Any, w: Any, r: Any, wb: Any, rb: Any, p: Any, *functions: Any, input_forget: int = 0
+    ) -> Any:
+        f, g, outer = functions
+        i, o, forget, cell = np.split(x @ w.T + h @ r.T + wb + rb, 4, -1)
+        pi, po, pf = np.split(p, 3)
+        i = f(i + pi * c)
+        c = (1 - i if input_forget else f(forget + pf * c)) * c + i * g(cell)
+        return f(o + po * c) * outer(c), c
+
+
+class Scan(_Scan):  # onnx.reference walks forward along the first axis only
+    """Scan in either direction and along any axis."""
+
+    op_domain = ""
+
+    def __init__(self, node: NodeProto, parameters: dict[str, Any]) -> None:
+        plain = NodeProto()
+        plain.CopyFrom(node)
+        del plain.attribute[:]
+        self.ways = {a.name: list(a.ints) for a in node.attribute if a.name.startswith("scan_")}
+        plain.attribute.extend(a for a in node.attribute if a.name not in self.ways)
+        super().__init__(plain, parameters)  # type: ignore[no-untyped-call]
+
+    def _run(self, *inputs: Any, **keywords: Any) -> tuple[np.ndarray, ...]:
+        states = len(inputs) - self.num_scan_inputs  # type: ignore[attr-defined]
+        scanned = [self._way("input", k, x) for k, x in enumerate(inputs[states:])]
+        found = super()._run(*inputs[:states], *scanned, **keywords)  # type: ignore[no-untyped-call]
+        return (*found[:states], *(self._way("output", k, x, True) for k, x in enumerate(found[states:])))
+
+    def _way(self, kind: str, position: int, x: np.ndarray, back: bool = False) -> np.ndarray:
+        axis, direction = (
+            (self.ways.get(f"scan_{kind}_{name}") or [0] * (position + 1))[position] for name in ("axes", "directions")
+        )
+        x = np.flip(x, 0) if back and direction else x
+        x = np.moveaxis(x, 0, axis) if back else np.moveaxis(x, axis, 0)
+        return np.flip(x, 0) if direction and not back else x
+
+
+def _sampled(x: np.ndarray, at: np.ndarray, mode: str, padding: str, corners: bool) -> np.ndarray:
+    """The values of `x`, [C, *sizes], at positions [axes, *outputs] counted in elements: [C, *outputs]."""
+    total: Any = np.zeros((x.shape[0], *at.shape[1:]))
+    near = np.rint(at) if mode == "nearest" else np.floor(at)
+    for steps in itertools.product({"nearest": [0], "linear": [0, 1], "cubic": [-1, 0, 1, 2]}[mode], repeat=len(at)):
+        weight, where = np.ones(at.shape[1:]), []
+        for size, position, first, step in zip(x.shape[1:], at, near, steps, strict=True):
+            place, d = first + step, np.abs(position - first - step)
+            if mode == "linear":
+                weight = weight * (1 - d)
+            elif mode == "cubic":
+                inner, outer = 1.25 * d**3 - 2.25 * d**2 + 1, -0.75 * (d**3 - 5 * d**2 + 8 * d - 4)
+                weight = weight * np.where(d <= 1, inner, outer)
+            low, high = (0.0, size - 1.0) if corners else (-0.5, size - 0.5)
+            while padding == "reflection" and low < high and ((place < low) | (place > high)).any():
+                place = np.where(place < low, 2 * low - place, place)
+                place = np.where(place > high, 2 * high - place, place)
+            if padding == "zeros":
+                weight = weight * ((place >= 0) & (place < size))
+            where.append(np.clip(place, 0, size - 1).astype(np.int64))
+        total = total + weight * x[:, *where]
+    return np.asarray(total)
+
+
+class GridSample(OpRun):  # onnx.reference takes positions in float32, knows no mode of opset 16 and clamps cubic ones
+    """Samples at normalized positions, in float64."""
+
+    op_domain = ""
+
+    def _run(
+        self, x: np.ndarray, grid: np.ndarray, *, align_corners: int = 0, mode: str | None = None,
+        padding_mode: str | None = None,
+    ) -> tuple[np.ndarray]:  # fmt: skip
+        sizes = np.array(x.shape[2:]).reshape(-1, *(1,) * (x.ndim - 2))
+        at = np.moveaxis(grid[..., ::-1].astype(np.float64), -1, 1) + 1
+        at = at / 2 * (sizes - 1) if align_corners else (at * sizes - 1) / 2
+        how = ((mode or "linear").removeprefix("bi"), padding_mode or "zeros", bool(align_corners))
+        return (np.stack([_sampled(image, where, *how) for image, where in zip(x, at, strict=True)]).astype(x.dtype),)
+
+
+class DeformConv(OpRun):  # onnx.reference takes positions in float32 and fails on images of one row
+    """Deformable convolution, one tap of one group of offsets at a time, in float64 and of any rank."""
+
+    op_domain = ""
+
+    def _run(
+        self, x: np.ndarray, w: np.ndarray, offset: np.ndarray, b: np.ndarray | None = None,
+        mask: np.ndarray | None = None, *, dilations: Any = None, group: int = 1, kernel_shape: Any = None,
+        offset_group: int = 1, pads: Any = None, strides: Any = None,
+    ) -> tuple[np.ndarray]:  # fmt: skip
+        kernel, out, n = w.shape[2:], offset.shape[2:], x.ndim - 2
+        column = (n, *(1,) * n)
+        step, spread = (np.reshape(given if given else [1] * n, column) for given in (strides, dilations))
+        begin = np.reshape(pads[:n] if pads else [0] * n, column)
+        moves = offset.reshape(len(x), offset_group, *kernel, n, *out)
+        share = np.ones((len(x), offset_group, *kernel, *out)) if mask is None else mask
+        share = share.reshape(len(x), offset_group, *kernel, *out)
+        images = x.reshape(len(x), offset_group, -1, *x.shape[2:])
+        y = np.zeros((len(x), w.shape[0], *out))
+        for tap in np.ndindex(*kernel):
+            home = np.indices(out) * step + np.reshape(tap, column) * spread - begin
+            taken = np.zeros((len(x), offset_group, images.shape[2], *out))
+            for image, part in np.ndindex(len(x), offset_group):
+                at = home + moves[image, part, *tap]
+                taken[image, part] = _sampled(images[image, part], at, "linear", "zeros", False)
+                taken[image, part] *= share[image, part, *tap]
+            grouped = taken.reshape(len(x), group, -1, *out)
+            weights = w[:, :, *tap].reshape(group, -1, w.shape[1])
+            y += np.einsum("ngc...,gmc->ngm...", grouped, weights).reshape(y.shape)
+        return ((y if b is None else y + b.reshape(-1, *(1,) * n)).astype(x.dtype),)
+
+
+class GatherElements(OpRun):  # onnx.reference takes from 32 places at most, and refuses shorter other axes
+    """Elements along an axis, each at an index of its own."""
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray, indices: np.ndarray, axis: int = 0) -> tuple[np.ndarray]:
+        reach = (slice(None) if i == axis % x.ndim else slice(n) for i, n in enumerate(indices.shape))
+        return (np.take_along_axis(x[tuple(reach)], indices, axis),)
+
+
+class MaxRoiPool(OpRun):  # onnx.reference has none
+    """The largest element of each bin of each box, 0 where it has none."""
+
+    op_domain = ""
+
+    def _run(
+        self, x: np.ndarray, rois: np.ndarray, *, pooled_shape: Sequence[int], spatial_scale: float = 1.0
+    ) -> tuple[np.ndarray]:
+        y = np.zeros((len(rois), x.shape[1], *pooled_shape), x.dtype)
+        for box, (image, *bounds) in enumerate(rois):
+            left, top, right, bottom = (int(np.copysign(np.floor(abs(v) + 0.5), v)) for v in np.multiply(
+                bounds, spatial_scale))  # fmt: skip
+            tall, wide = (max(size, 1) / bins for size, bins in zip(
+                (bottom - top + 1, right - left + 1), pooled_shape, strict=True))  # fmt: skip
+            for i, j in np.ndindex(*pooled_shape):
+                rows = slice(max(math.floor(i * tall) + top, 0), max(math.ceil((i + 1) * tall) + top, 0))
+                columns = slice(max(math.floor(j * wide) + left, 0), max(math.ceil((j + 1) * wide) + left, 0))
+                held = x[int(image), :, rows, columns]
+                y[box, :, i, j] = held.max((1, 2)) if held.size else 0
+        return (y,)
+
+
 def evaluator(model: ModelProto) -> ReferenceEvaluator:
     """onnx's reference evaluator for a model."""
-    return ReferenceEvaluator(model, new_ops=[Erf, Gelu, Mean, ConvTranspose, Pad])
+    return ReferenceEvaluator(model, new_ops=[
+        Erf, Gelu, Mean, BatchNormalization, ConvTranspose, LpPool, GlobalLpPool, Pad, Resize, RNN, GRU, LSTM, Scan,
+        GridSample, DeformConv, GatherElements, MaxRoiPool,
+    ])  # fmt: skip

@@ -1,12 +1,12 @@
-"""The table of gradient rules: which function differentiates which operator, at which opsets.
+"""The tables of gradient rules and of definitions: which function differentiates, or replaces, which operator.
 
-A rule is found by (domain, operator, version of the operator's schema). What is in no table is refused.
+Both are found by (domain, operator, version of the operator's schema). What is in no table is refused.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +18,16 @@ import onnx
 from onnxgrad_cli.errors import OnnxgradError
 
 NEWEST_OPSET = 26
-"""The newest opset the rules were proven at; an operator that changed later is refused until its rule is."""
+"""The newest opset the rules were proven at, which is the newest that onnxruntime loads."""
+
+WIDENED = frozenset(
+    "BitShift Cast Celu Compress DepthToSpace DequantizeLinear Einsum OneHot Optional OptionalGetElement "
+    "OptionalHasElement QuantizeLinear Range ReduceLogSum ReduceLogSumExp ReverseSequence Unique".split()
+)
+"""Operators that have changed since in the types they take alone: what is proven for them still holds.
+
+Range has one more attribute, for types that it did not take.
+"""
 
 
 @dataclass(frozen=True)
@@ -28,9 +37,11 @@ class Rule:
     Attributes:
         op_type, domain: the operator.
         versions: the first and last schema version the rule is proven for.
-        function: the rule itself; None where every derivative is zero by mathematics.
+        function: the rule itself; None where every derivative is zero by mathematics, and where it is refused.
         kink: the convention followed where the derivative does not exist.
         needs_opset: the lowest opset of the default domain that has what the rule emits.
+        integers: whether it makes integers of floats or floats of integers and their cotangents go through it.
+        refusal, hint: why the operator is never differentiated, where it is known and refused, and what to do then.
     """
 
     op_type: str
@@ -39,17 +50,20 @@ class Rule:
     function: Callable[..., Any] | None
     kink: str = ""
     needs_opset: int = 13
+    integers: bool = False
+    refusal: str = ""
+    hint: str = ""
 
     @property
     def is_zero(self) -> bool:
         """Whether the derivative is zero by mathematics."""
-        return self.function is None
+        return self.function is None and not self.refusal
 
     @property
     def source(self) -> str:
         """Where the rule stands: module and function."""
         if self.function is None:
-            return "zero by mathematics"
+            return "refused" if self.refusal else "zero by mathematics"
         return f"{self.function.__module__}.{self.function.__qualname__}"
 
     @property
@@ -57,6 +71,29 @@ class Rule:
         """What the function asks for."""
         assert self.function is not None
         return Signature.of(self.function)
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What an operator without a rule of its own means, in operators that have one.
+
+    Attributes:
+        op_type, domain: the operator.
+        versions: the first and last schema version the definition holds for.
+        function: `definition(op, x0, x1, ..., *, attributes)`, which emits and returns the outputs.
+        needs_opset: the lowest opset of the default domain that has what it emits.
+    """
+
+    op_type: str
+    domain: str
+    versions: tuple[int, int]
+    function: Callable[..., Any]
+    needs_opset: int = 13
+
+    @property
+    def source(self) -> str:
+        """Where the definition stands: module and function."""
+        return f"{self.function.__module__}.{self.function.__qualname__}"
 
 
 @dataclass(frozen=True)
@@ -71,35 +108,54 @@ class Signature:
     all_outputs: bool
     inputs: int
     variadic: bool
-    attributes: frozenset[str]
+    attributes: Mapping[str, Any]
     any_attribute: bool
 
     @staticmethod
     def of(function: Callable[..., Any]) -> Signature:
         """Read the signature of a rule, `rule(op, g|gs, y|ys, x0, x1, ..., *, attribute, ...)`."""
         if function not in _SIGNATURES:
-            parameters = list(inspect.signature(function).parameters.values())
-            positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-            if len(positional) < 3 or positional[1].name not in ("g", "gs") or positional[2].name not in ("y", "ys"):
+            names = list(inspect.signature(function).parameters)
+            if len(names) < 3 or names[1] not in ("g", "gs") or names[2] not in ("y", "ys"):
                 raise OnnxgradError(
                     f"the rule {function.__qualname__} does not start with (op, g, y, ...)",
                     "a rule takes op, the cotangent g (or gs, all of them), the output y (or ys), then the inputs",
                 )
-            _SIGNATURES[function] = Signature(
-                all_cotangents=positional[1].name == "gs",
-                all_outputs=positional[2].name == "ys",
-                inputs=len(positional) - 3,
-                variadic=any(p.kind is p.VAR_POSITIONAL for p in parameters),
-                attributes=frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY),
-                any_attribute=any(p.kind is p.VAR_KEYWORD for p in parameters),
-            )
+            _SIGNATURES[function] = Signature._after(3, function)
         return _SIGNATURES[function]
+
+    @staticmethod
+    def of_definition(function: Callable[..., Any]) -> Signature:
+        """Read the signature of a definition, `definition(op, x0, x1, ..., *, attribute=default, ...)`."""
+        if function not in _SIGNATURES:
+            _SIGNATURES[function] = Signature._after(1, function)
+        return _SIGNATURES[function]
+
+    @staticmethod
+    def _after(leading: int, function: Callable[..., Any]) -> Signature:
+        parameters = list(inspect.signature(function).parameters.values())
+        names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        return Signature(
+            all_cotangents="gs" in names[:leading],
+            all_outputs="ys" in names[:leading],
+            inputs=len(names) - leading,
+            variadic=any(p.kind is p.VAR_POSITIONAL for p in parameters),
+            attributes={
+                p.name: None if p.default is p.empty else p.default for p in parameters if p.kind is p.KEYWORD_ONLY
+            },
+            any_attribute=any(p.kind is p.VAR_KEYWORD for p in parameters),
+        )
 
 
 _SIGNATURES: dict[Callable[..., Any], Signature] = {}
 _RULES: dict[tuple[str, str], list[Rule]] = {}
+_DEFINITIONS: dict[tuple[str, str], list[Definition]] = {}
 _FOUND: dict[tuple[str, str, int], Rule | None] = {}
 """What `lookup` has found; forgotten whenever the table changes."""
+
+_LAST = 10**6
+"""The last version of a definition that holds until a newer one is registered: definitions also cover what is newer
+than onnxruntime."""
 
 
 def rule(
@@ -109,6 +165,7 @@ def rule(
     versions: tuple[int, int | None] = (1, None),
     kink: str = "",
     needs_opset: int = 13,
+    integers: bool = False,
     override: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function as the rule of an operator (several names: separated by spaces).
@@ -119,6 +176,7 @@ def rule(
         versions: first and last schema version the rule is right for; None is the newest it was proven at.
         kink: the convention where the derivative does not exist; shown to users.
         needs_opset: the lowest opset of the default domain that has what the rule emits.
+        integers: whether the operator quantizes or dequantizes: its integers have (float) cotangents too.
         override: replace an existing rule instead of refusing.
 
     Raises:
@@ -129,25 +187,68 @@ def rule(
         Signature.of(function)
         for name in op_type.split():
             last = versions[1] or NEWEST_OPSET
-            _add(Rule(name, domain, (versions[0], last), function, kink, needs_opset), override)
+            _add(Rule(name, domain, (versions[0], last), function, kink, needs_opset, integers), override)
         return function
 
     return register
 
 
-def no_gradient(op_types: str, *, domain: str = "") -> None:
+def no_gradient(op_types: str, *, domain: str = "", kink: str = "") -> None:
     """Declare operators whose derivative is zero by mathematics: shapes, indices, comparisons, steps."""
     for name in op_types.split():
-        _add(Rule(name, domain, (1, NEWEST_OPSET), None), override=False)
+        _add(Rule(name, domain, (1, NEWEST_OPSET), None, kink), override=False)
 
 
-def _add(new: Rule, override: bool) -> None:
-    rules = _RULES.setdefault((new.domain, new.op_type), [])
+def refuse(op_types: str, reason: str, hint: str = "", *, domain: str = "") -> None:
+    """Declare operators that are refused by name wherever a cotangent would have to go through them, even as integers.
+
+    Args:
+        op_types: the operators, separated by spaces.
+        reason, hint: why, and what to do about it; shown to users.
+        domain: their domain; "" is ai.onnx.
+    """
+    for name in op_types.split():
+        versions = (1, NEWEST_OPSET)
+        _add(Rule(name, domain, versions, None, integers=True, refusal=reason, hint=hint), override=False)
+
+
+def definition(
+    op_type: str,
+    *,
+    domain: str = "",
+    versions: tuple[int, int | None] = (1, None),
+    needs_opset: int = 13,
+    override: bool = False,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the decorated function as the definition of an operator (several names: separated by spaces).
+
+    `definition(op, x0, x1, ..., *, attribute=default, ...)` returns the operator's outputs (one value or a tuple),
+    written with `op`. Before anything is differentiated, a node that has no rule is replaced by its definition, so
+    that its gradient follows from the rules. Attributes come with the schema's defaults, or, where there is no
+    schema, with those of the function. What a definition does not cover it refuses by raising `Unknown(reason)`.
+
+    Raises:
+        OnnxgradError: a definition for one of these versions exists already.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        Signature.of_definition(function)
+        for name in op_type.split():
+            _add(Definition(name, domain, (versions[0], versions[1] or _LAST), function, needs_opset), override)
+        return function
+
+    return register
+
+
+def _add(new: Rule | Definition, override: bool) -> None:
+    table: dict[tuple[str, str], list[Any]] = _RULES if isinstance(new, Rule) else _DEFINITIONS
+    rules = table.setdefault((new.domain, new.op_type), [])
     for old in list(rules):
         if old.versions[0] <= new.versions[1] and new.versions[0] <= old.versions[1]:
             if not override:
+                kind = "rules" if isinstance(new, Rule) else "definitions"
                 raise OnnxgradError(
-                    f"two rules for {new.domain or 'ai.onnx'}::{new.op_type}: {old.source} and {new.source}",
+                    f"two {kind} for {new.domain or 'ai.onnx'}::{new.op_type}: {old.source} and {new.source}",
                     "pass override=True to replace the first",
                 )
             rules.remove(old)
@@ -161,16 +262,32 @@ def lookup(op_type: str, domain: str, opset: int) -> Rule | None:
     domain = "" if domain == "ai.onnx" else domain
     key = (op_type, domain, opset)
     if key not in _FOUND:
-        _FOUND[key] = _find(*key)
+        _FOUND[key] = _find(_RULES, *key)
     return _FOUND[key]
 
 
-def _find(op_type: str, domain: str, opset: int) -> Rule | None:
+def lookup_definition(op_type: str, domain: str, opset: int) -> Definition | None:
+    """The definition of an operator in a model that imports `domain` at version `opset`; None if there is none."""
+    _load()
+    return _find(_DEFINITIONS, op_type, "" if domain == "ai.onnx" else domain, opset)
+
+
+def _find(table: dict[tuple[str, str], list[Any]], op_type: str, domain: str, opset: int) -> Any:
+    if op_type in WIDENED and not domain:
+        opset = min(opset, NEWEST_OPSET)
     try:
         version = onnx.defs.get_schema(op_type, opset, domain).since_version
     except onnx.defs.SchemaError:
         version = opset
-    return next((r for r in _RULES.get((domain, op_type), ()) if r.versions[0] <= version <= r.versions[1]), None)
+    return next((r for r in table.get((domain, op_type), ()) if r.versions[0] <= version <= r.versions[1]), None)
+
+
+def first_known(op_type: str, domain: str, opset: int) -> int | None:
+    """The first version after `opset` from which an operator has a rule or a definition; None if it never has."""
+    _load()
+    domain = "" if domain == "ai.onnx" else domain
+    entries = [*_RULES.get((domain, op_type), ()), *_DEFINITIONS.get((domain, op_type), ())]
+    return min((entry.versions[0] for entry in entries if entry.versions[0] > opset), default=None)
 
 
 def all_rules() -> Iterator[Rule]:
@@ -180,22 +297,32 @@ def all_rules() -> Iterator[Rule]:
         yield from sorted(_RULES[key], key=lambda r: r.versions)
 
 
+def all_definitions() -> Iterator[Definition]:
+    """Every definition, by domain and operator."""
+    _load()
+    for key in sorted(_DEFINITIONS):
+        yield from sorted(_DEFINITIONS[key], key=lambda d: d.versions)
+
+
 @contextmanager
 def scoped() -> Iterator[None]:
-    """Rules registered inside the block are forgotten after it."""
+    """Rules and definitions registered inside the block are forgotten after it."""
     _load()
-    saved = {key: list(rules) for key, rules in _RULES.items()}
+    tables: tuple[dict[tuple[str, str], list[Any]], ...] = (_RULES, _DEFINITIONS)
+    saved = [{key: list(rules) for key, rules in table.items()} for table in tables]
     try:
         yield
     finally:
-        _RULES.clear()
-        _RULES.update(saved)
+        for table, before in zip(tables, saved, strict=True):
+            table.clear()
+            table.update(before)
         _FOUND.clear()
 
 
 @cache
 def _load() -> None:
     """Register the built-in rules, then those of installed packages (entry-point group `onnxgrad.rules`)."""
+    import onnxgrad_cli.definitions
     import onnxgrad_cli.rules  # noqa: F401
 
     for plugin in entry_points(group="onnxgrad.rules"):

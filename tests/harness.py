@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from onnxgrad_cli.check import Arrays, directional
 from onnxgrad_cli.emit import Op, is_float
 from onnxgrad_cli.executor import Executor
-from onnxgrad_cli.graph import Graph, dtype_of, shape_of, tensor_type
+from onnxgrad_cli.graph import Graph, shape_of, tensor_type
 from onnxgrad_cli.passes.backward import differentiate
+from onnxgrad_cli.passes.expand import expand
+from onnxgrad_cli.reference import evaluator
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Case:
         tolerance: largest relative error of a directional derivative.
         step: the difference step; larger where an operator knows float32 only.
         floor: the share of the output's size below which a difference is noise.
+        nodes: for an operator that takes more than a node to show: the nodes, from x0, x1, ... to y0, y1, ...
     """
 
     op: str
@@ -62,6 +64,7 @@ class Case:
     step: float = 1e-6
     floor: float = 1e-3
     domain: str = ""
+    nodes: Sequence[onnx.NodeProto] = ()
 
     def __str__(self) -> str:
         shapes = ",".join("x".join(map(str, np.shape(_array(x)))) if x is not None else "-" for x in self.inputs)
@@ -116,23 +119,24 @@ def forward_model(case: Case, symbolic: bool) -> onnx.ModelProto:
         dims = [f"s{i}_{axis}" for axis in range(array.ndim)] if symbolic else list(array.shape)
         inputs.append(helper.make_tensor_value_info(f"x{i}", dtype, dims))
     outputs = [f"y{i}" for i in range(case.outputs)]
-    node = helper.make_node(case.op, names, outputs, name="node", domain=case.domain, **case.attrs)
+    nodes = case.nodes or [helper.make_node(case.op, names, outputs, name="node", domain=case.domain, **case.attrs)]
     imports = [helper.make_opsetid("", case.opset)]
     if case.domain:
         imports.append(helper.make_opsetid(case.domain, 1))
     infos = [onnx.ValueInfoProto(name=name) for name in outputs]
-    graph = helper.make_graph([node], "case", inputs, infos, initializers)
+    graph = helper.make_graph(nodes, "case", inputs, infos, initializers)
     model = helper.make_model(graph, opset_imports=imports, ir_version=10)
     graph_view = Graph(model)
     graph_view.infer()
     del model.graph.output[:]
     values: list[np.ndarray] = []
     for name in outputs:
-        value_type = graph_view.types[name]
+        value_type = graph_view.types.get(name)
         if shape_of(value_type) is None:
-            values = values or ReferenceEvaluator(model).run(outputs, fed(model, feeds))
+            values = values or evaluator(model).run(outputs, fed(model, feeds))
             dims = [f"{name}_{axis}" for axis in range(values[outputs.index(name)].ndim)]
-            value_type = tensor_type(dtype_of(value_type), dims)
+            dtype = helper.np_dtype_to_tensor_dtype(values[outputs.index(name)].dtype)
+            value_type = tensor_type(dtype, dims)
         model.graph.output.append(helper.make_value_info(name, value_type))
     return model
 
@@ -143,6 +147,8 @@ def with_gradient(model: onnx.ModelProto, wanted: Sequence[str], seeded: Sequenc
     copy.CopyFrom(model)
     graph = Graph(copy)
     graph.infer()
+    while expand(graph):
+        graph.infer()
     op = Op(graph)
     for name in seeded:
         graph.add_input(f"{prefix}{name}", graph.types[name])

@@ -31,14 +31,18 @@ from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
 from onnxgrad_cli.executor import Executor, to_double
 from onnxgrad_cli.graph import HALVES, Graph, dtype_of, shape_of, tensor_type
 from onnxgrad_cli.passes import prepare
-from onnxgrad_cli.pipeline import Training
+from onnxgrad_cli.passes.mode import apply_mode
+from onnxgrad_cli.pipeline import Options, Training
 from onnxgrad_cli.registry import NEWEST_OPSET
 from tests.harness import fed, with_gradient
 
 FILES = sorted(module.name for module in iter_modules(published.__path__) if not module.ispkg)
 
 RIGHT, BESIDE, REFUSED, NOT, WRONG = "right", "right beside a kink", "refused", "not evaluable", "WRONG"
-KINDS = (RIGHT, BESIDE, REFUSED, NOT, WRONG)
+KINDS = (RIGHT, BESIDE, NOT, REFUSED, WRONG)
+"""The better before the worse."""
+
+PUBLISHED = "as published"
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ def subjects(case: Any, op: str) -> Iterator[Subject]:
     if not wanted or not seeded:
         return
     subject = Subject(case.name, "", op, model, feeds, expected, wanted, seeded)
-    yield replace(subject, form="as published")
+    yield replace(subject, form=PUBLISHED)
     fixed = subject
     if len(wanted) < len(feeds):
         fixed = replace(subject, model=_with_constants(model, feeds, wanted), form="constants")
@@ -142,23 +146,32 @@ def _symbolic(model: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model as the pass `prepare` leaves it; an opset beyond the newest is lowered, which is but a name."""
-    declared = {value.name: value.type for value in model.graph.output}
+def lowered(model: onnx.ModelProto) -> bool:
+    """Call an opset beyond the newest by the newest's name; False, and unchanged, where that is more than a name."""
+    before = _copy(model)
     for entry in model.opset_import:
         if not entry.domain:
             entry.version = min(entry.version, NEWEST_OPSET)
     model.ir_version = max(8, min(model.ir_version, 10))
     try:
         onnx.checker.check_model(model)
-    except onnx.checker.ValidationError as error:
-        raise NotEvaluableError(f"needs an opset beyond {NEWEST_OPSET}") from error
+    except onnx.checker.ValidationError:
+        model.CopyFrom(before)
+        return False
+    return True
+
+
+def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model as the pass `prepare` leaves it, at the newest opset at most."""
+    declared = {value.name: value.type for value in model.graph.output}
+    low = lowered(model)
     for value in model.graph.output:
         value.ClearField("type")
     graph = Graph(model)
     prepare.normalise(graph)
-    prepare.infer(graph)
-    prepare.raise_opset(graph, Training())
+    prepare.settle(graph, Training())
+    if apply_mode(graph, Options(), Training()):
+        graph.infer()
     model = graph.commit()
     for value in model.graph.output:
         found, said = graph.types.get(value.name), declared[value.name]
@@ -166,6 +179,8 @@ def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
             dims = [f"{value.name}_{axis}" for axis in range(len(shape_of(said) or ()))]
             found = tensor_type(dtype_of(found) or dtype_of(said), dims)
         value.type.CopyFrom(found)
+    if not low and not lowered(model):
+        raise UnsupportedError(f"needs an opset beyond {NEWEST_OPSET}")
     return model
 
 
@@ -179,8 +194,8 @@ class Measure:
     executor: str
     double: bool
     step: float = 1e-6
-    tolerance: float = 1e-6
-    floor: float = 1e-3
+    tolerance: float = 3e-6
+    floor: float = 1e-2
 
 
 MEASURES = (
@@ -214,16 +229,20 @@ def _judge(subject: Subject) -> tuple[str, str]:
         return REFUSED, str(error.refusals[0].reason if error.refusals else error.message)
     except OnnxgradError as error:
         return REFUSED, error.message
+    except Exception as error:
+        return WRONG, f"raises {type(error).__name__}: {_line(error)}"
     return NOT, "; ".join(dict.fromkeys(missing))
 
 
 def _measure(subject: Subject, measure: Measure) -> tuple[str, str]:
-    model = prepared(to_double(subject.model) if measure.double else _copy(subject.model))
-    types = {value.name: dtype_of(value.type) for value in model.graph.input}
+    original = to_double(subject.model) if measure.double else _copy(subject.model)
+    types = {value.name: dtype_of(value.type) for value in original.graph.input}
     feeds = {name: _as(x, types.get(name)) for name, x in subject.feeds.items()}
+    model = prepared(_copy(original))
     backward = with_gradient(model, subject.wanted, subject.seeded, "g_")
-    forward = _executor(model, measure.executor)
-    values = _run(forward, model, feeds)
+    lowered(original)
+    forward = _executor(original, measure.executor)
+    values = _run(forward, original, feeds)
     half = any(dtype_of(value.type) in HALVES for value in subject.model.graph.input)
     for name, expected in subject.expected.items():
         got = np.asarray(values[name])
@@ -235,11 +254,11 @@ def _measure(subject: Subject, measure: Measure) -> tuple[str, str]:
     rng = np.random.default_rng(zlib.crc32(str(subject).encode()))
     why = ""
     for kind, point in ((RIGHT, feeds), *((BESIDE, _beside(subject, feeds, rng)) for _ in range(5))):
-        error = _error(subject, measure, model, backward, forward, point, rng)
+        error = _error(subject, measure, original, backward, forward, point, rng)
         if error is None:
             return kind, f"{forward.name} {why}"
         why = why or error
-    if measure.step < 1e-5 and _noisy(subject, model, forward, point, measure.step):
+    if measure.step < 1e-5 and _noisy(subject, original, forward, point, measure.step):
         raise NotEvaluableError("computes in float32")
     return WRONG, why
 
@@ -363,7 +382,8 @@ def _narrow_error(subject: Subject, point: Arrays, seeds: Arrays, values: Arrays
         return None
     for name, gradient in gradients.items():
         off = np.max(np.abs(result[f"g_grad_{name}"] - gradient), initial=0.0)
-        if not off <= 1e-4 * np.max(np.abs(gradient), initial=1e-3):
+        # where tanh saturates, float32 knows it to 6e-8, and so its slope; seeds and inputs make that some 1e-6
+        if not off <= 1e-4 * np.max(np.abs(gradient), initial=3e-2):
             return f"{name} is off by {off:.1e} in float32"
     return None
 
@@ -383,12 +403,34 @@ def verdicts(file: str, only: Callable[[str], bool]) -> list[Verdict]:
     return found
 
 
-def table(found: Iterable[Verdict]) -> str:
-    """How many subjects of each operator came out how."""
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
+def _beside_the_point(verdict: Verdict) -> bool:
+    """Whether it is the refusal of an input that the standard tags as non-differentiable."""
+    node = verdict.subject.model.graph.node[0]
+    names = list(node.input)
+    if verdict.kind != REFUSED or node.domain or not set(verdict.subject.wanted) <= set(names):
+        return False
+    version = next(entry.version for entry in verdict.subject.model.opset_import if not entry.domain)
+    inputs = onnx.defs.get_schema(node.op_type, version).inputs
+    tags = [inputs[min(names.index(name), len(inputs) - 1)].differentiation_category for name in verdict.subject.wanted]
+    return all(tag == onnx.defs.OpSchema.DifferentiationCategory.NonDifferentiable for tag in tags)
+
+
+def by_case(found: Iterable[Verdict]) -> dict[tuple[str, str], str]:
+    """(operator, case) -> what came of the case as it was published, the worst of its inputs and outputs."""
+    worst: dict[tuple[str, str], str] = {}
     for verdict in found:
-        counts[verdict.subject.op][verdict.kind] += 1
-        counts["all"][verdict.kind] += 1
+        if verdict.subject.form.startswith(PUBLISHED) and not _beside_the_point(verdict):
+            key = (verdict.subject.op, verdict.subject.case)
+            worst[key] = max(worst.get(key, RIGHT), verdict.kind, key=KINDS.index)
+    return worst
+
+
+def table(found: Iterable[tuple[str, str]]) -> str:
+    """How much of each operator came out how, from pairs of operator and kind."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for op, kind in found:
+        counts[op][kind] += 1
+        counts["all"][kind] += 1
     lines = [f"{'':36}" + "".join(f"{kind:>21}" for kind in KINDS)]
     for op in sorted(counts, key=lambda op: (op == "all", op)):
         lines.append(f"{op:36}" + "".join(f"{counts[op][kind] or '':>21}" for kind in KINDS))
@@ -417,7 +459,7 @@ def test_slow_published_nodes(file: str) -> None:
 
 def check(file: str, only: Callable[[str], bool]) -> None:
     found = verdicts(file, only)
-    print(table(found))
+    print(table((v.subject.op, v.kind) for v in found))
     assert not [f"{v.subject}: {v.why}" for v in found if v.kind == WRONG]
 
 
@@ -433,14 +475,15 @@ def test_a_wrong_rule_is_found() -> None:
 
 
 def main(words: Sequence[str]) -> None:
-    """Print what came of the files named, or of all: what is not simply right (-v: everything), and the table."""
+    """Print what came of the files named, or of all: what is not simply right (-v: everything), and the tables."""
     only = SLOW.__contains__ if "--slow" in words else quick
     names = [word for word in words if not word.startswith("-")] or FILES
     found = [verdict for name in names for verdict in verdicts(name, only)]
     for verdict in found:
         if verdict.kind != RIGHT or "-v" in words:
             print(f"{verdict.kind:21}{verdict.subject.op}: {verdict.subject}: {verdict.why}")
-    print(table(found))
+    print(table((v.subject.op, v.kind) for v in found), "cases:", sep="\n\n")
+    print(table((op, kind) for (op, _), kind in by_case(found).items()))
 
 
 if __name__ == "__main__":

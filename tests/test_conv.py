@@ -79,6 +79,8 @@ def test_conv(seed, symbolic):
     if auto.startswith("SAME"):  # onnxruntime has no kernel for SAME with dilations
         dilations = [1] * dims
     attrs = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "group": group}
+    if seed % 2 and not auto.startswith("SAME"):  # the kernel's size is the weight's, symbolic too
+        del attrs["kernel_shape"]
     if auto == "NOTSET":
         attrs["pads"] = begins + ends
     else:
@@ -114,6 +116,8 @@ def test_conv_transpose(seed, symbolic):
             for n, s, k, d, e in zip(sizes, strides, kernel, dilations, extra, strict=True)]  # fmt: skip
     group = int(rng.integers(1, 4))
     attrs = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "group": group}
+    if seed % 2 and not kind.startswith("SAME"):
+        del attrs["kernel_shape"]
     if kind == "pads":
         begins = [int(rng.integers(0, (f + 1) // 2)) for f in full]
         ends = [int(rng.integers(0, (f + 1) // 2)) for f in full]
@@ -129,8 +133,6 @@ def test_conv_transpose(seed, symbolic):
             attrs["auto_pad"] = kind
         total = [max(f - n, 0) for f, n in zip(full, out, strict=True)]
         begins = [t // 2 if kind == "SAME_UPPER" else t - t // 2 for t in total]
-    if kind == "output_shape" and symbolic:
-        pytest.skip("refused, see test_refusals")
     inner, outer = int(rng.integers(1, 4)), int(rng.choice([1, 2, 16]))
     arrays = [
         rng.standard_normal((2, group * inner, *sizes)),
@@ -209,6 +211,72 @@ def test_global_pools(shape):
     compare(lambda x: x.flatten(2).max(2)[0].reshape(*x.shape[:2], *[1] * len(axes)), "GlobalMaxPool", [x], {})
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 7), (2, 3, 4, 5), (2, 3, 2, 3, 4)])
+@pytest.mark.parametrize("p", [1, 2, 3])
+def test_global_lp_pool(p, shape):
+    x = np.random.default_rng(0).standard_normal(shape)
+
+    def torch_pool(x):
+        return x.flatten(2).norm(p, dim=2).reshape(*x.shape[:2], *[1] * (x.ndim - 2))
+
+    for symbolic in (False, True):
+        compare(torch_pool, "GlobalLpPool", [x], {"p": p}, symbolic=symbolic)
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("seed", range(30))
+def test_lp_pool(seed, symbolic):
+    rng = np.random.default_rng(seed)
+    dims = int(rng.integers(1, 4))
+    kernel, strides, dilations, begins, ends, sizes = geometry(rng, dims)
+    begins, ends = ([min(p, k // 2) for p, k in zip(v, kernel, strict=True)] for v in (begins, ends))
+    sizes, ceil, p = [n + 3 for n in sizes], bool(rng.integers(0, 2)), int(rng.integers(1, 4))
+    attrs = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": begins + ends}
+
+    def torch_pool(x):
+        """The p-norm of every window, zeros around the image; where it hangs over, that many more."""
+        x = padded(x.abs() ** p, begins, ends)
+        for axis, (k, s, d, size, begin) in enumerate(zip(kernel, strides, dilations, sizes, begins, strict=True), 2):
+            room = x.shape[axis] - (k - 1) * d - 1
+            outputs = -(-room // s) + 1 if ceil else room // s + 1
+            outputs -= (outputs - 1) * s >= size + begin
+            more = max((outputs - 1) * s + (k - 1) * d + 1 - x.shape[axis], 0)
+            zeros = [0] * dims
+            x = padded(x, zeros, [more if i == axis - 2 else 0 for i in range(dims)])
+            x = sum(x.narrow(axis, tap * d, (outputs - 1) * s + 1).index_select(
+                axis, torch.arange(outputs) * s) for tap in range(k))  # fmt: skip
+        return x ** (1 / p)
+
+    x = rng.uniform(0.2, 1.5, (2, 3, *sizes)) * rng.choice([-1, 1], (2, 3, *sizes))
+    compare(torch_pool, "LpPool", [x], {**attrs, "p": p, "ceil_mode": int(ceil)}, symbolic=symbolic, opset=22)
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize(("kernel", "stride", "pad", "dilation"), [
+    ((3, 3), (1, 1), (1, 1), (1, 1)), ((2, 3), (2, 1), (0, 2), (2, 1)), ((2, 2), (3, 3), (0, 0), (1, 2)),
+])  # fmt: skip
+def test_col2im(kernel, stride, pad, dilation, symbolic):
+    image, rng = (9, 8), np.random.default_rng(0)
+    how = {"kernel_size": kernel, "stride": stride, "padding": pad, "dilation": dilation}
+    columns = F.unfold(torch.zeros(2, 3, *image), **how).shape
+    attrs = {"strides": list(stride), "pads": [*pad, *pad], "dilations": list(dilation)}
+    arrays = [rng.standard_normal(columns), const(image), const(kernel)]
+    compare(lambda x: F.fold(x, image, **how), "Col2Im", arrays, attrs, symbolic=symbolic)
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (3, 3), (2, 3)])
+def test_max_unpool(kernel, stride, symbolic):
+    """Indices count through the whole tensor, PyTorch's through each plane."""
+    image = torch.tensor(np.random.default_rng(0).standard_normal((2, 3, 7, 8)))
+    x, indices = F.max_pool2d(image, kernel, stride, return_indices=True)
+    planes, rows, columns = torch.arange(6).reshape(2, 3, 1, 1), *((n - 1) * stride + kernel for n in x.shape[2:])
+    indices = indices // 8 * columns + indices % 8
+    arrays = [x.numpy(), const(indices + planes * rows * columns)]
+    attrs = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2}
+    compare(lambda x: F.max_unpool2d(x, indices, kernel, stride), "MaxUnpool", arrays, attrs, symbolic=symbolic)
+
+
 REAL = [
     ("stem", (4, 3, 112, 112), (32, 3, 7, 7), {"strides": [2, 2], "pads": [3, 3, 3, 3]}),
     ("3x3", (4, 64, 56, 56), (64, 64, 3, 3), {"pads": [1, 1, 1, 1]}),
@@ -262,12 +330,14 @@ def test_transposed_conv_at_real_size():
          "start beyond the image"),
         (Case("AveragePool", [(1, 1, 6)], {"kernel_shape": [2], "strides": [3], "ceil_mode": 1, "pads": [0, 1]}),
          False, "start beyond the image"),
-        (Case("LpPool", [(1, 1, 6)], {"kernel_shape": [2], "ceil_mode": 1}), False, "ceil_mode"),
-        (Case("ConvTranspose", [(1, 1, 4), (1, 1, 2)], {"kernel_shape": [2], "output_shape": [4]}), True,
-         "output_shape"),
+        (Case("LpPool", [(1, 1, 6)], {"kernel_shape": [2], "strides": [3], "ceil_mode": 1, "pads": [0, 1]}), False,
+         "start beyond the image"),
         (Case("ConvTranspose", [(1, 1, 4), (1, 1, 2)], {"strides": [3], "auto_pad": "SAME_UPPER"}), False, "disagree"),
-        (Case("Conv", [(1, 1, 4), (1, 1, 2)]), True, "kernel size"),
-        (Case("MaxUnpool", [(1, 1, 2), const([[[0, 1]]])], {"kernel_shape": [2], "strides": [1]}), False, "overlap"),
+        (Case("Conv", [(1, 1, 4), (1, 1, 2)], {"auto_pad": "SAME_UPPER"}), True, "kernel's size"),
+        (Case("MaxUnpool", [(1, 1, 2), const([[[0, 1]]])], {"kernel_shape": [2], "strides": [1]}, opset=13), False,
+         "overlap"),
+        (Case("MaxUnpool", [(1, 1, 2), const([[[0, 2]]]), const([1, 1, 5])], {"kernel_shape": [2], "strides": [2]}),
+         False, "disagree"),
     ],
     ids=str,
 )  # fmt: skip

@@ -5,11 +5,14 @@ Each row is a one-node model at chosen points, compared element by element with 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
+from onnxgrad_cli import registry
 from onnxgrad_cli.executor import Executor
 from tests.harness import Case, const, forward_model, sample, wanted_inputs, with_gradient
 
@@ -35,6 +38,9 @@ def kink(op: str, function: Callable[..., torch.Tensor], *inputs, note: str = ""
 AROUND_0 = [-1.5, -0.0, 0.0, 1.5, INF, -INF]
 BASES = np.repeat([-2.0, -1.0, -0.0, 0.0, 0.5, 1.0, INF, 1e-310], 9)
 EXPONENTS = np.tile([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 3.0], 8)
+FINITE = [-1.5, -0.5, -0.0, 0.0, 0.5, 1.5]
+STEPS = [-1.5, -1.0, -0.5, -0.0, 0.0, 0.5, 1.0, 2.5]
+PLATEAUS = [[2.0, 2.0, -1.0, 2.0, -1.0], [0.0, 0.0, 0.0, 0.0, 0.0], [-3.0, 0.0, 0.0, -3.0, 1.0]]
 TIES = [[-1.0, 0.0, 2.0, 2.0, INF, -INF], [0.0, 0.0, 2.0, -2.0, INF, 1.0]]
 
 
@@ -85,7 +91,64 @@ KINKS = [
     kink("Asinh", torch.asinh, [-1e100, 0.0, 1e100]),
     kink("Atanh", torch.atanh, [-1.0, 0.0, 1.0]),
     kink("Atan", torch.atan, [-1e200, 0.0, INF]),
+    kink("Relu", torch.relu, FINITE),
+    kink("LeakyRelu", lambda x: functional.leaky_relu(x, 0.25), FINITE, alpha=0.25),
+    kink("PRelu", functional.prelu, FINITE, [0.25]),
+    kink("Elu", lambda x: functional.elu(x, 2.0), FINITE, alpha=2.0),
+    kink("Selu", lambda x: 2.0 * functional.elu(x, 0.5), FINITE, alpha=0.5, gamma=2.0),
+    kink("ThresholdedRelu", lambda x: functional.threshold(x, 1.5, 0.0), FINITE, alpha=1.5),
+    kink("Shrink", lambda x: functional.hardshrink(x, 1.5), FINITE, lambd=1.5),
+    kink("Shrink", lambda x: functional.softshrink(x, 1.5), FINITE, lambd=1.5, bias=1.5),
+    kink("HardSigmoid", functional.hardsigmoid, [-3.5, -3.0, 0.0, 3.0, 3.5], alpha=1 / 6, beta=0.5),
+    kink("HardSwish", functional.hardswish, [-3.5, -3.0, 0.0, 3.0, 3.5]),
+    kink("Softsign", functional.softsign, FINITE),
+    # steps
+    *(kink(op, getattr(torch, op.lower()), STEPS) for op in ("Sign", "Floor", "Ceil", "Round")),
+    # ties along an axis
+    *(
+        kink(f"Reduce{op}", lambda x, _, f=f: f(x, 1), PLATEAUS, const([1]), keepdims=0)
+        for op, f in (
+            ("Max", torch.amax),
+            ("Min", torch.amin),
+            ("L1", lambda x, axis: torch.linalg.vector_norm(x, 1, axis)),
+            ("L2", lambda x, axis: torch.linalg.vector_norm(x, 2, axis)),
+            ("Prod", torch.prod),
+        )
+    ),
+    kink("MaxPool", lambda x: functional.max_pool1d(x, 3, 1), [PLATEAUS], kernel_shape=[3]),
+    kink("GlobalMaxPool", lambda x: functional.adaptive_max_pool1d(x, 1), [PLATEAUS]),
+    kink("LpPool", lambda x: functional.lp_pool1d(x, 2, 2, 1), [[[0.0, 0.0, 0.0, 3.0, 4.0]]], kernel_shape=[2], p=2),
 ]
+
+ELSEWHERE = {
+    "DeformConv": "test_sample.py",
+    "DynamicQuantizeLinear": "test_quantize.py",
+    "GRU": "test_recurrent.py",
+    "GlobalLpPool": "test_conv.py",
+    "GridSample": "test_sample.py",
+    "Hardmax": "test_opsets.py",
+    "LSTM": "test_recurrent.py",
+    "LpNormalization": "test_norm.py",
+    "MaxRoiPool": "test_sample.py",
+    "MeanVarianceNormalization": "test_norm.py",
+    "QuantizeLinear": "test_quantize.py",
+    "RNN": "test_recurrent.py",
+    "RoiAlign": "test_sample.py",
+    "ScatterElements": "test_index.py",
+    "ScatterND": "test_index.py",
+    "TopK": "test_index.py",
+    "Unique": "test_index.py",
+}
+"""Operators with several inputs or outputs, whose kinks are tested with the rest of them."""
+
+
+def test_every_convention_is_compared() -> None:
+    stated = {rule.op_type for rule in registry.all_rules() if rule.kink}
+    here = {row.case.op for row in KINKS}
+    assert not stated - here - set(ELSEWHERE)
+    assert not set(ELSEWHERE) - stated
+    files = {file: (Path(__file__).parent / file).read_text() for file in ELSEWHERE.values()}
+    assert all(op.lower() in files[file].lower().replace("_", "") for op, file in ELSEWHERE.items())
 
 
 @pytest.mark.parametrize("row", KINKS, ids=str)

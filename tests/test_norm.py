@@ -8,6 +8,10 @@ from torch.nn import functional
 
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.executor import Executor
+from onnxgrad_cli.graph import Graph
+from onnxgrad_cli.passes.mode import apply_mode
+from onnxgrad_cli.passes.prepare import normalise
+from onnxgrad_cli.pipeline import Options, Training
 from tests.harness import with_gradient
 
 EPSILON = 1e-5
@@ -135,6 +139,61 @@ def test_batch_normalization_in_training_mode_is_refused(opset, attributes):
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
     with pytest.raises(UnsupportedError, match="training mode"):
         with_gradient(model, ["x"], ["y"], "g_")
+
+
+@pytest.mark.parametrize("seeded", [["y"], ["next_mean"], ["next_var"], ["y", "next_mean", "next_var"]])
+@pytest.mark.parametrize("shape", [(8, 3), (4, 3, 5), (2, 3, 4, 5)])
+def test_batch_normalization_in_training_mode_through_every_output(shape, seeded):
+    """As the pass of --mode writes it: with the statistics of the batch, and the running ones after it."""
+    names, outputs, momentum = ["x", "scale", "b", "mean", "var"], ["y", "next_mean", "next_var"], 0.7
+    arrays = dict(zip(names, data(shape, (3,), (3,), (3,), (3,)), strict=True))
+    node = helper.make_node("BatchNormalization", names, outputs, name="bn", training_mode=1, momentum=momentum)
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, a.shape) for n, a in arrays.items()]
+    results = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape if n == "y" else [3]) for n in outputs]
+    proto = helper.make_graph([node], "bn", infos, results)
+    graph = Graph(helper.make_model(proto, opset_imports=[helper.make_opsetid("", 15)], ir_version=8))
+    graph.infer()
+    apply_mode(graph, Options(), Training())
+    rng = np.random.default_rng(9)
+    seeds = {n: rng.standard_normal(shape if n == "y" else 3).astype(np.float32) for n in seeded}
+    run = Executor(with_gradient(graph.commit(), names, seeded, "g_"), fallback=False)
+    found = run({**arrays, **{f"g_{n}": s for n, s in seeds.items()}})
+    leaves = {n: torch.tensor(a.astype(np.float64), requires_grad=True) for n, a in arrays.items()}
+    x, axes = leaves["x"], [i for i in range(len(shape)) if i != 1]
+    mean, var = x.mean(axes), x.var(axes, unbiased=False)
+    y = functional.batch_norm(x, None, None, leaves["scale"], leaves["b"], training=True, eps=EPSILON)
+    running = [old * momentum + new * (1 - momentum) for old, new in ((leaves["mean"], mean), (leaves["var"], var))]
+    ys = dict(zip(outputs, [y, *running], strict=True))
+    sum((ys[n] * torch.tensor(s.astype(np.float64))).sum() for n, s in seeds.items()).backward()
+    for name, leaf in leaves.items():
+        expected = np.zeros(leaf.shape) if leaf.grad is None else leaf.grad.numpy()
+        error = np.abs(found[f"g_grad_{name}"] - expected).max()
+        assert error <= 1e-5 * max(np.abs(expected).max(), 1e-2), (name, error)
+
+
+@pytest.mark.parametrize("axes", [[0, 2, 3], [1], [0, 1, 2, 3]])
+def test_mean_variance_normalization(axes):
+    def reference(x):
+        centred = x - x.mean(axes, keepdim=True)
+        return centred / (centred.square().mean(axes, keepdim=True).sqrt() + 1e-9)
+
+    compare(reference, "MeanVarianceNormalization", data((2, 3, 4, 5)), {"axes": axes})
+
+
+def test_mean_variance_normalization_without_axes():
+    """onnx's shape inference follows the operator's body without the default of its attribute, and fails."""
+    info = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 4, 5])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3, 4, 5])
+    proto = helper.make_graph([helper.make_node("MeanVarianceNormalization", ["x"], ["y"])], "mvn", [info], [y])
+    graph = Graph(helper.make_model(proto, opset_imports=[helper.make_opsetid("", 13)], ir_version=8))
+    normalise(graph)
+    graph.infer()
+    (x,) = data((2, 3, 4, 5))
+    g = np.random.default_rng(9).standard_normal(x.shape).astype(np.float32)
+    found = Executor(with_gradient(graph.commit(), ["x"], ["y"], "g_"), fallback=False)({"x": x, "g_y": g})
+    leaf = torch.tensor(x.astype(np.float64), requires_grad=True)
+    functional.batch_norm(leaf, None, None, training=True, eps=1e-12).backward(torch.tensor(g.astype(np.float64)))
+    np.testing.assert_allclose(found["g_grad_x"], leaf.grad, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [1, 3, 5])

@@ -14,7 +14,10 @@ ZEROS = np.array([[1.0, 0.0, 3.0, 2.0], [0.0, 2.0, 0.0, 2.0], [-1.0, 4.0, 0.5, 2
 
 def gradient(kind: str, x: np.ndarray, g: np.ndarray, symbolic: bool, order: int = 1) -> np.ndarray:
     """The gradient of g . kind(x, axis 1); of order 2, that of the squared norm of the gradient."""
-    case = Case(kind, [x, const([1])], {"keepdims": 0})
+    return gradient_of(Case(kind, [x, const([1])], {"keepdims": 0}), g, symbolic, order)
+
+
+def gradient_of(case: Case, g: np.ndarray, symbolic: bool, order: int = 1) -> np.ndarray:
     model = with_gradient(forward_model(case, symbolic), ["x0"], ["y0"], "g_")
     feeds = {**sample(case), "g_y0": g}
     if order == 2:
@@ -28,6 +31,8 @@ def expected(function, x: np.ndarray, g: np.ndarray, order: int = 1) -> np.ndarr
     (first,) = torch.autograd.grad(function(leaf), leaf, torch.tensor(g), create_graph=True)
     if order == 1:
         return first.detach().numpy()
+    if not first.requires_grad:
+        return np.zeros_like(x)
     (second,) = torch.autograd.grad((first * first).sum(), leaf)
     return second.numpy()
 
@@ -61,4 +66,32 @@ def test_a_mean_in_float16_over_more_than_float16_can_count() -> None:
     x, g = np.ones((1, 100_000), np.float16), np.array([1000.0], np.float16)
     found = gradient("ReduceMean", x, g, symbolic=True)
     assert found.dtype == np.float16
+    np.testing.assert_allclose(found, np.full(x.shape, 0.01), rtol=1e-3)
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("reverse", [0, 1])
+@pytest.mark.parametrize("exclusive", [0, 1])
+@pytest.mark.parametrize("length", [1, 2, 5, 8, 70])
+def test_a_running_product_is_differentiated_as_pytorch_does(length, exclusive, reverse, order, symbolic) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x = x.flip(1) if reverse else x
+        if exclusive:
+            x = torch.cat([torch.ones_like(x[:, :1]), x[:, :-1]], 1)
+        y = x.cumprod(1)
+        return y.flip(1) if reverse else y
+
+    x = rng.uniform(0.8, 1.25, (3, length))
+    x[1, length // 2] = x[2, 0] = x[2, length // 2] = 0.0
+    case = Case("CumProd", [x, const(1)], {"exclusive": exclusive, "reverse": reverse}, opset=26)
+    g = rng.standard_normal(x.shape)
+    wanted = expected(function, x, g, order)
+    scale = max(float(np.abs(wanted).max()), 1.0)
+    np.testing.assert_allclose(gradient_of(case, g, symbolic, order), wanted, rtol=0, atol=1e-12 * scale)
+
+
+def test_a_tie_of_more_elements_than_float16_can_count() -> None:
+    x, g = np.ones((1, 100_000), np.float16), np.array([1000.0], np.float16)
+    found = gradient("ReduceMax", x, g, symbolic=False)
     np.testing.assert_allclose(found, np.full(x.shape, 0.01), rtol=1e-3)

@@ -104,6 +104,8 @@ def what_to_build(command: Command) -> Command:
                      show_default=True, help="The gradient of the loss: ones, an input, or the YieldOp marker."),
         click.option("--mode", type=click.Choice(["keep", "train", "eval"]), default="keep", show_default=True,
                      help="How BatchNormalization and Dropout behave; keep: as the model has it."),
+        click.option("--quantization", type=click.Choice(["refuse", "ste"]), default="refuse", show_default=True,
+                     help="What becomes of gradients at QuantizeLinear; ste: the straight-through estimator."),
         click.option("--dim", type=DIM, multiple=True, help="Fix a symbolic dimension."),
         click.option("--shape", type=SHAPE, multiple=True, help="Fix the shape of an input."),
         click.option("--rules", multiple=True, type=click.Path(dir_okay=False), metavar="FILE.py",

@@ -14,10 +14,10 @@ from typing import Any
 import onnx
 from onnx import NodeProto
 
-from onnxgrad_cli import registry
-from onnxgrad_cli.emit import No, Op, Unknown, Val, is_float
+from onnxgrad_cli import bodies, registry
+from onnxgrad_cli.emit import No, Op, Unknown, Val, is_differentiable
 from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError
-from onnxgrad_cli.graph import Graph, reads
+from onnxgrad_cli.graph import Graph, captured, reads, rename
 from onnxgrad_cli.pipeline import Options, Pass, Training
 
 
@@ -44,7 +44,7 @@ def differentiate(
     """
     wanted = list(wanted)
     graph.vary(wanted)
-    training = training or Training()
+    op.training = training = training or Training()
     walk = _Walk(graph, op, training)
     path = walk.path(wanted, seeds)
     op.wanted = walk.active.__contains__
@@ -60,12 +60,20 @@ def differentiate(
     return {name: walk.cotangent(name) for name in dict.fromkeys([*wanted, *walk.pending])}
 
 
+def on_the_way(graph: Graph, wanted: Iterable[str], seeds: Iterable[str]) -> tuple[set[str], set[str]]:
+    """The values that depend on something wanted, and those of which a seed depends, along float paths."""
+    walk, seeds = _Walk(graph, Op(graph), Training()), list(seeds)
+    path = walk.path(wanted, seeds)
+    return walk.active, {*seeds, *(name for node in path for name in reads(node))}
+
+
 class _Walk:
     def __init__(self, graph: Graph, op: Op, training: Training) -> None:
         self.graph = graph
         self.op = op
         self.training = training
         self.active: set[str] = set()
+        self.quantized: dict[str, bool] = {}  # active integers -> whether a node on their way is refused by name
         self.refusals: list[Refusal] = []
         self.pending: dict[str, list[Val]] = defaultdict(list)
         self._rules: dict[tuple[str, str], registry.Rule | None] = {}
@@ -88,19 +96,30 @@ class _Walk:
                 continue
             dependent.append(node)
             types = self.graph.types
-            self.active.update(n for n in node.output if n and (n not in types or is_float(types[n])))
+            floats = [n for n in node.output if n and (n not in types or is_differentiable(types[n]))]
+            self.active.update(floats)
+            carried = [self.quantized[name] for name in reads(node) if name in self.quantized]
+            if carried or (rule is not None and rule.integers):
+                named = any(carried) or bool(rule and rule.refusal)
+                self.quantized.update((n, named) for n in node.output if n and n not in floats)
+                self.active |= self.quantized.keys()
         needed = set(seeds)
         path = []
         for node in reversed(dependent):
             if any(name in needed for name in node.output if name in self.active):
                 path.append(node)
                 needed.update(reads(node))
-                if self.rule(node) is None:
-                    self.refuse(node, *_why_unknown(node))
+                rule = self.rule(node)
+                if rule is None:
+                    self.refuse(node, *_why_unknown(node, self.graph))
+                elif rule.refusal:
+                    self.refuse(node, rule.refusal, rule.hint)
         return path
 
     def refuse(self, node: NodeProto, reason: str, hint: str = "") -> None:
-        self.refusals.append(Refusal(node.name or node.output[0], _full_name(node), reason, hint))
+        refusal = Refusal(node.name or node.output[0], _full_name(node), reason, hint)
+        if refusal not in self.refusals:
+            self.refusals.append(refusal)
 
     def add(self, name: str, cotangent: Val) -> None:
         self.pending[name].append(cotangent)
@@ -111,7 +130,7 @@ class _Walk:
         if not parts:
             return None
         while len(parts) > 1:
-            parts[:2] = [parts[0] + parts[1]]
+            parts[:2] = [bodies.add(self.op, *parts[:2])]
         return parts[0]
 
     def visit(self, node: NodeProto) -> None:
@@ -119,10 +138,15 @@ class _Walk:
         label = node.name or node.output[0]
         op.scope, op.forward = f"grad/{label}", label
         gs = tuple(self.cotangent(name) if name else None for name in node.output)
-        if rule is None or not any(gs):
+        if rule is None or rule.refusal or not any(gs):
             return
-        asked = rule.signature
-        xs: list[Val | None] = [op.val(name) if name else None for name in node.input]
+        if not rule.integers and (carried := [name for name in reads(node) if name in self.quantized]):
+            if not all(self.quantized[name] for name in carried):
+                self.refuse(node, f"it computes with '{carried[0]}', which is quantized and not yet dequantized")
+            return
+        asked, op.node = rule.signature, node
+        names = [*node.input, *captured(node)]
+        xs: list[Val | None] = [op.val(name) if name else None for name in names]
         if not asked.variadic:
             if any(name in self.active for name in node.input[asked.inputs :]):
                 return self.refuse(node, f"the rule knows {asked.inputs} inputs, the node has {len(xs)}")
@@ -143,17 +167,19 @@ class _Walk:
                 **attributes,
             )
             cotangents = result if isinstance(result, (tuple, list)) else (result,)
-            if any(name in self.active for name in node.input[len(cotangents) :]):
+            if any(name in self.active for name in names[len(cotangents) :]):
                 return self.refuse(node, f"the rule returns {len(cotangents)} cotangents for {len(xs)} inputs")
-            for name, x, cotangent in zip(node.input, xs, cotangents, strict=False):
+            for name, x, cotangent in zip(names, xs, cotangents, strict=False):
                 if cotangent is None or name not in self.active:
                     continue
                 if isinstance(cotangent, No):
                     self.refuse(node, cotangent.reason, cotangent.hint)
                 elif x is not None:
-                    self.add(name, op.sum_to(cotangent, x))
+                    self.add(name, op.sum_to(cotangent, x) if x.is_tensor else cotangent)
         except Unknown as unknown_fact:
             return self.refuse(node, str(unknown_fact), "fix the model's shapes with --dim or --shape")
+        except UnsupportedError as inner:
+            return self.refusals.extend(inner.refusals)
         full = f"{node.domain or 'ai.onnx'}::{node.op_type}"
         self.training.rules[full, rule.source] += 1
         if rule.kink:
@@ -165,7 +191,7 @@ def node_attributes(op: Op, node: NodeProto, asked: registry.Signature) -> tuple
 
     An attribute the rule does not name must stand at its default: nothing is ignored by accident.
     """
-    defaults = op.attributes(node.op_type, node.domain)
+    defaults = {**asked.attributes, **op.attributes(node.op_type, node.domain)}
     values = dict(defaults)
     for attribute in node.attribute:
         name, value = attribute.name, onnx.helper.get_attribute_value(attribute)
@@ -182,7 +208,9 @@ def _full_name(node: NodeProto) -> str:
     return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
 
 
-def _why_unknown(node: NodeProto) -> tuple[str, str]:
+def _why_unknown(node: NodeProto, graph: Graph) -> tuple[str, str]:
+    if node.name in graph.kept:
+        return graph.kept[node.name], "freeze the weights before it with --freeze"
     if node.domain not in ("", "ai.onnx"):
         return (
             f"there is no rule for {_full_name(node)}",
@@ -194,38 +222,31 @@ def _why_unknown(node: NodeProto) -> tuple[str, str]:
 def _run(graph: Graph, options: Options, training: Training) -> bool:
     op = Op(graph)
     op.role = "backward"
+    training.straight_through = options.quantization == "ste"
     wanted = [*training.trained, *training.grad_of_input]
     cotangents = differentiate(graph, {training.loss: op.val(training.yielded)}, wanted, op, training)
     op.forward, op.scope = "", "grad/zero"
     given = {name for node in graph.nodes for name in node.output} | {*graph.initializers, *graph.input_names}
-    rename: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name in wanted:
         value = cotangents.pop(name)
         if value is None:
             value = op.fill(0.0, op.val(name))
             text = f"the gradient of '{name}' is zero by mathematics"
             training.cautions.append(Caution("zero gradient", name, text))
-        if value.name in rename or value.name in given:
+        while value.name in names or value.name in given:  # equal nodes are written once, so a third needs a second
             value = op.Identity(value)
-        training.gradients[name] = rename[value.name] = graph.fresh(f"{name}_grad")
+        training.gradients[name] = names[value.name] = graph.fresh(f"{name}_grad")
     for name, value in cotangents.items():
-        if value is not None and value.name not in rename and value.name not in given:
-            rename[value.name] = graph.fresh(f"{name}_grad")
-    _rename(op.nodes, rename)
-    for old, new in rename.items():
+        if value is not None and value.name not in names and value.name not in given:
+            names[value.name] = graph.fresh(f"{name}_grad")
+    rename(op.nodes, names)
+    for old, new in names.items():
         graph.types[new] = graph.types.pop(old)
     for name, gradient in training.gradients.items():
         graph.types[gradient] = graph.types[name]
     graph.nodes.extend(op.nodes)
     return True
-
-
-def _rename(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> None:
-    for node in nodes:
-        for field in (node.input, node.output):
-            for position, name in enumerate(field):
-                if name in names:
-                    field[position] = names[name]
 
 
 BACKWARD = Pass("backward", "the adjoint of every node between the loss and what is wanted", _run, ("yield",))

@@ -1,13 +1,44 @@
-"""Remove what nobody reads: backward nodes that a rule wrote for operands without takers."""
+"""Remove what nobody reads: backward nodes that a rule wrote for operands without takers.
+
+And keep views apart from DequantizeLinear: onnxruntime's optimizer puts a QuantizeLinear behind them, of a wrong type
+(1.31 can't load that from opset 21 on, older versions make negative numbers zero).
+"""
 
 from __future__ import annotations
 
+from onnx import NodeProto, helper
+
+from onnxgrad_cli.emit import ROLE
 from onnxgrad_cli.graph import Graph
 from onnxgrad_cli.pipeline import Options, Pass, Training
 
+VIEWS = frozenset("Expand Flatten Identity MaxPool Reshape Slice Squeeze Transpose Unsqueeze".split())
+"""Operators past which onnxruntime takes a DequantizeLinear, or which it removes before it looks for those."""
+
 
 def _run(graph: Graph, options: Options, training: Training) -> bool:
-    return graph.remove_unused() > 0
+    removed = graph.remove_unused() > 0
+    return _keep_apart(graph) or removed
+
+
+def _keep_apart(graph: Graph) -> bool:
+    """Let backward views read the sum of one operand, which is a copy, instead of a DequantizeLinear's result."""
+    made = {node.output[0] for node in graph.nodes if node.op_type == "DequantizeLinear"}
+    copies: dict[str, str] = {}
+    nodes: list[NodeProto] = []
+    for node in graph.nodes:
+        backward = any(entry.key == ROLE and entry.value == "backward" for entry in node.metadata_props)
+        if backward and node.op_type in VIEWS and node.input[0] in made:
+            name = node.input[0]
+            if name not in copies:
+                copies[name] = graph.fresh(f"{name}_copy")
+                graph.types[copies[name]] = graph.types[name]
+                nodes.append(helper.make_node("Sum", [name], [copies[name]], name=graph.fresh(f"{node.name}/Sum")))
+                nodes[-1].metadata_props.extend(node.metadata_props)
+            node.input[0] = copies[name]
+        nodes.append(node)
+    graph.nodes = nodes
+    return bool(copies)
 
 
 CLEANUP = Pass("cleanup", "nodes nobody reads removed", _run, ("outputs",))

@@ -60,6 +60,7 @@ class Roles:
         inputs: input -> 'model input', 'label', 'sample weight', 'weight' (trained), 'state', 'loss gradient' or
             'constant' (one that can be overridden but isn't trained), in order.
         outputs: output -> its role, in order.
+        estimated: whether gradients are straight-through estimates, which no difference of the loss agrees with.
     """
 
     version: str
@@ -67,6 +68,7 @@ class Roles:
     reduction: str
     inputs: dict[str, str]
     outputs: dict[str, Role]
+    estimated: bool = False
 
     @property
     def loss(self) -> str:
@@ -123,6 +125,7 @@ def roles(graph: Graph, options: Options, training: Training) -> Roles:
         options.reduction,
         {name: of_input(name) for name in graph.input_names},
         {name: of_output(name) for name in graph.output_names},
+        any(full.endswith("::QuantizeLinear") for full, _ in training.rules),
     )
 
 
@@ -139,7 +142,11 @@ def embed(graph: Graph, options: Options, training: Training) -> None:
     """Write the roles into the model's metadata, in place of those of an earlier build."""
     found = roles(graph, options, training)
     terms = {"terms": [asdict(term) for term in found.losses], "reduction": found.reduction}
-    ports = {"inputs": found.inputs, "outputs": {name: asdict(role) for name, role in found.outputs.items()}}
+    ports: dict[str, Any] = {
+        "inputs": found.inputs, "outputs": {name: asdict(role) for name, role in found.outputs.items()}
+    }  # fmt: skip
+    if found.estimated:
+        ports["estimated"] = True
     props = graph.proto.metadata_props
     for old in [entry for entry in props if entry.key in (VERSION, LOSS, ROLES)]:
         props.remove(old)
@@ -169,6 +176,7 @@ def describe(model: ModelProto) -> Roles:
             loss["reduction"],
             dict(ports["inputs"]),
             {name: Role(**role) for name, role in ports["outputs"].items()},
+            bool(ports.get("estimated")),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise OnnxgradError(f"the model's entry '{ROLES}' can't be read: {error}", "build it again") from error

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto
 
-from onnxgrad_cli.emit import Op, Val
+from onnxgrad_cli.emit import Op
 from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError
 from onnxgrad_cli.graph import Graph, is_external, shape_of, subgraphs
 from onnxgrad_cli.pipeline import Options, Training
@@ -164,7 +164,7 @@ def _with_batch_statistics(graph: Graph, node: NodeProto, training: Training) ->
     op.scope = f"{node.name}/normalize"
     factor = op.reshape(op.cast(scale, work), per_channel) / op.Sqrt(var + _attribute(node, "epsilon", EPSILON))
     y = op.cast(centred * factor + op.reshape(op.cast(b, work), per_channel), x)
-    _rename(op, y, node.output[0])
+    op.rename(y, node.output[0])
     momentum = _attribute(node, "momentum", MOMENTUM)
     fed = {*graph.input_names, *graph.initializers}
     for position, statistic in ((3, mean), (4, var)):
@@ -176,18 +176,7 @@ def _with_batch_statistics(graph: Graph, node: NodeProto, training: Training) ->
         running = op.val(training.state.get(name, name))
         fresh = op.cast(op.Reshape(statistic, op.ints([-1])), running)
         after = running * momentum + fresh * (1 - momentum)
-        after = _rename(op, after, asked or graph.fresh(f"{name}_next"))
+        after = op.rename(after, asked or graph.fresh(f"{name}_next"))
         if name in fed:
             training.state[name] = after.name
     return op.nodes
-
-
-def _rename(op: Op, value: Val, name: str) -> Val:
-    for node in op.nodes:
-        for field in (node.input, node.output):
-            for position, old in enumerate(field):
-                if old == value.name:
-                    field[position] = name
-    assert value.type is not None
-    op.graph.types[name] = value.type
-    return op.val(name)

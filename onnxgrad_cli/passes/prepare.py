@@ -6,26 +6,35 @@ needs it (and only then), every value typed, on a model without its weights; the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import onnx
 import onnx.inliner
 import onnx.version_converter
-from onnx import NodeProto, TypeProto, numpy_helper
+from onnx import NodeProto, TensorProto, TypeProto, numpy_helper
 
 from onnxgrad_cli import registry
 from onnxgrad_cli.emit import FORWARD, ROLE, is_float
 from onnxgrad_cli.errors import Caution, OnnxgradError, UnsupportedError, UsageError, suggest
-from onnxgrad_cli.graph import Graph, dtype_of, shape_of
+from onnxgrad_cli.graph import Graph, dtype_of, shape_of, subgraphs
+from onnxgrad_cli.passes.expand import expand, standard_functions
 from onnxgrad_cli.passes.fold import fold
 from onnxgrad_cli.passes.loss import resolve_outputs
+from onnxgrad_cli.passes.lower import lower
 from onnxgrad_cli.passes.mode import apply_mode
+from onnxgrad_cli.passes.sequences import unpack
+from onnxgrad_cli.passes.subgraphs import choose_branches, hoist, settle_bodies
+from onnxgrad_cli.passes.time_first import time_first
 from onnxgrad_cli.passes.trainable import select
+from onnxgrad_cli.passes.upgrade import upgrade
 from onnxgrad_cli.pipeline import Options, Pass, Training
 
 FIRST_WITH_CONSTANTS = 4
 """The IR version from which an initializer that is no input is a constant; before it, all had to be inputs too."""
+
+FIRST_WITH_BFLOAT16 = 22
+"""The opset from which all that the rules emit takes bfloat16: Round, Softplus and others came to it that late."""
 
 OLDEST_OPSET = 13
 """The lowest opset whose operators the rules know in their present form."""
@@ -38,16 +47,42 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
         graph.unlist_initializers()
         graph.proto.ir_version = FIRST_WITH_CONSTANTS
     normalise(graph)
-    infer(graph)
-    if raise_opset(graph, training):
-        normalise(graph)
-        infer(graph)
+    settle(graph, training)
     if apply_mode(graph, options, training):
         graph.infer()
     training.inputs = [name for name in graph.input_names if name not in graph.initializers]
     training.predictions = resolve_outputs(graph, options)
     select(graph, options, training)
     return True
+
+
+def settle(graph: Graph, training: Training) -> None:
+    """Type a normalised graph, raise it to the opset its gradient needs, replace operators that have no rule.
+
+    What is beyond the newest opset that onnxruntime loads is then written at that one.
+    """
+    infer(graph)
+    while raise_opset(graph, training) or _replace(graph):
+        normalise(graph)
+        infer(graph)
+    lower(graph, training)
+
+
+def _replace(graph: Graph) -> bool:
+    """Replace nodes that have no rule or need not stand, those of bodies too; whether there were any."""
+    return (
+        expand(graph)
+        or unpack(graph)
+        or choose_branches(graph)
+        or settle_bodies(graph, _settle_body)
+        or _inline_standard(graph)
+    )
+
+
+def _settle_body(body: Graph) -> None:
+    infer(body)
+    while _replace(body):
+        infer(body)
 
 
 def infer(graph: Graph) -> None:
@@ -62,21 +97,25 @@ def normalise(graph: Graph) -> None:
     _inline_functions(graph)
     _hoist_constants(graph)
     _name_nodes(graph)
+    _write_defaults(graph)
+    time_first(graph)
 
 
 def convert(graph: Graph, opset: int) -> None:
-    """Take the graph to another opset; the converter raises errors of any kind where it can't."""
-    _adopt(graph, onnx.version_converter.convert_version(graph.skeleton(), opset))
+    """Take the graph to another opset; the official converter, which lowers it, raises errors of any kind."""
+    if opset >= (graph.opset() or opset):
+        upgrade(graph, opset)
+    else:
+        _adopt(graph, onnx.version_converter.convert_version(graph.skeleton(), opset))
 
 
 def _refuse_unknown_opset(graph: Graph) -> None:
     opset = graph.opset()
     if opset is None and any(node.domain in ("", "ai.onnx") for node in graph.nodes):
         raise OnnxgradError("the model imports no opset of the default domain", "it is not a valid ONNX model")
-    if (opset or 0) > registry.NEWEST_OPSET:
+    if (opset or 0) > onnx.defs.onnx_opset_version():
         raise UnsupportedError(
-            f"the model is at opset {opset}; rules are proven up to opset {registry.NEWEST_OPSET}, "
-            "which is also the newest that onnxruntime loads",
+            f"the model is at opset {opset}; the newest that is known here is {onnx.defs.onnx_opset_version()}",
             hint="export the model at an older opset",
         )
 
@@ -120,6 +159,19 @@ def _inline_functions(graph: Graph) -> None:
     _adopt(graph, inlined)
 
 
+def _inline_standard(graph: Graph) -> bool:
+    """Write out the operators that only the function body of the standard can differentiate; whether there are any."""
+    chosen = standard_functions(graph)
+    if not chosen:
+        return False
+    bare = graph.skeleton()
+    known = {value.name for value in (*bare.graph.value_info, *bare.graph.input, *bare.graph.output)}
+    named = ((name, value_type) for name, value_type in graph.types.items() if name not in known)
+    bare.graph.value_info.extend(onnx.helper.make_value_info(*pair) for pair in named)
+    _adopt(graph, onnx.inliner.inline_selected_functions(bare, chosen, inline_schema_functions=True))
+    return True
+
+
 def _adopt(graph: Graph, rewritten: onnx.ModelProto) -> None:
     """Take nodes and opsets of a rewritten skeleton; the weights stay as they are."""
     props = {output: node.metadata_props for node in graph.nodes for output in node.output if output}
@@ -138,6 +190,7 @@ def _adopt(graph: Graph, rewritten: onnx.ModelProto) -> None:
 
 def _hoist_constants(graph: Graph) -> None:
     """Constant nodes become initializers of the same name: weights are found there, and inference skips them."""
+    hoist(graph, _constant_tensor)
     kept = []
     for node in graph.nodes:
         tensor = _constant_tensor(node)
@@ -164,12 +217,27 @@ def _constant_tensor(node: NodeProto) -> onnx.TensorProto | None:
 
 
 def _name_nodes(graph: Graph) -> None:
-    """Backward nodes are named after forward nodes, so each of these needs a name, and onnxruntime wants one owner."""
+    """Backward nodes are named after forward nodes, so each of these needs a name, and onnxruntime wants one owner.
+
+    It wants every output of Split named too: else it dies.
+    """
     seen: set[str] = set()
     for node in graph.nodes:
         if not node.name or node.name in seen:
             node.name = graph.fresh(node.name or f"{node.op_type}_{next(iter(node.output), '')}")
         seen.add(node.name)
+        if node.op_type == "Split":
+            node.output[:] = [name or graph.fresh(f"{node.name}_unread") for name in node.output]
+
+
+_UNKNOWN_DEFAULTS = {"MeanVarianceNormalization": ("axes", [0, 2, 3]), "STFT": ("onesided", 1)}
+"""Attributes whose default the inference of shapes does not know: it follows the operator's body, or takes another."""
+
+
+def _write_defaults(graph: Graph) -> None:
+    for node in graph.nodes:
+        if node.op_type in _UNKNOWN_DEFAULTS and not node.attribute:
+            node.attribute.append(onnx.helper.make_attribute(*_UNKNOWN_DEFAULTS[node.op_type]))
 
 
 def _forget_roles(graph: Graph) -> None:
@@ -183,37 +251,43 @@ def raise_opset(graph: Graph, training: Training) -> bool:
     """Convert the graph where what its gradient needs is newer than it; whether it was.
 
     Raises:
-        UnsupportedError: the official converter can't.
+        UnsupportedError: an operator has no form at that opset.
     """
     opset = graph.opset() or OLDEST_OPSET
     target = max(opset, OLDEST_OPSET, _needed(graph, max(opset, OLDEST_OPSET)))
     if target == opset:
         return False
-    try:
-        convert(graph, target)
-    except Exception as error:  # the converter raises RuntimeError, ConvertError and more
-        raise UnsupportedError(
-            f"the model is at opset {opset}, its gradient needs {target}, and it can't be converted: "
-            f"{str(error).strip().splitlines()[-1]}",
-            hint=f"export the model at opset {target} or newer",
-        ) from error
+    upgrade(graph, target)
     text = f"opset raised from {opset} to {target}: the backward graph needs it"
     training.cautions.append(Caution("opset change", "opset", text))
     return True
 
 
 def _needed(graph: Graph, opset: int) -> int:
-    needs = [OLDEST_OPSET]
-    for node in graph.nodes:
-        if not node.domain and _any_float(graph, node.output):
-            found = registry.lookup(node.op_type, "", opset)
-            if found is not None and not found.is_zero:
-                needs.append(found.needs_opset)
+    bfloat16 = any(dtype_of(value_type) == TensorProto.BFLOAT16 for value_type in graph.types.values())
+    needs = [FIRST_WITH_BFLOAT16 if bfloat16 else OLDEST_OPSET]
+    for node in _with_bodies(graph.nodes):
+        if _any_float(graph, node.output):
+            key = (node.op_type, node.domain, graph.opset(node.domain) or 1 if node.domain else opset)
+            rule = registry.lookup(*key)
+            definition = None if rule else registry.lookup_definition(*key)
+            if definition is not None or (rule is not None and not rule.is_zero):
+                needs.append((definition or rule).needs_opset)  # type: ignore[union-attr]
+            elif rule is None and key[1] in ("", "ai.onnx"):
+                needs.append(registry.first_known(*key) or OLDEST_OPSET)
     return max(needs)
 
 
+def _with_bodies(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """The nodes, and those in their bodies."""
+    for node in nodes:
+        yield node
+        for body in subgraphs(node):
+            yield from _with_bodies(body.node)
+
+
 def _any_float(graph: Graph, names: Iterable[str]) -> bool:
-    return any(is_float(graph.types.get(name)) for name in names if name)
+    return any(name not in graph.types or is_float(graph.types[name]) for name in names if name)
 
 
 PREPARE = Pass("prepare", "functions inlined, opset raised where needed, values typed, weights chosen", _run)

@@ -15,7 +15,7 @@ import numpy as np
 from onnx import NodeProto, numpy_helper
 
 from onnxgrad_cli import registry
-from onnxgrad_cli.emit import is_float
+from onnxgrad_cli.emit import is_differentiable, is_float
 from onnxgrad_cli.errors import Caution, UnsupportedError, UsageError, suggest
 from onnxgrad_cli.graph import SMALL, Graph, is_external, nbytes, reads
 from onnxgrad_cli.pipeline import Options, Training
@@ -33,6 +33,7 @@ SETTINGS: dict[tuple[str, int], str] = {
     ("OneHot", 2): "values of a OneHot",
     ("QuantizeLinear", 1): "quantization scale",
     ("DequantizeLinear", 1): "quantization scale",
+    **{(op, i): "quantization scale" for op in ("QLinearConv", "QLinearMatMul") for i in (1, 4, 6)},
     ("LSTM", 5): "initial state",
     ("LSTM", 6): "initial state",
     ("GRU", 5): "initial state",
@@ -127,15 +128,24 @@ def _matching(patterns: tuple[str, ...], names: list[str], option: str, kind: st
 
 
 def _tied(graph: Graph, outputs: list[str]) -> set[str]:
-    """Every value that a path of float values ties to `outputs`, through operators with a derivative."""
+    """Every value that a path ties to `outputs`, through operators with a derivative or one that is refused.
+
+    Where floats become integers the path ends, unless they were quantized.
+    """
     tied = set(outputs)
     opsets = {entry.domain or "": entry.version for entry in graph.proto.opset_import}
     for node in reversed(graph.nodes):
         if any(name in tied for name in node.output):
             rule = registry.lookup(node.op_type, node.domain, opsets.get(node.domain or "", 1))
-            if rule is None or not rule.is_zero:
-                tied.update(n for n in reads(node) if n not in graph.types or is_float(graph.types[n]))
+            if rule is not None and rule.is_zero:
+                continue
+            through = rule is None or rule.integers or any(n in tied and _may_be_float(graph, n) for n in node.output)
+            tied.update(n for n in reads(node) if through or not _may_be_float(graph, n))
     return tied
+
+
+def _may_be_float(graph: Graph, name: str) -> bool:
+    return name not in graph.types or is_differentiable(graph.types[name])
 
 
 class _Roles:

@@ -12,7 +12,7 @@ from onnx import TensorProto
 from onnxgrad_cli.emit import Op, Val
 from onnxgrad_cli.registry import no_gradient, rule
 
-no_gradient("Hardmax")
+no_gradient("Hardmax", kink="0 at the jumps too")
 
 STEEP = 3e38
 """The slope at which a HardSigmoid is a step: 1 for every positive normal float32, 0 for zero and below."""
@@ -145,13 +145,6 @@ def mish(op, g, y, x):
     """y = x tanh(softplus(x)). Source: D. Misra, Mish, 2019."""
     t = op.Tanh(op.Softplus(x))
     return g * (t + x * op.Sigmoid(x) * (1 - t * t))
-
-
-@rule("Swish")
-def swish(op, g, y, x, *, alpha):
-    """y = x s, s = sigmoid(alpha x): y' = s + alpha y (1 - s)."""
-    s = op.Sigmoid(x if alpha == 1.0 else x * alpha)
-    return g * (s + (y if alpha == 1.0 else y * alpha) * (1 - s))
 
 
 @rule("Softmax", versions=(13, None))

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from onnxgrad_cli.emit import Unknown
 from onnxgrad_cli.registry import rule
 from onnxgrad_cli.rules import windows
 
@@ -31,7 +30,7 @@ def conv(op, g, y, x, w, b, *, auto_pad, dilations, group, kernel_shape, pads, s
             dx = windows.crop_like(op, dx, late[0], x)
     if op.wants(w):
         dw = weight_gradient(op, image, g, w, win)
-    return dx, dw, _bias_gradient(op, g, b)
+    return dx, dw, bias_gradient(op, g, b)
 
 
 @rule("ConvTranspose")
@@ -63,37 +62,37 @@ def conv_transpose(
     elif auto_pad.startswith("SAME") and any(s > e for s, e in zip(win.strides, win.extents, strict=True)):
         why = f"{auto_pad} with a stride beyond the kernel: runtimes disagree on the size of its output"
     if why:
-        return op.no(why, "write its pads out"), op.no(why, "write its pads out"), _bias_gradient(op, g, b)
-    win, over = _transposed_pads(op, win, x, auto_pad, output_padding, output_shape)
+        return op.no(why, "write its pads out"), op.no(why, "write its pads out"), bias_gradient(op, g, b)
+    if output_shape and not (win.known and all(isinstance(size, int) for size in x.shape[2:])):
+        begins, ends = _late_pads(op, win, x, w, auto_pad, output_padding, output_shape)
+        win, over = replace(win, begins=(0,) * len(win.kernel), ends=(0,) * len(win.kernel)), []
+        g_inner = windows.pad(op, g, begins, ends)
+    else:
+        win, over = _transposed_pads(win, x, auto_pad, output_padding, output_shape)
+        g_inner = g
     if any(over):
         axes = win.axes
         g_inner = op.Slice(
             g, op.ints([0] * len(axes)), op.ints([-n if n else windows.LAST for n in over]), op.ints(axes)
         )
-    else:
-        g_inner = g
     dx = dw = None
     if op.wants(x):
         dx = op.Conv(g_inner, w, **win.attributes, shape=x.known_shape)
     if op.wants(w):
         dw = weight_gradient(op, g_inner, x, w, win)
-    return dx, dw, _bias_gradient(op, g, b)
+    return dx, dw, bias_gradient(op, g, b)
 
 
-def _transposed_pads(op, win, x, auto_pad, output_padding, output_shape):
+def _transposed_pads(win, x, auto_pad, output_padding, output_shape):
     """The window whose convolution maps Y's sizes to X's, and how many cells of Y's ends no weight reaches."""
     extra = output_padding or [0] * len(win.kernel)
     begins, ends, over = [], [], []
-    for i, (extent, stride) in enumerate(zip(win.extents, win.strides, strict=True)):
+    for i, stride in enumerate(win.strides):
         begin, end = win.begins[i], win.ends[i] - extra[i]
         if output_shape or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+            total = win.extents[i] - stride + extra[i]
             if output_shape:
-                size = x.shape[2 + i]
-                if not isinstance(size, int):
-                    raise Unknown("output_shape is given and the spatial size of the input is unknown")
-                total = (size - 1) * stride + extent + extra[i] - output_shape[-len(win.kernel) :][i]
-            else:
-                total = extent - stride + extra[i]
+                total += x.shape[2 + i] * stride - output_shape[-len(win.kernel) :][i]
             begin = windows.split_pads(max(total, 0), auto_pad)[0]
             end = total - begin - extra[i]
         elif auto_pad == "VALID":
@@ -104,7 +103,20 @@ def _transposed_pads(op, win, x, auto_pad, output_padding, output_shape):
     return replace(win, begins=tuple(begins), ends=tuple(ends)), over
 
 
-def _bias_gradient(op, g, b):
+def _late_pads(op, win, x, w, auto_pad, output_padding, output_shape):
+    """What is missing around Y, of the full transposed convolution, where that follows at run time from output_shape;
+    negative where no weight reaches.
+    """
+    strides, dilations = op.ints(win.strides), op.ints(win.dilations)
+    extra = op.ints(output_padding or [0] * len(win.kernel))
+    sizes = op.vector([op.size(x, axis) for axis in win.axes])
+    full = (sizes - 1) * strides + (windows.kernel_sizes(op, win, w) - 1) * dilations + 1
+    total = full + extra - op.ints(output_shape[-len(win.kernel) :])
+    begins, _ = windows.split_pads(op.Max(total, op.ints([0])), auto_pad)
+    return begins, total - begins - extra
+
+
+def bias_gradient(op, g, b):
     return op.sum(g, [0, *range(2, g.rank)], keepdims=False) if op.wants(b) else None
 
 
@@ -115,6 +127,8 @@ def input_gradient(op, g, w, x, win):
     of 1.2 against 1.6 (3x3 at 56x56), 0.8 against 1.3 (1x1), 0.9 against 3.7 (depthwise). Small images without
     groups, and strides, stay with ConvTranspose (28x28: 0.4 against 1.9, 14x14: 1.4 against 1.5).
     """
+    if not win.known:
+        return windows.spread(op, g, w, x, win)
     rest = [extent - 1 - pad for extent, pad in zip(win.extents * 2, (*win.begins, *win.ends), strict=True)]
     pointwise = all(k == 1 for k in win.kernel)
     sizes = [size for size in x.shape[2:] if isinstance(size, int)]
@@ -163,7 +177,7 @@ def weight_gradient(op, x, g, w, win):
     channels = w.shape[1] if isinstance(w.shape[1], int) else 16
     if all(k == 1 for k in win.kernel) and win.group == 1 and not any((*win.begins, *win.ends)):
         dw = _by_product(op, x, g, win)
-    elif len(win.kernel) <= 2 and channels >= 16:
+    elif win.known and len(win.kernel) <= 2 and channels >= 16:
         dw = _by_taps(op, x, g, w, win)
     else:
         dw = _by_convolution(op, x, g, w, win)
@@ -242,6 +256,26 @@ def _by_convolution(op, image, g, w, win):
         shape=(*channels, *(win.kernel if exact else "?" * len(spatial))),
     )
     if not exact:
-        starts = op.ints([0] * len(spatial))
-        result = op.Slice(result, starts, op.ints(win.kernel), op.ints(spatial), shape=(*channels, *win.kernel))
+        starts, stops = op.ints([0] * len(spatial)), windows.kernel_sizes(op, win, w)
+        result = op.Slice(result, starts, stops, op.ints(spatial), shape=(*channels, *win.kernel))
     return op.transpose(result, [1, 0, *spatial])
+
+
+@rule("Col2Im")
+def col2im(op, g, y, x, image_shape, block_shape, *, dilations, pads, strides):
+    """The windows of G, laid out as columns: a convolution whose kernels have a single 1 each.
+
+    Its time is 0.2-3 of PyTorch's; gathering the windows takes 2-5 times as long as PyTorch, or more.
+    """
+    block = block_shape.const
+    if block is not None:
+        taps = int(np.prod(block))
+        kernels = op.const(np.eye(taps).reshape(taps, 1, *block), g)
+    else:
+        taps = op.ReduceProd(block_shape, keepdims=1)
+        numbers = op.Range(op.const(0), op.squeeze(taps, [0]), op.const(1))
+        single = op.cast(op.Equal(op.unsqueeze(numbers, [1]), numbers), g)
+        kernels = op.Reshape(single, op.vector([taps, 1, block_shape]))
+    planes = op.reshape(g, [-1, 1, *(op.size(g, axis) for axis in range(2, g.rank))])
+    windowed = op.Conv(planes, kernels, dilations=dilations, pads=pads, strides=strides)
+    return op.reshape_like(windowed, x)

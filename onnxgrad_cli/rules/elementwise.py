@@ -11,7 +11,8 @@ from onnxgrad_cli.registry import no_gradient, rule
 
 no_gradient("Equal Greater GreaterOrEqual Less LessOrEqual Not And Or Xor IsNaN IsInf")
 no_gradient("Shape Size NonZero EyeLike ConstantOfShape")
-no_gradient("Sign Floor Ceil Round BitShift BitwiseAnd BitwiseOr BitwiseXor BitwiseNot")
+no_gradient("BitShift BitwiseAnd BitwiseOr BitwiseXor BitwiseNot")
+no_gradient("Sign Floor Ceil Round", kink="0 at the jumps too")
 
 
 @rule("Add")
@@ -50,7 +51,7 @@ def mean(op, g, y, *xs):
     return (g * (1 / len(xs)),) * len(xs)
 
 
-@rule("Mod")
+@rule("Mod", kink="at a jump the quotient that the operator took")
 def mod(op, g, y, a, b, *, fmod):
     """y = a - k b with an integer k, constant between jumps and read off y, whichever way it was rounded."""
     return g, -(g * op.Round((a - y) / b)) if op.wants(b) else None
@@ -97,7 +98,7 @@ def _pow_base(op, g, y, x, p):
     return g * (op.Pow(x, np.where(value == 0, 1, value - 1)) * value)
 
 
-@rule("Sqrt")
+@rule("Sqrt", kink="infinite at x = 0")
 def sqrt(op, g, y, x):
     return g / (y + y)
 

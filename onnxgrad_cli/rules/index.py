@@ -1,6 +1,6 @@
 """Selections: what was taken from a place puts its cotangent back there, and a place taken twice gets the sum.
 
-ScatterND(reduction="add") is never emitted: with repeated indices and two threads onnxruntime loses updates.
+ScatterND with a reduction is never emitted: with repeated indices and two threads onnxruntime loses updates.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from onnxgrad_cli.emit import Unknown
+from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.registry import rule
 
 ONE_HOT = 128
@@ -36,7 +36,10 @@ def _placed(op, g, x, before):
 @rule("Slice")
 def slice_(op, g, y, x, starts, ends, axes, steps):
     """A negative step is turned round, a longer one filled up with zeros; then the window is put back."""
-    axes, steps = _slice_axes(x, starts, axes, steps)
+    known = _slice_axes(x, starts, axes, steps)
+    if known is None:
+        return _put_back(op, g, x, lambda count: op.Slice(count, starts, ends, axes, steps)), None, None, None, None
+    axes, steps = known
     before, strides = {}, {}
     for i, (axis, step) in enumerate(zip(axes, steps, strict=True)):
         if step == 1 and _is_whole(starts, ends, i):
@@ -59,12 +62,11 @@ def _is_whole(starts, ends, i):
 
 
 def _slice_axes(x, starts, axes, steps):
-    if axes is not None and axes.const is None:
-        raise Unknown("the axes of the slice are known only at run time")
-    if steps is not None and steps.const is None:
-        raise Unknown("the steps of the slice are known only at run time")
-    if axes is None and not isinstance(starts.shape[0], int):
-        raise Unknown("how many axes are sliced is known only at run time")
+    """The axes and their steps; None where they are known only at run time."""
+    if x.known_shape is None or (axes is None and not isinstance(starts.shape[0], int)):
+        return None
+    if any(values is not None and values.const is None for values in (axes, steps)):
+        return None
     axes = [axis % x.rank for axis in (range(starts.shape[0]) if axes is None else axes.const.tolist())]
     return axes, [1] * len(axes) if steps is None else steps.const.tolist()
 
@@ -112,7 +114,7 @@ def pad(op, g, y, x, pads, value, axes, *, mode):
     gvalue = None
     if op.wants(value):
         border = op.Pad(op.fill(0.0, x), pads, op.const(1.0, g), axes)
-        gvalue = op.reshape_like(op.sum(g * border, keepdims=False), value)
+        gvalue = op.cast(op.reshape_like(op.sum(op.wide(op.reshape(g * border, [-1])), [0]), value), value)
     if pads.const is None or (pads.const < 0).any():
         return (
             op.Pad(g, -pads if pads.const is None else op.ints(-pads.const), None, axes, shape=x.shape),
@@ -125,8 +127,8 @@ def pad(op, g, y, x, pads, value, axes, *, mode):
 
 
 def _bordered(op, g, x, pads, axes, mode):
-    if axes is not None and axes.const is None:
-        raise Unknown("the axes of the padding are known only at run time")
+    if x.known_shape is None or (axes is not None and axes.const is None):
+        return _put_back(op, g, x, lambda count: op.Pad(count, pads, None, axes, mode=mode), repeats=True)
     axes = [axis % x.rank for axis in (range(x.rank) if axes is None else axes.const.tolist())]
     for i, axis in enumerate(axes):
         here, size = [i, i + len(axes)], x.shape[axis]
@@ -137,9 +139,9 @@ def _bordered(op, g, x, pads, axes, mode):
         if known and isinstance(size, int) and min(known) >= 0 and max(known) <= size + reach.get(mode, max(known)):
             g = _folded(op, g, axis, mode, known[0], size, known[1])
             continue
-        rows = op.Pad(_up_to(op, op.size(x, axis)), op.Gather(pads, op.ints(here)), mode=mode)
+        rows = op.Pad(up_to(op, op.size(x, axis)), op.Gather(pads, op.ints(here)), mode=mode)
         dims = [op.size(x if a == axis else g, a) for a in range(x.rank)]
-        g = _add_rows(op, op.zeros(dims, g), g, rows, axis)
+        g = add_rows(op, op.zeros(dims, g), g, rows, axis)
     return op.state(g, x.shape)
 
 
@@ -162,7 +164,29 @@ def _folded(op, g, axis, mode, before, size, after):
 # -- where the places are given by indices ------------------------------------------------------------------------
 
 
-def _add_rows(op, zeros, g, rows, axis):
+def _count(op, x):
+    """The places of `x`, numbered in its shape."""
+    return op.reshape_like(op.Range(op.const(0), op.Size(x), op.const(1)), x)
+
+
+def _put_back(op, g, x, take, repeats=False):
+    """The cotangent of `x` where `take` is what selects from it, whatever is known only at run time.
+
+    Args:
+        take: selects from the numbered places as the operator does from `x`.
+        repeats: whether a place may be taken twice.
+    """
+    places, zeros = op.reshape(take(_count(op, x)), [-1]), op.reshape(op.fill(0.0, x), [-1])
+    g = op.reshape(g, [-1])
+    return op.reshape_like(added(op, zeros, places, g) if repeats else op.ScatterElements(zeros, places, g), x)
+
+
+def added(op, zeros, places, g, axis=0):
+    """ScatterElements(add), in float32 for the half types: its CPU kernel fails on them."""
+    return op.cast(op.ScatterElements(op.wide(zeros), places, op.wide(g), axis=axis, reduction="add"), zeros)
+
+
+def add_rows(op, zeros, g, rows, axis):
     """`zeros` with the i-th slice of `g` along `axis` added at rows[i]; negative rows count from the end.
 
     A one-hot product where that axis is short, else ScatterElements, which sums repeated indices correctly at any
@@ -172,11 +196,11 @@ def _add_rows(op, zeros, g, rows, axis):
     if op.opset < 16 or (isinstance(size, int) and size <= ONE_HOT):
         return _one_hot_product(op, zeros, g, rows, size, axis)
     places = op.unsqueeze(rows, range(1, g.rank - axis))
-    return op.ScatterElements(zeros, op.Expand(places, op.shape(g)), g, axis=axis, reduction="add")
+    return added(op, zeros, op.Expand(places, op.shape(g)), g, axis)
 
 
 def _one_hot_product(op, zeros, g, rows, size, axis):
-    rows, every = op.Mod(rows, size), _up_to(op, size)
+    rows, every = op.Mod(rows, size), up_to(op, size)
     if axis == g.rank - 1 > 0:
         hot = op.cast(op.Equal(op.unsqueeze(rows, [1]), every), g)
         return op.state(op.MatMul(g, hot), zeros.shape)
@@ -187,7 +211,15 @@ def _one_hot_product(op, zeros, g, rows, size, axis):
     return op.state(op.MatMul(hot, g), zeros.shape)
 
 
-def _up_to(op, size):
+def strides_of(sizes):
+    """How many rows lie between neighbours on each of some axes that are to be one axis of rows."""
+    strides = [1]
+    for size in reversed(sizes[1:]):
+        strides.insert(0, size * strides[0])
+    return strides
+
+
+def up_to(op, size):
     """0, 1, ... size - 1."""
     if isinstance(size, int):
         return op.const(np.arange(size))
@@ -203,7 +235,7 @@ def gather(op, g, y, x, indices, *, axis):
     rows = op.cast(indices if indices.rank == 1 else op.reshape(indices, [-1]), TensorProto.INT64)
     if indices.rank != 1:
         g = op.reshape(g, [-1 if a == axis else op.size(x, a) for a in range(x.rank)])
-    return op.state(_add_rows(op, op.fill(0.0, x), g, rows, axis), x.shape), None
+    return op.state(add_rows(op, op.fill(0.0, x), g, rows, axis), x.shape), None
 
 
 def _one_index(op, index, size):
@@ -216,38 +248,46 @@ def _one_index(op, index, size):
 @rule("GatherElements", needs_opset=16)
 def gather_elements(op, g, y, x, indices, *, axis):
     """One index along the axis can't repeat: then nothing is to be added, and opset 13 will do."""
-    reduction = None if indices.shape[axis] == 1 else "add"
-    return op.ScatterElements(op.fill(0.0, x), indices, g, axis=axis, reduction=reduction), None
+    if indices.shape[axis] == 1:
+        return op.ScatterElements(op.fill(0.0, x), indices, g, axis=axis), None
+    return added(op, op.fill(0.0, x), indices, g, axis), None
 
 
 @rule("GatherND", needs_opset=16)
 def gather_nd(op, g, y, x, indices, *, batch_dims):
     """The indexed axes are one axis of rows, and so are the batch axes before them."""
-    depth = indices.shape[-1]
-    if not isinstance(depth, int):
-        raise Unknown("how many axes are indexed is known only at run time")
+    depth = "?" if indices.known_shape is None else indices.shape[-1]
+    if isinstance(depth, str) or x.known_shape is None:
+        taken = _put_back(op, g, x, lambda count: op.GatherND(count, indices, batch_dims=batch_dims), repeats=True)
+        return taken, None
     head = batch_dims + depth
     sizes = [op.size(x, axis) for axis in range(x.rank)]
-    strides = [1]
-    for size in reversed(sizes[1:head]):
-        strides.insert(0, size * strides[0])
+    strides = strides_of(sizes[:head])
     wrapped = op.Mod(indices, op.vector(sizes[batch_dims:head]))
     rows = op.sum(wrapped * op.vector(strides[batch_dims:]), [-1], keepdims=False)
     for axis in range(batch_dims):
-        steps = _up_to(op, sizes[axis]) * strides[axis]
+        steps = up_to(op, sizes[axis]) * strides[axis]
         rows = rows + op.unsqueeze(steps, range(1, rows.rank - axis))
     tail = sizes[head:]
     zeros = op.zeros([strides[0] * sizes[0], *tail], x)
-    added = _add_rows(op, zeros, op.reshape(g, [-1, *tail]), op.reshape(rows, [-1]), 0)
+    added = add_rows(op, zeros, op.reshape(g, [-1, *tail]), op.reshape(rows, [-1]), 0)
     return op.reshape_like(added, x), None
 
 
-@rule(
-    "ScatterElements",
-    needs_opset=16,
-    kink="ties of max and min share evenly; without reduction no index repeats",
+SCATTER = (
+    "without reduction no index repeats; ties of max and min share evenly; the second derivative is 0 where several "
+    "factors of one product are 0"
 )
+
+
+@rule("ScatterElements", needs_opset=16, kink=SCATTER)
 def scatter_elements(op, g, y, x, indices, updates, *, axis, reduction):
+    return _scattered(op, g, y, x, indices, updates, axis, reduction)
+
+
+def _scattered(op, g, y, x, indices, updates, axis, reduction):
+    """Each place is reduced from its own value and the updates that name it."""
+
     def taken(values):
         return op.GatherElements(values, indices, axis=axis)
 
@@ -255,25 +295,77 @@ def scatter_elements(op, g, y, x, indices, updates, *, axis, reduction):
         return g, None, taken(g)
     if reduction in (None, "none"):
         return op.ScatterElements(g, indices, op.fill(0.0, updates), axis=axis), None, taken(g)
-    if reduction in ("max", "min"):
-        kept, chosen = op.cast(op.Equal(x, y), g), op.cast(op.Equal(updates, taken(y)), g)
-        share = g / op.ScatterElements(kept, indices, chosen, axis=axis, reduction="add")
-        return kept * share, None, chosen * taken(share)
-    return _refused(op, reduction)
+    if reduction == "mul":
+        return _product(op, g, y, x, indices, updates, axis, taken)
+    kept, chosen = op.cast(op.Equal(x, y), g), op.cast(op.Equal(updates, taken(y)), g)
+    share = g / added(op, kept, indices, chosen, axis)
+    return kept * share, None, chosen * taken(share)
 
 
-@rule("ScatterND", kink="without reduction no index repeats")
+def _product(op, g, y, x, indices, updates, axis, taken):
+    """A factor's derivative is the product of the others: y / factor, and if it is 0, what the rest makes without it.
+
+    Source: PyTorch's scatter_reduce with reduce='prod'.
+    """
+    zero, one = op.const(0.0, x), op.const(1.0, x)
+    none_x, none_u = op.Equal(x, zero), op.Equal(updates, zero)
+    some_x, some_u = op.Where(none_x, one, x), op.Where(none_u, one, updates)
+    rest = op.ScatterElements(some_x, indices, some_u, axis=axis, reduction="mul")
+    zeros = added(op, op.cast(none_x, x), indices, op.cast(none_u, x), axis)
+    alone = op.Where(op.Equal(zeros, one), rest, zero)
+    gx = g * op.Where(none_x, alone, y / some_x)
+    return gx, None, taken(g) * op.Where(none_u, taken(alone), taken(y) / some_u)
+
+
+@rule("ScatterND", kink=SCATTER)
 def scatter_nd(op, g, y, x, indices, updates, *, reduction):
-    if reduction == "add":
-        return g, None, op.GatherND(g, indices)
+    """With max, min or mul as ScatterElements, on flat tensors and numbered places."""
     if reduction in (None, "none"):
-        return op.ScatterND(g, indices, op.fill(0.0, updates)), None, op.GatherND(g, indices)
-    return _refused(op, reduction)
+        gx = op.ScatterND(g, indices, op.fill(0.0, updates))
+        return gx, None, op.state(op.GatherND(g, indices), updates.known_shape)
+    if not _distinct(indices.const):
+        text = (
+            f"{op.forward}: onnxruntime's ScatterND(reduction='{reduction}') loses updates where an index repeats and "
+            "there are two threads or more, so this model computes wrong numbers already; ScatterElements does not"
+        )
+        op.cautions.append(Caution("note", op.forward, text))
+    if reduction == "add":
+        return g, None, op.state(op.GatherND(g, indices), updates.known_shape)
+    places = op.reshape(op.GatherND(_count(op, x), indices), [-1])
+    flat_g, flat_y, flat_x, flat_updates = (op.reshape(value, [-1]) for value in (g, y, x, updates))
+    gx, _, gupdates = _scattered(op, flat_g, flat_y, flat_x, places, flat_updates, 0, reduction)
+    return op.reshape_like(gx, x), None, op.reshape_like(gupdates, updates)
 
 
-def _refused(op, reduction):
-    no = op.no(f"no proven derivative for reduction='{reduction}'", "write it with reduction='add' or without")
-    return no, None, no
+def _distinct(indices):
+    """Whether no row of known indices repeats; those from the end might."""
+    if indices is None or (indices < 0).any():
+        return False
+    rows = indices.reshape(-1, indices.shape[-1])
+    return len(np.unique(rows, axis=0)) == len(rows)
+
+
+@rule("TensorScatter", needs_opset=24)
+def tensor_scatter(op, g, y, past, update, starts, *, axis, mode):
+    """Each sample's update is one window along the axis, which may go round the end."""
+    axis %= past.rank
+    gpast = op.TensorScatter(g, op.fill(0.0, update), starts, axis=axis, mode=mode)
+    if starts is None:
+        return gpast, op.Slice(g, op.ints([0]), op.dim(update, axis), op.ints([axis]), shape=update.shape), None
+    rows = op.unsqueeze(starts, [1]) + up_to(op, op.size(update, axis))
+    if mode == "circular":
+        rows = op.Mod(rows, op.size(g, axis))
+    rows = op.unsqueeze(rows, [*range(1, axis), *range(axis + 1, past.rank)])
+    return gpast, op.GatherElements(g, op.Expand(rows, op.shape(update), shape=update.shape), axis=axis), None
+
+
+@rule("Unique", needs_opset=16, kink="of equal elements, the first")
+def unique(op, gs, ys, x, *, axis, sorted):
+    first = ys[1] if len(ys) > 1 and ys[1] is not None else op.Unique(x, axis=axis, sorted=sorted, outputs=2)[1]
+    if axis is not None:
+        return add_rows(op, op.fill(0.0, x), gs[0], first, axis % x.rank)
+    flat = op.ScatterElements(op.reshape(op.fill(0.0, x), [-1]), first, gs[0])
+    return op.reshape_like(flat, x)
 
 
 @rule("TopK", kink="of equal elements, those that the operator returns")
@@ -287,8 +379,8 @@ def compress(op, g, y, x, condition, *, axis):
     rows = op.reshape(op.NonZero(condition), [-1])
     if axis is None:
         flat = op.reshape(x, [-1])
-        return op.reshape_like(_add_rows(op, op.fill(0.0, flat), g, rows, 0), x), None
-    return _add_rows(op, op.fill(0.0, x), g, rows, axis % x.rank), None
+        return op.reshape_like(add_rows(op, op.fill(0.0, flat), g, rows, 0), x), None
+    return add_rows(op, op.fill(0.0, x), g, rows, axis % x.rank), None
 
 
 @rule("OneHot")

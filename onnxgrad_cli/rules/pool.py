@@ -7,9 +7,11 @@ gradient is that map's transpose.
 from __future__ import annotations
 
 import numpy as np
+import onnx
 
 from onnxgrad_cli.registry import rule
 from onnxgrad_cli.rules import windows
+from onnxgrad_cli.rules.index import added
 
 DENSE = 1 << 18
 """Entries of the band matrix of one axis up to which an average is spread by matrix products."""
@@ -39,7 +41,7 @@ def max_pool(op, g, ys, x, *, auto_pad, ceil_mode, dilations, kernel_shape, pads
     win, late = windows.auto_window(op, win, x, auto_pad)
     if ceil_mode and not _outputs_known(win, x, g):
         return op.no(*BEYOND)
-    apart = all(s >= k and d == 1 for s, k, d in zip(win.strides, win.kernel, win.dilations, strict=True))
+    apart = all(s >= k and d == 1 for s, k, d in zip(win.strides, win.sizes, win.dilations, strict=True))
     if apart and not late and windows.remainder(win, x, g) == [0] * len(win.kernel):
         pads = [*win.begins, *win.ends]
         return op.MaxUnpool(
@@ -51,28 +53,38 @@ def max_pool(op, g, ys, x, *, auto_pad, ceil_mode, dilations, kernel_shape, pads
 def _scatter(op, g, indices, x):
     """Zeros in the shape of `x`, to which each entry of `g` is added at its flat index."""
     zeros = op.fill(0.0, op.reshape(x, [-1]))
-    flat = op.ScatterElements(zeros, op.reshape(indices, [-1]), op.reshape(g, [-1]), reduction="add")
-    return op.reshape_like(flat, x)
+    return op.reshape_like(added(op, zeros, op.reshape(indices, [-1]), op.reshape(g, [-1])), x)
 
 
 @rule("MaxUnpool")
 def max_unpool(op, g, y, x, indices, output_shape, *, kernel_shape, pads, strides):
-    """Each entry went to one place, so its cotangent stands there. Indices of MaxPool over windows that don't
-    overlap are distinct; the result of repeated ones is not defined by the operator.
+    """Each entry went to one place, so its cotangent stands there. Of entries sent to one place the last stays, and
+    takes it; where windows don't overlap, indices of MaxPool are distinct.
     """
-    if any(s < k for s, k in zip(strides or [1] * len(kernel_shape), kernel_shape, strict=True)):
-        return (
-            op.no("its windows overlap, so that indices may repeat", "use strides as large as the kernel"),
-            None,
-            None,
-        )
-    if output_shape is not None:
-        return (
-            op.no("output_shape is read differently by different runtimes", "leave output_shape away"),
-            None,
-            None,
-        )
-    return op.reshape_like(op.Gather(op.reshape(g, [-1]), indices), x), None, None
+    win = windows.window(kernel_shape, strides, None, pads)
+    overlap = any(s < k for s, k in zip(win.strides, win.sizes, strict=True))
+    if overlap and op.opset < 18:
+        return op.no("its windows overlap, so that indices may repeat", "export the model at opset 18 or newer")
+    if output_shape is not None and (output_shape.const is None or tuple(output_shape.const) != _unpooled(win, x)):
+        hint = "leave output_shape away, or fix the model's shapes so that it is seen to be the default"
+        return op.no("indices count in output_shape, or in the default: runtimes disagree", hint)
+    flat = op.reshape(indices, [-1])
+    taken = op.Gather(op.reshape(g, [-1]), flat)
+    if overlap:
+        entries = op.Range(op.const(0), op.Size(flat), op.const(1))
+        none = op.ConstantOfShape(op.Shape(op.reshape(y, [-1])), value=onnx.numpy_helper.from_array(np.full(1, -1)))
+        last = op.ScatterElements(none, flat, entries, reduction="max")
+        taken = op.Where(op.Equal(op.Gather(last, flat), entries), taken, op.const(0.0, g))
+    return op.reshape_like(taken, x)
+
+
+def _unpooled(win, x):
+    """The shape that MaxUnpool gives its result by itself; None where it is unknown."""
+    sizes = x.shape[2:]
+    if not all(isinstance(size, int) for size in sizes):
+        return None
+    spatial = zip(sizes, win.strides, win.begins, win.ends, win.kernel, strict=True)
+    return (*x.shape[:2], *((size - 1) * stride - begin - end + k for size, stride, begin, end, k in spatial))
 
 
 @rule("AveragePool")
@@ -146,7 +158,7 @@ def _counts(op, win, i, x, g, late, ceil_mode, count_include_pad):
 
 @rule("GlobalAveragePool")
 def global_average_pool(op, g, y, x):
-    return op.expand_like(g / op.count(x, range(2, x.rank)), x)
+    return op.expand_like(op.per(g, x, range(2, x.rank)), x)
 
 
 @rule("GlobalMaxPool", kink="the first maximum in row-major order takes all")
@@ -162,8 +174,18 @@ def lp_pool(op, g, y, x, *, auto_pad, ceil_mode, dilations, kernel_shape, p, pad
     """d (Σ|x|ᵖ)^(1/p) / dx = sign(x) |x|^(p-1) y^(1-p), summed over the windows that hold x."""
     win = windows.window(kernel_shape, strides, dilations, pads)
     win, late = windows.auto_window(op, win, x, auto_pad)
-    if ceil_mode:
-        return op.no("ceil_mode in LpPool, which runtimes read differently", "use it without ceil_mode")
-    g = op.Where(y > 0.0, g / (op.Where(y > 0.0, y, op.fill(1.0, y)) ** float(p - 1)), op.fill(0.0, y))
-    total = _spread(op, g, win, x, late)
-    return total * op.Sign(x) * (op.Abs(x) ** float(p - 1) if p > 1 else 1.0)
+    if ceil_mode and not _outputs_known(win, x, g):
+        return op.no(*BEYOND)
+    g = op.Where(y > 0.0, g / (op.Where(y > 0.0, y, op.const(1.0, y)) ** float(p - 1)), op.const(0.0, y))
+    return _spread(op, g, win, x, late, exact=not ceil_mode) * _signed_power(op, x, p)
+
+
+@rule("GlobalLpPool", kink="0 where all elements are 0")
+def global_lp_pool(op, g, y, x, *, p):
+    """As LpPool, with one window over all spatial axes; powers are taken of |x| / y, so that none is too small."""
+    return g * _signed_power(op, x / op.Where(y > 0.0, y, op.const(1.0, y)), p)
+
+
+def _signed_power(op, x, p):
+    """sign(x) |x|^(p-1)."""
+    return op.Sign(x) * op.Abs(x) ** float(p - 1) if p > 1 else op.Sign(x)

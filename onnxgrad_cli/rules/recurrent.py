@@ -11,18 +11,29 @@ Source: S. Hochreiter and J. Schmidhuber, 1997; K. Cho et al., 2014; equations a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import onnx
+from onnx import TensorProto
 
+from onnxgrad_cli.bodies import scan
 from onnxgrad_cli.emit import No, Op, Unknown, Val
-from onnxgrad_cli.graph import Shape, tensor_type
 from onnxgrad_cli.registry import rule
 from onnxgrad_cli.rules import activation
 
-ACTIVATIONS: dict[str, tuple[Callable[..., Val], dict[str, Any]]] = {
+
+def _affine(op: Op, g: Val, y: Val, x: Val, *, alpha: float, beta: float) -> Val:
+    """y = alpha x + beta; its slope has the shape of x, whatever that of g."""
+    return g * op.fill(alpha, x)
+
+
+def _scaled_tanh(op: Op, g: Val, y: Val, x: Val, *, alpha: float, beta: float) -> Val:
+    """y = alpha tanh(beta x)."""
+    return activation.tanh(op, g, op.Tanh(x * beta), x) * (alpha * beta)
+
+
+ACTIVATIONS: dict[str, tuple[Callable[..., Val], dict[str, float | None]]] = {
     "Sigmoid": (activation.sigmoid, {}),
     "Tanh": (activation.tanh, {}),
     "Relu": (activation.relu, {}),
@@ -30,27 +41,44 @@ ACTIVATIONS: dict[str, tuple[Callable[..., Val], dict[str, Any]]] = {
     "Softplus": (activation.softplus, {}),
     "LeakyRelu": (activation.leaky_relu, {"alpha": 0.01}),
     "Elu": (activation.elu, {"alpha": 1.0}),
-    "ThresholdedRelu": (activation.thresholded_relu, {"alpha": 1.0}),
     "HardSigmoid": (activation.hard_sigmoid, {"alpha": 0.2, "beta": 0.5}),
+    "ThresholdedRelu": (activation.thresholded_relu, {"alpha": None}),
+    "Affine": (_affine, {"alpha": None, "beta": None}),
+    "ScaledTanh": (_scaled_tanh, {"alpha": None, "beta": None}),
 }
-"""The rule of each activation, and the attributes it stands at."""
+"""The derivative of each activation, and its parameters with the values they have by default.
+
+None where it must be given: there onnxruntime takes 0, and the operator pages another value or none.
+"""
 
 
 @dataclass(frozen=True)
 class Activation:
-    """One activation function of a cell."""
+    """One activation function of a cell, whose input is clipped to [-clip, clip] first (None: not at all)."""
 
     op: Op
     name: str
+    parameters: dict[str, float]
+    clip: float | None = None
 
     def __call__(self, x: Val, op: Op | None = None) -> Val:
         """Its value."""
-        return (op or self.op).emit(self.name, x, **ACTIVATIONS[self.name][1])
+        op, given = op or self.op, self.parameters
+        x = self._clipped(op, x)
+        if self.name == "Affine":
+            return x * given["alpha"] + given["beta"]
+        if self.name == "ScaledTanh":
+            return op.Tanh(x * given["beta"]) * given["alpha"]
+        return getattr(op, self.name)(x, **given)
 
     def pull(self, g: Val, y: Val, x: Val) -> Val:
         """`g` times its derivative at `x`, where it is `y`."""
-        function, attributes = ACTIVATIONS[self.name]
-        return function(self.op, g, y, x, **attributes)
+        inside = self._clipped(self.op, x)
+        g = ACTIVATIONS[self.name][0](self.op, g, y, inside, **self.parameters)
+        return g if self.clip is None else g * self.op.cast(self.op.Equal(x, inside), g)
+
+    def _clipped(self, op: Op, x: Val) -> Val:
+        return x if self.clip is None else op.Clip(x, -self.clip, self.clip)
 
 
 @dataclass(frozen=True)
@@ -108,47 +136,6 @@ class Run:
         """The sum over all steps and samples."""
         return self.op.sum(v, [0, 1], keepdims=False)
 
-    def scan(
-        self,
-        body: Callable[..., tuple[Sequence[Val], Sequence[Val]]],
-        states: Sequence[Val],
-        steps: Sequence[Val],
-        *,
-        reverse: bool,
-    ) -> tuple[list[Val], list[Val]]:
-        """`body(op, states, steps) -> (states, results)` over time; the last states and all results in time's order."""
-        op = self.op
-        inner = Op(op.graph)
-        inner.role, inner.forward, inner.scope = op.role, op.forward, f"{op.scope}/step"
-
-        def declare(like: Val, shape: Shape) -> Val:
-            name = op.graph.fresh(f"{inner.scope}/in")
-            op.graph.types[name] = tensor_type(like.dtype, shape)
-            return inner.val(name)
-
-        inputs = [declare(v, v.shape) for v in states], [declare(v, v.shape[1:]) for v in steps]
-        after, results = body(inner, *inputs)
-        made = {name for node in inner.nodes for name in node.output}
-        outputs = [v if v.name in made else inner.Identity(v) for v in (*after, *results)]
-        graph = onnx.helper.make_graph(
-            inner.nodes,
-            op.graph.fresh(f"{inner.scope}/body"),
-            [_declared(v) for v in (*inputs[0], *inputs[1])],
-            [_declared(v) for v in outputs],
-        )
-        found = op.emit(
-            "Scan",
-            *states,
-            *steps,
-            outputs=len(outputs),
-            body=graph,
-            num_scan_inputs=len(steps),
-            scan_input_directions=[int(reverse)] * len(steps),
-            scan_output_directions=[int(reverse)] * len(results),
-        )
-        found = list(found) if len(outputs) > 1 else [found]
-        return found[: len(states)], found[len(states) :]
-
     def back(
         self, body: Callable[..., Any], states: Sequence[Val], steps: Sequence[Val]
     ) -> tuple[list[Val], list[Val]]:
@@ -159,22 +146,19 @@ class Run:
             dh = states[0] + steps[0] if gy else states[0]
             return body(op, [dh, *states[1:]], steps[len(gy) :])
 
-        return self.scan(with_gy, states, [*gy, *steps], reverse=not self.backwards)
+        return scan(self.op, with_gy, states, [*gy, *steps], reverse=not self.backwards)
 
     def let_pass(self, op: Op, dh_before: Val, dh: Val, passing: Sequence[Val]) -> Val:
         """The cotangent of the state before a step: beyond a sequence's end, that after it."""
         return dh_before + dh * passing[0] if passing else dh_before
 
 
-def _declared(v: Val) -> onnx.ValueInfoProto:
-    return onnx.helper.make_value_info(v.name, v.type or onnx.TypeProto())
-
-
 Grads = dict[str, Val]
 
 
-def _lstm(run: Run) -> Grads:
+def _lstm(run: Run, coupled: bool) -> Grads:
     op, f, g, h = run.op, *run.acts
+    h = replace(h, clip=None)  # as onnxruntime has it, though the operator page clips the inputs of all activations
     z = run.x @ op.swap_last(run.w) + run.h_before @ op.swap_last(run.r)
     if run.b is not None:
         z = z + op.sum(run.b, [0], keepdims=False)
@@ -182,31 +166,35 @@ def _lstm(run: Run) -> Grads:
     cand = g(zg)
     assert run.c is not None and run.gc is not None
     if run.p is None:
-        i, forget, o = f(zi), f(zf), f(zo)
+        i, o = f(zi), f(zo)
+        forget = 1 - i if coupled else f(zf)
 
         def cell(op: Op, states: Sequence[Val], steps: Sequence[Val]) -> Any:
             return [steps[0] * states[0] + steps[1]], [states[0]]
 
         steps = [run.or_pass(forget), run.only_active(i * cand)]
-        _, (c_before,) = run.scan(cell, [run.c], steps, reverse=run.backwards)
+        _, (c_before,) = scan(op, cell, [run.c], steps, reverse=run.backwards)
         c = forget * c_before + i * cand
     else:
         pi, po, pf = run.split(run.p, 1, 1, 1)
 
         def peeping(op: Op, states: Sequence[Val], steps: Sequence[Val]) -> Any:
             (c,), (zi, zf, cand, *active) = states, steps
-            after = f(zf + c * pf, op) * c + f(zi + c * pi, op) * cand
+            i = f(zi + c * pi, op)
+            after = (1 - i if coupled else f(zf + c * pf, op)) * c + i * cand
             return [op.Where(active[0] > 0, after, c) if active else after], [c]
 
         steps = [zi, zf, cand, *([] if run.active is None else [run.active])]
-        _, (c_before,) = run.scan(peeping, [run.c], steps, reverse=run.backwards)
+        _, (c_before,) = scan(op, peeping, [run.c], steps, reverse=run.backwards)
         zi, zf = zi + pi * c_before, zf + pf * c_before
-        i, forget = f(zi), f(zf)
+        i = f(zi)
+        forget = 1 - i if coupled else f(zf)
         c = forget * c_before + i * cand
         zo = zo + po * c
         o = f(zo)
     hc = h(c)
-    by_i, by_o, by_f = f.pull(cand, i, zi), f.pull(hc, o, zo), f.pull(c_before, forget, zf)
+    by_i, by_o = f.pull(cand - c_before if coupled else cand, i, zi), f.pull(hc, o, zo)
+    by_f = op.fill(0.0, i) if coupled else f.pull(c_before, forget, zf)
     by_c, through = h.pull(o, hc, c), forget
     if run.p is not None:
         by_c, through = by_c + by_o * po, through + by_i * pi + by_f * pf
@@ -319,25 +307,20 @@ def _layer(
 ) -> dict[str, Val | None] | No:
     """Cut a layer into its directions, run `cell` on each, and put the cotangents of the inputs together."""
     directions = 2 if attributes["direction"] == "bidirectional" else 1
-    names = [n.decode() if isinstance(n, bytes) else n for n in attributes["activations"] or ()]
-    names = (names or list(defaults) * directions)[: len(defaults) * directions]
-    if why := _refused(names, attributes):
-        return op.no(why, "export the layer with its standard form")
-    batch_first = bool(attributes.get("layout"))
+    acts = _activations(op, list(defaults) * directions, attributes)
+    if isinstance(acts, No):
+        return acts
+    if attributes.get("layout"):
+        return op.no("its attribute layout=1, which onnxruntime refuses", "transpose its inputs and outputs instead")
+    given = inputs
+    inputs = {name: v and op.wide(v) for name, v in given.items()}
+    gs = [g and op.wide(g) for g in gs]
     x, sequence_lens = inputs["x"], inputs["sequence_lens"]
     assert x is not None
     hidden = attributes["hidden_size"] or inputs["r"].shape[-1]  # type: ignore[union-attr]
     if not isinstance(hidden, int):
         raise Unknown("the hidden size is unknown")
-    y = ys[0]
-    if y is None:
-        order = ("x", "w", "r", "b", "sequence_lens", "h", "c", "p") if "c" in inputs else tuple(inputs)
-        y = op.emit(attributes.pop("op_type"), *(inputs[name] for name in order), outputs=2, **attributes)[0]
-
-    def time_first(v: Val | None, full: bool) -> Val | None:
-        if v is None or not batch_first:
-            return v
-        return op.transpose(v, [1, 2, 0, 3] if full else [1, 0, 2])
+    y, gy = op.wide(ys[0] or _hand_out(op)), gs[0]
 
     def of(v: Val | None, d: int, axis: int = 0) -> Val | None:
         if v is None:
@@ -349,14 +332,12 @@ def _layer(
         g = of(ends[name], d)
         return g if g is None or some is None else g * some
 
-    x = op.transpose(x, [1, 0, 2]) if batch_first else x
-    y, gy = time_first(y, True), time_first(gs[0], True)
-    states = {n: time_first(inputs.get(n), False) for n in ("h", "c")}
-    ends = {n: time_first(gs[k], False) if k < len(gs) else None for n, k in (("h", 1), ("c", 2))}
+    ends = {n: gs[k] if k < len(gs) else None for n, k in (("h", 1), ("c", 2))}
     active = passing = left = some = None
     if sequence_lens is not None:
-        steps = op.Range(op.const(0), op.squeeze(op.dim(x, 0), [0]), op.const(1), shape=(x.shape[0],))
-        left = op.unsqueeze(op.cast(sequence_lens, onnx.TensorProto.INT64), [0, 2]) - op.unsqueeze(steps, [1, 2])
+        lengths = op.unsqueeze(op.cast(sequence_lens, TensorProto.INT64), [0, 2])
+        left = lengths - op.steps(op.size(x, 0), 0, 3)
+        x = op.Where(left > 0, x, op.const(0.0, x))  # whatever stands beyond the end, nan too
         active = op.cast(left > 0, x)
         passing = 1 - active
         some = op.unsqueeze(op.cast(sequence_lens > 0, x), [1])
@@ -366,15 +347,15 @@ def _layer(
         own = of(y, d, 1)
         assert own is not None
         zero = op.fill(0.0, op.Gather(own, op.const(0), axis=0))
-        h, b = of(states["h"], d), of(inputs["b"], d)
+        h, b = of(inputs["h"], d), of(inputs["b"], d)
         run = Run(
             op, backwards, hidden,
-            [Activation(op, n) for n in names[d * len(defaults) : (d + 1) * len(defaults)]],
+            acts[d * len(defaults) : (d + 1) * len(defaults)],
             x, own, _before(op, own, h, zero, backwards, left),
             of(inputs["w"], d), of(inputs["r"], d),  # type: ignore[arg-type]
             None if b is None else op.reshape(b, [2, -1]),
             of(inputs.get("p"), d),
-            of(states["c"], d) or zero,
+            of(inputs.get("c"), d) or zero,
             of(gy, d, 1), end("h", d) or zero, end("c", d) or zero,
             active, passing,
         )  # fmt: skip
@@ -387,10 +368,16 @@ def _layer(
         return parts[0] if directions == 1 else op.Concat(*parts, axis=0)
 
     dx = found[0]["x"] if directions == 1 else found[0]["x"] + found[1]["x"]
-    result: dict[str, Val | None] = {name: stacked(name) for name in ("w", "r", "b", "p")}
-    result["x"] = op.transpose(dx, [1, 0, 2]) if batch_first else dx
-    result.update({name: time_first(stacked(name), False) for name in ("h", "c")})
-    return result
+    result = {"x": dx, **{name: stacked(name) for name in ("w", "r", "b", "h", "c", "p")}}
+    return {name: g and op.cast(g, given[name]) for name, g in result.items()}  # type: ignore[arg-type]
+
+
+def _hand_out(op: Op) -> Val:
+    """The output Y of the forward node, which nobody has asked for so far."""
+    assert op.node is not None
+    name = op.node.output[0] = op.graph.fresh(f"{op.node.name}/Y")
+    op.graph.types[name] = op.infer(op.node)[name]
+    return op.val(name)
 
 
 def _before(op: Op, y: Val, h: Val | None, zero: Val, backwards: bool, left: Val | None) -> Val:
@@ -405,43 +392,60 @@ def _before(op: Op, y: Val, h: Val | None, zero: Val, backwards: bool, left: Val
     return op.Where(left > 1, shifted, first)
 
 
-def _refused(names: Sequence[str], attributes: dict[str, Any]) -> str:
-    for name in names:
-        if name not in ACTIVATIONS:
-            return f"its activation {name} is not covered by the rule"
-    for name in ("activation_alpha", "activation_beta", "clip", "input_forget"):
-        if attributes.get(name):
-            return f"its attribute {name}={attributes[name]!r} is not covered by the rule"
-    return ""
+def _activations(op: Op, defaults: Sequence[str], attributes: dict[str, Any]) -> list[Activation] | No:
+    """The activations of all directions, each with its parameters: they are handed out to those that have some."""
+    clip, known = attributes["clip"], {name.lower(): name for name in ACTIVATIONS}
+    if clip is not None and clip <= 0:
+        return op.no(f"its attribute clip={clip:g}, which onnxruntime refuses", "leave clip out")
+    names = [name.decode() if isinstance(name, bytes) else name for name in attributes["activations"] or defaults]
+    if len(names) < len(defaults):
+        return op.no(f"it names {len(names)} activations and has {len(defaults)}", "name all, or none")
+    left = {key: iter(attributes[f"activation_{key}"] or ()) for key in ("alpha", "beta")}
+    found = []
+    for name in names[: len(defaults)]:
+        if name.lower() not in known:
+            return op.no(f"its activation {name} is none of the standard's", f"choose from {', '.join(ACTIVATIONS)}")
+        name = known[name.lower()]
+        parameters: dict[str, Any] = {key: next(left[key], default) for key, default in ACTIVATIONS[name][1].items()}
+        missing = [f"activation_{key}" for key, value in parameters.items() if value is None]
+        if missing:
+            why = f"its activation {name} without {' and '.join(missing)}, which onnxruntime takes for 0"
+            return op.no(why, "give the node the values that are meant")
+        found.append(Activation(op, name, parameters, clip))
+    return found
+
+
+KINK = "1 at the bounds of clip; each activation as the operator of its name"
 
 
 def _answer(grads: dict[str, Val | None] | No, names: Sequence[str]) -> tuple[Val | No | None, ...]:
     return tuple(grads if isinstance(grads, No) else grads.get(name) for name in names)
 
 
-@rule("LSTM", versions=(7, None))
+@rule("LSTM", versions=(7, None), kink=KINK)
 def lstm(op, gs, ys, x, w, r, b, sequence_lens, initial_h, initial_c, p, **attributes):
-    """Gates i, o, f and candidate c; peepholes p on i, o, f. See the module for how."""
+    """Gates i, o, f and candidate c; peepholes p on i, o, f; `input_forget` couples f = 1 - i. See the module for how.
+
+    `clip` bounds the inputs of the gates' activations f and g, peepholes and biases included.
+    """
     inputs = {"x": x, "w": w, "r": r, "b": b, "sequence_lens": sequence_lens, "h": initial_h, "c": initial_c, "p": p}
-    attributes["op_type"] = "LSTM"
-    grads = _layer(op, gs, ys, _lstm, inputs, ("Sigmoid", "Tanh", "Tanh"), attributes)
+    cell = partial(_lstm, coupled=bool(attributes["input_forget"]))
+    grads = _layer(op, gs, ys, cell, inputs, ("Sigmoid", "Tanh", "Tanh"), attributes)
     return _answer(grads, ("x", "w", "r", "b", "", "h", "c", "p"))
 
 
-@rule("GRU", versions=(7, None))
+@rule("GRU", versions=(7, None), kink=KINK)
 def gru(op, gs, ys, x, w, r, b, sequence_lens, initial_h, *, linear_before_reset, **attributes):
     """Gates z, r and candidate h, whose reset applies before or after its matrix product."""
     inputs = {"x": x, "w": w, "r": r, "b": b, "sequence_lens": sequence_lens, "h": initial_h}
-    attributes.update(op_type="GRU", linear_before_reset=linear_before_reset)
     cell = partial(_gru, linear_before_reset=bool(linear_before_reset))
     grads = _layer(op, gs, ys, cell, inputs, ("Sigmoid", "Tanh"), attributes)
     return _answer(grads, ("x", "w", "r", "b", "", "h"))
 
 
-@rule("RNN", versions=(7, None))
+@rule("RNN", versions=(7, None), kink=KINK)
 def rnn(op, gs, ys, x, w, r, b, sequence_lens, initial_h, **attributes):
     """h = f(W x + R h + b)."""
     inputs = {"x": x, "w": w, "r": r, "b": b, "sequence_lens": sequence_lens, "h": initial_h}
-    attributes["op_type"] = "RNN"
     grads = _layer(op, gs, ys, _rnn, inputs, ("Tanh",), attributes)
     return _answer(grads, ("x", "w", "r", "b", "", "h"))

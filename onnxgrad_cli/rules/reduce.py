@@ -1,14 +1,14 @@
 """Reductions: the cotangent goes back along the reduced axes, weighted by each element's share in the result.
 
 The axes are an attribute before opset 18 (13 for ReduceSum) and an input after it, may be absent (all, or none),
-and may be known only at run time; `Reduced` hides the difference, so that each rule is its formula.
+and may be known only at run time; `Reduced` hides the difference, so that each rule is its formula. Products, running
+ones too, are differentiated without a division, so that zeros in them are nothing special.
 """
 
 from __future__ import annotations
 
 from onnx import TensorProto
 
-from onnxgrad_cli.emit import Unknown
 from onnxgrad_cli.registry import no_gradient, rule
 
 no_gradient("ArgMax ArgMin")
@@ -40,7 +40,9 @@ class Reduced:
 
     def sum(self, x):
         """The sum of `x` along the same axes, which are kept."""
-        return self.op.sum(x, self.axes) if self.late is None else self._again("ReduceSum", x)
+        if self.late is None:
+            return self.op.sum(x, self.axes)
+        return self.op.cast(self._again("ReduceSum", self.op.wide(x)), x)
 
     def count(self, dtype):
         """How many elements go into one result."""
@@ -85,8 +87,8 @@ def reduce_mean(op, r):
 
 @reduction("ReduceMax ReduceMin", kink="ties share evenly, as in torch.amax and torch.amin")
 def reduce_extreme(op, r):
-    chosen = op.cast(op.Equal(r.x, r.y), r.x)
-    return chosen * (r.g / r.sum(chosen))
+    chosen = op.cast(op.Equal(r.x, r.y), op.wide(r.g))
+    return op.cast(chosen * (op.wide(r.g) / r.sum(chosen)), r.x)
 
 
 @reduction("ReduceSumSquare")
@@ -117,18 +119,31 @@ def reduce_log_sum_exp(op, r):
 
 @reduction("ReduceProd")
 def reduce_prod(op, r):
-    """Without division, so that it is exact at zeros, to any order; one axis after the other."""
-    if r.late is not None:
-        raise Unknown("the axes of a product are known only at run time")
-    axes = [axis % r.x.rank for axis in (range(r.x.rank) if r.axes is None else r.axes)]
+    """Without division, so that it is exact at zeros, to any order; one axis after the other.
+
+    Where the axes are known only at run time each axis is taken, and left as it is if it is none of them.
+    """
+    rank = r.x.rank
+    late = [None if r.late is None else _is_reduced(op, r, axis) for axis in range(rank)]
+    axes = [axis % rank for axis in (range(rank) if r.axes is None or r.late is not None else r.axes)]
     partial = [r.x]
     for axis in axes[:-1]:
-        partial.append(op.prod(partial[-1], [axis]))
+        product = op.prod(partial[-1], [axis])
+        partial.append(product if late[axis] is None else op.Where(late[axis], product, partial[-1]))
     g = r.g
     for x, axis in zip(reversed(partial), reversed(axes), strict=False):
-        through = _through_tree if isinstance(x.shape[axis], int) else _through_others
-        g = through(op, g, x, axis)
+        if late[axis] is None and isinstance(x.shape[axis], int):
+            g = _through_tree(op, g, x, axis)
+        else:
+            g = _through_others(op, g, x, axis, late[axis])
     return g
+
+
+def _is_reduced(op, r, axis):
+    """Whether `axis` is one of the axes known at run time, or all are because there are none."""
+    found = op.Equal(op.Mod(r.late, op.const(r.x.rank)), op.const(axis))
+    among = op.ReduceSum(op.Cast(found, to=TensorProto.INT64), keepdims=0) > op.const(0)
+    return among if r.noop else op.Or(among, op.Equal(op.Size(r.late), op.const(0)))
 
 
 def _through_tree(op, g, x, axis):
@@ -148,11 +163,70 @@ def _through_tree(op, g, x, axis):
     return g
 
 
-def _through_others(op, g, x, axis):
-    """Each element's factor is the product of the others, laid out as a square whose diagonal is one."""
-    size = op.squeeze(op.dim(x, axis), [0])
-    row = op.Range(op.const(0), size, op.const(1))
-    after = range(2, x.rank - axis + 1)
-    diagonal = op.Equal(op.unsqueeze(row, [1, *after]), op.unsqueeze(row, [0, *after]))
-    others = op.Where(diagonal, op.const(1.0, x), op.unsqueeze(x, [axis]))
+def _through_others(op, g, x, axis, late):
+    """Each element's factor is the product of the others, laid out as a square whose diagonal is one.
+
+    Where `late`, if there is one, is false the axis is not reduced, and every factor is one.
+    """
+    across, down = (op.steps(op.size(x, axis), i, x.rank + 1) for i in (axis, axis + 1))
+    left_out = op.Equal(across, down)
+    if late is not None:
+        left_out = op.Or(left_out, op.Not(late))
+    others = op.Where(left_out, op.const(1.0, x), op.unsqueeze(x, [axis]))
     return g * op.squeeze(op.prod(others, [axis + 1]), [axis + 1])
+
+
+# -- running products --------------------------------------------------------------------------------------------
+
+
+@rule("CumProd")
+def cumprod(op, g, y, x, axis, *, exclusive, reverse):
+    """dX_j = Π_{k before j} x_k · r_j, where r_j = g_j + x_{j+1} r_{j+1} collects what comes after."""
+    if axis.const is None:
+        flat, seed = (op.reshape(v, around(op, x, axis, x.rank)) for v in (x, g))
+        return op.reshape_like(_through_products(op, seed, flat, 1, exclusive, reverse), x), None
+    axis = int(axis.const.reshape(-1)[0]) % x.rank
+    through = _through_doubling if isinstance(x.shape[axis], int) else _through_products
+    return through(op, g, x, axis, exclusive, reverse), None
+
+
+def _through_doubling(op, g, x, axis, exclusive, reverse):
+    """The recurrence in log2(size) rounds, each of which reaches twice as far.
+
+    Source: W. D. Hillis and G. L. Steele, Data parallel algorithms, CACM 29 (1986).
+    """
+
+    def ahead(v, count):
+        """What stands `count` places further on, and zeros beyond the end."""
+        begins, ends = ([sign * count if i == axis else 0 for i in range(x.rank)] for sign in (-1, 1))
+        return op.Pad(v, op.ints([*ends, *begins] if reverse else [*begins, *ends]), shape=x.shape)
+
+    factor = ahead(x, 1)
+    collected = ahead(g, 1) if exclusive else g
+    reach = 1
+    while reach < x.shape[axis]:
+        collected = collected + factor * ahead(collected, reach)
+        factor = factor * ahead(factor, reach)
+        reach *= 2
+    return op.CumProd(x, op.const(axis), exclusive=1, reverse=reverse) * collected
+
+
+def _through_products(op, g, x, axis, exclusive, reverse):
+    """The products between any two places, laid out as a square, weighted by the cotangent of the second."""
+    size = op.size(x, axis)
+    start, end = (op.steps(size, i, x.rank + 1) for i in (axis, axis + 1))
+    later, follows = (end < start, end <= start) if reverse else (end > start, end >= start)
+    factors = op.Where(later, op.unsqueeze(x, [axis]), op.const(1.0, x))
+    between = op.CumProd(factors, op.const(axis + 1), exclusive=exclusive, reverse=reverse)
+    weighted = op.Where(later if exclusive else follows, between * op.unsqueeze(g, [axis]), op.const(0.0, g))
+    collected = op.sum(weighted, [axis + 1], keepdims=False)
+    return op.CumProd(x, op.const(axis), exclusive=1, reverse=reverse) * collected
+
+
+def around(op, x, axis, rank):
+    """How many elements the first `rank` axes of `x` have before, along and after `axis`, a scalar of run time."""
+    shape = op.Slice(op.Shape(x), op.ints([0]), op.ints([rank]))
+    axis = op.Mod(op.reshape(op.cast(axis, TensorProto.INT64), [1]), op.const(x.rank))
+    every = op.steps(rank)
+    sides = (op.Where(chosen, shape, op.const(1)) for chosen in (every < axis, op.Equal(every, axis), every > axis))
+    return [op.ReduceProd(side, keepdims=1) for side in sides]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxgrad_cli.emit import Unknown, is_float
+from onnxgrad_cli.emit import is_float
 from onnxgrad_cli.registry import no_gradient, rule
 
 no_gradient("Constant RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli")
@@ -62,7 +62,8 @@ def tile(op, g, y, x, repeats):
     """Along each axis the result is (copy, element), row-major: summed over the copies."""
     if repeats.const is None:
         pairs = op.Concat(op.unsqueeze(repeats, [1]), op.unsqueeze(op.shape(x), [1]), axis=1)
-        copies = op.Reshape(g, op.Reshape(pairs, op.ints([-1])), shape=[f"{s}{i}" for i in range(x.rank) for s in "cd"])
+        dims = op.Reshape(pairs, op.ints([-1]))
+        copies = op.Reshape(g, dims, allowzero=int(op.opset >= 14) or None, shape=[None] * (2 * x.rank))
         return op.state(op.sum(copies, range(0, 2 * x.rank, 2), keepdims=False), x.shape), None
     parts: list[Any] = []
     axes: list[int] = []
@@ -93,8 +94,6 @@ def concat(op, g, y, *xs, axis):
 @rule("Split")
 def split(op, gs, ys, x, split, *, axis, num_outputs):
     """Where a piece has no cotangent, it is zeros."""
-    if None in ys and split is None and not isinstance(x.shape[axis], int):
-        raise Unknown("the size of an output without a name depends on a symbolic axis")
     axis %= x.rank
     present = [i for i, g in enumerate(gs) if g is not None]
     sizes = _sizes(op, ys, x, split, axis)
@@ -121,6 +120,10 @@ def _sizes(op, ys, x, split, axis):
     if split is None and isinstance(size, int):
         chunk = -(-size // count)
         return [min(chunk, size - chunk * i) for i in range(count)]
+    if split is None and None in ys:
+        whole = op.dim(x, axis)
+        chunk = op.Div(whole + (count - 1), op.ints([count]))
+        return [*([chunk] * (count - 1)), whole - chunk * (count - 1)]
     if split is None:
         return [op.dim(y, axis) for y in ys]
     return [op.Slice(split, op.ints([i]), op.ints([i + 1])) for i in range(count)]
@@ -149,5 +152,14 @@ def trilu(op, g, y, x, k, *, upper):
 @rule("Range")
 def range_(op, g, y, start, limit, delta, *, stash_type):
     """y[i] = start + i delta; the limit only says how many."""
+    g = op.wide(g)
     steps = op.Range(op.const(0), op.Size(g), op.const(1))
-    return op.sum(g, keepdims=False), None, op.sum(g * op.cast(steps, g), keepdims=False)
+    total, weighted = op.sum(g, keepdims=False), op.sum(g * op.cast(steps, g), keepdims=False)
+    return op.cast(total, start), None, op.cast(weighted, delta)
+
+
+@rule("CenterCropPad")
+def center_crop_pad(op, g, y, x, shape, *, axes):
+    """Cropped where it was padded, padded where it was cropped, by the same rounded half."""
+    sizes = op.shape(x) if axes is None else op.vector([op.size(x, axis) for axis in axes])
+    return op.state(op.CenterCropPad(g, sizes, axes=axes), x.known_shape), None

@@ -20,9 +20,12 @@ LAST = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class Window:
-    """A window over the spatial axes (all but the first two): one entry an axis."""
+    """A window over the spatial axes (all but the first two): one entry an axis.
 
-    kernel: tuple[int, ...]
+    The kernel's sizes are those of the weight's axes, symbols where they are known at run time only.
+    """
+
+    kernel: tuple[int | str, ...]
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
     begins: tuple[int, ...]
@@ -30,9 +33,21 @@ class Window:
     group: int = 1
 
     @property
+    def known(self) -> bool:
+        """Whether the kernel's size is known."""
+        return all(isinstance(size, int) for size in self.kernel)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The kernel's size; raises Unknown where it is known at run time only."""
+        if not self.known:
+            raise Unknown(f"the kernel's size ({', '.join(map(str, self.kernel))}) is unknown")
+        return self.kernel  # type: ignore[return-value]
+
+    @property
     def extents(self) -> tuple[int, ...]:
         """How far a window reaches along each axis."""
-        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+        return tuple((k - 1) * d + 1 for k, d in zip(self.sizes, self.dilations, strict=True))
 
     @property
     def axes(self) -> list[int]:
@@ -43,7 +58,7 @@ class Window:
     def attributes(self) -> dict[str, Any]:
         """The window as attributes of Conv or ConvTranspose."""
         return {
-            "kernel_shape": list(self.kernel),
+            "kernel_shape": list(self.kernel) if self.known else None,
             "strides": list(self.strides),
             "dilations": list(self.dilations),
             "pads": [*self.begins, *self.ends],
@@ -51,16 +66,18 @@ class Window:
         }
 
 
-def kernel_of(kernel_shape: Sequence[int] | None, w: Val) -> tuple[int, ...]:
+def kernel_of(kernel_shape: Sequence[int] | None, w: Val) -> tuple[int | str, ...]:
     """The kernel's size: the attribute, or else the weight's spatial axes."""
-    kernel = tuple(kernel_shape or w.shape[2:])
-    if not all(isinstance(size, int) for size in kernel):
-        raise Unknown(f"the kernel size of '{w.name}' is unknown")
-    return kernel  # type: ignore[return-value]
+    return tuple(kernel_shape or w.shape[2:])
+
+
+def kernel_sizes(op: Op, win: Window, w: Val) -> Val:
+    """The kernel's size as an int64 vector."""
+    return op.vector([size if isinstance(size, int) else op.dim(w, 2 + i) for i, size in enumerate(win.kernel)])
 
 
 def window(
-    kernel: Sequence[int],
+    kernel: Sequence[int | str],
     strides: Sequence[int] | None,
     dilations: Sequence[int] | None,
     pads: Sequence[int] | None,
@@ -135,6 +152,8 @@ def remainder(win: Window, x: Val, g: Val) -> list[int | None]:
     Negative where the last window hangs over (ceil_mode).
     """
     result: list[int | None] = []
+    if not win.known:
+        return [None] * len(win.kernel)
     for size, out, begin, end, extent, stride in zip(
         x.shape[2:], g.shape[2:], win.begins, win.ends, win.extents, win.strides, strict=True
     ):
@@ -176,7 +195,7 @@ def taps_below(win: Window, i: int, outputs: Any, bound: Any) -> Any:
     Args:
         outputs: window numbers, as numpy array or int64 value; `bound` may be either too, or an int.
     """
-    dilation, taps = win.dilations[i], win.kernel[i]
+    dilation, taps = win.dilations[i], win.sizes[i]
     ahead = bound - (outputs * win.strides[i] - win.begins[i]) + (dilation - 1)
     if isinstance(ahead, Val):
         return ahead.op.Clip(ahead / dilation, ahead.op.const(0), ahead.op.const(taps))
@@ -193,4 +212,5 @@ def along(op: Op, x: Val, axis: int, matrix: np.ndarray | Val) -> Val:
         return matrix @ x
     flat = op.Reshape(x, op.ints([*(0,) * (axis + 1), -1]))
     trailing = [op.size(x, i) for i in range(axis + 1, x.rank)]
-    return op.Reshape(matrix @ flat, op.vector([*(0,) * (axis + 1), *trailing]))
+    shape = [None if dim == "?" else dim for dim in (*x.shape[:axis], matrix.shape[-2], *x.shape[axis + 1 :])]
+    return op.Reshape(matrix @ flat, op.vector([*(0,) * (axis + 1), *trailing]), shape=shape)

@@ -1,6 +1,8 @@
 """Rows of onnxgrad_cli/rules/conv.py."""
 
-from tests.harness import Case
+import numpy as np
+
+from tests.harness import Case, const
 
 K3 = {"kernel_shape": [3, 3]}
 
@@ -81,4 +83,16 @@ ROWS = [
     *(Case("Conv", [(2, 2, 5, 5), (3, 2, 3, 3)], K3, opset=opset) for opset in (13, 22)),
     *(Case("ConvTranspose", inputs, attrs, note=note) for inputs, attrs, note in TRANSPOSES),
     *(Case("ConvTranspose", [(2, 3, 4, 3), (3, 2, 3, 3)], K3, opset=opset) for opset in (13, 22)),
+    *(
+        Case("Col2Im", [x, const(image), const(block)], attrs)
+        for x, image, block, attrs in [
+            ((2, 6, 9), [4, 5], [2, 3], {}),
+            ((1, 4, 12), [5, 6], [2, 2], {"strides": [2, 1], "pads": [0, 1, 1, 0], "dilations": [1, 3]}),
+            ((1, 9, 8), [5, 5], [3, 3], {"strides": [2, 1], "pads": [1, 0, 0, 1]}),
+            ((2, 6, 4), [8], [3], {"strides": [2], "pads": [1, 0]}),
+            ((1, 8, 12), [3, 4, 3], [2, 2, 2], {}),
+            ((1, 4, 4), [5, 5], [2, 2], {"strides": [3, 3]}),
+        ]
+    ),
+    Case("Col2Im", [(2, 6, 9), np.array([4, 5]), np.array([2, 3])], note="sizes at run time"),
 ]

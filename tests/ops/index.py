@@ -37,6 +37,10 @@ SLICES = [
     ([100], [-100], [0], [-2]),
     ([1, -1], [4, -4], [1, 0], [1, -1]),
 ]
+REPEATED = np.array([[0, 2, -1], [1, 1, 0]])
+FACTORS = np.array([[0.5, -1.5, 2.0, 1.25], [1.0, 0.75, -0.5, 3.0], [-2.0, 1.5, 0.25, -1.0]])
+NO_SECOND = {"second_order": False}
+DISTINCT = np.array([[0.5, -1.5, 2.0, 1.25], [1.0, 0.75, -0.5, 3.0], [-2.0, 1.5, 0.25, -1.0]])
 BORDERS = [[1, 2, 2, 1], [0, 1, 0, 0], [0, 0, 2, 2]]
 
 ROWS = [
@@ -56,6 +60,17 @@ ROWS = [
     slice_((6, 5), [0], np.array([3]), [0], note="end at run time"),
     slice_((6, 5), [1], [4], [0], [2], opset=13),
     slice_((6, 5), [4], [4], [0], note="nothing", symbolic=False),
+    *(
+        slice_((6, 5), np.array(starts), np.array(ends), np.array(axes), steps and np.array(steps), opset, note="late")
+        for opset in (13, 18)
+        for starts, ends, axes, steps in (
+            ([1, 0], [4, INT_MAX], [1, 0], None),
+            ([-1], [INT_MIN], [-2], [-2]),
+            ([0, 3], [6, 0], [0, 1], [4, -1]),
+        )
+    ),
+    slice_((6, 5), [5], [0], [0], np.array([-2]), note="step at run time"),
+    slice_((6, 5), np.array([1, 2]), np.array([5, 5]), note="axes absent, at run time"),
     *(pad((3, 4), pads) for pads in ([1, 2, 3, 0], [0, 0, 0, 0], [-1, 1, 2, -2], [-1, -1, 0, -1])),
     *(pad((3, 4), [1, 0, 0, 2], opset=opset) for opset in (13, 18, 19, 21, 23, 24, 25)),
     pad((3, 4), [1, 0, 0, 2], value=()),
@@ -67,6 +82,11 @@ ROWS = [
     pad((2, 3, 4), [1, -1, 2, 1], axes=[-1, 0], value=()),
     pad((3, 4), np.array([1, -2, 1, 0]), note="at run time"),
     pad((3, 4), np.array([1, 2]), axes=[-1], value=(), note="at run time"),
+    *(
+        pad((3, 4), np.array([2, -1, 1, 1]), mode, axes=np.array([-1, 0]), opset=opset, note="axes at run time")
+        for mode, opset in (("constant", 18), ("constant", 24), ("reflect", 19), ("edge", 18), ("wrap", 19))
+    ),
+    pad((3, 4), np.array([2, 1]), axes=np.array([0]), value=(1,), note="a value of one element; axes at run time"),
     *(pad((3, 4), pads, mode) for mode in ("reflect", "edge") for pads in BORDERS),
     *(pad((3, 4), pads, "wrap", opset=19) for pads in BORDERS),
     *(pad((3, 4), np.array([1, 2, 2, 1]), mode, opset=25, note="at run time") for mode in ("reflect", "edge", "wrap")),
@@ -104,7 +124,9 @@ ROWS = [
     Case("GatherND", [(2, 3, 4), const([[[1], [1]], [[-1], [0]]])], {"batch_dims": 1}),
     Case("GatherND", [(2, 3, 4), const([[1, 1], [-1, 0]])], {"batch_dims": 1}),
     Case("GatherND", [(2, 2, 3, 4), const([[[[1]], [[1]]], [[[-1]], [[0]]]])], {"batch_dims": 2}, opset=16),
-    Case("GatherND", [(300, 2), np.array([[5], [5], [-1]])], symbolic=False, note="indices at run time"),
+    Case("GatherND", [(300, 2), np.array([[5], [5], [-1]])], note="indices at run time"),
+    Case("GatherND", [(3, 4, 2), np.array([[[2, 0]], [[2, 0]], [[-1, 1]]])], note="indices at run time"),
+    Case("GatherND", [(2, 3, 4), np.array([[[1], [1]], [[-1], [0]]])], {"batch_dims": 1}, note="indices at run time"),
     *(
         Case(
             "ScatterElements",
@@ -123,13 +145,21 @@ ROWS = [
     ),
     Case("ScatterElements", [(3, 4), np.array([[0, 2, -1], [1, 3, 0]]), (2, 3)], {"axis": -1}),
     *(
-        Case(
-            "ScatterElements",
-            [(3, 4), np.array([[0, 2, -1], [1, 1, 0]]), (2, 3)],
-            {"axis": 1, "reduction": reduction},
-        )
-        for reduction in ("max", "min")
+        Case("ScatterElements", [(3, 4), REPEATED, (2, 3)], {"axis": axis, "reduction": reduction}, opset=opset)
+        for opset, reductions in ((16, ("mul",)), (18, ("mul", "max", "min")))
+        for reduction in reductions
+        for axis in (0, 1, -1)
     ),
+    *(
+        Case("ScatterElements", [data, REPEATED, updates], {"axis": 1, "reduction": "mul"}, note=note, **order)
+        for note, data, updates, order in (
+            ("no zero", FACTORS, 0.5 - FACTORS[:2, :3], {}),
+            ("one zero of a product", FACTORS * (FACTORS < 1), FACTORS[1:, 1:], {}),
+            ("one zero among the updates", FACTORS, FACTORS[:2, :3] * [[1, 1, 1], [1, 0, 0]], {"second_order": False}),
+            ("several zeros: no second order", FACTORS * 0, FACTORS[:2, :3] * [[1, 0, 0], [1, 1, 0]], NO_SECOND),
+        )
+    ),
+    Case("ScatterElements", [(5,), const([1, 1, -1]), (3,)], {"reduction": "mul"}, note="of vectors"),
     Case("ScatterND", [(4, 3), const([[0], [2]]), (2, 3)]),
     Case("ScatterND", [(4, 3), const([[0, 1], [-1, 2]]), (2,)], opset=16),
     Case(
@@ -139,7 +169,49 @@ ROWS = [
         note="needs opset 16 for its second derivative",
         second_order=False,
     ),
-    Case("ScatterND", [(4, 3), const([[0, 1], [-1, 2], [0, 1]]), (3,)], {"reduction": "add"}),
+    *(
+        Case("ScatterND", [(4, 3, 2), indices, shape], {"reduction": reduction}, opset=opset)
+        for opset, reductions in ((16, ("none", "add", "mul")), (18, ("add", "mul", "max", "min")))
+        for reduction in reductions
+        for indices, shape in (
+            (const([[0, 1], [-1, 2], [0, 0]] if reduction == "none" else [[0, 1], [-1, 2], [0, 1]]), (3, 2)),
+            (np.array([[[2]], [[0]]] if reduction == "none" else [[[2]], [[2]]]), (2, 1, 3, 2)),
+            (const([[0, 1, 0], [-1, 2, 1]]), (2,)),
+        )
+    ),
+    Case(
+        "ScatterND",
+        [FACTORS * (FACTORS < 1), const([[0], [0], [1]]), np.tile(FACTORS[1], (3, 1))],
+        {"reduction": "mul"},
+        note="zeros",
+        second_order=False,
+    ),
+    *(
+        Case("TensorScatter", [(2, *past), (2, *update), starts], {"axis": axis, "mode": mode}, opset=24, note=note)
+        for past, update, axis in (
+            ((3, 5, 2), (3, 2, 2), -2),
+            ((5, 2), (3, 2), 1),
+            ((2, 4), (2, 4), -1),
+            ((2, 4), (2, 1), 2),
+        )
+        for note, mode, starts in (
+            ("from 0", "linear", None),
+            ("from 0", "circular", None),
+            (
+                "to the end",
+                "linear",
+                np.array([past[axis - 1 if axis > 0 else axis] - update[axis - 1 if axis > 0 else axis], 0]),
+            ),
+            ("round the end", "circular", np.array([past[axis - 1 if axis > 0 else axis] - 1, 0])),
+        )
+    ),
+    *(
+        Case("Unique", [DISTINCT], {"sorted": order, **axis}, outputs=outputs, note=f"{outputs} outputs")
+        for order in (0, 1)
+        for axis in ({}, {"axis": 0}, {"axis": -1})
+        for outputs in (1, 2, 4)
+    ),
+    Case("Unique", [DISTINCT[0]], opset=13),
     Case("TopK", [(3, 5), const([2])], outputs=2),
     *(
         Case("TopK", [(3, 5), const([3])], {"axis": axis, "largest": largest, "sorted": 1}, outputs=2)
@@ -148,6 +220,8 @@ ROWS = [
     ),
     Case("TopK", [(3, 5), np.array([2])], outputs=2, note="k at run time"),
     *(Case("TopK", [(3, 5), const([2])], outputs=2, opset=opset) for opset in (13, 24)),
+    Case("TopK", [(3, 5), const([4])], {"axis": -2 + 1, "sorted": 0}, outputs=2, note="in any order"),
+    Case("TopK", [(5,), const([1])], {"largest": 0}, outputs=2, opset=24, note="of a vector"),
     *(Case("Compress", [(2, 3), const([False, True, True], bool)], {"axis": axis}, opset=16) for axis in (1, -1)),
     Case("Compress", [(2, 3), np.array([True])], {"axis": 1}, note="a shorter condition"),
     Case("Compress", [(2, 3), np.array([True, False, False, True, True])], note="flattened"),
@@ -169,5 +243,6 @@ ROWS = [
     ),
     *(Case("CumSum", [(3, 4), np.array(1)], opset=opset, note="axis at run time") for opset in (13, 14)),
     Case("ReverseSequence", [(4, 3), const([4, 1, 2])]),
+    Case("ReverseSequence", [(4, 3, 2), np.array([4, 1, 2])], {"batch_axis": 1, "time_axis": 0}),
     Case("ReverseSequence", [(3, 4, 2), np.array([4, 1, 2])], {"batch_axis": 0, "time_axis": 1}, opset=13),
 ]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.harness import Case
+from tests.harness import Case, const
 
 K2, K3 = {"kernel_shape": [2, 2]}, {"kernel_shape": [3, 3]}
 
@@ -58,4 +58,30 @@ ROWS = [
     *(Case(op, [distinct(*BEYOND[0])], BEYOND[1], opset=22) for op in ("MaxPool", "AveragePool")),
     Case("LpPool", [distinct(*STRIDED_SAME[0])], STRIDED_SAME[1]),
     *(Case("LpPool", [distinct(*s)], {**a, "p": p}) for s, a in WINDOWS[:6] for p in (1, 2, 3)),
+    *(Case("LpPool", [distinct(*s)], {**a, "p": 3}) for s, a in WINDOWS[6:]),
+    *(Case("LpPool", [distinct(*s)], a) for s, a in DILATED),
+    *(Case("LpPool", [(1, 2, 6, 6)], {**K3, "strides": [2, 2], "ceil_mode": 1}, opset=o) for o in (18, 22)),
+    Case("LpPool", [distinct(*BEYOND[0])], BEYOND[1], opset=22),
+    *(Case("LpPool", [(1, 2, 4, 5)], K2, opset=opset) for opset in (13, 18)),
+    *(Case("GlobalLpPool", [(2, 3, 4, 5)], {"p": p}, opset=o) for p in (1, 2, 3) for o in (13, 22)),
+    Case("GlobalLpPool", [(2, 3, 4)]),
+    Case("GlobalLpPool", [(1, 2, 2, 3, 2)], {"p": 4}),
+    Case("MaxUnpool", [(1, 1, 2, 2), np.array([[[[4, 4], [4, 1]]]])], K2, note="overlapping windows: the last stays"),
+    Case(
+        "MaxUnpool",
+        [(1, 1, 2, 2), np.array([[[[5, 2], [8, 11]]]]), const([1, 1, 4, 4])],
+        {**K2, "strides": [2, 2]},
+        symbolic=False,
+    ),
+    Case(
+        "MaxUnpool",
+        [(1, 2, 3), np.array([[[1, 3, 4], [7, 8, 10]]])],
+        {"kernel_shape": [3], "strides": [3], "pads": [2, 1]},
+        opset=22,
+    ),
+    Case(
+        "MaxPool",
+        [distinct(1, 2, 5, 6, 4)],
+        {"kernel_shape": [2, 3, 2], "dilations": [2, 2, 3], "storage_order": 1, "pads": [1, 0, 0, 0, 1, 1]},
+    ),
 ]

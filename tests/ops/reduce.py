@@ -8,7 +8,6 @@ POSITIVE = {"ReduceLogSum": {"low": 0.5}, "ReduceL1": {"low": 0.5}}
 KINDS = (
     "ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceSumSquare"
 ).split()
-LATE = [kind for kind in KINDS if kind != "ReduceProd"]
 
 
 def reduce(kind: str, shape, axes=None, opset: int = 18, **keywords) -> Case:
@@ -41,9 +40,15 @@ ROWS = [
         for keep in (0, 1)
     ),
     *(
-        reduce(kind, (2, 3, 2), np.array([-1, 0]), attrs={"keepdims": keep}, note="axes at run time")
-        for kind in LATE
+        reduce(kind, (2, 3, 2), np.array(axes, np.int64), attrs={"keepdims": keep, **attrs}, note="axes at run time")
+        for kind in KINDS
+        for axes, attrs in (([-1, 0], {}), ([1], {}), ([], {}), ([], {"noop_with_empty_axes": 1}))
         for keep in (0, 1)
+    ),
+    *(
+        reduce("ReduceSum", (2, 3, 2), np.array(axes, np.int64), 13, attrs={"noop_with_empty_axes": noop})
+        for axes in ([-1, 0], [])
+        for noop in (0, 1)
     ),
     *(reduce("ReduceProd", (size, 2), [0], note="odd and even") for size in (1, 2, 3, 4, 5, 7)),
     *(
@@ -51,5 +56,20 @@ ROWS = [
         for axes in ([0], [1])
     ),
     reduce("ReduceProd", np.array([[1.0, 0.0, 3.0, 2.0]]), note="one zero among all"),
+    reduce("ReduceProd", np.array([[1.0, 0.0, 3.0, 2.0]]), np.array([1]), note="a zero, axes at run time"),
     reduce("ReduceSum", np.zeros((2, 0, 4)), [1], note="of no elements"),
+    *(
+        Case("CumProd", [x, axis], {"exclusive": exclusive, "reverse": reverse}, opset=26, note=note)
+        for exclusive in (0, 1)
+        for reverse in (0, 1)
+        for x, axis, note in (
+            ((3, 4), const(1), ""),
+            ((7, 2), const(0), ""),
+            ((2, 5, 3), const(-2), ""),
+            ((2, 3, 2), np.array(-2), "axis at run time"),
+            ((4,), const(0, np.int32), ""),
+            ((2, 1), const(1), ""),
+            (np.array([[1.0, 0.0, 3.0, 2.0], [0.0, 0.5, 0.0, 1.0], [0.0, 0.0, 2.0, 3.0]]), const(1), "zeros in it"),
+        )
+    ),
 ]

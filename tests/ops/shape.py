@@ -30,7 +30,7 @@ ROWS = [
     Case("Expand", [(1, 3), np.array([2, 1, 1])], note="shape at run time"),
     Case("Expand", [(), const([2, 3])], note="a scalar"),
     *(Case("Tile", [(2, 3), const(repeats)]) for repeats in ([1, 1], [2, 1], [1, 3], [2, 3], [0, 2])),
-    Case("Tile", [(2, 3), np.array([2, 3])], note="repeats at run time"),
+    *(Case("Tile", [(2, 3), np.array(repeats)], note="repeats at run time") for repeats in ([2, 3], [2, 0], [0, 2])),
     Case("Tile", [(3,), const([2])], opset=13),
     *(Case("Concat", [(2, 3), (2, 1), (2, 4)], {"axis": axis}) for axis in (1, -1)),
     Case("Concat", [(2, 3), (1, 3), (3, 3)], {"axis": 0}, only=(1,), note="one wanted"),
@@ -72,4 +72,12 @@ ROWS = [
     Case("Cast", [(2, 3)], {"to": TensorProto.DOUBLE}),
     *(Case("Cast", [(2, 3)], {"to": TensorProto.DOUBLE}, opset=opset) for opset in (13, 19, 21, 23, 24, 25)),
     *(Case("CastLike", [(2, 3), np.zeros(1)], only=(0,), opset=opset) for opset in (15, 19, 21, 23, 24, 25)),
+    *(
+        Case("CenterCropPad", [(5, 4, 3), const(sizes)], opset=18)
+        for sizes in [(5, 4, 3), (3, 4, 2), (2, 1, 1), (8, 7, 3), (4, 7, 4), (1, 9, 6)]
+    ),
+    *(
+        Case("CenterCropPad", [(5, 4, 3), np.array([2, 7])], {"axes": axes}, opset=18, note="sizes at run time")
+        for axes in ([0, 1], [-1, 0])
+    ),
 ]

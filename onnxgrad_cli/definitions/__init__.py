@@ -1,0 +1,11 @@
+"""What operators without a rule mean in operators that have one: one module a family, one short function each.
+
+A definition is `definition(op, *inputs, **attributes)` and returns the operator's outputs; see `registry.definition`.
+Importing this package registers them all.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

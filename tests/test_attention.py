@@ -1,0 +1,445 @@
+"""Attention and its kin against PyTorch's autograd in float64, and those of com.microsoft against their own kernels."""
+
+import itertools
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+from torch.nn import functional
+
+from onnxgrad_cli.check import directional
+from onnxgrad_cli.executor import Executor
+from onnxgrad_cli.graph import Graph
+from onnxgrad_cli.passes import prepare
+from onnxgrad_cli.pipeline import Training
+from tests.harness import with_gradient
+
+DOMAINS = {"com.microsoft": 1, "ai.onnx.preview": 1}
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).standard_normal(shape)
+
+
+def one_node(op, feeds, outputs, attributes, *, opset=26, domain="", symbolic=False, absent=()):
+    """A model of one node; `feeds` holds its inputs in their order, None for those that are absent."""
+    given = {name: x for name, x in feeds.items() if x is not None}
+    names = [name if x is not None else "" for name, x in feeds.items()]
+    node = helper.make_node(op, names, outputs, name="node", domain=domain, **attributes)
+    infos = [
+        helper.make_tensor_value_info(
+            name,
+            helper.np_dtype_to_tensor_dtype(x.dtype),
+            [f"{name}_{axis}" for axis in range(x.ndim)] if symbolic else x.shape,
+        )
+        for name, x in given.items()
+    ]
+    results = [onnx.ValueInfoProto(name=name) for name in outputs if name]
+    imports = [helper.make_opsetid("", opset)]
+    if domain:
+        imports.append(helper.make_opsetid(domain, DOMAINS[domain]))
+    return helper.make_model(
+        helper.make_graph([node], "g", infos, results), opset_imports=imports, ir_version=10
+    ), given  # fmt: skip
+
+
+def written_out(model):
+    """The model as `prepare` leaves it: no operator in it that has a definition."""
+    graph = Graph(model)
+    prepare.normalise(graph)
+    prepare.settle(graph, Training())
+    graph.remove_unused()
+    model = graph.commit()
+    for value in model.graph.output:
+        value.type.CopyFrom(graph.types[value.name])
+    return model
+
+
+def gradients(model, feeds, rng=None):
+    """Outputs, their cotangents, and the gradients of all float inputs."""
+    rng = rng or np.random.default_rng(5)
+    values = Executor(model)(feeds)
+    finite = {name: np.isfinite(y) for name, y in values.items()}
+    seeds = {name: np.asarray(rng.standard_normal(y.shape) * finite[name], y.dtype) for name, y in values.items()}
+    wanted = [name for name, x in feeds.items() if x.dtype.kind == "f"]
+    backward = with_gradient(model, wanted, list(values), "g_")
+    found = Executor(backward)({**feeds, **{f"g_{name}": seed for name, seed in seeds.items()}})
+    return values, seeds, {name: found[f"g_grad_{name}"] for name in wanted}
+
+
+def compare(reference, op, feeds, outputs, attributes, tolerance=1e-9, symbolic=(False, True), **keywords):
+    """Values and gradients are those of `reference(**tensors) -> outputs` in PyTorch."""
+    for each in symbolic:
+        model, given = one_node(op, feeds, outputs, attributes, symbolic=each, **keywords)
+        model = written_out(model)
+        values, seeds, found = gradients(model, given)
+        leaves = {
+            name: torch.tensor(x.astype(np.float64) if x.dtype.kind == "f" else x, requires_grad=x.dtype.kind == "f")
+            for name, x in given.items()
+        }
+        ys = reference(**{name: leaves.get(name) for name in feeds})
+        named = {name: y for name, y in zip(outputs, ys, strict=False) if name}
+        total = torch.zeros((), dtype=torch.float64)
+        for name, y in named.items():
+            np.testing.assert_allclose(values[name], y.detach().numpy(), atol=tolerance, rtol=tolerance)
+            keep = torch.tensor(np.isfinite(values[name]))
+            total = total + (torch.where(keep, y, 0) * torch.tensor(seeds[name].astype(np.float64))).sum()
+        total.backward()
+        for name, gradient in found.items():
+            assert gradient.shape == given[name].shape and gradient.dtype == given[name].dtype
+            leaf = leaves[name]
+            expected = np.zeros(leaf.shape) if leaf.grad is None else np.nan_to_num(leaf.grad.numpy())
+            error = np.max(np.abs(gradient.astype(np.float64) - expected), initial=0)
+            assert error <= tolerance * np.max(np.abs(expected), initial=1), (name, error)
+
+
+# -- Attention ------------------------------------------------------------------------------------------------------
+
+
+def torch_attention(
+    q, k, v, mask=None, past_key=None, past_value=None, lengths=None, *, is_causal=0, kv_num_heads=None,
+    left_window_size=-1, q_num_heads=None, qk_matmul_output_mode=0, right_window_size=-1, scale=None, softcap=0.0,
+):  # fmt: skip
+    """As its page has it, the attention itself by PyTorch where that knows all that is asked for."""
+    packed = q.ndim == 3
+    if packed:
+        counts = (q_num_heads, kv_num_heads, kv_num_heads)
+        q, k, v = (x.unflatten(2, (n, -1)).transpose(1, 2) for x, n in zip((q, k, v), counts, strict=True))
+    past = 0
+    if past_key is not None:
+        past = past_key.shape[2]
+        k, v = torch.cat([past_key, k], 2), torch.cat([past_value, v], 2)
+    tokens, keys = q.shape[2], k.shape[2]
+    bias = torch.zeros(1, 1, tokens, keys, dtype=torch.float64)
+    if mask is not None:
+        if mask.dtype == torch.bool:
+            mask = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -torch.inf)
+        bias = bias + functional.pad(mask, (0, keys - mask.shape[-1]), value=-torch.inf)
+    i, j = torch.arange(tokens)[:, None] + past, torch.arange(keys)
+    if lengths is not None:
+        i = i + (lengths - tokens)[:, None, None, None]
+        bias = bias.masked_fill(j >= lengths[:, None, None, None], -torch.inf)
+    hidden = torch.zeros((*i.shape[:-1], keys), dtype=torch.bool)
+    if is_causal:
+        hidden = hidden | (j > i)
+    if left_window_size >= 0:
+        hidden = hidden | (j < i - left_window_size)
+    if right_window_size >= 0:
+        hidden = hidden | (j > i + right_window_size)
+    bias = bias.masked_fill(hidden, -torch.inf)
+    scale = scale or q.shape[-1] ** -0.5
+    groups = q.shape[1] // k.shape[1]
+    raw = q @ k.repeat_interleave(groups, 1).mT * scale
+    capped = torch.tanh(raw / softcap) * softcap if softcap else raw
+    dead = (bias == -torch.inf).all(-1, keepdim=True)
+    p = torch.where(dead, 0, torch.softmax(capped + torch.where(dead, 0, bias), -1))
+    if softcap:
+        y = p @ v.repeat_interleave(groups, 1)
+    else:
+        shown = torch.where(dead, 0, bias)
+        y = functional.scaled_dot_product_attention(q, k, v, shown, scale=scale, enable_gqa=True)
+        y = torch.where(dead, 0, y)
+    scores = (raw, capped, capped + bias, p)[qk_matmul_output_mode]
+    return y.transpose(1, 2).flatten(2) if packed else y, k, v, scores
+
+
+def inputs(q=(2, 4, 3, 4), k=(2, 4, 6, 4), v=None, mask=None, past=0, lengths=None):
+    """Heads have size 4: onnxruntime fuses a MatMul's scale into it, as a float32 even where it computes in float64."""
+    v = v or (*k[:3], 10)
+    feeds = {"q": normal(*q), "k": normal(*k, seed=1), "v": normal(*v, seed=2), "mask": mask}
+    heads = k[1] if len(k) == 4 else 2
+    sizes = (k[-1], v[-1]) if len(k) == 4 else (k[-1] // 2, v[-1] // 2)
+    for name, size in zip(("past_key", "past_value"), sizes, strict=True):
+        feeds[name] = normal(2, heads, past, size, seed=3) if past else None
+    return {**feeds, "lengths": None if lengths is None else np.array(lengths)}
+
+
+def flags(*shape):
+    return normal(*shape, seed=4) > 0
+
+
+SCORES = ("y", "", "", "scores")
+CACHES = ("y", "keys", "values")
+THREE = {"q": (2, 3, 16), "k": (2, 6, 8), "v": (2, 6, 20)}
+HEADS = {"q_num_heads": 4, "kv_num_heads": 2}
+DEAD = np.array([[True] * 6, [False] * 6, [True, False] * 3])
+ATTENTIONS = [
+    (inputs(), {}, ("y",), 23),
+    (inputs(k=(2, 2, 6, 4)), {}, ("y",), 24),
+    (inputs(k=(2, 1, 6, 4)), {"scale": 0.25}, ("y",), 23),
+    (inputs(), {"is_causal": 1}, ("y",), 23),
+    (inputs(q=(2, 4, 6, 4), k=(2, 4, 3, 4)), {"is_causal": 1}, ("y",), 25),
+    (inputs(**THREE), HEADS, CACHES, 23),
+    (inputs(**THREE, past=5), {**HEADS, "is_causal": 1}, (*CACHES, "scores"), 25),
+    (inputs(past=5), {"is_causal": 1, "softcap": 0.5}, CACHES, 24),
+    *((inputs(mask=normal(*s)), {}, ("y",), 24) for s in [(6,), (3, 6), (4, 3, 6), (2, 1, 3, 6), (2, 1, 1, 6), (3, 4)]),
+    *((inputs(mask=flags(*s)), {}, ("y",), 24) for s in [(6,), (3, 6), (2, 4, 3, 6), (3, 4)]),
+    *(
+        (inputs(k=(2, 2, 6, 4), mask=mask), {"softcap": c, "qk_matmul_output_mode": mode, "is_causal": on}, SCORES, 24)
+        for mode, mask, (on, c) in itertools.product(range(4), (normal(3, 6), DEAD), ((0, 0.0), (1, 0.75)))
+    ),
+    (inputs(mask=np.where(DEAD, 0.0, -np.inf)), {"qk_matmul_output_mode": 3}, SCORES, 23),
+    (inputs(lengths=[4, 6]), {}, ("y",), 24),
+    (inputs(lengths=[0, 2]), {"is_causal": 1, "qk_matmul_output_mode": 3}, SCORES, 24),
+    (inputs(k=(2, 2, 6, 4), lengths=[1, 2], mask=normal(3, 4)), {}, ("y",), 25),
+    *((inputs(), {"left_window_size": a, "right_window_size": b, "is_causal": c}, ("y",), 25)
+      for a, b, c in [(1, 1, 0), (0, -1, 1), (-1, 2, 0), (2, 0, 1)]),
+    (inputs(past=5), {"left_window_size": 2, "is_causal": 1}, CACHES, 25),
+    (inputs(lengths=[1, 5]), {"left_window_size": 2, "right_window_size": 0}, ("y",), 26),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("feeds", "attributes", "outputs", "opset"), ATTENTIONS)
+def test_attention(feeds, attributes, outputs, opset):
+    compare(lambda **t: torch_attention(**t, **attributes), "Attention", feeds, outputs, attributes, opset=opset)
+
+
+@pytest.mark.parametrize("precision", [None, TensorProto.FLOAT])
+def test_attention_in_float16(precision):
+    feeds = {n: x if x is None else x.astype(np.float16) for n, x in inputs(mask=normal(3, 6)).items()}
+    attributes = {} if precision is None else {"softmax_precision": precision}
+    compare(torch_attention, "Attention", feeds, ("y",), attributes, tolerance=1e-2)
+
+
+def test_a_row_without_keys_lets_nothing_through():
+    """As onnxruntime's own kernel, which gives zeros."""
+    feeds = {name: x if x is None else x.astype(np.float32) for name, x in inputs().items()} | {"mask": DEAD}
+    model, given = one_node("Attention", feeds, ("y",), {}, opset=24)
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, None))
+    kernel = Executor(model, fallback=False)(given)["y"]
+    values, _, found = gradients(written_out(one_node("Attention", feeds, ("y",), {}, opset=24)[0]), given)
+    assert not kernel[:, :, 1].any()
+    np.testing.assert_allclose(values["y"], kernel, atol=1e-6)
+    assert not found["q"][:, :, 1].any() and all(np.isfinite(g).all() for g in found.values())
+
+
+# -- RotaryEmbedding ------------------------------------------------------------------------------------------------
+
+
+def torch_rotary(x, positions, cos, sin, *, interleaved=0, num_heads=0, rotary_embedding_dim=0, **_):
+    """Tokens by head are [batch, heads, tokens, size]."""
+    shape = x.shape
+    size = 2 * cos.shape[-1]
+    if x.ndim == 3:
+        x = x.unflatten(2, (num_heads, -1) if rotary_embedding_dim else (-1, size)).transpose(1, 2)
+    if positions is not None:
+        if positions.ndim == 1:
+            positions = positions + torch.arange(x.shape[2])[None]
+        cos, sin = cos[positions], sin[positions]
+    turned, rest = x[..., :size], x[..., size:]
+    pairs = turned.unflatten(-1, (-1, 2)) if interleaved else turned.unflatten(-1, (2, -1)).transpose(-1, -2)
+    y = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * torch.complex(cos, sin)[:, None])
+    y = torch.cat([(y if interleaved else y.transpose(-1, -2)).flatten(-2), rest], -1)
+    return (y if len(shape) == 4 else y.transpose(1, 2).flatten(2),)
+
+
+ROTATIONS = [
+    (shape, interleaved, dim, positions)
+    for shape in ((2, 3, 16), (2, 2, 3, 8))
+    for interleaved in (0, 1)
+    for dim in (0, 4)
+    for positions in (None, np.array([2]), np.array([[0, 5, 5], [6, 1, 0]]))
+]
+
+
+@pytest.mark.parametrize(("shape", "interleaved", "dim", "positions"), ROTATIONS)
+def test_rotary_embedding(shape, interleaved, dim, positions):
+    half = (dim or 8) // 2
+    attributes = {"interleaved": interleaved, "num_heads": 2, "rotary_embedding_dim": dim}
+    x, cache = normal(*shape).astype(np.float32), (7, half) if positions is not None else (2, 3, half)
+    cos, sin = (normal(*cache, seed=s).astype(np.float32) for s in (1, 2))
+    if positions is None or positions.ndim == 2:
+        compare(
+            lambda x, cos, sin, positions: torch_rotary(x, positions, cos, sin, **attributes), "RotaryEmbedding",
+            {"x": x, "cos": cos, "sin": sin, "positions": positions}, ("y",), attributes, tolerance=1e-5,
+        )  # fmt: skip
+    if positions is not None:
+        feeds = {"x": x, "positions": positions, "cos": cos, "sin": sin}
+        compare(lambda **t: torch_rotary(**t, **attributes), "RotaryEmbedding", feeds, ("y",), attributes,
+                tolerance=1e-5, symbolic=(False,), domain="com.microsoft", opset=16)  # fmt: skip
+        matches_its_kernel("RotaryEmbedding", feeds, ("y",), attributes)
+
+
+# -- operators newer than onnxruntime -------------------------------------------------------------------------------
+
+
+def torch_linear_attention(query, key, value, past, decay, beta, *, q_num_heads, kv_num_heads, update_rule, scale=0.0):
+    q, k, v = (x.unflatten(2, (n, -1)) for x, n in ((query, q_num_heads), (key, kv_num_heads), (value, kv_num_heads)))
+    state = past if past is not None else torch.zeros(q.shape[0], kv_num_heads, k.shape[3], v.shape[3]).double()
+    outputs = []
+    for t in range(q.shape[1]):
+        if "gated" in update_rule:
+            state = state * decay[:, t].unflatten(1, (kv_num_heads, -1)).exp()[..., None]
+        new = v[:, t]
+        if "delta" in update_rule:
+            new = beta[:, t][..., None] * (new - torch.einsum("bhkv,bhk->bhv", state, k[:, t]))
+        state = state + k[:, t][..., None] * new[..., None, :]
+        read = torch.einsum("bhkv,bhk->bhv", state.repeat_interleave(q_num_heads // kv_num_heads, 1), q[:, t])
+        outputs.append(read.flatten(1) * (scale or q.shape[3] ** -0.5))
+    return torch.stack(outputs, 1), state
+
+
+@pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
+@pytest.mark.parametrize("past", [False, True])
+def test_linear_attention(rule, past):
+    feeds = {
+        "query": normal(2, 5, 12), "key": normal(2, 5, 6, seed=1) / 2, "value": normal(2, 5, 8, seed=2),
+        "past": normal(2, 2, 3, 4) if past else None,
+        "decay": -np.abs(normal(2, 5, 6 if past else 2)) if "gated" in rule else None,
+        "beta": 1 / (1 + np.exp(normal(2, 5, 1 if past else 2))) if "delta" in rule else None,
+    }  # fmt: skip
+    attributes = {"q_num_heads": 4, "kv_num_heads": 2, "update_rule": rule, **({"scale": 0.75} if past else {})}
+    compare(lambda **t: torch_linear_attention(**t, **attributes), "LinearAttention", feeds, ("y", "state"),
+            attributes, opset=27)  # fmt: skip
+
+
+@pytest.mark.parametrize(("length", "size", "past"), [(6, 3, False), (6, 3, True), (2, 4, False), (5, 1, True)])
+@pytest.mark.parametrize("activation", ["none", "silu", "swish"])
+def test_causal_convolution(length, size, past, activation):
+    def reference(x, weight, bias, past):
+        padded = functional.pad(x, (size - 1, 0)) if past is None else torch.cat([past, x], 2)
+        y = functional.conv1d(padded, weight, bias, groups=3)
+        return functional.silu(y) if activation != "none" else y, padded[:, :, length:]
+
+    feeds = {
+        "x": normal(2, 3, length), "weight": normal(3, 1, size, seed=1), "bias": normal(3) if past else None,
+        "past": normal(2, 3, size - 1, seed=2) if past else None,
+    }  # fmt: skip
+    compare(reference, "CausalConvWithState", feeds, ("y", "state"), {"activation": activation}, opset=27,
+            symbolic=(False,))  # fmt: skip
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.75])
+def test_swiglu(alpha):
+    compare(lambda a, b: (a * torch.sigmoid(alpha * a) * b,), "SwiGLU", {"a": normal(3, 4), "b": normal(3, 4, seed=1)},
+            ("y",), {"alpha": alpha}, opset=28, tolerance=1e-6, symbolic=(False,))  # fmt: skip
+
+
+def test_remainder_of_floats():
+    compare(lambda a, b: (a - torch.floor(a / b) * b,), "Mod", {"a": normal(5, 4) * 3, "b": normal(4, seed=1)},
+            ("y",), {"fmod": 0}, opset=28, symbolic=(False,))  # fmt: skip
+
+
+def modifier(text):
+    return onnx.parser.parse_graph(f"m (double[B,H,L,S] s) => (double[B,H,L,S] t) {{ {text} }}")
+
+
+def test_flex_attention():
+    modifiers = {
+        "score_mod": modifier("two = Constant<value = double {2.0}>() a = Div(s, two) b = Tanh(a) t = Mul(b, two)"),
+        "prob_mod": modifier("t = Mul(s, s)"),
+    }
+
+    def reference(q, k, v):
+        k, v = (x.repeat_interleave(2, 1) for x in (k, v))
+        return (torch.softmax(torch.tanh(q @ k.mT * 0.5 / 2) * 2, -1) ** 2 @ v,)
+
+    feeds = {name: x for name, x in inputs(k=(2, 2, 6, 4)).items() if name in "qkv"}
+    compare(reference, "FlexAttention", feeds, ("y",), {"scale": 0.5, **modifiers}, domain="ai.onnx.preview",
+            tolerance=1e-7)  # fmt: skip
+
+
+# -- com.microsoft --------------------------------------------------------------------------------------------------
+
+
+def matches_its_kernel(op, feeds, outputs, attributes, tolerance=1e-5):
+    """The definition computes what stock onnxruntime's kernel does, and its gradient is that of what it computes."""
+    feeds = {n: x.astype(np.float32) if x is not None and x.dtype.kind == "f" else x for n, x in feeds.items()}
+    model, given = one_node(op, feeds, outputs, attributes, domain="com.microsoft", opset=16)
+    for value in model.graph.output:
+        value.type.tensor_type.elem_type = TensorProto.FLOAT
+    expected = Executor(model, fallback=False)(given)
+    model = written_out(model)
+    assert not any(node.domain for node in model.graph.node)
+    for name, y in Executor(model, fallback=False)(given).items():
+        assert y.shape == expected[name].shape
+        np.testing.assert_allclose(y, expected[name], rtol=tolerance, atol=tolerance)
+    wide = {n: x.astype(np.float64) if x is not None and x.dtype.kind == "f" else x for n, x in feeds.items()}
+    model, given = one_node(op, wide, outputs, attributes, domain="com.microsoft", opset=16)
+    model = written_out(model)
+    _, seeds, found = gradients(model, given)
+    forward = Executor(model, fallback=False)
+
+    def function(point):
+        return float(sum(np.sum(y * seeds[name]) for name, y in forward(point).items()))
+
+    assert directional(function, given, found, np.random.default_rng(1), 1e-6, 1e-3).error < 1e-5
+
+
+BATCH, TOKENS, KEYS, SIZE = 2, 4, 5, 4
+MASKS = {
+    "none": lambda total: None,
+    "keys": lambda total: np.arange(2 * total).reshape(2, total) % 3 > 0,
+    "pairs": lambda total: np.arange(2 * TOKENS * total).reshape(2, TOKENS, total) % 3 > 0,
+    "end": lambda total: np.array([total - 1, 2]),
+    "end and start": lambda total: np.array([total, total - 1, 1, 0]),
+    "lengths": lambda total: np.array([total - 1, 2, 0, 4, 8, 0, total, 2 * total]),
+    "one": lambda total: np.zeros((2, 1)),
+}
+
+
+@pytest.mark.parametrize("causal", [0, 1])
+@pytest.mark.parametrize("past", [0, 3])
+@pytest.mark.parametrize("mask", ["none", "keys", "pairs", "end", "end and start", "one"])
+def test_contrib_attention(mask, past, causal):
+    """onnxruntime takes no bias of the scores beside a cache, and no cache for heads of two sizes."""
+    flagged, size = MASKS[mask](TOKENS + past), SIZE if past or causal else 6
+    feeds = {
+        "x": normal(BATCH, TOKENS, 10), "weights": normal(10, 16 + 2 * size) / 2, "bias": normal(16 + 2 * size),
+        "mask": None if flagged is None else flagged.astype(np.int32),
+        "past": normal(2, BATCH, 2, past, SIZE) if past else None,
+        "added": None if past else normal(1 if causal else BATCH, 1, TOKENS, TOKENS),
+    }  # fmt: skip
+    attributes = {"num_heads": 2, "unidirectional": causal}
+    attributes |= {"mask_filter_value": -50.0, "scale": 0.3} if causal else {}
+    attributes |= {"qkv_hidden_sizes": [8, 8, 2 * size]} if size != SIZE else {}
+    matches_its_kernel("Attention", feeds, ("y", "present") if past or causal else ("y",), attributes)
+
+
+@pytest.mark.parametrize("causal", [0, 1])
+@pytest.mark.parametrize("form", ["tokens", "cache", "heads", "one query"])
+@pytest.mark.parametrize("mask", ["none", "keys", "pairs", "end", "lengths"])
+def test_contrib_multi_head_attention(mask, form, causal):
+    past, tokens, size = (3 if form == "cache" else 0), (1 if form == "one query" else TOKENS), 4 if causal else 6
+    size = SIZE if form in ("cache", "heads") else size
+    flagged = MASKS[mask](KEYS + past)
+    if mask == "pairs":
+        flagged = flagged[:, :tokens]
+    by_head = form == "heads"
+    feeds = {
+        "q": normal(BATCH, tokens, 8),
+        "k": normal(BATCH, 2, KEYS, SIZE) if by_head else normal(BATCH, KEYS, 8, seed=1),
+        "v": normal(BATCH, 2, KEYS, size, seed=2) if by_head else normal(BATCH, KEYS, 2 * size, seed=2),
+        "bias": normal(16 + 2 * size),
+        "mask": None if flagged is None else flagged.astype(np.int32),
+        "added": normal(BATCH, 2, tokens, KEYS + past) if causal else None,
+        "past_key": normal(BATCH, 2, past, SIZE) if past else None,
+        "past_value": normal(BATCH, 2, past, SIZE, seed=1) if past else None,
+    }  # fmt: skip
+    attributes = {
+        "num_heads": 2,
+        "unidirectional": causal,
+        "mask_filter_value": -40.0,
+        **({"scale": 0.3} if past else {}),
+    }
+    matches_its_kernel("MultiHeadAttention", feeds, CACHES if past else ("y",), attributes)
+
+
+@pytest.mark.parametrize(
+    ("op", "feeds", "attributes", "why"),
+    [
+        ("Attention", {"x": (2, 4, 8), "w": (8, 24), "b": (24,), "m": np.ones((2, 1, 9, 9), np.int32)}, {}, "its mask"),
+        ("Attention", {"x": (2, 4, 8), "w": (8, 24), "b": (24,)}, {"do_rotary": 1}, "rotates"),
+        ("MultiHeadAttention", {"q": (2, 4, 2, 3, 4)}, {}, "packed"),
+        ("MultiHeadAttention", {"q": (2, 4, 8), "kv": (2, 5, 2, 2, 4)}, {}, "packed"),
+    ],
+)
+def test_what_no_kernel_proves_is_left(op, feeds, attributes, why):
+    feeds = {name: normal(*x) if isinstance(x, tuple) else x for name, x in feeds.items()}
+    model, _ = one_node(op, feeds, ("y",), {"num_heads": 2, **attributes}, domain="com.microsoft", opset=18)
+    graph = Graph(model)
+    prepare.normalise(graph)
+    prepare.settle(graph, Training())
+    assert [node.op_type for node in graph.nodes] == [op] and why in graph.kept["node"]

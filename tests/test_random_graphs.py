@@ -1,0 +1,169 @@
+"""Random graphs of 3 to 30 operators: the gradient of the real walk, and of a whole build, against central differences.
+
+`make test` draws a fixed number from a fixed seed; `make fuzz-graphs` draws others for FUZZ_SECONDS. A failure prints
+the smallest program that hypothesis finds, and leaves it as build/random_graphs/<test>.onnx.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, Phase, given, reject, seed, settings
+
+from onnxgrad_cli.build import build
+from onnxgrad_cli.check import Arrays
+from onnxgrad_cli.errors import UnsupportedError
+from onnxgrad_cli.executor import Executor
+from onnxgrad_cli.pipeline import LossSpec, Options
+from tests.harness import fed, with_gradient
+from tests.random_graphs import OLDER, OPSETS, Program, programs
+
+STEP, TOLERANCE = 1e-6, 1e-5
+SAVED = Path("build/random_graphs")
+KEEP = settings(
+    deadline=None,
+    database=None,
+    phases=(Phase.generate, Phase.shrink),
+    suppress_health_check=list(HealthCheck),
+    print_blob=False,
+)
+seen: Counter[str] = Counter()
+"""What was done with the directions (`compared`, `noise`, `beside a kink`), and why programs were not judged."""
+
+
+def compare(function: Callable[[Arrays], float], point: Arrays, gradients: Arrays, scale: float) -> None:
+    """Compare gradients with central differences along three directions that meet no kink."""
+    rng = np.random.default_rng(1)
+    at_point = function(point)
+    for _ in range(3):
+        ways = {name: rng.standard_normal(np.shape(point[name])) for name in gradients}
+
+        def along(distance: float, ways: Arrays = ways) -> float:
+            return function(point | {name: np.asarray(point[name] + distance * way) for name, way in ways.items()})
+
+        near = [along(h) for h in (-2 * STEP, -STEP, STEP, 2 * STEP)]
+        left, right = (at_point - near[1]) / STEP, (near[2] - at_point) / STEP
+        measured, fourth = (near[2] - near[1]) / (2 * STEP), float(np.diff([*near[:2], at_point, *near[2:]], 4)[0])
+        claimed = float(sum(np.sum(gradients[name] * way) for name, way in ways.items()))
+        size = max(abs(claimed), abs(measured), 1e-2 * scale, 1e-2)
+        if abs(left - right) > 1e-3 * size:
+            seen["beside a kink"] += 1
+        elif abs(fourth) / STEP > TOLERANCE * size:  # some of onnx.reference computes in float32
+            seen["noise"] += 1
+        else:
+            seen["compared"] += 1
+            assert abs(claimed - measured) <= TOLERANCE * size, f"claimed {claimed:.9g}, measured {measured:.9g}"
+
+
+def running(model: onnx.ModelProto, feeds: Arrays) -> tuple[Executor, Arrays]:
+    """The model's executor and outputs; what the executors themselves can't run is no program for us."""
+    try:
+        forward = Executor(model)
+        return forward, forward(feeds)
+    except Exception as error:
+        seen[f"the forward does not run: {str(error).strip()[:200]}"] += 1
+        reject()
+
+
+def check_walk(program: Program) -> None:
+    model, feeds = program.model(), program.feeds()
+    forward, values = running(model, feeds)
+    rng = np.random.default_rng(0)
+    seeds = {name: np.asarray(rng.standard_normal(np.shape(value))) for name, value in values.items()}
+    backward = with_gradient(model, list(feeds), list(values), "g_")
+    result = Executor(backward)({**feeds, **fed(backward, {f"g_{name}": each for name, each in seeds.items()})})
+    gradients = {name: result[f"g_grad_{name}"] for name in feeds}
+    for name, gradient in gradients.items():
+        assert gradient.shape == feeds[name].shape, f"{name}: {gradient.shape} for {feeds[name].shape}"
+
+    def function(point: Arrays) -> float:
+        outputs = forward(point)
+        return float(sum(np.sum(outputs[name] * each) for name, each in seeds.items()))
+
+    compare(function, feeds, gradients, sum(float(np.sum(np.abs(values[n] * s))) for n, s in seeds.items()))
+
+
+def check_build(program: Program) -> None:
+    """Mean squares of one output as the loss; every second leaf is a weight, and all leaves are differentiated."""
+    feeds = program.feeds()
+    weights = list(feeds)[1::2]
+    forward, values = running(program.model(outputs=1), feeds)
+    (value,) = values.values()
+    label = np.asarray(np.random.default_rng(0).uniform(-1, 1, value.shape))
+    options = Options(losses=(LossSpec("mse"),), label="label", grad_of_input=("*",))
+    training = build(program.model(weights, outputs=1), options)
+    onnx.checker.check_model(training.model, full_check=True)
+    result = Executor(training.model)(fed(training.model, {**feeds, "label": label}))
+    names = training.training.gradients
+    assert set(names) >= set(feeds) - set(weights)
+
+    def function(point: Arrays) -> float:
+        (predicted,) = forward(point).values()
+        return float(np.mean((predicted - label) ** 2))
+
+    loss = function(feeds)
+    assert abs(result["loss"] - loss) <= 1e-9 * max(1.0, loss)
+    compare(function, feeds, {name: result[names[name]] for name in feeds if name in names}, loss)
+
+
+CHECKS = {"walk": check_walk, "build": check_build}
+
+
+def judge(program: Program, check: str) -> None:
+    try:
+        CHECKS[check](program)
+    except UnsupportedError as error:
+        seen[f"refused: {error}"] += 1
+        reject()
+    except Exception:
+        SAVED.mkdir(parents=True, exist_ok=True)
+        onnx.save(program.model(), SAVED / f"{check}.onnx")
+        raise
+
+
+DRAWN = {"walk": programs(), "build": programs(most=20, opsets=(*OLDER, *OPSETS))}
+
+
+def run(check: str, number: int, examples: int) -> None:
+    """Draw programs and judge each; the seed says which."""
+    each = given(DRAWN[check])(lambda program: judge(program, check))
+    seed(number)(settings(KEEP, max_examples=examples)(each))()
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_walk(number: int) -> None:
+    before = seen["compared"]
+    run("walk", number, 100)
+    assert seen["compared"] - before > 200
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_build(number: int) -> None:
+    before = seen["compared"]
+    run("build", number, 50)
+    assert seen["compared"] - before > 100
+
+
+def main() -> None:
+    """Draw programs until FUZZ_SECONDS are over, three of four for the walk."""
+    seconds, start, drawn = float(os.environ.get("FUZZ_SECONDS", "600")), time.monotonic(), 0
+    while time.monotonic() - start < seconds:
+        check, number = "build" if drawn % 200 == 150 else "walk", secrets.randbits(32)
+        print(f"{time.monotonic() - start:6.0f} s: {drawn} programs; now {check}, seed {number}", flush=True)
+        run(check, number, 50)
+        drawn += 50
+    print(f"{drawn} programs in {time.monotonic() - start:.0f} s")
+    for what, count in seen.most_common():
+        print(f"{count:7} {what}")
+
+
+if __name__ == "__main__":
+    main()
