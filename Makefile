@@ -2,12 +2,13 @@
 
 PYTHON ?= python3
 ZOO ?= ../shared/zoo
+FUZZ_SECONDS ?= 600
 
 BIN := .venv/bin
 TRAIN := build/digits_cnn.train.onnx
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: run test test-slow test-all lint zoo bench clean
+.PHONY: run test test-slow test-all lint docs conformance fuzz-graphs zoo bench clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -30,11 +31,22 @@ lint: .venv/installed-lint  ## ruff and mypy
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+docs: .venv/installed-test  ## write docs/operators.md anew, from the rules and what the tests have proven
+	$(BIN)/python -m tests.proofs
+	$(BIN)/onnxgrad ops --markdown > docs/operators.md
+
+conformance: .venv/installed-test  ## differentiate the node tests that onnx publishes; build/conformance.md
+	$(BIN)/python -m tests.conformance
+
+fuzz-graphs: .venv/installed-test  ## differentiate random graphs for FUZZ_SECONDS
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m tests.test_random_graphs
+
 zoo: .venv/installed-test  ## compare the gradients of the real models in ZOO with PyTorch's
 	$(BIN)/python -m tests.zoo $(ZOO)
 
-bench: .venv/installed-bench  ## time and memory of a build
+bench: .venv/installed-bench  ## time and memory of a build; time of the expensive operators' gradients
 	$(BIN)/python -m benchmarks.build
+	$(BIN)/python -m benchmarks.ops
 
 clean:  ## remove what make made
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

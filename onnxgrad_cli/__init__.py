@@ -13,18 +13,19 @@ if TYPE_CHECKING:
     from onnxgrad_cli.build import build
     from onnxgrad_cli.errors import OnnxgradError
     from onnxgrad_cli.pipeline import LossSpec, Options
-    from onnxgrad_cli.registry import no_gradient, rule
+    from onnxgrad_cli.registry import definition, no_gradient, rule
 
 _HOMES = {
     "LossSpec": "pipeline",
     "OnnxgradError": "errors",
     "Options": "pipeline",
     "build": "build",
+    "definition": "registry",
     "no_gradient": "registry",
     "rule": "registry",
 }
 
-__all__ = ["LossSpec", "OnnxgradError", "Options", "__version__", "build", "no_gradient", "rule"]
+__all__ = ["LossSpec", "OnnxgradError", "Options", "__version__", "build", "definition", "no_gradient", "rule"]
 
 
 def __getattr__(name: str) -> Any:

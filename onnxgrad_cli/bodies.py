@@ -39,6 +39,7 @@ def renamed(graph: Graph, body: GraphProto, outer: Mapping[str, str] | None = No
         node.output[:] = [own(name) for name in node.output]
     for value in copy.output:
         value.name = names.get(value.name, value.name)
+        value.type.CopyFrom(_without_shape(value.type))  # exporters say of a branch that gives none what the other has
     del copy.value_info[:]
     return copy
 

@@ -258,17 +258,16 @@ class Op:
             values.pop()
         if op_type in _BINARY and self._unexpanded:
             values = self._broadcast_late(*values)  # type: ignore[arg-type]
-        attributes = {name: value for name, value in attributes.items() if value is not None}
+        given = [onnx.helper.make_attribute(name, v) for name, v in attributes.items() if v is not None]
         names = tuple([x.name if x is not None else "" for x in values])
-        key = (op_type, domain, names, repr(sorted(attributes.items())) if attributes else "", outputs)
+        key = (op_type, domain, names, tuple(sorted([a.SerializeToString() for a in given])), outputs)
         if key in self._written and op_type not in RANDOM:
             return self._written[key]
         stem = f"{self.scope}/{op_type}" if self.scope else op_type
         node_name = self.graph.fresh(stem)
         out = [self.graph.fresh(f"{node_name}_out{i or ''}") for i in range(outputs)]
         node = NodeProto(op_type=op_type, input=names, output=out, name=node_name, domain=domain)
-        if attributes:
-            node.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in attributes.items())
+        node.attribute.extend(given)
         if self.role:
             node.metadata_props.add(key=ROLE, value=self.role)
         if self.forward:
@@ -287,6 +286,8 @@ class Op:
             if shape is not None:
                 found[out[0]] = self.graph.named(tensor_type(dtype_of(found[out[0]]), shape))
             self.graph.types.update(found)
+        if types is not None or (shape is not None and op_type not in _FROM_TYPES):
+            self.graph.stated.update(out)
         self.nodes.append(node)
         self._written[key] = tuple([self.val(name) for name in out]) if outputs > 1 else self.val(out[0])
         return self._written[key]
@@ -404,7 +405,8 @@ class Op:
         if all(isinstance(dim, int) for dim in dims):
             if x.known_shape == tuple(dims):
                 return x
-            return self.Reshape(x, self.ints(dims))  # type: ignore[arg-type]
+            literal = self._literal_zeros() if 0 in dims and -1 not in dims else None
+            return self.Reshape(x, self.ints(dims), allowzero=literal)  # type: ignore[arg-type]
         shape = [dim if isinstance(dim, int) and dim > 0 else None for dim in dims]
         literal = None if -1 in [dim for dim in dims if isinstance(dim, int)] else self._literal_zeros()
         return self.Reshape(x, self.vector(dims), allowzero=literal, shape=shape)
@@ -468,6 +470,7 @@ class Op:
     def state(self, x: Val, shape: Sequence[Dim | None] | None) -> Val:
         """`x`, whose shape the caller knows where inference does not."""
         self.graph.types[x.name] = self.graph.named(tensor_type(x.dtype, shape))
+        self.graph.stated.add(x.name)
         return self.val(x.name)
 
     def cast(self, x: Val, dtype: int | Val) -> Val:
@@ -593,6 +596,9 @@ _TYPED_AS = {"GreaterOrEqual": "Greater", "LessOrEqual": "Less"}
 _BINARY = frozenset({"Add", "Sub", "Mul", "Div"})
 _SAME_DTYPE = frozenset({"Reshape", "Expand", "ReduceSum", "ReduceMean", "ReduceMax"})
 """Operators whose result has the type of their first operand, so that a stated shape is all there is to know."""
+
+_FROM_TYPES = frozenset({"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"})
+"""Operators of which a shape is stated for speed: it follows from the types of the operands and constant axes."""
 
 _ELEMENTWISE = _BINARY | {"Neg", "Exp", "Sigmoid", "Tanh", "Sqrt", "Reciprocal"}
 """Operators whose result has the type of an operand, but for broadcasting; the rest is inferred by onnx."""

@@ -30,8 +30,8 @@ class Executor:
                 session = onnxruntime.InferenceSession(
                     model.SerializeToString(), options, providers=["CPUExecutionProvider"]
                 )
-            except (errors.NotImplemented, errors.Fail):  # no kernel, or none with these attributes
-                if not fallback:
+            except (errors.NotImplemented, errors.Fail) as error:  # no kernel, or none with these attributes
+                if not fallback or not (isinstance(error, errors.NotImplemented) or "not supported" in str(error)):
                     raise
             else:
                 self.name = f"onnxruntime {onnxruntime.__version__}"

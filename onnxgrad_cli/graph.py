@@ -24,8 +24,6 @@ from onnx import (
     numpy_helper,
 )
 
-from onnxgrad_cli.errors import OnnxgradError
-
 Dim = int | str
 Shape = tuple[Dim, ...]
 
@@ -34,9 +32,6 @@ FLOATS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE}) | HALVES
 SMALL = 1024
 """Bytes. A tensor up to this size may be a shape or an axis, so shape inference sees its values; a larger one
 is a weight, and inference sees its type only (1 GB of weights: 0.01 s instead of 20 s)."""
-
-LIKE_INPUT = frozenset({"GroupNormalization", "Inverse"})
-"""Operators for which onnx infers no type; their output has that of their input."""
 
 
 def tensor_type(dtype: int, shape: Sequence[Dim | None] | None) -> TypeProto:
@@ -93,6 +88,14 @@ def subgraphs(node: NodeProto) -> list[GraphProto]:
     return found
 
 
+def with_bodies(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """The nodes, and those in their bodies."""
+    for node in nodes:
+        yield node
+        for body in subgraphs(node):
+            yield from with_bodies(body.node)
+
+
 def captured(node: NodeProto) -> list[str]:
     """What the subgraphs of a node read from outside, each value once."""
     names: dict[str, None] = {}
@@ -132,21 +135,10 @@ def rename(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> None:
                 value.name = outer.get(value.name, value.name)
 
 
-def _dims(graph: GraphProto) -> Iterator[TensorShapeProto.Dimension]:
+def dims_in(graph: GraphProto) -> Iterator[TensorShapeProto.Dimension]:
     """Every dimension in the declarations of a graph."""
     for value in (*graph.input, *graph.output, *graph.value_info):
         yield from value.type.tensor_type.shape.dim
-
-
-def _inferred(bare: ModelProto) -> ModelProto:
-    try:
-        return onnx.shape_inference.infer_shapes(bare, strict_mode=True, data_prop=True)
-    except onnx.shape_inference.InferenceError:
-        pass  # data propagation takes some float vectors for shapes, and then refuses valid models
-    try:
-        return onnx.shape_inference.infer_shapes(bare, strict_mode=True)
-    except onnx.shape_inference.InferenceError as error:
-        raise OnnxgradError(f"the model's shapes contradict each other: {str(error).strip()}") from error
 
 
 def node_names(graph: GraphProto) -> Iterator[str]:
@@ -171,6 +163,7 @@ class Graph:
         initializers: every initializer by name (views into `proto`; values may be external).
         path: where the model was read from, if it was a file: external data are relative to it.
         kept: nodes, by name, that could not be replaced by their definition, and why.
+        stated: values whose shape was stated, so that it may not be inferred from the model again.
     """
 
     def __init__(self, proto: ModelProto, path: Path | None = None) -> None:
@@ -179,12 +172,13 @@ class Graph:
         self.nodes: list[NodeProto] = list(proto.graph.node)
         self.types: dict[str, TypeProto] = {}
         self.kept: dict[str, str] = {}
+        self.stated: set[str] = set()
         self.initializers: dict[str, TensorProto] = {t.name: t for t in proto.graph.initializer}
         self._names = set(node_names(proto.graph))
         self._counters: dict[str, int] = defaultdict(int)
         self._constants: dict[str, np.ndarray | None] = {}
         self._pooled: set[str] = set()
-        borne = (dim.dim_param[2:] for dim in _dims(proto.graph) if dim.dim_param.startswith("_d"))
+        borne = (dim.dim_param[2:] for dim in dims_in(proto.graph) if dim.dim_param.startswith("_d"))
         self._symbols = itertools.count(1 + max((int(n) for n in borne if n.isdecimal()), default=0))
         self._fed = {value.name for value in proto.graph.input}
 
@@ -331,7 +325,10 @@ class Graph:
         graph = bare.graph
         graph.name = self.proto.graph.name or "graph"
         graph.input.extend(self.proto.graph.input)
-        graph.output.extend(self.proto.graph.output)
+        outputs = {
+            v.name: v for v in self.proto.graph.output if v.name not in self._fed and v.name not in self.initializers
+        }
+        graph.output.extend(outputs.values())  # onnx would forget the shape of what is declared twice
         graph.value_info.extend(self.proto.graph.value_info)
         declared = set(self.input_names)
         for name, tensor in self.initializers.items():
@@ -348,54 +345,10 @@ class Graph:
         return bare
 
     def infer(self) -> None:
-        """Infer the type of every value, on the skeleton, and keep what is found in `types`.
+        """Infer the type of every value and keep what is found in `types`; see `inference.infer`."""
+        from onnxgrad_cli import inference  # which asks bodies, graphs themselves
 
-        Raises:
-            OnnxgradError: the graph contradicts itself (a node's inputs don't fit its operator).
-        """
-        bare = self.skeleton()
-        shared: dict[bytes, TypeProto] = {}  # a large graph has few types
-        for name, tensor in self.initializers.items():
-            value_type = tensor_type(tensor.data_type, list(tensor.dims))
-            self.types[name] = shared.setdefault(value_type.SerializeToString(), value_type)
-        stated: set[str] = set()
-        while True:
-            symbols = {dim.dim_param: dim.dim_param for dim in _dims(bare.graph)}
-            inferred = _inferred(bare)
-            graph = inferred.graph
-            for value in (*graph.output, *graph.input, *graph.value_info):
-                if value.name in self.initializers:
-                    continue
-                value_type = self.named(value.type, symbols)
-                self.types[value.name] = shared.setdefault(value_type.SerializeToString(), value_type)
-            more = self._types_beyond_onnx(stated)
-            if not more:
-                break
-            stated.update(more)
-            for value in bare.graph.output:
-                if value.name in more:
-                    value.type.CopyFrom(more.pop(value.name))
-            bare.graph.value_info.extend(itertools.starmap(onnx.helper.make_value_info, more.items()))
-
-    def _types_beyond_onnx(self, stated: set[str]) -> dict[str, TypeProto]:
-        """Types that onnx does not infer, or not as well, of the first node of which some have not been `stated`."""
-        from onnxgrad_cli import bodies  # which are graphs themselves
-
-        for node in self.nodes:
-            found: dict[str, TypeProto] = {}
-            if node.op_type in LIKE_INPUT and node.input[0] in self.types:
-                found = {node.output[0]: self.types[node.input[0]]}
-            elif node.op_type == "Loop" and all(name in self.types for name in reads(node)):
-                found = dict(zip(node.output, bodies.loop_types(self, node)[1], strict=False))
-            elif node.op_type == "SequenceAt":  # onnx gives all elements one symbol, be they of different sizes
-                value_type = self.types.get(node.output[0])
-                shape = [d if isinstance(d, int) else None for d in shape_of(value_type) or ()]
-                if None in shape:
-                    found = {node.output[0]: self.named(tensor_type(dtype_of(value_type), shape))}
-            found = {name: value_type for name, value_type in found.items() if name and name not in stated}
-            if found:
-                return found
-        return {}
+        inference.infer(self)
 
     def named(self, value_type: TypeProto, symbols: dict[str, str] | None = None) -> TypeProto:
         """The type itself, after each unnamed dimension got a symbol of its own: it equals itself, if nothing else.

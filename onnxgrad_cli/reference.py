@@ -156,6 +156,15 @@ class LpPool(OpRun):  # onnx.reference averages, wrongly so where windows hang o
         return (np.asarray(total ** (1 / p), x.dtype),)
 
 
+class GlobalMaxPool(OpRun):  # onnx.reference takes it over two axes, whatever the rank
+    """The maximum over all spatial axes."""
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
+        return (x.max(tuple(range(2, x.ndim)), keepdims=True),)
+
+
 class GlobalLpPool(OpRun):  # onnx.reference has none
     """The norm over all spatial axes."""
 
@@ -426,6 +435,6 @@ class MaxRoiPool(OpRun):  # onnx.reference has none
 def evaluator(model: ModelProto) -> ReferenceEvaluator:
     """onnx's reference evaluator for a model."""
     return ReferenceEvaluator(model, new_ops=[
-        Erf, Gelu, Mean, BatchNormalization, ConvTranspose, LpPool, GlobalLpPool, Pad, Resize, RNN, GRU, LSTM, Scan,
-        GridSample, DeformConv, GatherElements, MaxRoiPool,
+        Erf, Gelu, Mean, BatchNormalization, ConvTranspose, LpPool, GlobalMaxPool, GlobalLpPool, Pad, Resize, RNN,
+        GRU, LSTM, Scan, GridSample, DeformConv, GatherElements, MaxRoiPool,
     ])  # fmt: skip

@@ -50,6 +50,14 @@ def test_kinks_and_far_values(op, attributes, function, opset, dtype):
     np.testing.assert_allclose(gradient, leaf.grad.numpy(), rtol=tolerance, atol=tolerance)
 
 
+def test_the_tanh_gelu_does_not_overflow_in_half_precision():
+    x = np.array([-60000.0, -300.0, -20.0, 20.0, 300.0, 60000.0], np.float16)
+    case = Case("Gelu", [x], {"approximate": "tanh"}, opset=20)
+    model = with_gradient(forward_model(case, symbolic=False), ["x0"], ["y0"], "g_")
+    run = Executor(model, prefer="reference")  # onnxruntime computes it in float32 on a CPU
+    np.testing.assert_array_equal(run({"x0": x, "g_y0": np.ones_like(x)})["g_grad_x0"], [0, 0, 0, 1, 1, 1])
+
+
 def test_prelu_at_zero():
     x = np.array([-2.0, -0.0, 0.0, 3.0], np.float32)
     slope = np.array([0.25, -3.0, 4.0, 1e8], np.float32)

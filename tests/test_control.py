@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -25,9 +26,10 @@ Torch = torch.Tensor
 def model(
     nodes: Sequence[NodeProto], shapes: dict[str, Sequence[int | str]], outputs: dict[str, Sequence[int | str]],
     constants: dict[str, np.ndarray] | None = None, opset: int = 18, ints: Sequence[str] = (),
+    bools: Sequence[str] = (),
 ) -> onnx.ModelProto:  # fmt: skip
     def info(name: str, shape: Sequence[int | str]) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, INT64 if name in ints else DOUBLE, shape)
+        return helper.make_tensor_value_info(name, INT64 if name in ints else BOOL if name in bools else DOUBLE, shape)
 
     graph = helper.make_graph(
         nodes,
@@ -344,3 +346,183 @@ def test_a_sequence_that_grows_in_a_loop(rng: np.random.Generator) -> None:
     made = model(nodes, {"x": ["n", 3], "w": [3]}, {"y": ["t", "n", 3]}, {"k": np.array(3)})
     feeds = {"x": rng.standard_normal((2, 3)), "w": rng.standard_normal(3)}
     compare(made, feeds, ["x", "w"], lambda x, w: (torch.stack([x * w, x * w**2, x * w**3]),))
+
+
+# -- what has been wrong ----------------------------------------------------------------------------------------
+
+
+def branch(last: NodeProto, rank: int = 2) -> onnx.GraphProto:
+    """The branch of one node."""
+    return helper.make_graph([last], "branch", [], [value(last.output[0], rank)])
+
+
+@pytest.mark.parametrize("which", [True, False])
+def test_two_ifs_of_one_condition_are_two(which: bool, rng: np.random.Generator) -> None:
+    nodes = [
+        node(
+            "If",
+            ["q"],
+            ["a"],
+            then_branch=branch(node("Mul", ["x", "w"], ["p"])),
+            else_branch=branch(node("Sin", ["x"], ["s"])),
+        ),
+        node(
+            "If",
+            ["q"],
+            ["b"],
+            then_branch=branch(node("Mul", ["x", "v"], ["r"])),
+            else_branch=branch(node("Sin", ["x"], ["c"])),
+        ),
+        node("Mul", ["a", "b"], ["y"]),
+    ]
+    made = model(nodes, {"x": ["n", 3], "w": [3], "v": [3]}, {"y": ["n", 3]}, {"q": np.array(which)})
+    feeds = {"x": rng.standard_normal((2, 3)), "w": rng.standard_normal(3), "v": rng.standard_normal(3)}
+
+    def chosen(x: Torch, w: Torch, v: Torch) -> tuple[Torch, ...]:
+        return (x * w * x * v if which else torch.sin(x) ** 2 + 0 * (w + v),)
+
+    compare(made, feeds, ["x", "w", "v"], chosen)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_two_growing_states_are_kept_apart(steps: int, rng: np.random.Generator) -> None:
+    body = helper.make_graph(
+        [
+            node("Concat", ["s", "x"], ["a"], axis=0),
+            node("Sin", ["a"], ["s2"]),
+            node("Concat", ["t", "z", "z"], ["b"], axis=0),
+            node("Cos", ["b"], ["t2"]),
+            node("Identity", ["c"], ["c2"]),
+        ],
+        "body",
+        [value("i", 0, INT64), value("c", 0, BOOL), value("s"), value("t")],
+        [value("c2", 0, BOOL), value("s2"), value("t2")],
+    )
+    nodes = [node("Loop", ["k", "", "x", "z"], ["y0", "y1"], body=body)]
+    made = model(nodes, {"x": ["n", 3], "z": ["m", 3]}, {"y0": ["a", 3], "y1": ["b", 3]}, {"k": np.array(steps)})
+
+    def unrolled(x: Torch, z: Torch) -> tuple[Torch, ...]:
+        s, t = x, z
+        for _ in range(steps):
+            s, t = torch.sin(torch.cat([s, x])), torch.cos(torch.cat([t, z, z]))
+        return s, t
+
+    compare(made, {"x": rng.standard_normal((2, 3)), "z": rng.standard_normal((1, 3))}, ["x", "z"], unrolled)
+
+
+@pytest.mark.parametrize("which", [True, False])
+def test_a_branch_may_return_one_value_twice(which: bool, rng: np.random.Generator) -> None:
+    yes = helper.make_graph([node("Sin", ["x"], ["a"])], "yes", [], [value("a"), value("a")])
+    no = helper.make_graph([node("Cos", ["x"], ["b"]), node("Exp", ["x"], ["d"])], "no", [], [value("b"), value("d")])
+    nodes = [node("If", ["q"], ["u", "v"], then_branch=yes, else_branch=no), node("Mul", ["u", "v"], ["y"])]
+    made = settled(model(nodes, {"x": ["n", 3], "q": []}, {"y": ["n", 3]}, bools=["q"])).commit()
+    result = (lambda x, q: (torch.sin(x) ** 2,)) if which else (lambda x, q: (torch.cos(x) * torch.exp(x),))
+    compare(made, {"x": rng.standard_normal((2, 3)), "q": np.array(which)}, ["x"], result)
+
+
+def test_a_scan_may_return_its_inputs(rng: np.random.Generator) -> None:
+    body = helper.make_graph([], "body", [value("s", 1), value("t", 1), value("r", 1)], [])
+    body.output.extend([value("t", 1), value("s", 1), value("r", 1), value("t", 1)])
+    nodes = [node("Scan", ["x", "z", "rows"], ["y0", "y1", "y2", "y3"], body=body, num_scan_inputs=1)]
+    shapes = {"x": [3], "z": [3], "rows": ["t", 3]}
+    made = settled(model(nodes, shapes, {"y0": [3], "y1": [3], "y2": ["t", 3], "y3": ["t", 3]})).commit()
+    feeds = {"x": rng.standard_normal(3), "z": rng.standard_normal(3), "rows": rng.standard_normal((3, 3))}
+    compare(made, feeds, list(feeds), lambda x, z, rows: (z, x, rows, torch.stack([z, x, z])))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+def test_states_may_change_places(steps: int, rng: np.random.Generator) -> None:
+    body = helper.make_graph(
+        [node("Mul", ["s", "u"], ["s2"])],
+        "body",
+        [value("i", 0, INT64), value("c", 0, BOOL), value("s"), value("t"), value("u")],
+        [value("c", 0, BOOL), value("t"), value("s2"), value("u")],
+    )
+    nodes = [node("Loop", ["k", "", "x", "z", "x"], ["y0", "y1", "y2"], body=body)]
+    made = model(
+        nodes, {"x": ["n", 3], "z": ["n", 3]}, {y: ["n", 3] for y in ("y0", "y1", "y2")}, {"k": np.array(steps)}
+    )
+
+    def unrolled(x: Torch, z: Torch) -> tuple[Torch, ...]:
+        s, t = x, z
+        for _ in range(steps):
+            s, t = t, s * x
+        return s, t, x + 0
+
+    graph = settled(made)
+    assert [len(shape_of(graph.types[y]) or ()) for y in ("y0", "y1", "y2")] == [2, 2, 2]
+    feeds = {"x": rng.standard_normal((2, 3)), "z": rng.standard_normal((2, 3))}
+    compare(graph.commit(), feeds, ["x", "z"], unrolled)
+
+
+@pytest.mark.parametrize("which", [True, False])
+def test_the_symbols_of_a_body_are_its_own(which: bool, rng: np.random.Generator) -> None:
+    """The branches call 'n' a size that is another one outside."""
+    nodes = [node("Reshape", ["x", "shape"], ["flat"]), node("Slice", ["flat", "zero", "one", "zero"], ["part"])]
+    part = helper.make_graph(nodes, "part", [], [helper.make_tensor_value_info("part", DOUBLE, ["n", 3])])
+    chosen = node("If", ["q"], ["first"], then_branch=part, else_branch=part)
+    body = helper.make_graph(
+        [chosen, node("Identity", ["c"], ["c2"])],
+        "body",
+        [value("i", 0, INT64), value("c", 0, BOOL)],
+        [value("c2", 0, BOOL), value("first")],
+    )
+    nodes = [node("Loop", ["k", ""], ["all"], body=body), node("Mul", ["all", "x"], ["p"]), node("Sin", ["p"], ["y"])]
+    made = model(
+        nodes, {"x": ["n", 3], "shape": [2], "one": [1], "q": []}, {"y": ["t", "m", 3]},
+        {"zero": np.array([0]), "k": np.array(2)}, ints=["shape", "one"], bools=["q"],
+    )  # fmt: skip
+    feeds = {"x": rng.standard_normal((4, 3)), "shape": np.array([4, 3]), "one": np.array([1]), "q": np.array(which)}
+
+    def unrolled(x: Torch, shape: Torch, one: Torch, q: Torch) -> tuple[Torch, ...]:
+        return (torch.sin(torch.stack([x[:1], x[:1]]) * x),)
+
+    compare(settled(made).commit(), feeds, ["x"], unrolled)
+
+
+def test_what_onnx_has_counted_in_two_models_is_not_one_size(rng: np.random.Generator) -> None:
+    """Each part of a merged model has its own 'unk__0'."""
+    nodes = [
+        *(node("Slice", ["x", "zero", count, "zero"], [name]) for count, name in (("one", "a"), ("four", "b"))),
+        node("Mul", ["a", "b"], ["p"]),
+        node("Sin", ["p"], ["y"]),
+    ]
+    constants = {"zero": np.array([0])}
+    made = model(nodes, {"x": ["n", 3], "one": [1], "four": [1]}, {"y": ["m", 3]}, constants, ints=["one", "four"])
+    for name in ("a", "b"):
+        made.graph.value_info.append(helper.make_tensor_value_info(name, DOUBLE, ["unk__0", "unk__1"]))
+    feeds = {"x": rng.standard_normal((4, 3)), "one": np.array([1]), "four": np.array([4])}
+    compare(settled(made).commit(), feeds, ["x"], lambda x, one, four: (torch.sin(x[:1] * x),))
+
+
+class Leaps(torch.nn.Module):
+    """A loop with `continue` and `break`, which PyTorch's exporter writes as Ifs that return numbers of rank 0 in place
+    of what a branch leaves out, under the rank of what it does not, and one value twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3, dtype=torch.float64)
+
+    def forward(self, x: Torch, limit: Torch) -> Torch:
+        total = torch.zeros_like(x)
+        for i in range(6):
+            if i % 2 == 1:
+                continue
+            x = torch.tanh(self.linear(x))
+            total = total + x * float(i)
+            if bool(total.abs().max() > limit):
+                break
+        return total
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("limit", [0.0, 1.0, 9.0])
+def test_leaps_in_a_loop(limit: float, rng: np.random.Generator) -> None:
+    torch.manual_seed(0)
+    module, file = Leaps(), io.BytesIO()
+    example = (torch.zeros(2, 3, dtype=torch.float64), torch.tensor(limit, dtype=torch.float64))
+    names = {"input_names": ["x", "limit"], "output_names": ["y"], "dynamic_axes": {"x": {0: "n"}}}
+    torch.onnx.export(torch.jit.script(module), example, file, opset_version=17, dynamo=False, **names)
+    made = settled(onnx.load_from_string(file.getvalue())).commit()
+    feeds = {"x": rng.standard_normal((2, 3)), "limit": np.array(limit)}
+    compare(made, feeds, ["x"], lambda x, limit: (module(x, limit),))

@@ -189,10 +189,11 @@ def test_average_pool(seed, symbolic):
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("upper", [False, True])
 @pytest.mark.parametrize("include", [0, 1])
-def test_average_pool_same(include, upper, symbolic):
+@pytest.mark.parametrize("ceil", [0, 1])
+def test_average_pool_same(ceil, include, upper, symbolic):
     kernel, strides, sizes = [3, 4], [2, 3], [6, 7]
     begins, ends = same_pads(sizes, kernel, strides, [1, 1], upper)
-    attrs = {"kernel_shape": kernel, "strides": strides, "count_include_pad": include}
+    attrs = {"kernel_shape": kernel, "strides": strides, "count_include_pad": include, "ceil_mode": ceil}
     attrs["auto_pad"] = "SAME_UPPER" if upper else "SAME_LOWER"
 
     def torch_pool(x):
@@ -324,6 +325,35 @@ def test_transposed_conv_at_real_size():
 
 
 @pytest.mark.parametrize(
+    ("op", "x", "w", "attrs"),
+    [
+        ("Conv", (2, 16, 5, 5), (4, 16, 3, 3), {}),
+        ("Conv", (2, 16, 5), (4, 16, 3), {"pads": [1, 1]}),
+        ("Conv", (2, 16, 5, 5), (4, 16, 1, 1), {"strides": [2, 2]}),
+        ("Conv", (2, 2, 5, 5), (4, 2, 2, 2), {"strides": [2, 2]}),
+        ("Conv", (2, 32, 5, 5), (4, 16, 3, 3), {"group": 2}),
+        ("Conv", (2, 4, 6, 6), (4, 1, 2, 2), {"group": 4, "strides": [2, 2]}),
+        ("ConvTranspose", (2, 16, 5, 5), (16, 4, 2, 2), {"strides": [2, 2]}),
+    ],
+)
+def test_the_weight_of_an_empty_batch_has_a_gradient_of_zeros(op, x, w, attrs):
+    """As in the heads of a detector that has found nothing; its result may be whatever is in memory."""
+    arrays = [np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in (x, w)]
+    model = forward_model(Case(op, arrays, attrs), symbolic=False)
+    for value in (*model.graph.input[:1], *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    backward = with_gradient(model, ["x0", "x1"], ["y0"], "g_")
+    y = Executor(model)({"x0": arrays[0], "x1": arrays[1]})["y0"]
+    guarded = any(node.op_type == "Where" for node in backward.graph.node)
+    assert guarded == (w[1] < 16), "a convolution of no channels gives numbers from memory, now and then"
+    run = Executor(backward, fallback=False)
+    for count in (0, 2, 0):
+        found = run({"x0": arrays[0][:count], "x1": arrays[1], "g_y0": y[:count]})
+        assert found["g_grad_x0"].shape == (count, *x[1:])
+        assert bool(found["g_grad_x1"].any()) == bool(count)
+
+
+@pytest.mark.parametrize(
     ("case", "symbolic", "reason"),
     [
         (Case("MaxPool", [(1, 1, 6)], {"kernel_shape": [2], "strides": [3], "ceil_mode": 1, "pads": [0, 1]}), False,
@@ -333,6 +363,12 @@ def test_transposed_conv_at_real_size():
         (Case("LpPool", [(1, 1, 6)], {"kernel_shape": [2], "strides": [3], "ceil_mode": 1, "pads": [0, 1]}), False,
          "start beyond the image"),
         (Case("ConvTranspose", [(1, 1, 4), (1, 1, 2)], {"strides": [3], "auto_pad": "SAME_UPPER"}), False, "disagree"),
+        *((Case(op, [(1, 1, 6)], {"kernel_shape": [k], "strides": [s], "dilations": [d], "auto_pad": "SAME_UPPER"},
+                opset=22), late, "pads as nobody else")
+          for op in ("AveragePool", "LpPool", "MaxPool") for k, s, d in ((1, 3, 1), (2, 1, 2))
+          for late in (False, True)),
+        (Case("ConvTranspose", [(1, 1, 4), (1, 1, 3)],
+              {"strides": [2], "output_padding": [1], "auto_pad": "SAME_UPPER"}), False, "inferred wrongly"),
         (Case("Conv", [(1, 1, 4), (1, 1, 2)], {"auto_pad": "SAME_UPPER"}), True, "kernel's size"),
         (Case("MaxUnpool", [(1, 1, 2), const([[[0, 1]]])], {"kernel_shape": [2], "strides": [1]}, opset=13), False,
          "overlap"),

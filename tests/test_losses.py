@@ -330,6 +330,12 @@ def test_samples_that_are_ignored_touch_nothing() -> None:
     np.testing.assert_array_equal(gradient[0], [0, 0])
 
 
+def test_a_batch_that_is_ignored_touches_nothing() -> None:
+    value, gradient = value_and_gradient("cross-entropy", np.ones((2, 3), np.float32), np.array([-100, -100]))
+    assert np.isnan(value)
+    np.testing.assert_array_equal(gradient, np.zeros((2, 3)))
+
+
 @pytest.mark.parametrize("name", ["mse", "cross-entropy", "bce-logits", "cosine"])
 def test_float16_is_judged_in_float32(name: str) -> None:
     """The sum of 70,000 ones, and their count, overflow in float16."""

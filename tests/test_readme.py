@@ -66,12 +66,14 @@ def test_the_training_program_learns(folder: Path) -> None:
     assert float(accuracy[1]) > 95
 
 
-def test_the_example_rule_registers() -> None:
+def test_the_example_operators_register() -> None:
     from onnxgrad_cli import registry
 
     with registry.scoped():
         exec(blocks("python")[1], {})
+        exec(blocks("python")[2], {})
         assert registry.lookup("Softsign", "my.domain", 1) is not None
+        assert registry.lookup_definition("BiasGelu", "my.domain", 1) is not None
 
 
 def test_every_loss_is_named() -> None:

@@ -1,41 +1,147 @@
-"""`onnxgrad ops`: the operators that can be differentiated."""
+"""`onnxgrad ops`: every operator, and what is known of its derivative."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from onnxgrad_cli.cli.options import load_rules
 from onnxgrad_cli.cli.voice import Voice, speaks, table
 
+if TYPE_CHECKING:
+    from onnxgrad_cli.coverage import Coverage
 
-@click.command(short_help="List the operators that can be differentiated.")
+KINDS = {
+    "rule": "a rule of its own",
+    "definition": "replaced by operators that have rules, before it is differentiated",
+    "function": "replaced by the function body that the standard gives it",
+    "converted": "deprecated: written as another operator first",
+    "zero": "its derivative is zero by mathematics",
+    "no float": "no floating-point value goes in, or none comes out",
+    "refused": "refused, with the reason",
+}
+
+
+@click.command(short_help="List the operators and their derivatives.")
 @click.argument("pattern", default="*", metavar="[GLOB]")
 @click.option("--rules", multiple=True, type=click.Path(dir_okay=False), metavar="FILE.py", help="Count these too.")
+@click.option("--markdown", is_flag=True, help="Print the whole table as Markdown, with the refusals.")
 @speaks
 @click.pass_obj
-def ops(voice: Voice, pattern: str, rules: tuple[str, ...]) -> int:
-    """List the operators that can be differentiated, and the convention where a derivative does not exist."""
-    from onnxgrad_cli.registry import all_rules
+def ops(voice: Voice, pattern: str, rules: tuple[str, ...], markdown: bool) -> int:
+    """List the operators: what has a gradient, the convention where a derivative does not exist, what is refused."""
+    from onnxgrad_cli.coverage import coverage
 
     for file in rules:
         load_rules(Path(file))
-    found = [rule for rule in all_rules() if fnmatchcase(rule.op_type.lower(), pattern.lower())]
-    data = [
-        {
-            "op": rule.op_type,
-            "domain": rule.domain or "ai.onnx",
-            "versions": list(rule.versions),
-            "derivative": "zero" if rule.is_zero else "rule",
-            "needs_opset": rule.needs_opset,
-            "kink": rule.kink,
-            "source": rule.source,
-        }
-        for rule in found
-    ]
-    rows = [(r.op_type, r.domain or "ai.onnx", "zero" if r.is_zero else "rule", r.kink) for r in found]
-    voice.result(data, table(("operator", "domain", "derivative", "at kinks"), rows))
-    voice.say(f"{len(found)} operators, of which {sum(r.is_zero for r in found)} have a zero derivative by mathematics")
+    found = [each for each in coverage() if fnmatchcase(each.op_type.lower(), pattern.lower())]
+    if markdown and not voice.json:
+        click.echo(document(found), nl=False)
+        return 0
+    rows = [(c.op_type, c.domain or "ai.onnx", c.kind, _operands(c), c.kink or c.reason) for c in found]
+    voice.result([_data(c) for c in found], table(("operator", "domain", "derivative", "operands", "at kinks"), rows))
+    kinds = Counter(c.kind for c in found)
+    voice.say(f"{len(found)} operators: {', '.join(f'{kinds[kind]} {kind}' for kind in KINDS if kinds[kind])}")
     return 0
+
+
+def _data(c: Coverage) -> dict[str, object]:
+    data = asdict(c)
+    data["operands"] = [{**asdict(operand), "agrees": operand.agrees} for operand in c.operands]
+    op_type, domain, kind = data.pop("op_type"), data.pop("domain"), data.pop("kind")
+    return {"op": op_type, "domain": domain or "ai.onnx", "derivative": kind, **data}
+
+
+def _operands(c: Coverage) -> str:
+    """The operands with a gradient, then what becomes of the others."""
+    with_gradient = [operand.name for operand in c.operands if operand.state == "gradient"]
+    others = [f"{o.name}: {o.state}" for o in c.operands if o.state not in ("gradient", "no float")]
+    return ", ".join(with_gradient + others if c.kind not in ("zero", "no float", "refused") else with_gradient)
+
+
+# -- Markdown -----------------------------------------------------------------------------------------------
+
+
+def document(found: Sequence[Coverage]) -> str:
+    """The table as a Markdown document: docs/operators.md is this, whole."""
+    from onnxgrad_cli.registry import NEWEST_OPSET
+
+    kinds = Counter(c.kind for c in found)
+    lines = [
+        "# Operators",
+        "",
+        f"Every operator of ai.onnx up to opset {NEWEST_OPSET}, what is newer as far as it is defined by older ones, "
+        "and every operator of another domain that is known. Written by `make docs`.",
+        "",
+        *_table(("how", "operators", ""), [(kind, kinds[kind], text) for kind, text in KINDS.items()]),
+        "",
+        "*Versions* are those of the operator's schema; older ones, in brackets, are converted first. *Operands* are "
+        "the inputs with a gradient; *zero* are those whose derivative vanishes. *Proof* counts the rows of the tests' "
+        "table (each against central differences in float64, in first and second order, with static and symbolic "
+        "axes) and the published node tests that came out right.",
+        "",
+        *_table(("operator", "versions", "how", "operands", "zero", "at kinks and ties", "proof"), map(_row, found)),
+        "",
+        "## Where the standard's tag says otherwise",
+        "",
+        "The standard tags the inputs of its operators as differentiable or not. Where that is not what we do:",
+        "",
+        *_table(("operator", "input", "tag", "we"), _differing(found)),
+        "",
+        "## Refused",
+        "",
+        "An error names the node and the reason, before anything is written. Operators:",
+        "",
+        *_table(("operator", "why"), [(_link(c), c.reason) for c in found if c.kind == "refused"]),
+        "",
+        "Operands:",
+        "",
+        *_table(("operator", "input", "why"), _refused(found)),
+        "",
+        "Cases among the published node tests (how many of their forms):",
+        "",
+        *_table(("operator", "why", "forms"), [(_link(c), why, n) for c in found for why, n in c.refusals.items()]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    lines = [" | ".join(str(cell).replace("|", "\\|") for cell in row) for row in rows]
+    return (
+        [f"| {line} |" for line in (" | ".join(head), " | ".join("---" for _ in head), *lines)] if lines else ["None."]
+    )
+
+
+def _link(c: Coverage) -> str:
+    name = c.op_type if not c.domain else f"{c.domain}.{c.op_type}"
+    return f"[{name}]({c.page})" if c.page else name
+
+
+def _row(c: Coverage) -> tuple[str, ...]:
+    own = [str(version) for version, kind in c.versions.items() if kind != "converted"]
+    older = [str(version) for version, kind in c.versions.items() if kind == "converted"]
+    versions = " ".join([*([f"({' '.join(older)})"] if older else []), *own])
+    how = f"{c.kind}: `{c.source.removeprefix('onnxgrad_cli.')}`" if c.source else c.kind
+    zero = [o.name for o in c.operands if o.state == "zero"] if c.kind not in ("zero", "no float") else []
+    gradient = [o.name for o in c.operands if o.state == "gradient"]
+    right = c.cases.get("right", 0)
+    proof = [f"{c.rows} rows in {', '.join(file.removeprefix('tests/') for file in c.files)}"] if c.rows else []
+    if c.cases:
+        proof.append(f"{right} of {sum(c.cases.values())} node tests")
+    return _link(c), versions, how, ", ".join(gradient), ", ".join(zero), c.kink, "; ".join(proof)
+
+
+def _differing(found: Sequence[Coverage]) -> list[tuple[str, ...]]:
+    return [(_link(c), o.name, o.tag, o.word or o.state) for c in found for o in c.operands if o.agrees is False]
+
+
+def _refused(found: Sequence[Coverage]) -> list[tuple[str, ...]]:
+    return [
+        (_link(c), o.name, o.word) for c in found if c.kind != "refused" for o in c.operands if o.state == "refused"
+    ]

@@ -57,20 +57,34 @@ def log(op, prediction, label, *, class_weights: Floats = None, ignore_index: in
 
 
 def likelihood(op, logs, label, class_weights, ignore_index, smoothing=0.0):
-    """The weighted losses and their weights; a negative label other than `ignore_index` makes both nan."""
-    ignored = op.Equal(label, ignore_index)
-    known = op.Where(ignored, op.const(0), label)
-    picked = op.GatherElements(logs, op.unsqueeze(known, [1]), axis=1)
-    losses = -op.squeeze(picked, [1])
-    weights = counted = op.Where(known < 0, op.const(math.nan, logs), op.cast(op.Not(ignored), logs))
+    """The weighted losses and their weights."""
     table = None if class_weights is None else per_element(op, "class_weights", class_weights, logs, 1)
     if table is not None:
         require(
             class_weights.ndim == 1 and bool((class_weights >= 0).all()), "class_weights: one a class, none negative"
         )
+    return picked(op, logs, label, table, ignore_index, smoothing)
+
+
+def picked(op, logs, label, table=None, ignore_index=None, smoothing=0.0):
+    """Minus the logarithms (N, C, ...) at the labels (N, ...), weighted, and their weights (None: all are 1).
+
+    A negative label other than `ignore_index` makes both nan. `table` holds one weight a class.
+    """
+    known, weights, ignored = label, None, None
+    if ignore_index is not None:
+        ignored = op.Equal(label, ignore_index)
+        known = op.Where(ignored, op.const(0, label), label)
+        weights = op.cast(op.Not(ignored), logs)
+    losses = -op.squeeze(op.GatherElements(logs, op.unsqueeze(known, [1]), axis=1), [1])
+    one = op.const(1.0, logs) if weights is None else weights
+    counted = op.Where(known < 0, op.const(math.nan, logs), one)
+    weights = None if weights is None else counted
+    if table is not None:
         share = op.Gather(table, known)
-        losses, weights = losses * share, weights * share
+        losses, weights = losses * share, share * counted
     if smoothing:
         spread = logs if table is None else logs * op.unsqueeze(table, range(1, logs.rank - 1))
         losses = losses * (1 - smoothing) - op.mean(spread, [1], keepdims=False) * smoothing
-    return op.Where(ignored, op.const(0.0, logs), losses * counted), weights
+    losses = losses * counted
+    return losses if ignored is None else op.Where(ignored, op.const(0.0, logs), losses), weights

@@ -9,6 +9,7 @@ import math
 
 from onnx import TensorProto
 
+from onnxgrad_cli.emit import Op, Val
 from onnxgrad_cli.losses.registry import Floats, loss, require
 
 
@@ -152,6 +153,12 @@ def softplus(op, x):
     if x.dtype == TensorProto.DOUBLE and op.opset < 18:
         return op.Max(x, 0) + op.Log(op.Exp(-op.Abs(x)) + 1)
     return op.Softplus(x)
+
+
+def weighted_mean(op: Op, total: Val, weight: Val) -> Val:
+    """total / weight; where nothing weighs anything it is nan, and its gradient 0, as PyTorch's."""
+    none = op.Equal(weight, op.const(0.0, weight))
+    return op.Where(none, op.const(math.nan, total), total / op.Where(none, op.const(1.0, weight), weight))
 
 
 def per_element(op, name, values, x, axis):

@@ -10,6 +10,7 @@ from onnx import NodeProto, helper
 
 from onnxgrad_cli.emit import ROLE
 from onnxgrad_cli.graph import Graph
+from onnxgrad_cli.inference import declare
 from onnxgrad_cli.pipeline import Options, Pass, Training
 
 VIEWS = frozenset("Expand Flatten Identity MaxPool Reshape Slice Squeeze Transpose Unsqueeze".split())
@@ -18,7 +19,9 @@ VIEWS = frozenset("Expand Flatten Identity MaxPool Reshape Slice Squeeze Transpo
 
 def _run(graph: Graph, options: Options, training: Training) -> bool:
     removed = graph.remove_unused() > 0
-    return _keep_apart(graph) or removed
+    changed = _keep_apart(graph) or removed
+    declare(graph)
+    return changed
 
 
 def _keep_apart(graph: Graph) -> bool:

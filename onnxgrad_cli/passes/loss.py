@@ -16,6 +16,7 @@ from onnxgrad_cli.emit import Op, Val, is_float
 from onnxgrad_cli.errors import Caution, UsageError, suggest
 from onnxgrad_cli.graph import Graph, dtype_of, shape_of, tensor_type
 from onnxgrad_cli.losses.file import LossFile
+from onnxgrad_cli.losses.values import weighted_mean
 from onnxgrad_cli.pipeline import LossSpec, Options, Pass, Training
 
 NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -103,7 +104,7 @@ def _term(op: Op, options: Options, training: Training, spec: LossSpec, predicti
         return _reduced(op, "ReduceSum", found)
     if weights is None:
         return _reduced(op, "ReduceMean", found)
-    return _reduced(op, "ReduceSum", found) / _reduced(op, "ReduceSum", weights)
+    return weighted_mean(op, _reduced(op, "ReduceSum", found), _reduced(op, "ReduceSum", weights))
 
 
 def _wide(op: Op, x: Val) -> Val:

@@ -6,7 +6,7 @@ needs it (and only then), every value typed, on a model without its weights; the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 import onnx
@@ -17,14 +17,15 @@ from onnx import NodeProto, TensorProto, TypeProto, numpy_helper
 from onnxgrad_cli import registry
 from onnxgrad_cli.emit import FORWARD, ROLE, is_float
 from onnxgrad_cli.errors import Caution, OnnxgradError, UnsupportedError, UsageError, suggest
-from onnxgrad_cli.graph import Graph, dtype_of, shape_of, subgraphs
+from onnxgrad_cli.graph import Graph, dims_in, dtype_of, shape_of, subgraphs, with_bodies
 from onnxgrad_cli.passes.expand import expand, standard_functions
 from onnxgrad_cli.passes.fold import fold
+from onnxgrad_cli.passes.functions import inline
 from onnxgrad_cli.passes.loss import resolve_outputs
 from onnxgrad_cli.passes.lower import lower
 from onnxgrad_cli.passes.mode import apply_mode
 from onnxgrad_cli.passes.sequences import unpack
-from onnxgrad_cli.passes.subgraphs import choose_branches, hoist, settle_bodies
+from onnxgrad_cli.passes.subgraphs import choose_branches, hoist, separate_outputs, settle_bodies
 from onnxgrad_cli.passes.time_first import time_first
 from onnxgrad_cli.passes.trainable import select
 from onnxgrad_cli.passes.upgrade import upgrade
@@ -43,6 +44,7 @@ OLDEST_OPSET = 13
 def _run(graph: Graph, options: Options, training: Training) -> bool:
     _refuse_unknown_opset(graph)
     _fix_shapes(graph, options)
+    _forget_roles(graph)
     if graph.proto.ir_version < FIRST_WITH_CONSTANTS:
         graph.unlist_initializers()
         graph.proto.ir_version = FIRST_WITH_CONSTANTS
@@ -61,6 +63,8 @@ def settle(graph: Graph, training: Training) -> None:
 
     What is beyond the newest opset that onnxruntime loads is then written at that one.
     """
+    if graph.opset() is None:  # all of its operators are of other domains
+        graph.proto.opset_import.add(domain="", version=OLDEST_OPSET)
     infer(graph)
     while raise_opset(graph, training) or _replace(graph):
         normalise(graph)
@@ -94,8 +98,10 @@ def infer(graph: Graph) -> None:
 
 def normalise(graph: Graph) -> None:
     """Inline functions, hold constants as initializers, and name every node."""
-    _inline_functions(graph)
+    inline(graph, _constant_tensor)
+    _forget_symbols(graph)
     _hoist_constants(graph)
+    separate_outputs(graph)
     _name_nodes(graph)
     _write_defaults(graph)
     time_first(graph)
@@ -151,14 +157,6 @@ def _set_dims(value_type: TypeProto, sizes: dict[str, int]) -> None:
             dim.dim_value = sizes[dim.dim_param]
 
 
-def _inline_functions(graph: Graph) -> None:
-    if not graph.proto.functions:
-        return
-    inlined = onnx.inliner.inline_local_functions(graph.skeleton())
-    del graph.proto.functions[:]
-    _adopt(graph, inlined)
-
-
 def _inline_standard(graph: Graph) -> bool:
     """Write out the operators that only the function body of the standard can differentiate; whether there are any."""
     chosen = standard_functions(graph)
@@ -186,6 +184,19 @@ def _adopt(graph: Graph, rewritten: onnx.ModelProto) -> None:
         if tensor.name not in graph.initializers:
             graph.proto.graph.initializer.append(tensor)
             graph.initializers[tensor.name] = graph.proto.graph.initializer[-1]
+
+
+def _forget_symbols(graph: Graph) -> None:
+    """Forget the symbols that may mean two sizes: those that onnx has counted, which models merged into one share, and
+    those of bodies, each of which has its own."""
+    for value in (*graph.proto.graph.output, *graph.proto.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param.startswith("unk__"):
+                dim.ClearField("dim_param")
+    for node in with_bodies(graph.nodes):
+        for body in subgraphs(node):
+            for dim in dims_in(body):
+                dim.ClearField("dim_param")
 
 
 def _hoist_constants(graph: Graph) -> None:
@@ -242,7 +253,7 @@ def _write_defaults(graph: Graph) -> None:
 
 def _forget_roles(graph: Graph) -> None:
     """A training model can be built on again: what an earlier build said of its nodes is no longer so."""
-    for node in graph.nodes:
+    for node in with_bodies(graph.nodes):
         for entry in [p for p in node.metadata_props if p.key in (ROLE, FORWARD)]:
             node.metadata_props.remove(entry)
 
@@ -266,7 +277,7 @@ def raise_opset(graph: Graph, training: Training) -> bool:
 def _needed(graph: Graph, opset: int) -> int:
     bfloat16 = any(dtype_of(value_type) == TensorProto.BFLOAT16 for value_type in graph.types.values())
     needs = [FIRST_WITH_BFLOAT16 if bfloat16 else OLDEST_OPSET]
-    for node in _with_bodies(graph.nodes):
+    for node in with_bodies(graph.nodes):
         if _any_float(graph, node.output):
             key = (node.op_type, node.domain, graph.opset(node.domain) or 1 if node.domain else opset)
             rule = registry.lookup(*key)
@@ -276,14 +287,6 @@ def _needed(graph: Graph, opset: int) -> int:
             elif rule is None and key[1] in ("", "ai.onnx"):
                 needs.append(registry.first_known(*key) or OLDEST_OPSET)
     return max(needs)
-
-
-def _with_bodies(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """The nodes, and those in their bodies."""
-    for node in nodes:
-        yield node
-        for body in subgraphs(node):
-            yield from _with_bodies(body.node)
 
 
 def _any_float(graph: Graph, names: Iterable[str]) -> bool:

@@ -13,7 +13,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
 from onnxgrad_cli import bodies
 from onnxgrad_cli.emit import Unknown
-from onnxgrad_cli.graph import Graph, rename, subgraphs
+from onnxgrad_cli.graph import Graph, rename, subgraphs, with_bodies
 
 
 def hoist(graph: Graph, constant: Callable[[NodeProto], TensorProto | None]) -> None:
@@ -49,6 +49,21 @@ def _hoist(graph: Graph, body: GraphProto, constant: Callable[[NodeProto], Tenso
     for node in body.node:
         for inner in subgraphs(node):
             _hoist(graph, inner, constant)
+
+
+def separate_outputs(graph: Graph) -> None:
+    """Let every body return values of its own, each once: onnxruntime leaves unset what a body returns for the second
+    time, and what a Scan's body returns of its inputs."""
+    for node in with_bodies(graph.nodes):
+        for body in subgraphs(node):
+            returned = {value.name for value in body.input} if node.op_type == "Scan" else set()
+            for value in body.output:
+                name = value.name
+                if name in returned:
+                    value.name = graph.fresh(f"{name}_out")
+                    identity = graph.fresh(f"{value.name}/Identity")
+                    body.node.add(op_type="Identity", name=identity, input=[name], output=[value.name])
+                returned.add(name)
 
 
 def choose_branches(graph: Graph) -> bool:

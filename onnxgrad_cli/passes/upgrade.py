@@ -21,6 +21,9 @@ Change = Callable[["_Upgrade", NodeProto], Sequence[NodeProto] | None]
 CHANGES: dict[tuple[str, int], Change] = {}
 """(operator, the opset that changed its form) -> what rewrites a node: in place (None), or by others."""
 
+OF_ONNXRUNTIME = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
+"""Operators that onnxruntime's optimizer writes into the default domain of any opset, in the form of today."""
+
 
 def upgrade(graph: Graph, opset: int) -> None:
     """Take a graph, and the graphs inside it, to a newer opset of the default domain; other domains stay.
@@ -91,6 +94,8 @@ class _Upgrade:
             replaced = change(self, node)
             return [node] if replaced is None else replaced
         old, new = _schema(node.op_type, version - 1), _schema(node.op_type, version)
+        if old is None and node.op_type in OF_ONNXRUNTIME:
+            return [node]
         if old is None or new is None:
             raise _Unfit(f"opset {version - 1} has no such operator")
         if new.since_version == version:

@@ -14,6 +14,9 @@ from onnxgrad_cli.registry import no_gradient, rule
 
 no_gradient("Hardmax", kink="0 at the jumps too")
 
+FAR = 100.0
+"""The square of an x at whose distance from 0 a Gelu is x or 0 in every type; float16 overflows at that of 256."""
+
 STEEP = 3e38
 """The slope at which a HardSigmoid is a step: 1 for every positive normal float32, 0 for zero and below."""
 
@@ -132,7 +135,7 @@ def gelu(op, g, y, x, *, approximate):
     """
     if approximate == "tanh":
         a = 2 * math.sqrt(2 / math.pi)
-        square = x * x
+        square = x * x if x.dtype != TensorProto.FLOAT16 else op.Min(x * x, FAR)
         s = op.Sigmoid(x * (square * (0.044715 * a) + a))
         return g * (s + y * (1 - s) * (square * (3 * 0.044715 * a) + a))
     cdf = (op.Erf(x * math.sqrt(0.5)) + 1) * 0.5

@@ -328,7 +328,7 @@ class _Step(_Body):
                 if given.name in ("scan_output_axes", "scan_output_directions"):
                     given.ints.append(0)
             return each
-        none, past, states = graph.fresh(f"{each.name}/none"), graph.fresh(f"{mine}_past"), len(self.before)
+        none, past, states = graph.fresh(f"{each.name}/none"), graph.fresh(f"{mine}_past"), len(self.node.input) - 2
         at = next(i for i, node in enumerate(graph.nodes) if node is self.node)
         graph.nodes[at:at] = [_add(graph, [], "SequenceEmpty", [], none, dtype=dtype_of(self.inner.types[name]))]
         graph.types[none] = each.type  # type: ignore[assignment]

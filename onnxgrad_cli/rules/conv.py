@@ -61,6 +61,8 @@ def conv_transpose(
         why = "output_shape is smaller than the input, for which its shape was inferred wrongly"
     elif auto_pad.startswith("SAME") and any(s > e for s, e in zip(win.strides, win.extents, strict=True)):
         why = f"{auto_pad} with a stride beyond the kernel: runtimes disagree on the size of its output"
+    elif auto_pad.startswith("SAME") and any(output_padding or ()):
+        why = f"{auto_pad} with output_padding, with which its shape was inferred wrongly"
     if why:
         return op.no(why, "write its pads out"), op.no(why, "write its pads out"), bias_gradient(op, g, b)
     if output_shape and not (win.known and all(isinstance(size, int) for size in x.shape[2:])):
@@ -188,8 +190,7 @@ def _by_product(op, x, g, win):
     if any(s != 1 for s in win.strides):
         n = len(win.kernel)
         x = op.Slice(x, op.ints([0] * n), op.ints([windows.LAST] * n), op.ints(win.axes), op.ints(win.strides))
-    flat = op.ints([0, 0, -1])
-    return op.sum(op.Reshape(g, flat) @ op.swap_last(op.Reshape(x, flat)), [0], keepdims=False)
+    return op.sum(windows.flat(op, g) @ op.swap_last(windows.flat(op, x)), [0], keepdims=False)
 
 
 def _by_taps(op, x, g, w, win):
@@ -204,13 +205,13 @@ def _by_taps(op, x, g, w, win):
     per, channels = _size(op, w, 0, win.group), op.size(w, 1)
     if win.group > 1:
         x = op.reshape(x, [-1, channels, op.size(x, 2), op.size(x, 3)])
-        g_flat = op.reshape(g, [op.size(g, 0) * win.group, per, -1])
+        g_flat = op.reshape(g, [op.size(g, 0) * win.group, per, windows.cells(g)])
     else:
-        g_flat = op.Reshape(g, op.ints([0, 0, -1]))
+        g_flat = windows.flat(op, g)
     g_flat, x = op.unsqueeze(g_flat, [1]), op.transpose(x, [0, 2, 3, 1])
     if len(win.kernel) == 2:
         x = op.Gather(x, _meets(op, g, 2, kernel[0], strides[0], dilations[0]), axis=1)
-    shape = op.vector([0, kernel[0], -1, channels])
+    shape = op.vector([0, kernel[0], windows.cells(g), channels])
     products = []
     for tap in range(kernel[1]):
         column = op.Gather(x, _meets(op, g, -1, 1, strides[1], dilations[1], tap * dilations[1]), axis=2)
@@ -227,7 +228,7 @@ def _meets(op, g, axis, taps, stride, dilation, offset=0):
     first, size = np.arange(taps)[:, None] * dilation + offset, g.shape[axis]
     if isinstance(size, int):
         return op.const((first + np.arange(size) * stride).reshape(-1))
-    outputs = op.Range(op.const(0), op.squeeze(op.dim(g, axis), [0]), op.const(1))
+    outputs = op.steps(op.dim(g, axis))
     return op.reshape(op.Add(outputs * stride, op.const(first)), [-1])
 
 
@@ -258,6 +259,8 @@ def _by_convolution(op, image, g, w, win):
     if not exact:
         starts, stops = op.ints([0] * len(spatial)), windows.kernel_sizes(op, win, w)
         result = op.Slice(result, starts, stops, op.ints(spatial), shape=(*channels, *win.kernel))
+    if not isinstance(image.shape[0], int):  # of no channels, which an empty batch is here, onnxruntime makes no zeros
+        result = op.Where(op.dim(image, 0) > 0, result, op.const(0.0, g))
     return op.transpose(result, [1, 0, *spatial])
 
 
@@ -273,9 +276,9 @@ def col2im(op, g, y, x, image_shape, block_shape, *, dilations, pads, strides):
         kernels = op.const(np.eye(taps).reshape(taps, 1, *block), g)
     else:
         taps = op.ReduceProd(block_shape, keepdims=1)
-        numbers = op.Range(op.const(0), op.squeeze(taps, [0]), op.const(1))
+        numbers = op.steps(taps)
         single = op.cast(op.Equal(op.unsqueeze(numbers, [1]), numbers), g)
-        kernels = op.Reshape(single, op.vector([taps, 1, block_shape]))
+        kernels = op.Reshape(single, op.vector([taps, 1, block_shape]), shape=[None, 1, *[None] * (g.rank - 2)])
     planes = op.reshape(g, [-1, 1, *(op.size(g, axis) for axis in range(2, g.rank))])
     windowed = op.Conv(planes, kernels, dilations=dilations, pads=pads, strides=strides)
     return op.reshape_like(windowed, x)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from string import ascii_letters
 
 import numpy as np
 
-from onnxgrad_cli.emit import Unknown
+from onnxgrad_cli.emit import Unknown, Val
+from onnxgrad_cli.graph import Dim
 from onnxgrad_cli.registry import rule
 
 MINORS = 2**27
@@ -102,6 +104,15 @@ def einsum(op, g, y, *xs, equation):
 def _sizes(operands):
     """(label, size) of every axis of the operands, which are (labels, value)."""
     return [pair for term, x in operands for pair in zip(term, x.shape, strict=True)]
+
+
+def einsum_shape(equation: str, xs: Sequence[Val]) -> list[Dim | None]:
+    """The output's dimensions, None where they are unknown; onnx takes each from the first operand that has it."""
+    terms, output = _spelled(equation, xs)
+    pairs = _sizes(zip(terms, xs, strict=True))
+    found = [{size for label, size in pairs if label == each and size != 1} for each in output]
+    known = [{size for size in sizes if len(sizes) == 1 or isinstance(size, int)} for sizes in found]
+    return [1 if not sizes else ints.pop() if ints else None for sizes, ints in zip(found, known, strict=True)]
 
 
 def _einsum_operand(op, seed, operands, i):

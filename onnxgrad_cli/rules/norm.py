@@ -47,7 +47,7 @@ def _scaled_mean(op: Op, v: Val, scale: Val, axes: Sequence[int]) -> Val:
     return op.mean(v * scale, axes)
 
 
-@rule("LayerNormalization")
+@rule("LayerNormalization", needs_opset=17)
 def layer_normalization(op, gs, ys, x, scale, b, *, axis, epsilon, stash_type):
     """y = xhat scale + b over the axes from `axis` on; outputs 1 and 2 are mean and r."""
     dtypes, axes = (x, scale, b), list(range(axis % x.rank, x.rank))

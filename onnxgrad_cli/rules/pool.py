@@ -22,6 +22,12 @@ BEYOND = (
 )
 
 
+PADDED = (
+    "auto_pad SAME with dilations, or with strides beyond the kernel, for which onnxruntime pads as nobody else does",
+    "write its pads out",
+)
+
+
 @rule("MaxPool", kink="the first maximum of the window in row-major order takes all", needs_opset=16)
 def max_pool(op, g, ys, x, *, auto_pad, ceil_mode, dilations, kernel_shape, pads, storage_order, strides):
     """Where windows don't overlap, MaxUnpool (0.9-1.7 of PyTorch's time); else cotangents are added up (3.2)."""
@@ -39,8 +45,8 @@ def max_pool(op, g, ys, x, *, auto_pad, ceil_mode, dilations, kernel_shape, pads
         )
     win = windows.window(kernel_shape, strides, dilations, pads)
     win, late = windows.auto_window(op, win, x, auto_pad)
-    if ceil_mode and not _outputs_known(win, x, g):
-        return op.no(*BEYOND)
+    if why := _unlike(win, x, g, ceil_mode, auto_pad):
+        return op.no(*why)
     apart = all(s >= k and d == 1 for s, k, d in zip(win.strides, win.sizes, win.dilations, strict=True))
     if apart and not late and windows.remainder(win, x, g) == [0] * len(win.kernel):
         pads = [*win.begins, *win.ends]
@@ -96,8 +102,8 @@ def average_pool(op, g, y, x, *, auto_pad, ceil_mode, count_include_pad, dilatio
     """
     win = windows.window(kernel_shape, strides, dilations, pads)
     win, late = windows.auto_window(op, win, x, auto_pad)
-    if ceil_mode and not _outputs_known(win, x, g):
-        return op.no(*BEYOND)
+    if why := _unlike(win, x, g, ceil_mode, auto_pad):
+        return op.no(*why)
     bands = [_band(win, i, x.shape[2 + i], g.shape[2 + i], count_include_pad) for i in range(len(win.kernel))]
     if all(band is not None for band in bands):
         for axis, band in enumerate(bands, 2):
@@ -115,6 +121,16 @@ def _spread(op, g, win, x, late, exact=True):
     ones = op.const(np.ones((1, 1, *win.kernel)), x)
     result = op.reshape_like(windows.spread(op, planes, ones, flat, win, exact), image)
     return windows.crop_like(op, result, late[0], x) if late else result
+
+
+def _unlike(win, x, g, ceil_mode, auto_pad):
+    """Why (reason, hint) the windows that run are not those that were inferred; None where they are."""
+    if ceil_mode and not _outputs_known(win, x, g):
+        return BEYOND
+    wide = zip(win.sizes, win.extents, win.strides, strict=True)
+    if auto_pad.startswith("SAME") and any(k != extent or s > k + 1 for k, extent, s in wide):
+        return PADDED
+    return None
 
 
 def _outputs_known(win, x, g):
@@ -143,10 +159,10 @@ def _taps_inside(win, i, outputs, size, count_include_pad):
 def _counts(op, win, i, x, g, late, ceil_mode, count_include_pad):
     """The same for all windows, as a factor of g's type that broadcasts to it: a number where all are equal."""
     padded = late or win.begins[i] or win.ends[i]
-    if not ceil_mode and (count_include_pad or not padded):
+    if (late or not ceil_mode) and (count_include_pad or not padded):
         return float(win.kernel[i])
     axis = 2 + i
-    outputs = op.Range(op.const(0), op.squeeze(op.dim(g, axis), [0]), op.const(1))
+    outputs = op.steps(op.dim(g, axis))
     if late:
         begin = op.Gather(late[0], op.ints([i]))
         counts = windows.taps_below(win, i, outputs, begin + op.dim(x, axis))
@@ -163,8 +179,8 @@ def global_average_pool(op, g, y, x):
 
 @rule("GlobalMaxPool", kink="the first maximum in row-major order takes all")
 def global_max_pool(op, g, y, x):
-    flat = op.Reshape(x, op.ints([0, 0, -1]))
-    places = op.Range(op.const(0), op.squeeze(op.dim(flat, 2), [0]), op.const(1))
+    flat = windows.flat(op, x)
+    places = op.steps(op.dim(flat, 2))
     taken = op.Equal(places, op.ArgMax(flat, axis=2, keepdims=1))
     return op.reshape_like(op.Where(taken, op.Reshape(g, op.ints([0, 0, 1])), op.const(0.0, g)), x)
 
@@ -174,8 +190,8 @@ def lp_pool(op, g, y, x, *, auto_pad, ceil_mode, dilations, kernel_shape, p, pad
     """d (Σ|x|ᵖ)^(1/p) / dx = sign(x) |x|^(p-1) y^(1-p), summed over the windows that hold x."""
     win = windows.window(kernel_shape, strides, dilations, pads)
     win, late = windows.auto_window(op, win, x, auto_pad)
-    if ceil_mode and not _outputs_known(win, x, g):
-        return op.no(*BEYOND)
+    if why := _unlike(win, x, g, ceil_mode, auto_pad):
+        return op.no(*why)
     g = op.Where(y > 0.0, g / (op.Where(y > 0.0, y, op.const(1.0, y)) ** float(p - 1)), op.const(0.0, y))
     return _spread(op, g, win, x, late, exact=not ceil_mode) * _signed_power(op, x, p)
 

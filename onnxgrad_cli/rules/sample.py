@@ -19,7 +19,7 @@ from onnxgrad_cli.emit import Op, Val
 from onnxgrad_cli.registry import rule
 from onnxgrad_cli.rules import windows
 from onnxgrad_cli.rules.conv import bias_gradient
-from onnxgrad_cli.rules.index import added, strides_of, up_to
+from onnxgrad_cli.rules.index import added, strides_of
 
 A = -0.75
 """The constant of the cubic kernel, as PyTorch and the operator have it."""
@@ -135,7 +135,7 @@ class Samples:
         """
         op, area = self.op, _area(self.op, self.x)
         planes = [op.size(self.x, 0), op.size(self.x, 1)]
-        first = op.reshape(up_to(op, planes[0] * planes[1]) * area, [*planes, 1])
+        first = op.reshape(op.steps(planes[0] * planes[1]) * area, [*planes, 1])
         places = op.unsqueeze(self._places(), [2]) + first
         values = op.unsqueeze(op.cast(self._weights(), self.x), [2]) * g
         zeros = op.zeros([planes[0] * planes[1] * area], self.x)
@@ -158,7 +158,7 @@ class Samples:
     def _taken(self) -> Val:
         """The elements, [elements, B * P, C]."""
         op = self.op
-        first = op.unsqueeze(up_to(op, op.size(self.x, 0)) * _area(op, self.x), [1])
+        first = op.unsqueeze(op.steps(op.size(self.x, 0)) * _area(op, self.x), [1])
         rows = self._places() + first
         return op.Gather(rows_of(op, self.x), op.reshape(rows, [self._elements(), -1]))
 
@@ -304,7 +304,7 @@ def _windows(op, win, offset, like):
     every = op.vector(sizes)
     outputs = []
     for i, (size, stride) in enumerate(zip(sizes, win.strides, strict=True)):
-        starts = op.unsqueeze(up_to(op, size) * stride, [axis - i for axis in range(i + 1, len(sizes))])
+        starts = op.unsqueeze(op.steps(size) * stride, [axis - i for axis in range(i + 1, len(sizes))])
         outputs.append(op.reshape(op.Expand(starts, every), [1, 1, 1, -1]))
     return op.cast(op.const(taps) + op.Concat(*outputs, axis=0), like)
 
@@ -348,7 +348,7 @@ def _bin_samples(op, start, length, bins, sampling_ratio, size):
     """
     start, length = op.unsqueeze(start, [2]), op.unsqueeze(length, [2])
     counts = op.const(np.full((1, 1, 1), sampling_ratio), start) if sampling_ratio > 0 else op.Ceil(length)
-    number = op.cast(up_to(op, sampling_ratio if sampling_ratio > 0 else _most(op, counts)), start)
+    number = op.cast(op.steps(sampling_ratio if sampling_ratio > 0 else _most(op, counts)), start)
     bin_number = op.const(np.arange(bins).reshape(bins, 1), start)
     at = start + bin_number * length + (number + 0.5) * length / counts
     present = number < counts
@@ -383,7 +383,7 @@ def _spread_boxes(op, g, x, batch_indices, rows, columns):
     boxes, _, bins, across = (op.size(g, axis) for axis in range(4))
     wide = op.reshape(op.reshape(g, [boxes, c * bins, across]) @ columns, [boxes, c, bins, w])
     wide = op.reshape(op.transpose(wide, [0, 2, 1, 3]), [boxes * bins, c * w])
-    images = op.unsqueeze(up_to(op, n), [1])
+    images = op.unsqueeze(op.steps(n), [1])
     own = op.cast(op.Equal(images, op.cast(batch_indices, TensorProto.INT64)), x)
     tall = op.unsqueeze(own, [1, 3]) * op.transpose(rows, [2, 0, 1])
     spread = op.reshape(op.reshape(tall, [n * h, boxes * bins]) @ wide, [n, h, c, w])
@@ -405,7 +405,7 @@ def max_roi_pool(op, g, y, x, rois, *, pooled_shape, spatial_scale):
         first, stop = (op.Min(op.Max(edge + start, 0.0), size) for edge in
                        (op.Floor(number * length), op.Ceil((number + 1) * length)))  # fmt: skip
         first, counts = op.unsqueeze(first, [2]), op.unsqueeze(stop - first, [2])
-        inner = op.cast(up_to(op, _most(op, counts)), first)
+        inner = op.cast(op.steps(_most(op, counts)), first)
         present = inner < counts
         places = op.cast(op.Min(first + inner, size - 1), TensorProto.INT64)
         axes.append((places, op.cast(present, x), present))

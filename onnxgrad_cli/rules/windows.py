@@ -127,6 +127,17 @@ def auto_window(op: Op, win: Window, x: Val, auto_pad: str) -> tuple[Window, tup
     return replace(win, begins=none, ends=none), split_pads(total, auto_pad)
 
 
+def flat(op: Op, x: Val) -> Val:
+    """`x` with its spatial axes made one, without a -1 where they are static: that fails on an empty batch."""
+    return op.Reshape(x, op.ints([0, 0, cells(x)]))
+
+
+def cells(x: Val) -> int:
+    """How many elements lie on the spatial axes; -1 where that is known at run time only."""
+    sizes = [size for size in x.shape[2:] if isinstance(size, int)]
+    return int(np.prod(sizes)) if len(sizes) == x.rank - 2 else -1
+
+
 def pad(op: Op, x: Val, begins: Val | Sequence[int], ends: Val | Sequence[int]) -> Val:
     """`x` with zeros around its spatial axes."""
     if isinstance(begins, Val) or isinstance(ends, Val):

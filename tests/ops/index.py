@@ -110,6 +110,14 @@ ROWS = [
         {"axis": 1},
         note="more rows than the one-hot product takes",
     ),
+    *(
+        Case("Gather", [(150, *inner), np.arange(-60, 60).reshape(-1, 2) % 97 - 20], note="many into a large table")
+        for inner in ((2,), (2, 3), ())
+    ),
+    *(
+        Case("Gather", [shape, np.zeros((0, 1), np.int64)], {"axis": axis}, note="nothing")
+        for shape, axis in (((5,), 0), ((5, 3, 2), 0), ((5, 3, 2), 1), ((150, 3), 0))
+    ),
     Case("Gather", [(5,), const([1, 1, 4])], note="of a vector"),
     Case("Gather", [(4, 3), const([0, 2, 2])], opset=16),
     *(
@@ -225,6 +233,8 @@ ROWS = [
     *(Case("Compress", [(2, 3), const([False, True, True], bool)], {"axis": axis}, opset=16) for axis in (1, -1)),
     Case("Compress", [(2, 3), np.array([True])], {"axis": 1}, note="a shorter condition"),
     Case("Compress", [(2, 3), np.array([True, False, False, True, True])], note="flattened"),
+    Case("Compress", [(8, 8), np.array([False])], note="nothing, flattened"),
+    Case("Compress", [(2, 3, 4), np.array([False])], {"axis": 0}, note="nothing"),
     *(
         Case("OneHot", [const([0, 2, -1]), const(3), (2,)], {"axis": axis}, opset=opset)
         for axis in (-1, 0)

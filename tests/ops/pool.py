@@ -54,7 +54,7 @@ ROWS = [
         for s in [(2, 3, 4, 5)]
         for o in (13, 22)
     ),
-    Case("GlobalAveragePool", [(1, 2, 2, 3, 2)]),
+    *(Case(op, [s]) for op in ("GlobalAveragePool", "GlobalMaxPool") for s in [(2, 3, 5), (1, 2, 2, 3, 2)]),
     *(Case(op, [distinct(*BEYOND[0])], BEYOND[1], opset=22) for op in ("MaxPool", "AveragePool")),
     Case("LpPool", [distinct(*STRIDED_SAME[0])], STRIDED_SAME[1]),
     *(Case("LpPool", [distinct(*s)], {**a, "p": p}) for s, a in WINDOWS[:6] for p in (1, 2, 3)),

@@ -1,0 +1,143 @@
+"""The report on the node tests that the onnx package publishes: what came out right, and of each refusal the reason.
+
+`python -m tests.conformance` judges every case, writes build/conformance.md and the package's file of proofs, and
+fails if anything is wrong. It says less than it could where a case is refused for one of its inputs alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxgrad_cli.coverage import full_name
+from tests import proofs
+from tests.test_backend_nodes import (
+    BESIDE,
+    FILES,
+    KINDS,
+    NOT,
+    PUBLISHED,
+    REFUSED,
+    RIGHT,
+    WRONG,
+    Verdict,
+    by_case,
+    verdicts,
+)  # fmt: skip
+
+REPORT = Path("build/conformance.md")
+
+PEERS = """\
+| tool | right | wrong |
+| --- | ---: | ---: |
+| onnx-ad 0.3.0 | 88 % | 36 |
+| onnxruntime-training 1.19.2 | 28 % | 24 |
+"""
+"""Measured over the same cases, each tool with the operators and opsets that it knows."""
+
+
+def judge(file: str) -> list[Verdict]:
+    return verdicts(file, lambda name: True)
+
+
+def report(found: Sequence[Verdict], seconds: float) -> str:
+    """The report in Markdown."""
+    cases = by_case(found)
+    kinds = Counter(cases.values())
+    run = sum(kinds.values()) - kinds[NOT]
+    right = kinds[RIGHT] + kinds[BESIDE]
+    lines = [
+        "# The published node tests, differentiated",
+        "",
+        f"Of {len(cases)} cases with a float input and a float output, {run} could be measured: "
+        f"{right} right ({100 * right / max(run, 1):.1f} %), {kinds[REFUSED]} refused, {kinds[WRONG]} wrong. "
+        f"onnx {onnx.__version__}, {seconds:.0f} s.",
+        "",
+        "A case is right if every float output through every float input is: random cotangents, against central "
+        "differences of an executor that reproduces the published outputs; beside a kink if it stands on one. "
+        "It counts as refused if one of its inputs is that the standard does not tag as non-differentiable. "
+        "Forms are the case as published, with its other inputs as constants, and with symbolic axes.",
+        "",
+        PEERS,
+        "## By operator",
+        "",
+        *_counts(("cases", [(op, kind) for (op, _), kind in cases.items()])),
+        "",
+        "## Forms",
+        "",
+        *_counts(("forms", [(verdict.subject.op, verdict.kind) for verdict in found])),
+    ]
+    for title, kind in (("Wrong", WRONG), ("Refused", REFUSED), ("Not evaluable", NOT)):
+        lines += ["", f"## {title}", "", *_reasons(v for v in found if v.kind == kind)]
+    return "\n".join(lines) + "\n"
+
+
+def _counts(named: tuple[str, Sequence[tuple[str, str]]]) -> list[str]:
+    title, pairs = named
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for op, kind in pairs:
+        counts[op][kind] += 1
+    counts["**all**"] = sum(counts.values(), Counter())
+    head = [f"| {title} of | " + " | ".join(KINDS) + " |", "| --- |" + " ---: |" * len(KINDS)]
+    rows = (f"| {op} | " + " | ".join(str(count[kind] or "") for kind in KINDS) + " |" for op, count in counts.items())
+    return [*head, *rows]
+
+
+def _reasons(found: Iterable[Verdict]) -> list[str]:
+    reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for verdict in found:
+        reasons[verdict.subject.op, verdict.why].append(str(verdict.subject))
+    if not reasons:
+        return ["None."]
+    rows = (
+        f"| {op} | {why.replace('|', ' ')} | {len(subjects)} | {subjects[0]} |"
+        for (op, why), subjects in sorted(reasons.items())
+    )
+    return ["| operator | why | forms | the first of them |", "| --- | --- | ---: | --- |", *rows]
+
+
+def published(found: Sequence[Verdict]) -> dict[str, Any]:
+    """What the package's file of proofs keeps: by operator the cases, the operands, the reasons of refusals."""
+    result: dict[str, Any] = {}
+    own = [verdict for verdict in found if not verdict.subject.op.endswith(", expanded")]
+    names = {v.subject.op: full_name(v.subject.op, v.subject.model.graph.node[0].domain) for v in own}
+    for op, name in names.items():
+        kinds = Counter(kind for (of, _), kind in by_case(own).items() if of == op)
+        kinds[RIGHT] += kinds.pop(BESIDE, 0)
+        mine = [verdict for verdict in own if verdict.subject.op == op]
+        operands = [
+            pair
+            for v in mine
+            if v.kind in (RIGHT, BESIDE, REFUSED) and v.subject.form.startswith(PUBLISHED)
+            for pair in proofs.operands(v.subject.model, op, v.subject.wanted).items()
+        ]
+        result[name] = {
+            "cases": {kind: kinds[kind] for kind in KINDS if kinds[kind]},
+            "operands": dict(sorted(proofs.merged(operands).items())),
+            "refusals": dict(sorted(Counter(v.why for v in mine if v.kind == REFUSED).items())),
+        }
+    return dict(sorted(result.items()))
+
+
+def main() -> int:
+    """Judge every case on all processors; 1 if one is wrong."""
+    start = time.monotonic()
+    with ProcessPoolExecutor() as workers:
+        found = [verdict for each in workers.map(judge, FILES) for verdict in each]
+    REPORT.parent.mkdir(exist_ok=True)
+    REPORT.write_text(report(found, time.monotonic() - start))
+    proofs.update(published=published(found))
+    print(REPORT.read_text())
+    print(f"written to {REPORT}", file=sys.stderr)
+    return int(any(verdict.kind == WRONG for verdict in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""What is proven of each operator, as a file that the package carries: `onnxgrad ops` shows it, this module writes it.
+
+Which operands have a gradient is asked of the rules themselves, on every row of the table: the row's model is
+differentiated with respect to each float operand by itself. `python -m tests.proofs` brings the file up to date.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxgrad_cli import registry
+from onnxgrad_cli.coverage import PROOFS, full_name, operand_names
+from onnxgrad_cli.emit import Op, is_float
+from onnxgrad_cli.errors import UnsupportedError
+from onnxgrad_cli.graph import Graph, captured, reads
+from onnxgrad_cli.passes import prepare
+from onnxgrad_cli.passes.backward import differentiate
+from onnxgrad_cli.pipeline import Training
+from tests import ops as table
+from tests.harness import Case, Const, forward_model
+
+RANK = {"gradient": 0, "zero": 1}
+"""Which of two findings says more; a refusal says least."""
+
+
+def operands(model: onnx.ModelProto, op_type: str, floats: Sequence[str]) -> dict[str, str]:
+    """What becomes of inputs of a model, by operand of the operator that they reach in it, the first of its kind.
+
+    Returns:
+        operand -> 'gradient', 'zero', or 'refused: ' and the reason; what a subgraph captures is 'captured'.
+    """
+    places = _places(model, op_type)
+    floats = [name for name in floats if name in places]
+    try:
+        states = _states(model, floats)
+    except UnsupportedError:
+        states = {}
+        for name in floats:
+            try:
+                states |= _states(model, [name])
+            except UnsupportedError as error:
+                states[name] = f"refused: {error.refusals[0].reason if error.refusals else error.message}"
+    return merged((places[name], state) for name, state in states.items())
+
+
+def _places(model: onnx.ModelProto, op_type: str) -> dict[str, str]:
+    """The operand that each value of a model reaches."""
+    nodes = list(model.graph.node)
+    position = next((i for i, node in enumerate(nodes) if node.op_type == op_type), None)
+    if position is None:
+        return {}
+    node = nodes[position]
+    opsets = {entry.domain: entry.version for entry in model.opset_import}
+    names = operand_names(op_type, node.domain, opsets[node.domain])
+    places = dict.fromkeys(captured(node), "captured")
+    places |= {name: names[min(i, len(names) - 1)] for i, name in enumerate(node.input) if name}
+    for before in reversed(nodes[:position]):
+        for place in [places[name] for name in before.output if name in places]:
+            places |= dict.fromkeys(reads(before), place)
+    return places
+
+
+def of_row(row: Case) -> dict[str, str]:
+    """What becomes of each float operand of a row."""
+    arrays = {f"x{i}": x.array if isinstance(x, Const) else x for i, x in enumerate(row.inputs) if x is not None}
+    floats = [name for name, x in arrays.items() if isinstance(x, tuple) or np.asarray(x).dtype.kind == "f"]
+    return operands(forward_model(row, symbolic=False), row.op, floats)
+
+
+def _states(model: onnx.ModelProto, wanted: Sequence[str]) -> dict[str, str]:
+    graph = Graph(onnx.ModelProto.FromString(model.SerializeToString()))
+    prepare.normalise(graph)
+    prepare.settle(graph, Training())
+    op = Op(graph)
+    seeds = {}
+    for name in graph.output_names:
+        if is_float(graph.types[name]):
+            graph.add_input(f"g_{name}", graph.types[name])
+            seeds[name] = op.val(f"g_{name}")
+    gradients = differentiate(graph, seeds, wanted, op)
+    return {name: "zero" if gradients[name] is None else "gradient" for name in wanted}
+
+
+def merged(found: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """What says most of each operand: a gradient, else a zero, else the first refusal."""
+    best: dict[str, str] = {}
+    for name, state in found:
+        if name not in best or RANK.get(state, 2) < RANK.get(best[name], 2):
+            best[name] = state
+    return best
+
+
+def of_rows() -> dict[str, Any]:
+    """Per operator: its operands, how many rows prove it, and the files these stand in."""
+    found: dict[str, Any] = {}
+    for file, rows in tables().items():
+        for row in rows:
+            entry = found.setdefault(full_name(row.op, row.domain), {"operands": [], "rows": 0, "files": []})
+            entry["operands"] += of_row(row).items()
+            entry["rows"] += 1
+            if file not in entry["files"]:
+                entry["files"].append(file)
+    for name, files in _files_of_definitions().items():
+        found.setdefault(name, {"operands": [], "rows": 0, "files": files})
+    for entry in found.values():
+        entry["operands"] = dict(sorted(merged(entry["operands"]).items()))
+    return dict(sorted(found.items()))
+
+
+def _files_of_definitions() -> dict[str, list[str]]:
+    """The tests of each definition, which are files that name the operator, beside or instead of rows."""
+    tests = {f"tests/{file.name}": file.read_text() for file in sorted(Path(__file__).parent.glob("test_*.py"))}
+    return {
+        full_name(each.op_type, each.domain): [name for name, text in tests.items() if f'"{each.op_type}"' in text]
+        for each in registry.all_definitions()
+    }
+
+
+def tables() -> dict[str, list[Case]]:
+    """The rows of each file of the table."""
+    names = [module.name for module in iter_modules(table.__path__)]
+    return {f"tests/ops/{name}.py": import_module(f"{table.__name__}.{name}").ROWS for name in names}
+
+
+def update(**parts: Any) -> None:
+    """Write parts of the file of proofs anew."""
+    old = json.loads(PROOFS.read_text()) if PROOFS.exists() else {"rows": {}, "published": {}}
+    PROOFS.write_text(json.dumps({**old, **parts}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    update(rows=of_rows())

@@ -1,0 +1,517 @@
+"""Operators of com.microsoft: what they are replaced by computes what stock onnxruntime's own kernel does.
+
+The kernel runs in float32 and float16, what replaces it on onnx.reference, which fuses nothing; the gradients are
+measured in float64.
+"""
+
+import itertools
+import re
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+from onnxgrad_cli.build import build
+from onnxgrad_cli.check import directional
+from onnxgrad_cli.errors import UnsupportedError
+from onnxgrad_cli.executor import Executor
+from onnxgrad_cli.graph import Graph
+from onnxgrad_cli.passes import prepare
+from onnxgrad_cli.pipeline import LossSpec, Options, Training
+from tests.harness import fed, with_gradient
+from tests.nodes import one_node, written_out
+
+FLOATS = (np.float32, np.float16)
+TOLERANCE = {np.float32: 2e-5, np.float16: 1e-2}
+FLOATING = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
+DOMAIN = "com.microsoft"
+
+
+def normal(*shape, low=None):
+    values = np.random.default_rng([3, *shape]).standard_normal(shape)
+    return values if low is None else np.abs(values) + low
+
+
+def narrowed(feeds, dtype):
+    return {n: x.astype(dtype) if x is not None and x.dtype == np.float64 else x for n, x in feeds.items()}
+
+
+def case(op, feeds, outputs, attributes, types, *, domain=DOMAIN, symbolic=False, opset=18, constants=(), fixed=()):
+    """A model of one node, some of whose inputs may be constants or of fixed size, and what it is fed."""
+    model, given = one_node(op, feeds, outputs, attributes, domain=domain, symbolic=symbolic, opset=opset)
+    for name in constants:
+        if feeds[name] is not None:
+            model.graph.initializer.append(numpy_helper.from_array(given[name], name))
+    kept = [value for value in model.graph.input if value.name not in constants]
+    for value in kept:
+        if value.name in fixed:
+            value.type.CopyFrom(
+                helper.make_tensor_type_proto(value.type.tensor_type.elem_type, given[value.name].shape)
+            )
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    first = next(value.type.tensor_type.elem_type for value in kept if value.type.tensor_type.elem_type in FLOATING)
+    for value in model.graph.output:
+        value.type.tensor_type.elem_type = types.get(value.name, first)
+    return model, fed(model, given)
+
+
+def check(op, feeds, outputs, attributes=None, *, floats=FLOATS, types=(), wide=(), single=(), **keywords):
+    """Compare values with the kernel's and gradients with differences.
+
+    Args:
+        types: output -> its type, if that is not x's.
+        wide: outputs of `types` that are float64 nevertheless where x is.
+        single: inputs that stay float32 there.
+    """
+    attributes, types = attributes or {}, dict(types)
+    values_are_the_kernels(op, feeds, outputs, attributes, floats=floats, types=types, **keywords)
+    types = {name: kind for name, kind in types.items() if name not in wide}
+    feeds = {n: x.astype(np.float32) if n in single else x for n, x in feeds.items()}
+    model, given = case(op, feeds, outputs, attributes, types, **keywords)
+    gradient_is_right(written_out(model), given, [name for name in outputs if name and name not in types])
+
+
+def values_are_the_kernels(op, feeds, outputs, attributes, *, floats=FLOATS, types=None, **keywords):
+    types = types or {}
+    for dtype in floats:
+        model, given = case(op, narrowed(feeds, dtype), outputs, attributes, types, **keywords)
+        expected = Executor(model, fallback=False)(given)
+        ours = written_out(model)
+        assert not any(node.domain or not onnx.defs.has(node.op_type) for node in ours.graph.node)
+        for name, y in Executor(ours, "reference")(given).items():
+            assert (y.shape, y.dtype) == (expected[name].shape, expected[name].dtype), name
+            np.testing.assert_allclose(y, expected[name], rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype], err_msg=name)
+        Executor(ours, fallback=False)(given)
+
+
+def gradient_is_right(model, feeds, seeded):
+    """The gradient in float64 of all float inputs through the outputs `seeded`."""
+    wanted = [name for name, x in feeds.items() if x.dtype == np.float64]
+    forward, rng = Executor(model), np.random.default_rng(5)
+    seeds = {name: rng.standard_normal(y.shape) for name, y in forward(feeds).items() if name in seeded}
+    backward = Executor(with_gradient(model, wanted, list(seeds), "g_"))
+    found = backward({**feeds, **{f"g_{name}": seed for name, seed in seeds.items()}})
+    gradients = {name: found[f"g_grad_{name}"] for name in wanted}
+
+    def function(point):
+        values = forward(point)
+        return float(sum(np.sum(values[name] * seed) for name, seed in seeds.items()))
+
+    for name, gradient in gradients.items():
+        assert gradient.shape == feeds[name].shape
+    assert directional(function, feeds, gradients, rng, 1e-6, 1e-3).error < 1e-6
+
+
+# -- products --------------------------------------------------------------------------------------------------------
+
+
+SIZES = {
+    (0, 0): {"a": (2, 5, 3, 4), "b": (2, 5, 4, 6)},
+    (1, 0): {"a": (3, 2, 5, 4), "b": (2, 5, 4, 6)},
+    (0, 1): {"a": (2, 5, 3, 4), "b": (4, 2, 5, 6)},
+    (1, 1): {"a": (3, 2, 5, 4), "b": (4, 2, 5, 6)},
+}
+"""By transBatchA and transBatchB: the shapes of A and B where neither is transposed otherwise."""
+
+
+def swapped(shape, batch):
+    """The shape that gives the same matrices with rows and columns exchanged."""
+    return (shape[-1], *shape[1:-1], shape[0]) if batch else (*shape[:-2], shape[-1], shape[-2])
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("batch", SIZES)
+@pytest.mark.parametrize("swap", [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_fused_matmul(swap, batch, symbolic):
+    shapes = [swapped(s, b) if t else s for s, t, b in zip(SIZES[batch].values(), swap, batch, strict=True)]
+    names = ("transA", "transB", "transBatchA", "transBatchB")
+    attributes = dict(zip(names, (*swap, *batch), strict=True)) | ({"alpha": -0.3} if swap != batch else {})
+    check("FusedMatMul", {"a": normal(*shapes[0]), "b": normal(*shapes[1])}, ("y",), attributes, symbolic=symbolic)
+    if not any(batch):
+        del attributes["transBatchA"], attributes["transBatchB"]
+        check("TransposeMatMul", {"a": normal(*shapes[0]), "b": normal(*shapes[1])}, ("y",), attributes)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "swap"),
+    [((3, 4), (4, 6), (0, 0)), ((4, 3), (6, 4), (1, 1)), ((2, 3, 4), (4, 6), (0, 0)), ((2, 4, 3), (4, 6), (1, 0)),
+     ((3, 4), (2, 6, 4), (0, 1)), ((4,), (4, 6), (1, 0)), ((4,), (6, 4), (0, 1)), ((3, 4), (4,), (0, 1)),
+     ((4,), (4,), (1, 1)), ((5, 2, 3, 4), (2, 4, 6), (0, 0))],
+)  # fmt: skip
+def test_fused_matmul_of_other_ranks(a, b, swap):
+    if swap == (1, 1) and len(b) == 1:
+        swap = (0, 1)
+    attributes = {"alpha": 2.5, "transA": swap[0], "transB": swap[1]}
+    check("FusedMatMul", {"a": normal(*a), "b": normal(*b)}, ("y",), attributes)
+
+
+@pytest.mark.parametrize("swap", [(0, 0), (1, 1)])
+@pytest.mark.parametrize(
+    ("activation", "parameters"),
+    [("Relu", {}), ("LeakyRelu", {"alpha": 0.2}), ("Tanh", {}), ("Sigmoid", {}), ("Softplus", {}), ("Softsign", {}),
+     ("HardSigmoid", {"alpha": 0.3, "beta": 0.4}), ("Elu", {"alpha": 0.7}),
+     ("Selu", {"alpha": 1.5, "gamma": 1.1}), ("ThresholdedRelu", {"alpha": 0.3})],
+)  # fmt: skip
+def test_fused_gemm(activation, parameters, swap):
+    attributes = {"activation": activation, "transA": swap[0], "transB": swap[1]}
+    attributes |= {f"activation_{name}": value for name, value in parameters.items()}
+    attributes |= {"alpha": 0.8, "beta": -0.4} if swap[0] else {}
+    feeds = {
+        "a": normal(4, 3) if swap[0] else normal(3, 4), "b": normal(5, 4) if swap[1] else normal(4, 5),
+        "c": None if activation == "Tanh" and not swap[0] else normal(5),
+    }  # fmt: skip
+    check("FusedGemm", feeds, ("y",), attributes)
+
+
+ACTIVATIONS = [
+    ("Relu", []), ("LeakyRelu", [0.2]), ("Tanh", []), ("Sigmoid", []), ("HardSigmoid", [0.3, 0.4]), ("Clip", [-0.2, 1]),
+    ("HardSwish", []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("z", [False, True])
+@pytest.mark.parametrize(("activation", "parameters"), ACTIVATIONS)
+def test_fused_conv(activation, parameters, z):
+    attributes = {"activation": activation, "strides": [2, 1], "pads": [1, 0, 0, 1], "group": 2}
+    attributes |= {"activation_params": [float(p) for p in parameters]} if parameters else {}
+    attributes |= {"kernel_shape": [3, 2], "dilations": [1, 2]} if z else {}
+    feeds = {"x": normal(2, 4, 7, 6), "w": normal(6, 2, 3, 2), "b": normal(6), "z": None}
+    if z:
+        feeds["z"] = normal(2, 6, 3, 5)
+    elif activation == "Tanh":
+        feeds["b"] = None
+    check("FusedConv", feeds, ("y",), attributes)
+
+
+def test_fused_conv_auto_pad():
+    feeds = {"x": normal(1, 2, 5, 5), "w": normal(3, 2, 3, 3)}
+    check("FusedConv", feeds, ("y",), {"activation": "Relu", "auto_pad": "SAME_UPPER", "strides": [2, 2]})
+
+
+def packed(values, bits):
+    """Integers of a few bits along the last axis as bytes, the first in the low bits; filled up with zeros."""
+    per = 8 // bits
+    values = np.pad(values, [*[(0, 0)] * (values.ndim - 1), (0, -values.shape[-1] % per)])
+    parts = values.reshape(*values.shape[:-1], -1, per)
+    return sum(parts[..., i].astype(np.uint32) << (bits * i) for i in range(per)).astype(np.uint8)
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize(("size", "block"), [(64, 32), (40, 16), (48, 16), (300, 128)])
+def test_matmul_n_bits(size, block, bits, zeros, flat, symbolic):
+    rng, count = np.random.default_rng(bits), -(-size // block)
+    steps, offsets = (rng.integers(0, 2**bits, (5, count, n)) for n in (block, 1))
+    feeds = {
+        "a": normal(2, 3, size), "b": packed(steps, bits), "s": rng.uniform(0.01, 0.1, (5, count)).astype(np.float64),
+        "z": packed(offsets[..., 0], bits) if zeros else None,
+        "g": None, "bias": normal(5) if flat else None,
+    }  # fmt: skip
+    if flat:
+        feeds |= {"s": feeds["s"].reshape(-1), "z": feeds["z"].reshape(-1) if zeros else None}
+    attributes = {"K": size, "N": 5, "bits": bits, "block_size": block, "accuracy_level": 0 if zeros else 1}
+    floats = FLOATS if bits != 2 else FLOATS[:1]
+    check("MatMulNBits", feeds, ("y",), attributes, constants=("b", "s", "z"), floats=floats, symbolic=symbolic,
+          single=("s",), fixed=("bias",))  # fmt: skip
+
+
+def test_matmul_n_bits_is_never_trained():
+    graph, training = prepared_n_bits()
+    assert training.trained == ["first"]
+    assert training.not_trained["s"] == "quantization scale"
+    assert not any(node.domain for node in graph.nodes)
+
+
+def prepared_n_bits():
+    model = onnx.parser.parse_model("""
+    <ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+    g (float[N, 16] x) => (float[N, 5] y) { h = MatMul(x, first)
+        y = com.microsoft.MatMulNBits<K = 16, N = 5, bits = 4, block_size = 16>(h, b, s) }
+    """)
+    rng = np.random.default_rng(0)
+    arrays = {"first": rng.standard_normal((16, 16)), "s": rng.uniform(size=5)}
+    model.graph.initializer.extend(numpy_helper.from_array(x.astype(np.float32), n) for n, x in arrays.items())
+    steps = rng.integers(0, 256, (5, 1, 8)).astype(np.uint8)
+    model.graph.initializer.append(numpy_helper.from_array(steps, "b"))
+    graph, training = Graph(model), Training()
+    prepare.PREPARE.run(graph, Options(), training)
+    return graph, training
+
+
+# -- activations and normalizations ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize(
+    ("op", "bias", "attributes"),
+    [("Gelu", False, {}), ("FastGelu", False, {}), ("FastGelu", True, {}), ("BiasGelu", True, {}),
+     ("QuickGelu", False, {}), ("QuickGelu", False, {"alpha": 1.0}), ("QuickGelu", False, {"alpha": 0.4})],
+)  # fmt: skip
+def test_activations(op, bias, attributes, symbolic):
+    feeds = {"x": 3 * normal(4, 3, 6)} | ({"b": normal(6)} if bias else {})
+    check(op, feeds, ("y",), attributes, symbolic=symbolic)
+
+
+@pytest.mark.parametrize("skip", [(2, 3, 8), (1, 3, 8), (3, 8)])
+@pytest.mark.parametrize(("beta", "bias"), list(itertools.product([False, True], repeat=2)))
+@pytest.mark.parametrize("outputs", [("y",), ("y", "", "", "s"), ("y", "m", "r", "s")])
+def test_skip_layer_normalization(outputs, beta, bias, skip):
+    feeds = {
+        "x": normal(2, 3, 8), "skip": normal(*skip), "gamma": normal(8, low=0.5), "beta": normal(8) if beta else None,
+        "bias": normal(8) if bias else None,
+    }  # fmt: skip
+    attributes = {"epsilon": 1e-3} if bias else {}
+    check("SkipLayerNormalization", feeds, outputs, attributes, types={"m": TensorProto.FLOAT, "r": TensorProto.FLOAT},
+          floats=FLOATS[:1] if "m" in outputs else FLOATS, symbolic=beta)  # fmt: skip
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("outputs", [("y",), ("y", "", "", "s"), ("y", "", "r", "s")])
+def test_skip_simplified_layer_normalization(outputs, bias):
+    feeds = {
+        "x": normal(2, 3, 8), "skip": normal(2, 3, 8), "gamma": normal(8, low=0.5), "bias": normal(8) if bias else None,
+    }  # fmt: skip
+    check("SkipSimplifiedLayerNormalization", feeds, outputs, {"epsilon": 1e-3} if bias else {}, wide=("r",),
+          types={"r": TensorProto.FLOAT}, floats=FLOATS[:1] if "r" in outputs else FLOATS, symbolic=bias)  # fmt: skip
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("axis", [-1, 0, 1, 2])
+def test_simplified_layer_normalization(axis, symbolic):
+    """It stands in the default domain, where the standard knows no such operator."""
+    feeds = {"x": normal(2, 3, 8), "scale": normal(*(2, 3, 8)[axis:])}
+    attributes = {"axis": axis, "stash_type": 1} | ({"epsilon": 0.1} if axis else {})
+    check("SimplifiedLayerNormalization", feeds, ("y",), attributes, domain="", symbolic=symbolic)
+    check("SimplifiedLayerNormalization", feeds, ("y", "r"), attributes, domain="", types={"r": TensorProto.FLOAT},
+          wide=("r",), floats=FLOATS[:1])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("op", "domain", "default"),
+    [("SkipLayerNormalization", DOMAIN, 1e-12), ("SkipSimplifiedLayerNormalization", DOMAIN, 1e-12),
+     ("SimplifiedLayerNormalization", "", 1e-5)],
+)  # fmt: skip
+def test_default_epsilon(op, domain, default):
+    """Of values so small that it shows."""
+    x = normal(2, 3, 8) * np.sqrt(default)
+    feeds = {"x": x, "gamma": normal(8)} if not domain else {"x": x, "skip": x[::-1].copy(), "gamma": normal(8)}
+    values_are_the_kernels(op, feeds, ("y",), {}, floats=FLOATS[:1], domain=domain)
+
+
+@pytest.mark.parametrize("segments", [False, True])
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("places", [None, (2, 3), (1, 3)])
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_embed_layer_normalization(places, mask, segments, symbolic):
+    """Its own mask is a count; a mask of other numbers than 1 hides too."""
+    rng = np.random.default_rng(0)
+    feeds = {
+        "ids": np.array([[1, 2, 0], [3, 3, 4]], np.int32),
+        "segments": np.array([[0, 1, 0], [1, 1, 0]], np.int32) if segments else None,
+        "words": normal(5, 8), "positions": normal(6, 8), "segment": normal(2, 8) if segments else None,
+        "gamma": normal(8, low=0.5), "beta": normal(8),
+        "mask": np.array([[1, 1, 0], [2, 1, 1]], np.int32) if mask else None,
+        "places": rng.integers(0, 6, places).astype(np.int32) if places else None,
+    }  # fmt: skip
+    outputs = ("y", "count", "sum") if segments else ("y", "count")
+    check("EmbedLayerNormalization", feeds, outputs, {"epsilon": 1e-3} if mask else {},
+          types={"count": TensorProto.INT32}, floats=FLOATS[:1], symbolic=symbolic,
+          fixed=("words", "positions", "segment", "gamma", "beta"))  # fmt: skip
+
+
+# -- forms that the standard has as well -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axis", [-1, -2, 0, 2])
+def test_expand_dims(axis):
+    check("ExpandDims", {"x": normal(2, 3), "axis": np.array([axis], np.int32)}, ("y",), constants=("axis",))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_gather_nd(dtype):
+    check("GatherND", {"x": normal(2, 3, 4), "i": np.array([[[0, 1]], [[1, 2]]], dtype)}, ("y",))
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
+@pytest.mark.parametrize("value", [False, True])
+def test_pad(mode, value):
+    feeds = {"x": normal(3, 4), "pads": np.array([1, 2, 0, 1]), "value": normal(1) if value else None}
+    floats = FLOATS if mode == "constant" else FLOATS[:1]
+    check("Pad", feeds, ("y",), {"mode": mode}, constants=("pads",), floats=floats)
+
+
+@pytest.mark.parametrize("upper", [0, 1])
+def test_trilu(upper):
+    check("Trilu", {"x": normal(2, 3, 4), "k": np.array(1)}, ("y",), {"upper": upper}, constants=("k",))
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_range(delta):
+    feeds = {"start": np.array([0.5]), "limit": np.array(3.2), "delta": np.array(0.7) if delta else None}
+    check("Range", feeds, ("y",), floats=FLOATS[:1])
+
+
+@pytest.mark.parametrize("state", [False, True])
+@pytest.mark.parametrize("activation", ["none", "silu", "swish"])
+def test_causal_conv_with_state(activation, state):
+    feeds = {
+        "x": normal(2, 3, 5), "w": normal(3, 1, 3), "b": normal(3) if state else None,
+        "state": normal(2, 3, 2) if state else None,
+    }  # fmt: skip
+    check("CausalConvWithState", feeds, ("y", "after"), {"activation": activation})
+
+
+@pytest.mark.parametrize("state", [False, True])
+@pytest.mark.parametrize("heads", [2, 4])
+@pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
+def test_linear_attention(rule, heads, state):
+    feeds = {
+        "q": 0.3 * normal(2, 5, 4 * heads), "k": 0.3 * normal(2, 5, 8), "v": normal(2, 5, 6),
+        "state": 0.1 * normal(2, 2, 4, 3) if state else None,
+        "decay": -normal(2, 5, 2, low=0.1) if "gated" in rule else None,
+        "beta": 0.3 * normal(2, 5, 2, low=0.1) if "delta" in rule else None,
+    }  # fmt: skip
+    attributes = {"q_num_heads": heads, "kv_num_heads": 2, "update_rule": rule}
+    check("LinearAttention", feeds, ("y", "after"), attributes)
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "sqeuclidean"])
+def test_cdist(metric):
+    check("CDist", {"a": normal(3, 4), "b": normal(5, 4)}, ("y",), {"metric": metric}, floats=FLOATS[:1])
+
+
+# -- refusals --------------------------------------------------------------------------------------------------------
+
+
+def refusal(text, **arrays):
+    """Why the gradient of the input x is refused, and what to do."""
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 18, "com.microsoft": 1, "com.microsoft.nchwc": 1]> {text}'
+    )
+    for name, x in arrays.items():
+        model.graph.initializer.append(numpy_helper.from_array(x, name))
+    graph = Graph(model)
+    prepare.normalise(graph)
+    prepare.settle(graph, Training())
+    model = graph.commit()
+    for value in model.graph.output:
+        value.type.CopyFrom(helper.make_tensor_type_proto(TensorProto.FLOAT, ["N", "M"]))
+    with pytest.raises(UnsupportedError) as error:
+        with_gradient(model, ["x"], ["y"], "g_")
+    (first, *_) = error.value.refusals
+    return f"{first.op_type}: {first.reason} | {first.hint}"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a = com.microsoft.nchwc.ReorderInput(x) y = com.microsoft.nchwc.ReorderOutput<channels = 2>(a)",
+         "blocks of channels.*ORT_ENABLE_EXTENDED at most"),
+        ("y = com.microsoft.BiasAdd(x, x, x)", "BiasAdd.*no CPU kernel"),
+        ("y = com.microsoft.NhwcConv(x, x)", "NhwcConv.*no CPU kernel"),
+        ("y = com.microsoft.FusedGemm<activation = \"Cube\">(x, x)", "activation 'Cube' is not known"),
+        ("y = com.microsoft.FusedGemm<activation = \"Elu\">(x, x)", "Elu lacks a parameter"),
+        ("a = Constant<value_ints = [0]>() v = Squeeze(z, a) y = com.microsoft.FusedMatMul<transA = 1>(x, v)",
+         "does not transpose"),
+        ("y = com.microsoft.MatMulNBits<K = 2, N = 2, block_size = 16>(x, z, z, z)", "zero points are floats"),
+        ("y = com.microsoft.MatMulNBits<K = 2, N = 2, block_size = 16>(x, z, z, , z)", "reordered or prepacked"),
+        ("y = com.microsoft.MatMulNBits<K = 2, N = 2, block_size = 16, bits = 3>(x, z, z)", "3 bits"),
+        ("y = com.microsoft.CDist<metric = \"cosine\">(x, x)", "metric 'cosine' is not known"),
+        ("y = SimplifiedLayerNormalization<stash_type = 11>(x, z)", "another type than float32"),
+        ("y, mean, r, s = com.microsoft.SkipSimplifiedLayerNormalization(x, x, z) ", "'mean' is not covered"),
+        ("y = com.microsoft.Unheard(x)", "there is no rule for com.microsoft::Unheard"),
+    ],
+)  # fmt: skip
+def test_refusals(text, why):
+    outputs = "(y, mean)" if "mean" in text else "(y)"
+    assert re.search(why, refusal(f"g (float[2, 2] x, float[1, 2] z) => {outputs} {{ {text} }}"))
+
+
+# -- an optimized model ----------------------------------------------------------------------------------------------
+
+
+def tanh_gelu(x):
+    return 0.5 * x * (1 + torch.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * torch.pow(x, 3))))
+
+
+class Block(nn.Module):
+    """A transformer block with normalizations after the residuals and with projections of its own."""
+
+    def __init__(self, gelu, size=16, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v, self.out = (nn.Linear(size, size) for _ in range(4))
+        self.up, self.down = nn.Linear(size, 2 * size), nn.Linear(2 * size, size)
+        self.first, self.second = nn.LayerNorm(size), nn.LayerNorm(size)
+        self.gelu = gelu
+
+    def forward(self, x):
+        q, k, v = (layer(x).unflatten(2, (self.heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        p = torch.softmax(q @ k.transpose(2, 3) / q.shape[-1] ** 0.5, -1)
+        x = self.first(x + self.out((p @ v).transpose(1, 2).flatten(2)))
+        return self.second(x + self.down(self.gelu(self.up(x))))
+
+
+class Net(nn.Module):
+    """A convolution, two blocks, and a head of three products with activations."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(5, 16, 3, padding=1)
+        self.blocks = nn.Sequential(Block(nn.GELU()), Block(tanh_gelu))
+        self.pool, self.gate, self.head = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        x = self.blocks(torch.relu(self.conv(x)).transpose(1, 2))
+        x = torch.tanh(self.pool(x[:, 0]))
+        gate = self.gate(x)
+        return self.head(gate * torch.sigmoid(1.702 * gate))
+
+
+FUSED = {"Gelu", "FastGelu", "FusedConv", "FusedGemm", "FusedMatMul", "QuickGelu", "SkipLayerNormalization"}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("opset", [14, 17])
+def test_gradients_of_an_optimized_model(tmp_path, opset):
+    """onnxruntime fuses half of the model away; its training model gives PyTorch's gradients all the same.
+
+    In opset 14 it writes LayerNormalization, which the standard has had since 17.
+    """
+    torch.manual_seed(0)
+    net, x, y = Net(), torch.randn(2, 5, 7), torch.tensor([0, 2])
+    for parameter in net.parameters():  # the exporter makes equal ones one
+        nn.init.normal_(parameter, std=0.4)
+    plain, optimized = tmp_path / "plain.onnx", tmp_path / "optimized.onnx"
+    torch.onnx.export(net, x, plain, dynamo=False, opset_version=opset, input_names=["x"])
+    session = onnxruntime.SessionOptions()
+    session.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    session.optimized_model_filepath = str(optimized)
+    onnxruntime.InferenceSession(plain, session, providers=["CPUExecutionProvider"])
+    torch.nn.functional.cross_entropy(net(x), y).backward()
+    expected = {name: parameter.grad.numpy() for name, parameter in net.named_parameters()}
+    for file in (plain, optimized):
+        model = onnx.load(file)
+        assert file == plain or {node.op_type for node in model.graph.node} >= FUSED
+        built = build(model, Options(losses=(LossSpec("cross-entropy"),), label="y"))
+        assert not any(node.domain for node in built.model.graph.node)
+        found = Executor(built.model, fallback=False)({"x": x.numpy(), "y": y.numpy()})
+        gradients = {name: found[gradient] for name, gradient in built.training.gradients.items()}
+        assert len(gradients) == len(expected)
+        for name, gradient in expected.items():
+            ours = gradients.pop(name, None)
+            if ours is None:  # onnxruntime and PyTorch rename a weight whose transpose they store
+                name, ours = next((n, g) for n, g in gradients.items() if close(g, gradient.T))
+                del gradients[name]
+            assert close(ours, gradient) or close(ours, gradient.T), name
+
+
+def close(a, b):
+    return bool(np.abs(a - b).max() <= 1e-5 * np.abs(b).max() + 1e-7) if a.shape == b.shape else False
