@@ -8,6 +8,7 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.check import Arrays
+from onnxgrad_cli.graph import element_type
 
 
 class Executor:
@@ -72,11 +73,14 @@ def _widen(graph: GraphProto) -> None:
         if tensor.name not in stay:
             _widen_tensor(tensor)
     for value in (*graph.input, *graph.output, *graph.value_info):
-        if value.type.tensor_type.elem_type in _NARROW and value.name not in stay:
-            value.type.tensor_type.elem_type = TensorProto.DOUBLE
+        element = element_type(value.type)
+        if element is not None and element.tensor_type.elem_type in _NARROW and value.name not in stay:
+            element.tensor_type.elem_type = TensorProto.DOUBLE
     for node in graph.node:
         if node.op_type == "ConstantOfShape" and not node.attribute:  # float32 zeros, by default
             node.attribute.append(helper.make_attribute("value", numpy_helper.from_array(np.zeros(1))))
+        if node.op_type == "SequenceEmpty" and not node.attribute:
+            node.attribute.append(helper.make_attribute("dtype", TensorProto.DOUBLE))
         for attribute in node.attribute:
             if attribute.type == AttributeProto.TENSOR:
                 _widen_tensor(attribute.t)

@@ -268,6 +268,15 @@ class Graph:
         """Whether `name` is a constant that a pass of this tool has added."""
         return name in self._pooled
 
+    def hand_constants_to(self, outer: Graph) -> None:
+        """Give the constants that were added to the graph around this one, where all can read them."""
+        for name in self._pooled:
+            tensor = self.initializers[name]
+            outer.initializers[name] = tensor
+            outer.types[name] = tensor_type(tensor.data_type, list(tensor.dims))
+            outer._pooled.add(name)
+        self._pooled.clear()
+
     def unlist_initializers(self) -> None:
         """Take the initializers out of the inputs, so that they are constants; trained ones come back as inputs."""
         own = [value for value in self.proto.graph.input if value.name not in self.initializers]

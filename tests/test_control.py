@@ -243,6 +243,9 @@ def test_weights_gather_their_gradient_in_a_state() -> None:
 # -- what the pipeline makes of bodies ------------------------------------------------------------------------
 
 
+SHAPES = {"x": ["n", 3]}, {"y": ["n", 3]}, {"k": np.array(2)}
+
+
 def settled(made: onnx.ModelProto) -> Graph:
     graph = Graph(made)
     prepare.normalise(graph)
@@ -267,6 +270,7 @@ def test_weights_in_bodies_are_trained() -> None:
     nodes = [node("Loop", ["k", "", "x"], ["h"], body=body), node("Loop", ["k", "", "h"], ["y"], body=body)]
     built = build(model(nodes, {"x": ["n", 3]}, {"y": ["n", 3]}, {"k": np.array(2)}), Options())
     assert len(built.training.trained) == 4  # two bodies, each with a matrix and a bias of its own
+    assert not built.training.not_trained
     loss, *gradients = Executor(built.model)({"x": np.ones((2, 3)), "label": np.zeros((2, 3))}).values()
     weights = [torch.eye(3, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     biases = [torch.ones(3, dtype=torch.float64, requires_grad=True) for _ in range(2)]
@@ -277,6 +281,27 @@ def test_weights_in_bodies_are_trained() -> None:
     assert loss == 25.0  # (1 + 4) squared
     for found, right in zip(gradients, (weights[0], biases[0], weights[1], biases[1]), strict=True):
         np.testing.assert_allclose(found, right.grad)
+
+
+def test_a_weight_in_a_body_keeps_its_name_and_its_role() -> None:
+    values = {"scale": 1.5, "shift": 0.5, "mean": 0.1, "var": 0.9}
+    body = helper.make_graph(
+        [node("BatchNormalization", ["s", *values], ["s2"]), node("Identity", ["c"], ["c2"])],
+        "body",
+        [value("i", 0, INT64), value("c", 0, BOOL), value("s")],
+        [value("c2", 0, BOOL), value("s2")],
+        [numpy_helper.from_array(np.full(3, each), name) for name, each in values.items()],
+    )
+    made = model([node("Loop", ["k", "", "x"], ["y"], body=body)], *SHAPES)
+    built = build(made, Options(train=("scale", "shift")))
+    assert built.training.trained == ["scale", "shift"]
+    built = build(model([node("Loop", ["k", "", "x"], ["y"], body=body)], *SHAPES), Options(mode="eval"))
+    assert built.training.trained == ["scale", "shift"]
+    assert {name: reason.split(" of ")[0] for name, reason in built.training.not_trained.items()} == {
+        "mean": "running mean",
+        "var": "running variance",
+    }
+    assert "BatchNormalization inside a subgraph stays" in str(built.training.cautions)
 
 
 def test_a_branch_that_is_always_taken_takes_the_place_of_the_if() -> None:

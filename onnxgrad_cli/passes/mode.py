@@ -13,7 +13,7 @@ from onnx import NodeProto
 
 from onnxgrad_cli.emit import Op
 from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError
-from onnxgrad_cli.graph import Graph, is_external, shape_of, subgraphs
+from onnxgrad_cli.graph import Graph, is_external, shape_of, subgraphs, with_bodies
 from onnxgrad_cli.pipeline import Options, Training
 
 MOMENTUM, EPSILON = 0.9, 1e-5
@@ -47,8 +47,12 @@ def apply_mode(graph: Graph, options: Options, training: Training) -> bool:
     if refusals:
         raise UnsupportedError(f"{len(refusals)} nodes can't be put in training mode:", refusals)
     graph.set_nodes(nodes)
-    if options.mode == "train":
-        training.cautions.extend(Caution("note", "--mode", text) for text in _without_effect(graph, training))
+    if options.mode != "keep":
+        texts = [
+            *(_without_effect(graph, training) if options.mode == "train" else ()),
+            *_in_bodies(graph, options.mode),
+        ]
+        training.cautions.extend(Caution("note", "--mode", text) for text in texts)
     return changed
 
 
@@ -85,10 +89,13 @@ def _without_effect(graph: Graph, training: Training) -> list[str]:
         cautions.append(
             "--mode train: the model has no BatchNormalization; exporters fold it into the convolution before it"
         )
-    inner = {n.op_type for node in graph.nodes for body in subgraphs(node) for n in body.node}
-    for kind in sorted(inner & {"Dropout", "BatchNormalization"}):
-        cautions.append(f"--mode train: a {kind} inside a subgraph stays as it is")
     return cautions
+
+
+def _in_bodies(graph: Graph, mode: str) -> list[str]:
+    inner = {n.op_type for node in graph.nodes for body in subgraphs(node) for n in with_bodies(body.node)}
+    found = sorted(inner & {"Dropout", "BatchNormalization"})
+    return [f"--mode {mode}: a {kind} inside a subgraph stays as it is" for kind in found]
 
 
 def _attribute(node: NodeProto, name: str, default: float) -> float:

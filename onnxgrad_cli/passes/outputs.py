@@ -33,8 +33,13 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
     wanted = [training.loss, *training.gradients.values(), *training.state.values()]
     for name in wanted:
         graph.add_output(name)
+    others = [value for value in own if value.name not in wanted]
     if options.keep_outputs:
-        graph.proto.graph.output.extend(value for value in own if value.name not in wanted)
+        graph.proto.graph.output.extend(others)
+    else:  # what the model said of their shapes may be inferred from nothing else
+        made = {name for node in graph.nodes for name in node.output}
+        known = {value.name for value in graph.proto.graph.value_info}
+        graph.proto.graph.value_info.extend(v for v in others if v.name in made and v.name not in known)
     embed(graph, options, training)
     return True
 

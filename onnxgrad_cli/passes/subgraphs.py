@@ -6,6 +6,7 @@ is constant becomes its branch; and every step that replaces nodes of the model 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import onnx
@@ -17,38 +18,42 @@ from onnxgrad_cli.graph import Graph, rename, subgraphs, with_bodies
 
 
 def hoist(graph: Graph, constant: Callable[[NodeProto], TensorProto | None]) -> None:
-    """Make the initializers and the constants of all bodies initializers of the model, under names of their own."""
-    for node in graph.nodes:
-        for body in subgraphs(node):
-            _hoist(graph, body, constant)
+    """Make the initializers and constants of all bodies initializers of the model; a name that occurs once stays."""
+    made = Counter(name for node in with_bodies(graph.nodes) for name in node.output)
+    every = [body for node in with_bodies(graph.nodes) for body in subgraphs(node)]
+    made.update(value.name for body in every for value in (*body.input, *body.initializer))
+    made.update({*graph.initializers, *graph.input_names})
+    for body in every:
+        _hoist(graph, body, constant, made)
 
 
-def _hoist(graph: Graph, body: GraphProto, constant: Callable[[NodeProto], TensorProto | None]) -> None:
+def _hoist(
+    graph: Graph, body: GraphProto, constant: Callable[[NodeProto], TensorProto | None], made: Counter[str]
+) -> None:
     fed = {value.name for value in body.input}
     found = {tensor.name: tensor for tensor in body.initializer if tensor.name not in fed}
     for node in body.node:
         tensor = constant(node)
         if tensor is not None:
             found[node.output[0]] = tensor
-    names = {name: graph.fresh(name) for name in found}
-    if found:
-        for name, tensor in found.items():
-            copy = graph.proto.graph.initializer.add()
-            copy.CopyFrom(tensor)
-            copy.name = names[name]
-            graph.initializers[copy.name] = copy
-        kept = [tensor for tensor in body.initializer if tensor.name not in found]
-        nodes = [node for node in body.node if not names.keys() & set(node.output)]
-        rename(nodes, names)
-        returned = [value.name for value in body.output if value.name in names]
-        del body.initializer[:], body.node[:]
-        body.initializer.extend(kept)
-        body.node.extend(nodes)
-        for name in dict.fromkeys(returned):  # a body returns its own values only
-            body.node.add(op_type="Identity", name=graph.fresh(f"{name}/Identity"), input=[names[name]], output=[name])
-    for node in body.node:
-        for inner in subgraphs(node):
-            _hoist(graph, inner, constant)
+    if not found:
+        return
+    returned = [value.name for value in body.output if value.name in found]
+    alone = {name for name in found if made[name] == 1 and name not in returned}
+    names = {name: name if name in alone else graph.fresh(name) for name in found}
+    for name, tensor in found.items():
+        copy = graph.proto.graph.initializer.add()
+        copy.CopyFrom(tensor)
+        copy.name = names[name]
+        graph.initializers[copy.name] = copy
+    kept = [tensor for tensor in body.initializer if tensor.name not in found]
+    nodes = [node for node in body.node if not names.keys() & set(node.output)]
+    rename(nodes, names)
+    del body.initializer[:], body.node[:]
+    body.initializer.extend(kept)
+    body.node.extend(nodes)
+    for name in dict.fromkeys(returned):  # a body returns its own values only
+        body.node.add(op_type="Identity", name=graph.fresh(f"{name}/Identity"), input=[names[name]], output=[name])
 
 
 def separate_outputs(graph: Graph) -> None:
@@ -105,6 +110,7 @@ def settle_bodies(graph: Graph, settle: Callable[[Graph], None]) -> bool:
             settle(inner)
             if before != [n.SerializeToString() for n in inner.nodes]:
                 own = len(given.g.input)
+                inner.hand_constants_to(graph)
                 body = inner.commit().graph
                 del body.input[own:]
                 given.g.CopyFrom(body)

@@ -17,7 +17,7 @@ from onnx import NodeProto, numpy_helper
 from onnxgrad_cli import registry
 from onnxgrad_cli.emit import is_differentiable, is_float
 from onnxgrad_cli.errors import Caution, UnsupportedError, UsageError, suggest
-from onnxgrad_cli.graph import SMALL, Graph, is_external, nbytes, reads
+from onnxgrad_cli.graph import SMALL, Graph, is_external, nbytes, reads, subgraphs, with_bodies
 from onnxgrad_cli.pipeline import Options, Training
 
 SETTINGS: dict[tuple[str, int], str] = {
@@ -148,6 +148,14 @@ def _may_be_float(graph: Graph, name: str) -> bool:
     return name not in graph.types or is_differentiable(graph.types[name])
 
 
+def _within(name: str, node: NodeProto, position: int) -> list[tuple[NodeProto, int]]:
+    """The nodes that read a value, and at which input; of a node that captures it, those in its bodies."""
+    if position >= 0:
+        return [(node, position)]
+    inner = [each for body in subgraphs(node) for each in with_bodies(body.node)]
+    return [(each, at) for each in inner for at, read in enumerate(each.input) if read == name]
+
+
 class _Roles:
     """The role each initializer plays, by where it is read."""
 
@@ -158,7 +166,7 @@ class _Roles:
 
     def constant(self, name: str) -> str:
         """Why `name` is a constant by role, or "" where it is a weight."""
-        reasons = [self._at(name, node, position) for node, position in self.uses[name]]
+        reasons = [self._at(name, *use) for each in self.uses[name] for use in _within(name, *each)]
         return reasons[0] if reasons and all(reasons) else ""
 
     def _at(self, name: str, node: NodeProto, position: int) -> str:
