@@ -358,8 +358,29 @@ def _training_mode(up: _Upgrade, node: NodeProto) -> None:
 
 
 @change("Scan", 9)
-def _scan(up: _Upgrade, node: NodeProto) -> None:
-    raise _Unfit("before opset 9 it had a batch axis")
+def _scan(up: _Upgrade, node: NodeProto) -> Sequence[NodeProto]:
+    """There was a batch axis before the scanned one: now one Scan goes through the batch, one through a sample."""
+    if node.input[0]:
+        raise _Unfit("its sequences have lengths of their own, which opset 9 has no more")
+    given = list(node.input[1:])
+    inner = up.node("Scan", [up.graph.fresh(f"{name}_sample") for name in given], node)
+    inner.output[:] = [up.graph.fresh(f"{name or node.name}_sample") for name in node.output]
+    body = _take(node, "body")
+    _give(inner, body=body, num_scan_inputs=_take(node, "num_scan_inputs"))
+    directions = _take(node, "directions")
+    if directions:
+        _give(inner, scan_input_directions=directions)
+
+    def declared(name: str, like: str) -> onnx.ValueInfoProto:
+        shape = up.shape(like)
+        return helper.make_tensor_value_info(name, up.dtype(like), None if shape is None else [None] * (len(shape) - 1))
+
+    inputs = [declared(*pair) for pair in zip(inner.input, given, strict=True)]
+    outputs = [declared(*pair) for pair in zip(inner.output, node.output, strict=True)]
+    del node.input[0]
+    samples = helper.make_graph([inner], up.graph.fresh(f"{node.name}/samples"), inputs, outputs)
+    _give(node, body=samples, num_scan_inputs=len(given))
+    return [node]
 
 
 @change("RoiAlign", 16)
