@@ -194,8 +194,8 @@ class Measure:
     executor: str
     double: bool
     step: float = 1e-6
-    tolerance: float = 3e-6
-    floor: float = 1e-2
+    tolerance: float = 1e-6
+    floor: float = 1e-3
 
 
 MEASURES = (
@@ -204,6 +204,13 @@ MEASURES = (
     Measure("reference", True, 3e-3, 1e-2, 1e-2),  # where onnx.reference computes in float32 whatever it gets
     Measure("onnxruntime", False, 3e-3, 1e-2, 1e-2),
 )
+
+
+CANCELLING = {
+    "RNN": "where tanh saturates, float32 knows y to 6e-8, and so its slope 1 - y²",
+    "SoftmaxCrossEntropyLoss": "the derivative in the class weights is the difference of two means over thousands",
+}
+"""Operators whose gradient, small against what it is made of, float32 has to fewer digits; float64 is held to all."""
 
 
 def judge(subject: Subject) -> Iterator[Verdict]:
@@ -327,9 +334,8 @@ def _error(
     if not all(np.isfinite(np.asarray(point[name], float)).all() for name in subject.wanted):
         return "not finite"
     values = _run(forward, model, point)
-    seeds = {
-        name: np.asarray(rng.standard_normal(np.shape(values[name])), values[name].dtype) for name in subject.seeded
-    }
+    types = {value.name: dtype_of(value.type) for value in model.graph.output}
+    seeds = {name: _as(rng.standard_normal(np.shape(values[name])), types[name]) for name in subject.seeded}
     finite = {name: np.isfinite(np.asarray(values[name], float)) for name in subject.seeded}
     seeds = {name: np.where(finite[name], seed, np.zeros_like(seed)) for name, seed in seeds.items()}
     gradients = _gradients(subject, measure, backward, point, seeds)
@@ -343,11 +349,14 @@ def _error(
 
     scale = sum(float(np.sum(np.abs(np.where(finite[n], values[n], 0) * s))) for n, s in seeds.items())
     for _ in range(2):
-        try:
-            found = directional(function, point, gradients, rng, measure.step, measure.floor * scale)
-        except Exception as error:  # an input that decides on the shape of the output
-            return _line(error)
-        if not found.error <= measure.tolerance:
+        for step in (measure.step, 10 * measure.step):  # a large sum's rounding drowns the smaller step
+            try:
+                found = directional(function, point, gradients, rng, step, measure.floor * scale)
+            except Exception as error:  # an input that decides on the shape of the output
+                return _line(error)
+            if found.error <= measure.tolerance:
+                break
+        else:
             return f"{forward.name}: {found}"
     return _narrow_error(subject, point, seeds, values, gradients) if measure.double else None
 
@@ -380,10 +389,10 @@ def _narrow_error(subject: Subject, point: Arrays, seeds: Arrays, values: Arrays
         return None
     if not all(np.allclose(result[name], values[name], 1e-3, 1e-4, equal_nan=True) for name in subject.seeded):
         return None
+    least = 3e-2 if subject.op.removesuffix(", expanded") in CANCELLING else 1e-3
     for name, gradient in gradients.items():
         off = np.max(np.abs(result[f"g_grad_{name}"] - gradient), initial=0.0)
-        # where tanh saturates, float32 knows it to 6e-8, and so its slope; seeds and inputs make that some 1e-6
-        if not off <= 1e-4 * np.max(np.abs(gradient), initial=3e-2):
+        if not off <= 1e-4 * np.max(np.abs(gradient), initial=least):
             return f"{name} is off by {off:.1e} in float32"
     return None
 

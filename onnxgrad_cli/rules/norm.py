@@ -185,7 +185,7 @@ def lrn(op, g, y, x, *, size, alpha, beta, bias):
         offset = np.arange(channels)[None, :] - np.arange(channels)[:, None]
         band = op.const(((offset >= low) & (offset <= high)).astype(np.float64), x)
     else:
-        index = op.Range(op.const(0), op.squeeze(op.dim(x, 1), [0]), op.const(1), shape=(channels,))
+        index = op.state(op.steps(op.dim(x, 1)), (channels,))
         offset = op.unsqueeze(index, [0]) - op.unsqueeze(index, [1])
         band = op.cast(op.And(offset > low - 1, offset < high + 1), x)
     d = _windows(op, band, x * x) * (alpha / size) + bias
