@@ -80,7 +80,8 @@ class Training:
         predictions, labels: what the losses compare: the output that each judges, and the label inputs there are.
         judged: the label of each loss, "" where it has none; empty until the losses are written.
         sample_weight: the input with one weight per sample.
-        loss: the value of the loss.
+        loss: the value of the loss; "" where there is none, as in derivative models.
+        yielded: the values at which the forward part ends, each with the name of its cotangent.
         state: outputs that replace an input or a weight at the next step (running statistics): name -> successor.
         gradients: weight or input -> name of its gradient.
         rules: how often each rule was used, by 'domain::Op', with its source.
@@ -99,7 +100,7 @@ class Training:
     judged: list[str] = field(default_factory=list)
     sample_weight: str | None = None
     loss: str = ""
-    yielded: str = ""
+    yielded: dict[str, str] = field(default_factory=dict)
     state: dict[str, str] = field(default_factory=dict)
     gradients: dict[str, str] = field(default_factory=dict)
     rules: Counter[tuple[str, str]] = field(default_factory=Counter)

@@ -294,12 +294,12 @@ def test_traceback_on_request(shell: Shell) -> None:
 
 
 def test_internal_error(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    from onnxgrad_cli import job
+    from onnxgrad_cli.jobs import build
 
     def fail(*arguments: object, **options: object) -> None:
         raise ZeroDivisionError("by accident")
 
-    monkeypatch.setattr(job, "run_build", fail)
+    monkeypatch.setattr(build, "run_build", fail)
     result = shell("build", "mlp.onnx")
     assert result.code == 1
     assert "internal: ZeroDivisionError: by accident" in result.err and "--traceback" in result.err

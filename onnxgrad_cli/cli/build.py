@@ -48,7 +48,7 @@ def build(voice: Voice, /, model: str, out: str | None, **values: Any) -> int:
     if to_stdout and voice.json:
         raise click.UsageError("the model and --json can't both go to stdout: name a file with -o")
     voice.done = "stopped" if values["stop_after"] else "built"
-    from onnxgrad_cli.job import run_build
+    from onnxgrad_cli.jobs.build import run_build
 
     report = run_build(
         model,

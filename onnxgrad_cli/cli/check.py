@@ -26,7 +26,7 @@ from onnxgrad_cli.cli.voice import Voice, speaks
 def check(voice: Voice, train: str, data: Path | None, dim: tuple[tuple[str, int], ...], seed: int) -> int:
     """Prove the gradients of TRAIN (- is stdin), which `onnxgrad build` made, against differences of its loss."""
     voice.done = "passed"
-    from onnxgrad_cli.job import run_check
+    from onnxgrad_cli.jobs.check import run_check
 
     proof = run_check(train, data=data, sizes=dict(dim), seed=seed)
     lines = [f"{step.status:8}{step.name}: {step.detail} ({step.seconds:.2f} s)" for step in proof.steps]

@@ -17,6 +17,6 @@ from onnxgrad_cli.cli.voice import Voice, speaks
 @click.pass_obj
 def inspect(voice: Voice, /, model: str, **values: Any) -> int:
     """Say what would be trained in MODEL, and what can't be differentiated and why; write nothing."""
-    from onnxgrad_cli.job import inspect as run
+    from onnxgrad_cli.jobs.build import inspect as run
 
     return voice.report(run(model, options(values), command=voice.command, tell=voice.say))

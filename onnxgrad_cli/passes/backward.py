@@ -224,7 +224,8 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
     op.role = "backward"
     training.straight_through = options.quantization == "ste"
     wanted = [*training.trained, *training.grad_of_input]
-    cotangents = differentiate(graph, {training.loss: op.val(training.yielded)}, wanted, op, training)
+    seeds = {end: op.val(cotangent) for end, cotangent in training.yielded.items()}
+    cotangents = differentiate(graph, seeds, wanted, op, training)
     op.forward, op.scope = "", "grad/zero"
     given = {name for node in graph.nodes for name in node.output} | {*graph.initializers, *graph.input_names}
     names: dict[str, str] = {}

@@ -106,7 +106,7 @@ def roles(graph: Graph, options: Options, training: Training) -> Roles:
             return "weight"
         if name in training.state:
             return "state"
-        if name == training.yielded:
+        if name in training.yielded.values():
             return "loss gradient"
         return "constant" if name in graph.initializers else "model input"
 

@@ -33,7 +33,8 @@ def insert_yield(graph: Graph, outputs: list[str]) -> list[str]:
 
 def _run(graph: Graph, options: Options, training: Training) -> bool:
     training.forward_nodes = len(graph.nodes)
-    (training.yielded,) = insert_yield(graph, [training.loss])
+    (cotangent,) = insert_yield(graph, [training.loss])
+    training.yielded = {training.loss: cotangent}
     return True
 
 

@@ -1,14 +1,12 @@
-"""From files to files: what each command does, as one call that neither prints nor exits."""
+"""The main job: from an inference model in a file to a training model and its report in others."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import onnx
 from onnx import ModelProto
 
 from onnxgrad_cli.build import Built
@@ -22,20 +20,15 @@ from onnxgrad_cli.files import (
     save_bytes,
     save_model,
 )
-from onnxgrad_cli.graph import Graph, dtype_of, nbytes, shape_of
+from onnxgrad_cli.graph import Graph, nbytes
+from onnxgrad_cli.jobs import Tell, silent
+from onnxgrad_cli.jobs.check import fit, read_data
 from onnxgrad_cli.passes import PASSES, VERIFY
-from onnxgrad_cli.passes.describe import Roles, describe
+from onnxgrad_cli.passes.describe import describe
 from onnxgrad_cli.pipeline import Options, Pass, Record
 from onnxgrad_cli.report import FORMATS, File, Report, make_report, render
 from onnxgrad_cli.report.model import Next
 from onnxgrad_cli.verify import LARGE, Proof, prove
-
-Tell = Callable[[str, int], None]
-"""Takes a line of narration and the verbosity it belongs to."""
-
-
-def _silent(text: str, level: int) -> None:
-    pass
 
 
 def run_build(
@@ -52,7 +45,7 @@ def run_build(
     force: bool = False,
     check: bool = False,
     command: str = "",
-    tell: Tell = _silent,
+    tell: Tell = silent,
 ) -> Report:
     """Turn the model in a file into a training model in another, and write the report beside it.
 
@@ -88,7 +81,7 @@ def run_build(
         reports = [target.with_name(f"{target.name}.report.md")]
     _check_targets(target, reports, proto, path, force)
     _check_names(stop_after, reports)
-    data = _read_data(test_data) if test_data else {}
+    data = read_data(test_data) if test_data else {}
     dump = _Dump(dump_passes, path, force, check, tell)
     wants_proof = verify is not False and stop_after is None and options.yield_ != "keep"
     comparable = wants_proof and options.mode == "keep"  # else the training model is to compute something else
@@ -106,7 +99,7 @@ def run_build(
         if wants_proof:
             tell("verifying the gradients", 1)
             roles = describe(trained)
-            data, sizes = _fit(data, trained, roles, tell)
+            data, sizes = fit(data, trained, roles, tell)
             start = time.perf_counter()
             proof = prove(trained, roles, path, original, data, sizes, force=bool(verify))
             nodes = len(built.graph.nodes)
@@ -128,7 +121,7 @@ def run_build(
     return report
 
 
-def inspect(model: str | Path, options: Options | None = None, *, command: str = "", tell: Tell = _silent) -> Report:
+def inspect(model: str | Path, options: Options | None = None, *, command: str = "", tell: Tell = silent) -> Report:
     """Say what `run_build` would do with a model, and write nothing.
 
     Returns:
@@ -156,33 +149,6 @@ def inspect(model: str | Path, options: Options | None = None, *, command: str =
         verdict=f"Differentiable: {count} gradient{'' if count == 1 else 's'} can be had.",
         next=[Next("Build it", "sh", command.replace("onnxgrad inspect", "onnxgrad build", 1))] if command else [],
     )
-
-
-def run_check(
-    model: str | Path,
-    *,
-    data: Path | None = None,
-    sizes: Mapping[str, int] | None = None,
-    seed: int = 0,
-    tell: Tell = _silent,
-) -> Proof:
-    """Prove the gradients of a training model that `run_build` wrote.
-
-    Args:
-        model: the training model; '-' is stdin.
-        data: an .npz with arrays for its inputs and weights, by name; what is missing is drawn at random.
-        sizes: sizes of symbolic dimensions, for what is drawn.
-        seed: of what is drawn.
-
-    Raises:
-        UsageError: it is no training model, or the data do not fit it.
-        OnnxgradError: a file can't be read.
-    """
-    proto, path = load_model(model)
-    roles = describe(proto)
-    arrays = _read_data(data) if data else {}
-    arrays, measured = _fit(arrays, proto, roles, tell)
-    return prove(proto, roles, path, None, arrays, {**(sizes or {}), **measured}, seed, force=True)
 
 
 # -- what is written, and whether it may be -----------------------------------------------------------------
@@ -222,7 +188,7 @@ class _Dump:
     """Called after each pass: tells of it, checks the graph, writes it."""
 
     def __init__(
-        self, folder: Path | None, source: Path | None, force: bool = False, check: bool = False, tell: Tell = _silent
+        self, folder: Path | None, source: Path | None, force: bool = False, check: bool = False, tell: Tell = silent
     ) -> None:
         self.folder, self.source, self.force, self.check, self.tell = folder, source, force, check, tell
         self._count = 0
@@ -260,49 +226,3 @@ def _is_small(model: ModelProto) -> bool:
 def _why(proof: Proof) -> str:
     failed = [f"  {step.name}: {step.detail}" for step in proof.steps if step.status == "failed"]
     return "\n".join(["the training model does not pass its checks:", *failed])
-
-
-def _read_data(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return dict(arrays)
-    except FileNotFoundError:
-        raise OnnxgradError(f"no such file: '{path}'") from None
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise OnnxgradError(
-            f"'{path}' can't be read as an .npz file: {error}", "write one with numpy.savez(FILE, name=array, ...)"
-        ) from None
-
-
-def _fit(
-    data: Mapping[str, np.ndarray], model: ModelProto, roles: Roles, tell: Tell
-) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """The arrays that are inputs of a training model, in its types, and the sizes they give to its symbols.
-
-    Raises:
-        UsageError: none is an input, or one is of another shape or type.
-    """
-    types = {value.name: value.type for value in model.graph.input}
-    fitting: dict[str, np.ndarray] = {}
-    sizes: dict[str, int] = {}
-    for name in filter(types.__contains__, data):
-        array, dtype = data[name], onnx.helper.tensor_dtype_to_np_dtype(dtype_of(types[name]))
-        shape = shape_of(types[name]) or array.shape
-        dims = zip(shape, array.shape, strict=False)
-        bound = [n if d == "?" else sizes.setdefault(d, n) if isinstance(d, str) else d for d, n in dims]
-        if len(shape) != array.ndim or tuple(bound) != array.shape:
-            raise UsageError(f"'{name}' has shape {list(array.shape)} in the data, and {list(shape)} in the model")
-        if not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise UsageError(f"'{name}' is of type {array.dtype} in the data, and {dtype} in the model")
-        fitting[name] = np.ascontiguousarray(array, dtype).reshape(array.shape)
-    unknown = [name for name in data if name not in fitting]
-    if data and not fitting:
-        raise UsageError(
-            f"no input of the training model is called {' or '.join(repr(name) for name in unknown[:5])}",
-            suggest(unknown[0], roles.inputs, "inputs"),
-        )
-    drawn = [name for name in roles.fed if name not in fitting]
-    for names, what in ((unknown, "not an input, left out"), (drawn, "not in the data, drawn at random")):
-        if data and names:
-            tell(f"{what}: {', '.join(names)}", 0)
-    return fitting, sizes

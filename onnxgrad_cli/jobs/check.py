@@ -1,0 +1,95 @@
+"""The proof of a training model that was built before, and the data that a proof is made on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import ModelProto
+
+from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
+from onnxgrad_cli.files import load_model
+from onnxgrad_cli.graph import dtype_of, shape_of
+from onnxgrad_cli.jobs import Tell, silent
+from onnxgrad_cli.passes.describe import Roles, describe
+from onnxgrad_cli.verify import Proof, prove
+
+
+def run_check(
+    model: str | Path,
+    *,
+    data: Path | None = None,
+    sizes: Mapping[str, int] | None = None,
+    seed: int = 0,
+    tell: Tell = silent,
+) -> Proof:
+    """Prove the gradients of a training model that `run_build` wrote.
+
+    Args:
+        model: the training model; '-' is stdin.
+        data: an .npz with arrays for its inputs and weights, by name; what is missing is drawn at random.
+        sizes: sizes of symbolic dimensions, for what is drawn.
+        seed: of what is drawn.
+
+    Raises:
+        UsageError: it is no training model, or the data do not fit it.
+        OnnxgradError: a file can't be read.
+    """
+    proto, path = load_model(model)
+    roles = describe(proto)
+    arrays = read_data(data) if data else {}
+    arrays, measured = fit(arrays, proto, roles, tell)
+    return prove(proto, roles, path, None, arrays, {**(sizes or {}), **measured}, seed, force=True)
+
+
+def read_data(path: Path) -> dict[str, np.ndarray]:
+    """The arrays in an .npz file.
+
+    Raises:
+        OnnxgradError: it can't be read.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except FileNotFoundError:
+        raise OnnxgradError(f"no such file: '{path}'") from None
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise OnnxgradError(
+            f"'{path}' can't be read as an .npz file: {error}", "write one with numpy.savez(FILE, name=array, ...)"
+        ) from None
+
+
+def fit(
+    data: Mapping[str, np.ndarray], model: ModelProto, roles: Roles, tell: Tell
+) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """The arrays that are inputs of a training model, in its types, and the sizes they give to its symbols.
+
+    Raises:
+        UsageError: none is an input, or one is of another shape or type.
+    """
+    types = {value.name: value.type for value in model.graph.input}
+    fitting: dict[str, np.ndarray] = {}
+    sizes: dict[str, int] = {}
+    for name in filter(types.__contains__, data):
+        array, dtype = data[name], onnx.helper.tensor_dtype_to_np_dtype(dtype_of(types[name]))
+        shape = shape_of(types[name]) or array.shape
+        dims = zip(shape, array.shape, strict=False)
+        bound = [n if d == "?" else sizes.setdefault(d, n) if isinstance(d, str) else d for d, n in dims]
+        if len(shape) != array.ndim or tuple(bound) != array.shape:
+            raise UsageError(f"'{name}' has shape {list(array.shape)} in the data, and {list(shape)} in the model")
+        if not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise UsageError(f"'{name}' is of type {array.dtype} in the data, and {dtype} in the model")
+        fitting[name] = np.ascontiguousarray(array, dtype).reshape(array.shape)
+    unknown = [name for name in data if name not in fitting]
+    if data and not fitting:
+        raise UsageError(
+            f"no input of the training model is called {' or '.join(repr(name) for name in unknown[:5])}",
+            suggest(unknown[0], roles.inputs, "inputs"),
+        )
+    drawn = [name for name in roles.fed if name not in fitting]
+    for names, what in ((unknown, "not an input, left out"), (drawn, "not in the data, drawn at random")):
+        if data and names:
+            tell(f"{what}: {', '.join(names)}", 0)
+    return fitting, sizes
