@@ -31,9 +31,11 @@ lint: .venv/installed-lint  ## ruff and mypy
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-docs: .venv/installed-test  ## write docs/operators.md anew, from the rules and what the tests have proven
+docs: .venv/installed-test  ## write the tables and pictures of docs/ anew, from the rules and what the tests have proven
 	$(BIN)/python -m tests.proofs
 	$(BIN)/onnxgrad ops --markdown > docs/operators.md
+	$(BIN)/onnxgrad ops --tags --markdown > docs/differentiability.md
+	$(BIN)/python -m tests.pictures
 
 conformance: .venv/installed-test  ## differentiate the node tests that onnx publishes; build/conformance.md
 	$(BIN)/python -m tests.conformance

@@ -10,22 +10,72 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
-    from onnxgrad_cli.build import build
+    from onnxgrad_cli.builder import build
+    from onnxgrad_cli.derivatives.classic import DerivativeOptions, onnx_derivative
+    from onnxgrad_cli.derivatives.kinds import derive
+    from onnxgrad_cli.derivatives.loss_output import add_loss_output, get_train_initializer
+    from onnxgrad_cli.derivatives.random_feed import random_feed
     from onnxgrad_cli.errors import OnnxgradError
+    from onnxgrad_cli.gradient_lists import gradient_definition
     from onnxgrad_cli.pipeline import LossSpec, Options
-    from onnxgrad_cli.registry import definition, no_gradient, rule
+    from onnxgrad_cli.proof.rulecheck import gradcheck
+    from onnxgrad_cli.registry import (
+        all_rules,
+        definition,
+        lookup,
+        no_gradient,
+        refuse,
+        rule,
+        scoped,
+        stop_gradient,
+    )
 
 _HOMES = {
+    "DerivativeOptions": "derivatives.classic",
     "LossSpec": "pipeline",
     "OnnxgradError": "errors",
     "Options": "pipeline",
-    "build": "build",
+    "add_loss_output": "derivatives.loss_output",
+    "all_rules": "registry",
+    "build": "builder",
     "definition": "registry",
+    "derive": "derivatives.kinds",
+    "get_train_initializer": "derivatives.loss_output",
+    "gradcheck": "proof.rulecheck",
+    "gradient_definition": "gradient_lists",
+    "lookup": "registry",
     "no_gradient": "registry",
+    "onnx_derivative": "derivatives.classic",
+    "random_feed": "derivatives.random_feed",
+    "refuse": "registry",
     "rule": "registry",
+    "scoped": "registry",
+    "stop_gradient": "registry",
 }
 
-__all__ = ["LossSpec", "OnnxgradError", "Options", "__version__", "build", "definition", "no_gradient", "rule"]
+__all__ = [
+    "DerivativeOptions",
+    "LossSpec",
+    "OnnxgradError",
+    "Options",
+    "__version__",
+    "add_loss_output",
+    "all_rules",
+    "build",
+    "definition",
+    "derive",
+    "get_train_initializer",
+    "gradcheck",
+    "gradient_definition",
+    "lookup",
+    "no_gradient",
+    "onnx_derivative",
+    "random_feed",
+    "refuse",
+    "rule",
+    "scoped",
+    "stop_gradient",
+]
 
 
 def __getattr__(name: str) -> Any:

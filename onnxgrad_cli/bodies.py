@@ -52,6 +52,7 @@ def inside(graph: Graph, body: GraphProto, types: Sequence[TypeProto]) -> Graph:
     """
     model = ModelProto(ir_version=graph.proto.ir_version, graph=body)
     model.opset_import.extend(graph.proto.opset_import)
+    model.functions.extend(graph.proto.functions)
     for value, value_type in zip(model.graph.input, types, strict=True):
         value.type.CopyFrom(value_type)
     for value in model.graph.output:

@@ -7,7 +7,7 @@ floating-point operation (FLOP) is one addition or multiplication, so a multiply
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -51,8 +51,8 @@ class Cost:
         sizes: the size each symbol was given.
         assumed: the symbols that nobody gave a size; they count as 1.
         at_run_time: how many values have a size that is known at run time only; it counts as 1.
-        nodes: 'model', 'loss' and 'backward' -> how many nodes.
-        flops_forward, flops_backward: floating-point operations.
+        nodes: 'model', 'loss', 'backward' and 'optimizer' -> how many nodes.
+        flops_forward, flops_backward, flops_optimizer: floating-point operations.
         weight_bytes: the size of the trained weights.
         gradient_bytes: the size of the gradients.
         kept_bytes: the size of all forward values that the backward part reads; weights and inputs don't count,
@@ -68,6 +68,7 @@ class Cost:
     nodes: dict[str, int]
     flops_forward: int
     flops_backward: int
+    flops_optimizer: int
     weight_bytes: int
     gradient_bytes: int
     kept_bytes: int
@@ -89,6 +90,9 @@ MOVES = VIEWS | frozenset(
 )
 """Operators that move numbers and compute none."""
 
+FORWARD = ("model", "loss")
+"""The parts of a training model that come before its backward part."""
+
 BODIES = frozenset({"If", "Loop", "Scan"})
 
 
@@ -102,7 +106,7 @@ def cost(graph: Graph, training: Training, sizes: Mapping[str, int] | None = Non
     """
     facts = _Facts(graph, sizes or {})
     where = parts(graph, training)
-    flops: dict[str, dict[str, int]] = {"forward": defaultdict(int), "backward": defaultdict(int)}
+    flops: dict[str, dict[str, int]] = {"forward": {}, "backward": {}, "optimizer": {}}
     uncounted: Counter[str] = Counter()
     for node, part in zip(graph.nodes, where, strict=True):
         try:
@@ -110,11 +114,12 @@ def cost(graph: Graph, training: Training, sizes: Mapping[str, int] | None = Non
         except LookupError:
             uncounted[node.op_type] += 1
         else:
-            flops["backward" if part == "backward" else "forward"][node.op_type] += count
+            counts = flops["forward" if part in FORWARD else part]
+            counts[node.op_type] = counts.get(node.op_type, 0) + count
     kept, unknown = _kept(graph, where, facts)
     uncounted.update(unknown)
     every = sorted({*flops["forward"], *flops["backward"]})
-    costs = [OperatorCost(op, flops["forward"][op], flops["backward"][op]) for op in every]
+    costs = [OperatorCost(op, flops["forward"].get(op, 0), flops["backward"].get(op, 0)) for op in every]
     weight_bytes = sum(nbytes(graph.initializers[name]) for name in training.trained)
     gradient_bytes = weight_bytes
     for name in training.grad_of_input:
@@ -126,9 +131,10 @@ def cost(graph: Graph, training: Training, sizes: Mapping[str, int] | None = Non
         sizes=facts.given,
         assumed=facts.assumed,
         at_run_time=facts.guesses,
-        nodes={part: where.count(part) for part in ("model", "loss", "backward")},
+        nodes={part: where.count(part) for part in (*FORWARD, "backward", "optimizer")},
         flops_forward=sum(flops["forward"].values()),
         flops_backward=sum(flops["backward"].values()),
+        flops_optimizer=sum(flops["optimizer"].values()),
         weight_bytes=weight_bytes,
         gradient_bytes=gradient_bytes,
         kept_bytes=sum(value.bytes for value in kept),
@@ -144,7 +150,7 @@ def _kept(graph: Graph, where: list[str], facts: _Facts) -> tuple[list[Kept], Co
     kept: dict[str, Kept] = {}
     unknown: Counter[str] = Counter()
     for node, part in zip(graph.nodes, where, strict=True):
-        if part != "backward":
+        if part in FORWARD:
             made.update((name, node) for name in node.output if name)
             if node.op_type in VIEWS and not node.domain:
                 memory[node.output[0]] = memory.get(node.input[0], node.input[0])

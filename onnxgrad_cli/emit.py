@@ -7,7 +7,7 @@ what is known at build time (a static shape, an axis of size one) is decided her
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -169,7 +169,7 @@ class Op:
         self._pool: dict[tuple[Any, ...], Val] = {}
         self._written: dict[tuple[Any, ...], Any] = {}
         self._unexpanded: dict[str, Val] = {}
-        self._renamed: set[str] = set()
+        self._renamed: dict[str, str] = {}
         self._schemas: dict[tuple[str, str], onnx.defs.OpSchema] = {}
         self._defaults: dict[tuple[str, str], dict[str, Any]] = {}
         self._imports = list(graph.proto.opset_import)
@@ -252,6 +252,8 @@ class Op:
     ) -> Any:
         """Append a node; `shape` states the first output's shape where the caller knows more than inference, `types`
         all that is to be known of the outputs."""
+        if domain:
+            self.graph.use_domain(domain)
         like = next((x for x in inputs if isinstance(x, Val)), None)
         values: list[Val | None] = [x if x is None or isinstance(x, Val) else self.const(x, like) for x in inputs]
         while values and values[-1] is None:
@@ -348,15 +350,27 @@ class Op:
 
     def rename(self, value: Val, name: str) -> Val:
         """Call a result of this emitter `name`; a value from elsewhere, or with such a name, becomes an Identity."""
-        made = {output for node in self.nodes for output in node.output}
-        if value.name not in made or value.name in self._renamed:
-            value = self.emit("Identity", value)
-        rename(self.nodes, {value.name: name})
-        assert value.type is not None
-        self.graph.types[name] = value.type
-        self._renamed.add(name)
-        self._written.clear()
+        self.rename_all({name: value})
         return self.val(name)
+
+    def rename_all(self, results: Mapping[str, Val]) -> None:
+        """Call each result by the name before it, as `rename` does; one with several names becomes Identities."""
+        made = {output for node in self.nodes for output in node.output}
+        claimed = set(self._renamed.values())
+        names: dict[str, str] = {}
+        for name, value in results.items():
+            value = self.val(self._renamed.get(value.name, value.name))
+            while value.name not in made or value.name in claimed or value.name in names:
+                value = self.emit("Identity", value)
+                made.add(value.name)
+            names[value.name] = name
+        rename(self.nodes, names)
+        for old, new in names.items():
+            self.graph.types[new] = self.graph.types[old]
+            if old in self.graph.stated:
+                self.graph.stated.add(new)
+        self._renamed.update(names)
+        self._written.clear()
 
     # -- shapes ---------------------------------------------------------------------------------------------
 

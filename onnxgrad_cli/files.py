@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import filecmp
+import mmap
 import os
 import shutil
 import sys
@@ -161,8 +162,11 @@ def _one_line(error: Exception) -> str:
 
 
 def tensors(model: ModelProto) -> Iterator[TensorProto]:
-    """Every tensor of a model: initializers and attributes, of subgraphs and functions too."""
+    """Every tensor of a model: initializers and attributes, of subgraphs, functions and training information too."""
     yield from _graph_tensors(model.graph)
+    for info in model.training_info:
+        yield from _graph_tensors(info.initialization)
+        yield from _graph_tensors(info.algorithm)
     for function in model.functions:
         for node in function.node:
             yield from _node_tensors(node)
@@ -386,13 +390,16 @@ def _replaceable(out: Path) -> bool:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether onnxgrad wrote a file: a report says so in its head, a model in the last entry of its metadata."""
+    """Whether onnxgrad wrote a file: a report says so in its head, a model in its metadata.
+
+    These stand near its end, but for training information and functions, which come after them.
+    """
     with path.open("rb") as file:
         head = file.read(4096)
         if not head.startswith(b"\x08"):  # the first byte of every ONNX model
             return not head or b"onnxgrad" in head
-        file.seek(max(0, path.stat().st_size - 4096))
-        return VERSION.encode() in file.read()
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return data.rfind(VERSION.encode()) >= 0
 
 
 def _write(out: Path, write: Callable[[BinaryIO], object], undo: ExitStack) -> None:

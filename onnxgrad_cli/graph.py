@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +62,13 @@ def element_type(value_type: TypeProto | None) -> TypeProto | None:
             return None
         value_type = getattr(value_type, kind).elem_type
     return value_type
+
+
+def in_words(value_type: TypeProto | None) -> str:
+    """A tensor's type for a reader: its element type and its shape, as 'float[batch, 10]'."""
+    shape = shape_of(value_type)
+    kind = TensorProto.DataType.Name(dtype_of(value_type)).lower()
+    return f"{kind}[{'...' if shape is None else ', '.join(map(str, shape))}]"
 
 
 def nbytes(tensor: TensorProto) -> int:
@@ -164,6 +171,8 @@ class Graph:
         path: where the model was read from, if it was a file: external data are relative to it.
         kept: nodes, by name, that could not be replaced by their definition, and why.
         stated: values whose shape was stated, so that it may not be inferred from the model again.
+        given: every name that the model had before anything was done to it.
+        varied: values that may change at run time though they look constant.
     """
 
     def __init__(self, proto: ModelProto, path: Path | None = None) -> None:
@@ -174,13 +183,16 @@ class Graph:
         self.kept: dict[str, str] = {}
         self.stated: set[str] = set()
         self.initializers: dict[str, TensorProto] = {t.name: t for t in proto.graph.initializer}
-        self._names = set(node_names(proto.graph))
+        self.given = frozenset(node_names(proto.graph))
+        self._names = set(self.given)
         self._counters: dict[str, int] = defaultdict(int)
         self._constants: dict[str, np.ndarray | None] = {}
+        self.varied: set[str] = set()
         self._pooled: set[str] = set()
         borne = (dim.dim_param[2:] for dim in dims_in(proto.graph) if dim.dim_param.startswith("_d"))
         self._symbols = itertools.count(1 + max((int(n) for n in borne if n.isdecimal()), default=0))
         self._fed = {value.name for value in proto.graph.input}
+        self._outer: Graph | None = None
 
     def opset(self, domain: str = "") -> int | None:
         """The version of `domain` that the model imports; None when it does not."""
@@ -207,6 +219,14 @@ class Graph:
     def share_names(self, other: Graph) -> None:
         """Draw fresh names and symbols from the same stock as `other`, so that both can be parts of one model."""
         self._names, self._counters, self._symbols = other._names, other._counters, other._symbols
+        self._outer = other
+
+    def use_domain(self, domain: str) -> None:
+        """Import a domain, at version 1 where the model does not import it yet."""
+        if self.opset(domain) is None:
+            self.proto.opset_import.add(domain=domain, version=1)
+        if self._outer is not None:
+            self._outer.use_domain(domain)
 
     def taken(self, name: str) -> bool:
         """Whether a value or a node bears `name`."""
@@ -232,6 +252,14 @@ class Graph:
         """The node that makes each value."""
         return {name: node for node in self.nodes for name in node.output if name}
 
+    def ancestors(self, names: Iterable[str], stop: Collection[str] = ()) -> set[str]:
+        """Every value that `names` are computed from, and they themselves; nothing behind what is in `stop`."""
+        needed = set(names)
+        for node in reversed(self.nodes):
+            if any(name in needed and name not in stop for name in node.output):
+                needed.update(reads(node))
+        return needed
+
     def uses(self) -> dict[str, list[tuple[NodeProto, int]]]:
         """Where each value is read: (node, input position), position -1 for a capture by a subgraph."""
         uses: dict[str, list[tuple[NodeProto, int]]] = defaultdict(list)
@@ -245,6 +273,8 @@ class Graph:
 
     def constant(self, name: str) -> np.ndarray | None:
         """The values of `name` where they are small and can't be overridden at run time; else None."""
+        if name in self.varied:
+            return None
         if name not in self._constants:
             tensor = self.initializers.get(name)
             known = tensor is not None and not is_external(tensor) and nbytes(tensor) <= SMALL
@@ -254,7 +284,7 @@ class Graph:
 
     def vary(self, names: Iterable[str]) -> None:
         """Declare values that may change at run time (trained weights): `constant` never gives them out."""
-        self._constants.update(dict.fromkeys(names))
+        self.varied.update(names)
 
     def add_initializer(self, name: str, array: np.ndarray) -> None:
         """Add a constant called `name` (which must be fresh); `commit` writes it if anybody reads it."""

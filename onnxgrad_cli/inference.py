@@ -17,8 +17,8 @@ from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.graph import Graph, dims_in, dtype_of, reads, shape_of, tensor_type
 from onnxgrad_cli.rules.linalg import einsum_shape
 
-LIKE_INPUT = frozenset({"GroupNormalization", "Inverse"})
-"""Operators for which onnx infers no type; their output has that of their input."""
+LIKE_INPUT = frozenset({"Gradient", "GroupNormalization", "Inverse"})
+"""Operators for which onnx infers no type; each output has that of the input at its place."""
 
 Types = dict[str, TypeProto]
 
@@ -34,6 +34,8 @@ def infer(graph: Graph) -> None:
     for name, tensor in graph.initializers.items():
         value_type = tensor_type(tensor.data_type, list(tensor.dims))
         graph.types[name] = shared.setdefault(value_type.SerializeToString(), value_type)
+    for value in bare.graph.input:  # an unnamed size gets its symbol first, so that it is known again wherever it goes
+        graph.named(value.type)
     stated: set[str] = set()
     while True:
         symbols = {dim.dim_param: dim.dim_param for dim in dims_in(bare.graph)}
@@ -87,8 +89,9 @@ def _beyond_onnx(graph: Graph, stated: set[str]) -> Types:
     """Types that onnx does not infer, or not as well, of the first node of which some have not been `stated`."""
     for node in graph.nodes:
         found: Types = {}
-        if node.op_type in LIKE_INPUT and node.input[0] in graph.types:
-            found = {node.output[0]: graph.types[node.input[0]]}
+        if node.op_type in LIKE_INPUT:
+            pairs = zip(node.output, node.input, strict=False)
+            found = {made: graph.types[given] for made, given in pairs if given in graph.types}
         elif node.op_type == "Loop" and all(name in graph.types for name in reads(node)):
             found = dict(zip(node.output, bodies.loop_types(graph, node)[1], strict=False))
         elif node.op_type == "SequenceAt":

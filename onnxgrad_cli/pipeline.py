@@ -40,11 +40,18 @@ class Options:
         l1, l2: factors of the sum of the trained weights' magnitudes and of their squares, added to the loss.
         train, freeze: glob patterns over initializer names.
         grad_of_input: glob patterns over input names.
+        optimizer: the name of the optimizer whose step is appended; "" for none.
+        optimizer_options: what it takes besides (momentum, weight_decay, ...), by name.
+        training_info: leave the inference graph as it is, and describe the training beside it, in `training_info`.
+        init: how weights begin there: 'keep' their stored values, 'xavier', 'he' or 'normal'.
+        seed: of the random numbers that they begin with; None lets the runtime choose.
         keep_outputs: keep the model's own outputs too.
         yield_: what becomes of the YieldOp: 'ones' (filled), 'input' (fed) or 'keep'.
+        as_gradient_op: write one Gradient node of ai.onnx.preview.training in place of the backward part.
         mode: 'keep', 'train' or 'eval' for BatchNormalization and Dropout.
         quantization: what becomes of a path through QuantizeLinear: 'refuse' it, or 'ste', the straight-through
             estimator, for which rounding is the identity within the quantized range.
+        identifiers: make valid C identifiers of the names that are not the model's own.
         dims: symbol -> size, fixed before anything else.
         shapes: input -> shape, fixed before anything else.
     """
@@ -60,10 +67,17 @@ class Options:
     train: tuple[str, ...] = ()
     freeze: tuple[str, ...] = ()
     grad_of_input: tuple[str, ...] = ()
+    optimizer: str = ""
+    optimizer_options: dict[str, object] = field(default_factory=dict)
+    training_info: bool = False
+    init: str = "keep"
+    seed: int | None = None
     keep_outputs: bool = False
     yield_: str = "ones"
+    as_gradient_op: bool = False
     mode: str = "keep"
     quantization: str = "refuse"
+    identifiers: bool = False
     dims: dict[str, int] = field(default_factory=dict)
     shapes: dict[str, Shape] = field(default_factory=dict)
 
@@ -82,13 +96,17 @@ class Training:
         sample_weight: the input with one weight per sample.
         loss: the value of the loss; "" where there is none, as in derivative models.
         yielded: the values at which the forward part ends, each with the name of its cotangent.
-        state: outputs that replace an input or a weight at the next step (running statistics): name -> successor.
+        learning_rate: the input with the learning rate; "" without an optimizer.
+        state: what an output replaces at the next step (running statistics; with an optimizer weights, its slots and
+            the count of steps): name -> successor.
+        slots: the state that is the optimizer's: the count of steps, and the slots of each weight.
         gradients: weight or input -> name of its gradient.
         rules: how often each rule was used, by 'domain::Op', with its source.
         kinks: the conventions that were followed, by operator.
         cautions: what a careful reader should know.
         forward_nodes: how many nodes belong to the model and its loss.
         straight_through: whether rounding to integers counts as the identity.
+        partial: weights and inputs whose gradient leaves out paths, for `stop_gradient` declares so.
     """
 
     inputs: list[str] = field(default_factory=list)
@@ -99,15 +117,18 @@ class Training:
     labels: list[str] = field(default_factory=list)
     judged: list[str] = field(default_factory=list)
     sample_weight: str | None = None
+    learning_rate: str = ""
     loss: str = ""
     yielded: dict[str, str] = field(default_factory=dict)
     state: dict[str, str] = field(default_factory=dict)
+    slots: list[str] = field(default_factory=list)
     gradients: dict[str, str] = field(default_factory=dict)
     rules: Counter[tuple[str, str]] = field(default_factory=Counter)
     kinks: dict[str, str] = field(default_factory=dict)
     cautions: list[Caution] = field(default_factory=list)
     forward_nodes: int = 0
     straight_through: bool = False
+    partial: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

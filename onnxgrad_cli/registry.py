@@ -1,15 +1,15 @@
 """The tables of gradient rules and of definitions: which function differentiates, or replaces, which operator.
 
-Both are found by (domain, operator, version of the operator's schema). What is in no table is refused.
+Both are found by (domain, operator, version of the operator's schema). What is in no table is refused. Beside them
+stand the operands behind which gradients stop, whatever a rule says.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -150,6 +150,7 @@ class Signature:
 _SIGNATURES: dict[Callable[..., Any], Signature] = {}
 _RULES: dict[tuple[str, str], list[Rule]] = {}
 _DEFINITIONS: dict[tuple[str, str], list[Definition]] = {}
+_STOPPED: dict[tuple[str, str], frozenset[int]] = {}
 _FOUND: dict[tuple[str, str, int], Rule | None] = {}
 """What `lookup` has found; forgotten whenever the table changes."""
 
@@ -186,30 +187,87 @@ def rule(
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         Signature.of(function)
         for name in op_type.split():
-            last = versions[1] or NEWEST_OPSET
-            _add(Rule(name, domain, (versions[0], last), function, kink, needs_opset, integers), override)
+            last = versions[1] or _newest(domain)
+            _add(Rule(name, _plain(domain), (versions[0], last), function, kink, needs_opset, integers), override)
         return function
 
     return register
 
 
-def no_gradient(op_types: str, *, domain: str = "", kink: str = "") -> None:
+def no_gradient(op_types: str, *, domain: str = "", kink: str = "", override: bool = False) -> None:
     """Declare operators whose derivative is zero by mathematics: shapes, indices, comparisons, steps."""
     for name in op_types.split():
-        _add(Rule(name, domain, (1, NEWEST_OPSET), None, kink), override=False)
+        _add(Rule(name, _plain(domain), (1, _newest(domain)), None, kink), override)
 
 
-def refuse(op_types: str, reason: str, hint: str = "", *, domain: str = "") -> None:
+def refuse(op_types: str, reason: str, hint: str = "", *, domain: str = "", override: bool = False) -> None:
     """Declare operators that are refused by name wherever a cotangent would have to go through them, even as integers.
 
     Args:
         op_types: the operators, separated by spaces.
         reason, hint: why, and what to do about it; shown to users.
         domain: their domain; "" is ai.onnx.
+        override: replace existing rules instead of refusing.
     """
     for name in op_types.split():
-        versions = (1, NEWEST_OPSET)
-        _add(Rule(name, domain, versions, None, integers=True, refusal=reason, hint=hint), override=False)
+        versions = (1, _newest(domain))
+        _add(Rule(name, _plain(domain), versions, None, integers=True, refusal=reason, hint=hint), override)
+
+
+def stop_gradient(op_types: str, inputs: Iterable[int], *, domain: str = "") -> None:
+    """Declare operands that get no gradient, whatever the operator's rule says.
+
+    It holds for every node of these operators in a model, not for those that losses, definitions and rules write.
+    The gradients of what lies behind such an operand are then no derivatives of the loss, which the report says and
+    the proof of a training model leaves out. A later call adds operands; `scoped` forgets them.
+
+    Args:
+        op_types: the operators, separated by spaces.
+        inputs: positions among their inputs, from 0.
+        domain: their domain; "" is ai.onnx.
+
+    Raises:
+        OnnxgradError: a position is no position of the operator's, or models that have it are converted to another.
+    """
+    _load()
+    positions = frozenset(inputs)
+    for name in op_types.split():
+        key = (_plain(domain), name)
+        _check_stopped(*key, positions)
+        _STOPPED[key] = _STOPPED.get(key, frozenset()) | positions
+
+
+def _check_stopped(domain: str, op_type: str, positions: frozenset[int]) -> None:
+    full = f"{domain or 'ai.onnx'}::{op_type}"
+    if not positions or not all(type(position) is int and position >= 0 for position in positions):
+        raise OnnxgradError(
+            f"stop_gradient({op_type!r}, {sorted(positions, key=str)}): not a set of positions",
+            "give the positions of the operator's inputs, counted from 0",
+        )
+    try:
+        schema = onnx.defs.get_schema(op_type, NEWEST_OPSET, domain)
+    except onnx.defs.SchemaError:
+        if not domain:
+            raise OnnxgradError(f"stop_gradient: there is no operator {full}", "give its domain=") from None
+        return
+    if schema.deprecated:
+        raise OnnxgradError(
+            f"stop_gradient: {full} is deprecated: models are converted before they are differentiated",
+            "name the operator that took its place",
+        )
+    if max(positions) >= schema.max_input:
+        raise OnnxgradError(f"stop_gradient: {full} has no input {max(positions)}", f"it has {schema.max_input}")
+
+
+def stopped(op_type: str, domain: str = "") -> frozenset[int]:
+    """The operands of an operator that `stop_gradient` has declared."""
+    return _STOPPED.get((_plain(domain), op_type), frozenset())
+
+
+def all_stopped() -> Iterator[tuple[str, str, frozenset[int]]]:
+    """Every operator with operands that `stop_gradient` has declared: domain, name and the operands' positions."""
+    for (domain, op_type), positions in sorted(_STOPPED.items()):
+        yield domain, op_type, positions
 
 
 def definition(
@@ -234,13 +292,25 @@ def definition(
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         Signature.of_definition(function)
         for name in op_type.split():
-            _add(Definition(name, domain, (versions[0], versions[1] or _LAST), function, needs_opset), override)
+            last = versions[1] or _LAST
+            _add(Definition(name, _plain(domain), (versions[0], last), function, needs_opset), override)
         return function
 
     return register
 
 
+def _plain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def _newest(domain: str) -> int:
+    """The last version that a rule holds for unless it says so: opsets of the standard are proven one by one."""
+    return _LAST if _plain(domain) else NEWEST_OPSET
+
+
 def _add(new: Rule | Definition, override: bool) -> None:
+    if override:
+        _load()  # what is to be replaced must be there
     table: dict[tuple[str, str], list[Any]] = _RULES if isinstance(new, Rule) else _DEFINITIONS
     rules = table.setdefault((new.domain, new.op_type), [])
     for old in list(rules):
@@ -256,11 +326,10 @@ def _add(new: Rule | Definition, override: bool) -> None:
     _FOUND.clear()
 
 
-def lookup(op_type: str, domain: str, opset: int) -> Rule | None:
+def lookup(op_type: str, domain: str = "", opset: int = NEWEST_OPSET) -> Rule | None:
     """The rule for an operator in a model that imports `domain` at version `opset`; None if there is none."""
     _load()
-    domain = "" if domain == "ai.onnx" else domain
-    key = (op_type, domain, opset)
+    key = (op_type, _plain(domain), opset)
     if key not in _FOUND:
         _FOUND[key] = _find(_RULES, *key)
     return _FOUND[key]
@@ -269,7 +338,7 @@ def lookup(op_type: str, domain: str, opset: int) -> Rule | None:
 def lookup_definition(op_type: str, domain: str, opset: int) -> Definition | None:
     """The definition of an operator in a model that imports `domain` at version `opset`; None if there is none."""
     _load()
-    return _find(_DEFINITIONS, op_type, "" if domain == "ai.onnx" else domain, opset)
+    return _find(_DEFINITIONS, op_type, _plain(domain), opset)
 
 
 def _find(table: dict[tuple[str, str], list[Any]], op_type: str, domain: str, opset: int) -> Any:
@@ -285,8 +354,8 @@ def _find(table: dict[tuple[str, str], list[Any]], op_type: str, domain: str, op
 def first_known(op_type: str, domain: str, opset: int) -> int | None:
     """The first version after `opset` from which an operator has a rule or a definition; None if it never has."""
     _load()
-    domain = "" if domain == "ai.onnx" else domain
-    entries = [*_RULES.get((domain, op_type), ()), *_DEFINITIONS.get((domain, op_type), ())]
+    key = (_plain(domain), op_type)
+    entries = [*_RULES.get(key, ()), *_DEFINITIONS.get(key, ())]
     return min((entry.versions[0] for entry in entries if entry.versions[0] > opset), default=None)
 
 
@@ -306,10 +375,10 @@ def all_definitions() -> Iterator[Definition]:
 
 @contextmanager
 def scoped() -> Iterator[None]:
-    """Rules and definitions registered inside the block are forgotten after it."""
+    """Rules, definitions and stopped operands registered inside the block are forgotten after it."""
     _load()
-    tables: tuple[dict[tuple[str, str], list[Any]], ...] = (_RULES, _DEFINITIONS)
-    saved = [{key: list(rules) for key, rules in table.items()} for table in tables]
+    tables: tuple[dict[tuple[str, str], Any], ...] = (_RULES, _DEFINITIONS, _STOPPED)
+    saved = [{key: type(entry)(entry) for key, entry in table.items()} for table in tables]
     try:
         yield
     finally:
@@ -319,11 +388,29 @@ def scoped() -> Iterator[None]:
         _FOUND.clear()
 
 
-@cache
+_STATE = {"loaded": False}
+
+
 def _load() -> None:
-    """Register the built-in rules, then those of installed packages (entry-point group `onnxgrad.rules`)."""
+    """Register the built-in rules, then those of installed packages (entry-point group `onnxgrad.rules`).
+
+    Raises:
+        OnnxgradError: a package's rules fail.
+    """
+    if _STATE["loaded"]:
+        return
+    _STATE["loaded"] = True  # at once: what is loaded registers rules, which may ask for this
     import onnxgrad_cli.definitions
     import onnxgrad_cli.rules  # noqa: F401
 
     for plugin in entry_points(group="onnxgrad.rules"):
-        plugin.load()
+        try:
+            plugin.load()
+        except Exception as error:  # it is code of others, which fails as it likes
+            _STATE["loaded"] = False
+            package = plugin.dist.name if plugin.dist else plugin.value
+            what = f"{type(error).__name__}: {error}"
+            raise OnnxgradError(
+                f"the rules of the installed package '{package}' ({plugin.value}) fail: {what}",
+                f"repair the package, or uninstall it: pip uninstall {package}",
+            ) from error

@@ -13,9 +13,9 @@ import onnx
 from numpy.typing import ArrayLike, NDArray
 from onnx import helper, numpy_helper
 
-Spec = tuple[int, list[int | str]]  # element type, shape
+Spec = tuple[int, list[int | str | None]]  # element type, shape
 
-OPSET = onnx.OperatorSetIdProto(domain="", version=18)
+OPSET = 18
 FLOAT, INT64, BOOL = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64, onnx.TensorProto.BOOL
 
 
@@ -97,20 +97,29 @@ class Net:
         """LayerNormalization over the last axis."""
         return self("LayerNormalization", x, *self.identity(name, size), axis=-1, epsilon=1e-5)
 
-    def save(self, folder: Path, inputs: dict[str, Spec], outputs: dict[str, Spec]) -> None:
+    def save(self, folder: Path, inputs: dict[str, Spec], outputs: dict[str, Spec], opset: int = OPSET) -> None:
         """Check the model fully and write it."""
+        imports = [onnx.OperatorSetIdProto(domain="", version=opset)]
         declared, returned = (
             [helper.make_tensor_value_info(name, *spec) for name, spec in values.items()]
             for values in (inputs, outputs)
         )
         model = helper.make_model(
             helper.make_graph(self.nodes, self.name, declared, returned, self.weights),
-            opset_imports=[OPSET],
-            ir_version=helper.find_min_ir_version_for([OPSET]),
+            opset_imports=imports,
+            ir_version=helper.find_min_ir_version_for(imports),
             producer_name="onnxgrad sample",
         )
         onnx.checker.check_model(model, full_check=True)
         (folder / f"{self.name}.onnx").write_bytes(model.SerializeToString(deterministic=True))
+
+
+def add(folder: Path) -> None:
+    """A constant added to ten columns: the example of the older documentation of gradient graphs."""
+    net = Net("add")
+    net("Add", "X", net.weight("Ad_Addcst", [1.0]), out="Y")
+    net.nodes[-1].name = "Ad_Add"
+    net.save(folder, {"X": (FLOAT, [None, 10])}, {"Y": (FLOAT, [None, 10])}, opset=14)
 
 
 def linear_regression(folder: Path) -> None:
@@ -239,7 +248,7 @@ def symbolic(folder: Path) -> None:
 
 def main(folder: Path) -> None:
     """Write every sample into `folder`."""
-    for sample in (linear_regression, digits, digits_mlp, digits_cnn, tiny_transformer, symbolic):
+    for sample in (add, linear_regression, digits, digits_mlp, digits_cnn, tiny_transformer, symbolic):
         sample(folder)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import onnx
 
-from onnxgrad_cli.coverage import full_name
+from onnxgrad_cli.proof.coverage import full_name
 from tests import proofs
 from tests.test_backend_nodes import (
     BESIDE,
@@ -112,15 +112,13 @@ def published(found: Sequence[Verdict]) -> dict[str, Any]:
         kinds = Counter(kind for (of, _), kind in by_case(own).items() if of == op)
         kinds[RIGHT] += kinds.pop(BESIDE, 0)
         mine = [verdict for verdict in own if verdict.subject.op == op]
-        operands = [
-            pair
-            for v in mine
-            if v.kind in (RIGHT, BESIDE, REFUSED) and v.subject.form.startswith(PUBLISHED)
-            for pair in proofs.operands(v.subject.model, op, v.subject.wanted).items()
-        ]
+        told = [v.subject for v in mine if v.kind in (RIGHT, BESIDE, REFUSED) and v.subject.form.startswith(PUBLISHED)]
+        operands = [pair for s in told for pair in proofs.operands(s.model, op, s.wanted).items()]
+        outputs = [pair for s in told for pair in proofs.outputs(s.model, op, s.wanted).items()]
         result[name] = {
             "cases": {kind: kinds[kind] for kind in KINDS if kinds[kind]},
             "operands": dict(sorted(proofs.merged(operands).items())),
+            "outputs": dict(sorted(proofs.merged(outputs).items())),
             "refusals": dict(sorted(Counter(v.why for v in mine if v.kind == REFUSED).items())),
         }
     return dict(sorted(result.items()))

@@ -16,13 +16,13 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnxgrad_cli.check import Arrays, directional
 from onnxgrad_cli.emit import Op, is_float
-from onnxgrad_cli.executor import Executor
 from onnxgrad_cli.graph import Graph, shape_of, tensor_type
 from onnxgrad_cli.passes.backward import differentiate
 from onnxgrad_cli.passes.expand import expand
-from onnxgrad_cli.reference import evaluator
+from onnxgrad_cli.proof.check import Arrays, vjp_difference
+from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.proof.reference import evaluator
 
 
 @dataclass(frozen=True)
@@ -219,16 +219,13 @@ def check_case(case: Case, symbolic: bool = False, order: int = 1) -> None:
         for name, gradient in gradients.items():
             assert gradient.shape == feeds[name].shape, f"{name}: {gradient.shape} for {feeds[name].shape}"
 
-        def function(point: Arrays, seeds: Arrays = seeds) -> float:
-            outputs = forward(fed(model, point))
-            return float(sum(np.sum(outputs[name] * seed) for name, seed in seeds.items()))
+        def evaluate(point: Arrays) -> Arrays:
+            return forward(fed(model, point))
 
-        scale = sum(float(np.sum(np.abs(values[n] * s))) for n, s in seeds.items())
-        for _ in range(2):
-            found = directional(function, feeds, gradients, rng, case.step, case.floor * scale)
-            assert found.error <= case.tolerance * (10 if order == 2 else 1), (
-                f"{case} wrt {wanted} through {seeded} ({run.name}): {found}"
-            )
+        found = vjp_difference(evaluate, feeds, seeds, gradients, rng, case.step, case.floor)
+        assert found.error <= case.tolerance * (10 if order == 2 else 1), (
+            f"{case} wrt {wanted} through {seeded} ({run.name}): {found}"
+        )
 
 
 def _seed(rng: np.random.Generator, like: np.ndarray) -> np.ndarray:

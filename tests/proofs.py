@@ -7,6 +7,7 @@ differentiated with respect to each float operand by itself. `python -m tests.pr
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -17,15 +18,17 @@ import numpy as np
 import onnx
 
 from onnxgrad_cli import registry
-from onnxgrad_cli.coverage import PROOFS, full_name, operand_names
 from onnxgrad_cli.emit import Op, is_float
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.graph import Graph, captured, reads
 from onnxgrad_cli.passes import prepare
 from onnxgrad_cli.passes.backward import differentiate
 from onnxgrad_cli.pipeline import Training
+from onnxgrad_cli.proof.coverage import PROOFS, full_name, operand_names, output_names
 from tests import ops as table
 from tests.harness import Case, Const, forward_model
+
+PARTS = ("operands", "outputs")
 
 RANK = {"gradient": 0, "zero": 1}
 """Which of two findings says more; a refusal says least."""
@@ -47,7 +50,7 @@ def operands(model: onnx.ModelProto, op_type: str, floats: Sequence[str]) -> dic
             try:
                 states |= _states(model, [name])
             except UnsupportedError as error:
-                states[name] = f"refused: {error.refusals[0].reason if error.refusals else error.message}"
+                states[name] = _refusal(error)
     return merged((places[name], state) for name, state in states.items())
 
 
@@ -68,21 +71,57 @@ def _places(model: onnx.ModelProto, op_type: str) -> dict[str, str]:
     return places
 
 
-def of_row(row: Case) -> dict[str, str]:
-    """What becomes of each float operand of a row."""
+def outputs(model: onnx.ModelProto, op_type: str, floats: Sequence[str]) -> dict[str, str]:
+    """What goes through each float output of an operator to the float inputs of its model, by its name in the schema.
+
+    Returns:
+        output -> 'gradient', 'zero', or 'refused: ' and the reason.
+    """
+    node = next((node for node in model.graph.node if node.op_type == op_type), None)
+    if node is None:
+        return {}
+    version = next(entry.version for entry in model.opset_import if entry.domain == node.domain)
+    named = output_names(op_type, node.domain, version)
+    results = {value.name for value in model.graph.output if is_float(value.type)}
+    return merged(
+        (named[min(i, len(named) - 1)], _through(model, floats, name))
+        for i, name in enumerate(node.output if named else ())
+        if name in results
+    )
+
+
+def _through(model: onnx.ModelProto, floats: Sequence[str], output: str) -> str:
+    found: list[str] = []
+    for name in floats:
+        if "gradient" not in found:
+            try:
+                found.append(_states(model, [name], output)[name])
+            except UnsupportedError as error:
+                found.append(_refusal(error))
+    return merged((output, state) for state in found).get(output, "zero")
+
+
+def _refusal(error: UnsupportedError) -> str:
+    return f"refused: {error.refusals[0].reason if error.refusals else error.message}"
+
+
+def of_row(row: Case) -> tuple[dict[str, str], dict[str, str]]:
+    """What becomes of each float operand of a row, and what goes through each float output."""
     arrays = {f"x{i}": x.array if isinstance(x, Const) else x for i, x in enumerate(row.inputs) if x is not None}
     floats = [name for name, x in arrays.items() if isinstance(x, tuple) or np.asarray(x).dtype.kind == "f"]
-    return operands(forward_model(row, symbolic=False), row.op, floats)
+    model = forward_model(row, symbolic=False)
+    found = operands(model, row.op, floats)
+    return found, outputs(model, row.op, floats)
 
 
-def _states(model: onnx.ModelProto, wanted: Sequence[str]) -> dict[str, str]:
+def _states(model: onnx.ModelProto, wanted: Sequence[str], output: str | None = None) -> dict[str, str]:
     graph = Graph(onnx.ModelProto.FromString(model.SerializeToString()))
     prepare.normalise(graph)
     prepare.settle(graph, Training())
     op = Op(graph)
     seeds = {}
     for name in graph.output_names:
-        if is_float(graph.types[name]):
+        if is_float(graph.types[name]) and output in (None, name):
             graph.add_input(f"g_{name}", graph.types[name])
             seeds[name] = op.val(f"g_{name}")
     gradients = differentiate(graph, seeds, wanted, op)
@@ -99,20 +138,28 @@ def merged(found: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def of_rows() -> dict[str, Any]:
-    """Per operator: its operands, how many rows prove it, and the files these stand in."""
+    """Per operator: its operands and outputs, how many rows prove it and each of them, and the files these stand in."""
     found: dict[str, Any] = {}
     for file, rows in tables().items():
         for row in rows:
-            entry = found.setdefault(full_name(row.op, row.domain), {"operands": [], "rows": 0, "files": []})
-            entry["operands"] += of_row(row).items()
+            entry = found.setdefault(full_name(row.op, row.domain), _entry([]))
+            for part, states in zip(PARTS, of_row(row), strict=True):
+                entry[part] += states.items()
             entry["rows"] += 1
             if file not in entry["files"]:
                 entry["files"].append(file)
     for name, files in _files_of_definitions().items():
-        found.setdefault(name, {"operands": [], "rows": 0, "files": files})
+        found.setdefault(name, _entry(files))
     for entry in found.values():
-        entry["operands"] = dict(sorted(merged(entry["operands"]).items()))
+        for part in PARTS:
+            proven = Counter(name for name, state in entry[part] if state == "gradient")
+            entry["proven"][part] = dict(sorted(proven.items()))
+            entry[part] = dict(sorted(merged(entry[part]).items()))
     return dict(sorted(found.items()))
+
+
+def _entry(files: list[str]) -> dict[str, Any]:
+    return {"operands": [], "outputs": [], "proven": {}, "rows": 0, "files": files}
 
 
 def _files_of_definitions() -> dict[str, list[str]]:

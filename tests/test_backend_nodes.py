@@ -13,8 +13,6 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
@@ -25,14 +23,15 @@ from onnx import numpy_helper
 from onnx.backend.test.case import node as published
 
 from onnxgrad_cli import registry
-from onnxgrad_cli.check import Arrays, directional
 from onnxgrad_cli.emit import is_float
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
-from onnxgrad_cli.executor import Executor, to_double
 from onnxgrad_cli.graph import HALVES, Graph, dtype_of, shape_of, tensor_type
 from onnxgrad_cli.passes import prepare
 from onnxgrad_cli.passes.mode import apply_mode
 from onnxgrad_cli.pipeline import Options, Training
+from onnxgrad_cli.proof.check import Arrays, directional, rounded
+from onnxgrad_cli.proof.examples import published_cases
+from onnxgrad_cli.proof.executor import Executor, to_double
 from onnxgrad_cli.registry import NEWEST_OPSET
 from tests.harness import fed, with_gradient
 
@@ -76,16 +75,6 @@ class NotEvaluableError(Exception):
 
 
 # -- the published models --------------------------------------------------------------------------------
-
-
-@cache
-def published_cases(file: str) -> list[Any]:
-    """The cases of one file of onnx.backend.test.case.node."""
-    known = len(published._NodeTestCases)
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import_module(f"{published.__name__}.{file}")
-    return published._NodeTestCases[known:]
 
 
 def subjects(case: Any, op: str) -> Iterator[Subject]:
@@ -272,17 +261,12 @@ def _measure(subject: Subject, measure: Measure) -> tuple[str, str]:
 
 def _noisy(subject: Subject, model: onnx.ModelProto, forward: Executor, point: Arrays, step: float) -> bool:
     """Whether second differences show the rounding of float32."""
-    rng = np.random.default_rng(0)
-    for _ in range(3):
-        ways = {name: step * rng.standard_normal(np.shape(point[name])) for name in subject.wanted}
-        near = [{**point, **{name: point[name] + i * way for name, way in ways.items()}} for i in range(6)]
-        values = [_run(forward, model, each) for each in near]
-        for name in subject.seeded:
-            if len({np.shape(each[name]) for each in values}) == 1:
-                bends = np.abs(np.diff([each[name] for each in values], 2, axis=0))
-                if np.nanmax(bends, initial=0.0) > 4e-9 * np.nanmax(np.abs(values[0][name]), initial=1e-3):
-                    return True
-    return False
+
+    def function(moved: Arrays) -> Arrays:
+        outputs = _run(forward, model, moved)
+        return {name: outputs[name] for name in subject.seeded}
+
+    return rounded(function, point, subject.wanted, step)
 
 
 def _executor(model: onnx.ModelProto, prefer: str) -> Executor:

@@ -18,7 +18,19 @@ from onnxgrad_cli import cli, files
 from tests.cli_harness import MLP, PROGRAM, UNKNOWN_OPS, WEIGHT, Shell, save, save_external
 
 HOME = Path(__file__).parents[1]
-COMMANDS = {"build", "inspect", "check", "ops", "losses", "passes"}
+COMMANDS = {
+    "build",
+    "inspect",
+    "check",
+    "derive",
+    "expand",
+    "ops",
+    "verify-op",
+    "losses",
+    "optimizers",
+    "passes",
+    "view",
+}
 
 
 @pytest.fixture
@@ -79,8 +91,8 @@ def test_quiet(shell: Shell) -> None:
 
 def test_verbose(shell: Shell) -> None:
     result = shell("build", "mlp.onnx", "-v")
-    assert [line.split()[0] for line in result.err.splitlines()[:6]] == [
-        "prepare", "loss", "yield", "backward", "outputs", "cleanup",
+    assert [line.split()[0] for line in result.err.splitlines()[:8]] == [
+        "prepare", "loss", "yield", "backward", "outputs", "optimizer", "cleanup", "identifiers",
     ]  # fmt: skip
     assert shell("build", "mlp.onnx", "-vv").code == 0
 
@@ -96,7 +108,7 @@ def test_dump_passes_and_stop_after(shell: Shell) -> None:
     assert "mlp.train.onnx" not in shell.files()
     assert result.err.startswith("stopped | ")
     assert shell("build", "mlp.onnx", "--dump-passes", "dump").code == 0, "its own dumps are replaced"
-    last = {node.op_type for node in onnx.load("dump/6-cleanup.onnx").graph.node}
+    last = {node.op_type for node in onnx.load("dump/7-cleanup.onnx").graph.node}
     assert "YieldOp" not in last and "ConstantOfShape" in last
 
 

@@ -15,13 +15,13 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from onnxgrad_cli.build import build
-from onnxgrad_cli.check import directional
+from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError
-from onnxgrad_cli.executor import Executor
 from onnxgrad_cli.graph import Graph
 from onnxgrad_cli.passes import prepare
 from onnxgrad_cli.pipeline import LossSpec, Options, Training
+from onnxgrad_cli.proof.check import directional
+from onnxgrad_cli.proof.executor import Executor
 from tests.harness import fed, with_gradient
 from tests.nodes import one_node, written_out
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from onnx import NodeProto, helper, numpy_helper
 
-from onnxgrad_cli.build import build
+from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError
-from onnxgrad_cli.executor import Executor
 from onnxgrad_cli.graph import Graph, shape_of, subgraphs
 from onnxgrad_cli.passes import prepare
 from onnxgrad_cli.pipeline import Options, Training
+from onnxgrad_cli.proof.executor import Executor
 from tests.harness import with_gradient
 from tests.ops.control import BOOL, DOUBLE, INT64, node, scan, sequence, step, value
 

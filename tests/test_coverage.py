@@ -5,9 +5,10 @@ from pathlib import Path
 import onnx
 import pytest
 
-from onnxgrad_cli import coverage, registry
+from onnxgrad_cli import registry
 from onnxgrad_cli.cli.ops import document
-from onnxgrad_cli.coverage import Coverage
+from onnxgrad_cli.proof import coverage
+from onnxgrad_cli.proof.coverage import Coverage
 from tests import proofs
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "operators.md"

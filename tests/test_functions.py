@@ -6,12 +6,12 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxgrad_cli.check import directional
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
-from onnxgrad_cli.executor import Executor
 from onnxgrad_cli.graph import Graph
 from onnxgrad_cli.passes import prepare
 from onnxgrad_cli.pipeline import Options, Training
+from onnxgrad_cli.proof.check import directional
+from onnxgrad_cli.proof.executor import Executor
 from tests.harness import with_gradient
 from tests.nodes import written_out
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from onnxgrad_cli.check import Arrays
 from onnxgrad_cli.emit import Op
-from onnxgrad_cli.executor import Executor
 from onnxgrad_cli.graph import Graph
 from onnxgrad_cli.passes import prepare
 from onnxgrad_cli.passes.backward import differentiate
 from onnxgrad_cli.pipeline import Training
+from onnxgrad_cli.proof.check import Arrays
+from onnxgrad_cli.proof.executor import Executor
 from tests.harness import Case, const, fed, forward_model, sample, with_gradient
 
 rng = np.random.default_rng(3)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from onnxgrad_cli import losses
-from onnxgrad_cli.build import Built, build
+from onnxgrad_cli.builder import Built, build
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.graph import shape_of
 from onnxgrad_cli.losses import parse_loss

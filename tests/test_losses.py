@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from sklearn.metrics import log_loss
 
 from onnxgrad_cli import losses
-from onnxgrad_cli.build import build
+from onnxgrad_cli.builder import build
 from onnxgrad_cli.pipeline import LossSpec, Options
 
 Array = np.ndarray

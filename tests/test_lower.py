@@ -10,10 +10,10 @@ from onnx import TensorProto, helper
 
 from onnxgrad_cli import registry
 from onnxgrad_cli.errors import UnsupportedError
-from onnxgrad_cli.executor import Executor
 from onnxgrad_cli.graph import Graph
 from onnxgrad_cli.passes import prepare
 from onnxgrad_cli.pipeline import Training
+from onnxgrad_cli.proof.executor import Executor
 
 NEWEST = onnx.defs.onnx_opset_version()
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxgrad_cli.build import build
+from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError
-from onnxgrad_cli.executor import Executor
 from onnxgrad_cli.pipeline import LossSpec, Options
+from onnxgrad_cli.proof.executor import Executor
 
 WEIGHTS = ("scale", "bias")
 

@@ -7,11 +7,11 @@ from onnx import TensorProto, helper
 from torch.nn import functional
 
 from onnxgrad_cli.errors import UnsupportedError
-from onnxgrad_cli.executor import Executor
 from onnxgrad_cli.graph import Graph
 from onnxgrad_cli.passes.mode import apply_mode
 from onnxgrad_cli.passes.prepare import normalise
 from onnxgrad_cli.pipeline import Options, Training
+from onnxgrad_cli.proof.executor import Executor
 from tests.harness import with_gradient
 
 EPSILON = 1e-5

@@ -15,15 +15,15 @@ import onnx
 import pytest
 from onnx import defs, helper, numpy_helper
 
-from onnxgrad_cli.build import build
-from onnxgrad_cli.check import Arrays, directional
+from onnxgrad_cli.builder import build
 from onnxgrad_cli.emit import is_float
 from onnxgrad_cli.errors import UnsupportedError
-from onnxgrad_cli.executor import Executor
 from onnxgrad_cli.graph import Graph, shape_of, tensor_type
 from onnxgrad_cli.passes.prepare import OLDEST_OPSET
 from onnxgrad_cli.passes.upgrade import CHANGES, upgrade
 from onnxgrad_cli.pipeline import LossSpec, Options
+from onnxgrad_cli.proof.check import Arrays, directional
+from onnxgrad_cli.proof.executor import Executor
 from onnxgrad_cli.registry import NEWEST_OPSET
 from tests.harness import Case, Const, _array, const, fed, forward_model, sample, wanted_inputs
 from tests.ops import ROWS

@@ -18,16 +18,16 @@ import pytest
 from onnx import NodeProto
 
 from onnxgrad_cli import registry
-from onnxgrad_cli.build import Built, build
-from onnxgrad_cli.check import Arrays, directional
+from onnxgrad_cli.builder import Built, build
 from onnxgrad_cli.emit import FORWARD, ROLE, Op, is_float
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
-from onnxgrad_cli.executor import Executor
 from onnxgrad_cli.graph import Graph, with_bodies
 from onnxgrad_cli.passes import prepare
 from onnxgrad_cli.passes.backward import differentiate
 from onnxgrad_cli.passes.describe import describe
 from onnxgrad_cli.pipeline import LossSpec, Options, Training
+from onnxgrad_cli.proof.check import Arrays, directional
+from onnxgrad_cli.proof.executor import Executor
 from tests.cli_harness import MLP, Shell, save
 from tests.harness import Case, Const, fed, forward_model, sample, wanted_inputs
 from tests.ops import ROWS

@@ -9,7 +9,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad_cli import registry
-from onnxgrad_cli.build import Built, build
+from onnxgrad_cli.builder import Built, build
+from onnxgrad_cli.emit import Op
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError, UsageError
 from onnxgrad_cli.graph import Graph, reads
 from onnxgrad_cli.pipeline import Options
@@ -45,7 +46,7 @@ def stages(text: str, **options: object) -> dict[str, onnx.ModelProto]:
 
 def test_the_four_stages() -> None:
     seen = stages(LINEAR)
-    assert list(seen) == ["prepare", "loss", "yield", "backward", "outputs", "cleanup"]
+    assert list(seen) == ["prepare", "loss", "yield", "backward", "outputs", "optimizer", "cleanup", "identifiers"]
     marker = seen["yield"].graph.node[-1]
     assert (marker.domain, marker.op_type) == ("com.microsoft", "YieldOp")
     assert {a.name: list(a.ints) for a in marker.attribute} == {"full_shape_outputs": [0]}
@@ -202,6 +203,19 @@ def test_a_gradient_shared_by_weights_has_a_name_for_each() -> None:
     result = run(build(parse(text)).model, {"x": x, "label": x})
     np.testing.assert_array_equal(result["a_grad"], result["b_grad"])
     np.testing.assert_array_equal(result["a_grad"], result["c_grad"])
+
+
+def test_a_result_can_be_given_two_names() -> None:
+    graph = Graph(parse(LINEAR))
+    graph.infer()
+    op = Op(graph)
+    result = op.Neg(op.val("y"))
+    op.rename(result, "a")
+    op.rename(result, "b")
+    assert [(node.op_type, *node.input, *node.output) for node in op.nodes] == [
+        ("Neg", "y", "a"),
+        ("Identity", "a", "b"),
+    ]
 
 
 def test_broadcasts_that_are_unknown_are_summed_at_run_time() -> None:

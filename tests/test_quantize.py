@@ -18,15 +18,15 @@ import torch
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from onnxgrad_cli import registry
-from onnxgrad_cli.build import build
-from onnxgrad_cli.check import Arrays
+from onnxgrad_cli.builder import build
 from onnxgrad_cli.emit import Op
 from onnxgrad_cli.errors import UnsupportedError, UsageError
-from onnxgrad_cli.executor import Executor
 from onnxgrad_cli.graph import Graph
 from onnxgrad_cli.passes import prepare
 from onnxgrad_cli.passes.backward import differentiate
 from onnxgrad_cli.pipeline import LossSpec, Options, Training
+from onnxgrad_cli.proof.check import Arrays
+from onnxgrad_cli.proof.executor import Executor
 from tests.cli_harness import Shell, save
 from tests.test_cli import shell  # noqa: F401  (a fixture)
 

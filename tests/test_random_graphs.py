@@ -18,11 +18,11 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, Phase, given, reject, seed, settings
 
-from onnxgrad_cli.build import build
-from onnxgrad_cli.check import Arrays
+from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError
-from onnxgrad_cli.executor import Executor
 from onnxgrad_cli.pipeline import LossSpec, Options
+from onnxgrad_cli.proof.check import Arrays
+from onnxgrad_cli.proof.executor import Executor
 from tests.harness import fed, with_gradient
 from tests.random_graphs import OLDER, OPSETS, Program, programs
 

@@ -41,6 +41,10 @@ def run(command: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("command", COMMANDS[1:])
 def test_command(command: str, folder: Path) -> None:
+    words = shlex.split(command)
+    for before in COMMANDS[1 : COMMANDS.index(command)]:
+        if shlex.split(before)[-1] in words[:-1]:  # it writes what this one reads
+            run(before, folder)
     assert run(command, folder)
 
 
@@ -74,6 +78,13 @@ def test_the_example_operators_register() -> None:
         exec(blocks("python")[2], {})
         assert registry.lookup("Softsign", "my.domain", 1) is not None
         assert registry.lookup_definition("BiasGelu", "my.domain", 1) is not None
+
+
+def test_every_optimizer_is_named() -> None:
+    from onnxgrad_cli.optimizers import all_optimizers
+
+    for optimizer in all_optimizers():
+        assert re.search(rf"\b{optimizer.name}\b", README), optimizer.name
 
 
 def test_every_loss_is_named() -> None:

@@ -16,7 +16,7 @@ import onnxruntime
 import pytest
 
 from benchmarks import models
-from onnxgrad_cli.build import build
+from onnxgrad_cli.builder import build
 from onnxgrad_cli.pipeline import LossSpec, Options
 
 torch = pytest.importorskip("torch", reason="PyTorch is the source these gradients are compared with")

@@ -12,9 +12,9 @@ import torch
 from onnx import TensorProto, helper
 
 from onnxgrad_cli.errors import UnsupportedError
-from onnxgrad_cli.executor import Executor, to_double
 from onnxgrad_cli.graph import Graph, shape_of, subgraphs
 from onnxgrad_cli.passes.prepare import normalise
+from onnxgrad_cli.proof.executor import Executor, to_double
 from tests.harness import with_gradient
 from tests.ops.recurrent import ACTIVATIONS, FUNCTIONS
 

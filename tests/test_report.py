@@ -22,14 +22,14 @@ from markdown_it import MarkdownIt
 from onnx import helper, numpy_helper
 from rich.console import Console
 
-from onnxgrad_cli.build import Built, build
+from onnxgrad_cli.builder import Built, build
 from onnxgrad_cli.cost import Cost, cost
 from onnxgrad_cli.errors import CheckFailed, OnnxgradError, Refusal, UnsupportedError, UsageError
 from onnxgrad_cli.graph import Graph
 from onnxgrad_cli.passes.describe import LOSS, ROLES, VERSION, Role, describe
 from onnxgrad_cli.pipeline import LossSpec, Options, Training
+from onnxgrad_cli.proof.verify import Proof, Step
 from onnxgrad_cli.report import FORMATS, File, Report, make_report, render, summary
-from onnxgrad_cli.verify import Proof, Step
 
 HOSTILE = "a|b`c``d\\<script>alert(1)</script>&amp;[red]*x*_y_\n# z"
 

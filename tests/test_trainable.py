@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxgrad_cli.build import build
+from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError, UsageError
 from onnxgrad_cli.pipeline import Options, Training
 

@@ -12,7 +12,7 @@ import pytest
 from onnx import numpy_helper
 
 from benchmarks import models
-from onnxgrad_cli.build import build
+from onnxgrad_cli.builder import build
 from onnxgrad_cli.pipeline import LossSpec, Options
 
 SAMPLES = Path(__file__).parent.parent / "sample_models"

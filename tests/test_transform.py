@@ -6,9 +6,9 @@ import torch
 from onnx import TensorProto, helper
 
 from onnxgrad_cli.errors import UnsupportedError
-from onnxgrad_cli.executor import Executor
 from onnxgrad_cli.graph import Graph, shape_of
 from onnxgrad_cli.passes.prepare import normalise
+from onnxgrad_cli.proof.executor import Executor
 from tests.harness import Case, const, fed, forward_model, sample, with_gradient
 
 rng = np.random.default_rng(3)

@@ -17,15 +17,15 @@ import onnx
 import pytest
 from onnx import GraphProto, NodeProto, TensorProto, defs, helper, numpy_helper
 
-from onnxgrad_cli.build import build
-from onnxgrad_cli.check import Arrays
+from onnxgrad_cli.builder import build
 from onnxgrad_cli.emit import is_float
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
-from onnxgrad_cli.executor import Executor
 from onnxgrad_cli.graph import FLOATS, Graph, dtype_of, subgraphs, tensor_type
 from onnxgrad_cli.passes.prepare import FIRST_WITH_BFLOAT16
 from onnxgrad_cli.passes.upgrade import upgrade
 from onnxgrad_cli.pipeline import Options
+from onnxgrad_cli.proof.check import Arrays
+from onnxgrad_cli.proof.executor import Executor
 from tests.harness import Case, Const, fed, forward_model, sample, with_gradient
 from tests.ops import ROWS
 

@@ -7,10 +7,10 @@ import onnx
 import pytest
 
 from onnxgrad_cli import registry
-from onnxgrad_cli.build import build
+from onnxgrad_cli.builder import build
 from onnxgrad_cli.passes.describe import describe
 from onnxgrad_cli.pipeline import LossSpec, Options
-from onnxgrad_cli.verify import Proof, prove
+from onnxgrad_cli.proof.verify import Proof, prove
 
 SAMPLES = Path(__file__).parent.parent / "sample_models"
 MLP = """
@@ -58,7 +58,7 @@ def test_a_wrong_gradient_fails_and_is_named(wrong: object) -> None:
 
 
 def test_float32_alone_finds_a_wrong_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxgrad_cli.measure.to_double", _refuse)
+    monkeypatch.setattr("onnxgrad_cli.proof.measure.to_double", _refuse)
     assert proof_of("Tanh").status == "passed"
     assert "float32" in proof_of("Tanh").executor
     with registry.scoped():
@@ -72,7 +72,7 @@ def _refuse(model: onnx.ModelProto) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("name", ["digits_mlp", "digits_cnn", "tiny_transformer", "symbolic"])
 def test_float32_gives_no_false_alarm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxgrad_cli.measure.to_double", _refuse)
+    monkeypatch.setattr("onnxgrad_cli.proof.measure.to_double", _refuse)
     options = Options(losses=(LossSpec("cross-entropy"),))
     model = build(onnx.load(SAMPLES / f"{name}.onnx"), options).model
     for seed in range(3):
@@ -88,7 +88,7 @@ def test_a_changed_forward_part_fails() -> None:
 
 
 def test_large_models_are_proved_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxgrad_cli.verify.LARGE", 10)
+    monkeypatch.setattr("onnxgrad_cli.proof.verify.LARGE", 10)
     model = build(parse("Tanh")).model
     proof = prove(model, describe(model))
     assert proof.status == "skipped"

@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from onnxgrad_cli.build import build
+from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.pipeline import LossSpec, Options
 

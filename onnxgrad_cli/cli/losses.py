@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from onnxgrad_cli.cli.options import settings_data, settings_lines
 from onnxgrad_cli.cli.voice import Voice, speaks, table
 
 
@@ -22,14 +23,14 @@ def losses(voice: Voice) -> int:
             "summary": loss.summary,
             "doc": loss.doc,
             "label": loss.label,
-            "options": [{"name": o.name, "kind": o.kind, "default": o.default, "doc": o.doc} for o in loss.options],
+            "options": settings_data(loss.options),
         }
         for loss in found
     ]
     rows = []
     for loss in found:
         rows.append((loss.name, loss.summary))
-        rows.extend(("", f"  {o.name.replace('_', '-')}={_default(o.default)}: {o.doc}") for o in loss.options)
+        rows.extend(("", f"  {line}") for line in settings_lines(loss.options))
     labels = "\n".join(
         f"label {text}: {', '.join(loss.name for loss in found if loss.label == kind)}" for kind, text in LABELS.items()
     )
@@ -38,7 +39,3 @@ def losses(voice: Voice) -> int:
         "any other loss can be given as a file: --loss FILE.onnx (inputs prediction and label, one scalar output)"
     )
     return 0
-
-
-def _default(value: object) -> str:
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -15,7 +15,7 @@ from onnxgrad_cli.cli.options import load_rules
 from onnxgrad_cli.cli.voice import Voice, speaks, table
 
 if TYPE_CHECKING:
-    from onnxgrad_cli.coverage import Coverage
+    from onnxgrad_cli.proof.coverage import Coverage
 
 KINDS = {
     "rule": "a rule of its own",
@@ -27,20 +27,27 @@ KINDS = {
     "refused": "refused, with the reason",
 }
 
+HEAD = ("operator", "versions", "how", "operands", "zero", "at kinks and ties", "proof")
+
 
 @click.command(short_help="List the operators and their derivatives.")
 @click.argument("pattern", default="*", metavar="[GLOB]")
 @click.option("--rules", multiple=True, type=click.Path(dir_okay=False), metavar="FILE.py", help="Count these too.")
 @click.option("--markdown", is_flag=True, help="Print the whole table as Markdown, with the refusals.")
+@click.option("--tags", is_flag=True, help="Hold the standard's differentiability tags against what is proven.")
 @speaks
 @click.pass_obj
-def ops(voice: Voice, pattern: str, rules: tuple[str, ...], markdown: bool) -> int:
+def ops(voice: Voice, pattern: str, rules: tuple[str, ...], markdown: bool, tags: bool) -> int:
     """List the operators: what has a gradient, the convention where a derivative does not exist, what is refused."""
-    from onnxgrad_cli.coverage import coverage
+    from onnxgrad_cli.proof.coverage import coverage
 
     for file in rules:
         load_rules(Path(file))
     found = [each for each in coverage() if fnmatchcase(each.op_type.lower(), pattern.lower())]
+    if tags:
+        from onnxgrad_cli.cli.tags import show_tags
+
+        return show_tags(voice, found, markdown)
     if markdown and not voice.json:
         click.echo(document(found), nl=False)
         return 0
@@ -79,39 +86,44 @@ def document(found: Sequence[Coverage]) -> str:
         f"Every operator of ai.onnx up to opset {NEWEST_OPSET}, what is newer as far as it is defined by older ones, "
         "and every operator of another domain that is known. Written by `make docs`.",
         "",
-        *_table(("how", "operators", ""), [(kind, kinds[kind], text) for kind, text in KINDS.items()]),
+        *markdown_table(("how", "operators", ""), [(kind, kinds[kind], text) for kind, text in KINDS.items()]),
         "",
         "*Versions* are those of the operator's schema; older ones, in brackets, are converted first. *Operands* are "
         "the inputs with a gradient; *zero* are those whose derivative vanishes. *Proof* counts the rows of the tests' "
         "table (each against central differences in float64, in first and second order, with static and symbolic "
         "axes) and the published node tests that came out right.",
         "",
-        *_table(("operator", "versions", "how", "operands", "zero", "at kinks and ties", "proof"), map(_row, found)),
+        *markdown_table(
+            ("operator", "versions", "how", "operands", "zero", "at kinks and ties", "proof"), map(_row, found)
+        ),
         "",
         "## Where the standard's tag says otherwise",
         "",
         "The standard tags the inputs of its operators as differentiable or not. Where that is not what we do:",
         "",
-        *_table(("operator", "input", "tag", "we"), _differing(found)),
+        *markdown_table(("operator", "input", "tag", "we"), _differing(found)),
         "",
         "## Refused",
         "",
         "An error names the node and the reason, before anything is written. Operators:",
         "",
-        *_table(("operator", "why"), [(_link(c), c.reason) for c in found if c.kind == "refused"]),
+        *markdown_table(("operator", "why"), [(_link(c), c.reason) for c in found if c.kind == "refused"]),
         "",
         "Operands:",
         "",
-        *_table(("operator", "input", "why"), _refused(found)),
+        *markdown_table(("operator", "input", "why"), _refused(found)),
         "",
         "Cases among the published node tests (how many of their forms):",
         "",
-        *_table(("operator", "why", "forms"), [(_link(c), why, n) for c in found for why, n in c.refusals.items()]),
+        *markdown_table(
+            ("operator", "why", "forms"), [(_link(c), why, n) for c in found for why, n in c.refusals.items()]
+        ),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Rows as the lines of a Markdown table."""
     lines = [" | ".join(str(cell).replace("|", "\\|") for cell in row) for row in rows]
     return (
         [f"| {line} |" for line in (" | ".join(head), " | ".join("---" for _ in head), *lines)] if lines else ["None."]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,6 +12,7 @@ from onnxgrad_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from onnxgrad_cli.pipeline import Options
+    from onnxgrad_cli.settings import Option
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -81,6 +82,7 @@ MODEL = click.argument("model", metavar="MODEL")
 
 def what_to_build(command: Command) -> Command:
     """Give a command the options that say what to build."""
+    command = how_to_read(command)
     for option in reversed((
         click.option("--loss", multiple=True, metavar="NAME[:OUTPUT[:LABEL[:WEIGHT]]]|FILE.onnx",
                      help="The loss, or several that are summed; see `onnxgrad losses`.  [default: mse]"),
@@ -99,13 +101,34 @@ def what_to_build(command: Command) -> Command:
         click.option("--train", multiple=True, metavar="GLOB", help="Train only the weights of these names."),
         click.option("--freeze", multiple=True, metavar="GLOB", help="Don't train the weights of these names."),
         click.option("--grad-of-input", multiple=True, metavar="GLOB", help="Add the gradients of inputs."),
+        click.option("--optimizer", metavar="NAME", default="",
+                     help="Append a whole step of an optimizer; see `onnxgrad optimizers`."),
+        click.option("--optimizer-option", type=SETTING, multiple=True,
+                     help="A setting of the optimizer, such as weight-decay=0.01."),
+        click.option("--training-info", is_flag=True,
+                     help="Leave the graph as it is, and describe the training beside it, as the standard has it."),
+        click.option("--init", type=click.Choice(["keep", "xavier", "he", "normal"]), default="keep",
+                     show_default=True, help="How weights begin there."),
+        click.option("--seed", type=click.IntRange(0, 2**24 - 1), help="Of the random numbers they begin with."),
         click.option("--keep-outputs", is_flag=True, help="Keep the model's own outputs."),
         click.option("--yield", type=click.Choice(["ones", "input", "keep"]), default="ones",
                      show_default=True, help="The gradient of the loss: ones, an input, or the YieldOp marker."),
+        click.option("--as-gradient-op", is_flag=True,
+                     help="Write one Gradient node, the standard's, for the backward part; see `onnxgrad expand`."),
+    )):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def how_to_read(command: Command) -> Command:
+    """Give a command the options that say how the model is to be taken."""
+    for option in reversed((
         click.option("--mode", type=click.Choice(["keep", "train", "eval"]), default="keep", show_default=True,
                      help="How BatchNormalization and Dropout behave; keep: as the model has it."),
         click.option("--quantization", type=click.Choice(["refuse", "ste"]), default="refuse", show_default=True,
                      help="What becomes of gradients at QuantizeLinear; ste: the straight-through estimator."),
+        click.option("--identifiers", is_flag=True,
+                     help="Make valid C identifiers of all names that are not the model's own."),
         click.option("--dim", type=DIM, multiple=True, help="Fix a symbolic dimension."),
         click.option("--shape", type=SHAPE, multiple=True, help="Fix the shape of an input."),
         click.option("--rules", multiple=True, type=click.Path(dir_okay=False), metavar="FILE.py",
@@ -116,7 +139,7 @@ def what_to_build(command: Command) -> Command:
 
 
 def options(values: dict[str, Any]) -> Options:
-    """Take what `what_to_build` parsed out of `values`, and load the rules it names.
+    """Take what `what_to_build`, or `how_to_read` alone, parsed out of `values`, and load the rules it names.
 
     Raises:
         UsageError: a value does not fit.
@@ -128,15 +151,34 @@ def options(values: dict[str, Any]) -> Options:
 
     for file in values.pop("rules"):
         load_rules(Path(file))
-    losses = tuple(parse_loss(text) for text in values.pop("loss"))
+    losses = tuple(parse_loss(text) for text in values.pop("loss", ()))
     return Options(
         losses=losses or Options.losses,
-        loss_options={key.replace("-", "_"): value for key, value in values.pop("loss_option")},
+        loss_options=_settings(values.pop("loss_option", ())),
+        optimizer_options=_settings(values.pop("optimizer_option", ())),
         dims=dict(values.pop("dim")),
         shapes=dict(values.pop("shape")),
-        yield_=values.pop("yield"),
+        yield_=values.pop("yield", "ones"),
         **{field.name: values.pop(field.name) for field in fields(Options) if field.name in values},
     )
+
+
+def _settings(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    return {key.replace("-", "_"): value for key, value in pairs}
+
+
+def settings_data(options: Iterable[Option]) -> list[dict[str, Any]]:
+    """The settings of a loss or an optimizer, for JSON."""
+    return [{"name": o.name, "kind": o.kind, "default": o.default, "doc": o.doc} for o in options]
+
+
+def settings_lines(options: Iterable[Option]) -> list[str]:
+    """The settings of a loss or an optimizer as they are typed, each with its default and what it does."""
+    return [f"{o.name.replace('_', '-')}={_typed(o.default)}: {o.doc}" for o in options]
+
+
+def _typed(value: object) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def load_rules(path: Path) -> None:

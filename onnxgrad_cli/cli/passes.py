@@ -12,9 +12,9 @@ from onnxgrad_cli.cli.voice import Voice, speaks, table
 @click.pass_obj
 def passes(voice: Voice) -> int:
     """List the passes in order, as --dump-passes and --stop-after know them."""
-    from onnxgrad_cli.passes import PASSES, SUMMARIES
+    from onnxgrad_cli.passes import EVERY, SUMMARIES
 
-    needs = {step.name: list(step.needs) for step in PASSES}
+    needs = {step.name: list(step.needs) for step in EVERY}
     rows = [{"name": name, "summary": text, "needs": needs.get(name, [])} for name, text in SUMMARIES.items()]
     voice.result(rows, table(("pass", "what it does"), list(SUMMARIES.items())))
     return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onnxgrad_cli.emit import Op, Val
+from onnxgrad_cli.optimizers.adaptive import mean_weight
 from onnxgrad_cli.registry import definition
 
 PREVIEW = "ai.onnx.preview.training"
@@ -29,7 +30,7 @@ def adagrad(op, rate, step, *values, norm_coefficient, decay_factor, epsilon):
 def adam(op, rate, step, *values, alpha, beta, epsilon, norm_coefficient, norm_coefficient_post):
     begun = op.Greater(step, op.const(0, step))
     t = op.cast(op.Where(begun, step, op.const(1, step)), rate)  # at T = 0 what is not taken would be 0 / 0
-    corrected = rate * op.Sqrt(1.0 - op.const(beta, rate) ** t) / (1.0 - op.const(alpha, rate) ** t)
+    corrected = rate * op.Sqrt(mean_weight(op, beta, t)) / mean_weight(op, alpha, t)
     r = op.Where(begun, corrected, rate)
     updated = []
     for x, g, v, h in _each(values, 4):

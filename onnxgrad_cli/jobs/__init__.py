@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+
+from onnxgrad_cli.files import STREAM
 
 Tell = Callable[[str, int], None]
 """Takes a line of narration and the verbosity it belongs to."""
@@ -10,3 +13,10 @@ Tell = Callable[[str, int], None]
 
 def silent(text: str, level: int) -> None:
     """Tell nobody."""
+
+
+def target_of(source: Path | None, out: str | Path | None, word: str) -> Path | None:
+    """Where a model goes: as asked, else beside the one it was made from, as `<model>.<word>.onnx`; None is stdout."""
+    if out is None:
+        return source.with_name(f"{source.stem}.{word}.onnx") if source else None
+    return None if str(out) == STREAM else Path(out)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from onnxgrad_cli.build import Built
+from onnxgrad_cli.builder import Built
 from onnxgrad_cli.errors import CheckFailed, OnnxgradError, UnsupportedError, UsageError, suggest
 from onnxgrad_cli.files import (
     STREAM,
@@ -21,14 +21,15 @@ from onnxgrad_cli.files import (
     save_model,
 )
 from onnxgrad_cli.graph import Graph, nbytes
-from onnxgrad_cli.jobs import Tell, silent
+from onnxgrad_cli.jobs import Tell, silent, target_of
 from onnxgrad_cli.jobs.check import fit, read_data
-from onnxgrad_cli.passes import PASSES, VERIFY
+from onnxgrad_cli.passes import VERIFY, pipeline_for
 from onnxgrad_cli.passes.describe import describe
 from onnxgrad_cli.pipeline import Options, Pass, Record
+from onnxgrad_cli.proof.verify import LARGE, Proof, prove
 from onnxgrad_cli.report import FORMATS, File, Report, make_report, render
 from onnxgrad_cli.report.model import Next
-from onnxgrad_cli.verify import LARGE, Proof, prove
+from onnxgrad_cli.standard.training_info import check_request, pack, step_model
 
 
 def run_build(
@@ -73,19 +74,21 @@ def run_build(
         OnnxgradError: the model can't be read, or a file can't be written.
     """
     options = options or Options()
+    check_request(options)
     proto, path = load_model(model)
-    target = _target(path, out, stop_after)
+    target = target_of(path, out, stop_after or "train")
     if no_report:
         reports = []
     elif not reports and target is not None:
         reports = [target.with_name(f"{target.name}.report.md")]
     _check_targets(target, reports, proto, path, force)
-    _check_names(stop_after, reports)
+    _check_names(stop_after, [step.name for step in pipeline_for(options)], reports)
     data = read_data(test_data) if test_data else {}
     dump = _Dump(dump_passes, path, force, check, tell)
     wants_proof = verify is not False and stop_after is None and options.yield_ != "keep"
     comparable = wants_proof and options.mode == "keep"  # else the training model is to compute something else
-    original = _copy(proto) if comparable and (verify or _is_small(proto)) else None
+    packs = options.training_info and stop_after is None
+    original = _copy(proto) if packs or (comparable and (verify or _is_small(proto))) else None
     folder = path.parent if path else Path()
     sources = [folder / name for name in check_external_data(proto, path)]
 
@@ -95,13 +98,16 @@ def run_build(
     files = [File.of(path, "source model")] if path else []
     try:
         built.run(after=dump, stop_after=stop_after)
-        trained = built.model
+        result = trained = built.model
+        if packs and original is not None:
+            result = pack(original, built)
+            trained = step_model(result, 0)
         if wants_proof:
             tell("verifying the gradients", 1)
             roles = describe(trained)
             data, sizes = fit(data, trained, roles, tell)
             start = time.perf_counter()
-            proof = prove(trained, roles, path, original, data, sizes, force=bool(verify))
+            proof = prove(trained, roles, path, original if comparable else None, data, sizes, force=bool(verify))
             nodes = len(built.graph.nodes)
             built.records.append(Record(VERIFY, time.perf_counter() - start, nodes, nodes, False))
             if proof.failed:
@@ -109,7 +115,7 @@ def run_build(
     except (UnsupportedError, CheckFailed) as found:
         error = found
     else:
-        written = save_model(trained, STREAM if target is None else target, path, force)
+        written = save_model(result, STREAM if target is None else target, path, force)
         files += [File.of(file, "weights" if i else "training model") for i, file in enumerate(written)]
     files += [File.of(file, "weights", digest=False) for file in sources]
     report = make_report(
@@ -132,6 +138,7 @@ def inspect(model: str | Path, options: Options | None = None, *, command: str =
         OnnxgradError: the model can't be read.
     """
     options = options or Options()
+    check_request(options)
     proto, path = load_model(model)
     built = Built(Graph(proto, path), options)
     error: OnnxgradError | None = None
@@ -154,13 +161,6 @@ def inspect(model: str | Path, options: Options | None = None, *, command: str =
 # -- what is written, and whether it may be -----------------------------------------------------------------
 
 
-def _target(path: Path | None, out: str | Path | None, stop_after: str | None) -> Path | None:
-    """Where the model goes; None is stdout."""
-    if out is None:
-        return path.with_name(f"{path.stem}.{stop_after or 'train'}.onnx") if path else None
-    return None if str(out) == STREAM else Path(out)
-
-
 def _check_targets(
     target: Path | None, reports: Sequence[Path], model: ModelProto, path: Path | None, force: bool
 ) -> None:
@@ -172,8 +172,7 @@ def _check_targets(
         raise UsageError(f"'{twice.pop()}' is to be written twice", "give each file its own name")
 
 
-def _check_names(stop_after: str | None, reports: Sequence[Path]) -> None:
-    names = [step.name for step in PASSES]
+def _check_names(stop_after: str | None, names: Sequence[str], reports: Sequence[Path]) -> None:
     if stop_after is not None and stop_after not in names:
         raise UsageError(f"--stop-after: there is no pass '{stop_after}'", suggest(stop_after, names, "passes"))
     for file in reports:

@@ -14,7 +14,7 @@ from onnxgrad_cli.files import load_model
 from onnxgrad_cli.graph import dtype_of, shape_of
 from onnxgrad_cli.jobs import Tell, silent
 from onnxgrad_cli.passes.describe import Roles, describe
-from onnxgrad_cli.verify import Proof, prove
+from onnxgrad_cli.proof.verify import Proof, prove
 
 
 def run_check(

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 
-from onnxgrad_cli.losses.registry import Floats, loss, require
+from onnxgrad_cli.emit import Op, Val
+from onnxgrad_cli.losses.registry import loss
 from onnxgrad_cli.losses.values import log_of, per_element
+from onnxgrad_cli.settings import Floats, require
 
 OPTIONS = {
     "class_weights": "one weight per class; the mean divides by the sum of the weights met",
@@ -66,7 +68,9 @@ def likelihood(op, logs, label, class_weights, ignore_index, smoothing=0.0):
     return picked(op, logs, label, table, ignore_index, smoothing)
 
 
-def picked(op, logs, label, table=None, ignore_index=None, smoothing=0.0):
+def picked(
+    op: Op, logs: Val, label: Val, table: Val | None = None, ignore_index: int | None = None, smoothing: float = 0.0
+) -> tuple[Val, Val | None]:
     """Minus the logarithms (N, C, ...) at the labels (N, ...), weighted, and their weights (None: all are 1).
 
     A negative label other than `ignore_index` makes both nan. `table` holds one weight a class.

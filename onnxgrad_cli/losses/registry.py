@@ -9,16 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 from onnx import TensorProto, TypeProto
 
 from onnxgrad_cli.emit import Val
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 from onnxgrad_cli.graph import tensor_type
 from onnxgrad_cli.pipeline import LossSpec
+from onnxgrad_cli.settings import Option, chosen, declared
 
 LABELS = {
     "same": "of the output's type and shape",
@@ -26,61 +25,6 @@ LABELS = {
     "none": "none",
 }
 """The kinds of label, in words."""
-
-Floats = np.ndarray | None
-"""An option of several numbers: given as a number, a list, an array, or the .npy file that holds it."""
-
-KINDS = {"float": "a number", "int": "a whole number", "bool": "true or false", "Floats": "numbers, or a .npy file"}
-"""The kinds of option, by annotation, in words."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """What a loss takes besides prediction and label.
-
-    Attributes:
-        name: as a keyword, with underscores.
-        kind: a key of `KINDS`.
-        default: the value where none is given.
-        doc: what it does.
-    """
-
-    name: str
-    kind: str
-    default: Any
-    doc: str
-
-    def convert(self, value: object) -> Any:
-        """`value` in the option's kind: a Python number, or a float64 array for `Floats`.
-
-        Raises:
-            UsageError: it is of another kind, or not finite, or the file can't be read.
-        """
-        if self.kind == "Floats":
-            return self._floats(value)
-        if self.kind == "bool" and isinstance(value, bool):
-            return value
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-            if self.kind == "float":
-                return float(value)
-            if self.kind == "int" and value == int(value):
-                return int(value)
-        raise self._unfit(value)
-
-    def _floats(self, value: object) -> np.ndarray:
-        try:
-            array = np.load(value) if isinstance(value, (str, Path)) else np.asarray(value)
-            array = np.asarray(array, np.float64)
-        except OSError as error:
-            raise UsageError(f"option {self.name}: '{value}' can't be read: {error.strerror or error}") from None
-        except (TypeError, ValueError):
-            raise self._unfit(value) from None
-        if array.ndim > 1 or not np.isfinite(array).all():
-            raise self._unfit(value)
-        return array
-
-    def _unfit(self, value: object) -> UsageError:
-        return UsageError(f"option {self.name} takes {KINDS[self.kind]}, not {value!r}", self.doc)
 
 
 @dataclass(frozen=True)
@@ -145,7 +89,7 @@ class Loss:
         Raises:
             UsageError: a value is of another kind.
         """
-        return {o.name: o.convert(given[o.name]) for o in self.options if o.name in given}
+        return chosen(self.options, given)
 
 
 _LOSSES: dict[str, Loss] = {}
@@ -177,15 +121,7 @@ def loss(
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         if name in _LOSSES and not override:
             raise OnnxgradError(f"two losses are called '{name}'", "pass override=True to replace the first")
-        docs = options or {}
-        parameters = inspect.signature(function).parameters.values()
-        keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
-        if {p.name for p in keywords} != set(docs) or any(p.annotation not in KINDS for p in keywords):
-            raise OnnxgradError(
-                f"the options of loss '{name}' are not declared",
-                f"each keyword needs a line in `options` and one of the annotations {', '.join(KINDS)}, as a string",
-            )
-        found = tuple(Option(p.name, p.annotation, p.default, docs[p.name]) for p in keywords)
+        found = declared(function, options, f"loss '{name}'")
         _LOSSES[name] = Loss(name, function, label, rank, found, rather or {})
         return function
 
@@ -244,16 +180,6 @@ def parse_loss(text: str) -> LossSpec:
     if not math.isfinite(share):
         raise UsageError(f"--loss '{text}': the weight '{weight}' is no number", "NAME[:OUTPUT[:LABEL[:WEIGHT]]]")
     return LossSpec(name, output, label, share)
-
-
-def require(fits: bool, message: str) -> None:
-    """Refuse an option's value.
-
-    Raises:
-        UsageError: it does not fit.
-    """
-    if not fits:
-        raise UsageError(f"loss option {message}")
 
 
 def _load() -> None:

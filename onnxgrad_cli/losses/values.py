@@ -10,7 +10,8 @@ import math
 from onnx import TensorProto
 
 from onnxgrad_cli.emit import Op, Val
-from onnxgrad_cli.losses.registry import Floats, loss, require
+from onnxgrad_cli.losses.registry import loss
+from onnxgrad_cli.settings import Floats, require
 
 
 @loss("mse")
@@ -137,7 +138,7 @@ def identity(op, prediction):
     return prediction
 
 
-SMALLEST = {TensorProto.FLOAT: 2.0**-126, TensorProto.DOUBLE: math.exp(-100)}
+SMALLEST: dict[int, float] = {TensorProto.FLOAT: 2.0**-126, TensorProto.DOUBLE: math.exp(-100)}
 """The smallest probability whose logarithm is taken: the smallest normal number, or what gives PyTorch's -100."""
 
 

@@ -1,17 +1,36 @@
 """The passes, in the order in which they make a training model of an inference model."""
 
+from dataclasses import replace
+
 from onnxgrad_cli.passes.backward import BACKWARD
 from onnxgrad_cli.passes.cleanup import CLEANUP
+from onnxgrad_cli.passes.gradient_op import GRADIENT
+from onnxgrad_cli.passes.identifiers import IDENTIFIERS
 from onnxgrad_cli.passes.loss import LOSS
+from onnxgrad_cli.passes.optimizer import OPTIMIZER
 from onnxgrad_cli.passes.outputs import OUTPUTS
 from onnxgrad_cli.passes.prepare import PREPARE
 from onnxgrad_cli.passes.yield_op import YIELD
+from onnxgrad_cli.pipeline import Options, Pass
 
-PASSES = (PREPARE, LOSS, YIELD, BACKWARD, OUTPUTS, CLEANUP)
+PASSES = (PREPARE, LOSS, YIELD, BACKWARD, OUTPUTS, OPTIMIZER, CLEANUP, IDENTIFIERS)
 """The pipeline of `onnxgrad build`; `verify` follows it, on the model as it was written."""
 
+_INSTEAD = {YIELD: GRADIENT, OUTPUTS: replace(OUTPUTS, summary="inputs and outputs declared", needs=(GRADIENT.name,))}
+COMPACT = tuple(_INSTEAD.get(step, step) for step in PASSES if step is not BACKWARD)
+"""The pipeline of `onnxgrad build --as-gradient-op`; `verify` expands the model first."""
+
+EVERY = tuple(each for step in PASSES for each in ((step, GRADIENT) if step is BACKWARD else (step,)))
+"""Every pass there is."""
+
+
+def pipeline_for(options: Options) -> tuple[Pass, ...]:
+    """The passes of a build."""
+    return COMPACT if options.as_gradient_op else PASSES
+
+
 VERIFY = "verify"
-SUMMARIES = {step.name: step.summary for step in PASSES} | {
+SUMMARIES = {step.name: step.summary for step in EVERY} | {
     VERIFY: "the training model proved: checker, runtime, the original's results, differences of the loss"
 }
 """What every step of a build does, in order."""

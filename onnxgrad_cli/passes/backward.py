@@ -8,16 +8,17 @@ collects every refusal before it gives up, so that a user sees all of them at on
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import NodeProto
 
 from onnxgrad_cli import bodies, registry
-from onnxgrad_cli.emit import No, Op, Unknown, Val, is_differentiable
+from onnxgrad_cli.emit import FORWARD, ROLE, No, Op, Unknown, Val, is_differentiable, is_float
 from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError
-from onnxgrad_cli.graph import Graph, captured, reads, rename
+from onnxgrad_cli.graph import Graph, captured, reads
 from onnxgrad_cli.pipeline import Options, Pass, Training
 
 
@@ -28,7 +29,7 @@ def differentiate(
 
     Args:
         graph: the forward graph; not changed but for its pool of constants and its types.
-        seeds: value -> its cotangent, of the value's shape and type.
+        seeds: value -> its cotangent, of the value's shape and type, as a value of `op`.
         wanted: values to differentiate with respect to: inputs, weights or intermediates.
         op: where the nodes are written (`op.nodes`).
         training: where the rules used and the cautions are recorded.
@@ -39,15 +40,17 @@ def differentiate(
 
     Raises:
         UnsupportedError: nodes on the way have no proven derivative; all of them are listed.
+        ValueError: a seed belongs to another emitter.
 
     Source: A. Griewank and A. Walther, Evaluating Derivatives, SIAM 2008, chapter 3 (reverse mode).
     """
     wanted = list(wanted)
+    if any(seed.op is not op for seed in seeds.values()):
+        raise ValueError("the seeds belong to another emitter: what is computed from them would be lost")
     graph.vary(wanted)
     op.training = training = training or Training()
     walk = _Walk(graph, op, training)
     path = walk.path(wanted, seeds)
-    op.wanted = walk.active.__contains__
     for name, cotangent in seeds.items():
         walk.add(name, cotangent)
     for node in path:
@@ -57,6 +60,7 @@ def differentiate(
             f"{len(walk.refusals)} of {len(graph.nodes)} nodes can't be differentiated:", walk.refusals
         )
     training.cautions.extend(op.cautions)
+    training.partial.extend(walk.partial(wanted))
     return {name: walk.cotangent(name) for name in dict.fromkeys([*wanted, *walk.pending])}
 
 
@@ -67,6 +71,27 @@ def on_the_way(graph: Graph, wanted: Iterable[str], seeds: Iterable[str]) -> tup
     return walk.active, {*seeds, *(name for node in path for name in reads(node))}
 
 
+def open_reads(node: NodeProto) -> list[str]:
+    """What a node reads where a cotangent may go: all but the operands that `registry.stop_gradient` declares."""
+    return [name for name in _targets(node) if name]
+
+
+def _targets(node: NodeProto) -> list[str]:
+    """What a node reads, by position, "" where an operand is absent or stopped."""
+    inputs = list(node.input)
+    for position in stopped(node):
+        inputs[position] = ""
+    return inputs + captured(node) if node.attribute else inputs
+
+
+def stopped(node: NodeProto) -> list[int]:
+    """The operands of a node at which gradients stop: none where a loss, a definition or a rule has written it."""
+    declared = registry.stopped(node.op_type, node.domain)
+    if not declared or any(entry.key in (ROLE, FORWARD) for entry in node.metadata_props):
+        return []
+    return [position for position in sorted(declared) if position < len(node.input)]
+
+
 class _Walk:
     def __init__(self, graph: Graph, op: Op, training: Training) -> None:
         self.graph = graph
@@ -74,6 +99,8 @@ class _Walk:
         self.training = training
         self.active: set[str] = set()
         self.quantized: dict[str, bool] = {}  # active integers -> whether a node on their way is refused by name
+        self.dependent: list[NodeProto] = []
+        self.stopped: set[str] = set()  # what is active and read where gradients stop
         self.refusals: list[Refusal] = []
         self.pending: dict[str, list[Val]] = defaultdict(list)
         self._rules: dict[tuple[str, str], registry.Rule | None] = {}
@@ -87,12 +114,15 @@ class _Walk:
     def path(self, wanted: Iterable[str], seeds: Iterable[str]) -> list[NodeProto]:
         """The nodes to visit, last first: they depend on something wanted, and a seed depends on them."""
         self.active.update(wanted)
-        dependent = []
+        dependent, stops = self.dependent, []
         for node in self.graph.nodes:
             if not any(name in self.active for name in reads(node)):
                 continue
             rule = self.rule(node)
             if rule is not None and rule.is_zero:
+                continue
+            stops += [(node, p) for p in stopped(node) if node.input[p] in self.active]
+            if not any(name in self.active for name in open_reads(node)):
                 continue
             dependent.append(node)
             types = self.graph.types
@@ -103,6 +133,7 @@ class _Walk:
                 named = any(carried) or bool(rule and rule.refusal)
                 self.quantized.update((n, named) for n in node.output if n and n not in floats)
                 self.active |= self.quantized.keys()
+        self.stop(stops, seeds)
         needed = set(seeds)
         path = []
         for node in reversed(dependent):
@@ -115,6 +146,32 @@ class _Walk:
                 elif rule.refusal:
                     self.refuse(node, rule.refusal, rule.hint)
         return path
+
+    def stop(self, stops: Sequence[tuple[NodeProto, int]], seeds: Iterable[str]) -> None:
+        """Say of the active operands at which gradients stop so, as far as a seed depends on them."""
+        if not stops:
+            return
+        upstream = set(seeds)
+        for node in reversed(self.graph.nodes):
+            if upstream.intersection(node.output):
+                upstream.update(reads(node))
+        for node, position in stops:
+            if upstream.intersection(node.output):
+                name, label = node.input[position], node.name or node.output[0]
+                self.stopped.add(name)
+                text = (
+                    f"no gradient goes from '{label}' ({_full_name(node)}) to its operand {position}, '{name}': "
+                    "stop_gradient declares so"
+                )
+                self.op.cautions.append(Caution("note", label, text))
+
+    def partial(self, wanted: Iterable[str]) -> list[str]:
+        """Those of `wanted` of whose paths to a seed some are stopped."""
+        names = set(self.stopped)
+        for node in reversed(self.dependent if names else []):
+            if names.intersection(node.output):
+                names.update(open_reads(node))
+        return [name for name in wanted if name in names]
 
     def refuse(self, node: NodeProto, reason: str, hint: str = "") -> None:
         refusal = Refusal(node.name or node.output[0], _full_name(node), reason, hint)
@@ -145,10 +202,11 @@ class _Walk:
                 self.refuse(node, f"it computes with '{carried[0]}', which is quantized and not yet dequantized")
             return
         asked, op.node = rule.signature, node
-        names = [*node.input, *captured(node)]
-        xs: list[Val | None] = [op.val(name) if name else None for name in names]
+        names = _targets(node)
+        op.wanted = self.active.intersection(names).__contains__
+        xs: list[Val | None] = [op.val(name) if name else None for name in (*node.input, *captured(node))]
         if not asked.variadic:
-            if any(name in self.active for name in node.input[asked.inputs :]):
+            if any(name in self.active for name in names[asked.inputs : len(node.input)]):
                 return self.refuse(node, f"the rule knows {asked.inputs} inputs, the node has {len(xs)}")
             xs = (xs + [None] * asked.inputs)[: asked.inputs]
         attributes, unknown = node_attributes(op, node, asked)
@@ -158,6 +216,7 @@ class _Walk:
             used = [name for name, g in zip(node.output, gs, strict=True) if g is not None]
             return self.refuse(node, f"the gradient through its output {', '.join(used)} is not covered by the rule")
         ys = tuple(op.val(name) if name else None for name in node.output)
+        before = len(self.training.partial)
         try:
             result = rule.function(  # type: ignore[misc]
                 op,
@@ -174,12 +233,17 @@ class _Walk:
                     continue
                 if isinstance(cotangent, No):
                     self.refuse(node, cotangent.reason, cotangent.hint)
+                elif x is not None and (reason := _misfit(cotangent, x)):
+                    self.refuse(node, reason, "the rule is wrong: it returns one cotangent for each input, in order")
                 elif x is not None:
                     self.add(name, op.sum_to(cotangent, x) if x.is_tensor else cotangent)
         except Unknown as unknown_fact:
             return self.refuse(node, str(unknown_fact), "fix the model's shapes with --dim or --shape")
         except UnsupportedError as inner:
             return self.refusals.extend(inner.refusals)
+        if len(self.training.partial) > before:  # gradients stop in one of its bodies
+            del self.training.partial[before:]
+            self.stopped.update(name for name in names if name in self.active)
         full = f"{node.domain or 'ai.onnx'}::{node.op_type}"
         self.training.rules[full, rule.source] += 1
         if rule.kink:
@@ -204,6 +268,21 @@ def node_attributes(op: Op, node: NodeProto, asked: registry.Signature) -> tuple
     return {name: values.get(name) for name in asked.attributes}, None
 
 
+def _misfit(cotangent: Val, x: Val) -> str:
+    """Why a cotangent can't be that of `x`, or "": it has its type, and its shape or one that it broadcasts to."""
+    have, want = cotangent.known_shape, x.known_shape
+    if is_float(x.type) and cotangent.dtype != x.dtype:
+        types = [onnx.helper.tensor_dtype_to_string(v.dtype).removeprefix("TensorProto.") for v in (cotangent, x)]
+        return f"its rule gives '{x.name}', of type {types[1]}, a cotangent of type {types[0]}"
+    if not x.is_tensor or have is None or want is None:
+        return ""
+    sizes = zip(have[::-1], want[::-1], strict=False)
+    clash = any(isinstance(h, int) and isinstance(w, int) and w not in (1, h) for h, w in sizes)
+    if clash or len(have) < len(want):
+        return f"its rule gives '{x.name}', of shape {list(want)}, a cotangent of shape {list(have)}"
+    return ""
+
+
 def _full_name(node: NodeProto) -> str:
     return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
 
@@ -211,12 +290,37 @@ def _full_name(node: NodeProto) -> str:
 def _why_unknown(node: NodeProto, graph: Graph) -> tuple[str, str]:
     if node.name in graph.kept:
         return graph.kept[node.name], "freeze the weights before it with --freeze"
+    if stopped(node):
+        return (
+            "gradients stop at some of its operands, for which it needs a rule of its own",
+            "give it one with --rules",
+        )
     if node.domain not in ("", "ai.onnx"):
         return (
             f"there is no rule for {_full_name(node)}",
             "give it a rule with --rules FILE, or freeze the weights before it with --freeze",
         )
     return f"there is no proven rule for {node.op_type}", "freeze the weights before it with --freeze"
+
+
+def or_zero(op: Op, name: str, cotangent: Val | None, training: Training, after: Val | None = None) -> Val:
+    """The cotangent of a value, or zeros of its shape where it has none; that is noted, and so are stopped paths.
+
+    The zeros are made from `after`, where it is given, so that no runtime makes them before it.
+    """
+    if cotangent is not None:
+        if name in training.partial:
+            text = f"the gradient of '{name}' leaves out the paths that are stopped"
+            training.cautions.append(Caution("note", name, text))
+        return cotangent
+    why = ": all its paths to the loss are stopped" if name in training.partial else " by mathematics"
+    text = f"the gradient of '{name}' is zero{why}"
+    training.cautions.append(Caution("zero gradient", name, text))
+    like = op.val(name)
+    if after is None:
+        return op.fill(0.0, like)
+    nothing = op.sum(op.Where(op.const(np.array(False)), after, op.const(0.0, after)), keepdims=False)
+    return op.expand_like(op.cast(nothing, like), like)
 
 
 def _run(graph: Graph, options: Options, training: Training) -> bool:
@@ -227,23 +331,16 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
     seeds = {end: op.val(cotangent) for end, cotangent in training.yielded.items()}
     cotangents = differentiate(graph, seeds, wanted, op, training)
     op.forward, op.scope = "", "grad/zero"
-    given = {name for node in graph.nodes for name in node.output} | {*graph.initializers, *graph.input_names}
-    names: dict[str, str] = {}
-    for name in wanted:
-        value = cotangents.pop(name)
-        if value is None:
-            value = op.fill(0.0, op.val(name))
-            text = f"the gradient of '{name}' is zero by mathematics"
-            training.cautions.append(Caution("zero gradient", name, text))
-        while value.name in names or value.name in given:  # equal nodes are written once, so a third needs a second
-            value = op.Identity(value)
-        training.gradients[name] = names[value.name] = graph.fresh(f"{name}_grad")
+    training.gradients.update((name, graph.fresh(f"{name}_grad")) for name in wanted)
+    after = next(iter(seeds.values())) if options.yield_ == "keep" else None  # the backward part starts at the YieldOp
+    results = {training.gradients[name]: or_zero(op, name, cotangents.pop(name), training, after) for name in wanted}
+    named = {value.name for value in results.values()}
+    made = {name for node in op.nodes for name in node.output}
     for name, value in cotangents.items():
-        if value is not None and value.name not in names and value.name not in given:
-            names[value.name] = graph.fresh(f"{name}_grad")
-    rename(op.nodes, names)
-    for old, new in names.items():
-        graph.types[new] = graph.types.pop(old)
+        if value is not None and value.name in made and value.name not in named:
+            results[graph.fresh(f"{name}_grad")] = value
+            named.add(value.name)
+    op.rename_all(results)
     for name, gradient in training.gradients.items():
         graph.types[gradient] = graph.types[name]
     graph.nodes.extend(op.nodes)

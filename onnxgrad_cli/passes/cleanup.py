@@ -6,6 +6,8 @@ And keep views apart from DequantizeLinear: onnxruntime's optimizer puts a Quant
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from onnx import NodeProto, helper
 
 from onnxgrad_cli.emit import ROLE
@@ -18,7 +20,12 @@ VIEWS = frozenset("Expand Flatten Identity MaxPool Reshape Slice Squeeze Transpo
 
 
 def _run(graph: Graph, options: Options, training: Training) -> bool:
-    removed = graph.remove_unused() > 0
+    return tidy(graph)
+
+
+def tidy(graph: Graph, keep: Iterable[str] = ()) -> bool:
+    """Remove what nobody reads but `keep`, and leave what is left in a form that lasts; whether it changed."""
+    removed = graph.remove_unused(keep) > 0
     changed = _keep_apart(graph) or removed
     declare(graph)
     return changed
@@ -44,4 +51,4 @@ def _keep_apart(graph: Graph) -> bool:
     return bool(copies)
 
 
-CLEANUP = Pass("cleanup", "nodes nobody reads removed", _run, ("outputs",))
+CLEANUP = Pass("cleanup", "nodes nobody reads removed", _run, ("optimizer",))

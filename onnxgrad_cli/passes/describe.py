@@ -57,10 +57,12 @@ class Roles:
         version: of the tool that made it.
         losses: the terms of its loss.
         reduction: 'mean' or 'sum'.
-        inputs: input -> 'model input', 'label', 'sample weight', 'weight' (trained), 'state', 'loss gradient' or
-            'constant' (one that can be overridden but isn't trained), in order.
+        inputs: input -> 'model input', 'label', 'sample weight', 'learning rate', 'weight' (trained), 'state',
+            'loss gradient' or 'constant' (one that can be overridden but isn't trained), in order.
         outputs: output -> its role, in order.
         estimated: whether gradients are straight-through estimates, which no difference of the loss agrees with.
+        partial: inputs and weights whose gradient leaves out paths at which `stop_gradient` stops it.
+        optimizer: the name of the optimizer whose step is part of the model; "" where there is none.
     """
 
     version: str
@@ -69,6 +71,8 @@ class Roles:
     inputs: dict[str, str]
     outputs: dict[str, Role]
     estimated: bool = False
+    partial: tuple[str, ...] = ()
+    optimizer: str = ""
 
     @property
     def loss(self) -> str:
@@ -102,6 +106,8 @@ def roles(graph: Graph, options: Options, training: Training) -> Roles:
             return "label"
         if name == training.sample_weight:
             return "sample weight"
+        if name == training.learning_rate:
+            return "learning rate"
         if name in trained:
             return "weight"
         if name in training.state:
@@ -126,6 +132,8 @@ def roles(graph: Graph, options: Options, training: Training) -> Roles:
         {name: of_input(name) for name in graph.input_names},
         {name: of_output(name) for name in graph.output_names},
         any(full.endswith("::QuantizeLinear") for full, _ in training.rules),
+        tuple(dict.fromkeys(training.partial)),
+        options.optimizer,
     )
 
 
@@ -147,6 +155,10 @@ def embed(graph: Graph, options: Options, training: Training) -> None:
     }  # fmt: skip
     if found.estimated:
         ports["estimated"] = True
+    if found.partial:
+        ports["partial"] = found.partial
+    if found.optimizer:
+        ports["optimizer"] = found.optimizer
     props = graph.proto.metadata_props
     for old in [entry for entry in props if entry.key in (VERSION, LOSS, ROLES)]:
         props.remove(old)
@@ -163,6 +175,11 @@ def describe(model: ModelProto) -> Roles:
         OnnxgradError: the description can't be read, or the model no longer is what it describes.
     """
     props = {entry.key: entry.value for entry in model.metadata_props}
+    if ROLES not in props and model.training_info:
+        raise UsageError(
+            "the model is no training model: it describes its training in its training information",
+            "`onnxgrad expand MODEL` writes that as models of their own; take the one called step0",
+        )
     if ROLES not in props:
         raise UsageError(
             f"the model is no training model made by onnxgrad: its metadata have no entry '{ROLES}'",
@@ -177,6 +194,8 @@ def describe(model: ModelProto) -> Roles:
             dict(ports["inputs"]),
             {name: Role(**role) for name, role in ports["outputs"].items()},
             bool(ports.get("estimated")),
+            tuple(ports.get("partial", ())),
+            ports.get("optimizer", ""),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise OnnxgradError(f"the model's entry '{ROLES}' can't be read: {error}", "build it again") from error
@@ -201,15 +220,15 @@ def _fits(found: Roles, model: ModelProto) -> None:
 
 
 def parts(graph: Graph, training: Training) -> list[str]:
-    """The part each node belongs to: 'model', 'loss' or 'backward'; nodes after the loss are the backward part."""
+    """The part each node belongs to: 'model', 'loss', 'backward' (what comes after the loss) or 'optimizer'."""
     found, after = [], False
     for node in graph.nodes:
+        tag = next((p.value for p in node.metadata_props if p.key == ROLE), "")
         if after:
-            found.append("backward")
+            found.append("optimizer" if tag == "optimizer" else "backward")
             continue
         after = bool(training.loss) and training.loss in node.output
-        tagged = any(p.key == ROLE and p.value == "loss" for p in node.metadata_props)
-        found.append("loss" if after or tagged else "model")
+        found.append("loss" if after or tag == "loss" else "model")
     return found
 
 

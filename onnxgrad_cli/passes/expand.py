@@ -16,14 +16,14 @@ from onnxgrad_cli import registry
 from onnxgrad_cli.emit import Op, Unknown, Val
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.graph import Graph
-from onnxgrad_cli.passes.backward import node_attributes
+from onnxgrad_cli.passes.backward import node_attributes, stopped
 
 
-def expand(graph: Graph) -> bool:
+def expand(graph: Graph, domain: str | None = None) -> bool:
     """Replace each node that has a definition and no rule, as far as the types of its inputs are known.
 
     Nodes behind an operator that onnx knows no type for are typed on the way. A definition that does not cover a node
-    leaves it alone, and `graph.kept` says why.
+    leaves it alone, and `graph.kept` says why. With `domain`, only operators of that domain are replaced.
 
     Returns:
         Whether anything was replaced; types must be inferred again then, and may let more be replaced.
@@ -32,7 +32,7 @@ def expand(graph: Graph) -> bool:
     nodes: list[NodeProto] = []
     changed = False
     for node in graph.nodes:
-        definition = _definition(graph, node)
+        definition = _definition(graph, node) if domain in (None, node.domain) else None
         if definition is None:
             _type(typing, node)
             nodes.append(node)
@@ -56,7 +56,7 @@ def standard_functions(graph: Graph) -> list[tuple[str, str]]:
     typed: dict[tuple[str, str], bool] = {}
     for node in graph.nodes:
         key = (node.op_type, node.domain, graph.opset(node.domain) or 1)
-        if registry.lookup(*key) is None and registry.lookup_definition(*key) is None and _has_body(*key):
+        if not _stands(node, *key) and registry.lookup_definition(*key) is None and _has_body(*key):
             operator = (node.domain, node.op_type)
             typed[operator] = typed.get(operator, True) and all(x in graph.types for x in node.input if x)
     return [operator for operator, known in typed.items() if known]
@@ -72,7 +72,12 @@ def _has_body(op_type: str, domain: str, opset: int) -> bool:
 
 def _definition(graph: Graph, node: NodeProto) -> registry.Definition | None:
     key = (node.op_type, node.domain, graph.opset(node.domain) or 1)
-    return None if registry.lookup(*key) else registry.lookup_definition(*key)
+    return None if _stands(node, *key) else registry.lookup_definition(*key)
+
+
+def _stands(node: NodeProto, op_type: str, domain: str, opset: int) -> bool:
+    """Whether a node is differentiated as it is: it has a rule, or operands at which gradients stop."""
+    return registry.lookup(op_type, domain, opset) is not None or bool(stopped(node))
 
 
 def _type(op: Op, node: NodeProto) -> None:

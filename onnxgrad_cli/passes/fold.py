@@ -13,8 +13,8 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.emit import is_float
-from onnxgrad_cli.executor import Executor
 from onnxgrad_cli.graph import SMALL, Graph, dtype_of, shape_of
+from onnxgrad_cli.proof.executor import Executor
 
 PURE = frozenset(
     "Abs Add And Cast Ceil Concat ConstantOfShape Div Equal Expand Floor Gather Greater GreaterOrEqual Identity Less "
@@ -29,11 +29,11 @@ def fold(graph: Graph) -> bool:
     values: dict[str, np.ndarray] = {}
     chosen: list[NodeProto] = []
     known: set[str] = set()
-    outputs = set(graph.output_names)
+    kept = {*graph.output_names, *graph.varied}
     for node in graph.nodes:
         if node.op_type not in PURE or node.domain not in ("", "ai.onnx") or not _small(graph, node):
             continue
-        if outputs.intersection(node.output):
+        if kept.intersection(node.output):
             continue
         if node.op_type in ("Shape", "Size"):
             shape = shape_of(graph.types.get(node.input[0])) or ("?",)

@@ -1,4 +1,4 @@
-"""Write out the functions that a model defines itself wherever it calls them.
+"""Write out the functions that a model defines itself wherever it calls them, but for those that have a rule.
 
 onnx's own inliner forgets the default values of their attributes and leaves functions alone that import another opset
 than the model; and a weight in a function that is called twice would become two.
@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
 
-from onnxgrad_cli import bodies
+from onnxgrad_cli import bodies, registry
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
 from onnxgrad_cli.graph import Graph, subgraphs, with_bodies
+from onnxgrad_cli.passes.upgrade import upgrade
 
 Key = tuple[str, str, str]
 
@@ -21,8 +22,11 @@ Key = tuple[str, str, str]
 def inline(graph: Graph, constant: Callable[[NodeProto], TensorProto | None]) -> None:
     """Replace every call of a function of the model, in bodies too, by the nodes of the function.
 
+    A call stays where its operator has a rule, or operands at which gradients stop: the function computes it then, and
+    the rule differentiates it. Not so in onnxruntime's own domains, whose rules are for its kernels.
+
     Args:
-        graph: the model; it has no functions afterwards.
+        graph: the model; of its functions those are left that it still calls.
         constant: the tensor that a Constant node holds.
 
     Raises:
@@ -33,7 +37,9 @@ def inline(graph: Graph, constant: Callable[[NodeProto], TensorProto | None]) ->
     if graph.proto.functions:
         inliner = _Inliner(graph, constant)
         graph.set_nodes(inliner.nodes(graph.nodes, ()))
+        kept = onnx.ModelProto(functions=inliner.called(graph.nodes)).functions
         del graph.proto.functions[:]
+        graph.proto.functions.extend(kept)
 
 
 class _Inliner:
@@ -55,13 +61,54 @@ class _Inliner:
                 del body.node[:]
                 body.node.extend(written.node)
             key = (_domain(node.domain), node.op_type, node.overload)
-            if key not in self.functions:
+            if key not in self.functions or self.stands(key):
                 found.append(node)
                 continue
             if key in callers:
                 raise OnnxgradError(f"function '{_name(key)}' calls itself", "it is not a valid ONNX model")
             found += self.nodes(self.body(node, key), (*callers, key))
         return found
+
+    def stands(self, key: Key) -> bool:
+        """Whether the calls of a function are differentiated as they are."""
+        domain, op_type, overload = key
+        if overload or not domain or domain.startswith("com.microsoft"):
+            return False
+        rule = registry.lookup(op_type, domain, self.graph.opset(domain) or 1)
+        return rule is not None or bool(registry.stopped(op_type, domain))
+
+    def called(self, nodes: Iterable[NodeProto]) -> list[FunctionProto]:
+        """The functions that nodes call, and those that these call, at the model's opset."""
+        found: dict[Key, FunctionProto] = {}
+        waiting = list(with_bodies(nodes))
+        while waiting:
+            node = waiting.pop()
+            key = (_domain(node.domain), node.op_type, node.overload)
+            if key in self.functions and key not in found:
+                found[key] = self.raised(self.functions[key])
+                self.check(found[key], key)
+                for entry in found[key].opset_import:
+                    entry.version = self.graph.opset(entry.domain) or entry.version
+                waiting += with_bodies(found[key].node)
+        return [function for key, function in self.functions.items() if key in found]
+
+    def raised(self, function: FunctionProto) -> FunctionProto:
+        """The function at the model's opset of the default domain, where it is of an older one."""
+        own = next((entry.version for entry in function.opset_import if not _domain(entry.domain)), None)
+        opset = self.graph.opset()
+        if own is None or opset is None or own >= opset:
+            return function
+        alone = onnx.ModelProto(graph=GraphProto(name=function.name, node=function.node))
+        alone.opset_import.extend(function.opset_import)
+        work = Graph(alone)
+        upgrade(work, opset)
+        added = [tensor for name, tensor in work.initializers.items() if work.added(name)]
+        held = [onnx.helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in added]
+        nodes = GraphProto(node=[*held, *work.nodes]).node
+        del function.node[:], function.opset_import[:]
+        function.node.extend(nodes)
+        function.opset_import.extend(alone.opset_import)
+        return function
 
     def body(self, call: NodeProto, key: Key) -> list[NodeProto]:
         """The nodes of the function `key` for one call, under names of their own."""

@@ -14,7 +14,7 @@ from onnx import TensorProto, TypeProto
 from onnxgrad_cli import losses
 from onnxgrad_cli.emit import Op, Val, is_float
 from onnxgrad_cli.errors import Caution, UsageError, suggest
-from onnxgrad_cli.graph import Graph, dtype_of, shape_of, tensor_type
+from onnxgrad_cli.graph import Graph, dtype_of, in_words, shape_of, tensor_type
 from onnxgrad_cli.losses.file import LossFile
 from onnxgrad_cli.losses.values import weighted_mean
 from onnxgrad_cli.pipeline import LossSpec, Options, Pass, Training
@@ -60,13 +60,13 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
     for kind, factor in (("ReduceL1", options.l1), ("ReduceSumSquare", options.l2)):
         op.scope = f"loss/{kind}"
         if factor:
-            terms += [_penalty(op, kind, op.val(name)) * factor for name in training.trained]
+            terms += [penalty(op, kind, op.val(name)) * factor for name in training.trained]
     op.scope = "loss"
     widest = max((term.dtype for term in terms), key=(TensorProto.FLOAT, TensorProto.DOUBLE).index)
     total = op.cast(terms[0], widest) if len(terms) == 1 else op.Sum(*(op.cast(term, widest) for term in terms))
     training.loss = _named(op, total, "loss")
     graph.nodes.extend(op.nodes)
-    _labels_before_weights(graph)
+    fed_first(graph)
     return True
 
 
@@ -101,10 +101,10 @@ def _term(op: Op, options: Options, training: Training, spec: LossSpec, predicti
     if options.sample_weight:
         found = found * _sample_weight(op, training, options.sample_weight, loss, prediction, found)
     if options.reduction == "sum":
-        return _reduced(op, "ReduceSum", found)
+        return reduced(op, "ReduceSum", found)
     if weights is None:
-        return _reduced(op, "ReduceMean", found)
-    return weighted_mean(op, _reduced(op, "ReduceSum", found), _reduced(op, "ReduceSum", weights))
+        return reduced(op, "ReduceMean", found)
+    return weighted_mean(op, reduced(op, "ReduceSum", found), reduced(op, "ReduceSum", weights))
 
 
 def _wide(op: Op, x: Val) -> Val:
@@ -117,7 +117,7 @@ def _label(op: Op, training: Training, name: str, label_type: TypeProto) -> Val:
         old = graph.types[name]
         if (dtype_of(old), shape_of(old)) != (dtype_of(label_type), shape_of(label_type)):
             raise UsageError(
-                f"two losses want a label '{name}' of different types: {_in_words(old)} and {_in_words(label_type)}",
+                f"two losses want a label '{name}' of different types: {in_words(old)} and {in_words(label_type)}",
                 "name each label: --loss NAME:OUTPUT:LABEL",
             )
         return op.val(name)
@@ -131,11 +131,6 @@ def _refuse_taken(graph: Graph, name: str, option: str) -> None:
     if not name or graph.taken(name):
         reason = f"the model already has a value or a node called '{name}'" if name else "a name is missing"
         raise UsageError(f"{option}: {reason}", f"choose another name with {option}")
-
-
-def _in_words(value_type: TypeProto) -> str:
-    kind = TensorProto.DataType.Name(dtype_of(value_type)).lower()
-    return f"{kind}[{', '.join(map(str, shape_of(value_type) or ()))}]"
 
 
 def _caution(op: Op, training: Training, loss: losses.Loss, prediction: Val) -> None:
@@ -162,11 +157,12 @@ def _sample_weight(op: Op, training: Training, name: str, loss: losses.Loss, pre
     return op.unsqueeze(op.cast(op.val(name), found), range(1, found.rank))
 
 
-def _penalty(op: Op, kind: str, weight: Val) -> Val:
-    return _reduced(op, kind, _wide(op, weight))
+def penalty(op: Op, kind: str, weight: Val) -> Val:
+    """The sum of a weight's magnitudes ('ReduceL1') or squares ('ReduceSumSquare'), a scalar."""
+    return reduced(op, kind, _wide(op, weight))
 
 
-def _reduced(op: Op, kind: str, x: Val) -> Val:
+def reduced(op: Op, kind: str, x: Val) -> Val:
     """A scalar: `x` reduced over the axes of each sample first where these are long, then over all that is left."""
     last = "ReduceMean" if kind == "ReduceMean" else "ReduceSum"
     if x.known_shape is not None and x.rank > 1 and _long(x.shape[1:]):
@@ -198,8 +194,8 @@ def _named(op: Op, total: Val, stem: str) -> str:
     return name
 
 
-def _labels_before_weights(graph: Graph) -> None:
-    """Models of old declare their weights as inputs: these come last."""
+def fed_first(graph: Graph) -> None:
+    """Order the inputs: what must be fed, then what has a value (models of old declare their weights as inputs)."""
     inputs = list(graph.proto.graph.input)
     ordered = sorted(inputs, key=lambda value: value.name in graph.initializers)
     if [v.name for v in ordered] != [v.name for v in inputs]:

@@ -34,14 +34,17 @@ def lower(graph: Graph, training: Training) -> None:
     types = dict(graph.types)
     if any(subgraphs(node) for node in graph.nodes):
         types = {**types_in(onnx.shape_inference.infer_shapes(graph.skeleton()).graph), **types}
-    refusals = list(_refusals(graph.nodes, types, opset, graph.kept))
+    functions = graph.proto.functions
+    nodes = [*graph.nodes, *(node for function in functions for node in function.node)]
+    refusals = list(_refusals(nodes, types, opset, graph.kept))
     if refusals:
         raise UnsupportedError(
             f"the model is at opset {opset}, onnxruntime loads opsets up to {NEWEST_OPSET}, which lacks these:",
             refusals,
             hint="export the model at an older opset",
         )
-    for entry in graph.proto.opset_import:
+    imports = [*graph.proto.opset_import, *(entry for function in functions for entry in function.opset_import)]
+    for entry in imports:
         if entry.domain in ("", "ai.onnx"):
             entry.version = NEWEST_OPSET
     text = f"opset lowered from {opset} to {NEWEST_OPSET}, the newest that onnxruntime loads"

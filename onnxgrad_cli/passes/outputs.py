@@ -6,24 +6,20 @@ trained weights become overridable initializers; outputs are the loss, then one 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import onnx
 
-from onnxgrad_cli.graph import Graph, dtype_of
+from onnxgrad_cli.emit import ROLE
+from onnxgrad_cli.graph import Graph, dtype_of, with_bodies
 from onnxgrad_cli.passes.describe import embed
 from onnxgrad_cli.pipeline import Options, Pass, Training
 
 
 def _run(graph: Graph, options: Options, training: Training) -> bool:
-    position = next(i for i, node in enumerate(graph.nodes) if node.op_type == "YieldOp")
-    marker = graph.nodes[position]
-    if options.yield_ != "keep":
-        fill = _ones(graph, marker) if options.yield_ == "ones" else []
-        graph.nodes[position : position + 1] = fill
-        _forget_domain(graph, marker.domain)
-    if options.yield_ == "input":
-        for name in marker.output:
-            graph.add_input(name, graph.types[name])
+    if training.yielded:
+        settle_yield(graph, options.yield_, training.yielded)
     declared = set(graph.input_names)
     for name in (*training.trained, *training.state):
         if name not in declared:
@@ -44,9 +40,25 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
     return True
 
 
-def _ones(graph: Graph, marker: onnx.NodeProto) -> list[onnx.NodeProto]:
+def settle_yield(graph: Graph, how: str, yielded: Mapping[str, str]) -> None:
+    """Fill the cotangents that the YieldOp marker hands in with ones ('ones'), make them inputs ('input'), or leave
+    the marker ('keep')."""
+    if how == "keep":  # no one can infer their types
+        declare = onnx.helper.make_value_info
+        graph.proto.graph.value_info.extend(declare(name, graph.types[name]) for name in yielded.values())
+        return
+    position = next(i for i, node in enumerate(graph.nodes) if node.op_type == "YieldOp")
+    domain = graph.nodes[position].domain
+    graph.nodes[position : position + 1] = _ones(graph, yielded) if how == "ones" else []
+    forget_domain(graph, domain)
+    if how == "input":
+        for name in yielded.values():
+            graph.add_input(name, graph.types[name])
+
+
+def _ones(graph: Graph, yielded: Mapping[str, str]) -> list[onnx.NodeProto]:
     nodes = []
-    for name, cotangent in zip(marker.input, marker.output, strict=True):
+    for name, cotangent in yielded.items():
         shape = graph.fresh(f"{name}_shape")
         dtype = onnx.helper.tensor_dtype_to_np_dtype(dtype_of(graph.types[name]))
         one = onnx.numpy_helper.from_array(np.ones(1, dtype))
@@ -56,12 +68,15 @@ def _ones(graph: Graph, marker: onnx.NodeProto) -> list[onnx.NodeProto]:
                 "ConstantOfShape", [shape], [cotangent], name=graph.fresh(f"{cotangent}/ConstantOfShape"), value=one
             ),
         ]
+    for node in nodes:
+        node.metadata_props.add(key=ROLE, value="seed")
     return nodes
 
 
-def _forget_domain(graph: Graph, domain: str) -> None:
+def forget_domain(graph: Graph, domain: str) -> None:
+    """Import a domain no longer if no node is of it."""
     imports = graph.proto.opset_import
-    if not any(node.domain == domain for node in graph.nodes):
+    if not any(node.domain == domain for node in with_bodies(graph.nodes)):
         for entry in [e for e in imports if e.domain == domain]:
             imports.remove(entry)
 

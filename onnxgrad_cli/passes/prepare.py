@@ -42,20 +42,30 @@ OLDEST_OPSET = 13
 
 
 def _run(graph: Graph, options: Options, training: Training) -> bool:
+    admit(graph, options)
+    bring(graph, options, training)
+    training.inputs = [name for name in graph.input_names if name not in graph.initializers]
+    training.predictions = resolve_outputs(graph, options)
+    select(graph, options, training)
+    return True
+
+
+def admit(graph: Graph, options: Options) -> None:
+    """Refuse what is beyond us, fix the shapes that were asked for, and forget what an earlier build has said."""
     _refuse_unknown_opset(graph)
     _fix_shapes(graph, options)
     _forget_roles(graph)
     if graph.proto.ir_version < FIRST_WITH_CONSTANTS:
         graph.unlist_initializers()
         graph.proto.ir_version = FIRST_WITH_CONSTANTS
+
+
+def bring(graph: Graph, options: Options, training: Training) -> None:
+    """Bring an admitted graph into the form that can be differentiated."""
     normalise(graph)
     settle(graph, training)
     if apply_mode(graph, options, training):
         graph.infer()
-    training.inputs = [name for name in graph.input_names if name not in graph.initializers]
-    training.predictions = resolve_outputs(graph, options)
-    select(graph, options, training)
-    return True
 
 
 def settle(graph: Graph, training: Training) -> None:
@@ -102,7 +112,7 @@ def normalise(graph: Graph) -> None:
     _forget_symbols(graph)
     _hoist_constants(graph)
     separate_outputs(graph)
-    _name_nodes(graph)
+    name_nodes(graph)
     _write_defaults(graph)
     time_first(graph)
 
@@ -227,7 +237,7 @@ def _constant_tensor(node: NodeProto) -> onnx.TensorProto | None:
     return None
 
 
-def _name_nodes(graph: Graph) -> None:
+def name_nodes(graph: Graph) -> None:
     """Backward nodes are named after forward nodes, so each of these needs a name, and onnxruntime wants one owner.
 
     It wants every output of Split named too: else it dies.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -18,6 +18,7 @@ from onnxgrad_cli import registry
 from onnxgrad_cli.emit import is_differentiable, is_float
 from onnxgrad_cli.errors import Caution, UnsupportedError, UsageError, suggest
 from onnxgrad_cli.graph import SMALL, Graph, is_external, nbytes, reads, subgraphs, with_bodies
+from onnxgrad_cli.passes.backward import open_reads
 from onnxgrad_cli.pipeline import Options, Training
 
 SETTINGS: dict[tuple[str, int], str] = {
@@ -57,10 +58,11 @@ def select(graph: Graph, options: Options, training: Training) -> None:
     """
     floats = [n for n in graph.initializers if is_float(graph.types[n]) and not graph.added(n)]
     tied = _tied(graph, training.predictions)
-    asked = _matching(options.train, floats, "--train", "float weights")
-    frozen = _matching(options.freeze, floats, "--freeze", "float weights")
+    reached = _tied(graph, training.predictions, reads) if any(registry.all_stopped()) else tied
+    asked = matching(options.train, floats, "--train", "float weights")
+    frozen = matching(options.freeze, floats, "--freeze", "float weights")
     inputs = [name for name in training.inputs if is_float(graph.types.get(name))]
-    training.grad_of_input = _matching(options.grad_of_input, inputs, "--grad-of-input", "float inputs")
+    training.grad_of_input = matching(options.grad_of_input, inputs, "--grad-of-input", "float inputs")
     roles = _Roles(graph)
     for name in floats:
         if name in frozen:
@@ -70,7 +72,11 @@ def select(graph: Graph, options: Options, training: Training) -> None:
         elif name in training.state:
             reason = f"a running statistic: '{training.state[name]}' is its next value"
         elif name not in tied:
-            reason = "no differentiable path ties it to the loss"
+            reason = (
+                "gradients stop at the operands through which it reaches the loss"
+                if name in reached
+                else "no differentiable path ties it to the loss"
+            )
         else:
             reason = "" if name in asked else roles.constant(name)
         if reason:
@@ -117,7 +123,12 @@ def _listed(names: list[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)
 
 
-def _matching(patterns: tuple[str, ...], names: list[str], option: str, kind: str) -> list[str]:
+def matching(patterns: Sequence[str], names: list[str], option: str, kind: str) -> list[str]:
+    """Those of `names` that are one of `patterns` or match one, in their order.
+
+    Raises:
+        UsageError: a pattern matches none; `option` and `kind`, in the plural, say what was asked for.
+    """
     found: list[str] = []
     for pattern in patterns:
         hits = [name for name in names if name == pattern or fnmatchcase(name, pattern)]
@@ -127,7 +138,7 @@ def _matching(patterns: tuple[str, ...], names: list[str], option: str, kind: st
     return [name for name in names if name in set(found)]
 
 
-def _tied(graph: Graph, outputs: list[str]) -> set[str]:
+def _tied(graph: Graph, outputs: list[str], read: Callable[[NodeProto], list[str]] = open_reads) -> set[str]:
     """Every value that a path ties to `outputs`, through operators with a derivative or one that is refused.
 
     Where floats become integers the path ends, unless they were quantized.
@@ -140,7 +151,7 @@ def _tied(graph: Graph, outputs: list[str]) -> set[str]:
             if rule is not None and rule.is_zero:
                 continue
             through = rule is None or rule.integers or any(n in tied and _may_be_float(graph, n) for n in node.output)
-            tied.update(n for n in reads(node) if through or not _may_be_float(graph, n))
+            tied.update(n for n in read(node) if through or not _may_be_float(graph, n))
     return tied
 
 

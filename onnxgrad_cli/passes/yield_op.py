@@ -6,35 +6,52 @@ model dumped after this pass or after `backward` reads as its module builder wou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx
 
+from onnxgrad_cli.emit import is_float
 from onnxgrad_cli.graph import Graph
+from onnxgrad_cli.passes.backward import on_the_way
 from onnxgrad_cli.pipeline import Options, Pass, Training
 
 
-def insert_yield(graph: Graph, outputs: list[str]) -> list[str]:
-    """Append a YieldOp over `outputs` and return the names of their cotangents, one each, of the same types."""
-    cotangents = [graph.fresh(f"{name}_grad") for name in outputs]
+def insert_yield(graph: Graph, outputs: Sequence[str]) -> dict[str, str]:
+    """Append a YieldOp over `outputs`.
+
+    Returns:
+        The outputs that are float, each with the name of its cotangent, of the same type: `<output>_grad`, or
+        `<output>_grad_external` where another of them depends on it and adds to its cotangent.
+    """
+    floats = [name for name in outputs if is_float(graph.types.get(name))]
+    others = [position for position, name in enumerate(outputs) if name not in floats]
+    yielded = {name: graph.fresh(f"{name}_grad{'_external' * _feeds(graph, name, floats)}") for name in floats}
     node = onnx.helper.make_node(
         "YieldOp",
         outputs,
-        cotangents,
+        list(yielded.values()),
         name=graph.fresh("YieldOp"),
         domain="com.microsoft",
         full_shape_outputs=list(range(len(outputs))),
+        non_differentiable_outputs=others or None,
     )
     graph.nodes.append(node)
-    for name, cotangent in zip(outputs, cotangents, strict=True):
+    for name, cotangent in yielded.items():
         graph.types[cotangent] = graph.types[name]
     if graph.opset("com.microsoft") is None:
         graph.proto.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
-    return cotangents
+    return yielded
+
+
+def _feeds(graph: Graph, name: str, outputs: Sequence[str]) -> bool:
+    """Whether a float path leads from an output to another one."""
+    others = [other for other in outputs if other != name]
+    return bool(others) and not on_the_way(graph, [name], [])[0].isdisjoint(others)
 
 
 def _run(graph: Graph, options: Options, training: Training) -> bool:
     training.forward_nodes = len(graph.nodes)
-    (cotangent,) = insert_yield(graph, [training.loss])
-    training.yielded = {training.loss: cotangent}
+    training.yielded = insert_yield(graph, [training.loss])
     return True
 
 

@@ -146,6 +146,8 @@ def glance(report: Report) -> list[tuple[str, Inline]]:
     found: list[tuple[str, Inline]] = []
     if report.asked.losses:
         found.append(("loss", _losses(report)))
+    if report.asked.optimizer:
+        found.append(("optimizer", Name(report.asked.optimizer)))
     if report.weights:
         count = sum(weight.count for weight in report.weights)
         text = f"{several(len(report.weights), 'tensor')}, {several(count, 'number')}"
@@ -153,8 +155,10 @@ def glance(report: Report) -> list[tuple[str, Inline]]:
         text += f"; {several(len(report.not_trained), 'float tensor')} not trained" if report.not_trained else ""
         found.append(("trained", text))
     if report.cost and report.passes:
-        counts = report.cost.nodes if _ran(report) else {"model": report.cost.nodes["model"]}
+        counts = report.cost.nodes if _ran(report) or report.compact else {"model": report.cost.nodes["model"]}
         found.append(("nodes", " + ".join(f"{n:,} {part}" for part, n in counts.items() if n)))
+    if report.compact:
+        found.append(("backward", ("one Gradient node, which ", Name("onnxgrad expand"), " writes out for runtimes")))
     if report.cost and _ran(report):
         forward, backward, kept = report.cost.flops_forward, report.cost.flops_backward, report.cost.kept_bytes
         text = f"{scaled(forward, 'FLOP')} forward, {scaled(backward, 'FLOP')} backward, {scaled(kept, 'B')} kept"
@@ -276,6 +280,7 @@ _MEANING = {
     "model input": "the model's own: feed it",
     "label": "what the loss compares with: feed it",
     "sample weight": "one weight per sample: feed it",
+    "learning rate": "how far a step goes: feed it",
     "weight": "trained; it has a value, and feeding it overrides that",
     "state": "changes from step to step; it has a value, and feeding it overrides that",
     "loss gradient": "where backpropagation starts: feed it, 1 as a rule",
@@ -328,6 +333,8 @@ def _operators(report: Report) -> Section:
         return Section("Operators", [])
     refused = {refusal.op_type for refusal in report.refusals}
     rows: list[tuple[Inline, ...]] = []
+    parts = ["model", "loss", "backward"]
+    parts += ["optimizer"] if any(row.optimizer for row in report.operators) else []
     for row in report.operators:
         rule: Inline = _DERIVATIVES.get(row.derivative, "")
         if row.op in refused:
@@ -337,16 +344,15 @@ def _operators(report: Report) -> Section:
             rule = names([source.removeprefix(own) for source in row.rules])
             inside = row.model + row.loss
             rule = (*pieces(rule), f" ({row.differentiated:,} of {inside:,})") if row.differentiated != inside else rule
-        counts = (number(n) if n else "" for n in (row.model, row.loss, row.backward))
-        rows.append((Name(row.op), *counts, rule))
-    columns = zip(*((row.model, row.loss, row.backward) for row in report.operators), strict=True)
-    rows.append(("all of them", *(number(sum(column)) for column in columns), ""))
+        rows.append((Name(row.op), *(number(getattr(row, part)) if getattr(row, part) else "" for part in parts), rule))
+    totals = [sum(getattr(row, part) for row in report.operators) for part in parts]
+    rows.append(("all of them", *map(number, totals), ""))
     text = (
         "How many nodes of each operator there are, and the rule that differentiated those of the model and the loss. "
         "'Not needed' means that no gradient that was asked for passes through it."
     )
-    head = ("operator", "model", "loss", "backward", "derivative by")
-    return Section("Operators", [Paragraph(text), Table(head, rows, frozenset({1, 2, 3}))])
+    head = ("operator", *parts, "derivative by")
+    return Section("Operators", [Paragraph(text), Table(head, rows, frozenset(range(1, len(parts) + 1)))])
 
 
 def _cautions(report: Report) -> Section:
@@ -380,6 +386,9 @@ def _cost(report: Report) -> Section:
     if cost.at_run_time:
         text += f" Sizes known only at run time count as 1 ({several(cost.at_run_time, 'value')})."
     text += " A multiply-add is two operations; a function such as Exp counts as one."
+    if nodes["optimizer"]:
+        text += f" The optimizer takes {number(cost.flops_optimizer)} operations in "
+        text += f"{several(nodes['optimizer'], 'node')} besides."
     blocks: list[Block] = [Paragraph(text), Table(("", "forward", "backward"), rows, frozenset({1, 2}))]
     if cost.uncounted:
         listed = ", ".join(f"{op} ({n:,})" for op, n in cost.uncounted.items())

@@ -20,7 +20,7 @@ from onnxgrad_cli import registry
 from onnxgrad_cli.cost import cost
 from onnxgrad_cli.errors import Caution, CheckFailed, OnnxgradError, Refusal, UnsupportedError
 from onnxgrad_cli.graph import Graph, dtype_of, shape_of
-from onnxgrad_cli.passes import PASSES, SUMMARIES
+from onnxgrad_cli.passes import SUMMARIES, pipeline_for
 from onnxgrad_cli.passes.describe import STORED, Role, is_random, parts, roles, tool_version
 from onnxgrad_cli.pipeline import LossSpec, Options, Training
 from onnxgrad_cli.report.model import (
@@ -37,8 +37,8 @@ from onnxgrad_cli.report.model import (
 )
 
 if TYPE_CHECKING:
-    from onnxgrad_cli.build import Built
-    from onnxgrad_cli.verify import Proof
+    from onnxgrad_cli.builder import Built
+    from onnxgrad_cli.proof.verify import Proof
 
 
 def make_report(
@@ -66,6 +66,7 @@ def make_report(
     options = options or (built.options if built else Options())
     model = str(model or (built and built.graph.path) or "")
     status, verdict = _verdict(built, error, proof)
+    settings = _words(options.optimizer_options)
     report = Report(
         status=status,
         verdict=verdict,
@@ -74,6 +75,7 @@ def make_report(
             model=model,
             opset=built.graph.opset() if built else None,
             losses=list(_losses(options, built.training.judged if built else [])),
+            optimizer=options.optimizer + f" ({settings})" * bool(settings),
             options=dict(_changed(options)),
         ),
         error=_message(error),
@@ -116,7 +118,8 @@ def _verdict(built: Built | None, error: Exception | None, proof: Proof | None) 
         return "check failed", f"A check failed ({', '.join(failed) or 'see below'}): {end}"
     if error is not None:
         return "failed", "Failed. No training model was written."
-    if built and built.records and PASSES[-1].name not in {record.name for record in built.records}:
+    done = {record.name for record in built.records} if built else set()
+    if built and done and pipeline_for(built.options)[-1].name not in done:
         return "stopped", f"Stopped after the pass '{built.records[-1].name}', as asked: no training model yet."
     if proof is None or proof.status == "skipped":
         why = f" ({proof.reason})" if proof and proof.reason else ""
@@ -160,7 +163,8 @@ def _loss(spec: LossSpec, options: Options, label: str) -> str:
     return f"{text} against '{label}'" if label else text
 
 
-_FLAGS = {"losses": "--loss", "yield_": "--yield", "dims": "--dim", "shapes": "--shape", "loss_options": "loss options"}
+_FLAGS = {"losses": "--loss", "yield_": "--yield", "dims": "--dim", "shapes": "--shape", "loss_options": "loss options",
+          "optimizer_options": "optimizer options"}  # fmt: skip
 
 
 def _changed(options: Options) -> Iterator[tuple[str, str]]:
@@ -222,8 +226,9 @@ def _value(graph: Graph, name: str, role: Role) -> Value:
 
 
 def _passes(built: Built) -> list[PassRow]:
+    summaries = SUMMARIES | {step.name: step.summary for step in pipeline_for(built.options)}
     return [
-        PassRow(r.name, SUMMARIES.get(r.name, ""), r.seconds, r.nodes_before, r.nodes_after, r.changed)
+        PassRow(r.name, summaries.get(r.name, ""), r.seconds, r.nodes_before, r.nodes_after, r.changed)
         for r in built.records
     ]
 
@@ -257,9 +262,10 @@ def _operators(graph: Graph, training: Training) -> list[Operator]:
                 uses[full],
                 sorted(sources[full]),
                 derivative(domain, op_type, full) if own else "",
+                where["optimizer"],
             )
         )
-    return sorted(rows, key=lambda row: (-(row.model + row.loss), -row.backward, row.op))
+    return sorted(rows, key=lambda row: (-(row.model + row.loss), -row.backward, -row.optimizer, row.op))
 
 
 # -- cautions -------------------------------------------------------------------------------------------------------
@@ -310,9 +316,17 @@ def _next(report: Report) -> Iterator[Next]:
             "Repeat it on data of your own; if the check fails again, the gradients are wrong: please report the model"
         )
         yield Next(why, "sh", f"{report.asked.command} --test-data data.npz")
-    if report.status == "built":
-        why = "Check the gradients on data of your own"
-        yield Next(why, "sh", f"onnxgrad check {shlex.quote(path)} --data data.npz")
+    if report.status != "built":
+        return
+    if "--training-info" in report.asked.options:
+        why = "Write the step and the initialization as plain models, which the stock onnxruntime runs"
+        yield Next(why, "sh", f"onnxgrad expand {shlex.quote(path)}")
+        return
+    why = "Check the gradients on data of your own"
+    yield Next(why, "sh", f"onnxgrad check {shlex.quote(path)} --data data.npz")
+    if report.compact:
+        yield Next("Write the Gradient node out, for runtimes", "sh", f"onnxgrad expand {shlex.quote(path)}")
+    else:
         yield Next("Train a few steps with numpy and the stock onnxruntime", "python", _steps(path, report))
 
 
@@ -320,7 +334,12 @@ def _steps(path: str, report: Report) -> str:
     """A program that feeds random numbers and follows the gradients; it reads the roles from the model itself."""
     fed = [value for value in report.inputs if value.role not in STORED]
     return _PROGRAM.format(
-        path=json.dumps(path), data="".join(f"    {json.dumps(v.name)}: {_sample(v)},\n" for v in fed)
+        path=json.dumps(path),
+        data="".join(f"    {json.dumps(v.name)}: {_sample(v)},\n" for v in fed),
+        descend="" if report.asked.optimizer else _DESCEND,
+        rate="" if report.asked.optimizer else ", rate",
+        value="" if report.asked.optimizer else ", 0.01",
+        if_="if" if report.asked.optimizer else "elif",
     )
 
 
@@ -328,6 +347,8 @@ def _sample(value: Value) -> str:
     sizes = [str(dim) if isinstance(dim, int) else "size" for dim in value.shape or ()]
     shape = f"({sizes[0]},)" if len(sizes) == 1 else f"({', '.join(sizes)})"
     dtype = {"float": "float32", "double": "float64"}.get(value.dtype, value.dtype)
+    if value.role == "learning rate":
+        return f'np.array(0.01, "{dtype}")'
     if not dtype.startswith("float"):
         return f'np.zeros({shape}, "{dtype}")'
     return f'random.standard_normal({shape}).astype("{dtype}")' if sizes else f'np.array(1, "{dtype}")'
@@ -337,7 +358,7 @@ _PROGRAM = """\
 import json
 import numpy as np, onnx, onnxruntime
 
-path, size, rate, random = {path}, 8, 0.01, np.random.default_rng(0)
+path, size{rate}, random = {path}, 8{value}, np.random.default_rng(0)
 data = {{  # put yours here
 {data}}}
 onnxruntime.set_default_logger_severity(3)  # it warns of each weight that can be fed
@@ -348,9 +369,12 @@ weights = {{name: stored[name] for name, role in roles["inputs"].items() if role
 for step in range(5):
     results = dict(zip(roles["outputs"], session.run(list(roles["outputs"]), {{**data, **weights}})))
     for name, output in roles["outputs"].items():
-        if output["role"] == "gradient" and output["of"] in weights:
-            weights[output["of"]] = weights[output["of"]] - rate * results[name]
-        elif output["role"] == "next state":
+{descend}        {if_} output["role"] == "next state":
             weights[output["of"]] = results[name]
     print(step, *(results[name] for name, output in roles["outputs"].items() if output["role"] == "loss"))
+"""
+
+_DESCEND = """\
+        if output["role"] == "gradient" and output["of"] in weights:
+            weights[output["of"]] = weights[output["of"]] - rate * results[name]
 """

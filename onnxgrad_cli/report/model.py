@@ -16,7 +16,7 @@ from onnxgrad_cli.graph import Shape
 
 if TYPE_CHECKING:
     from onnxgrad_cli.cost import Cost
-    from onnxgrad_cli.verify import Proof
+    from onnxgrad_cli.proof.verify import Proof
 
 FORMAT = 1
 """The version of the JSON keys: it grows when one changes its meaning or goes away."""
@@ -31,6 +31,7 @@ class Asked:
         model: the file that was read; "" for a model from memory or a pipe.
         opset: the version of the default domain of the result; None without a graph.
         losses: each loss in words: 'mse of y against label'.
+        optimizer: the optimizer with its options; "" for none.
         options: every option that differs from its default: its name on the command line -> its value in words.
     """
 
@@ -38,6 +39,7 @@ class Asked:
     model: str = ""
     opset: int | None = None
     losses: list[str] = field(default_factory=list)
+    optimizer: str = ""
     options: dict[str, str] = field(default_factory=dict)
 
 
@@ -92,13 +94,13 @@ class PassRow:
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator: its nodes in the model, in the loss and in the backward part, and how it was differentiated.
+    """One operator: its nodes in each part of the training model, and how it was differentiated.
 
     Attributes:
         differentiated: how many nodes a rule was applied to.
         rules: the functions that did it.
         derivative: 'rule', 'zero' (by mathematics), 'not needed' (no wanted gradient passes through it), 'none'
-            (it has no rule), or '' where the operator stands in the backward part only.
+            (it has no rule), or '' where the operator stands in neither model nor loss.
     """
 
     op: str
@@ -108,6 +110,7 @@ class Operator:
     differentiated: int
     rules: list[str]
     derivative: str
+    optimizer: int = 0
 
 
 GOOD = frozenset({"built", "differentiable"})
@@ -194,3 +197,8 @@ class Report:
     versions: dict[str, str] = field(default_factory=dict)
     next: list[Next] = field(default_factory=list)
     format: int = FORMAT
+
+    @property
+    def compact(self) -> bool:
+        """Whether one Gradient node stands for the backward part."""
+        return any(step.name == "gradient" for step in self.passes)

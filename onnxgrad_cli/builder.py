@@ -10,7 +10,7 @@ import onnx
 
 from onnxgrad_cli import pipeline
 from onnxgrad_cli.graph import Graph
-from onnxgrad_cli.passes import PASSES
+from onnxgrad_cli.passes import pipeline_for
 from onnxgrad_cli.pipeline import Options, Record, Training
 
 
@@ -40,7 +40,8 @@ class Built:
             if after:
                 after(step, graph, record)
 
-        pipeline.run(PASSES, self.graph, self.options, self.training, after=note, stop_after=stop_after)
+        passes = pipeline_for(self.options)
+        pipeline.run(passes, self.graph, self.options, self.training, after=note, stop_after=stop_after)
 
 
 def build(

@@ -432,9 +432,10 @@ class MaxRoiPool(OpRun):  # onnx.reference has none
         return (y,)
 
 
-def evaluator(model: ModelProto) -> ReferenceEvaluator:
-    """onnx's reference evaluator for a model."""
+def evaluator(model: ModelProto, ops: Sequence[type[OpRun]] = ()) -> ReferenceEvaluator:
+    """onnx's reference evaluator for a model, with more operators if it needs `ops`."""
     return ReferenceEvaluator(model, new_ops=[
+        *ops,
         Erf, Gelu, Mean, BatchNormalization, ConvTranspose, LpPool, GlobalMaxPool, GlobalLpPool, Pad, Resize, RNN,
         GRU, LSTM, Scan, GridSample, DeformConv, GatherElements, MaxRoiPool,
     ])  # fmt: skip

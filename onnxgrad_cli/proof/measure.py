@@ -11,10 +11,10 @@ from itertools import pairwise
 import numpy as np
 from onnx import ModelProto, helper, numpy_helper
 
-from onnxgrad_cli.check import Arrays, Difference, directional
-from onnxgrad_cli.executor import Executor, to_double
-from onnxgrad_cli.feeds import Subject
 from onnxgrad_cli.graph import HALVES, Graph, dtype_of
+from onnxgrad_cli.proof.check import Arrays, Difference, directional
+from onnxgrad_cli.proof.executor import Executor, to_double
+from onnxgrad_cli.proof.feeds import Subject
 
 QUICK = 0.01
 """Seconds. A model whose step takes less on onnxruntime can be measured on onnx.reference, in float64."""

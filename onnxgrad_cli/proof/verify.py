@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,13 +15,14 @@ import numpy as np
 import onnx
 from onnx import ModelProto, helper
 
-from onnxgrad_cli.check import by_array, by_entry
-from onnxgrad_cli.executor import Executor
-from onnxgrad_cli.feeds import Subject, finite, first_run, random_feeds
 from onnxgrad_cli.files import load_external_data
 from onnxgrad_cli.graph import Graph, is_external, nbytes
-from onnxgrad_cli.measure import DIRECTIONS, QUICK, Scale, measure, part
 from onnxgrad_cli.passes.describe import Roles
+from onnxgrad_cli.proof.check import by_array, by_entry
+from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.proof.feeds import Subject, finite, first_run, random_feeds
+from onnxgrad_cli.proof.measure import DIRECTIONS, QUICK, Scale, measure, part
+from onnxgrad_cli.standard.gradient_operator import expand_gradients, has_gradients
 
 LARGE = 64 << 20
 """Bytes of weights above which the proof is made only when asked for: it would take more than a few seconds."""
@@ -110,6 +112,10 @@ def prove(
         proof.status = "skipped"
         proof.reason = f"{weight_bytes / 1e6:,.0f} MB of weights: ask for it with --verify"
         return proof
+    if has_gradients(model):
+        with proof.step("its Gradient node can be written out") as say:
+            model = expand_gradients(deepcopy(model), path)
+            say("passed", f"{len(model.graph.node):,} nodes in all")
     model = with_weights(model, path)
     subject = Subject(model, roles)
     rng = np.random.default_rng(seed)
@@ -224,10 +230,15 @@ def _compare_differences(
 
     Alone counts in float64 only: a small gradient drowns in the loss's float32 noise.
     """
+    partial = subject.roles.partial
+    names = [name for name in subject.roles.gradients if name not in partial]
+    if not names:
+        return "skipped", "every gradient leaves out paths that are declared to be stopped", ""
     found = measure(subject, feeds, seconds <= QUICK, scale)
-    names = list(subject.roles.gradients)
     worst = found.error(rng, names)
     detail = f"{DIRECTIONS} random directions: relative error {worst:.1e} ({found.name})"
+    if partial:
+        detail += f"; not of {', '.join(partial[:5])}{' and more' * (len(partial) > 5)}, of which paths are stopped"
     single: dict[str, float] = {}
     end = time.perf_counter() + budget
     if len(names) > 1 and (found.double or worst > found.tolerance):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import ModelProto, helper
+from onnx import ModelProto, TensorProto, helper
 
-from onnxgrad_cli.check import Arrays
 from onnxgrad_cli.emit import is_float
 from onnxgrad_cli.graph import dtype_of, shape_of
 from onnxgrad_cli.passes.describe import Roles
+from onnxgrad_cli.proof.check import Arrays
 
 SEQUENCE_SIZES = (8, 16, 32, 64, 224)
 """Sizes that are tried, in order, for symbols that do not lead an input."""
@@ -77,29 +77,52 @@ def random_feeds(
     no weight are 0 or 1 if `masked`, else 1.
     """
     types = {value.name: value.type for value in subject.model.graph.input}
-    limits = {**_index_limits(subject.model), **{t.label: t.classes for t in subject.roles.losses if t.classes}}
+    shapes = {
+        name: [sizes.get(dim, 2) if isinstance(dim, str) else dim for dim in shape_of(types[name]) or ()]
+        for name in subject.roles.fed
+    }
+    classes = {loss.label: loss.classes for loss in subject.roles.losses if loss.classes}
+    limits = {**index_limits(subject.model, shapes), **classes}
     feeds = {}
-    for name in subject.roles.fed:
-        shape = [sizes.get(dim, 2) if isinstance(dim, str) else dim for dim in shape_of(types[name]) or ()]
-        array: np.ndarray
-        if not is_float(types[name]):
-            array = rng.integers(0 if masked or name in limits else 1, limits.get(name, 2), shape)
-        elif subject.roles.inputs[name] == "model input" and not positive:
-            array = rng.standard_normal(shape)
-        else:  # labels and sample weights: every loss is defined between 0 and 1
-            array = rng.uniform(0.05, 0.95, shape)
-        feeds[name] = np.asarray(array).astype(helper.tensor_dtype_to_np_dtype(dtype_of(types[name])))
+    for name, shape in shapes.items():
+        dtype = dtype_of(types[name])
+        if is_float(types[name]) and (positive or subject.roles.inputs[name] != "model input"):
+            between = np.asarray(rng.uniform(0.05, 0.95, shape))  # every loss is defined between 0 and 1
+            feeds[name] = between.astype(helper.tensor_dtype_to_np_dtype(dtype))
+        else:
+            feeds[name] = draw(rng, dtype, shape, 0 if masked or name in limits else 1, limits.get(name, 2))
     return feeds
 
 
-def _index_limits(model: ModelProto) -> dict[str, int]:
-    """For inputs that index a weight: how many rows it has."""
-    dims = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+def draw(rng: np.random.Generator, dtype: int, shape: Sequence[int], low: int = 0, high: int = 2) -> np.ndarray:
+    """A random array of any element type (a TensorProto.DataType).
+
+    Floats are normal, complex numbers in both parts; integers are at least `low` and below `high`, and so are the
+    numbers that strings hold.
+    """
+    kind = TensorProto.DataType.Name(dtype)
+    array: np.ndarray
+    if "INT" in kind or kind in ("BOOL", "STRING"):
+        array = np.asarray(rng.integers(low, high, shape))
+    elif kind.startswith("COMPLEX"):
+        array = rng.standard_normal(shape) + 1j * rng.standard_normal(shape)
+    else:
+        array = np.asarray(rng.standard_normal(shape))
+    if dtype == TensorProto.STRING:
+        array = array.astype(str)
+    if dtype == TensorProto.FLOAT8E8M0:  # powers of two: it has no sign
+        array = np.abs(array)
+    return np.asarray(array).astype(helper.tensor_dtype_to_np_dtype(dtype))
+
+
+def index_limits(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """For inputs that index a weight, or an input of one of `shapes`: how many rows that has."""
+    dims = {**shapes, **{tensor.name: list(tensor.dims) for tensor in model.graph.initializer}}
     limits: dict[str, int] = {}
     for node in model.graph.node:
         if node.op_type in ("Gather", "GatherElements") and node.input[0] in dims:
             axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
-            rows = dims[node.input[0]][axis]
+            rows = max(dims[node.input[0]][axis], 1)
             limits[node.input[1]] = min(limits.get(node.input[1], rows), rows)
     return limits
 

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnxgrad_cli.check import Arrays
 from onnxgrad_cli.graph import element_type
+from onnxgrad_cli.proof.check import Arrays
+
+if TYPE_CHECKING:
+    from onnx.reference.op_run import OpRun
 
 
 class Executor:
     """Runs a model: on onnxruntime where it has kernels for its types and attributes, else on onnx.reference.
 
-    `prefer='reference'` takes onnx.reference at once; `fallback=False` raises onnxruntime's own error instead.
+    `prefer='reference'` takes onnx.reference at once; `fallback=False` raises onnxruntime's own error instead; `ops`
+    are the Python implementations of operators that neither has, for onnx.reference.
     """
 
-    def __init__(self, model: ModelProto, prefer: str = "onnxruntime", threads: int = 1, fallback: bool = True) -> None:
+    def __init__(
+        self,
+        model: ModelProto,
+        prefer: str = "onnxruntime",
+        threads: int = 1,
+        fallback: bool = True,
+        ops: Sequence[type[OpRun]] = (),
+    ) -> None:
         import onnxruntime
 
         self.name = "onnx.reference"
         self._outputs = [output.name for output in model.graph.output]
-        if prefer == "onnxruntime":
+        if prefer == "onnxruntime" and not ops:
             errors = onnxruntime.capi.onnxruntime_pybind11_state
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = threads
@@ -38,9 +50,9 @@ class Executor:
                 self.name = f"onnxruntime {onnxruntime.__version__}"
                 self._run = session.run
                 return
-        from onnxgrad_cli.reference import evaluator  # its import takes longer than a small build
+        from onnxgrad_cli.proof.reference import evaluator  # its import takes longer than a small build
 
-        self._run = evaluator(model).run
+        self._run = evaluator(model, ops).run
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """The model's outputs by name."""
@@ -53,6 +65,8 @@ def to_double(model: ModelProto) -> ModelProto:
     double.CopyFrom(model)
     del double.graph.value_info[:]
     _widen(double.graph)
+    for function in double.functions:
+        _widen_function(function)
     return double
 
 
@@ -76,7 +90,30 @@ def _widen(graph: GraphProto) -> None:
         element = element_type(value.type)
         if element is not None and element.tensor_type.elem_type in _NARROW and value.name not in stay:
             element.tensor_type.elem_type = TensorProto.DOUBLE
-    for node in graph.node:
+    _widen_nodes(graph.node)
+
+
+def _widen_function(function: FunctionProto) -> None:
+    """What a function takes from a float attribute is float32, so that it is cast."""
+    nodes: list[NodeProto] = []
+    for node in function.node:
+        nodes.append(node)
+        given = [a.type for a in node.attribute if a.ref_attr_name]
+        if node.op_type == "Constant" and (AttributeProto.FLOAT in given or AttributeProto.FLOATS in given):
+            (name,) = node.output
+            node.output[0] = f"{name}_narrow"
+            nodes.append(helper.make_node("Cast", [node.output[0]], [name], to=TensorProto.DOUBLE))
+    written = FunctionProto(node=nodes)
+    del function.node[:]
+    function.node.extend(written.node)
+    _widen_nodes(function.node)
+    for attribute in function.attribute_proto:
+        if attribute.type == AttributeProto.TENSOR:
+            _widen_tensor(attribute.t)
+
+
+def _widen_nodes(nodes: Iterable[NodeProto]) -> None:
+    for node in nodes:
         if node.op_type == "ConstantOfShape" and not node.attribute:  # float32 zeros, by default
             node.attribute.append(helper.make_attribute("value", numpy_helper.from_array(np.zeros(1))))
         if node.op_type == "SequenceEmpty" and not node.attribute:
@@ -84,6 +121,8 @@ def _widen(graph: GraphProto) -> None:
         for attribute in node.attribute:
             if attribute.type == AttributeProto.TENSOR:
                 _widen_tensor(attribute.t)
+            elif attribute.ref_attr_name:
+                continue
             elif node.op_type == "Constant" and attribute.type in (AttributeProto.FLOAT, AttributeProto.FLOATS):
                 wide = np.asarray(helper.get_attribute_value(attribute), np.float64)
                 attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(wide)))

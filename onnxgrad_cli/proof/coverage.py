@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -42,20 +42,22 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Operand:
-    """One input of an operator.
+    """One input or output of an operator.
 
     Attributes:
         name: its name in the schema.
-        state: 'gradient', 'zero', 'refused', 'no float' (it carries no derivative), 'as defined' (it has the gradient
-            that follows from its definition), or 'unproven'.
+        state: 'gradient' (to it, or through it), 'zero', 'refused', 'no float' (it carries no derivative), 'as defined'
+            (it has the gradient that follows from its definition), or 'unproven'.
         tag: the standard's 'differentiable' or 'non-differentiable'; "" where it says nothing.
         word: where tag and state differ, how; or why the operand is refused.
+        rows: how many rows of the table of tests have proven a gradient of it.
     """
 
     name: str
     state: str
     tag: str = ""
     word: str = ""
+    rows: int = 0
 
     @property
     def agrees(self) -> bool | None:
@@ -76,6 +78,7 @@ class Coverage:
             can flow through it), or 'refused'.
         versions: version of the operator's schema -> its kind, or 'converted' where the model is raised to another.
         operands: its inputs.
+        outputs: its outputs, as far as there is a schema.
         kink: the convention where the derivative does not exist.
         needs_opset: the opset that a model is raised to, if it is below.
         source: module and function of the rule or definition.
@@ -92,6 +95,7 @@ class Coverage:
     kind: str
     versions: Mapping[int, str]
     operands: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
     kink: str
     needs_opset: int | None
     source: str
@@ -109,6 +113,14 @@ def coverage() -> Iterator[Coverage]:
     registered |= {(definition.domain, definition.op_type) for definition in registry.all_definitions()}
     for domain, op_type in sorted(registered | {key for key in _schemas() if not key[0]}):
         yield _coverage(domain, op_type)
+
+
+def output_names(op_type: str, domain: str, version: int) -> list[str]:
+    """What the schema calls the outputs; a last one may stand for any number; none where onnx has no schema."""
+    try:
+        return [parameter.name for parameter in onnx.defs.get_schema(op_type, version, domain).outputs]
+    except onnx.defs.SchemaError:
+        return []
 
 
 def operand_names(op_type: str, domain: str, version: int) -> list[str]:
@@ -157,15 +169,19 @@ def _coverage(domain: str, op_type: str) -> Coverage:
     published = proofs()["published"].get(full_name(op_type, domain), {})
     schema = next((s for s in schemas if s.since_version == at), None)
     known = {**published.get("operands", {}), **rows.get("operands", {})}
+    through = {**published.get("outputs", {}), **rows.get("outputs", {})}
+    proven = rows.get("proven", {})
     if rule and rule.integers:
         known = {name: "refused: without --quantization ste" for name in operand_names(op_type, domain, at)} | known
+    operands = tuple(_operands(schema, op_type, domain, kind, known, proven.get("operands", {})))
     page = f"https://onnx.ai/onnx/operators/onnx__{op_type}.html" if not domain else ""
     return Coverage(
         op_type,
         domain,
         kind,
         kinds,
-        tuple(_operands(schema, op_type, domain, kind, known)),
+        operands,
+        tuple(_outputs(schema, op_type, kind, operands, through, proven.get("outputs", {}))),
         rule.kink if rule else "",
         known_as.needs_opset if known_as and kind in ("rule", "definition") else None,
         known_as.source if known_as and kind in ("rule", "definition") else "",
@@ -200,25 +216,49 @@ def _carries(parameter: OpSchema.FormalParameter) -> bool:
 
 
 def _operands(
-    schema: OpSchema | None, op_type: str, domain: str, kind: str, known: Mapping[str, str]
+    schema: OpSchema | None,
+    op_type: str,
+    domain: str,
+    kind: str,
+    known: Mapping[str, str],
+    rows: Mapping[str, int],
 ) -> Iterator[Operand]:
     if schema is None:
         names = operand_names(op_type, domain, 1) if kind == "definition" else known
-        yield from (_operand(op_type, name, "", known.get(name, "as defined")) for name in names)
+        for name in names:
+            yield _operand(op_type, name, "", known.get(name, "as defined"), rows)
         return
     for parameter in schema.inputs:
-        state = known.get(parameter.name)
-        if not _carries(parameter):
-            state = "no float"
-        elif kind in ("zero", "no float"):
-            state = "zero"
-        elif kind == "refused":
-            state = "refused"
-        tag = TAGS[parameter.differentiation_category]
-        yield _operand(op_type, parameter.name, tag, state or "unproven")
+        said = _certain(parameter, kind) or known.get(parameter.name) or "unproven"
+        yield _operand(op_type, parameter.name, TAGS[parameter.differentiation_category], said, rows)
 
 
-def _operand(op_type: str, name: str, tag: str, said: str) -> Operand:
+def _outputs(
+    schema: OpSchema | None,
+    op_type: str,
+    kind: str,
+    operands: Sequence[Operand],
+    known: Mapping[str, str],
+    rows: Mapping[str, int],
+) -> Iterator[Operand]:
+    """What is known of each output: of the only one that carries a derivative, it follows from the inputs."""
+    parameters = schema.outputs if schema is not None else ()
+    states = {operand.state for operand in operands}
+    alone = "gradient" if "gradient" in states else "zero" if states <= {"zero", "no float"} else "unproven"
+    one = sum(map(_carries, parameters)) == 1
+    for parameter in parameters:
+        said = _certain(parameter, kind) or known.get(parameter.name) or (alone if one else "unproven")
+        yield _operand(op_type, parameter.name, TAGS[parameter.differentiation_category], said, rows)
+
+
+def _certain(parameter: OpSchema.FormalParameter, kind: str) -> str:
+    """What is known of an operand without a proof of its own; "" where that is nothing."""
+    if not _carries(parameter):
+        return "no float"
+    return {"zero": "zero", "no float": "zero", "refused": "refused"}.get(kind, "")
+
+
+def _operand(op_type: str, name: str, tag: str, said: str, rows: Mapping[str, int]) -> Operand:
     state, _, reason = said.partition(": ")
     if not reason and tag == "differentiable" and state == "zero":
         reason = WORDS.get(op_type, "tagged differentiable, but its derivative is 0 wherever it has one")
@@ -226,4 +266,4 @@ def _operand(op_type: str, name: str, tag: str, said: str) -> Operand:
         reason = "tagged differentiable, but it is no float"
     if not reason and tag == "non-differentiable" and state == "gradient":
         reason = "tagged non-differentiable, but it has a derivative"
-    return Operand(name, state, tag, reason)
+    return Operand(name, state, tag, reason, rows.get(name, 0))

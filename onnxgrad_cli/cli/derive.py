@@ -1,0 +1,79 @@
+"""`onnxgrad derive`: a model of a model's derivatives, without a loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from onnxgrad_cli.cli.options import MODEL, how_to_read, options
+from onnxgrad_cli.cli.voice import Voice, speaks, table
+
+KINDS = ("vjp", "jvp", "hvp", "jacobian", "hessian")
+FLAGS = {"keep-yield-op": "KeepYieldOp", "keep-outputs": "KeepOutputs", "fill-grad": "FillGrad", "loss": "Loss"}
+
+
+@click.command(short_help="Make a model of a model's derivatives.")
+@MODEL
+@click.option("-o", "--out", metavar="FILE", help="Where it goes; - is stdout.  [default: MODEL.KIND.onnx]")
+@click.option(
+    "--kind",
+    type=click.Choice(KINDS),
+    default="vjp",
+    show_default=True,
+    help="Products of the Jacobian with a cotangent or a tangent, or of the Hessian with a vector; or the "
+    "whole of either.",
+)
+@click.option("--of", multiple=True, metavar="GLOB", help="The outputs to differentiate.  [default: all of floats]")
+@click.option(
+    "--wrt",
+    multiple=True,
+    metavar="GLOB",
+    help="The inputs and weights to differentiate by.  [default: all float inputs; for vjp weights too]",
+)
+@click.option(
+    "--option",
+    "flags",
+    multiple=True,
+    type=click.Choice(list(FLAGS)),
+    help="As DerivativeOptions in Python: keep the YieldOp; return the model's outputs too; fill the "
+    "cotangents with ones; or take an output of the model for its loss.",
+)
+@click.option("--loss", "loss_output", metavar="NAME", help="With --option loss: the output that is it.")
+@click.option(
+    "--label", "labels", multiple=True, metavar="NAME", help="With --option loss: an input that gets no gradient."
+)
+@how_to_read
+@click.option("--force", is_flag=True, help="Replace files that onnxgrad did not write.")
+@speaks
+@click.pass_obj
+def derive(voice: Voice, /, model: str, out: str | None, flags: tuple[str, ...], **values: Any) -> int:
+    """Make a model that computes derivatives of the outputs of MODEL (- is stdin)."""
+    to_stdout = out == "-" or (out is None and model == "-")
+    if to_stdout and voice.json:
+        raise click.UsageError("the model and --json can't both go to stdout: name a file with -o")
+    voice.done = "derived"
+    from functools import reduce
+    from operator import or_
+
+    from onnxgrad_cli.derivatives.classic import DerivativeOptions
+    from onnxgrad_cli.jobs.derive import run_derive
+
+    flag = reduce(or_, (DerivativeOptions[FLAGS[name]] for name in flags), DerivativeOptions.Zero)
+    derived, files = run_derive(model, out, flags=flag, options=options(values), **values)
+    if not to_stdout:
+        ports = _ports(derived)
+        rows = [(kind, name, of) for kind, each in ports.items() for name, of in each.items()]
+        rows += [("file", str(file), "") for file in files]
+        voice.result({**ports, "files": [str(file) for file in files]}, table(("", "name", "type"), rows))
+    return 0
+
+
+def _ports(model: Any) -> dict[str, dict[str, str]]:
+    """What goes in and out of a model: name -> type."""
+    from onnxgrad_cli.graph import in_words
+
+    return {
+        "input": {value.name: in_words(value.type) for value in model.graph.input},
+        "output": {value.name: in_words(value.type) for value in model.graph.output},
+    }

@@ -1,0 +1,141 @@
+"""The table of optimizers: how each is called, what state it keeps for a weight, and what options it takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol
+
+from onnxgrad_cli.emit import Val
+from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
+from onnxgrad_cli.settings import Option, chosen, declared
+
+
+class State(Protocol):
+    """What an optimizer knows of one weight besides its gradient.
+
+    `state["m"]` is the value of a slot, of the weight's shape, zero before the first step; what is assigned to it is
+    its value from then on, and in the next step.
+
+    Attributes:
+        rate: the learning rate, a scalar.
+        count: how many steps were done before this one, a scalar of the weight's type.
+    """
+
+    rate: Val
+    count: Val
+
+    def __getitem__(self, slot: str) -> Val: ...
+    def __setitem__(self, slot: str, value: Val) -> None: ...
+    def start(self, slot: str, value: float) -> None:
+        """Let a slot hold `value` instead of zero before the first step; to be called before it is read."""
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """An optimizer.
+
+    Attributes:
+        name: what it is called on the command line.
+        function: `function(op, weight, gradient, state, **options)`, which returns the next weight. For weights of 16
+            bits it computes in float32.
+        slots: slot -> what it holds. Some are kept only if an option asks for them.
+        options: what it takes besides.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    slots: Mapping[str, str]
+    options: tuple[Option, ...]
+
+    @property
+    def summary(self) -> str:
+        """What it does, in one line."""
+        return self.doc.partition("\n")[0]
+
+    @property
+    def doc(self) -> str:
+        """What it does."""
+        return inspect.getdoc(self.function) or ""
+
+    def settings(self, given: Mapping[str, object]) -> dict[str, Any]:
+        """The options for `function`.
+
+        Raises:
+            UsageError: it has no such option, or a value is of another kind.
+        """
+        known = [option.name for option in self.options]
+        for name in given:
+            if name not in known:
+                raise UsageError(f"{self.name} has no option '{name}'", suggest(name, known, "options"))
+        return chosen(self.options, given)
+
+
+_OPTIMIZERS: dict[str, Optimizer] = {}
+
+
+def optimizer(
+    name: str,
+    *,
+    slots: Mapping[str, str] | None = None,
+    options: Mapping[str, str] | None = None,
+    override: bool = False,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the decorated function as an optimizer; its keyword-only parameters are its options.
+
+    Args:
+        name: what it is called on the command line.
+        slots: slot -> what it holds for each weight. In the model it is called `<weight>_<slot>`.
+        options: option -> what it does. Kinds and defaults are read from the function's signature.
+        override: replace an optimizer of this name instead of refusing.
+
+    Raises:
+        OnnxgradError: there is an optimizer of this name, or an option is not documented.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        if name in _OPTIMIZERS and not override:
+            raise OnnxgradError(f"two optimizers are called '{name}'", "pass override=True to replace the first")
+        found = declared(function, options, f"optimizer '{name}'")
+        _OPTIMIZERS[name] = Optimizer(name, function, dict(slots or {}), found)
+        return function
+
+    return register
+
+
+def lookup(name: str) -> Optimizer:
+    """The optimizer called `name`.
+
+    Raises:
+        UsageError: there is none.
+    """
+    _load()
+    if name not in _OPTIMIZERS:
+        raise UsageError(f"there is no optimizer '{name}'", suggest(name, _OPTIMIZERS, "optimizers"))
+    return _OPTIMIZERS[name]
+
+
+def all_optimizers() -> Iterator[Optimizer]:
+    """Every optimizer, in the order in which they are met: from the plain ones to those built on them."""
+    _load()
+    yield from _OPTIMIZERS.values()
+
+
+@contextmanager
+def scoped() -> Iterator[None]:
+    """Optimizers registered inside the block are forgotten after it."""
+    _load()
+    saved = dict(_OPTIMIZERS)
+    try:
+        yield
+    finally:
+        _OPTIMIZERS.clear()
+        _OPTIMIZERS.update(saved)
+
+
+def _load() -> None:
+    for name in ("descent", "adaptive"):
+        import_module(f"onnxgrad_cli.optimizers.{name}")

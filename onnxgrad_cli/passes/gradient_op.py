@@ -1,0 +1,85 @@
+"""Say the backward part in one node, the standard's Gradient operator, in place of the nodes that compute it.
+
+The compact form is for exchange: it says what is differentiated and leaves the how to the reader. No runtime has a
+kernel for it; `onnxgrad expand` writes it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx
+from onnx import NodeProto
+
+from onnxgrad_cli.definitions.optimizers import PREVIEW
+from onnxgrad_cli.emit import Op
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.graph import Graph
+from onnxgrad_cli.passes.backward import differentiate, or_zero
+from onnxgrad_cli.pipeline import Options, Pass, Training
+
+
+def is_gradient(node: NodeProto) -> bool:
+    """Whether a node is the Gradient operator of the standard."""
+    return node.op_type == "Gradient" and node.domain == PREVIEW
+
+
+def xs_zs_y(node: NodeProto) -> tuple[list[str], list[str], str]:
+    """The tensors that a Gradient node names in its attributes xs, zs and y; those left out are empty."""
+    given = {attribute.name: attribute for attribute in node.attribute}
+    xs, zs = ([name.decode() for name in given[key].strings] if key in given else [] for key in ("xs", "zs"))
+    return xs, zs, given["y"].s.decode() if "y" in given else ""
+
+
+def rename_named(node: NodeProto, identifier: Callable[[str], str]) -> None:
+    """Call what a node names in its attributes, if it is a Gradient, by other names."""
+    for attribute in node.attribute if is_gradient(node) else ():
+        attribute.strings[:] = [identifier(name.decode()).encode() for name in attribute.strings]
+        if attribute.HasField("s"):
+            attribute.s = identifier(attribute.s.decode()).encode()
+
+
+def _run(graph: Graph, options: Options, training: Training) -> bool:
+    _refuse_what_it_can_not_say(options)
+    training.forward_nodes = len(graph.nodes)
+    xs = [*training.trained, *training.grad_of_input]
+    _rehearse(graph, training, xs)
+    needed = graph.ancestors([training.loss]).difference(xs)
+    zs = [name for name in dict.fromkeys((*graph.input_names, *training.state)) if name in needed]
+    training.gradients.update((name, graph.fresh(f"{name}_grad")) for name in xs)
+    graph.types.update((gradient, graph.types[name]) for name, gradient in training.gradients.items())
+    node = onnx.helper.make_node(
+        "Gradient",
+        [*xs, *zs],
+        [training.gradients[name] for name in xs],
+        name=graph.fresh("Gradient"),
+        domain=PREVIEW,
+        xs=xs,
+        zs=zs or None,
+        y=training.loss,
+    )
+    graph.nodes.append(node)
+    if graph.opset(PREVIEW) is None:
+        graph.proto.opset_import.append(onnx.helper.make_opsetid(PREVIEW, 1))
+    return True
+
+
+def _refuse_what_it_can_not_say(options: Options) -> None:
+    if options.yield_ != "ones":
+        raise UsageError(f"--as-gradient-op does not go with --yield {options.yield_}", "a Gradient starts from ones")
+    if options.quantization != "refuse":
+        raise UsageError(
+            f"--as-gradient-op does not go with --quantization {options.quantization}",
+            "a Gradient is the derivative itself: leave one of the two out",
+        )
+
+
+def _rehearse(graph: Graph, training: Training, xs: list[str]) -> None:
+    """Refuse and caution as the expansion will; what is written for that is thrown away."""
+    op = Op(graph)
+    found = differentiate(graph, {training.loss: op.fill(1.0, op.val(training.loss))}, xs, op, training)
+    for name in xs:
+        or_zero(op, name, found[name], training)
+
+
+GRADIENT = Pass("gradient", "with --as-gradient-op, in place of yield and backward: one Gradient node", _run, ("loss",))

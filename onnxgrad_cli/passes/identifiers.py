@@ -1,0 +1,86 @@
+"""Names that are valid C identifiers, as the standard asks of all names, for runtimes that make variables of them.
+
+Only names that the tool has written are changed: those of the model stay what its users know. Source: the ONNX
+Intermediate Representation specification, "Names Within a Graph".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+
+from onnx import GraphProto
+
+from onnxgrad_cli.emit import FORWARD
+from onnxgrad_cli.graph import Graph, subgraphs
+from onnxgrad_cli.passes.describe import embed
+from onnxgrad_cli.passes.gradient_op import rename_named
+from onnxgrad_cli.pipeline import Options, Pass, Training
+
+IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+def make_identifiers(graph: Graph, keep: Collection[str] = ()) -> dict[str, str]:
+    """Rename every value and node that the model did not have, where its name is no identifier.
+
+    Args:
+        keep: names that stay: those that the user has given.
+
+    Returns:
+        old name -> new name.
+    """
+    names: dict[str, str] = {}
+
+    def identifier(name: str) -> str:
+        if name in {"", *keep} or name in graph.given or IDENTIFIER.fullmatch(name):
+            return name
+        if name not in names:
+            names[name] = graph.fresh(as_identifier(name))
+        return names[name]
+
+    _rename(graph.commit().graph, identifier)
+    graph.initializers = {tensor.name: tensor for tensor in graph.proto.graph.initializer}
+    graph.types = {names.get(name, name): value_type for name, value_type in graph.types.items()}
+    return names
+
+
+def as_identifier(name: str) -> str:
+    """A name in the characters of identifiers."""
+    stem = re.sub(r"\W", "_", name, flags=re.ASCII)
+    return stem if IDENTIFIER.fullmatch(stem) else f"_{stem}"
+
+
+def _rename(graph: GraphProto, identifier: Callable[[str], str]) -> None:
+    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        value.name = identifier(value.name)
+    for node in graph.node:
+        node.name = identifier(node.name)
+        node.input[:] = map(identifier, node.input)
+        node.output[:] = map(identifier, node.output)
+        rename_named(node, identifier)
+        for entry in node.metadata_props:
+            if entry.key == FORWARD:
+                entry.value = identifier(entry.value)
+        for body in subgraphs(node):
+            body.name = identifier(body.name)
+            _rename(body, identifier)
+
+
+def _run(graph: Graph, options: Options, training: Training) -> bool:
+    if not options.identifiers:
+        return False
+    names = make_identifiers(graph, [*training.labels, training.sample_weight or ""])
+    for renamed in (training.gradients, training.state, training.yielded):
+        for key, value in list(renamed.items()):
+            renamed[names.get(key, key)] = names.get(value, value)
+            if key in names:
+                del renamed[key]
+    training.loss = names.get(training.loss, training.loss)
+    training.slots = [names.get(name, name) for name in training.slots]
+    embed(graph, options, training)
+    return bool(names)
+
+
+IDENTIFIERS = Pass(
+    "identifiers", "names written by the tool made valid C identifiers, if asked for", _run, ("cleanup",)
+)

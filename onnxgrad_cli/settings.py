@@ -1,0 +1,107 @@
+"""What a loss or an optimizer takes besides its operands: declared by a function's keywords, given by name.
+
+Both tables read the options from the signatures of their functions, so that the formula and its options are one thing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxgrad_cli.errors import OnnxgradError, UsageError
+
+Floats = np.ndarray | None
+"""An option of several numbers: given as a number, a list, an array, or the .npy file that holds it."""
+
+KINDS = {"float": "a number", "int": "a whole number", "bool": "true or false", "Floats": "numbers, or a .npy file"}
+"""The kinds of option, by annotation, in words."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a function takes besides its operands.
+
+    Attributes:
+        name: as a keyword, with underscores.
+        kind: a key of `KINDS`.
+        default: the value where none is given.
+        doc: what it does.
+    """
+
+    name: str
+    kind: str
+    default: Any
+    doc: str
+
+    def convert(self, value: object) -> Any:
+        """`value` in the option's kind: a Python number, or a float64 array for `Floats`.
+
+        Raises:
+            UsageError: it is of another kind, or not finite, or the file can't be read.
+        """
+        if self.kind == "Floats":
+            return self._floats(value)
+        if self.kind == "bool" and isinstance(value, bool):
+            return value
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            if self.kind == "float":
+                return float(value)
+            if self.kind == "int" and value == int(value):
+                return int(value)
+        raise self._unfit(value)
+
+    def _floats(self, value: object) -> np.ndarray:
+        try:
+            array = np.load(value) if isinstance(value, (str, Path)) else np.asarray(value)
+            array = np.asarray(array, np.float64)
+        except OSError as error:
+            raise UsageError(f"option {self.name}: '{value}' can't be read: {error.strerror or error}") from None
+        except (TypeError, ValueError):
+            raise self._unfit(value) from None
+        if array.ndim > 1 or not np.isfinite(array).all():
+            raise self._unfit(value)
+        return array
+
+    def _unfit(self, value: object) -> UsageError:
+        return UsageError(f"option {self.name} takes {KINDS[self.kind]}, not {value!r}", self.doc)
+
+
+def declared(function: Callable[..., Any], docs: Mapping[str, str] | None, what: str) -> tuple[Option, ...]:
+    """The options of a function: its keyword-only parameters, with what `docs` says of each.
+
+    Raises:
+        OnnxgradError: one is not documented, or of an unknown kind; `what` names the function.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    if {p.name for p in keywords} != set(docs or {}) or any(p.annotation not in KINDS for p in keywords):
+        raise OnnxgradError(
+            f"the options of {what} are not declared",
+            f"each keyword needs a line in `options` and one of the annotations {', '.join(KINDS)}, as a string",
+        )
+    return tuple(Option(p.name, p.annotation, p.default, (docs or {})[p.name]) for p in keywords)
+
+
+def chosen(options: Sequence[Option], given: Mapping[str, object]) -> dict[str, Any]:
+    """Of `given`, what is one of `options`, as keywords for the function.
+
+    Raises:
+        UsageError: a value is of another kind.
+    """
+    return {option.name: option.convert(given[option.name]) for option in options if option.name in given}
+
+
+def require(fits: bool, message: str) -> None:
+    """Refuse an option's value.
+
+    Raises:
+        UsageError: it does not fit.
+    """
+    if not fits:
+        raise UsageError(f"option {message}")

@@ -1,0 +1,239 @@
+"""Where training starts: a graph that draws each weight anew, by the part it plays, and resets the optimizer's state.
+
+What spreads the values keeps the size of activations or of gradients from layer to layer, so it depends on how many
+terms meet in a sum (fan in) and into how many sums an element goes (fan out), which only the reader of a weight tells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+
+from onnxgrad_cli.emit import Op, Val
+from onnxgrad_cli.errors import Caution
+from onnxgrad_cli.graph import HALVES, Graph, shape_of, tensor_type
+from onnxgrad_cli.passes.describe import parts
+from onnxgrad_cli.pipeline import Options, Training
+
+KEEP = "keep"
+SPREAD = 0.02
+"""The standard deviation of `normal`, as in BERT and GPT-2."""
+
+Fans = tuple[int, int]
+"""Fan in and fan out."""
+
+Part = Fans | float
+"""What a weight is: drawn with these fans, or begun at this value."""
+
+VIEWS = frozenset("Cast Expand Flatten Identity Reshape Squeeze Transpose Unsqueeze".split())
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+SCALE, BIAS, SLOPE = 1.0, 0.0, 0.25
+"""Where factors, summands and slopes begin. The slope is that of He et al. 2015, which is PyTorch's too."""
+
+
+def initialization(graph: Graph, original: GraphProto, options: Options, training: Training) -> dict[str, Val]:
+    """The values that weights and state have before the first step, as nodes of a graph of its own.
+
+    Args:
+        graph: the training model.
+        original: the inference graph that it was made of.
+        options: `init` says how weights are drawn, `seed` with which random numbers.
+
+    Returns:
+        weight or state -> its value, all of one graph, which `Val.op.graph` is. With 'keep' there are no weights:
+        they begin at their stored values in any case.
+    """
+    opset = helper.make_opsetid("", graph.opset() or 1)
+    bare = helper.make_model(helper.make_graph([], "initialization", [], []), opset_imports=[opset])
+    op = Op(Graph(bare))
+    values: dict[str, Val] = {}
+    if options.init != KEEP:
+        draw = _Draw(op, options.init, options.seed)
+        readers = _Readers(graph, training)
+        for name in training.trained:
+            part = readers.part(name)
+            if part is not None:
+                tensor = graph.initializers[name]
+                dims = list(tensor.dims)
+                values[name] = draw(dims, tensor.data_type, part)
+                continue
+            text = f"'{name}' begins at its stored value: nothing tells which part it plays"
+            training.cautions.append(Caution("note", "--init", text))
+        for name, value in _statistics(original).items():
+            if name in training.state and name not in training.trained:
+                values[name] = _filled(op, graph.initializers[name], value)
+    for name in training.slots:
+        stored = numpy_helper.to_array(graph.initializers[name])
+        values[name] = _filled(op, graph.initializers[name], stored.flat[0] if stored.size else 0)
+    return values
+
+
+def _filled(op: Op, tensor: TensorProto, value: float) -> Val:
+    """A tensor of one value, of the shape and type of another."""
+    array = np.full(1, value, helper.tensor_dtype_to_np_dtype(tensor.data_type))
+    if not tensor.dims:
+        return op.Identity(op.const(array.reshape(())))
+    return op.ConstantOfShape(op.ints(list(tensor.dims)), value=numpy_helper.from_array(array))
+
+
+class _Draw:
+    """Draws weights, each with a seed of its own."""
+
+    def __init__(self, op: Op, how: str, seed: int | None) -> None:
+        self.op, self.how, self.seed = op, how, seed
+        self._count = 0
+
+    def __call__(self, dims: list[int], dtype: int, part: Part) -> Val:
+        op = self.op
+        if not isinstance(part, tuple):
+            return _filled(op, TensorProto(data_type=dtype, dims=dims), part)
+        fan_in, fan_out = (max(fan, 1) for fan in part)
+        if self.how == "xavier":
+            bound = math.sqrt(6 / (fan_in + fan_out))
+            drawn = self._random("RandomUniform", dims, dtype, low=-bound, high=bound)
+        else:
+            spread = math.sqrt(2 / fan_in) if self.how == "he" else SPREAD
+            drawn = self._random("RandomNormal", dims, dtype, mean=0.0, scale=spread)
+        return op.cast(drawn, dtype)
+
+    def _random(self, op_type: str, dims: list[int], dtype: int, **attributes: Any) -> Val:
+        graph = self.op.graph
+        kind = TensorProto.FLOAT if dtype in HALVES else dtype  # onnxruntime draws no others
+        if self.seed is not None:
+            attributes["seed"] = float(self.seed + self._count)
+        self._count += 1
+        name = graph.fresh(f"{op_type}_out")
+        node = helper.make_node(op_type, [], [name], name=graph.fresh(op_type), dtype=kind, shape=dims, **attributes)
+        graph.types[name] = tensor_type(kind, dims)
+        self.op.nodes.append(node)
+        return self.op.val(name)
+
+
+DRAWS: Mapping[str, str] = {
+    KEEP: "weights begin at their stored values",
+    "xavier": "uniform within ±√(6 / (fan in + fan out)); X. Glorot and Y. Bengio, Understanding the difficulty of "
+    "training deep feedforward neural networks, AISTATS 2010",
+    "he": "normal with variance 2 / fan in; K. He et al., Delving Deep into Rectifiers, ICCV 2015",
+    "normal": f"normal with standard deviation {SPREAD}",
+}
+"""The ways to begin, and what they are."""
+
+
+def _statistics(original: GraphProto) -> dict[str, float]:
+    """Running means begin at 0, running variances at 1."""
+    found = [node for node in original.node if node.op_type == "BatchNormalization"]
+    return {node.input[at]: value for node in found for at, value in ((3, 0.0), (4, 1.0))}
+
+
+class _Readers:
+    """The part each weight plays, by the node of the model that reads it."""
+
+    def __init__(self, graph: Graph, training: Training) -> None:
+        self.graph = graph
+        own = [node for node, part in zip(graph.nodes, parts(graph, training), strict=True) if part == "model"]
+        self.uses: dict[str, list[tuple[NodeProto, int]]] = {}
+        for node in own:
+            for position, name in enumerate(node.input):
+                self.uses.setdefault(name, []).append((node, position))
+
+    def part(self, name: str) -> Part | None:
+        """What a weight is; None where no reader tells, and it has less than two axes."""
+        dims = list(self.graph.initializers[name].dims)
+        found = self._of(name, dims)
+        if found is None and len(dims) > 1:  # as PyTorch counts: outputs, inputs, and what they share
+            return dims[1] * math.prod(dims[2:]), dims[0] * math.prod(dims[2:])
+        return found
+
+    def _of(self, name: str, dims: Sequence[int]) -> Part | None:
+        return next((p for use in self.uses.get(name, ()) if (p := self._at(*use, dims)) is not None), None)
+
+    def _at(self, node: NodeProto, position: int, dims: Sequence[int]) -> Part | None:
+        if node.op_type in VIEWS:
+            seen = shape_of(self.graph.types.get(node.output[0])) or ()
+            sizes = [size for size in seen if isinstance(size, int)]
+            return self._of(node.output[0], sizes) if position == 0 and len(sizes) == len(seen) else None
+        if (node.op_type, position) in CONSTANTS:
+            return CONSTANTS[node.op_type, position]
+        find = FANS.get(node.op_type)
+        return find(node, position, dims) if find and len(dims) > 0 else None
+
+
+CONSTANTS: dict[tuple[str, int], float] = {
+    **{(f"{kind}Normalization", 1): SCALE for kind in ("Batch", "Group", "Instance", "Layer", "RMS")},
+    **{(f"{kind}Normalization", 2): BIAS for kind in ("Batch", "Group", "Instance", "Layer")},
+    **{(op, at): SCALE for op in ("Mul", "Div") for at in (0, 1)},
+    **{(op, 2): BIAS for op in ("Conv", "ConvTranspose", "Gemm")},
+    **{(op, at): BIAS for op in GATES for at in (3, 5, 6, 7)},
+    ("PRelu", 1): SLOPE,
+}
+"""(operator, input) -> where what is read there begins."""
+
+
+def _matmul(node: NodeProto, position: int, dims: Sequence[int]) -> Part | None:
+    rows, columns = (dims[-2], dims[-1]) if len(dims) > 1 else (dims[0], 1)
+    return (rows, columns) if position == 1 else (columns, rows)
+
+
+def _gemm(node: NodeProto, position: int, dims: Sequence[int]) -> Part | None:
+    rows, columns = dims
+    swapped = _attribute(node, "transB" if position else "transA", 0)
+    return (rows, columns) if bool(swapped) != (position == 1) else (columns, rows)
+
+
+def _conv(node: NodeProto, position: int, dims: Sequence[int]) -> Part | None:
+    field = math.prod(dims[2:])
+    return dims[1] * field, dims[0] // _attribute(node, "group", 1) * field
+
+
+def _conv_transpose(node: NodeProto, position: int, dims: Sequence[int]) -> Part | None:
+    fan_in, fan_out = _conv(node, position, dims)  # type: ignore[misc]
+    return fan_out, fan_in
+
+
+def _recurrent(node: NodeProto, position: int, dims: Sequence[int]) -> Part | None:
+    return dims[-1], dims[-2] // GATES[node.op_type]
+
+
+def _rows(node: NodeProto, position: int, dims: Sequence[int]) -> Part | None:
+    return (dims[-1], dims[-1]) if position == 0 else None
+
+
+def _summand(node: NodeProto, position: int, dims: Sequence[int]) -> Part | None:
+    """A bias has one axis, be there others of size one; what has more is a table (of positions, say)."""
+    return BIAS if sum(size > 1 for size in dims) <= 1 else (dims[-1], dims[-1])
+
+
+def _einsum(node: NodeProto, position: int, dims: Sequence[int]) -> Part | None:
+    left, arrow, result = _attribute(node, "equation", b"").decode().replace(" ", "").partition("->")
+    terms = left.split(",")
+    if not arrow or "." in left or len(terms[position]) != len(dims):
+        return None
+    sizes = dict(zip(terms[position], dims, strict=True))
+    others = set("".join(term for at, term in enumerate(terms) if at != position))
+    summed = [size for letter, size in sizes.items() if letter not in result]
+    made = [size for letter, size in sizes.items() if letter in result and letter not in others]
+    return math.prod(summed), math.prod(made)
+
+
+FANS: dict[str, Callable[[NodeProto, int, Sequence[int]], Part | None]] = {
+    "MatMul": _matmul,
+    "Gemm": _gemm,
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "Gather": _rows,
+    "Add": _summand,
+    "Sub": _summand,
+    "Einsum": _einsum,
+    **dict.fromkeys(GATES, _recurrent),
+}
+"""Operator -> the fans of what it reads at a position, or where that begins."""
+
+
+def _attribute(node: NodeProto, name: str, default: Any) -> Any:
+    found = next((a for a in node.attribute if a.name == name), None)
+    return default if found is None else onnx.helper.get_attribute_value(found)

@@ -1,0 +1,439 @@
+"""Training beside an inference graph that stays as it is: the TrainingInfoProto of the standard, both ways.
+
+Its algorithm has only what the inference graph lacks; a step runs the two combined, and bindings say which results
+replace which initializers. `pack` writes one, `step_model` and `initial_model` make plain models of any.
+Source: the comments on TrainingInfoProto in onnx.proto.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto, helper
+
+from onnxgrad_cli.builder import Built
+from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.files import check_structure
+from onnxgrad_cli.graph import Graph, Shape, dtype_of, node_names, reads, rename, shape_of
+from onnxgrad_cli.passes.describe import LOSS, ROLES, VERSION
+from onnxgrad_cli.passes.gradient_op import rename_named
+from onnxgrad_cli.passes.identifiers import as_identifier
+from onnxgrad_cli.passes.loss import fed_first
+from onnxgrad_cli.passes.prepare import name_nodes
+from onnxgrad_cli.pipeline import Options
+from onnxgrad_cli.standard.initialization import initialization
+
+FIRST_WITH_TRAINING = 7
+"""The IR version from which a model can hold training information."""
+
+AS_PREPARED = (
+    "`onnxgrad build MODEL --stop-after prepare -o prepared.onnx` writes the model in the form that is differentiated; "
+    "add --training-info to that one"
+)
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def check_request(options: Options) -> None:
+    """Refuse options that don't go with `training_info`.
+
+    Raises:
+        UsageError: they don't.
+    """
+    if not options.training_info:
+        if options.init != Options.init or options.seed is not None:
+            raise UsageError("--init and --seed are for the initialization in a --training-info", "add that option")
+        return
+    if not options.optimizer:
+        raise UsageError("--training-info holds whole steps, so it needs an optimizer", "add --optimizer NAME")
+    if options.yield_ == "keep":
+        raise UsageError("--training-info does not go with --yield keep: its steps must run", "leave --yield out")
+    if options.dims or options.shapes:
+        raise UsageError(
+            "--dim and --shape don't go with --training-info, which leaves the inference graph as it is",
+            "fix the shapes in the model first",
+        )
+
+
+def pack(original: ModelProto, built: Built) -> ModelProto:
+    """The original model, its graph untouched, with the training that was built of it as its training information.
+
+    Nodes of the training model that the inference graph has too are left to it; those that it has in another form are
+    written under names of their own. The initialization resets the optimizer's state, and draws the weights as
+    `options.init` says; 'keep' says nothing of them, for the standard begins with their stored values.
+
+    Args:
+        original: the inference model; not changed.
+        built: what was built of a copy of it.
+
+    Raises:
+        UsageError: the training can't be told beside this graph: it needs another opset, trains what is no
+            initializer there, or the model has training information already.
+    """
+    check_request(built.options)
+    trained, training = built.model, built.training
+    _check_fit(original, trained, [*training.trained, *training.state], training.slots)
+    model = ModelProto()
+    model.CopyFrom(original)
+    model.ir_version = max(model.ir_version, FIRST_WITH_TRAINING)
+    for entry in trained.opset_import:
+        if entry.domain not in {known.domain for known in model.opset_import}:
+            model.opset_import.append(entry)
+    info = model.training_info.add()
+    fresh = _fresh(built)
+    names = _Algorithm(original.graph, built.graph.proto.graph, info.algorithm, fresh).names
+    successors = {name: training.state[name] for name in built.graph.input_names if name in training.state}
+    _bind(info.update_binding, {name: names.get(new, new) for name, new in successors.items()})
+    for entry in trained.metadata_props:
+        if entry.key in (LOSS, ROLES):
+            info.algorithm.metadata_props.add(key=entry.key, value=_renamed_roles(entry.value, names))
+    values = initialization(built.graph, original.graph, built.options, training)
+    initial = {name: fresh(f"{name}_init") for name in values}
+    op = next(iter(values.values())).op
+    op.rename_all({initial[name]: value for name, value in values.items()})
+    op.graph.nodes += op.nodes
+    for name in initial.values():
+        op.graph.add_output(name)
+    info.initialization.CopyFrom(op.graph.commit().graph)
+    _bind(info.initialization_binding, initial)
+    check_training_info(model, built.graph.path)
+    return model
+
+
+def _fresh(built: Built) -> Callable[[str], str]:
+    """Draws names that nothing in the training model bears; identifiers, if those are asked for."""
+    return lambda stem: built.graph.fresh(as_identifier(stem) if built.options.identifiers else stem)
+
+
+def _check_fit(original: ModelProto, trained: ModelProto, mutable: Iterable[str], slots: Iterable[str]) -> None:
+    if original.training_info:
+        raise UsageError(
+            "the model has training information already",
+            "`onnxgrad expand MODEL -o plain.onnx` writes it without; add --training-info to that one",
+        )
+    own = {_domain(entry.domain): entry.version for entry in original.opset_import}
+    for entry in trained.opset_import:
+        version = own.get(_domain(entry.domain), entry.version)
+        if version != entry.version:
+            raise UsageError(
+                f"the training needs {_domain(entry.domain) or 'ai.onnx'} at version {entry.version}, the model is at "
+                f"{version}, and with --training-info both have one",
+                AS_PREPARED,
+            )
+    stored = {tensor.name for tensor in original.graph.initializer} | set(slots)
+    for name in mutable:
+        if name not in stored:
+            raise UsageError(
+                f"'{name}' is trained, but in the model it is no initializer of the main graph, so no update can be "
+                "bound to it",
+                f"{AS_PREPARED}; or freeze it with --freeze",
+            )
+
+
+def _domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def _bind(binding: Any, pairs: Mapping[str, str]) -> None:
+    binding.extend(StringStringEntryProto(key=key, value=value) for key, value in pairs.items())
+
+
+def _renamed_roles(text: str, names: Mapping[str, str]) -> str:
+    """What an entry of the metadata says, with outputs under the names they have in the algorithm."""
+    said = json.loads(text)
+    if "outputs" in said:
+        said["outputs"] = {names.get(name, name): role for name, role in said["outputs"].items()}
+    return json.dumps(said)
+
+
+class _Algorithm:
+    """What of a training model is not in the inference graph, written into an algorithm.
+
+    Attributes:
+        names: values of the training model that the algorithm has under another name.
+    """
+
+    def __init__(
+        self, inference: GraphProto, trained: GraphProto, algorithm: GraphProto, fresh: Callable[[str], str]
+    ) -> None:
+        self.fresh = fresh
+        self.names: dict[str, str] = {}
+        self._taken = set(node_names(inference))
+        self._made = {name: node for node in inference.node for name in node.output if name}
+        self._stored = {tensor.name: tensor for tensor in inference.initializer}
+        algorithm.name = "algorithm"
+        given = {value.name for value in inference.input} | {tensor.name for tensor in trained.initializer}
+        algorithm.input.extend(value for value in trained.input if value.name not in given)
+        for tensor in trained.initializer:
+            if not self._shares_tensor(tensor):
+                algorithm.initializer.append(tensor)
+                algorithm.initializer[-1].name = self._own(tensor.name)
+        for node in trained.node:
+            if not self._shares_node(node):
+                algorithm.node.append(node)
+                self._write(algorithm.node[-1])
+        self._write_outputs(trained, inference, algorithm)
+        own = {name for node in algorithm.node for name in node.output}
+        for value in trained.value_info:
+            if self.names.get(value.name, value.name) in own:
+                algorithm.value_info.append(value)
+                algorithm.value_info[-1].name = self.names.get(value.name, value.name)
+
+    def _shares_tensor(self, tensor: TensorProto) -> bool:
+        computed = tensor.name in self._made  # a constant node, or one of constants that was folded
+        return computed or self._stored.get(tensor.name) == tensor
+
+    def _shares_node(self, node: NodeProto) -> bool:
+        other = self._made.get(next(filter(None, node.output), ""))
+        return other is not None and self.names.keys().isdisjoint(reads(node)) and _equal(node, other)
+
+    def _own(self, name: str) -> str:
+        """The name of a value that the algorithm makes: a fresh one where the inference graph has it."""
+        if name in self._taken:
+            self.names[name] = self.fresh(f"{name}_training")
+        return self.names.get(name, name)
+
+    def _write(self, node: NodeProto) -> None:
+        before = dict(self.names)
+        for name in filter(None, node.output):
+            self._own(name)
+        outputs = list(node.output)
+        rename([node], before)
+        rename_named(node, lambda name: before.get(name, name))
+        node.output[:] = [self.names.get(name, name) for name in outputs]
+        if node.name in self._taken:
+            node.name = self.fresh(node.name)
+
+    def _write_outputs(self, trained: GraphProto, inference: GraphProto, algorithm: GraphProto) -> None:
+        known = {value.name for value in inference.output}
+        for value in trained.output:
+            name = self.names.get(value.name, value.name)
+            if name in known:
+                continue
+            if name in self._taken:
+                self.names[value.name] = self.fresh(f"{name}_training")
+                algorithm.node.append(helper.make_node("Identity", [name], [self.names[value.name]]))
+                algorithm.node[-1].name = self.fresh(f"{name}/Identity")
+            algorithm.output.append(value)
+            algorithm.output[-1].name = self.names.get(value.name, value.name)
+
+
+def _equal(node: NodeProto, other: NodeProto) -> bool:
+    """Whether two nodes compute the same from values of the same names."""
+
+    def said(node: NodeProto) -> tuple[object, ...]:
+        inputs = list(node.input)
+        while inputs and not inputs[-1]:
+            inputs.pop()
+        return node.op_type, _domain(node.domain), node.overload, inputs, list(node.output), _attributes(node)
+
+    return said(node) == said(other)
+
+
+def _attributes(node: NodeProto) -> dict[str, bytes]:
+    found = {}
+    for attribute in node.attribute:
+        bare = AttributeProto()
+        bare.CopyFrom(attribute)
+        bare.ClearField("doc_string")
+        found[attribute.name] = bare.SerializeToString(deterministic=True)
+    return found
+
+
+# -- checking --------------------------------------------------------------------------------------------------------
+
+
+def check_training_info(model: ModelProto, path: Path | None = None) -> None:
+    """Check what the standard asks of training information, which onnx.checker does not look at.
+
+    Keys of bindings are unique, and name initializers of the inference graph or of the same algorithm; values name
+    outputs; an initialization has no inputs; the inference graph reads nothing of an algorithm, no value of the two
+    combined has two makers, every one is made before it is read; and what replaces an initializer has its type.
+
+    Args:
+        model: the model; not changed.
+        path: where it was read from; external data are relative to it.
+
+    Raises:
+        OnnxgradError: it breaks a rule; all are listed.
+    """
+    faults = [*_faults(model)]
+    if not faults:
+        for index in range(len(model.training_info)):
+            where = f"training_info[{index}]"
+            step, initial = step_model(model, index), initial_model(model, index)
+            check_structure(step, path, f"{where}: the inference graph and the algorithm combined")
+            if initial is not None:
+                check_structure(initial, path, f"{where}: the initialization")
+            updates = model.training_info[index].update_binding
+            faults += (f"{where}: {fault}" for fault in _type_faults(Graph(step, path), updates))
+    if faults:
+        lines = "\n".join(f"  {fault}" for fault in faults)
+        raise OnnxgradError(f"the model's training information breaks the standard:\n{lines}", "write it again")
+
+
+def _faults(model: ModelProto) -> Iterator[str]:
+    stored = {tensor.name for tensor in model.graph.initializer}
+    results = {value.name for value in model.graph.output}
+    updated: set[str] = set()
+    begun: set[str] = set()
+    for index, info in enumerate(model.training_info):
+        where = f"training_info[{index}]"
+        variables = stored | {tensor.name for tensor in info.algorithm.initializer}
+        initial = {value.name for value in info.initialization.output}
+        after = results | {value.name for value in info.algorithm.output}
+        if info.initialization.input:
+            yield f"{where}: its initialization has the input '{info.initialization.input[0].name}'"
+        for field, pairs, seen, values, what in (
+            ("update_binding", info.update_binding, updated, after, "the algorithm or of the inference graph"),
+            ("initialization_binding", info.initialization_binding, begun, initial, "the initialization"),
+        ):
+            for pair in pairs:
+                if pair.key in seen:
+                    yield f"{where}: {field} has the key '{pair.key}' a second time"
+                if pair.key not in variables:
+                    yield f"{where}: {field} has the key '{pair.key}', which is no initializer"
+                if pair.value not in values:
+                    yield f"{where}: {field} has the value '{pair.value}', which is no output of {what}"
+                seen.add(pair.key)
+        yield from (f"{where}: {fault}" for fault in _combined_faults(model.graph, info.algorithm))
+
+
+def _combined_faults(inference: GraphProto, algorithm: GraphProto) -> Iterator[str]:
+    inner, outer = list(_defined(algorithm)), set(_defined(inference))
+    seen: set[str] = set()
+    for name in inner:
+        if name in outer:
+            yield f"the algorithm makes '{name}', which the inference graph has"
+        elif name in seen:
+            yield f"the algorithm makes '{name}' twice"
+        seen.add(name)
+    for name in {name for node in inference.node for name in reads(node)} & (seen - outer):
+        yield f"the inference graph reads '{name}' of the algorithm"
+    for node in algorithm.node:
+        for name in reads(node):
+            if name not in seen and name not in outer:
+                yield f"the algorithm reads '{name}', which nothing makes"
+
+
+def _defined(graph: GraphProto) -> Iterator[str]:
+    """The values that a graph makes or is given; an initializer that is an input too counts once."""
+    given = [value.name for value in graph.input]
+    stored = [*(t.name for t in graph.initializer), *(t.values.name for t in graph.sparse_initializer)]
+    yield from given
+    yield from (name for name in stored if name not in given)
+    yield from (name for node in graph.node for name in node.output if name)
+
+
+def _type_faults(step: Graph, updates: Iterable[StringStringEntryProto]) -> Iterator[str]:
+    step.infer()
+    for pair in updates:
+        have, want = step.types.get(pair.value), step.types[pair.key]
+        shape, known = shape_of(have), shape_of(want) or ()
+        if dtype_of(have) not in (TensorProto.UNDEFINED, dtype_of(want)):
+            yield f"'{pair.value}' is to replace '{pair.key}', which is of another type"
+        elif shape is not None and not _may_be(shape, known):
+            yield f"'{pair.value}' of shape {list(shape)} is to replace '{pair.key}' of shape {list(known)}"
+
+
+def _may_be(shape: Shape, known: Shape) -> bool:
+    return len(shape) == len(known) and all(isinstance(a, str) or a == b for a, b in zip(shape, known, strict=True))
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def step_model(model: ModelProto, index: int, keep_outputs: bool = False) -> ModelProto:
+    """One training step as a model of its own: the inference graph and the algorithm combined.
+
+    Inputs are those of both graphs, then the variables (what a binding of the model names) as overridable
+    initializers. Outputs are the algorithm's, and of the inference graph's those that an update needs. Its metadata
+    say which output replaces which variable; a step that onnxgrad wrote says all that a training model says.
+
+    Args:
+        model: the model; not changed.
+        index: which of its training information.
+        keep_outputs: keep all outputs of the inference graph, after the others.
+    """
+    info = model.training_info[index]
+    step = _without_training(model)
+    for field in ("node", "initializer", "sparse_initializer", "input", "value_info", "quantization_annotation"):
+        getattr(step.graph, field).extend(getattr(info.algorithm, field))
+    updates = {pair.key: pair.value for pair in info.update_binding}
+    own = list(step.graph.output)
+    del step.graph.output[:]
+    step.graph.output.extend(info.algorithm.output)
+    known = {value.name for value in info.algorithm.output}
+    step.graph.output.extend(
+        value for value in own if value.name not in known and (keep_outputs or value.name in updates.values())
+    )
+    graph = Graph(step)
+    name_nodes(graph)
+    graph.remove_unused()
+    _declare_variables(graph, model, updates)
+    graph.drop_unread(list(graph.initializers))
+    said = {entry.key: entry.value for entry in info.algorithm.metadata_props}
+    if ROLES not in said:
+        inputs = {name: "state" if name in graph.initializers else "model input" for name in graph.input_names}
+        replaced = {value: name for name, value in updates.items()}
+        roles = {name: ("next state", replaced[name]) if name in replaced else ("kept output", "")
+                 for name in graph.output_names}  # fmt: skip
+        said = {ROLES: _roles(inputs, roles)}
+    _describe(step, said)
+    return graph.commit()
+
+
+def _declare_variables(graph: Graph, model: ModelProto, updates: Mapping[str, str]) -> None:
+    """Make inputs of the initializers that change from step to step: what this step updates, and what it reads of
+    that which others update."""
+    bound = [pair for info in model.training_info for pair in (*info.update_binding, *info.initialization_binding)]
+    read = {name for node in graph.nodes for name in reads(node)}
+    for name in dict.fromkeys([*updates, *(pair.key for pair in bound if pair.key in read)]):
+        if name in graph.initializers and name not in graph.input_names:
+            tensor = graph.initializers[name]
+            graph.add_input(name, helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims)))
+    graph.proto.ir_version = max(graph.proto.ir_version, FIRST_WITH_TRAINING)
+    fed_first(graph)
+
+
+def initial_model(model: ModelProto, index: int) -> ModelProto | None:
+    """The initialization as a model of its own, without inputs; None where there is none.
+
+    Its metadata say which output is the initial value of which variable.
+    """
+    info = model.training_info[index]
+    if not info.initialization.output:
+        return None
+    initial = _without_training(model)
+    initial.graph.CopyFrom(info.initialization)
+    outputs = {pair.value: ("initial value", pair.key) for pair in info.initialization_binding}
+    _describe(initial, {ROLES: _roles({}, outputs)})
+    return initial
+
+
+def inference_model(model: ModelProto) -> ModelProto:
+    """The model without its training information."""
+    return _without_training(model)
+
+
+def _without_training(model: ModelProto) -> ModelProto:
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    copy.ClearField("training_info")
+    return copy
+
+
+def _roles(inputs: Mapping[str, str], outputs: Mapping[str, Sequence[str]]) -> str:
+    said = {name: {"role": role, "of": of} for name, (role, of) in outputs.items()}
+    return json.dumps({"inputs": dict(inputs), "outputs": said})
+
+
+def _describe(model: ModelProto, said: Mapping[str, str]) -> None:
+    for old in [entry for entry in model.metadata_props if entry.key in (LOSS, ROLES, VERSION)]:
+        model.metadata_props.remove(old)
+    for key, value in said.items():
+        model.metadata_props.add(key=key, value=value)

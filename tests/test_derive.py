@@ -1,0 +1,153 @@
+"""`onnxgrad derive`: models of derivatives from the command line, and names that are identifiers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from onnxgrad_cli.graph import node_names
+from tests.cli_harness import NO_WEIGHTS, UNKNOWN_OPS, Shell, save
+
+SQUARES = """
+<ir_version: 8, opset_import: ["": 17]>
+squares (float[batch, 2] x, float[batch, 2] z) => (float[batch, 2] y, float[1, 1] total, int64[batch] best)
+<float[2] "layer.scale" = {3, 5}, int64[2] every = {0, 1}>
+{
+  square = Mul(x, x)
+  scaled = Mul(square, "layer.scale")
+  y = Add(scaled, z)
+  total = ReduceSum(y, every)
+  best = ArgMax <axis = 1, keepdims = 0> (y)
+}
+"""
+
+X = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
+SCALE = np.array([3, 5], np.float32)
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    save(SQUARES, tmp_path / "squares.onnx")
+    return Shell(tmp_path, capsys)
+
+
+def run(path: str, **feeds: np.ndarray) -> dict[str, np.ndarray]:
+    onnx.checker.check_model(path, full_check=True)
+    session = onnxruntime.InferenceSession(path)
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(None, feeds), strict=True))
+
+
+def test_vjp_is_the_default(shell: Shell) -> None:
+    result = shell("derive", "squares.onnx", "--of", "y")
+    assert result.code == 0, result.err
+    assert "input   y_grad" in result.out and "float[batch, 2]" in result.out
+    g = np.arange(6, dtype=np.float32).reshape(3, 2)
+    found = run("squares.vjp.onnx", x=X, z=X, y_grad=g)
+    assert list(found) == ["x_grad", "z_grad", "layer.scale_grad"]
+    np.testing.assert_allclose(found["x_grad"], 2 * X * SCALE * g)
+    np.testing.assert_allclose(found["z_grad"], g)
+    np.testing.assert_allclose(found["layer.scale_grad"], (X * X * g).sum(0))
+
+
+def test_both_outputs_and_ones(shell: Shell) -> None:
+    assert (
+        shell("derive", "squares.onnx", "--option", "keep-outputs", "--option", "fill-grad", "-o", "d.onnx").code == 0
+    )
+    found = run("d.onnx", x=X, z=X)
+    assert list(found) == ["x_grad", "z_grad", "layer.scale_grad", "y", "total", "best"]
+    np.testing.assert_allclose(found["x_grad"], 4 * X * SCALE)  # once through y, once through total
+
+
+def test_loss(shell: Shell) -> None:
+    arguments = ("--option", "loss", "--loss", "total", "--label", "z", "-o", "d.onnx")
+    assert shell("derive", "squares.onnx", *arguments).code == 0
+    found = run("d.onnx", x=X, z=X)
+    assert list(found) == ["total", "y", "best", "x_grad"]
+    np.testing.assert_allclose(found["x_grad"], 2 * X * SCALE)
+    assert shell("derive", "squares.onnx", *arguments, "--wrt", "layer*").code == 0
+    np.testing.assert_allclose(run("d.onnx", x=X, z=X)["layer.scale_grad"], (X * X).sum(0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "feeds", "expected"),
+    [
+        ("jvp", {"x_tangent": X + 1}, {"y_tangent": 2 * X * SCALE * (X + 1)}),
+        ("hvp", {"x_vector": X + 1}, {"x_hvp": 2 * SCALE * (X + 1)}),
+        ("jacobian", {}, {"y_jacobian_x": np.diag((2 * X * SCALE).ravel()).reshape(3, 2, 3, 2)}),
+        ("hessian", {}, {"x_hessian_x": np.diag(np.tile(2 * SCALE, 3)).reshape(3, 2, 3, 2)}),
+    ],
+)
+def test_kinds(shell: Shell, kind: str, feeds: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    result = shell("derive", "squares.onnx", "--kind", kind, "--of", "y", "--wrt", "x")
+    assert result.code == 0, result.err
+    found = run(f"squares.{kind}.onnx", x=X, z=X, **feeds)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-6)
+
+
+def test_json(shell: Shell) -> None:
+    found = shell(
+        "derive", "squares.onnx", "--of", "y", "--wrt", "x", "--json"
+    ).json  # other nodes read y, and add to its cotangent
+    assert found["output"] == {"x_grad": "float[batch, 2]"} and found["files"] == ["squares.vjp.onnx"]
+    assert list(found["input"]) == ["x", "z", "y_grad"]
+
+
+def test_nothing_is_overwritten(shell: Shell) -> None:
+    before = Path("squares.onnx").read_bytes()
+    assert shell("derive", "squares.onnx", "-o", "squares.onnx").code == 2
+    save(NO_WEIGHTS, Path("other.onnx"))
+    assert shell("derive", "squares.onnx", "-o", "other.onnx").code == 2
+    assert Path("squares.onnx").read_bytes() == before
+    assert shell("derive", "squares.onnx", "-o", "other.onnx", "--force").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (("--kind", "jvp", "--option", "fill-grad", "--option", "keep-outputs"), 2, "for the kind vjp alone"),
+        (("--option", "fill-grad"), 2, "FillGrad goes with KeepOutputs"),
+        (("--option", "keep-yield-op", "--option", "keep-outputs"), 2, "can't be combined"),
+        (("--loss", "total"), 2, "with --option loss alone"),
+        (("--option", "loss", "--loss", "y"), 2, "not one float number"),
+        (("--of", "best"), 2, "--of: 'best' matches no float output"),
+        (("--wrt", "scale"), 2, "did you mean layer.scale?"),
+        (("--wrt", "every"), 2, "matches no float input"),
+    ],
+)
+def test_refused(shell: Shell, arguments: tuple[str, ...], code: int, text: str) -> None:
+    result = shell("derive", "squares.onnx", *arguments)
+    assert result.code == code and text in result.err, result.err
+    assert shell.files() == ["squares.onnx"] or set(shell.files()) == {"squares.onnx"}
+
+
+def test_an_operator_without_a_rule_is_named(shell: Shell) -> None:
+    save(UNKNOWN_OPS, Path("unknown.onnx"))
+    result = shell("derive", "unknown.onnx")
+    assert result.code == 3 and "my.ops::Twirl" in result.err and "my.ops::Swirl" in result.err
+
+
+@pytest.mark.parametrize("command", ["build", "derive"])
+def test_identifiers(shell: Shell, command: str) -> None:
+    arguments = {"build": ("--output", "y", "--no-report"), "derive": ("--of", "y")}[command]
+    assert shell(command, "squares.onnx", *arguments, "-o", "plain.onnx").code == 0
+    assert shell(command, "squares.onnx", *arguments, "--identifiers", "-o", "named.onnx").code == 0
+    own = set(node_names(onnx.load("squares.onnx").graph))
+    names = [name for name in node_names(onnx.load("named.onnx").graph) if name and name not in own]
+    assert all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) for name in names)
+    assert {"layer.scale", "layer_scale_grad"} <= {"layer.scale", *names}
+    extra = {"label": X * 0} if command == "build" else {"y_grad": X}
+    plain, named = (run(f"{name}.onnx", x=X, z=X, **extra) for name in ("plain", "named"))
+    assert [name.replace(".", "_") for name in plain] == list(named)
+    for a, b in zip(plain.values(), named.values(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    if command == "build":
+        assert shell("check", "named.onnx").code == 0

@@ -1,0 +1,30 @@
+"""docs/lineage.md names what there is: every link leads somewhere, every name, command and option exists."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import onnxgrad_cli
+from onnxgrad_cli.cli import cli
+
+PAGE = Path(__file__).parents[1] / "docs" / "lineage.md"
+TEXT = PAGE.read_text()
+
+
+@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)]+)\)", TEXT))))
+def test_link(link: str) -> None:
+    assert (PAGE.parent / link).exists()
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`onnxgrad_cli\.(\w+)`", TEXT))))
+def test_name(name: str) -> None:
+    assert name in onnxgrad_cli.__all__
+    assert getattr(onnxgrad_cli, name).__doc__
+
+
+@pytest.mark.parametrize("command", sorted(set(re.findall(r"`onnxgrad ([^`]+)`", TEXT))))
+def test_command(command: str) -> None:
+    name, *words = command.split()
+    flags = {flag for param in cli.commands[name].params for flag in param.opts}
+    assert {word for word in words if word.startswith("--")} <= flags

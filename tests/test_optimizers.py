@@ -1,0 +1,318 @@
+"""The optimizers beside torch.optim: the same network, the same batches, the same weights after 20 steps."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxgrad_cli import cli
+from onnxgrad_cli.builder import build
+from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.jobs.build import run_build
+from onnxgrad_cli.optimizers import all_optimizers, lookup, optimizer, scoped
+from onnxgrad_cli.passes.describe import describe
+from onnxgrad_cli.pipeline import LossSpec, Options
+from onnxgrad_cli.proof.verify import prove
+from onnxgrad_cli.report.document import glance
+
+STEPS, RATE = 20, 0.02
+SAMPLES = Path(__file__).parent.parent / "sample_models"
+ort.set_default_logger_severity(3)
+
+SETTINGS: list[tuple[str, dict[str, Any], Callable[..., torch.optim.Optimizer], dict[str, Any]]] = [
+    ("sgd", {}, torch.optim.SGD, {}),
+    ("sgd", {"weight_decay": 0.1}, torch.optim.SGD, {"weight_decay": 0.1}),
+    ("momentum", {}, torch.optim.SGD, {"momentum": 0.9}),
+    (
+        "momentum",
+        {"momentum": 0.8, "dampening": 0.3, "weight_decay": 0.1},
+        torch.optim.SGD,
+        {"momentum": 0.8, "dampening": 0.3, "weight_decay": 0.1},
+    ),
+    (
+        "nesterov",
+        {"momentum": 0.8, "weight_decay": 0.1},
+        torch.optim.SGD,
+        {"momentum": 0.8, "weight_decay": 0.1, "nesterov": True},
+    ),
+    ("rmsprop", {}, torch.optim.RMSprop, {}),
+    ("rmsprop", {"weight_decay": 0.1, "alpha": 0.9}, torch.optim.RMSprop, {"weight_decay": 0.1, "alpha": 0.9}),
+    (
+        "rmsprop",
+        {"centered": True, "momentum": 0.5, "eps": 1e-3},
+        torch.optim.RMSprop,
+        {"centered": True, "momentum": 0.5, "eps": 1e-3},
+    ),
+    ("adagrad", {}, torch.optim.Adagrad, {}),
+    (
+        "adagrad",
+        {"lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.1},
+        torch.optim.Adagrad,
+        {"lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.1},
+    ),
+    ("adam", {}, torch.optim.Adam, {}),
+    ("adam", {"beta1": 0.0, "beta2": 0.0}, torch.optim.Adam, {"betas": (0.0, 0.0)}),
+    (
+        "adam",
+        {"beta1": 0.8, "beta2": 0.95, "weight_decay": 0.1, "amsgrad": True},
+        torch.optim.Adam,
+        {"betas": (0.8, 0.95), "weight_decay": 0.1, "amsgrad": True},
+    ),
+    ("adamw", {}, torch.optim.AdamW, {}),
+    ("adamw", {"weight_decay": 0.3, "eps": 1e-4}, torch.optim.AdamW, {"weight_decay": 0.3, "eps": 1e-4}),
+]
+IDS = [f"{name}-{'-'.join(given) or 'default'}" for name, given, _, _ in SETTINGS]
+
+
+def network(dtype: torch.dtype) -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    layers = (torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    return torch.nn.Sequential(*layers).to(dtype)
+
+
+def exported(net: torch.nn.Sequential) -> onnx.ModelProto:
+    """The network as a model, its weights stored as PyTorch has them."""
+    weights = [
+        numpy_helper.from_array(w.detach().numpy().copy(), name.replace("0.", "first.").replace("2.", "last."))
+        for name, w in net.named_parameters()
+    ]
+    kind = weights[0].data_type
+    nodes = [
+        helper.make_node("Gemm", ["x", "first.weight", "first.bias"], ["h"], transB=1),
+        helper.make_node("Tanh", ["h"], ["t"]),
+        helper.make_node("Gemm", ["t", "last.weight", "last.bias"], ["logits"], transB=1),
+    ]
+    x = helper.make_tensor_value_info("x", kind, ["batch", 6])
+    y = helper.make_tensor_value_info("logits", kind, ["batch", 3])
+    graph = helper.make_graph(nodes, "net", [x], [y], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def batches(dtype: type[np.floating[Any]]) -> list[tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(1)
+    return [(rng.standard_normal((16, 6)).astype(dtype), rng.integers(0, 3, 16)) for _ in range(STEPS)]
+
+
+def trained(model: onnx.ModelProto, data: list[tuple[np.ndarray, np.ndarray]], rate: float) -> dict[str, np.ndarray]:
+    """Weights and state after a step on each batch, by a host that knows only what the model says of itself."""
+    roles = describe(model)
+    session = ort.InferenceSession(model.SerializeToString())
+    stored = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    held = {name: stored[name] for name, role in roles.inputs.items() if role in ("weight", "state")}
+    kind = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
+    (rate_name,) = [name for name, role in roles.inputs.items() if role == "learning rate"]
+    fed = np.array(rate, helper.tensor_dtype_to_np_dtype(kind[rate_name]))
+    for x, y in data:
+        results = session.run(list(roles.outputs), {"x": x, "y": y, rate_name: fed, **held})
+        for (_, role), value in zip(roles.outputs.items(), results, strict=True):
+            if role.role == "next state":
+                held[role.of] = value
+    return held
+
+
+def options(name: str, given: dict[str, Any]) -> Options:
+    return Options(losses=(LossSpec("cross-entropy"),), label="y", optimizer=name, optimizer_options=given)
+
+
+@pytest.mark.parametrize(("name", "given", "kind", "same"), SETTINGS, ids=IDS)
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("float64", 1e-12)])
+def test_beside_torch(
+    name: str,
+    given: dict[str, Any],
+    kind: Callable[..., torch.optim.Optimizer],
+    same: dict[str, Any],
+    dtype: str,
+    bound: float,
+) -> None:
+    net = network(getattr(torch, dtype))
+    data = batches(getattr(np, dtype))
+    ours = trained(build(exported(net), options(name, given)).model, data, RATE)
+    theirs = kind(net.parameters(), lr=RATE, **same)
+    before = copy.deepcopy(net.state_dict())
+    for x, y in data:
+        theirs.zero_grad()
+        torch.nn.functional.cross_entropy(net(torch.tensor(x)), torch.tensor(y)).backward()
+        theirs.step()
+    names = {"0.weight": "first.weight", "0.bias": "first.bias", "2.weight": "last.weight", "2.bias": "last.bias"}
+    assert ours["step"] == STEPS
+    for key, expected in net.state_dict().items():
+        assert not torch.allclose(expected, before[key], atol=10 * bound)
+        np.testing.assert_allclose(ours[names[key]], expected.numpy(), rtol=bound, atol=bound)
+
+
+def test_every_optimizer_is_beside_torch() -> None:
+    assert {each.name for each in all_optimizers()} == {name for name, *_ in SETTINGS}
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_the_proof_passes(name: str) -> None:
+    model = build(exported(network(torch.float32)), options(name, {})).model
+    onnx.checker.check_model(model, full_check=True)
+    proof = prove(model, describe(model))
+    assert proof.status == "passed"
+    assert {step.status for step in proof.steps} == {"passed"}
+
+
+def test_names_order_and_roles() -> None:
+    model = build(exported(network(torch.float32)), options("adam", {})).model
+    weights = ["first.weight", "first.bias", "last.weight", "last.bias"]
+    slots = [f"{w}_{slot}" for w in weights for slot in ("m", "v")]
+    assert [v.name for v in model.graph.input] == ["x", "y", "learning_rate", *weights, "step", *slots]
+    assert [v.name for v in model.graph.output] == [
+        "loss", *(f"{w}_grad" for w in weights), *(f"{w}_next" for w in weights), "step_next",
+        *(f"{slot}_next" for slot in slots),
+    ]  # fmt: skip
+    roles = describe(model)
+    assert roles.optimizer == "adam"
+    assert roles.fed == ["x", "y", "learning_rate"]
+    assert {roles.inputs[name] for name in ("step", *slots)} == {"state"}
+    stored = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    assert stored["step"].dtype == np.int64
+    assert all(not stored[name].any() and stored[name].shape == stored[name[:-2]].shape for name in slots)
+    assert {node.domain for node in model.graph.node} == {""}
+
+
+def test_running_statistics_go_on() -> None:
+    """The statistics of BatchNormalization in training are outputs as without an optimizer, with the same values."""
+
+    def built(name: str) -> onnx.ModelProto:
+        model = onnx.load(SAMPLES / "digits_cnn.onnx")
+        losses = (LossSpec("cross-entropy"),)
+        return build(model, Options(losses=losses, label="y", mode="train", optimizer=name)).model
+
+    plain, whole = built(""), built("momentum")
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((8, 1, 8, 8)).astype(np.float32), rng.integers(0, 10, 8)
+    names = [v.name for v in plain.graph.output]
+    assert any("running" in name for name in names)
+    assert [v.name for v in whole.graph.output][: len(names)] == names
+    expected = ort.InferenceSession(plain.SerializeToString()).run(names, {"x": x, "y": y})
+    rate = np.array(0.1, np.float32)
+    ours = ort.InferenceSession(whole.SerializeToString()).run(names, {"x": x, "y": y, "learning_rate": rate})
+    for name, a, b in zip(names, ours, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7, err_msg=name)
+    roles = describe(whole)
+    assert all(role.role == "next state" for name, role in roles.outputs.items() if name.endswith("_next"))
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_weights_of_16_bits_have_state_in_float32(kind: int) -> None:
+    weight = helper.make_tensor("w", kind, [2, 2], [1.0, 2.0, 3.0, 4.0])
+    x, y = (helper.make_tensor_value_info(name, kind, [4, 2]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "half", [x], [y], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    built = build(model, Options(optimizer="adam", label="t")).model
+    onnx.checker.check_model(built, full_check=True)
+    kinds = {value.name: value.type.tensor_type.elem_type for value in (*built.graph.input, *built.graph.output)}
+    assert kinds["w_next"] == kinds["w"] == kind
+    assert kinds["learning_rate"] == kinds["w_m"] == kinds["w_v_next"] == TensorProto.FLOAT
+    if kind == TensorProto.FLOAT16:  # onnxruntime has no bfloat16 MatMul on the CPU
+        session = ort.InferenceSession(built.SerializeToString())
+        half = np.random.default_rng(0).standard_normal((4, 2)).astype(np.float16)
+        fed = {"x": half, "t": half, "learning_rate": np.array(0.5, np.float32)}
+        new, gradient = session.run(["w_next", "w_grad"], fed)
+        moved = numpy_helper.to_array(weight) - 0.5 * np.sign(gradient)  # the first step of Adam has the rate's size
+        np.testing.assert_allclose(new, moved, atol=4e-3)
+
+
+def test_the_count_of_steps_does_not_lose_digits() -> None:
+    """After 1000 steps Adam still divides by 1 - beta2**steps as float64 has it."""
+    model = build(exported(network(torch.float32)), options("adam", {})).model
+    session = ort.InferenceSession(model.SerializeToString())
+    x, y = batches(np.float32)[0]
+    for steps in (1, 2, 10, 1000, 10**6):
+        fed = {"x": x, "y": y, "learning_rate": np.array(1.0, np.float32), "step": np.array(steps - 1)}
+        new, m, v = session.run(["first.weight_next", "first.weight_m_next", "first.weight_v_next"], fed)
+        m, v = (np.float64(a) for a in (m, v))
+        step = m / (1 - 0.9**steps) / (np.sqrt(v / (1 - 0.999**steps)) + 1e-8)
+        before = network(torch.float32)[0].weight.detach().numpy()
+        np.testing.assert_allclose(new, before - step, rtol=2e-6, atol=2e-6 * max(1.0, float(np.abs(step).max())))
+
+
+def test_the_report_names_the_optimizer_and_its_program_takes_steps(tmp_path: Path) -> None:
+    onnx.save(exported(network(torch.float32)), tmp_path / "net.onnx")
+    report = run_build(tmp_path / "net.onnx", options=options("adam", {"weight_decay": 0.1, "eps": 1e-6}))
+    assert report.asked.optimizer == "adam (weight_decay=0.1, eps=1e-06)"
+    assert ("optimizer", report.asked.optimizer) in glance(report)
+    assert sum(row.optimizer for row in report.operators) == report.cost.nodes["optimizer"] > 0
+    assert {value.name: value.role for value in report.inputs}["learning_rate"] == "learning rate"
+    text = (tmp_path / "net.train.onnx.report.md").read_text()
+    assert "The optimizer takes" in text
+    (program,) = (step.text for step in report.next if step.language == "python")
+    assert "rate *" not in program
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    losses = [float(line.split()[1]) for line in done.stdout.splitlines()]
+    assert all(after < before for before, after in itertools.pairwise(losses))
+
+
+def test_the_list_of_optimizers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["optimizers", "--json"]) == 0
+    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    assert list(found["adam"]["slots"]) == ["m", "v", "vmax"]
+    assert {"name": "weight_decay", "kind": "float", "default": 0.01}.items() <= next(
+        option.items() for option in found["adamw"]["options"] if option["name"] == "weight_decay"
+    )
+    assert cli.run(["optimizers"]) == 0
+    assert "weight-decay=0.01" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "words"),
+    [
+        ("adan", {}, "there is no optimizer 'adan'"),
+        ("", {"momentum": 0.9}, "there is no optimizer"),
+        ("sgd", {"momentum": 0.9}, "sgd has no option 'momentum'"),
+        ("adam", {"beta1": 1.0}, "beta1 must lie between 0 and 1"),
+        ("adam", {"amsgrad": 0.5}, "option amsgrad takes true or false"),
+        ("momentum", {"momentum": -1.0}, "must not be negative"),
+        ("adamw", {"weight_decay": math.nan}, "option weight_decay takes a number"),
+    ],
+)
+def test_what_does_not_fit_is_refused(name: str, given: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        build(exported(network(torch.float32)), options(name, given))
+
+
+def test_nothing_trained_is_refused() -> None:
+    asked = Options(optimizer="sgd", freeze=("*",), grad_of_input=("x",))
+    with pytest.raises(UsageError, match="no weight is trained"):
+        build(exported(network(torch.float32)), asked)
+
+
+def test_an_optimizer_of_ones_own() -> None:
+    with scoped():
+
+        @optimizer("sign", slots={"n": "how often"}, options={"scale": "of a step"})
+        def sign(op, w, g, state, *, scale: float = 1.0):
+            """The sign of the gradient."""
+            state["n"] = state["n"] + 1
+            return w - state.rate * scale * op.Sign(g)
+
+        held = trained(build(exported(network(torch.float32)), options("sign", {"scale": 2.0})).model,
+                       batches(np.float32)[:3], 0.5)  # fmt: skip
+        assert (held["first.weight_n"] == 3).all()
+        with pytest.raises(OnnxgradError, match="two optimizers"):
+            optimizer("sign")(sign)
+
+        @optimizer("wrong")
+        def wrong(op, w, g, state):
+            return w - state["m"]
+
+        with pytest.raises(OnnxgradError, match="no slot 'm'"):
+            build(exported(network(torch.float32)), options("wrong", {}))
+    with pytest.raises(UsageError):
+        lookup("sign")
