@@ -43,11 +43,11 @@ def view(
     from onnxgrad_cli.view.mermaid import too_large
 
     drawing, text = run_view(model, out, kind, limit=limit, depth=depth, force=force)
-    if voice.json:
-        voice.result(asdict(drawing), "")
-    elif out in (None, "-"):
+    if voice.json or out not in (None, "-"):
+        voice.result(asdict(drawing), drawing.caption)
+    else:
         click.echo(text, nl=False)
-    voice.say(drawing.caption)
+        voice.say(drawing.caption)
     if too_large(text):
         voice.say("Mermaid draws no more than 500 edges and 50,000 characters where it is not set up for more: fold")
     return 0
