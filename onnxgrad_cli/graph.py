@@ -7,6 +7,7 @@ out as it came in. Weights are never touched: inline ones stay where they are, e
 from __future__ import annotations
 
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,10 @@ FLOATS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE}) | HALVES
 SMALL = 1024
 """Bytes. A tensor up to this size may be a shape or an axis, so shape inference sees its values; a larger one
 is a weight, and inference sees its type only (1 GB of weights: 0.01 s instead of 20 s)."""
+
+
+UNNAMED = re.compile(r"(unk__|_d)\d+")
+"""Symbols that onnx and we give to sizes that have no name."""
 
 
 def tensor_type(dtype: int, shape: Sequence[Dim | None] | None) -> TypeProto:
@@ -65,10 +70,15 @@ def element_type(value_type: TypeProto | None) -> TypeProto | None:
 
 
 def in_words(value_type: TypeProto | None) -> str:
-    """A tensor's type for a reader: its element type and its shape, as 'float[batch, 10]'."""
-    shape = shape_of(value_type)
-    kind = TensorProto.DataType.Name(dtype_of(value_type)).lower()
-    return f"{kind}[{'...' if shape is None else ', '.join(map(str, shape))}]"
+    """A type for a reader, as 'float[batch, 10]': '?' is an unnamed size, '...' an unknown rank, "" no type."""
+    tensor = element_type(value_type)
+    kind = value_type.WhichOneof("value") if value_type is not None else None
+    if tensor is None or kind is None or not tensor.tensor_type.elem_type:
+        return {"map_type": "map", "sparse_tensor_type": "sparse tensor"}.get(kind or "", "")
+    shape = shape_of(tensor)
+    dims = "..." if shape is None else ", ".join("?" if UNNAMED.fullmatch(str(dim)) else str(dim) for dim in shape)
+    text = f"{TensorProto.DataType.Name(tensor.tensor_type.elem_type).lower()}[{dims}]"
+    return text if kind == "tensor_type" else f"{kind.removesuffix('_type')} of {text}"
 
 
 def nbytes(tensor: TensorProto) -> int:

@@ -411,31 +411,31 @@ def test_parse_loss_refuses(text: str) -> None:
 
 
 def test_a_loss_of_ones_own() -> None:
-    with losses.scoped():
+    with losses.LOSSES.scoped():
 
         @losses.loss("quartic", options={"scale": "a factor"})
         def quartic(op, prediction, label, *, scale: "float" = 1.0):
             """The fourth power of the error."""
             return op.Pow(prediction - label, 4) * scale
 
-        assert losses.lookup("quartic").summary == "The fourth power of the error."
+        assert losses.LOSSES.lookup("quartic").summary == "The fourth power of the error."
         outputs = run(built("quartic:p:y", loss_options={"scale": 2}), x=X, y=Y)
         np.testing.assert_allclose(outputs["loss"], 2 * np.mean((X @ W - Y) ** 4))
         with pytest.raises(OnnxgradError, match="two losses are called"):
             losses.loss("quartic")(lambda op, p, y: p)
     with pytest.raises(UsageError):
-        losses.lookup("quartic")
+        losses.LOSSES.lookup("quartic")
 
 
 def test_an_option_without_a_line_is_refused() -> None:
     def undocumented(op, prediction, label, *, scale: "float" = 1.0):
         return prediction
 
-    with losses.scoped(), pytest.raises(OnnxgradError, match="not declared"):
+    with losses.LOSSES.scoped(), pytest.raises(OnnxgradError, match="not declared"):
         losses.loss("undocumented")(undocumented)
 
 
 def test_every_loss_says_what_it_is() -> None:
-    for loss in losses.all_losses():
+    for loss in losses.LOSSES:
         assert loss.summary.endswith(".") and len(loss.summary) < 120
-        assert set(loss.rather.values()) <= {other.name for other in losses.all_losses()}
+        assert set(loss.rather.values()) <= {other.name for other in losses.LOSSES}

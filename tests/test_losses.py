@@ -230,8 +230,8 @@ def test_like_pytorch(case: Row, reduction: str) -> None:
 
 
 def test_every_loss_has_a_row() -> None:
-    every = {(loss.name, option.name) for loss in losses.all_losses() for option in loss.options}
-    names = {loss.name for loss in losses.all_losses()}
+    every = {(loss.name, option.name) for loss in losses.LOSSES for option in loss.options}
+    names = {loss.name for loss in losses.LOSSES}
     assert names == {row.name for row in ROWS}
     tested = {(row.name, option) for row in ROWS for option in row.options}
     pooled = {("nll", "ignore_index"), ("log", "class_weights"), ("log", "ignore_index"), ("cosine", "eps")}

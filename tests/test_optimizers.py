@@ -23,7 +23,7 @@ from onnxgrad_cli import cli
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.jobs.build import run_build
-from onnxgrad_cli.optimizers import all_optimizers, lookup, optimizer, scoped
+from onnxgrad_cli.optimizers import OPTIMIZERS, optimizer
 from onnxgrad_cli.passes.describe import describe
 from onnxgrad_cli.pipeline import LossSpec, Options
 from onnxgrad_cli.proof.verify import prove
@@ -155,7 +155,7 @@ def test_beside_torch(
 
 
 def test_every_optimizer_is_beside_torch() -> None:
-    assert {each.name for each in all_optimizers()} == {name for name, *_ in SETTINGS}
+    assert {each.name for each in OPTIMIZERS} == {name for name, *_ in SETTINGS}
 
 
 @pytest.mark.parametrize("name", ["momentum", "adamw"])
@@ -294,7 +294,7 @@ def test_nothing_trained_is_refused() -> None:
 
 
 def test_an_optimizer_of_ones_own() -> None:
-    with scoped():
+    with OPTIMIZERS.scoped():
 
         @optimizer("sign", slots={"n": "how often"}, options={"scale": "of a step"})
         def sign(op, w, g, state, *, scale: float = 1.0):
@@ -306,7 +306,7 @@ def test_an_optimizer_of_ones_own() -> None:
                        batches(np.float32)[:3], 0.5)  # fmt: skip
         assert (held["first.weight_n"] == 3).all()
         with pytest.raises(OnnxgradError, match="two optimizers"):
-            optimizer("sign")(sign)
+            optimizer("sign", options={"scale": "of a step"})(sign)
 
         @optimizer("wrong")
         def wrong(op, w, g, state):
@@ -315,4 +315,4 @@ def test_an_optimizer_of_ones_own() -> None:
         with pytest.raises(OnnxgradError, match="no slot 'm'"):
             build(exported(network(torch.float32)), options("wrong", {}))
     with pytest.raises(UsageError):
-        lookup("sign")
+        OPTIMIZERS.lookup("sign")

@@ -81,14 +81,14 @@ def test_the_example_operators_register() -> None:
 
 
 def test_every_optimizer_is_named() -> None:
-    from onnxgrad_cli.optimizers import all_optimizers
+    from onnxgrad_cli.optimizers import OPTIMIZERS
 
-    for optimizer in all_optimizers():
+    for optimizer in OPTIMIZERS:
         assert re.search(rf"\b{optimizer.name}\b", README), optimizer.name
 
 
 def test_every_loss_is_named() -> None:
-    from onnxgrad_cli.losses import all_losses
+    from onnxgrad_cli.losses import LOSSES
 
-    for loss in all_losses():
+    for loss in LOSSES:
         assert re.search(rf"\b{loss.name}\b", README), loss.name

@@ -13,10 +13,10 @@ from onnxgrad_cli.cli.voice import Voice, speaks, table
 @click.pass_obj
 def losses(voice: Voice) -> int:
     """List the losses, the labels they want, and what each takes with --loss-option."""
-    from onnxgrad_cli.losses import all_losses
+    from onnxgrad_cli.losses import LOSSES
     from onnxgrad_cli.losses.registry import LABELS
 
-    found = list(all_losses())
+    found = sorted(LOSSES, key=lambda loss: loss.name)
     data = [
         {
             "name": loss.name,

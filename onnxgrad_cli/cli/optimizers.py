@@ -13,9 +13,9 @@ from onnxgrad_cli.cli.voice import Voice, speaks, table
 @click.pass_obj
 def optimizers(voice: Voice) -> int:
     """List the optimizers, the state they keep for each weight, and what each takes with --optimizer-option."""
-    from onnxgrad_cli.optimizers import all_optimizers
+    from onnxgrad_cli.optimizers import OPTIMIZERS
 
-    found = list(all_optimizers())
+    found = list(OPTIMIZERS)
     data = [
         {
             "name": each.name,

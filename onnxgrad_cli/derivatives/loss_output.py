@@ -17,7 +17,7 @@ from onnxgrad_cli.emit import Op, Val, is_float
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.graph import Graph, is_external, rename, shape_of, subgraphs, tensor_type, with_bodies
 from onnxgrad_cli.losses.classes import picked
-from onnxgrad_cli.losses.registry import Loss, lookup
+from onnxgrad_cli.losses.registry import LOSSES, Loss
 from onnxgrad_cli.losses.values import SMALLEST, mae, mse
 from onnxgrad_cli.passes import prepare
 from onnxgrad_cli.passes.loss import penalty as penalty_of
@@ -49,10 +49,10 @@ ELASTIC = Loss("elastic", _elastic, "same", 0, declared(_elastic, ELASTIC_OPTION
 LOG = Loss("log", _log, "class", 2, declared(_log, LOG_OPTIONS, "loss 'log'"), {})
 
 SCORES: dict[str, tuple[Loss, str]] = {
-    "squared_error": (lookup("mse"), "sum"),
-    "l2": (lookup("mse"), "sum"),
-    "absolute_error": (lookup("mae"), "sum"),
-    "l1": (lookup("mae"), "sum"),
+    "squared_error": (LOSSES.lookup("mse"), "sum"),
+    "l2": (LOSSES.lookup("mse"), "sum"),
+    "absolute_error": (LOSSES.lookup("mae"), "sum"),
+    "l1": (LOSSES.lookup("mae"), "sum"),
     "elastic": (ELASTIC, "sum"),
     "log": (LOG, "mean"),
 }

@@ -5,16 +5,15 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from onnx import TensorProto, TypeProto
 
+from onnxgrad_cli.catalogue import Catalogue
 from onnxgrad_cli.emit import Val
-from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
+from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.graph import tensor_type
 from onnxgrad_cli.pipeline import LossSpec
 from onnxgrad_cli.settings import Option, chosen, declared
@@ -92,7 +91,12 @@ class Loss:
         return chosen(self.options, given)
 
 
-_LOSSES: dict[str, Loss] = {}
+LOSSES: Catalogue[Loss] = Catalogue(
+    "loss",
+    "losses",
+    ["onnxgrad_cli.losses.classes", "onnxgrad_cli.losses.values"],
+    "any other loss can be given as a file, NAME.onnx",
+)
 
 
 def loss(
@@ -119,44 +123,11 @@ def loss(
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        if name in _LOSSES and not override:
-            raise OnnxgradError(f"two losses are called '{name}'", "pass override=True to replace the first")
         found = declared(function, options, f"loss '{name}'")
-        _LOSSES[name] = Loss(name, function, label, rank, found, rather or {})
+        LOSSES.add(name, Loss(name, function, label, rank, found, rather or {}), override)
         return function
 
     return register
-
-
-def lookup(name: str) -> Loss:
-    """The loss called `name`.
-
-    Raises:
-        UsageError: there is none.
-    """
-    _load()
-    if name not in _LOSSES:
-        hint = suggest(name, _LOSSES, "losses")
-        raise UsageError(f"there is no loss '{name}'", f"{hint}; any other loss can be given as a file, NAME.onnx")
-    return _LOSSES[name]
-
-
-def all_losses() -> Iterator[Loss]:
-    """Every loss, by name."""
-    _load()
-    yield from (_LOSSES[name] for name in sorted(_LOSSES))
-
-
-@contextmanager
-def scoped() -> Iterator[None]:
-    """Losses registered inside the block are forgotten after it."""
-    _load()
-    saved = dict(_LOSSES)
-    try:
-        yield
-    finally:
-        _LOSSES.clear()
-        _LOSSES.update(saved)
 
 
 def parse_loss(text: str) -> LossSpec:
@@ -171,7 +142,7 @@ def parse_loss(text: str) -> LossSpec:
     if len(parts) > 3:
         raise UsageError(f"--loss '{text}' has too many parts", "NAME[:OUTPUT[:LABEL[:WEIGHT]]]; write \\: for a colon")
     if not file:
-        lookup(name)
+        LOSSES.lookup(name)
     output, label, weight = [*parts, None, None][:3]
     try:
         share = float(weight or 1.0)
@@ -180,8 +151,3 @@ def parse_loss(text: str) -> LossSpec:
     if not math.isfinite(share):
         raise UsageError(f"--loss '{text}': the weight '{weight}' is no number", "NAME[:OUTPUT[:LABEL[:WEIGHT]]]")
     return LossSpec(name, output, label, share)
-
-
-def _load() -> None:
-    for name in ("classes", "values"):
-        import_module(f"onnxgrad_cli.losses.{name}")

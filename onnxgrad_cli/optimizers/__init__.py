@@ -4,6 +4,6 @@ An optimizer turns a weight and its gradient into the next weight, and keeps sta
 and naming these is the optimizer pass's business. Importing this package registers them all.
 """
 
-from onnxgrad_cli.optimizers.registry import Optimizer, State, all_optimizers, lookup, optimizer, scoped
+from onnxgrad_cli.optimizers.registry import OPTIMIZERS, Optimizer, State, optimizer
 
-__all__ = ["Optimizer", "State", "all_optimizers", "lookup", "optimizer", "scoped"]
+__all__ = ["OPTIMIZERS", "Optimizer", "State", "optimizer"]

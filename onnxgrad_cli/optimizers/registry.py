@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Protocol
 
+from onnxgrad_cli.catalogue import Catalogue
 from onnxgrad_cli.emit import Val
-from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
+from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.settings import Option, chosen, declared
 
 
@@ -74,7 +73,10 @@ class Optimizer:
         return chosen(self.options, given)
 
 
-_OPTIMIZERS: dict[str, Optimizer] = {}
+OPTIMIZERS: Catalogue[Optimizer] = Catalogue(
+    "optimizer", "optimizers", ["onnxgrad_cli.optimizers.descent", "onnxgrad_cli.optimizers.adaptive"]
+)
+"""From the plain ones to those built on them."""
 
 
 def optimizer(
@@ -97,45 +99,8 @@ def optimizer(
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        if name in _OPTIMIZERS and not override:
-            raise OnnxgradError(f"two optimizers are called '{name}'", "pass override=True to replace the first")
         found = declared(function, options, f"optimizer '{name}'")
-        _OPTIMIZERS[name] = Optimizer(name, function, dict(slots or {}), found)
+        OPTIMIZERS.add(name, Optimizer(name, function, dict(slots or {}), found), override)
         return function
 
     return register
-
-
-def lookup(name: str) -> Optimizer:
-    """The optimizer called `name`.
-
-    Raises:
-        UsageError: there is none.
-    """
-    _load()
-    if name not in _OPTIMIZERS:
-        raise UsageError(f"there is no optimizer '{name}'", suggest(name, _OPTIMIZERS, "optimizers"))
-    return _OPTIMIZERS[name]
-
-
-def all_optimizers() -> Iterator[Optimizer]:
-    """Every optimizer, in the order in which they are met: from the plain ones to those built on them."""
-    _load()
-    yield from _OPTIMIZERS.values()
-
-
-@contextmanager
-def scoped() -> Iterator[None]:
-    """Optimizers registered inside the block are forgotten after it."""
-    _load()
-    saved = dict(_OPTIMIZERS)
-    try:
-        yield
-    finally:
-        _OPTIMIZERS.clear()
-        _OPTIMIZERS.update(saved)
-
-
-def _load() -> None:
-    for name in ("descent", "adaptive"):
-        import_module(f"onnxgrad_cli.optimizers.{name}")

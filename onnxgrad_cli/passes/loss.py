@@ -71,7 +71,7 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
 
 
 def _refuse_unknown_options(options: Options) -> None:
-    found = [losses.lookup(spec.name) for spec in options.losses if not _is_file(spec)]
+    found = [losses.LOSSES.lookup(spec.name) for spec in options.losses if not _is_file(spec)]
     known = {option.name: option for loss in found for option in loss.options}
     for name in options.loss_options:
         if name not in known:
@@ -84,7 +84,7 @@ def _is_file(spec: LossSpec) -> bool:
 
 
 def _term(op: Op, options: Options, training: Training, spec: LossSpec, prediction: Val) -> Val:
-    loss = LossFile(spec.name, op.graph) if _is_file(spec) else losses.lookup(spec.name)
+    loss = LossFile(spec.name, op.graph) if _is_file(spec) else losses.LOSSES.lookup(spec.name)
     label_type = loss.label_type(prediction)
     label = None if label_type is None else _label(op, training, spec.label or options.label, label_type)
     training.judged.append("" if label is None else label.name)

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from onnxgrad_cli.emit import Op, Val
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.graph import Graph, tensor_type
-from onnxgrad_cli.optimizers import Optimizer, lookup
+from onnxgrad_cli.optimizers import OPTIMIZERS, Optimizer
 from onnxgrad_cli.passes.describe import embed
 from onnxgrad_cli.passes.loss import fed_first
 from onnxgrad_cli.pipeline import Options, Pass, Training
@@ -25,7 +25,7 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
         if options.optimizer_options:
             raise UsageError("--optimizer-option: there is no optimizer", "choose one with --optimizer NAME")
         return False
-    found = lookup(options.optimizer)
+    found = OPTIMIZERS.lookup(options.optimizer)
     settings = found.settings(options.optimizer_options)
     if not training.trained:
         raise UsageError("--optimizer: no weight is trained", "choose weights with --train GLOB")

@@ -10,11 +10,11 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 import onnx
-from onnx import FunctionProto, GraphProto, NodeProto, TensorProto
+from onnx import FunctionProto, GraphProto, NodeProto
 
 from onnxgrad_cli.emit import is_float
 from onnxgrad_cli.errors import Refusal, UnsupportedError, UsageError, suggest
-from onnxgrad_cli.graph import Graph, dtype_of, reads, rename, shape_of, subgraphs, with_bodies
+from onnxgrad_cli.graph import Graph, dtype_of, in_words, reads, rename, shape_of, subgraphs, with_bodies
 from onnxgrad_cli.passes.gradient_op import is_gradient, xs_zs_y
 
 
@@ -103,11 +103,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _type(graph: Graph, name: str) -> str:
-    """A type in words."""
-    value_type = graph.types.get(name)
-    dtype, shape = dtype_of(value_type), shape_of(value_type)
-    kind = TensorProto.DataType.Name(dtype).lower() if dtype else "of unknown type"
-    return f"{kind} of any rank" if shape is None else f"{kind}[{', '.join(map(str, shape))}]"
+    return in_words(graph.types.get(name)) or "of unknown type"
 
 
 def _fits(graph: Graph, name: str, value: str) -> bool:

@@ -18,7 +18,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, numpy_helper
 
 from onnxgrad_cli.emit import FORWARD, ROLE
-from onnxgrad_cli.graph import FLOATS, Graph, element_type, in_words, is_external, reads, subgraphs
+from onnxgrad_cli.graph import FLOATS, Graph, in_words, is_external, reads, subgraphs
 from onnxgrad_cli.passes.describe import ROLES
 from onnxgrad_cli.report.document import visible
 from onnxgrad_cli.view.drawing import Box, Drawing, Edge, Group, Kind, Part, short
@@ -34,9 +34,6 @@ GENERATED = re.compile(r"const(_\d+)?|val_\d+|onnx::.*|.*Constant(_\d+)?(_output
 
 OLDER_GRADIENT = re.compile(r"(.+)_Grad/")
 """How onnxruntime-training names the gradient nodes of a node."""
-
-UNNAMED = re.compile(r"\b(unk__|_d)\d+\b")
-"""The symbols that onnx and we give to sizes without one."""
 
 
 def draw(model: ModelProto, path: Path | None = None) -> Drawing:
@@ -152,14 +149,14 @@ class _Reader:
         for value in graph.output:
             gradient = value.name.removesuffix("_grad") in scope.makers and value.name.endswith("_grad")
             kind = self.roles[1].get(value.name, Kind.GRADIENT if gradient else Kind.OUTPUT)
-            box = Box(self.key("v"), kind, short(value.name), _lines(_type(scope.types.get(value.name))), value.name)
+            box = Box(self.key("v"), kind, short(value.name), _lines(in_words(scope.types.get(value.name))), value.name)
             self.edge(value.name, box.key, scope)
             yield box
 
     def value(self, name: str, kind: Kind, scope: _Scope, value_type: TypeProto) -> Box:
         scope.types[name] = value_type
         scope.makers[name] = self.key("v")
-        return Box(scope.makers[name], kind, short(name), _lines(_type(value_type)), name)
+        return Box(scope.makers[name], kind, short(name), _lines(in_words(value_type)), name)
 
     def edge(self, name: str, target: str, scope: _Scope) -> None:
         if name in scope.makers:
@@ -178,7 +175,7 @@ class _Reader:
                 scope.makers[name] = key
         outputs = [_named(name, scope) for name in node.output if name]
         if node.op_type == "Constant":
-            box = Box(key, Kind.CONSTANT, short(node.output[0]), _lines(_type(scope.types.get(node.output[0]))),
+            box = Box(key, Kind.CONSTANT, short(node.output[0]), _lines(in_words(scope.types.get(node.output[0]))),
                       details(node), 1, module)  # fmt: skip
             return [box]
         constants = [f"{self.operand(node, i)} = {scope.constants[name]}" for i, name in enumerate(node.input)
@@ -305,22 +302,12 @@ def _lines(text: str) -> tuple[str, ...]:
 
 
 def _named(name: str, scope: _Scope) -> str:
-    value_type = _type(scope.types.get(name))
+    value_type = in_words(scope.types.get(name))
     return f"{visible(name)}: {value_type}" if value_type else visible(name)
 
 
-def _type(value_type: TypeProto | None) -> str:
-    """A type in words; a size that nobody has named is '?'."""
-    tensor = element_type(value_type)
-    kind = value_type.WhichOneof("value") if value_type is not None else None
-    if tensor is None or kind is None or not tensor.tensor_type.elem_type:
-        return ""
-    text = UNNAMED.sub("?", in_words(tensor))
-    return text if kind == "tensor_type" else f"{kind.removesuffix('_type')} of {text}"
-
-
 def _tensor(tensor: TensorProto) -> str:
-    return _type(onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims)))
+    return in_words(onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims)))
 
 
 # -- constants ------------------------------------------------------------------------------------------------------
