@@ -46,9 +46,10 @@ fuzz-graphs: .venv/installed-test  ## differentiate random graphs for FUZZ_SECON
 zoo: .venv/installed-test  ## compare the gradients of the real models in ZOO with PyTorch's
 	$(BIN)/python -m tests.zoo $(ZOO)
 
-bench: .venv/installed-bench  ## time and memory of a build; time of the expensive operators' gradients
+bench: .venv/installed-bench  ## time and memory of a build; time of the expensive operators' gradients, of derivatives
 	$(BIN)/python -m benchmarks.build
 	$(BIN)/python -m benchmarks.ops
+	$(BIN)/python -m benchmarks.derivatives
 
 clean:  ## remove what make made
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -235,7 +235,7 @@ def theirs(row: Row, feeds: Arrays) -> tuple[Callable[[], None], Callable[[], Ar
     return step, values
 
 
-def block(step: Callable[[], None]) -> float:
+def block(step: Callable[[], object]) -> float:
     """Seconds a step takes, the first one of the block left out."""
     step()
     count, start = 0, time.perf_counter()
@@ -243,6 +243,15 @@ def block(step: Callable[[], None]) -> float:
         step()
         count += 1
     return spent / count
+
+
+def in_turn(steps: Mapping[str, Callable[[], object]], repeat: int) -> dict[str, float]:
+    """The median milliseconds of each step, of `repeat` blocks, in which they take turns."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(repeat):
+        for name, step in steps.items():
+            times[name].append(block(step))
+    return {name: statistics.median(seconds) * 1e3 for name, seconds in times.items()}
 
 
 def measure(row: Row, repeat: int, threads: int) -> dict[str, Any]:
@@ -264,11 +273,7 @@ def measure(row: Row, repeat: int, threads: int) -> dict[str, Any]:
     for name, gradient in expected().items():
         error = np.abs(mine[name] - gradient).max() / max(np.abs(gradient).max(), 1e-6)
         assert not row.equal or error < 1e-3, f"{row.name}: {name} differs by {error:.1e} of its largest entry"
-    times: dict[str, list[float]] = {"onnxgrad": [], "torch": []}
-    for _ in range(repeat):
-        times["onnxgrad"].append(block(run))
-        times["torch"].append(block(step))
-    medians = {tool: statistics.median(seconds) * 1e3 for tool, seconds in times.items()}
+    medians = in_turn({"onnxgrad": run, "torch": step}, repeat)
     ratio = medians["onnxgrad"] / medians["torch"]
     return {"name": row.name, **medians, "ratio": ratio, "reference": row.reference, "nodes": len(model.graph.node)}
 

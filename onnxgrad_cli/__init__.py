@@ -29,12 +29,14 @@ if TYPE_CHECKING:
         scoped,
         stop_gradient,
     )
+    from onnxgrad_cli.runtime.trainer import Trainer
 
 _HOMES = {
     "DerivativeOptions": "derivatives.classic",
     "LossSpec": "pipeline",
     "OnnxgradError": "errors",
     "Options": "pipeline",
+    "Trainer": "runtime.trainer",
     "add_loss_output": "derivatives.loss_output",
     "all_rules": "registry",
     "build": "builder",
@@ -58,6 +60,7 @@ __all__ = [
     "LossSpec",
     "OnnxgradError",
     "Options",
+    "Trainer",
     "__version__",
     "add_loss_output",
     "all_rules",

@@ -597,8 +597,9 @@ class Op:
         ones = self.Expand(self.ints([1]), self.Reshape(missing, self.ints([1])))
         single = self.Equal(self.Concat(ones, wanted, axis=0), self.ints([1]))
         axes = self.Reshape(self.NonZero(single), self.ints([-1]))
-        summed = self.cast(self.ReduceSum(self.wide(g), axes, keepdims=1, noop_with_empty_axes=1), g)
-        return self.Reshape(summed, wanted, shape=x.known_shape)
+        shape = None if g.known_shape is None else [None] * g.rank
+        summed = self.ReduceSum(self.wide(g), axes, keepdims=1, noop_with_empty_axes=1, shape=shape)
+        return self.Reshape(self.cast(summed, g), wanted, allowzero=self._literal_zeros(), shape=x.known_shape)
 
 
 _EXACT = frozenset({"ReduceMax", "ReduceMin"})

@@ -26,6 +26,41 @@ class LossSpec:
 
 
 @dataclass(frozen=True)
+class LoraSpec:
+    """Low-rank adapters as asked for: their rank, and what their product is multiplied with, times the rank."""
+
+    rank: int
+    alpha: float | None = None
+
+    def __str__(self) -> str:
+        return str(self.rank) if self.alpha is None else f"{self.rank}:{self.alpha:g}"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A low-rank adapter: a weight W acts as W plus alpha / rank times the product of two thin factors.
+
+    Attributes:
+        weight: the initializer that it adds to, which is frozen.
+        a: the factor that meets the input. For W of [in, out], A is [in, rank], B is [rank, out], and the product A B;
+            for W of [out, in], as of Gemm(transB=1) or Conv, A is [rank, in], B is [out, rank], and the product B A.
+        b: the other factor, which begins at zero.
+        rank, alpha: as asked for.
+    """
+
+    weight: str
+    a: str
+    b: str
+    rank: int
+    alpha: float
+
+    @property
+    def scale(self) -> float:
+        """What the product of the factors is multiplied with."""
+        return self.alpha / self.rank
+
+
+@dataclass(frozen=True)
 class Options:
     """Everything a build can be asked for; the defaults are those of the command line.
 
@@ -39,12 +74,18 @@ class Options:
         loss_options: what a loss takes besides (label_smoothing, ignore_index, delta, ...), by name.
         l1, l2: factors of the sum of the trained weights' magnitudes and of their squares, added to the loss.
         train, freeze: glob patterns over initializer names.
+        preset: groups of weights to train: 'bias', 'norm', 'head'. They add up, with `train` and `train_last` too.
+        train_last: how many of the last layers with weights to train; 0: no such choice.
+        lora: freeze all that is not chosen by these, and train adapters of the frozen matrices; None: no adapters.
+        lora_target: glob patterns over the names of weight matrices, of those that get an adapter; by default all
+            of MatMul and Gemm that would be trained.
         grad_of_input: glob patterns over input names.
         optimizer: the name of the optimizer whose step is appended; "" for none.
         optimizer_options: what it takes besides (momentum, weight_decay, ...), by name.
         training_info: leave the inference graph as it is, and describe the training beside it, in `training_info`.
         init: how weights begin there: 'keep' their stored values, 'xavier', 'he' or 'normal'.
-        seed: of the random numbers that they begin with; None lets the runtime choose.
+        seed: of the random numbers that they begin with; None lets the runtime choose. Adapters are drawn with it
+            too; with None as with 0.
         keep_outputs: keep the model's own outputs too.
         yield_: what becomes of the YieldOp: 'ones' (filled), 'input' (fed) or 'keep'.
         as_gradient_op: write one Gradient node of ai.onnx.preview.training in place of the backward part.
@@ -66,6 +107,10 @@ class Options:
     l2: float = 0.0
     train: tuple[str, ...] = ()
     freeze: tuple[str, ...] = ()
+    preset: tuple[str, ...] = ()
+    train_last: int = 0
+    lora: LoraSpec | None = None
+    lora_target: tuple[str, ...] = ()
     grad_of_input: tuple[str, ...] = ()
     optimizer: str = ""
     optimizer_options: dict[str, object] = field(default_factory=dict)
@@ -90,6 +135,8 @@ class Training:
         inputs: the model's own inputs that are fed, in order.
         trained: the weights that get a gradient, in order.
         not_trained: every other float weight, with the reason.
+        adaptable: the weights that would be trained if there were no adapters.
+        adapters: the low-rank adapters, whose factors are trained.
         grad_of_input: the inputs that get a gradient.
         predictions, labels: what the losses compare: the output that each judges, and the label inputs there are.
         judged: the label of each loss, "" where it has none; empty until the losses are written.
@@ -112,6 +159,8 @@ class Training:
     inputs: list[str] = field(default_factory=list)
     trained: list[str] = field(default_factory=list)
     not_trained: dict[str, str] = field(default_factory=dict)
+    adaptable: list[str] = field(default_factory=list)
+    adapters: list[Adapter] = field(default_factory=list)
     grad_of_input: list[str] = field(default_factory=list)
     predictions: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 
 Floats = np.ndarray | None
 """An option of several numbers: given as a number, a list, an array, or the .npy file that holds it."""
@@ -95,6 +95,45 @@ def chosen(options: Sequence[Option], given: Mapping[str, object]) -> dict[str, 
         UsageError: a value is of another kind.
     """
     return {option.name: option.convert(given[option.name]) for option in options if option.name in given}
+
+
+def exactly(options: Sequence[Option], given: Mapping[str, object], owner: str) -> dict[str, Any]:
+    """All of `given` as keywords for the function that `owner` names.
+
+    Raises:
+        UsageError: it has no such option, or a value is of another kind.
+    """
+    known = [option.name for option in options]
+    for name in given:
+        if name not in known:
+            raise UsageError(f"{owner} has no option '{name}'", suggest(name, known, "options"))
+    return chosen(options, given)
+
+
+def spelled(text: str) -> tuple[str, dict[str, object]]:
+    """Read `NAME[:KEY=VALUE,KEY=VALUE,...]`: a name, and options with underscores for hyphens.
+
+    Raises:
+        UsageError: it is not of that form.
+    """
+    name, _, rest = text.partition(":")
+    given: dict[str, object] = {}
+    for pair in filter(None, (part.strip() for part in rest.split(","))):
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        if not key or not equals or not value:
+            raise UsageError(f"'{text}' is not of the form NAME:KEY=VALUE,KEY=VALUE", f"'{pair}' is no KEY=VALUE")
+        given[key.replace("-", "_")] = value_of(value)
+    return name.strip(), given
+
+
+def value_of(text: str) -> object:
+    """A number, true or false, or else the text itself."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return {"true": True, "false": False}.get(text.strip().lower(), text.strip())
 
 
 def require(fits: bool, message: str) -> None:

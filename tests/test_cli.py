@@ -18,19 +18,8 @@ from onnxgrad_cli import cli, files
 from tests.cli_harness import MLP, PROGRAM, UNKNOWN_OPS, WEIGHT, Shell, save, save_external
 
 HOME = Path(__file__).parents[1]
-COMMANDS = {
-    "build",
-    "inspect",
-    "check",
-    "derive",
-    "expand",
-    "ops",
-    "verify-op",
-    "losses",
-    "optimizers",
-    "passes",
-    "view",
-}
+COMMANDS = {"build", "inspect", "check", "train", "export", "expand", "derive", "ops", "verify-op", "losses"}
+COMMANDS |= {"optimizers", "passes", "view"}
 
 
 @pytest.fixture

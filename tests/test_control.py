@@ -542,6 +542,13 @@ def test_what_onnx_has_counted_in_two_models_is_not_one_size(rng: np.random.Gene
     compare(settled(made).commit(), feeds, ["x"], lambda x, one, four: (torch.sin(x[:1] * x),))
 
 
+def test_what_we_have_counted_in_two_models_is_not_one_size(rng: np.random.Generator) -> None:
+    """Sizes without a name get symbols of ours, '_d1' and so on, in each of two models that are merged then."""
+    made = model([node("Mul", ["x", "z"], ["y"])], {"x": ["_d1"], "z": ["_d1"]}, {"y": ["_d1"]}, {})
+    feeds = {"x": rng.standard_normal(1), "z": rng.standard_normal(4)}
+    compare(settled(made).commit(), feeds, ["x", "z"], lambda x, z: (x * z,))
+
+
 class Leaps(torch.nn.Module):
     """A loop with `continue` and `break`, which PyTorch's exporter writes as Ifs that return numbers of rank 0 in place
     of what a branch leaves out, under the rank of what it does not, and one value twice."""

@@ -10,6 +10,8 @@ import onnx
 import onnxruntime
 import pytest
 
+from onnxgrad_cli import derive, scoped, stop_gradient
+from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.graph import node_names
 from tests.cli_harness import NO_WEIGHTS, UNKNOWN_OPS, Shell, save
 
@@ -66,7 +68,7 @@ def test_both_outputs_and_ones(shell: Shell) -> None:
 
 
 def test_loss(shell: Shell) -> None:
-    arguments = ("--option", "loss", "--loss", "total", "--label", "z", "-o", "d.onnx")
+    arguments = ("--option", "loss", "--loss-output", "total", "--label-input", "z", "-o", "d.onnx")
     assert shell("derive", "squares.onnx", *arguments).code == 0
     found = run("d.onnx", x=X, z=X)
     assert list(found) == ["total", "y", "best", "x_grad"]
@@ -116,8 +118,9 @@ def test_nothing_is_overwritten(shell: Shell) -> None:
         (("--kind", "jvp", "--option", "fill-grad", "--option", "keep-outputs"), 2, "for the kind vjp alone"),
         (("--option", "fill-grad"), 2, "FillGrad goes with KeepOutputs"),
         (("--option", "keep-yield-op", "--option", "keep-outputs"), 2, "can't be combined"),
-        (("--loss", "total"), 2, "with --option loss alone"),
-        (("--option", "loss", "--loss", "y"), 2, "not one float number"),
+        (("--loss-output", "total"), 2, "with --option loss alone"),
+        (("--option", "loss", "--loss-output", "y"), 2, "not one float number"),
+        (("--option", "loss", "--loss-output", "best"), 2, "not one float number"),
         (("--of", "best"), 2, "--of: 'best' matches no float output"),
         (("--wrt", "scale"), 2, "did you mean layer.scale?"),
         (("--wrt", "every"), 2, "matches no float input"),
@@ -151,3 +154,23 @@ def test_identifiers(shell: Shell, command: str) -> None:
         np.testing.assert_array_equal(a, b)
     if command == "build":
         assert shell("check", "named.onnx").code == 0
+
+
+def test_a_loss_of_unknown_size_is_no_number(shell: Shell) -> None:
+    save(
+        SQUARES.replace("float[1, 1] total", "float[batch] total")
+        .replace("total = ReduceSum(y, every)", "two = ReduceSum<keepdims=0>(y, last)\n  total = Neg(two)")
+        .replace("every = {0, 1}", "every = {0, 1}, int64[1] last = {1}"),
+        Path("long.onnx"),
+    )
+    result = shell("derive", "long.onnx", "--option", "loss", "--loss-output", "total")
+    assert result.code == 2 and "it is float[batch]" in result.err
+
+
+def test_second_derivatives_with_stopped_edges_are_refused() -> None:
+    model = onnx.parser.parse_model(SQUARES)
+    with scoped():
+        stop_gradient("Mul", [1])
+        with pytest.raises(UsageError, match="gradients are stopped"):
+            derive(model, "hessian", of="y", wrt="x")
+        assert derive(model, of="y", wrt="x").graph.output[0].name == "x_grad"

@@ -236,6 +236,24 @@ def test_third_order_by_hand() -> None:
 # -- what else can be fed, named and written --------------------------------------------------------------------------
 
 
+def test_copies_of_what_is_fed_are_gone() -> None:
+    """onnxruntime 1.31 loses the Identity of an input that is multiplied with a quotient 1 / b."""
+    found = expanded(f"""
+        net (double[2] x, double[2] s, double[2] f) => (double[2] d)
+        {{ q = Mul(s, s)  r = Sqrt(q)  y = Div(x, r)  d = {GRADIENT} <xs = ["x"], zs = ["s"], y = "y"> (f, s) }}""")
+    assert "Identity" not in {node.op_type for node in found.graph.node}
+    norm = expanded(f"""
+        net (double[1, 2, 1] x, double[2] s, double[2] b, double[2] f) => (double[1, 2, 1] d) <double[2] v = {{4, 9}}>
+        {{
+          y = BatchNormalization <epsilon = 0.0> (x, s, b, b, v)
+          d = {GRADIENT} <xs = ["x"], zs = ["s", "b"], y = "y"> (x, s, f)
+        }}""")
+    close(
+        run(norm, {"x": np.ones((1, 2, 1)), "s": [3.0, 6.0], "b": [0.0, 0.0], "f": [1.0, 1.0]})["d"],
+        np.array([[[1.5], [2.0]]]),
+    )
+
+
 def test_each_of_two_names_that_are_fed_one_value_has_its_own_derivative() -> None:
     """d(ab)/da at (3, 3) is 3, not 6."""
     found = expanded(f"""
@@ -683,6 +701,14 @@ def test_second_order_of_a_training_model() -> None:
 def test_what_the_operator_can_not_say_is_refused(change: dict[str, str], word: str) -> None:
     with pytest.raises(UsageError, match=f"--as-gradient-op does not go with {word}"):
         build(onnx.load(SAMPLES / "digits_mlp.onnx"), options("digits_mlp", True, **change))
+
+
+def test_bfloat16_is_refused_for_the_standard_leaves_it_out() -> None:
+    text = "g (bfloat16[2] x) => (bfloat16[2] y) { y = Mul(x, w) }"
+    halves = model(text)
+    halves.graph.initializer.append(helper.make_tensor("w", TensorProto.BFLOAT16, [2], [1.0, 2.0]))
+    with pytest.raises(UsageError, match="takes no bfloat16, and 'w' is"):
+        build(halves, Options(as_gradient_op=True))
 
 
 def test_what_can_not_be_differentiated_is_refused_as_ever() -> None:

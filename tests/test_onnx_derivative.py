@@ -622,6 +622,11 @@ def test_options_that_do_not_go_together_are_refused(options: str) -> None:
     assert error.value.hint
 
 
+def test_an_option_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="16"):
+        DerivativeOptions(16)
+
+
 EVERY = [Zero, Yield, Keep, Keep | Fill, Loss]
 IDS = ["zero", "yield", "keep", "keep+fill", "loss"]
 

@@ -19,7 +19,7 @@ from onnxgrad_cli.builder import Built, build
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.graph import Graph, node_names
 from onnxgrad_cli.jobs.build import run_build
-from onnxgrad_cli.jobs.expand import Piece, run_expand
+from onnxgrad_cli.jobs.expand import Piece, expand_operators, run_expand
 from onnxgrad_cli.pipeline import LossSpec, Options
 from onnxgrad_cli.standard.training_info import check_training_info, initial_model, pack, step_model
 from tests.cli_harness import MLP, WEIGHT, Shell, save, save_external
@@ -287,6 +287,8 @@ FANS = {
     "ConvTranspose": (
         "g (float[n, 8, 9, 9] x) => (float[n, 12, a, b] z) { z = ConvTranspose(x, w) }", (8, 12, 3, 5), (120, 180)),
     "Gather": ("g (int64[n] x) => (float[n, 30] z) { z = Gather(w, x) }", (40, 30), (30, 30)),
+    "MatMul-row": ("g (float[900, n] x) => (float[n] z) { z = MatMul(w, x) }", (900,), (900, 1)),
+    "MatMul-column": ("g (float[n, 900] x) => (float[n] z) { z = MatMul(x, w) }", (900,), (900, 1)),
     "Einsum": (
         'g (float[n, 40] x) => (float[n, 5, 6] z) { z = Einsum <equation = "ni,ihd->nhd"> (x, w) }',
         (40, 5, 6), (40, 30)),
@@ -628,6 +630,84 @@ def test_outputs_of_the_inference_graph_can_be_bound_and_kept() -> None:
     kept = step_model(model, 0, keep_outputs=True)
     assert [value.name for value in kept.graph.output] == ["y", "n_new", "z"]
     assert initial_model(model, 0) is None
+
+
+def test_a_gradient_of_a_value_that_nothing_else_reads() -> None:
+    """Its node names the loss in an attribute; what computes it comes behind the node, and is no output."""
+    model = parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17, "ai.onnx.preview.training": 1]>
+        g (float[2] x) => (float[2] y) <float[2] w = {3, 4}> { y = Mul(x, w) }
+    """)
+    info = model.training_info.add()
+    info.algorithm.CopyFrom(
+        parser.parse_graph("""
+        train (float[2] t) => (float[2] w_next) {
+            g = ai.onnx.preview.training.Gradient <xs = ["w"], zs = ["x", "t"], y = "loss"> (w, x, t)
+            w_next = Sub(w, g) d = Sub(y, t) q = Mul(d, d) loss = ReduceSum <keepdims = 0> (q)
+        }""")
+    )
+    info.update_binding.add(key="w", value="w_next")
+    check_training_info(model)
+    step = expand_operators(step_model(model, 0))
+    x, t, w = np.array([[1, 2], [5, 7], [3, 4]], np.float32)
+    got = ort.InferenceSession(step.SerializeToString()).run(["w_next"], {"x": x, "t": t})[0]
+    np.testing.assert_allclose(got, w - 2 * (w * x - t) * x)
+
+
+def test_an_initialization_alone_becomes_no_step(shell: Shell) -> None:
+    model = parser.parse_model(MLP)
+    info = model.training_info.add()
+    info.initialization.CopyFrom(
+        parser.parse_graph("i () => (float[3] b) { b = Constant <value_floats=[1.0,2.0,3.0]>() }")
+    )
+    info.initialization_binding.add(key="b1", value="b")
+    onnx.save(model, "begun.onnx")
+    pieces = shell("expand", "begun.onnx", "-o", "plain.onnx", "--json").json
+    assert [piece["path"] for piece in pieces] == ["plain.onnx", "plain.init0.onnx"]
+    assert not Path("plain.step0.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "fault"), [("b1", "of another type"), ("w1", "of another type"), ("w2", r"shape \[3\] is to replace 'w2'")]
+)
+def test_an_initial_value_is_of_its_variable_type(key: str, fault: str) -> None:
+    model = parser.parse_model(MLP)
+    info = model.training_info.add()
+    kind = "float" if key == "w2" else "double"
+    number = int(TensorProto.FLOAT if key == "w2" else TensorProto.DOUBLE)
+    text = f"i () => ({kind}[3] v) {{ c = Constant <value_floats=[1.0,2.0,3.0]>() v = Cast <to={number}> (c) }}"
+    info.initialization.CopyFrom(parser.parse_graph(text))
+    info.initialization_binding.add(key=key, value="v")
+    with pytest.raises(OnnxgradError, match=fault):
+        check_training_info(model)
+
+
+def test_an_initialization_is_not_checked_as_a_training_model(shell: Shell) -> None:
+    onnx.save(packed(parser.parse_model(MLP)), "described.onnx")
+    assert shell("expand", "described.onnx", "-o", "plain.onnx").code == 0
+    result = shell("check", "plain.init0.onnx")
+    assert result.code == 2
+    assert "its description names no loss" in result.err
+
+
+def test_a_plain_build_leaves_training_information_out() -> None:
+    """It is about the graph as it was: beside the training model it would name what is no longer there."""
+    built = build(packed(parser.parse_model(MLP)))
+    assert not built.model.training_info
+    assert any("training information" in str(caution) for caution in built.training.cautions)
+
+
+@pytest.mark.parametrize("mode", ["keep", "train"])
+def test_a_step_has_the_outputs_that_it_was_built_to_keep(mode: str, shell: Shell) -> None:
+    for name in ("digits_mlp", "digits_cnn"):
+        source = SAMPLES / f"{name}.onnx"
+        result = shell("build", source, "--loss", "cross-entropy", "--optimizer", "sgd", "--training-info",
+                       "--keep-outputs", "--mode", mode, "-o", "described.onnx", "--force")  # fmt: skip
+        assert result.code == 0, result.err
+        assert shell("expand", "described.onnx", "-o", "plain.onnx", "--force").code == 0
+        outputs = [value.name for value in onnx.load("plain.step0.onnx").graph.output]
+        assert [each for each in outputs if each.startswith("logits")]
+        assert shell("check", "plain.step0.onnx").code == 0
 
 
 def test_optimizers_of_an_old_opset_and_in_bodies_are_written_out(tmp_path: Path) -> None:

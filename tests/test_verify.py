@@ -1,5 +1,6 @@
 """The proof itself: it passes what is right and fails what is wrong, in float64 and in float32."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,17 @@ def test_float32_alone_finds_a_wrong_gradient(monkeypatch: pytest.MonkeyPatch) -
         assert proof_of("Tanh").failed
 
 
+def test_a_fed_gradient_of_the_loss_counts() -> None:
+    model = build(parse("Tanh"), Options(yield_="input")).model
+    for data in ({}, {"loss_grad": np.array(1024, np.float32)}):
+        proof = prove(model, describe(model), original=parse("Tanh"), data=data)
+        assert [step.status for step in proof.steps] == ["passed"] * 6, proof.steps
+    with registry.scoped():
+        registry.rule("Tanh", override=True)(lambda op, g, y, x: g * (1 - y))
+        model = build(parse("Tanh"), Options(yield_="input")).model
+    assert prove(model, describe(model)).failed
+
+
 def _refuse(model: onnx.ModelProto) -> onnx.ModelProto:
     raise NotImplementedError
 
@@ -85,6 +97,39 @@ def test_a_changed_forward_part_fails() -> None:
     other = parse("Sigmoid")
     proof = prove(model, describe(model), original=other)
     assert {step.name: step.status for step in proof.steps}["computes what the original computes"] == "failed"
+
+
+def test_an_original_newer_than_onnxruntime_is_compared_on_the_reference() -> None:
+    text = MLP.replace("ACTIVATION", "Tanh").replace('"" : 18', '"" : 27')
+    model = build(onnx.parser.parse_model(text)).model
+    proof = prove(model, describe(model), original=onnx.parser.parse_model(text))
+    assert [step.status for step in proof.steps] == ["passed"] * 6
+    assert "onnx.reference" in next(step for step in proof.steps if "original" in step.name).detail
+
+
+def test_an_original_that_does_not_run_is_not_compared() -> None:
+    original = parse("Tanh")
+    for node in original.graph.node:
+        node.name = "twice"
+    model = build(parse("Tanh")).model
+    proof = prove(model, describe(model), original=original)
+    assert proof.status == "passed"
+    (step,) = [step for step in proof.steps if step.status == "skipped"]
+    assert "the original does not run" in step.detail
+    assert "twice" in step.detail
+
+
+def test_an_interrupt_while_onnxruntime_is_loaded_is_no_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "onnxruntime":
+                raise ImportError("initialization failed") from KeyboardInterrupt()
+
+    model = build(parse("Tanh")).model
+    monkeypatch.delitem(sys.modules, "onnxruntime", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(KeyboardInterrupt):
+        prove(model, describe(model))
 
 
 def test_large_models_are_proved_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,13 @@ from onnxgrad_cli.cli.build import build
 from onnxgrad_cli.cli.check import check
 from onnxgrad_cli.cli.derive import derive
 from onnxgrad_cli.cli.expand import expand
+from onnxgrad_cli.cli.export import export
 from onnxgrad_cli.cli.inspect import inspect
 from onnxgrad_cli.cli.losses import losses
 from onnxgrad_cli.cli.ops import ops
 from onnxgrad_cli.cli.optimizers import optimizers
 from onnxgrad_cli.cli.passes import passes
+from onnxgrad_cli.cli.train import train
 from onnxgrad_cli.cli.verify_op import verify_op
 from onnxgrad_cli.cli.view import view
 from onnxgrad_cli.cli.voice import Voice
@@ -69,7 +71,21 @@ def _version(ctx: click.Context) -> None:
     ctx.exit()
 
 
-for _command in (build, inspect, check, expand, derive, ops, verify_op, losses, optimizers, passes, view):
+for _command in (
+    build,
+    inspect,
+    check,
+    train,
+    export,
+    expand,
+    derive,
+    ops,
+    verify_op,
+    losses,
+    optimizers,
+    passes,
+    view,
+):
     cli.add_command(_command)
 
 

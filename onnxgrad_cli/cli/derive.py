@@ -39,9 +39,9 @@ FLAGS = {"keep-yield-op": "KeepYieldOp", "keep-outputs": "KeepOutputs", "fill-gr
     help="As DerivativeOptions in Python: keep the YieldOp; return the model's outputs too; fill the "
     "cotangents with ones; or take an output of the model for its loss.",
 )
-@click.option("--loss", "loss_output", metavar="NAME", help="With --option loss: the output that is it.")
+@click.option("--loss-output", metavar="NAME", help="With --option loss: the output that is it.")
 @click.option(
-    "--label", "labels", multiple=True, metavar="NAME", help="With --option loss: an input that gets no gradient."
+    "--label-input", "labels", multiple=True, metavar="NAME", help="With --option loss: an input that gets no gradient."
 )
 @how_to_read
 @click.option("--force", is_flag=True, help="Replace files that onnxgrad did not write.")

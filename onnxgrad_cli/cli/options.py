@@ -64,14 +64,11 @@ def _dims(text: str) -> tuple[int | str, ...]:
 
 def _setting(text: str) -> object:
     """A number, true, false, a tuple of numbers, or the text itself."""
+    from onnxgrad_cli.settings import value_of
+
     if "," in text:
-        return tuple(_setting(part) for part in text.split(",") if part.strip())
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return {"true": True, "false": False}.get(text.strip().lower(), text.strip())
+        return tuple(value_of(part) for part in text.split(",") if part.strip())
+    return value_of(text)
 
 
 DIM = Pair("SYMBOL=SIZE", "=", _size)
@@ -100,6 +97,14 @@ def what_to_build(command: Command) -> Command:
                      help="Add FACTOR times the sum of the weights' squares."),
         click.option("--train", multiple=True, metavar="GLOB", help="Train only the weights of these names."),
         click.option("--freeze", multiple=True, metavar="GLOB", help="Don't train the weights of these names."),
+        click.option("--preset", type=click.Choice(["bias", "norm", "head"]), multiple=True,
+                     help="Train only biases, normalizations, or the last layer. Such choices add up."),
+        click.option("--train-last", type=click.IntRange(min=1), default=None, metavar="N",
+                     help="Train only the last N layers."),
+        click.option("--lora", metavar="RANK[:ALPHA]",
+                     help="Train low-rank adapters of the weight matrices, and else only what is chosen by name."),
+        click.option("--lora-target", multiple=True, metavar="GLOB",
+                     help="Adapt the matrices of these names.  [default: those of MatMul and Gemm]"),
         click.option("--grad-of-input", multiple=True, metavar="GLOB", help="Add the gradients of inputs."),
         click.option("--optimizer", metavar="NAME", default="",
                      help="Append a whole step of an optimizer; see `onnxgrad optimizers`."),
@@ -109,7 +114,8 @@ def what_to_build(command: Command) -> Command:
                      help="Leave the graph as it is, and describe the training beside it, as the standard has it."),
         click.option("--init", type=click.Choice(["keep", "xavier", "he", "normal"]), default="keep",
                      show_default=True, help="How weights begin there."),
-        click.option("--seed", type=click.IntRange(0, 2**24 - 1), help="Of the random numbers they begin with."),
+        click.option("--seed", type=click.IntRange(0, 2**24 - 1),
+                     help="Of the random numbers that they begin with; of those of adapters too."),
         click.option("--keep-outputs", is_flag=True, help="Keep the model's own outputs."),
         click.option("--yield", type=click.Choice(["ones", "input", "keep"]), default="ones",
                      show_default=True, help="The gradient of the loss: ones, an input, or the YieldOp marker."),
@@ -147,11 +153,13 @@ def options(values: dict[str, Any]) -> Options:
     from dataclasses import fields
 
     from onnxgrad_cli.losses import parse_loss
+    from onnxgrad_cli.passes.adapters import parse_lora
     from onnxgrad_cli.pipeline import Options
 
     for file in values.pop("rules"):
         load_rules(Path(file))
     losses = tuple(parse_loss(text) for text in values.pop("loss", ()))
+    lora = values.pop("lora", None)
     return Options(
         losses=losses or Options.losses,
         loss_options=_settings(values.pop("loss_option", ())),
@@ -159,6 +167,8 @@ def options(values: dict[str, Any]) -> Options:
         dims=dict(values.pop("dim")),
         shapes=dict(values.pop("shape")),
         yield_=values.pop("yield", "ones"),
+        lora=None if lora is None else parse_lora(lora),
+        train_last=values.pop("train_last", None) or 0,
         **{field.name: values.pop(field.name) for field in fields(Options) if field.name in values},
     )
 

@@ -15,7 +15,7 @@ import onnx
 from onnx import NodeProto
 
 from onnxgrad_cli.emit import FORWARD, Op, Unknown, Val
-from onnxgrad_cli.graph import Shape, reads
+from onnxgrad_cli.graph import Shape, captured
 
 
 class NotBatched(Exception):
@@ -71,10 +71,12 @@ class _Batch:
         op.forward = next((entry.value for entry in node.metadata_props if entry.key == FORWARD), "")
         given = {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
         attributes = {**op.attributes(node.op_type, node.domain), **given}
+        if captured(node):
+            raise NotBatched
         if node.op_type == "Shape":
             part = slice(given.get("start"), given.get("end"))
             self.others[node.output[0]] = op.vector(self.sizes(node.input[0])[part])
-        elif self.rows.keys().isdisjoint(reads(node)):
+        elif self.rows.keys().isdisjoint(node.input):
             self.others.update(_named(node, self.emit(node, *self.fixed(node.input), **given)))
         elif node.op_type in FORMS and not node.domain:
             found = _named(node, FORMS[node.op_type](self, node, attributes))
@@ -189,9 +191,9 @@ def _reduce(b: _Batch, node: NodeProto, attributes: Attributes) -> Val:
 
 
 def _pad(b: _Batch, node: NodeProto, attributes: Attributes) -> Val:
-    if len(node.input) > 3:
+    if any(node.input[3:]):
         return _axes_at(3)(b, node, attributes)
-    pads, *value = b.fixed(node.input[1:])
+    pads, *value = b.fixed(node.input[1:3])
     assert pads is not None
     rank = b.rank(node.input[0])
     halves = b.op.split(pads, [rank, rank], 0) if pads.const is None else pads.const.reshape(2, rank).tolist()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from enum import IntFlag
+from enum import STRICT, IntFlag
 from pathlib import Path
 
 from onnx import ModelProto
@@ -16,11 +16,11 @@ from onnx import ModelProto
 from onnxgrad_cli.derivatives.subject import Subject, float_initializers, float_inputs, open_model, without
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.files import save_model
-from onnxgrad_cli.graph import Graph, shape_of
+from onnxgrad_cli.graph import Graph, in_words, shape_of
 from onnxgrad_cli.pipeline import Options
 
 
-class DerivativeOptions(IntFlag):
+class DerivativeOptions(IntFlag, boundary=STRICT):
     """What the gradient graph of `onnx_derivative` is like.
 
     Zero: the cotangent of each float output is an input. KeepYieldOp: the raw graph, with the YieldOp between forward
@@ -49,8 +49,9 @@ def onnx_derivative(
 
     Inputs of the result are the model's, then the weights, which keep their values and may be fed, then, without
     FillGrad, a cotangent `<output>_grad` for each float output (`<output>_grad_external` where another output
-    depends on it). Outputs are `<input>_grad`, then `<weight>_grad`, then with KeepOutputs the model's own. With Loss
-    they are the loss, the other outputs, and the gradients, and the weights stay constants unless they are named.
+    depends on it, or where it is an input or a weight itself). Outputs are `<input>_grad`, then `<weight>_grad`, then
+    with KeepOutputs the model's own. With Loss they are the loss, the other outputs, and the gradients, and the weights
+    stay constants unless they are named.
 
     Args:
         onx: the model; it is not changed.
@@ -146,9 +147,12 @@ def loss_gradient(
         how,
     )
     subject.prepare()
-    shape = shape_of(graph.types.get(loss)) or ()
-    if loss not in subject.outputs or any(size not in (1, "?") and isinstance(size, int) for size in shape):
-        raise UsageError(f"the loss '{loss}' is not one float number", "name the output that is, as loss=...")
+    shape = shape_of(graph.types.get(loss))
+    if loss not in subject.outputs or shape is None or any(size != 1 for size in shape):
+        raise UsageError(
+            f"the loss '{loss}' is not one float number: it is {in_words(graph.types.get(loss)) or 'of unknown type'}",
+            "name the output that is, as loss=..., or declare its shape in the model",
+        )
     subject.outputs = [loss]
     results = [loss, *without(own, [loss]), *subject.vjp("ones")]
     return subject.finish(results, feed_weights=False)

@@ -26,8 +26,8 @@ def derive(
     model: ModelProto,
     kind: str = "vjp",
     *,
-    of: Sequence[str] = (),
-    wrt: Sequence[str] = (),
+    of: str | Sequence[str] = (),
+    wrt: str | Sequence[str] = (),
     keep_outputs: bool = False,
     cotangents: str = "input",
     path: Path | None = None,
@@ -45,7 +45,8 @@ def derive(
     hessian                          `<x>_hessian_<z>`, of shape [*x, *z]: the Hessian of the sum of all y
     ======== ======================= =========================================================================
 
-    A cotangent is called `<y>_grad_external` where another differentiated output depends on y and adds to it.
+    A cotangent is called `<y>_grad_external` where another differentiated output depends on y and adds to it, or where
+    y is an x itself. A name that is taken gets `_1`.
 
     Args:
         model: the model; it is not changed.
@@ -65,6 +66,10 @@ def derive(
     """
     if kind not in KINDS:
         raise UsageError(f"there is no derivative '{kind}'", suggest(kind, KINDS, "derivatives"))
+    if cotangents not in COTANGENTS:
+        raise UsageError(f"cotangents is {cotangents!r}", suggest(str(cotangents), COTANGENTS, "choices"))
+    if kind != "vjp" and cotangents != "input":
+        raise UsageError(f"cotangents='{cotangents}' means something for the kind vjp alone", "leave it out")
     options = options or Options()
     graph = open_model(model, path, options)
     inputs, initializers = float_inputs(graph), float_initializers(graph)
@@ -120,6 +125,9 @@ KINDS: Mapping[str, Callable[[Subject], list[str]]] = {
 }  # fmt: skip
 """The kinds of derivatives; each appends its nodes and returns its outputs."""
 
+COTANGENTS = ("input", "ones", "keep")
+"""What may become of the cotangents of a vector-Jacobian product; see `derive`."""
+
 
 def _inputs(subject: Subject, name: str) -> dict[str, str]:
     """Add an input like each x, and say which."""
@@ -131,6 +139,11 @@ def _gradient_of_sum(subject: Subject) -> dict[str, Val | None]:
     op = Op(subject.graph)
     ones = {name: op.fill(1.0, op.val(name)) for name in subject.outputs}
     gradient = differentiate(subject.graph, ones, subject.wanted, op, subject.training)
+    if subject.training.partial:
+        raise UsageError(
+            f"gradients are stopped on the way to '{subject.training.partial[0]}', and what rules write is not",
+            "a second derivative would be half stopped: ask for a first one",
+        )
     subject.graph.nodes.extend(op.nodes)
     return gradient
 

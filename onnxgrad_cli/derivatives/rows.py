@@ -53,7 +53,7 @@ def jacobian(op: Op, y: Val, wanted: Sequence[str], training: Training) -> list[
 def _stack(op: Op, nodes: Sequence[NodeProto], seed: str, y: Val, names: Sequence[str]) -> list[Val]:
     """The values `names`, which `nodes` compute from `seed`, for each unit vector in the shape of `y`, on axis 0."""
     known, static = _known_size(y), all(isinstance(size, int) for size in y.shape)
-    if static and known == 1:
+    if static and known == 1:  # an axis for it would be lost: onnxruntime drops the axes of a constant 1 in 1 / a * b
         op.rename(op.fill(1.0, y), seed)
         op.nodes.extend(nodes)
         return [op.val(name) for name in names]

@@ -74,7 +74,7 @@ class Subject:
         graph, training = self.graph, self.training
         others = [n for n in graph.output_names if cotangents == "keep" and not is_float(graph.types.get(n))]
         ends = [name for name in graph.output_names if name in self.outputs or name in others]
-        training.yielded = insert_yield(graph, ends)
+        training.yielded = insert_yield(graph, ends, self.wanted)
         training.trained = self.wanted
         BACKWARD.run(graph, replace(self.options, yield_=cotangents), training)
         settle_yield(graph, cotangents, training.yielded)

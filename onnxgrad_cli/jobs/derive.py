@@ -54,7 +54,9 @@ def run_derive(
     if kind != "vjp" and flags not in (DerivativeOptions.Zero, DerivativeOptions.KeepOutputs):
         raise UsageError(f"the option {flags.name} is for the kind vjp alone", "leave it out, or leave --kind out")
     if (loss_output or labels) and DerivativeOptions.Loss not in flags:
-        raise UsageError("--loss and --label mean something with --option loss alone", "add it, or leave them out")
+        raise UsageError(
+            "--loss-output and --label-input mean something with --option loss alone", "add it, or leave them out"
+        )
     proto, path = load_model(model)
     target = target_of(path, out, kind)
     if target is not None:

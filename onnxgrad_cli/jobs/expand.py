@@ -13,7 +13,7 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from onnxgrad_cli.definitions.optimizers import PREVIEW
+from onnxgrad_cli.definitions.preview import PREVIEW
 from onnxgrad_cli.errors import Refusal, UnsupportedError, UsageError
 from onnxgrad_cli.files import STREAM, check_target, load_model, save_model
 from onnxgrad_cli.graph import Graph, with_bodies
@@ -109,7 +109,8 @@ def _pieces(model: ModelProto, target: Path | None, keep_outputs: bool) -> list[
 
     found = [piece(inference_model(model), "model", None, [])]
     for index, info in enumerate(model.training_info):
-        found.append(piece(step_model(model, index, keep_outputs), "step", index, info.update_binding))
+        if info.algorithm.output or info.update_binding:  # else it says no more than how training begins
+            found.append(piece(step_model(model, index, keep_outputs), "step", index, info.update_binding))
         initial = initial_model(model, index)
         if initial is not None:
             found.append(piece(initial, "initialization", index, info.initialization_binding))

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from onnxgrad_cli.passes.adapters import ADAPTERS
 from onnxgrad_cli.passes.backward import BACKWARD
 from onnxgrad_cli.passes.cleanup import CLEANUP
 from onnxgrad_cli.passes.gradient_op import GRADIENT
@@ -20,13 +21,15 @@ _INSTEAD = {YIELD: GRADIENT, OUTPUTS: replace(OUTPUTS, summary="inputs and outpu
 COMPACT = tuple(_INSTEAD.get(step, step) for step in PASSES if step is not BACKWARD)
 """The pipeline of `onnxgrad build --as-gradient-op`; `verify` expands the model first."""
 
-EVERY = tuple(each for step in PASSES for each in ((step, GRADIENT) if step is BACKWARD else (step,)))
+_AFTER = {PREPARE: ADAPTERS, BACKWARD: GRADIENT}
+EVERY = tuple(each for step in PASSES for each in ((step, _AFTER[step]) if step in _AFTER else (step,)))
 """Every pass there is."""
 
 
 def pipeline_for(options: Options) -> tuple[Pass, ...]:
     """The passes of a build."""
-    return COMPACT if options.as_gradient_op else PASSES
+    passes = COMPACT if options.as_gradient_op else PASSES
+    return (PREPARE, ADAPTERS, *passes[1:]) if options.lora or options.lora_target else passes
 
 
 VERIFY = "verify"

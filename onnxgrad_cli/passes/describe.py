@@ -18,7 +18,7 @@ import onnxgrad_cli
 from onnxgrad_cli.emit import RANDOM, ROLE, is_float
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.graph import Graph, shape_of
-from onnxgrad_cli.pipeline import Options, Training
+from onnxgrad_cli.pipeline import Adapter, Options, Training
 
 VERSION, LOSS, ROLES = "onnxgrad.version", "onnxgrad.loss", "onnxgrad.roles"
 """The keys in the model's metadata_props."""
@@ -63,6 +63,7 @@ class Roles:
         estimated: whether gradients are straight-through estimates, which no difference of the loss agrees with.
         partial: inputs and weights whose gradient leaves out paths at which `stop_gradient` stops it.
         optimizer: the name of the optimizer whose step is part of the model; "" where there is none.
+        adapters: the low-rank adapters in the model, whose factors are weights.
     """
 
     version: str
@@ -73,6 +74,7 @@ class Roles:
     estimated: bool = False
     partial: tuple[str, ...] = ()
     optimizer: str = ""
+    adapters: tuple[Adapter, ...] = ()
 
     @property
     def loss(self) -> str:
@@ -134,6 +136,7 @@ def roles(graph: Graph, options: Options, training: Training) -> Roles:
         any(full.endswith("::QuantizeLinear") for full, _ in training.rules),
         tuple(dict.fromkeys(training.partial)),
         options.optimizer,
+        tuple(training.adapters),
     )
 
 
@@ -159,6 +162,8 @@ def embed(graph: Graph, options: Options, training: Training) -> None:
         ports["partial"] = found.partial
     if found.optimizer:
         ports["optimizer"] = found.optimizer
+    if found.adapters:
+        ports["adapters"] = [asdict(adapter) for adapter in found.adapters]
     props = graph.proto.metadata_props
     for old in [entry for entry in props if entry.key in (VERSION, LOSS, ROLES)]:
         props.remove(old)
@@ -196,6 +201,7 @@ def describe(model: ModelProto) -> Roles:
             bool(ports.get("estimated")),
             tuple(ports.get("partial", ())),
             ports.get("optimizer", ""),
+            tuple(Adapter(**adapter) for adapter in ports.get("adapters", ())),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise OnnxgradError(f"the model's entry '{ROLES}' can't be read: {error}", "build it again") from error
@@ -216,7 +222,10 @@ def _fits(found: Roles, model: ModelProto) -> None:
     compare("input", found.inputs, model.graph.input)
     compare("output", found.outputs, model.graph.output)
     if not any(role.role == "loss" for role in found.outputs.values()):
-        raise OnnxgradError("the model's description names no loss", "build it again")
+        raise UsageError(
+            "the model is no training model made by onnxgrad: its description names no loss",
+            "an initialization has none, nor has a step of another tool; make one with `onnxgrad build MODEL`",
+        )
 
 
 def parts(graph: Graph, training: Training) -> list[str]:

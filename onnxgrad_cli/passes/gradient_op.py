@@ -6,15 +6,15 @@ kernel for it; `onnxgrad expand` writes it out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import onnx
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
-from onnxgrad_cli.definitions.optimizers import PREVIEW
+from onnxgrad_cli.definitions.preview import PREVIEW
 from onnxgrad_cli.emit import Op
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.graph import Graph
+from onnxgrad_cli.graph import Graph, dtype_of
 from onnxgrad_cli.passes.backward import differentiate, or_zero
 from onnxgrad_cli.pipeline import Options, Pass, Training
 
@@ -46,6 +46,7 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
     _rehearse(graph, training, xs)
     needed = graph.ancestors([training.loss]).difference(xs)
     zs = [name for name in dict.fromkeys((*graph.input_names, *training.state)) if name in needed]
+    _refuse_bfloat16(graph, [*xs, *zs, training.loss])
     training.gradients.update((name, graph.fresh(f"{name}_grad")) for name in xs)
     graph.types.update((gradient, graph.types[name]) for name, gradient in training.gradients.items())
     node = onnx.helper.make_node(
@@ -71,6 +72,15 @@ def _refuse_what_it_can_not_say(options: Options) -> None:
         raise UsageError(
             f"--as-gradient-op does not go with --quantization {options.quantization}",
             "a Gradient is the derivative itself: leave one of the two out",
+        )
+
+
+def _refuse_bfloat16(graph: Graph, names: Iterable[str]) -> None:
+    found = [name for name in names if dtype_of(graph.types.get(name)) == TensorProto.BFLOAT16]
+    if found:
+        raise UsageError(
+            f"--as-gradient-op: the standard's Gradient takes no bfloat16, and '{found[0]}' is of that type",
+            "leave the option out",
         )
 
 

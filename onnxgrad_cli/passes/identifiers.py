@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from onnx import GraphProto
 
@@ -76,7 +77,9 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
             if key in names:
                 del renamed[key]
     training.loss = names.get(training.loss, training.loss)
-    training.slots = [names.get(name, name) for name in training.slots]
+    for listed in (training.slots, training.trained):
+        listed[:] = [names.get(name, name) for name in listed]
+    training.adapters = [replace(a, a=names.get(a.a, a.a), b=names.get(a.b, a.b)) for a in training.adapters]
     embed(graph, options, training)
     return bool(names)
 

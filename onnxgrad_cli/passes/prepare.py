@@ -17,7 +17,7 @@ from onnx import NodeProto, TensorProto, TypeProto, numpy_helper
 from onnxgrad_cli import registry
 from onnxgrad_cli.emit import FORWARD, ROLE, is_float
 from onnxgrad_cli.errors import Caution, OnnxgradError, UnsupportedError, UsageError, suggest
-from onnxgrad_cli.graph import Graph, dims_in, dtype_of, shape_of, subgraphs, with_bodies
+from onnxgrad_cli.graph import UNNAMED, Graph, dims_in, dtype_of, shape_of, subgraphs, with_bodies
 from onnxgrad_cli.passes.expand import expand, standard_functions
 from onnxgrad_cli.passes.fold import fold
 from onnxgrad_cli.passes.functions import inline
@@ -42,6 +42,9 @@ OLDEST_OPSET = 13
 
 
 def _run(graph: Graph, options: Options, training: Training) -> bool:
+    if graph.proto.training_info:
+        text = "the training information that the model had is left out: it is about the graph as it was"
+        training.cautions.append(Caution("note", "training_info", text))
     admit(graph, options)
     bring(graph, options, training)
     training.inputs = [name for name in graph.input_names if name not in graph.initializers]
@@ -197,11 +200,12 @@ def _adopt(graph: Graph, rewritten: onnx.ModelProto) -> None:
 
 
 def _forget_symbols(graph: Graph) -> None:
-    """Forget the symbols that may mean two sizes: those that onnx has counted, which models merged into one share, and
-    those of bodies, each of which has its own."""
-    for value in (*graph.proto.graph.output, *graph.proto.graph.value_info):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param.startswith("unk__"):
+    """Forget the symbols that may mean two sizes: those that onnx or we have counted, which models merged into one
+    share, and those of bodies, each of which has its own."""
+    proto = graph.proto.graph
+    for values, counted in ((proto.input, ("_d",)), ((*proto.output, *proto.value_info), ("_d", "unk__"))):
+        for dim in (dim for value in values for dim in value.type.tensor_type.shape.dim):
+            if dim.dim_param.startswith(counted) and UNNAMED.fullmatch(dim.dim_param):
                 dim.ClearField("dim_param")
     for node in with_bodies(graph.nodes):
         for body in subgraphs(node):
@@ -262,7 +266,11 @@ def _write_defaults(graph: Graph) -> None:
 
 
 def _forget_roles(graph: Graph) -> None:
-    """A training model can be built on again: what an earlier build said of its nodes is no longer so."""
+    """A training model can be built on again: what an earlier build said of its nodes is no longer so.
+
+    Nor is what the model says of its training, which is about the graph as it was.
+    """
+    graph.proto.ClearField("training_info")
     for node in with_bodies(graph.nodes):
         for entry in [p for p in node.metadata_props if p.key in (ROLE, FORWARD)]:
             node.metadata_props.remove(entry)

@@ -1,7 +1,8 @@
 """Which float tensors of a model are weights to be trained, and which are constants by the role they play.
 
 A file does not say which of its initializers were parameters, so the choice follows from where each is read.
-Every decision is recorded with its reason, and `--train` and `--freeze` override it.
+Every decision is recorded with its reason; `--train`, `--preset` and `--train-last` narrow it, and `--freeze` overrides
+them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from onnxgrad_cli import registry
 from onnxgrad_cli.emit import is_differentiable, is_float
 from onnxgrad_cli.errors import Caution, UnsupportedError, UsageError, suggest
 from onnxgrad_cli.graph import SMALL, Graph, is_external, nbytes, reads, subgraphs, with_bodies
+from onnxgrad_cli.passes import presets
 from onnxgrad_cli.passes.backward import open_reads
 from onnxgrad_cli.pipeline import Options, Training
 
@@ -52,33 +54,32 @@ GENERATED = re.compile(r"^(val_\d+|onnx::.*|.*Constant(_\d+)?(_output_0)?)$")
 def select(graph: Graph, options: Options, training: Training) -> None:
     """Fill `training.trained`, `.not_trained` and `.grad_of_input`, in the order of the model's initializers.
 
+    With adapters, what would be trained without them and is not chosen by name goes to `training.adaptable`.
+
     Raises:
-        UsageError: a pattern matches nothing, or a chosen tensor is not tied to the loss.
+        UsageError: a pattern or a preset names nothing, or a chosen tensor is not tied to the loss.
         UnsupportedError: nothing is left to differentiate with respect to.
     """
     floats = [n for n in graph.initializers if is_float(graph.types[n]) and not graph.added(n)]
     tied = _tied(graph, training.predictions)
-    reached = _tied(graph, training.predictions, reads) if any(registry.all_stopped()) else tied
     asked = matching(options.train, floats, "--train", "float weights")
     frozen = matching(options.freeze, floats, "--freeze", "float weights")
     inputs = [name for name in training.inputs if is_float(graph.types.get(name))]
     training.grad_of_input = matching(options.grad_of_input, inputs, "--grad-of-input", "float inputs")
-    roles = _Roles(graph)
+    unfit = _unfit(graph, training, floats, tied, asked)
+    fit = [name for name in floats if name not in unfit and name not in frozen]
+    chosen = {*asked, *presets.chosen(graph, options, training.predictions, fit)}
+    choices = _choices(options)
     for name in floats:
         if name in frozen:
             reason = "frozen by --freeze"
-        elif options.train and name not in asked:
-            reason = "not named by --train"
-        elif name in training.state:
-            reason = f"a running statistic: '{training.state[name]}' is its next value"
-        elif name not in tied:
-            reason = (
-                "gradients stop at the operands through which it reaches the loss"
-                if name in reached
-                else "no differentiable path ties it to the loss"
-            )
+        elif choices and name not in chosen and not options.lora:
+            reason = f"not named by {choices}"
         else:
-            reason = "" if name in asked else roles.constant(name)
+            reason = unfit.get(name, "")
+        if options.lora and not reason and name not in chosen:
+            training.adaptable.append(name)
+            reason = "frozen: adapters are trained instead"
         if reason:
             training.not_trained[name] = reason
         else:
@@ -90,8 +91,33 @@ def select(graph: Graph, options: Options, training: Training) -> None:
     for node in graph.nodes:
         if node.op_type == "DequantizeLinear" and node.input[0] in graph.initializers:
             training.not_trained[node.input[0]] = "quantized: integers have no gradient"
-    if not training.trained and not training.grad_of_input:
+    if not training.trained and not training.adaptable and not training.grad_of_input:
         raise _nothing(graph, floats, training)
+
+
+def _unfit(graph: Graph, training: Training, floats: list[str], tied: set[str], asked: list[str]) -> dict[str, str]:
+    """Those of `floats` that can't be trained, or have not been asked for and are constants by role, and why."""
+    reached = _tied(graph, training.predictions, reads) if any(registry.all_stopped()) else tied
+    roles = _Roles(graph)
+    reasons: dict[str, str] = {}
+    for name in floats:
+        if name in training.state:
+            reasons[name] = f"a running statistic: '{training.state[name]}' is its next value"
+        elif name not in tied and name in reached:
+            reasons[name] = "gradients stop at the operands through which it reaches the loss"
+        elif name not in tied:
+            reasons[name] = "no differentiable path ties it to the loss"
+        elif name not in asked:
+            reasons[name] = roles.constant(name)
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
+def _choices(options: Options) -> str:
+    """The options that name what is trained, in words; "" where all is."""
+    names = ["--train"] if options.train else []
+    names += [f"--preset {name}" for name in options.preset]
+    names += [f"--train-last {options.train_last}"] if options.train_last else []
+    return " or ".join(names)
 
 
 def _merged(graph: Graph, trained: set[str]) -> Iterator[Caution]:
@@ -123,14 +149,14 @@ def _listed(names: list[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)
 
 
-def matching(patterns: Sequence[str], names: list[str], option: str, kind: str) -> list[str]:
+def matching(patterns: str | Sequence[str], names: list[str], option: str, kind: str) -> list[str]:
     """Those of `names` that are one of `patterns` or match one, in their order.
 
     Raises:
         UsageError: a pattern matches none; `option` and `kind`, in the plural, say what was asked for.
     """
     found: list[str] = []
-    for pattern in patterns:
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
         hits = [name for name in names if name == pattern or fnmatchcase(name, pattern)]
         if not hits:
             raise UsageError(f"{option}: '{pattern}' matches no {kind[:-1]}", suggest(pattern, names, kind))

@@ -16,16 +16,18 @@ from onnxgrad_cli.passes.backward import on_the_way
 from onnxgrad_cli.pipeline import Options, Pass, Training
 
 
-def insert_yield(graph: Graph, outputs: Sequence[str]) -> dict[str, str]:
-    """Append a YieldOp over `outputs`.
+def insert_yield(graph: Graph, outputs: Sequence[str], wanted: Sequence[str] = ()) -> dict[str, str]:
+    """Append a YieldOp over `outputs`, which are to be differentiated with respect to `wanted`.
 
     Returns:
         The outputs that are float, each with the name of its cotangent, of the same type: `<output>_grad`, or
-        `<output>_grad_external` where another of them depends on it and adds to its cotangent.
+        `<output>_grad_external` where another of them depends on it and adds to its cotangent, or where
+        it is wanted itself, so that its gradient has that name.
     """
     floats = [name for name in outputs if is_float(graph.types.get(name))]
     others = [position for position, name in enumerate(outputs) if name not in floats]
-    yielded = {name: graph.fresh(f"{name}_grad{'_external' * _feeds(graph, name, floats)}") for name in floats}
+    external = {name for name in floats if name in wanted or _feeds(graph, name, floats)}
+    yielded = {name: graph.fresh(f"{name}_grad{'_external' * (name in external)}") for name in floats}
     node = onnx.helper.make_node(
         "YieldOp",
         outputs,

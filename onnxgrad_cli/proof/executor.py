@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,8 +31,7 @@ class Executor:
         fallback: bool = True,
         ops: Sequence[type[OpRun]] = (),
     ) -> None:
-        import onnxruntime
-
+        onnxruntime = _onnxruntime()
         self.name = "onnx.reference"
         self._outputs = [output.name for output in model.graph.output]
         if prefer == "onnxruntime" and not ops:
@@ -43,8 +43,9 @@ class Executor:
                 session = onnxruntime.InferenceSession(
                     model.SerializeToString(), options, providers=["CPUExecutionProvider"]
                 )
-            except (errors.NotImplemented, errors.Fail) as error:  # no kernel, or none with these attributes
-                if not fallback or not (isinstance(error, errors.NotImplemented) or "not supported" in str(error)):
+            except (errors.NotImplemented, errors.Fail) as error:  # no kernel, none with these attributes, or too new
+                known = any(text in str(error) for text in ("not supported", "Current official support"))
+                if not fallback or not (known or isinstance(error, errors.NotImplemented)):
                     raise
             else:
                 self.name = f"onnxruntime {onnxruntime.__version__}"
@@ -57,6 +58,16 @@ class Executor:
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """The model's outputs by name."""
         return dict(zip(self._outputs, self._run(None, dict(feeds)), strict=True))
+
+
+def _onnxruntime() -> ModuleType:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # its native part has wrapped it
+            raise KeyboardInterrupt from None
+        raise
+    return onnxruntime
 
 
 def to_double(model: ModelProto) -> ModelProto:

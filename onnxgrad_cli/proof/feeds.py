@@ -57,6 +57,13 @@ def first_run(
     raise failure
 
 
+def factors_off_zero(subject: Subject, rng: np.random.Generator) -> Arrays:
+    """Values for the factors of adapters that begin at zero, where the gradient of the other factor is zero."""
+    stored = {tensor.name: tensor for tensor in subject.model.graph.initializer}
+    begun = [stored[adapter.b] for adapter in subject.roles.adapters]
+    return {tensor.name: draw(rng, tensor.data_type, tensor.dims) for tensor in begun}
+
+
 def _guess(subject: Subject, size: int) -> dict[str, int]:
     """A size for every symbol of the inputs: 2 for what leads an input, `size` for the rest."""
     guess: dict[str, int] = {}

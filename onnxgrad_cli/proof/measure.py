@@ -5,6 +5,7 @@ float32 noise hides small faults, so float64 comes first: on onnxruntime, or for
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 
@@ -28,7 +29,10 @@ Scale = Callable[[np.ndarray], np.ndarray | float]
 
 
 class Measure:
-    """Differences of the loss on one executor: gradients, and the loss as a function of weights and inputs."""
+    """Differences of the loss on one executor: gradients, and the loss as a function of weights and inputs.
+
+    Where the gradient of the loss is an input, the loss counts that often.
+    """
 
     def __init__(
         self, subject: Subject, feeds: Mapping[str, np.ndarray], scale: Scale, double: bool, prefer: str
@@ -49,14 +53,16 @@ class Measure:
         self._outputs = gradients
         self._gradients = {name: outputs[out] for name, out in gradients.items()}
         self._output = subject.roles.loss
-        self.value = abs(float(outputs[self._output]))
+        fed = [name for name, role in subject.roles.inputs.items() if role == "loss gradient"]
+        self._factor = math.prod(float(point[name]) for name in fed)
+        self.value = abs(self._factor * float(outputs[self._output]))
         self.double = double
         self._scale = scale
         self.tolerance = TOLERANCE["double" if double else "single"]
         self.name = f"{run.name} in {'float64' if double else 'float32'}"
 
     def _loss(self, point: Arrays) -> float:
-        return float(self._run(point)[self._output])
+        return self._factor * float(self._run(point)[self._output])
 
     def error(self, rng: np.random.Generator, names: list[str]) -> float:
         """The relative error of the claimed gradients of `names`: the median over some directions.

@@ -154,6 +154,8 @@ def glance(report: Report) -> list[tuple[str, Inline]]:
         text += f" ({scaled(report.cost.weight_bytes, 'B')})" if report.cost else ""
         text += f"; {several(len(report.not_trained), 'float tensor')} not trained" if report.not_trained else ""
         found.append(("trained", text))
+    if report.adapters:
+        found.append(("adapters", _adapted(report)))
     if report.cost and report.passes:
         counts = report.cost.nodes if _ran(report) or report.compact else {"model": report.cost.nodes["model"]}
         found.append(("nodes", " + ".join(f"{n:,} {part}" for part, n in counts.items() if n)))
@@ -195,8 +197,8 @@ def _sizes(report: Report) -> str:
 def sections(report: Report) -> Iterator[Section]:
     """The document's sections; those with nothing to say are left out."""
     makers = (
-        _obstacles, _asked, _weights, _not_trained, _ports, _passes, _operators, _cautions, _cost, _proof, _files,
-        _versions, _next,
+        _obstacles, _asked, _weights, _adapters, _not_trained, _ports, _passes, _operators, _cautions, _cost, _proof,
+        _files, _versions, _next,
     )  # fmt: skip
     for make in makers:
         section = make(report)
@@ -245,6 +247,30 @@ def _weights(report: Report) -> Section:
     if not done:
         rows, head = [row[:-1] for row in rows], head[:-1]
     return Section("Trained weights", [Table(head, rows, frozenset({3, 4}))])
+
+
+def _adapters(report: Report) -> Section:
+    if not report.adapters:
+        return Section("Adapters", [])
+    shapes = {weight.name: shape(weight.shape) for weight in report.weights}
+    shapes |= {tensor.name: shape(tensor.shape) for tensor in report.not_trained}
+    rows: list[tuple[Inline, ...]] = [
+        (Name(a.weight), shapes[a.weight], Name(a.a), shapes[a.a], Name(a.b), shapes[a.b]) for a in report.adapters
+    ]
+    scale = report.adapters[0].scale
+    text = f"{_adapted(report)}. What the factors multiply to is added to the weight {scale:g} times."
+    head = ("frozen weight", "shape", "A", "shape", "B", "shape")
+    return Section("Adapters", [Paragraph(text), Table(head, _short(rows, 6))])
+
+
+def _adapted(report: Report) -> str:
+    """How many adapters there are, and what they save."""
+    factors = {name for adapter in report.adapters for name in (adapter.a, adapter.b)}
+    adapted = {adapter.weight for adapter in report.adapters}
+    count = sum(weight.count for weight in report.weights if weight.name in factors)
+    whole = sum(tensor.count for tensor in report.not_trained if tensor.name in adapted)
+    text = f"{len(adapted):,} of rank {report.adapters[0].rank}: {several(count, 'number')} instead of {number(whole)}"
+    return text + f" ({percent(count / whole)})"
 
 
 def _short(rows: list[tuple[Inline, ...]], columns: int) -> list[tuple[Inline, ...]]:

@@ -95,6 +95,7 @@ def _built(built: Built, sizes: Mapping[str, int]) -> dict[str, Any]:
     declared = roles(graph, built.options, training)
     return {
         "weights": _weights(graph, training),
+        "adapters": list(training.adapters),
         "not_trained": _untrained(graph, training),
         "inputs": [_value(graph, name, Role(role)) for name, role in declared.inputs.items()],
         "outputs": [_value(graph, name, role) for name, role in declared.outputs.items()] if training.loss else [],

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from onnxgrad_cli.errors import Caution, Refusal
 from onnxgrad_cli.graph import Shape
+from onnxgrad_cli.pipeline import Adapter
 
 if TYPE_CHECKING:
     from onnxgrad_cli.cost import Cost
@@ -175,6 +176,7 @@ class Report:
         verdict: the status in one sentence.
         error, hint: what went wrong and what to do about it; "" if nothing did.
         refusals: every node that stands in the way.
+        adapters: the low-rank adapters, whose factors are among the weights.
         proof: what was verified; None where nothing was.
     """
 
@@ -185,6 +187,7 @@ class Report:
     hint: str = ""
     refusals: list[Refusal] = field(default_factory=list)
     weights: list[Weight] = field(default_factory=list)
+    adapters: list[Adapter] = field(default_factory=list)
     not_trained: list[Untrained] = field(default_factory=list)
     inputs: list[Value] = field(default_factory=list)
     outputs: list[Value] = field(default_factory=list)

@@ -7,6 +7,7 @@ https://onnx.ai/onnx/operators/onnx_aionnxpreviewtraining_Gradient.html.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -14,10 +15,10 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto
 
 from onnxgrad_cli import bodies
-from onnxgrad_cli.definitions.optimizers import PREVIEW
+from onnxgrad_cli.definitions.preview import PREVIEW
 from onnxgrad_cli.emit import Op
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.graph import Graph, reads, with_bodies
+from onnxgrad_cli.graph import Graph, reads, rename, with_bodies
 from onnxgrad_cli.passes.backward import differentiate, or_zero
 from onnxgrad_cli.passes.cleanup import tidy
 from onnxgrad_cli.passes.gradient_op import is_gradient
@@ -68,6 +69,7 @@ def expand_gradients(model: ModelProto, path: Path | None = None, training: Trai
         written = _copied(graph, request) if request.fed != request.named else _derived(graph, request, training)
         graph.set_nodes([*graph.nodes[:position], *written, *graph.nodes[position + 1 :]])
         tidy(graph, own)
+    _read_past_copies(graph, own)
     forget_domain(graph, PREVIEW)
     return graph.commit()
 
@@ -115,6 +117,16 @@ def _copied(graph: Graph, request: Request) -> list[NodeProto]:
     again.CopyFrom(request.node)
     again.input[:] = [*own, *own, made.get(request.y, names.get(request.y, request.y))]
     return [*given, *copies, again]
+
+
+def _read_past_copies(graph: Graph, own: Collection[str]) -> None:
+    """Remove the copies that stood for named tensors: onnxruntime 1.31 loses that of an input in `copy * (1 / b)`."""
+    names: dict[str, str] = {}
+    for node in graph.nodes:
+        if node.op_type == "Identity" and node.output[0] not in own:
+            names[node.output[0]] = names.get(node.input[0], node.input[0])
+    graph.set_nodes(node for node in graph.nodes if names.keys().isdisjoint(node.output))
+    rename(graph.nodes, names)
 
 
 def _derived(graph: Graph, request: Request, training: Training) -> list[NodeProto]:

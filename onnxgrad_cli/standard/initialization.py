@@ -18,6 +18,7 @@ from onnxgrad_cli.emit import Op, Val
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.graph import HALVES, Graph, shape_of, tensor_type
 from onnxgrad_cli.passes.describe import parts
+from onnxgrad_cli.passes.presets import VIEWS
 from onnxgrad_cli.pipeline import Options, Training
 
 KEEP = "keep"
@@ -30,7 +31,6 @@ Fans = tuple[int, int]
 Part = Fans | float
 """What a weight is: drawn with these fans, or begun at this value."""
 
-VIEWS = frozenset("Cast Expand Flatten Identity Reshape Squeeze Transpose Unsqueeze".split())
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 SCALE, BIAS, SLOPE = 1.0, 0.0, 0.25
 """Where factors, summands and slopes begin. The slope is that of He et al. 2015, which is PyTorch's too."""
@@ -175,7 +175,9 @@ CONSTANTS: dict[tuple[str, int], float] = {
 
 
 def _matmul(node: NodeProto, position: int, dims: Sequence[int]) -> Part | None:
-    rows, columns = (dims[-2], dims[-1]) if len(dims) > 1 else (dims[0], 1)
+    if len(dims) == 1:  # a row on the left, a column on the right: all of it is summed
+        return dims[0], 1
+    rows, columns = dims[-2:]
     return (rows, columns) if position == 1 else (columns, rows)
 
 

@@ -19,7 +19,7 @@ from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import check_structure
 from onnxgrad_cli.graph import Graph, Shape, dtype_of, node_names, reads, rename, shape_of
 from onnxgrad_cli.passes.describe import LOSS, ROLES, VERSION
-from onnxgrad_cli.passes.gradient_op import rename_named
+from onnxgrad_cli.passes.gradient_op import is_gradient, rename_named, xs_zs_y
 from onnxgrad_cli.passes.identifiers import as_identifier
 from onnxgrad_cli.passes.loss import fed_first
 from onnxgrad_cli.passes.prepare import name_nodes
@@ -45,9 +45,14 @@ def check_request(options: Options) -> None:
         UsageError: they don't.
     """
     if not options.training_info:
-        if options.init != Options.init or options.seed is not None:
+        if options.init != Options.init or (options.seed is not None and not options.lora):
             raise UsageError("--init and --seed are for the initialization in a --training-info", "add that option")
         return
+    if options.lora:
+        raise UsageError(
+            "--lora does not go with --training-info, which leaves the inference graph as it is",
+            "leave one of them out",
+        )
     if not options.optimizer:
         raise UsageError("--training-info holds whole steps, so it needs an optimizer", "add --optimizer NAME")
     if options.yield_ == "keep":
@@ -269,8 +274,11 @@ def check_training_info(model: ModelProto, path: Path | None = None) -> None:
             check_structure(step, path, f"{where}: the inference graph and the algorithm combined")
             if initial is not None:
                 check_structure(initial, path, f"{where}: the initialization")
-            updates = model.training_info[index].update_binding
-            faults += (f"{where}: {fault}" for fault in _type_faults(Graph(step, path), updates))
+            info = model.training_info[index]
+            variables = {tensor.name: tensor for graph in (model.graph, info.algorithm) for tensor in graph.initializer}
+            for made, binding in ((step, info.update_binding), (initial, info.initialization_binding)):
+                if made is not None:
+                    faults += (f"{where}: {fault}" for fault in _type_faults(Graph(made, path), variables, binding))
     if faults:
         lines = "\n".join(f"  {fault}" for fault in faults)
         raise OnnxgradError(f"the model's training information breaks the standard:\n{lines}", "write it again")
@@ -329,15 +337,17 @@ def _defined(graph: GraphProto) -> Iterator[str]:
     yield from (name for node in graph.node for name in node.output if name)
 
 
-def _type_faults(step: Graph, updates: Iterable[StringStringEntryProto]) -> Iterator[str]:
-    step.infer()
-    for pair in updates:
-        have, want = step.types.get(pair.value), step.types[pair.key]
-        shape, known = shape_of(have), shape_of(want) or ()
-        if dtype_of(have) not in (TensorProto.UNDEFINED, dtype_of(want)):
+def _type_faults(
+    made: Graph, variables: Mapping[str, TensorProto], binding: Iterable[StringStringEntryProto]
+) -> Iterator[str]:
+    made.infer()
+    for pair in binding:
+        have, want = made.types.get(pair.value), variables[pair.key]
+        shape = shape_of(have)
+        if dtype_of(have) not in (TensorProto.UNDEFINED, want.data_type):
             yield f"'{pair.value}' is to replace '{pair.key}', which is of another type"
-        elif shape is not None and not _may_be(shape, known):
-            yield f"'{pair.value}' of shape {list(shape)} is to replace '{pair.key}' of shape {list(known)}"
+        elif shape is not None and not _may_be(shape, tuple(want.dims)):
+            yield f"'{pair.value}' of shape {list(shape)} is to replace '{pair.key}' of shape {list(want.dims)}"
 
 
 def _may_be(shape: Shape, known: Shape) -> bool:
@@ -351,8 +361,9 @@ def step_model(model: ModelProto, index: int, keep_outputs: bool = False) -> Mod
     """One training step as a model of its own: the inference graph and the algorithm combined.
 
     Inputs are those of both graphs, then the variables (what a binding of the model names) as overridable
-    initializers. Outputs are the algorithm's, and of the inference graph's those that an update needs. Its metadata
-    say which output replaces which variable; a step that onnxgrad wrote says all that a training model says.
+    initializers. Outputs are the algorithm's, and of the inference graph's those that an update needs or that it
+    was built to keep. Its metadata say which output replaces which variable; a step that onnxgrad wrote says all that
+    a training model says.
 
     Args:
         model: the model; not changed.
@@ -367,16 +378,17 @@ def step_model(model: ModelProto, index: int, keep_outputs: bool = False) -> Mod
     own = list(step.graph.output)
     del step.graph.output[:]
     step.graph.output.extend(info.algorithm.output)
-    known = {value.name for value in info.algorithm.output}
+    said = {entry.key: entry.value for entry in info.algorithm.metadata_props}
+    known, needed = {value.name for value in info.algorithm.output}, {*updates.values(), *_described_outputs(said)}
     step.graph.output.extend(
-        value for value in own if value.name not in known and (keep_outputs or value.name in updates.values())
+        value for value in own if value.name not in known and (keep_outputs or value.name in needed)
     )
     graph = Graph(step)
     name_nodes(graph)
-    graph.remove_unused()
+    requests = [xs_zs_y(node) for node in graph.nodes if is_gradient(node)]
+    graph.remove_unused(keep=[name for xs, zs, y in requests for name in (*xs, *zs, y)])
     _declare_variables(graph, model, updates)
     graph.drop_unread(list(graph.initializers))
-    said = {entry.key: entry.value for entry in info.algorithm.metadata_props}
     if ROLES not in said:
         inputs = {name: "state" if name in graph.initializers else "model input" for name in graph.input_names}
         replaced = {value: name for name, value in updates.items()}
@@ -385,6 +397,14 @@ def step_model(model: ModelProto, index: int, keep_outputs: bool = False) -> Mod
         said = {ROLES: _roles(inputs, roles)}
     _describe(step, said)
     return graph.commit()
+
+
+def _described_outputs(said: Mapping[str, str]) -> list[str]:
+    """The outputs of a step that its description names: with --keep-outputs those of the inference graph are there."""
+    try:
+        return list(json.loads(said[ROLES])["outputs"])
+    except (KeyError, TypeError, ValueError):
+        return []
 
 
 def _declare_variables(graph: Graph, model: ModelProto, updates: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""The optimizers of ai.onnx.preview.training, which onnxruntime has no kernels for: a step is arithmetic.
+"""The operators of ai.onnx.preview.training, which onnxruntime has no kernels for; an optimizer is arithmetic.
 
 R is the learning rate, T counts the steps; then come all tensors X, all gradients G, all states of one kind, and so on.
 Source: the operators' pages.
@@ -10,9 +10,16 @@ from collections.abc import Sequence
 
 from onnxgrad_cli.emit import Op, Val
 from onnxgrad_cli.optimizers.adaptive import mean_weight
-from onnxgrad_cli.registry import definition
+from onnxgrad_cli.registry import definition, refuse
 
 PREVIEW = "ai.onnx.preview.training"
+
+refuse(
+    "Gradient",
+    "it says what is differentiated, and leaves the how to its reader",
+    "write it out first: onnxgrad expand MODEL",
+    domain=PREVIEW,
+)
 
 
 @definition("Adagrad", domain=PREVIEW)

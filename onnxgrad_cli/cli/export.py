@@ -1,0 +1,27 @@
+"""`onnxgrad export`: a checkpoint as an inference model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from onnxgrad_cli.cli.voice import Voice, speaks
+
+
+@click.command(short_help="Write a checkpoint's weights into the model.")
+@click.argument("checkpoint", type=click.Path(path_type=Path), metavar="CHECKPOINT")
+@click.option("--model", required=True, metavar="MODEL", help="The inference model that was trained.")
+@click.option("-o", "--out", metavar="FILE", help="Where it goes; - is stdout.  [default: MODEL.trained.onnx]")
+@click.option("--force", is_flag=True, help="Replace a file that onnxgrad did not write.")
+@speaks
+@click.pass_obj
+def export(voice: Voice, checkpoint: Path, model: str, out: str | None, force: bool) -> int:
+    """Write MODEL with the weights of CHECKPOINT, a file in the folder of a run of `onnxgrad train`."""
+    voice.done = "exported"
+    from onnxgrad_cli.jobs.export import run_export
+
+    files = [str(file) for file in run_export(checkpoint, model, out, force=force)]
+    if files:
+        voice.result({"files": files}, "\n".join(files))
+    return 0

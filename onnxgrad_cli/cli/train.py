@@ -1,0 +1,121 @@
+"""`onnxgrad train`: from a model and data to a better model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onnxgrad_cli.cli.options import MODEL, options, what_to_build
+from onnxgrad_cli.cli.voice import Voice, speaks, table
+
+NOT_HERE = {"yield", "keep_outputs", "grad_of_input", "training_info", "as_gradient_op", "identifiers", "init"}
+"""What says how a training model is written, which a run keeps to itself."""
+
+
+@click.command(short_help="Train a model on data.")
+@MODEL
+@click.option(
+    "--data",
+    required=True,
+    metavar="DATA",
+    help="Arrays named after the inputs and the label: .npz, .csv, .parquet, .safetensors, a folder of .npy "
+    "files, or ONNX test_data_set_N.",
+)
+@click.option("--val", metavar="DATA", help="Judge each epoch on these data, and take the best one's weights.")
+@click.option("--prefix", default="", metavar="TEXT", help="What names in --data have before the inputs' names.")
+@click.option("--val-prefix", default="", metavar="TEXT", help="What names in --val have before the inputs' names.")
+@click.option("-o", "--out", metavar="FILE", help="The trained model.  [default: MODEL.trained.onnx]")
+@click.option("--epochs", type=click.IntRange(min=1), default=10, show_default=True, help="How often all is seen.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Samples of a step.")
+@click.option("--learning-rate", type=float, default=1e-3, show_default=True, help="Of the first step, or the highest.")
+@click.option(
+    "--schedule",
+    default="constant",
+    show_default=True,
+    metavar="NAME[:KEY=VALUE,...]",
+    help="How the rate changes: constant, step, linear, cosine, one-cycle or plateau; warmup=N goes with all.",
+)
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="NAME|FILE.onnx",
+    help="Measure it on --val; the first one says which epoch is best.  [default: what suits the loss]",
+)
+@click.option("--patience", type=click.IntRange(min=1), metavar="N", help="End after N epochs without a better one.")
+@click.option(
+    "--save-every",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="STEPS",
+    help="Write a checkpoint every so many steps, besides that after each epoch.",
+)
+@click.option(
+    "--run",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="The folder of checkpoints and train.jsonl.  [default: OUT.run]",
+)
+@click.option("--resume", is_flag=True, help="Go on from the checkpoint of the run.")
+@click.option("--provider", default="cpu", show_default=True, help="The execution provider of onnxruntime.")
+@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Of the processor.  [default: all]")
+@click.option("--force", is_flag=True, help="Replace a model that onnxgrad did not write.")
+@what_to_build
+@speaks
+@click.pass_obj
+def train(voice: Voice, /, model: str, data: str, out: str | None, seed: int | None, **values: Any) -> int:
+    """Train MODEL on data, on onnxruntime alone, and write it with the weights found: same graph, opset and names."""
+    voice.done = "trained"
+    from onnxgrad_cli.jobs.train import Course, run_train
+
+    names = [field.name for field in dataclasses.fields(Course) if field.name in values]
+    course = Course(seed=seed or 0, **{name: values.pop(name) for name in names})
+    built = options({**values, "seed": seed})
+    where = {name: values[name] for name in ("val", "run", "resume", "force")}
+    with _progress(voice) as watch:
+        found = run_train(model, data, out, built, course, tell=voice.say, watch=watch, **where)
+    voice.result(
+        {**dataclasses.asdict(found), "files": [str(file) for file in found.files]}, _summary(found.epochs, found.best)
+    )
+    for file in found.files:
+        voice.say(f"wrote {file}")
+    if found.reason != "stopped":
+        return 0
+    voice.say("interrupted: the checkpoint holds it all, --resume goes on")
+    return 130
+
+
+train.params = [param for param in train.params if param.name not in NOT_HERE]
+
+
+def _summary(epochs: Sequence[dict[str, float]], best: int) -> str:
+    if not epochs:
+        return "no epoch was completed"
+    head = ("epoch", *(name.replace("val_", "validation ") for name in epochs[0]), "")
+    rows = [
+        (str(i), *(f"{value:.4f}" for value in epoch.values()), "best" if i == best else "")
+        for i, epoch in enumerate(epochs, 1)
+    ]
+    return table(head, rows)
+
+
+@contextmanager
+def _progress(voice: Voice) -> Iterator[Callable[[int, int, float], None]]:
+    """A bar on a terminal, and silence elsewhere."""
+    import sys
+
+    if voice.level < 0 or not sys.stderr.isatty():
+        yield lambda steps, of, loss: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("loss")
+        yield lambda steps, of, loss: bar.update(task, completed=steps, total=of, description=f"loss {loss:.4f}")

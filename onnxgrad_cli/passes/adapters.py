@@ -1,0 +1,249 @@
+"""Freeze the weights and train low-rank adapters of them: y = x W becomes y = x W + alpha / rank (x A) B.
+
+A and B are thin, and the product with x comes first, so that neither W nor A B ever has a gradient of its size.
+B begins at zero: the model computes at first what it did. Source: E. Hu et al., LoRA: Low-Rank Adaptation of Large
+Language Models, ICLR 2022.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, helper
+
+from onnxgrad_cli.emit import Op, Val, is_float
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.graph import Graph
+from onnxgrad_cli.passes.trainable import matching
+from onnxgrad_cli.pipeline import Adapter, LoraSpec, Options, Pass, Training
+
+Uses = Mapping[str, list[tuple[NodeProto, int]]]
+
+
+def parse_lora(text: str) -> LoraSpec:
+    """RANK or RANK:ALPHA.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    rank, _, alpha = text.partition(":")
+    try:
+        return LoraSpec(int(rank), float(alpha) if alpha else None)
+    except ValueError:
+        raise UsageError(f"--lora: '{text}' is not of the form RANK[:ALPHA]", "such as 8, or 8:16") from None
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """A product that reads a weight: the node, at which input, and whether through a transpose."""
+
+    node: NodeProto
+    position: int
+    turned: bool
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The node's attributes."""
+        return {a.name: helper.get_attribute_value(a) for a in self.node.attribute}
+
+    @property
+    def leads(self) -> bool:
+        """Whether the input of the product meets the first axis of the weight as it is stored."""
+        if self.node.op_type == "Conv":
+            return False
+        turned = self.turned != bool(self.settings.get("transB" if self.position else "transA", 0))
+        return (self.position == 1) != turned
+
+
+def _run(graph: Graph, options: Options, training: Training) -> bool:
+    spec = _checked(options)
+    targets = _targets(graph, spec, options, training)
+    random = np.random.default_rng(options.seed or 0)
+    op = Op(graph)
+    after: dict[str, list[NodeProto]] = {}
+    for name, readers in targets.items():
+        adapter = _store(graph, name, spec, readers[0].leads, random)
+        for reader in readers:
+            after[reader.node.name] = _add(op, adapter, reader)
+        training.adapters.append(adapter)
+        training.trained += [adapter.a, adapter.b]
+        training.not_trained[name] = "frozen: its adapter is trained"
+    graph.set_nodes([each for node in graph.nodes for each in (node, *after.get(node.name, ()))])
+    return True
+
+
+def _checked(options: Options) -> LoraSpec:
+    spec = options.lora
+    if spec is None:
+        raise UsageError("--lora-target: no adapters are asked for", "ask for them with --lora RANK")
+    if spec.rank < 1:
+        raise UsageError(f"--lora: a rank of {spec.rank} leaves nothing to train", "8 is usual")
+    if spec.alpha is not None and not (math.isfinite(spec.alpha) and spec.alpha > 0):
+        raise UsageError(f"--lora: alpha must be a positive number, not {spec.alpha:g}", "by default it is the rank")
+    return spec
+
+
+# -- which weights --------------------------------------------------------------------------------------------------
+
+
+def _targets(graph: Graph, spec: LoraSpec, options: Options, training: Training) -> dict[str, list[_Reader]]:
+    """The weights that get an adapter, each with the products that read it."""
+    uses = graph.uses()
+    found = {name: _seen(uses, name) for name in _asked(graph, uses, options, training)}
+    products = Counter(reader.node.name for seen in found.values() for reader in seen.readers)
+    twice = {name for name, count in products.items() if count > 1}
+    reasons = {name: _obstacle(graph, name, seen, spec, training, twice) for name, seen in found.items()}
+    barred = {name: why for name, why in reasons.items() if why}
+    if (barred and options.lora_target) or len(barred) == len(found):
+        listed = "".join(f"\n  {name}: {why}" for name, why in list(barred.items())[:20])
+        option = "--lora-target" if options.lora_target else "--lora"
+        what = "these weights can't" if listed else "no weight is left to"
+        raise UsageError(
+            f"{option}: {what} have an adapter of rank {spec.rank}{listed}",
+            "name others with --lora-target, choose a smaller rank, or train them in full with --train",
+        )
+    training.not_trained.update((name, f"frozen, and without an adapter: {why}") for name, why in barred.items())
+    return {name: seen.readers for name, seen in found.items() if name not in barred}
+
+
+def _asked(graph: Graph, uses: Uses, options: Options, training: Training) -> list[str]:
+    """What is to have an adapter, if it can: as named, else the matrices of MatMul and Gemm that would be trained."""
+    if not options.lora_target:
+        matrices = [name for name in training.adaptable if len(graph.initializers[name].dims) == 2]
+        kinds = {name: {reader.node.op_type for reader in _seen(uses, name).readers} for name in matrices}
+        return [name for name in matrices if kinds[name] & {"MatMul", "Gemm"}]
+    matrices = [n for n, t in graph.initializers.items() if len(t.dims) > 1 and is_float(graph.types[n])]
+    found = matching(options.lora_target, matrices, "--lora-target", "matrix weights")
+    frozen = matching(options.freeze, list(graph.initializers), "--freeze", "float weights")
+    return [name for name in found if name not in training.trained and name not in frozen]
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A weight as the graph sees it: its own name and those of views that are a matrix too, and what reads these."""
+
+    names: list[str]
+    readers: list[_Reader]
+
+
+def _seen(uses: Uses, name: str, turned: bool = False) -> _Seen:
+    seen = _Seen([name], [])
+    for node, position in uses.get(name, ()):
+        turns = node.op_type == "Transpose" and [list(a.ints) for a in node.attribute] in ([], [[1, 0]])
+        if turns or node.op_type == "Identity":
+            view = _seen(uses, node.output[0], turned != turns)
+            seen.names.extend(view.names)
+            seen.readers.extend(view.readers)
+        else:
+            seen.readers.append(_Reader(node, position, turned))
+    return seen
+
+
+def _obstacle(graph: Graph, name: str, seen: _Seen, spec: LoraSpec, training: Training, twice: Collection[str]) -> str:
+    """Why a weight can't have an adapter; "" if it can. `twice` are the products of two that are to have one."""
+    dims = list(graph.initializers[name].dims)
+    if name not in training.adaptable:
+        return training.not_trained[name]
+    if set(dims[2:]) - {1}:
+        return f"it is no matrix, but of shape {dims}"
+    if spec.rank >= min(dims[:2]):
+        return f"the rank is not below its smaller side, {min(dims[:2])}"
+    if not set(graph.output_names).isdisjoint(seen.names):
+        return "it is an output of the model"
+    for reader in seen.readers:
+        label = f"'{reader.node.name}' ({reader.node.op_type})"
+        if reader.node.name in twice:
+            return f"{label} multiplies it with itself or with another of them"
+        if why := _unlike_a_product(graph, reader, len(dims)):
+            return f"{label} {why}"
+    return ""
+
+
+PRODUCTS = frozenset({("MatMul", 0), ("MatMul", 1), ("Gemm", 0), ("Gemm", 1), ("Conv", 1)})
+"""Where a weight may stand that gets an adapter."""
+
+
+def _unlike_a_product(graph: Graph, reader: _Reader, rank: int) -> str:
+    node, position = reader.node, reader.position
+    if position < 0:
+        return "reads it inside a body"
+    if node.domain not in ("", "ai.onnx") or (node.op_type, position) not in PRODUCTS:
+        return "reads it, and not as a matrix of a product"
+    if (rank == 2) == (node.op_type == "Conv") or reader.settings.get("group", 1) != 1:
+        return "reads it, and not as one matrix"
+    other = node.input[1 - position]
+    return "" if other in graph.types else f"multiplies it with '{other}', of unknown type"
+
+
+# -- how they are written -------------------------------------------------------------------------------------------
+
+
+def _store(graph: Graph, name: str, spec: LoraSpec, leads: bool, random: np.random.Generator) -> Adapter:
+    """The factors of a weight as initializers: A drawn as nn.Linear draws its weights (and peft A), B zero."""
+    weight = graph.initializers[name]
+    first, last, *ones = weight.dims
+    dtype = helper.tensor_dtype_to_np_dtype(weight.data_type)
+    fan_in = first if leads else last
+    shapes = [(first, spec.rank, *ones), (spec.rank, last, *ones)]
+    a, b = shapes if leads else shapes[::-1]
+    bound = 1 / math.sqrt(fan_in)  # Kaiming's uniform bound, sqrt(6 / ((1 + 5) fan in)), for a slope of sqrt(5)
+    names = graph.fresh(f"{name}_lora_A"), graph.fresh(f"{name}_lora_B")
+    graph.add_initializer(names[0], random.uniform(-bound, bound, a).astype(dtype))
+    graph.add_initializer(names[1], np.zeros(b, dtype))
+    return Adapter(name, *names, spec.rank, spec.rank if spec.alpha is None else spec.alpha)
+
+
+def _add(op: Op, adapter: Adapter, reader: _Reader) -> list[NodeProto]:
+    """What a product gains by an adapter, as nodes that follow it."""
+    graph, node = op.graph, reader.node
+    op.scope = f"{node.name}/adapter"
+    op.nodes = []
+    result, base = node.output[0], graph.fresh(f"{node.output[0]}_base")
+    node.output[0] = base
+    graph.types[base] = graph.types[result]
+    if result in graph.stated:
+        graph.stated.add(base)
+    a, b = op.val(adapter.a), op.val(adapter.b)
+    x = op.val(node.input[1 - reader.position])
+    left, right = (a, b) if a.shape[1] == adapter.rank else (b, a)
+    if reader.turned:
+        left, right = op.transpose(right, [1, 0]), op.transpose(left, [1, 0])
+    op.rename(_THROUGH[node.op_type](op, reader, x, left, right, op.val(base), adapter.scale), result)
+    graph.types[result] = graph.types[base]
+    return op.nodes
+
+
+def _matmul(op: Op, reader: _Reader, x: Val, left: Val, right: Val, base: Val, scale: float) -> Val:
+    if reader.position == 1:
+        return base + _scaled(x @ left, scale) @ right
+    return base + left @ _scaled(right @ x, scale)
+
+
+def _gemm(op: Op, reader: _Reader, x: Val, left: Val, right: Val, base: Val, scale: float) -> Val:
+    own = reader.settings
+    alpha, turn_a, turn_b = own.get("alpha", 1.0) * scale, own.get("transA") or None, own.get("transB") or None
+    if reader.position == 1:
+        first, last = (right, left) if turn_b else (left, right)
+        thin = op.Gemm(x, first, alpha=alpha, transA=turn_a, transB=turn_b)
+        return op.Gemm(thin, last, base, transB=turn_b)
+    first, last = (left, right) if turn_a else (right, left)
+    thin = op.Gemm(first, x, alpha=alpha, transA=turn_a, transB=turn_b)
+    return op.Gemm(last, thin, base, transA=turn_a)
+
+
+def _conv(op: Op, reader: _Reader, x: Val, left: Val, right: Val, base: Val, scale: float) -> Val:
+    return base + op.Conv(_scaled(op.Conv(x, right, **reader.settings), scale), left)
+
+
+def _scaled(thin: Val, scale: float) -> Val:
+    return thin if scale == 1 else thin * scale
+
+
+_THROUGH = {"MatMul": _matmul, "Gemm": _gemm, "Conv": _conv}
+
+ADAPTERS = Pass("adapters", "with --lora: weights frozen, low-rank adapters of them added", _run, ("prepare",))

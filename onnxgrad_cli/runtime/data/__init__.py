@@ -1,0 +1,7 @@
+"""Data for training: one module a format, one that checks what was read, one that shuffles it and deals it out."""
+
+from onnxgrad_cli.runtime.data.batches import Batches, Part
+from onnxgrad_cli.runtime.data.opened import Data, open_data
+from onnxgrad_cli.runtime.data.ports import Range, ports_of, ranges_of
+
+__all__ = ["Batches", "Data", "Part", "Range", "open_data", "ports_of", "ranges_of"]

@@ -1,0 +1,94 @@
+"""Data in a .csv file (or .tsv, with tabs) whose first line names the columns; `columns` says which input they are.
+
+Cells are parsed a few thousand lines at a time, so that the text is never held whole; the numbers must fit in memory.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from onnxgrad_cli.emit import is_float
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.runtime.data.columns import Chosen, choose, shaped
+from onnxgrad_cli.runtime.data.ports import Ports
+from onnxgrad_cli.runtime.data.reading import Found, reading
+
+LINES = 4096
+"""How many lines are parsed at once."""
+
+Rows = list[tuple[int, list[str]]]
+"""The line on which each row ends, and its cells."""
+
+
+def read(path: Path, ports: Ports) -> Found:
+    """The columns of a table in text.
+
+    Raises:
+        UsageError: it can't be read, a row has too few or too many fields, or a cell is no number.
+    """
+    with (
+        reading(path, "a table in text", "save it as UTF-8, with quotes around what holds commas", csv.Error),
+        path.open(newline="", encoding="utf-8-sig") as file,
+    ):
+        reader = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+        header = [name.strip() for name in next(reader, [])]
+        chosen, others = choose(path, header, ports)
+        parse = _Parser(path, header, chosen, ports)
+        blocks = [parse(block) for block in _blocks((reader.line_num, row) for row in reader if row)] or [parse([])]
+    arrays = {port: np.concatenate([block[port] for block in blocks]) for port in chosen}
+    return Found({port: shaped(array, ports, port) for port, array in arrays.items()}, others)
+
+
+def _blocks(rows: Iterable[tuple[int, list[str]]]) -> Iterator[Rows]:
+    rows = iter(rows)
+    while block := list(islice(rows, LINES)):
+        yield block
+
+
+class _Parser:
+    """Turns rows into an array (rows, columns) for each input."""
+
+    def __init__(self, path: Path, header: Sequence[str], chosen: Chosen, ports: Ports) -> None:
+        self.path, self.header = path, header
+        self.places = {port: [header.index(name) for name in names] for port, names in chosen.items()}
+        self.types = {port: np.dtype(np.float64 if is_float(ports[port]) else np.int64) for port in chosen}
+
+    def __call__(self, rows: Rows) -> dict[str, np.ndarray]:
+        for line, row in rows:
+            if len(row) != len(self.header):
+                raise UsageError(
+                    f"'{self.path}', line {line}: {len(row)} fields, the first line names {len(self.header)} columns",
+                    "quote fields that hold commas",
+                )
+        return {port: self._parse(port, rows) for port in self.places}
+
+    def _parse(self, port: str, rows: Rows) -> np.ndarray:
+        places, dtype = self.places[port], self.types[port]
+        cells = np.array([[row[at] for at in places] for _, row in rows], str).reshape(len(rows), len(places))
+        try:
+            return cells.astype(dtype)
+        except (ValueError, OverflowError):
+            raise self._bad_cell(port, rows) from None
+
+    def _bad_cell(self, port: str, rows: Rows) -> UsageError:
+        dtype = self.types[port]
+        cells = ((line, at, row[at]) for line, row in rows for at in self.places[port])
+        line, at, cell = next(found for found in cells if not _is(found[2], dtype))
+        what = f"'{cell}' is no {'whole ' * (dtype.kind == 'i')}number" if cell.strip() else "the cell is empty"
+        return UsageError(
+            f"'{self.path}', line {line}, column '{self.header[at]}', which '{port}' takes: {what}",
+            "correct the cell, or name the columns of each input: NAME, or NAME_0, NAME_1, ...",
+        )
+
+
+def _is(cell: str, dtype: np.dtype) -> bool:
+    try:
+        np.array([cell]).astype(dtype)
+    except (ValueError, OverflowError):
+        return False
+    return True

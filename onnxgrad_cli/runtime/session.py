@@ -1,0 +1,113 @@
+"""Sessions of onnxruntime whose weights and state are no part of the model: they are bound, and so can be shared."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnxruntime
+from onnx import ModelProto, TensorProto, numpy_helper
+
+from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
+from onnxgrad_cli.files import load_external_data
+
+CPU = "CPUExecutionProvider"
+DEVICES = {"CUDAExecutionProvider": "cuda", "ROCMExecutionProvider": "cuda", "DmlExecutionProvider": "dml"}
+"""Execution providers that compute elsewhere than in the memory of the processor, and what their device is called."""
+
+
+def find_provider(name: str) -> str:
+    """The full name of an execution provider: 'cuda' is CUDAExecutionProvider.
+
+    Raises:
+        UsageError: the installed onnxruntime does not have it.
+    """
+    there = {_short(provider): provider for provider in onnxruntime.get_available_providers()}
+    if _short(name) not in there:
+        raise UsageError(f"--provider: this onnxruntime has no '{name}'", suggest(_short(name), there, "providers"))
+    return there[_short(name)]
+
+
+def _short(provider: str) -> str:
+    return provider.removesuffix("ExecutionProvider").lower()
+
+
+def take_out(model: ModelProto, names: Collection[str], path: Path | None) -> dict[str, np.ndarray]:
+    """Take the values of initializers out of a model, so that these become inputs without a value.
+
+    Args:
+        model: the model, which is changed in place.
+        names: initializers that are inputs too.
+        path: where the model was read from; external data are relative to it.
+
+    Returns:
+        name -> values.
+
+    Raises:
+        OnnxgradError: values that stand in another file can't be read.
+    """
+    taken, kept = ModelProto(), []
+    for tensor in model.graph.initializer:
+        if tensor.name in names:
+            taken.graph.initializer.append(tensor)
+        else:
+            kept.append(tensor)
+    load_external_data(taken, path)
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in taken.graph.initializer}
+
+
+def open_session(
+    model: ModelProto, path: Path | None = None, provider: str = CPU, threads: int | None = None
+) -> onnxruntime.InferenceSession:
+    """A session on a model.
+
+    Args:
+        model: the model.
+        path: where it was read from; external data are relative to it.
+        provider: the execution provider, by its full name; what it lacks runs on the processor.
+        threads: how many the processor uses; None is onnxruntime's choice.
+
+    Raises:
+        OnnxgradError: onnxruntime refuses the model.
+    """
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # it warns of each initializer that is an input
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    folder = path.parent if path else Path()
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.absolute()))
+    providers = [provider] if provider == CPU else [provider, CPU]
+    try:
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers)
+    except Exception as error:  # of many kinds, none of them public
+        raise OnnxgradError(f"onnxruntime can't run the model: {str(error).strip()}") from error
+
+
+class Buffer:
+    """A tensor that runs read or write where it lies: on the processor in an array, which is `array`."""
+
+    def __init__(self, array: np.ndarray, provider: str = CPU) -> None:
+        self._device = DEVICES.get(provider, "cpu")
+        self.array = np.ascontiguousarray(array).reshape(np.shape(array))
+        self.value = self._bound(self.array)
+
+    def _bound(self, array: np.ndarray) -> onnxruntime.OrtValue:
+        if array.dtype == ml_dtypes.bfloat16:
+            make = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type
+            return make(array.view(np.uint16), TensorProto.BFLOAT16)
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array, self._device, 0)
+
+    def read(self) -> np.ndarray:
+        """A copy of what it holds."""
+        return self.array.copy() if self._device == "cpu" else self.value.numpy()
+
+    def write(self, array: np.ndarray) -> None:
+        """Let it hold other values, of its shape and type."""
+        if self._device == "cpu":
+            self.array[...] = array
+        else:
+            self.value.update_inplace(np.ascontiguousarray(array, self.array.dtype))

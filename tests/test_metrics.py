@@ -1,0 +1,184 @@
+"""The metrics beside scikit-learn, over batches of unequal sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+from sklearn import metrics as sklearn
+
+from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.losses import LOSSES
+from onnxgrad_cli.passes.describe import Term
+from onnxgrad_cli.runtime.metrics import DEFAULTS, METRICS, default_metrics, metric, parse_metric
+
+random = np.random.default_rng(0)
+CUTS = (1, 8, 9, 40, 41)
+
+
+def taken(
+    text: str, predictions: np.ndarray, labels: np.ndarray, cuts: tuple[int, ...] = CUTS, **settings: Any
+) -> float:
+    found = parse_metric(text, **settings).begin()
+    for part, wanted in zip(np.split(predictions, cuts), np.split(labels, cuts), strict=True):
+        found.update(part, wanted)
+    return found.value()
+
+
+LOGITS = random.normal(size=(60, 7)).astype(np.float32)
+CLASSES = random.integers(0, 7, 60)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16])
+def test_accuracy_of_classes(dtype: Any) -> None:
+    logits = LOGITS.astype(dtype)
+    wanted = sklearn.accuracy_score(CLASSES, logits.astype(np.float64).argmax(1))
+    assert 0 < wanted < 1
+    assert taken("accuracy", logits, CLASSES) == pytest.approx(wanted, abs=1e-15)
+
+
+def test_accuracy_leaves_out_what_is_ignored() -> None:
+    labels = np.where(np.arange(60) % 3, CLASSES, -1)
+    counted = labels >= 0
+    wanted = sklearn.accuracy_score(labels[counted], LOGITS.argmax(1)[counted])
+    assert taken("accuracy:ignore-index=-1", LOGITS, labels) == pytest.approx(wanted)
+    assert taken("accuracy", LOGITS, labels, ignore_index=-1) == pytest.approx(wanted)
+    assert np.isnan(taken("accuracy", LOGITS, np.full(60, -100)))
+
+
+def test_accuracy_of_each_pixel() -> None:
+    logits, labels = random.normal(size=(60, 3, 4, 5)), random.integers(0, 3, (60, 4, 5))
+    wanted = sklearn.accuracy_score(labels.ravel(), logits.argmax(1).ravel())
+    assert taken("accuracy", logits, labels) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("text, threshold", [("accuracy", 0.5), ("accuracy:threshold=0", 0.0)])
+@pytest.mark.parametrize("shape", [(60,), (60, 1), (60, 4)])
+def test_accuracy_of_yes_and_no(text: str, threshold: float, shape: tuple[int, ...]) -> None:
+    scores, labels = random.normal(0.3, 1, shape), random.integers(0, 2, shape).astype(np.float32)
+    wanted = sklearn.accuracy_score(labels.ravel(), scores.ravel() > threshold)
+    assert taken(text, scores, labels) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 6])
+def test_top_k(k: int) -> None:
+    wanted = sklearn.top_k_accuracy_score(CLASSES, LOGITS, k=k, labels=range(7))
+    assert taken(f"top-k:k={k}", LOGITS, CLASSES) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("shape", [(60,), (60, 1), (60, 3)])
+def test_of_numbers(shape: tuple[int, ...]) -> None:
+    labels = random.normal(1000, 5, shape).astype(np.float32)
+    found = labels + random.normal(0, 2, shape).astype(np.float32)
+    a, b = labels.astype(np.float64), found.astype(np.float64)
+    assert taken("mae", found, labels) == pytest.approx(sklearn.mean_absolute_error(a, b), rel=1e-12)
+    assert taken("mse", found, labels) == pytest.approx(sklearn.mean_squared_error(a, b), rel=1e-12)
+    rmse = sklearn.root_mean_squared_error(a.ravel(), b.ravel())
+    assert taken("rmse", found, labels) == pytest.approx(rmse, rel=1e-12)
+    assert taken("r2", found, labels) == pytest.approx(sklearn.r2_score(a, b), rel=1e-9)
+
+
+def test_r2_of_a_label_that_never_changes() -> None:
+    labels = np.stack([np.full(60, 2.0), np.full(60, 3.0), random.normal(size=60)], 1)
+    found = labels + np.array([0.0, 0.5, 0.1])
+    assert taken("r2", found, labels) == pytest.approx(sklearn.r2_score(labels, found), rel=1e-9)
+    assert np.isnan(taken("r2", found[:1], labels[:1], ()))
+
+
+@pytest.mark.parametrize("name", [kind.name for kind in METRICS])
+def test_before_the_first_batch_there_is_no_number(name: str) -> None:
+    assert np.isnan(parse_metric(name).begin().value())
+    assert METRICS.lookup(name).summary
+
+
+@pytest.mark.parametrize("name", ["mae", "r2", "top-k", "accuracy"])
+def test_shapes_that_would_broadcast_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"\[60, 1\].*\[1, 60\]"):
+        parse_metric(name).begin().update(np.zeros((60, 1)), np.zeros((1, 60)))
+
+
+def test_the_defaults_are_of_losses_that_there_are() -> None:
+    assert set(DEFAULTS) <= {loss.name for loss in LOSSES}
+
+    def names(loss: str) -> list[str]:
+        return [found.name for found in default_metrics(Term(loss, "out", "y", 1.0), {"ignore_index": 3, "delta": 2.0})]
+
+    assert names("cross-entropy") == ["accuracy"]
+    assert names("mse") == ["rmse", "r2"]
+    assert names("my_loss.onnx") == names("poisson-nll") == []
+    (accuracy,) = default_metrics(Term("cross-entropy", "out", "y", 1.0), {"ignore_index": 3})
+    begun = accuracy.begin()
+    begun.update(np.eye(4), np.array([0, 1, 0, 3]))
+    assert begun.value() == pytest.approx(2 / 3)
+    assert accuracy.higher
+
+
+LARGEST = """
+<ir_version: 8, opset_import: ["": 17]>
+metric (float[N, K] prediction, {label}[N, K] label) => ({out} worst)
+{{
+  wide = Cast<to=1>(label)
+  off = Sub(prediction, wide)
+  size = Abs(off)
+  worst = ReduceMean<keepdims={keep}>(size)
+}}
+"""
+
+
+def save(path: Path, label: str = "float", out: str = "float", keep: int = 0) -> str:
+    onnx.save(parser.parse_model(LARGEST.format(label=label, out=out, keep=keep)), path)
+    return str(path)
+
+
+@pytest.mark.parametrize("keep, out", [(0, "float"), (1, "float[1, 1]")])
+def test_a_metric_from_a_file(tmp_path: Path, keep: int, out: str) -> None:
+    path = save(tmp_path / "error.onnx", out=out, keep=keep)
+    found, labels = random.normal(size=(60, 3)), random.normal(size=(60, 3))
+    assert taken(path, found, labels) == pytest.approx(sklearn.mean_absolute_error(labels, found), rel=1e-5)
+    assert parse_metric(path).name == "error"
+    assert not parse_metric(path).higher
+    assert parse_metric(f"{path}:higher=true").higher
+
+
+def test_what_is_wrong_with_a_metric_from_a_file(tmp_path: Path) -> None:
+    with pytest.raises(OnnxgradError, match="no such file"):
+        parse_metric(str(tmp_path / "none.onnx"))
+    with pytest.raises(UsageError, match="takes 'label' as int64, not float64"):
+        taken(save(tmp_path / "a.onnx", label="int64"), np.zeros((60, 3)), np.zeros((60, 3)))
+    with pytest.raises(OnnxgradError, match=r"does not take predictions \[60, 3, 1\]"):
+        taken(save(tmp_path / "a.onnx"), np.zeros((60, 3, 1)), np.zeros((60, 3)), ())
+    model = onnx.load(tmp_path / "a.onnx")
+    model.graph.output.append(model.graph.input[0])
+    onnx.save(model, tmp_path / "b.onnx")
+    with pytest.raises(UsageError, match="2 inputs and 2 outputs"):
+        parse_metric(str(tmp_path / "b.onnx"))
+
+
+@pytest.mark.parametrize(
+    "text", ["acuracy", "accuracy:treshold=1", "top-k:k=0", "top-k:k=1.5", "mae:x=1", "accuracy:threshold"]
+)
+def test_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_metric(text)
+
+
+def test_a_metric_of_ones_own() -> None:
+    with METRICS.scoped():
+
+        @metric("worst", higher=False, options={"scale": "a factor"})
+        class Worst:
+            def __init__(self, *, scale: float = 1.0) -> None:
+                self._worst, self._scale = 0.0, scale
+
+            def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
+                self._worst = max(self._worst, float(np.abs(predictions - labels).max()))
+
+            def value(self) -> float:
+                return self._worst * self._scale
+
+        assert taken("worst:scale=2", np.arange(60.0), np.zeros(60)) == 118

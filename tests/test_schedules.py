@@ -1,0 +1,171 @@
+"""The schedules beside torch.optim.lr_scheduler: the same rate at each of 200 steps."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.runtime.schedules import SCHEDULES, Schedule, parse_schedule, schedule
+
+STEPS, BASE = 200, 0.3
+Scheduler = Callable[[torch.optim.Optimizer], Any]
+
+
+def torch_rates(make: Scheduler, base: float = BASE) -> list[float]:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=base)
+    scheduler, rates = make(optimizer), []
+    for _ in range(STEPS):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+def after_warm_up(then: Scheduler, count: int, start: float) -> Scheduler:
+    def make(optimizer: torch.optim.Optimizer) -> Any:
+        rising = lr_scheduler.LinearLR(optimizer, start_factor=start, total_iters=count)
+        return lr_scheduler.SequentialLR(optimizer, [rising, then(optimizer)], milestones=[count])
+
+    return make
+
+
+PAIRS: dict[str, Scheduler] = {
+    "constant": lambda o: lr_scheduler.ConstantLR(o, factor=1.0),
+    "step:every=30,factor=0.5": lambda o: lr_scheduler.StepLR(o, 30, 0.5),
+    "step:every=0.1": lambda o: lr_scheduler.StepLR(o, 20, 0.1),
+    "step": lambda o: lr_scheduler.StepLR(o, 60, 0.1),
+    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, STEPS),
+    "cosine:final=0.01": lambda o: lr_scheduler.CosineAnnealingLR(o, STEPS, eta_min=0.01 * BASE),
+    "linear": lambda o: lr_scheduler.LinearLR(o, 1.0, 0.0, STEPS),
+    "linear:final=0.25": lambda o: lr_scheduler.LinearLR(o, 1.0, 0.25, STEPS),
+    "one-cycle": lambda o: lr_scheduler.OneCycleLR(o, BASE, STEPS, cycle_momentum=False),
+    "one-cycle:rise=0.125,start=0.1,final=0.001": lambda o: lr_scheduler.OneCycleLR(
+        o, BASE, STEPS, pct_start=0.125, div_factor=10, final_div_factor=100, cycle_momentum=False
+    ),
+    "constant:warmup=20": after_warm_up(lambda o: lr_scheduler.ConstantLR(o, factor=1.0), 20, 0.01),
+    "linear:warmup=0.25,warmup-start=0.1": after_warm_up(lambda o: lr_scheduler.LinearLR(o, 1.0, 0.0, 150), 50, 0.1),
+    "cosine:warmup=100,final=0.01": after_warm_up(
+        lambda o: lr_scheduler.CosineAnnealingLR(o, 100, eta_min=0.01 * BASE), 100, 0.01
+    ),
+    "step:warmup=10,every=40,factor=0.3,warmup-start=0.5": after_warm_up(
+        lambda o: lr_scheduler.StepLR(o, 40, 0.3), 10, 0.5
+    ),
+}
+
+
+@pytest.mark.parametrize("text", PAIRS)
+def test_is_torchs(text: str) -> None:
+    ours = parse_schedule(text, BASE, STEPS)
+    wanted = torch_rates(PAIRS[text])
+    assert len(set(wanted)) > 1 or text == "constant"
+    for step, rate in enumerate(wanted):
+        assert ours.rate(step) == pytest.approx(rate, rel=1e-12, abs=1e-12), step
+
+
+LOSSES = [1 / (1 + step // 7) + (step * 37 % 13) / 5 for step in range(STEPS)]
+
+
+@pytest.mark.parametrize(
+    "text, settings",
+    [
+        ("plateau", {}),
+        ("plateau:factor=0.5,patience=3", {"factor": 0.5, "patience": 3}),
+        ("plateau:factor=0.7,patience=2,cooldown=4", {"factor": 0.7, "patience": 2, "cooldown": 4}),
+        ("plateau:patience=1,threshold=0.2,final=0.001", {"patience": 1, "threshold": 0.2, "min_lr": 0.001 * BASE}),
+    ],
+)
+def test_plateau_is_torchs_and_goes_on_from_its_state(text: str, settings: dict[str, Any]) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=BASE)
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, eps=0, **settings)
+    ours, seen = parse_schedule(text, BASE, STEPS), set()
+    for step, loss in enumerate(LOSSES):
+        scheduler.step(loss)
+        ours.observe(loss)
+        assert ours.rate(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12, abs=1e-12), step
+        seen.add(ours.rate(step))
+        resumed = parse_schedule(text, BASE, STEPS)
+        resumed.restore(json.loads(json.dumps(ours.state())))
+        ours = resumed
+    assert len(seen) > 1
+
+
+def test_rates_stay_where_they_end() -> None:
+    for text, last in (("cosine:final=0.1", 0.1), ("linear", 0.0), ("one-cycle", 4e-6), ("constant", 1.0)):
+        ours = parse_schedule(text, 1.0, 10)
+        assert [ours.rate(step) for step in (10, 11, 1000)] == pytest.approx([last] * 3, abs=1e-15)
+
+
+@pytest.mark.parametrize("text", [f"{kind.name}:warmup=0.5" for kind in SCHEDULES] + [k.name for k in SCHEDULES])
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 7])
+def test_short_runs(text: str, steps: int) -> None:
+    try:
+        ours = parse_schedule(text, 1.0, steps)
+    except UsageError:
+        assert steps < 2 or text.startswith("step")  # a part of them is no step at all
+        return
+    assert all(0 <= ours.rate(step) <= 1 and math.isfinite(ours.rate(step)) for step in range(steps + 2))
+
+
+def test_what_watches_says_so() -> None:
+    assert [kind.name for kind in SCHEDULES if kind.watches] == ["plateau"]
+    cosine = parse_schedule("cosine", 1.0, 10)
+    cosine.observe(3.0)
+    assert cosine.state() == {} and not cosine.watches
+    assert all(kind.summary for kind in SCHEDULES)
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("cosin", "no schedule 'cosin'"),
+        ("cosine:finl=0.1", "no option 'finl'"),
+        ("cosine:final", "KEY=VALUE"),
+        ("cosine:final=low", "a number"),
+        ("cosine:final=2", "between 0 and 1"),
+        ("cosine:warmup=200", "fewer steps"),
+        ("cosine:warmup=2.5", "warmup"),
+        ("linear:warmup=-1", "warmup"),
+        ("step:every=0", "every"),
+        ("plateau:patience=-1", "negative"),
+        ("plateau:factor=1", "below 1"),
+        ("one-cycle:rise=1.5", "rise"),
+        ("constant:warmup-begin=1", "no option 'warmup_begin'"),
+    ],
+)
+def test_refused(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse_schedule(text, BASE, STEPS)
+
+
+@pytest.mark.parametrize("base", [0.0, -1.0, math.nan, math.inf])
+def test_a_rate_must_be_above_zero(base: float) -> None:
+    with pytest.raises(UsageError, match="above 0"):
+        parse_schedule("constant", base, STEPS)
+
+
+def test_the_state_of_another_schedule_is_refused() -> None:
+    with pytest.raises(OnnxgradError, match="not the state"):
+        parse_schedule("cosine", 1.0, 10).restore(parse_schedule("plateau", 1.0, 10).state())
+    with pytest.raises(OnnxgradError, match="not the state"):
+        parse_schedule("plateau", 1.0, 10).restore({})
+
+
+def test_a_schedule_of_ones_own() -> None:
+    with SCHEDULES.scoped():
+
+        @schedule("halves", options={"times": "how often"})
+        def halves(steps: int, *, times: int = 3) -> Callable[[int], float]:
+            return lambda step: 0.5 ** min(step, times)
+
+        ours = parse_schedule("halves:times=2,warmup=4", 1.0, 10)
+        assert isinstance(ours, Schedule)
+        assert [ours.rate(step) for step in range(4, 9)] == [1, 0.5, 0.25, 0.25, 0.25]
+    with pytest.raises(UsageError):
+        SCHEDULES.lookup("halves")

@@ -1,0 +1,199 @@
+"""The trainer, its evaluation and the way back to a model: held against PyTorch and plain sessions of onnxruntime."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import ModelProto, parser
+
+from onnxgrad_cli import LossSpec, Options, build
+from onnxgrad_cli.builder import Built
+from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.runtime.evaluation import Evaluator
+from onnxgrad_cli.runtime.export import with_weights
+from onnxgrad_cli.runtime.session import find_provider
+from onnxgrad_cli.runtime.trainer import NotFinite, Trainer
+
+RANDOM = np.random.default_rng(0)
+
+
+def network(dropout: float = 0.0) -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(6, 8, bias=False), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Dropout(dropout)]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(8, 3))
+
+
+def exported(net: torch.nn.Module) -> ModelProto:
+    """The net in inference, with a Dropout if it has one: PyTorch leaves that out, unless it exports for training."""
+    file = io.BytesIO()
+    torch.onnx.export(
+        net, (torch.zeros(2, 6),), file, dynamo=False, opset_version=17, input_names=["x"], output_names=["y"],
+        dynamic_axes={"x": {0: "batch"}, "y": {0: "batch"}}, do_constant_folding=False,
+        training=torch.onnx.TrainingMode.TRAINING,
+    )  # fmt: skip
+    model = onnx.load_from_string(file.getvalue())
+    for node in model.graph.node:
+        if node.op_type == "BatchNormalization":
+            del node.output[1:]
+            for attribute in [a for a in node.attribute if a.name == "training_mode"]:
+                node.attribute.remove(attribute)
+        if node.op_type == "Dropout":
+            del node.input[2:]
+    return model
+
+
+def batches(count: int) -> list[dict[str, np.ndarray]]:
+    return [
+        {"x": RANDOM.standard_normal((16, 6)).astype(np.float32), "label": RANDOM.integers(0, 3, 16)}
+        for _ in range(count)
+    ]
+
+
+def training(model: ModelProto, optimizer: str = "adam", **more: object) -> Built:
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    losses = (LossSpec("cross-entropy"),)
+    return build(copy, Options(losses=losses, optimizer=optimizer, mode="train", **more))  # type: ignore[arg-type]
+
+
+def test_steps_are_those_of_pytorch() -> None:
+    net = network()
+    trainer = Trainer(training(exported(net)), threads=1)
+    net.train()
+    adam = torch.optim.Adam(net.parameters(), lr=0.01)
+    for batch in batches(20):
+        loss = trainer.step(batch, 0.01)
+        adam.zero_grad()
+        wanted = torch.nn.functional.cross_entropy(net(torch.tensor(batch["x"])), torch.tensor(batch["label"]))
+        wanted.backward()
+        adam.step()
+        assert abs(loss - wanted.item()) < 1e-4
+    assert trainer.steps == 20
+    named = dict(net.named_parameters())
+    found = trainer.weights()
+    assert found.keys() == named.keys()
+    for name, weight in found.items():
+        np.testing.assert_allclose(weight, named[name].detach(), atol=2e-4)
+    assert trainer.state()["step"] == 20
+
+
+def test_evaluation_and_the_exported_model_agree(tmp_path: Path) -> None:
+    model = exported(network(0.5))
+    built = training(model)
+    trainer = Trainer(built, threads=1)
+    evaluator = Evaluator(model, built.options, trainer.buffers, threads=1)
+    for batch in batches(5):
+        trainer.step(batch, 0.05)
+    (batch,) = batches(1)
+    judged = evaluator(batch, trainer.buffers)
+    final = with_weights(model, trainer.weights(), trainer.state())
+    assert [node.op_type for node in final.graph.node] == [node.op_type for node in model.graph.node]
+    assert final.opset_import == model.opset_import
+    onnx.save(final, tmp_path / "trained.onnx")
+    (y,) = onnxruntime.InferenceSession(tmp_path / "trained.onnx").run(None, {"x": batch["x"]})
+    np.testing.assert_allclose(judged.outputs["y"], y, atol=1e-5)
+    wanted = torch.nn.functional.cross_entropy(torch.tensor(y), torch.tensor(batch["label"]))
+    assert abs(judged.loss - wanted.item()) < 1e-5
+    mean = next(name for name in trainer.state() if name.endswith("running_mean"))
+    assert np.any(trainer.state()[mean] != 0)  # what a step has found of the data goes back too
+
+
+def test_dropout_is_drawn_anew_at_each_step_and_again_by_the_same_seed() -> None:
+    built = training(exported(network(0.5)), "sgd")
+    (batch,) = batches(1)
+
+    def losses(trainer: Trainer, count: int) -> list[float]:
+        return [trainer.step(batch, 0.0) for _ in range(count)]
+
+    first = losses(Trainer(built, threads=1, seed=1), 6)
+    assert len(set(first)) == 6
+    assert losses(Trainer(built, threads=1, seed=1), 6) == first
+    assert losses(Trainer(built, threads=1, seed=2), 6) != first
+    late = Trainer(built, threads=1, seed=1)
+    late.load({}, steps=4)
+    assert losses(late, 2) == first[4:]
+
+
+def test_going_on_from_weights_and_state_is_bit_for_bit_the_same() -> None:
+    built, data = training(exported(network(0.3)), "adamw"), batches(10)
+    whole = Trainer(built, threads=1)
+    halves = [Trainer(built, threads=1) for _ in range(2)]
+    for batch in data:
+        whole.step(batch, 0.02)
+    for batch in data[:5]:
+        halves[0].step(batch, 0.02)
+    halves[1].load({**halves[0].weights(), **halves[0].state()}, halves[0].steps)
+    for batch in data[5:]:
+        halves[1].step(batch, 0.02)
+    for name, array in {**whole.weights(), **whole.state()}.items():
+        np.testing.assert_array_equal(array, {**halves[1].weights(), **halves[1].state()}[name])
+
+
+def test_a_loss_that_is_no_number_takes_no_step() -> None:
+    trainer = Trainer(training(exported(network()), "sgd"), threads=1)
+    good, bad = batches(2)
+    trainer.step(good, 0.1)
+    before = trainer.weights()
+    bad["x"][3, 2] = np.nan
+    with pytest.raises(NotFinite, match="the loss is nan"):
+        trainer.step(bad, 0.1)
+    for name, array in before.items():
+        np.testing.assert_array_equal(trainer.weights()[name], array)
+    assert trainer.steps == 1
+    assert np.isfinite(trainer.step(good, 0.1))
+
+
+HALF = """
+<ir_version: 9, opset_import: ["": 22]>
+half (bfloat16[batch, 2] x) => (bfloat16[batch, 1] y) <bfloat16[2, 1] w = {0, 0}> { y = MatMul(x, w) }
+"""
+
+
+def test_bfloat16_weights() -> None:
+    import ml_dtypes
+
+    options = Options(losses=(LossSpec("mse"),), optimizer="sgd")
+    try:
+        trainer = Trainer(build(parser.parse_model(HALF), options), threads=1)
+        trainer.step({name: np.ones((4, 2 if name == "x" else 1), ml_dtypes.bfloat16) for name in trainer.inputs}, 0.25)
+    except OnnxgradError as error:
+        pytest.skip(f"this onnxruntime does not compute in bfloat16: {error}")
+    np.testing.assert_array_equal(trainer.weights()["w"].astype(float), [[0.5], [0.5]])
+
+
+@pytest.mark.parametrize(
+    ("feeds", "words"),
+    [
+        ({"x": np.zeros((2, 6), np.float32)}, "the batch has no 'label'"),
+        ({"x": np.zeros((2, 6), np.float32), "label": np.zeros(2, np.int64), "z": np.zeros(1)}, "no input 'z'"),
+    ],
+)
+def test_a_batch_of_other_inputs_is_refused(feeds: dict[str, np.ndarray], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Trainer(training(exported(network())), threads=1).step(feeds, 0.1)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    model = exported(network())
+    trainer = Trainer(training(model), threads=1)
+    with pytest.raises(OnnxgradError, match="the step fails"):
+        trainer.step({"x": np.zeros((2, 5), np.float32), "label": np.zeros(2, np.int64)}, 0.1)
+    with pytest.raises(UsageError, match=r"no weight or state '4\.wait'"):
+        trainer.load({"4.wait": np.zeros(3)})
+    with pytest.raises(UsageError, match=r"'4.bias' is float64\[3\], the model has float32\[3\]"):
+        trainer.load({"4.bias": np.zeros(3)})
+    with pytest.raises(UsageError, match="no optimizer"):
+        Trainer(build(exported(network()), Options(losses=(LossSpec("cross-entropy"),))))
+    with pytest.raises(OnnxgradError, match="no weight 'other'"):
+        with_weights(model, {"other": np.zeros(1, np.float32)}, {})
+    with pytest.raises(OnnxgradError, match="in the model"):
+        with_weights(model, {"4.bias": np.zeros(4, np.float32)}, {})
+    with pytest.raises(UsageError, match="no 'quantum'"):
+        find_provider("quantum")
+    assert find_provider("cpu") == "CPUExecutionProvider"
