@@ -1,8 +1,8 @@
 """Models at their real size with random weights, as PyTorch modules and as their ONNX exports.
 
-The benchmarks and the real-size tests take them from here: BERT-base and ResNet-50 (architectures of Devlin et
-al. 2018, arXiv:1810.04805, and He et al. 2015, arXiv:1512.03385), and two files no framework is needed for: a
-chain of many small nodes, and a small network with a gigabyte of external weights in a sparse file.
+The benchmarks and the real-size tests take them from here: BERT and ResNets (architectures of Devlin et al. 2018,
+arXiv:1810.04805, and He et al. 2015, arXiv:1512.03385), some smaller classifiers, and two files no framework is
+needed for: a chain of many small nodes, and a small network with a gigabyte of external weights in a sparse file.
 """
 
 from __future__ import annotations
@@ -71,29 +71,43 @@ def bert_base(layers: int = 12, width: int = 768, heads: int = 12, vocabulary: i
 
 def resnet50() -> Any:
     """ResNet-50 for 224 x 224 images, BatchNormalization with (random) running statistics."""
+    return _resnet((3, 4, 6, 3), bottleneck=True)
+
+
+def resnet18() -> Any:
+    """ResNet-18, likewise."""
+    return _resnet((2, 2, 2, 2), bottleneck=False)
+
+
+def _resnet(counts: tuple[int, ...], bottleneck: bool) -> Any:
     import torch
     from torch import nn
 
     def unit(a: int, b: int, kernel: int, stride: int = 1) -> nn.Sequential:
         return nn.Sequential(nn.Conv2d(a, b, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(b))
 
-    class Bottleneck(nn.Module):
-        def __init__(self, a: int, b: int, stride: int) -> None:
+    def stack(a: int, b: int, stride: int) -> nn.Sequential:
+        if bottleneck:
+            return nn.Sequential(unit(a, b, 1), nn.ReLU(), unit(b, b, 3, stride), nn.ReLU(), unit(b, 4 * b, 1))
+        return nn.Sequential(unit(a, b, 3, stride), nn.ReLU(), unit(b, b, 3))
+
+    class Block(nn.Module):
+        def __init__(self, a: int, b: int, outer: int, stride: int) -> None:
             super().__init__()
-            self.reduce, self.conv, self.expand = unit(a, b, 1), unit(b, b, 3, stride), unit(b, 4 * b, 1)
-            self.skip = nn.Identity() if a == 4 * b and stride == 1 else unit(a, 4 * b, 1, stride)
+            self.body = stack(a, b, stride)
+            self.skip = nn.Identity() if a == outer and stride == 1 else unit(a, outer, 1, stride)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = self.expand(torch.relu(self.conv(torch.relu(self.reduce(x)))))
-            return torch.relu(y + self.skip(x))
+            return torch.relu(self.body(x) + self.skip(x))
 
     torch.manual_seed(0)
     blocks, width = [], 64
-    for stage, count in enumerate((3, 4, 6, 3)):
+    for stage, count in enumerate(counts):
         inner = 64 << stage
+        outer = 4 * inner if bottleneck else inner
         for i in range(count):
-            blocks.append(Bottleneck(width, inner, 2 if stage and i == 0 else 1))
-            width = 4 * inner
+            blocks.append(Block(width, inner, outer, 2 if stage and i == 0 else 1))
+            width = outer
     stem = [unit(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     model = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 1000))
     for module in model.modules():
@@ -103,6 +117,50 @@ def resnet50() -> Any:
             nn.init.uniform_(module.weight, 0.3, 0.7)
             nn.init.normal_(module.bias, 0, 0.1)
     return model.eval()
+
+
+def mlp() -> Any:
+    """784 -> 1024 -> 1024 -> 10 with ReLU."""
+    from torch import nn
+
+    return nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+
+
+def digits_cnn() -> Any:
+    """The network of sample_models/digits_cnn.onnx."""
+    from torch import nn
+
+    def block(a: int, b: int) -> list[nn.Module]:
+        return [nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU(), nn.MaxPool2d(2)]
+
+    tail = [nn.Flatten(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10)]
+    return nn.Sequential(*block(1, 16), *block(16, 32), *tail)
+
+
+def bert_small(classes: int = 4) -> Any:
+    """BERT with 4 layers of width 256, and a classifier on the first token's state."""
+    return _classifier(bert_base(4, 256, 4), lambda states: states[:, 0], 256, classes)
+
+
+def lstm(classes: int = 4) -> Any:
+    """One LSTM layer of width 128 over [batch, sequence, 128], and a classifier on its last state."""
+    from torch import nn
+
+    return _classifier(nn.LSTM(128, 128, batch_first=True), lambda found: found[0][:, -1], 128, classes)
+
+
+def _classifier(body: Any, pick: Any, width: int, classes: int) -> Any:
+    from torch import nn
+
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = body, nn.Linear(width, classes)
+
+        def forward(self, x: Any) -> Any:
+            return self.head(pick(self.body(x)))
+
+    return Classifier()
 
 
 def export(model: Any, example: Any, path: Path, name: str = "x") -> Path:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from onnxgrad_cli.derivatives.random_feed import random_feed
     from onnxgrad_cli.errors import OnnxgradError
     from onnxgrad_cli.gradient_lists import gradient_definition
+    from onnxgrad_cli.jobs.artifacts import LossType, OptimType, generate_artifacts
     from onnxgrad_cli.pipeline import LossSpec, Options
     from onnxgrad_cli.proof.rulecheck import gradcheck
     from onnxgrad_cli.registry import (
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "DerivativeOptions": "derivatives.classic",
     "LossSpec": "pipeline",
+    "LossType": "jobs.artifacts",
     "OnnxgradError": "errors",
+    "OptimType": "jobs.artifacts",
     "Options": "pipeline",
     "Trainer": "runtime.trainer",
     "add_loss_output": "derivatives.loss_output",
@@ -42,6 +45,7 @@ _HOMES = {
     "build": "builder",
     "definition": "registry",
     "derive": "derivatives.kinds",
+    "generate_artifacts": "jobs.artifacts",
     "get_train_initializer": "derivatives.loss_output",
     "gradcheck": "proof.rulecheck",
     "gradient_definition": "gradient_lists",
@@ -58,7 +62,9 @@ _HOMES = {
 __all__ = [
     "DerivativeOptions",
     "LossSpec",
+    "LossType",
     "OnnxgradError",
+    "OptimType",
     "Options",
     "Trainer",
     "__version__",
@@ -67,6 +73,7 @@ __all__ = [
     "build",
     "definition",
     "derive",
+    "generate_artifacts",
     "get_train_initializer",
     "gradcheck",
     "gradient_definition",

@@ -141,6 +141,40 @@ def scan(
     return found[: len(states)], found[len(states) :]
 
 
+def when(op: Op, condition: Val, then: Callable[[Op], Mapping[str, Val]]) -> dict[str, Val]:
+    """Emit an If in which values are replaced where `condition` holds, and else stay, without any work.
+
+    Args:
+        condition: a boolean scalar.
+        then: writes what is done with the emitter it gets, and returns value -> what replaces it, of the same type.
+
+    Returns:
+        What `then` has named -> its value after that.
+    """
+
+    def branch(inner: Op, values: Mapping[str, Val]) -> GraphProto:
+        results = {op.graph.fresh(f"{name}_out"): value for name, value in values.items()}
+        inner.rename_all(results)
+        outputs = [onnx.helper.make_value_info(name, op.graph.types[name]) for name in results]
+        return onnx.helper.make_graph(inner.nodes, op.graph.fresh(f"{inner.scope}/body"), [], outputs)
+
+    taken, left = Op(op.graph), Op(op.graph)
+    taken.role = left.role = op.role
+    taken.scope, left.scope = f"{op.scope}/then", f"{op.scope}/else"
+    scope = taken.scope
+    after = then(taken)
+    taken.scope = scope
+    found = op.emit(
+        "If",
+        condition,
+        outputs=len(after),
+        types=[op.val(name).type or TypeProto() for name in after],
+        then_branch=branch(taken, after),
+        else_branch=branch(left, {name: left.val(name) for name in after}),
+    )
+    return dict(zip(after, found if len(after) > 1 else [found], strict=True))
+
+
 def declared(name: str, value_type: TypeProto | None) -> ValueInfoProto:
     """A declaration of a value in a body: its element type and rank, for sizes may differ from run to run."""
     shape = shape_of(value_type)

@@ -320,7 +320,7 @@ def save_model(
         return []
     out = Path(out)
     check_target(out, model, source, force)
-    with _told(out), ExitStack() as undo:
+    with told(out), ExitStack() as undo:
         data = _place_data(model, source, out.parent, force, undo) if copy_data else []
         data += _move_weights(model, out, force, undo)
         _write(out, lambda file: file.write(model.SerializeToString()), undo)
@@ -334,7 +334,7 @@ def save_bytes(data: bytes, out: Path) -> None:
     Raises:
         OnnxgradError: it can't be written.
     """
-    with _told(out), ExitStack() as undo:
+    with told(out), ExitStack() as undo:
         _write(out, lambda file: file.write(data), undo)
         undo.pop_all()
 
@@ -471,7 +471,7 @@ def _move_weights(model: ModelProto, out: Path, force: bool, undo: ExitStack) ->
 
 
 @contextmanager
-def _told(out: Path) -> Iterator[None]:
+def told(out: Path) -> Iterator[None]:
     """Say an operating system's error in the user's terms."""
     try:
         yield

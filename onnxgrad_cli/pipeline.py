@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from onnxgrad_cli.errors import Caution, OnnxgradError
 from onnxgrad_cli.graph import Graph, Shape
@@ -61,6 +62,39 @@ class Adapter:
 
 
 @dataclass(frozen=True)
+class Group:
+    """A parameter group as asked for: the weights that `pattern` names, and their options of the optimizer.
+
+    `lr` among them is a factor of the learning rate.
+    """
+
+    pattern: str
+    options: Mapping[str, object]
+
+    def __str__(self) -> str:
+        return f"{self.pattern}:{','.join(f'{name}={value}' for name, value in self.options.items())}"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A state of the optimizer, which holds one number throughout before the first step.
+
+    Attributes:
+        of: the weight that it belongs to; "" for one of the whole.
+        kind: what it is there: 'm', 'acc', 'ema', ...; for one of the whole 'step', 'loss_scale', ...
+        dtype: the element type, as numpy calls it.
+        shape: the sizes.
+        initial: the number.
+    """
+
+    of: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    initial: float
+
+
+@dataclass(frozen=True)
 class Options:
     """Everything a build can be asked for; the defaults are those of the command line.
 
@@ -82,6 +116,15 @@ class Options:
         grad_of_input: glob patterns over input names.
         optimizer: the name of the optimizer whose step is appended; "" for none.
         optimizer_options: what it takes besides (momentum, weight_decay, ...), by name.
+        group: what weights of certain names have for options instead; of two groups the later one counts.
+        clip_norm: where the gradients' norm, of all together, is larger, they are scaled down to it; None: no bound.
+        clip_value: what no element of a gradient exceeds in magnitude; None: no bound.
+        accumulate: of how many runs the gradients are gathered for a step; it is that of one batch of all their
+            samples if the runs have equally many.
+        loss_scale: what the gradient of the loss is multiplied with, and gradients are divided by, so that those of
+            16 bits don't vanish; 'dynamic' adapts it; None: none.
+        ema: how much of the exponential moving average of the weights stays at a step; None: none is kept.
+        embed_state: store the optimizer's state as it is before the first step, so that it need not be fed.
         training_info: leave the inference graph as it is, and describe the training beside it, in `training_info`.
         init: how weights begin there: 'keep' their stored values, 'xavier', 'he' or 'normal'.
         seed: of the random numbers that they begin with; None lets the runtime choose. Adapters are drawn with it
@@ -114,6 +157,13 @@ class Options:
     grad_of_input: tuple[str, ...] = ()
     optimizer: str = ""
     optimizer_options: dict[str, object] = field(default_factory=dict)
+    group: tuple[Group, ...] = ()
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    accumulate: int = 1
+    loss_scale: float | Literal["dynamic"] | None = None
+    ema: float | None = None
+    embed_state: bool = True
     training_info: bool = False
     init: str = "keep"
     seed: int | None = None
@@ -140,13 +190,14 @@ class Training:
         grad_of_input: the inputs that get a gradient.
         predictions, labels: what the losses compare: the output that each judges, and the label inputs there are.
         judged: the label of each loss, "" where it has none; empty until the losses are written.
+        divisors: the value by which a loss is divided, by its position, where that is not the number of its elements.
         sample_weight: the input with one weight per sample.
         loss: the value of the loss; "" where there is none, as in derivative models.
         yielded: the values at which the forward part ends, each with the name of its cotangent.
         learning_rate: the input with the learning rate; "" without an optimizer.
         state: what an output replaces at the next step (running statistics; with an optimizer weights, its slots and
             the count of steps): name -> successor.
-        slots: the state that is the optimizer's: the count of steps, and the slots of each weight.
+        slots: the state that is the optimizer's, by the name of the input that holds it.
         gradients: weight or input -> name of its gradient.
         rules: how often each rule was used, by 'domain::Op', with its source.
         kinks: the conventions that were followed, by operator.
@@ -165,12 +216,13 @@ class Training:
     predictions: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     judged: list[str] = field(default_factory=list)
+    divisors: dict[int, str] = field(default_factory=dict)
     sample_weight: str | None = None
     learning_rate: str = ""
     loss: str = ""
     yielded: dict[str, str] = field(default_factory=dict)
     state: dict[str, str] = field(default_factory=dict)
-    slots: list[str] = field(default_factory=list)
+    slots: dict[str, Slot] = field(default_factory=dict)
     gradients: dict[str, str] = field(default_factory=dict)
     rules: Counter[tuple[str, str]] = field(default_factory=Counter)
     kinks: dict[str, str] = field(default_factory=dict)

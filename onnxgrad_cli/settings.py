@@ -117,13 +117,22 @@ def spelled(text: str) -> tuple[str, dict[str, object]]:
         UsageError: it is not of that form.
     """
     name, _, rest = text.partition(":")
+    return name.strip(), pairs(rest, text, "NAME:KEY=VALUE,KEY=VALUE")
+
+
+def pairs(rest: str, text: str, form: str) -> dict[str, object]:
+    """Read `KEY=VALUE,KEY=VALUE,...`, the rest of a `text` of some form: options with underscores for hyphens.
+
+    Raises:
+        UsageError: it is not of that form.
+    """
     given: dict[str, object] = {}
     for pair in filter(None, (part.strip() for part in rest.split(","))):
         key, equals, value = (part.strip() for part in pair.partition("="))
         if not key or not equals or not value:
-            raise UsageError(f"'{text}' is not of the form NAME:KEY=VALUE,KEY=VALUE", f"'{pair}' is no KEY=VALUE")
+            raise UsageError(f"'{text}' is not of the form {form}", f"'{pair}' is no KEY=VALUE")
         given[key.replace("-", "_")] = value_of(value)
-    return name.strip(), given
+    return given
 
 
 def value_of(text: str) -> object:

@@ -1,4 +1,5 @@
-"""docs/lineage.md names what there is: every link leads somewhere, every name, command and option exists."""
+"""The pages for those who come from older systems name what there is: every link leads somewhere, every name, command
+and option exists."""
 
 import re
 from pathlib import Path
@@ -8,13 +9,13 @@ import pytest
 import onnxgrad_cli
 from onnxgrad_cli.cli import cli
 
-PAGE = Path(__file__).parents[1] / "docs" / "lineage.md"
-TEXT = PAGE.read_text()
+DOCS = Path(__file__).parents[1] / "docs"
+TEXT = "".join((DOCS / page).read_text() for page in ("lineage.md", "from-onnxruntime-training.md"))
 
 
 @pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)]+)\)", TEXT))))
 def test_link(link: str) -> None:
-    assert (PAGE.parent / link).exists()
+    assert (DOCS / link).exists()
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`onnxgrad_cli\.(\w+)`", TEXT))))

@@ -129,6 +129,16 @@ def test_lora_is_merged(shell: Shell) -> None:
     np.testing.assert_array_equal(before["b1"], after["b1"])
 
 
+def test_an_adapter_alone_is_enough(shell: Shell) -> None:
+    arguments = ("--lora", "1", "--train", "b1", "--epochs", "2", "--adapter", "small.safetensors")
+    result = shell("train", "mlp.onnx", "--data", "data.npz", *arguments, "-o", "t.onnx")
+    assert result.code == 0, result.err
+    assert shell("export", "small.safetensors", "--model", "mlp.onnx", "-o", "again.onnx").code == 0
+    assert Path("again.onnx").read_bytes() == Path("t.onnx").read_bytes()
+    result = shell("train", "mlp.onnx", "--data", "data.npz", "--adapter", "x.safetensors", "-o", "u.onnx")
+    assert result.code == 2 and "no adapters are trained" in result.err
+
+
 def test_a_checkpoint_becomes_a_model(shell: Shell) -> None:
     shell("train", "mlp.onnx", "--data", "data.npz", "--epochs", "2", "-o", "t.onnx")
     result = shell("export", "t.onnx.run/checkpoint.safetensors", "--model", "mlp.onnx", "-o", "again.onnx")
@@ -253,3 +263,29 @@ def test_two_runs_in_one_folder_are_refused(shell: Shell) -> None:
         result = shell("train", "mlp.onnx", "--data", "data.npz", "--run", "held", "-o", "t.onnx")
     assert result.code == 2 and "another run is going on" in result.err
     assert shell("train", "mlp.onnx", "--data", "data.npz", "--epochs", "1", "--run", "held", "-o", "t.onnx").code == 0
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no limit on the size of a file")
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint(shell: Shell, share: float) -> None:
+    """The limit on a file's size is met in the middle of a write, as the end of a disk is: of the log or the save."""
+    import resource
+
+    arguments = ("train", "mlp.onnx", "--data", "data.npz", "--threads", "1", "--save-every", "1")
+    assert shell(*arguments, "--epochs", "6", "-o", "whole.onnx").code == 0
+    assert shell(*arguments, "--epochs", "2", "-o", "t.onnx").code == 0
+    before, (soft, hard) = shell.files(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = int(share * len(before["t.onnx.run/checkpoint.safetensors"]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        full = shell(*arguments, "--epochs", "6", "-o", "t.onnx", "--resume")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert full.code == 1 and "can't be written: no space is left" in full.err, full.err
+    assert not share or ("step 5:" in full.err and "go on with --resume: 't.onnx.run' has" in full.err), full.err
+    after = shell.files()
+    assert after.keys() == before.keys()  # nothing half-written
+    for name, data in before.items():
+        assert after[name] == data or (share and name == "t.onnx.run/train.jsonl" and after[name].startswith(data))
+    assert shell(*arguments, "--epochs", "6", "-o", "t.onnx", "--resume").code == 0
+    assert Path("t.onnx").read_bytes() == Path("whole.onnx").read_bytes()

@@ -39,12 +39,20 @@ STREAM = "-"
     help="Write the model after each pass.",
 )
 @click.option("--stop-after", metavar="PASS", help="End after a pass, and write the model as it is then.")
+@click.option(
+    "--artifacts",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write training_model.onnx, eval_model.onnx, optimizer_model.onnx and checkpoint to a folder instead.",
+)
+@click.option("--prefix", default="", metavar="TEXT", help="What the names of artifacts begin with.")
+@click.option("--nominal-checkpoint", is_flag=True, help="Let their checkpoint have names, shapes and types only.")
 @click.option("--force", is_flag=True, help="Replace files that onnxgrad did not write.")
 @speaks
 @click.pass_obj
 def build(voice: Voice, /, model: str, out: str | None, **values: Any) -> int:
     """Make a training model of MODEL (- is stdin): its graph, a loss, and one gradient per weight."""
-    to_stdout = out == STREAM or (out is None and model == STREAM)
+    to_stdout = out == STREAM or (out is None and model == STREAM and values["artifacts"] is None)
     if to_stdout and voice.json:
         raise click.UsageError("the model and --json can't both go to stdout: name a file with -o")
     voice.done = "stopped" if values["stop_after"] else "built"

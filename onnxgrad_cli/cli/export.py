@@ -17,7 +17,7 @@ from onnxgrad_cli.cli.voice import Voice, speaks
 @speaks
 @click.pass_obj
 def export(voice: Voice, checkpoint: Path, model: str, out: str | None, force: bool) -> int:
-    """Write MODEL with the weights of CHECKPOINT, a file in the folder of a run of `onnxgrad train`."""
+    """Write MODEL with the weights of CHECKPOINT: a file in the folder of a run of `onnxgrad train`, or an adapter."""
     voice.done = "exported"
     from onnxgrad_cli.jobs.export import run_export
 

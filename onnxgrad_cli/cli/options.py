@@ -110,6 +110,20 @@ def what_to_build(command: Command) -> Command:
                      help="Append a whole step of an optimizer; see `onnxgrad optimizers`."),
         click.option("--optimizer-option", type=SETTING, multiple=True,
                      help="A setting of the optimizer, such as weight-decay=0.01."),
+        click.option("--group", multiple=True, metavar="GLOB:KEY=VALUE,...",
+                     help="Settings for weights of these names; lr=FACTOR is of the learning rate. The last wins."),
+        click.option("--clip-norm", type=float, metavar="MAX",
+                     help="Scale the gradients down where their norm, of all together, is larger."),
+        click.option("--clip-value", type=float, metavar="MAX",
+                     help="Clip each element of the gradients to this magnitude."),
+        click.option("--accumulate", type=click.IntRange(min=1), default=1, metavar="N",
+                     help="Take a step at each N-th run, as on one batch of all their samples."),
+        click.option("--loss-scale", metavar="FACTOR|dynamic",
+                     help="Scale the loss gradient up and gradients down again: those in float16 don't vanish."),
+        click.option("--ema", type=float, metavar="DECAY",
+                     help="Keep exponential moving averages of the weights."),
+        click.option("--embed-state/--no-embed-state", default=True,
+                     help="Store the optimizer's state; without, it is fed.  [default: store it]"),
         click.option("--training-info", is_flag=True,
                      help="Leave the graph as it is, and describe the training beside it, as the standard has it."),
         click.option("--init", type=click.Choice(["keep", "xavier", "he", "normal"]), default="keep",
@@ -154,12 +168,14 @@ def options(values: dict[str, Any]) -> Options:
 
     from onnxgrad_cli.losses import parse_loss
     from onnxgrad_cli.passes.adapters import parse_lora
+    from onnxgrad_cli.passes.groups import parse_group
+    from onnxgrad_cli.passes.loss_scale import parse_loss_scale
     from onnxgrad_cli.pipeline import Options
 
     for file in values.pop("rules"):
         load_rules(Path(file))
     losses = tuple(parse_loss(text) for text in values.pop("loss", ()))
-    lora = values.pop("lora", None)
+    lora, scale = values.pop("lora", None), values.pop("loss_scale", None)
     return Options(
         losses=losses or Options.losses,
         loss_options=_settings(values.pop("loss_option", ())),
@@ -168,6 +184,8 @@ def options(values: dict[str, Any]) -> Options:
         shapes=dict(values.pop("shape")),
         yield_=values.pop("yield", "ones"),
         lora=None if lora is None else parse_lora(lora),
+        group=tuple(parse_group(text) for text in values.pop("group", ())),
+        loss_scale=None if scale is None else parse_loss_scale(scale),
         train_last=values.pop("train_last", None) or 0,
         **{field.name: values.pop(field.name) for field in fields(Options) if field.name in values},
     )

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from onnxgrad_cli.cli.options import MODEL, options, what_to_build
 from onnxgrad_cli.cli.voice import Voice, speaks, table
+from onnxgrad_cli.errors import OnnxgradError
 
-NOT_HERE = {"yield", "keep_outputs", "grad_of_input", "training_info", "as_gradient_op", "identifiers", "init"}
+if TYPE_CHECKING:
+    from onnxgrad_cli.runtime.communicator import Communicator
+
+NOT_HERE = {
+    "yield",
+    "keep_outputs",
+    "grad_of_input",
+    "training_info",
+    "as_gradient_op",
+    "identifiers",
+    "init",
+    "embed_state",
+}
 """What says how a training model is written, which a run keeps to itself."""
 
 
@@ -30,6 +45,12 @@ NOT_HERE = {"yield", "keep_outputs", "grad_of_input", "training_info", "as_gradi
 @click.option("--prefix", default="", metavar="TEXT", help="What names in --data have before the inputs' names.")
 @click.option("--val-prefix", default="", metavar="TEXT", help="What names in --val have before the inputs' names.")
 @click.option("-o", "--out", metavar="FILE", help="The trained model.  [default: MODEL.trained.onnx]")
+@click.option(
+    "--adapter",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.safetensors",
+    help="Write the adapters of --lora alone, too.",
+)
 @click.option("--epochs", type=click.IntRange(min=1), default=10, show_default=True, help="How often all is seen.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Samples of a step.")
 @click.option("--learning-rate", type=float, default=1e-3, show_default=True, help="Of the first step, or the highest.")
@@ -55,6 +76,7 @@ NOT_HERE = {"yield", "keep_outputs", "grad_of_input", "training_info", "as_gradi
     metavar="STEPS",
     help="Write a checkpoint every so many steps, besides that after each epoch.",
 )
+@click.option("--use-ema", is_flag=True, help="Judge and write the averages that --ema keeps, not the last weights.")
 @click.option(
     "--run",
     type=click.Path(file_okay=False, path_type=Path),
@@ -75,10 +97,13 @@ def train(voice: Voice, /, model: str, data: str, out: str | None, seed: int | N
 
     names = [field.name for field in dataclasses.fields(Course) if field.name in values]
     course = Course(seed=seed or 0, **{name: values.pop(name) for name in names})
-    built = options({**values, "seed": seed})
-    where = {name: values[name] for name in ("val", "run", "resume", "force")}
-    with _progress(voice) as watch:
-        found = run_train(model, data, out, built, course, tell=voice.say, watch=watch, **where)
+    where = {name: values[name] for name in ("val", "adapter", "run", "resume", "force")}
+    with _together(voice) as link:
+        built = options({**values, "seed": seed})
+        with _progress(voice) as watch:
+            found = run_train(model, data, out, built, course, tell=voice.say, watch=watch, communicator=link, **where)
+    if link.rank:
+        return 0 if found.reason != "stopped" else 130
     voice.result(
         {**dataclasses.asdict(found), "files": [str(file) for file in found.files]}, _summary(found.epochs, found.best)
     )
@@ -93,6 +118,30 @@ def train(voice: Voice, /, model: str, data: str, out: str | None, seed: int | N
 train.params = [param for param in train.params if param.name not in NOT_HERE]
 
 
+@contextmanager
+def _together(voice: Voice) -> Iterator[Communicator]:
+    """What connects this process to those that mpirun has started with it, of which the first one alone speaks.
+
+    Where one fails all are ended: they would wait for it for ever.
+    """
+    from onnxgrad_cli.runtime.communicator import communicator
+
+    link = communicator()
+    if link.rank:
+        voice.level, voice.json = -1, False
+    elif link.world > 1:
+        voice.say(f"{link.world} processes train together")
+    try:
+        yield link
+    except BaseException as error:
+        voice.at_failure = link.end
+        if link.rank:
+            time.sleep(1)  # what fails in all processes is told by the first, which then ends them
+        if link.rank and isinstance(error, OnnxgradError):
+            error.message = f"process {link.rank}: {error.message}"
+        raise
+
+
 def _summary(epochs: Sequence[dict[str, float]], best: int) -> str:
     if not epochs:
         return "no epoch was completed"
@@ -101,7 +150,23 @@ def _summary(epochs: Sequence[dict[str, float]], best: int) -> str:
         (str(i), *(f"{value:.4f}" for value in epoch.values()), "best" if i == best else "")
         for i, epoch in enumerate(epochs, 1)
     ]
-    return table(head, rows)
+    return "\n".join([table(head, rows), *_curves(epochs)])
+
+
+def _curves(epochs: Sequence[dict[str, float]]) -> Iterator[str]:
+    """A line for each loss, where the terminal has the characters for it."""
+    import sys
+
+    from onnxgrad_cli.report.curve import BLOCKS, blocks
+
+    try:
+        BLOCKS.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return
+    for name in ("loss", "val_loss"):
+        values = [epoch[name] for epoch in epochs if name in epoch]
+        if len(values) > 1 and all(map(math.isfinite, values)):
+            yield f"{name.replace('val_', 'validation '):15}  {blocks(values)}  {values[0]:.4f} to {values[-1]:.4f}"
 
 
 @contextmanager

@@ -35,6 +35,7 @@ class Voice:
         level: -1 quiet, 0 normal, 1 -v, 2 -vv.
         traceback: whether errors show where they were raised.
         done: what the closing line says when all went well; "" for commands without one.
+        at_failure: called with the exit code after all has been said, where a command fails.
     """
 
     def __init__(self, arguments: Sequence[str] = ()) -> None:
@@ -43,6 +44,7 @@ class Voice:
         self.level = 0
         self.traceback = "--traceback" in arguments
         self.done = ""
+        self.at_failure: Callable[[int], object] = lambda code: None
         self._start = time.perf_counter()
 
     @property
@@ -88,6 +90,8 @@ class Voice:
             word = OUTCOMES.get(code, self.done)
             seconds = time.perf_counter() - self._start
             self.say(f"{_colored(word, COLORS.get(word, 'green'))} | {seconds:.2f} s | {self.command}")
+        if code:
+            self.at_failure(code)
 
     def report(self, report: Report, to_stderr: bool = False) -> int:
         """Print a report, in short, and return the exit code it means."""

@@ -21,9 +21,9 @@ from onnxgrad_cli.losses.registry import LOSSES, Loss
 from onnxgrad_cli.losses.values import SMALLEST, mae, mse
 from onnxgrad_cli.passes import prepare
 from onnxgrad_cli.passes.loss import penalty as penalty_of
-from onnxgrad_cli.passes.loss import reduced
 from onnxgrad_cli.passes.upgrade import upgrade
 from onnxgrad_cli.settings import declared, require
+from onnxgrad_cli.sums import reduced
 
 Penalty = Mapping[str, float | Mapping[str, float]]
 

@@ -22,6 +22,7 @@ from onnxgrad_cli.files import (
 )
 from onnxgrad_cli.graph import Graph, nbytes
 from onnxgrad_cli.jobs import Tell, silent, target_of
+from onnxgrad_cli.jobs.artifacts import make_folder, next_step, opens_frozen
 from onnxgrad_cli.jobs.check import fit, read_data
 from onnxgrad_cli.passes import VERIFY, pipeline_for
 from onnxgrad_cli.passes.describe import describe
@@ -29,7 +30,18 @@ from onnxgrad_cli.pipeline import Options, Pass, Record
 from onnxgrad_cli.proof.verify import LARGE, Proof, prove
 from onnxgrad_cli.report import FORMATS, File, Report, make_report, render
 from onnxgrad_cli.report.model import Next
+from onnxgrad_cli.runtime.artifacts import (
+    CHECKPOINT,
+    EVALUATION,
+    OPTIMIZER,
+    TRAINING,
+    make_artifacts,
+    save_artifacts,
+)
 from onnxgrad_cli.standard.training_info import check_request, pack, step_model
+
+FED = ("model input", "label", "sample weight")
+"""The roles of what a step is fed besides the learning rate."""
 
 
 def run_build(
@@ -43,6 +55,9 @@ def run_build(
     no_report: bool = False,
     dump_passes: Path | None = None,
     stop_after: str | None = None,
+    artifacts: Path | None = None,
+    prefix: str = "",
+    nominal_checkpoint: bool = False,
     force: bool = False,
     check: bool = False,
     command: str = "",
@@ -60,6 +75,10 @@ def run_build(
         no_report: write no report.
         dump_passes: a folder for the model as it is after each pass; its external data are not copied.
         stop_after: the pass to end after; the model as it is then is written, unproven.
+        artifacts: the folder to which training, evaluation and optimizer model and the checkpoint are written, in
+            place of `out`.
+        prefix: what their names begin with.
+        nominal_checkpoint: let the checkpoint have names, shapes and types only.
         force: replace files that onnxgrad did not write.
         check: check the graph after each pass.
         command: the command line, for the report.
@@ -75,6 +94,12 @@ def run_build(
     """
     options = options or Options()
     check_request(options)
+    if artifacts is not None:
+        _check_artifacts(options, out, stop_after)
+        make_folder(artifacts, "--artifacts")
+        out = artifacts / f"{prefix}{TRAINING}"
+    elif prefix or nominal_checkpoint:
+        raise UsageError("--prefix and --nominal-checkpoint are about artifacts", "add --artifacts DIR")
     proto, path = load_model(model)
     target = target_of(path, out, stop_after or "train")
     if no_report:
@@ -88,7 +113,8 @@ def run_build(
     wants_proof = verify is not False and stop_after is None and options.yield_ != "keep"
     comparable = wants_proof and options.mode == "keep"  # else the training model is to compute something else
     packs = options.training_info and stop_after is None
-    original = _copy(proto) if packs or (comparable and (verify or _is_small(proto))) else None
+    kept = packs or artifacts is not None
+    original = _copy(proto) if kept or (comparable and (verify or _is_small(proto))) else None
     folder = path.parent if path else Path()
     sources = [folder / name for name in check_external_data(proto, path)]
 
@@ -97,7 +123,7 @@ def run_build(
     proof: Proof | None = None
     files = [File.of(path, "source model")] if path else []
     try:
-        built.run(after=dump, stop_after=stop_after)
+        built.run(after=opens_frozen(built, dump) if artifacts is not None else dump, stop_after=stop_after)
         result = trained = built.model
         if packs and original is not None:
             result = pack(original, built)
@@ -115,13 +141,22 @@ def run_build(
     except (UnsupportedError, CheckFailed) as found:
         error = found
     else:
-        written = save_model(result, STREAM if target is None else target, path, force)
-        files += [File.of(file, "weights" if i else "training model") for i, file in enumerate(written)]
+        if artifacts is not None and original is not None:
+            outputs = [value.name for value in original.graph.output] if options.keep_outputs else []
+            made = make_artifacts(built, original, outputs)
+            written = save_artifacts(made, artifacts, prefix, nominal=nominal_checkpoint, source=path, force=force)
+            files += [File.of(file, _kind(file, prefix)) for file in written]
+        else:
+            written = save_model(result, STREAM if target is None else target, path, force)
+            files += [File.of(file, "weights" if i else "training model") for i, file in enumerate(written)]
     files += [File.of(file, "weights", digest=False) for file in sources]
     report = make_report(
         built=built, error=error, proof=proof, files=files, command=command, options=options, model=model,
         sizes=options.dims,
     )  # fmt: skip
+    if artifacts is not None and options.optimizer and report.status == "built":
+        fed = [value.name for value in report.inputs if value.role in FED]
+        report = replace(report, next=[report.next[0], next_step(artifacts, prefix, fed)])
     for file in reports:
         save_bytes(render(report, file.suffix[1:]).encode(), file)
     return report
@@ -172,6 +207,25 @@ def _check_targets(
         raise UsageError(f"'{twice.pop()}' is to be written twice", "give each file its own name")
 
 
+def _check_artifacts(options: Options, out: str | Path | None, stop_after: str | None) -> None:
+    others = {
+        "--out": out is not None,
+        "--stop-after": stop_after is not None,
+        "--training-info": options.training_info,
+        "--as-gradient-op": options.as_gradient_op,
+        "--yield": options.yield_ != "ones",
+    }
+    for option, given in others.items():
+        if given:
+            raise UsageError(f"--artifacts does not go with {option}", "leave one of them out")
+
+
+def _kind(file: Path, prefix: str) -> str:
+    """What an artifact is, in words."""
+    kinds = {TRAINING: "training model", EVALUATION: "evaluation model", OPTIMIZER: "optimizer model"}
+    return {**kinds, CHECKPOINT: "checkpoint"}.get(file.name.removeprefix(prefix), "weights")
+
+
 def _check_names(stop_after: str | None, names: Sequence[str], reports: Sequence[Path]) -> None:
     if stop_after is not None and stop_after not in names:
         raise UsageError(f"--stop-after: there is no pass '{stop_after}'", suggest(stop_after, names, "passes"))
@@ -192,10 +246,7 @@ class _Dump:
         self.folder, self.source, self.force, self.check, self.tell = folder, source, force, check, tell
         self._count = 0
         if folder:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise OnnxgradError(f"--dump-passes: '{folder}' can't be made: {error.strerror}") from None
+            make_folder(folder, "--dump-passes")
 
     def __call__(self, step: Pass, graph: Graph, record: Record) -> None:
         self._count += 1

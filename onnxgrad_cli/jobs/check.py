@@ -15,6 +15,7 @@ from onnxgrad_cli.graph import dtype_of, shape_of
 from onnxgrad_cli.jobs import Tell, silent
 from onnxgrad_cli.passes.describe import Roles, describe
 from onnxgrad_cli.proof.verify import Proof, prove
+from onnxgrad_cli.runtime.artifacts import with_stored
 
 
 def run_check(
@@ -39,6 +40,8 @@ def run_check(
     """
     proto, path = load_model(model)
     roles = describe(proto)
+    if path is not None:
+        proto = with_stored(proto, path)
     arrays = read_data(data) if data else {}
     arrays, measured = fit(arrays, proto, roles, tell)
     return prove(proto, roles, path, None, arrays, {**(sizes or {}), **measured}, seed, force=True)

@@ -1,4 +1,4 @@
-"""From a checkpoint and the model it belongs to back to an inference model."""
+"""From a checkpoint, or an adapter, and the model it belongs to back to an inference model."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto
 
-from onnxgrad_cli.files import check_target, load_model, save_model
+from onnxgrad_cli.files import STREAM, check_target, load_model, save_model
 from onnxgrad_cli.jobs import target_of
 from onnxgrad_cli.pipeline import Adapter
+from onnxgrad_cli.proof.check import Arrays
+from onnxgrad_cli.runtime.adapter_file import is_adapter, load_adapter
 from onnxgrad_cli.runtime.export import with_weights
 from onnxgrad_cli.runtime.folder import load_checkpoint
 from onnxgrad_cli.runtime.merge import merged
 
 
-def run_export(
-    checkpoint: Path, model: str | Path, out: str | Path | None = None, *, force: bool = False
-) -> list[Path]:
+def run_export(source: Path, model: str | Path, out: str | Path | None = None, *, force: bool = False) -> list[Path]:
     """Write the inference model with the weights of a checkpoint, adapters merged into those they belong to.
 
     Args:
-        checkpoint: what `onnxgrad train` has written in the folder of its run.
+        source: a checkpoint in the folder of a run of `onnxgrad train`, or the adapter that one has written.
         model: the inference model that was trained.
         out: by default `<model>.trained.onnx`.
         force: replace a file that onnxgrad did not write.
@@ -34,14 +34,22 @@ def run_export(
         UsageError: a file would be replaced that must not be.
         OnnxgradError: the checkpoint can't be read, or is that of another model.
     """
-    values, progress = load_checkpoint(checkpoint)
+    weights, state, adapters = _read(source)
     proto, path = load_model(model)
     target = target_of(path, out, "trained")
     if target is not None:
         check_target(target, proto, path, force)
+    return save_model(write_back(proto, weights, state, adapters, path), target or STREAM, path, force)
+
+
+def _read(source: Path) -> tuple[Arrays, Arrays, Sequence[Adapter]]:
+    """The weights, the state and the adapters in a file."""
+    if is_adapter(source):
+        adapters, values = load_adapter(source)
+        return values, {}, adapters
+    values, progress = load_checkpoint(source)
     weights = {name: values.pop(name) for name in progress["weights"]}
-    adapters = [Adapter(**adapter) for adapter in progress["adapters"]]
-    return save_model(write_back(proto, weights, values, adapters, path), target or "-", path, force)
+    return weights, values, [Adapter(**adapter) for adapter in progress["adapters"]]
 
 
 def write_back(

@@ -10,6 +10,7 @@ from onnxgrad_cli.optimizers.registry import State, optimizer
 from onnxgrad_cli.settings import require
 
 EPS = "added to the root that is divided by"
+SHRINK = "the weight shrinks by this times the rate"
 MEANS = {
     "m": "the decaying mean of the gradients",
     "v": "the decaying mean of their squares",
@@ -47,12 +48,12 @@ def rmsprop(
     Source: T. Tieleman and G. Hinton, Lecture 6.5 of Neural Networks for Machine Learning, 2012; centered: A. Graves,
     Generating Sequences With Recurrent Neural Networks, 2013.
     """
-    _require_shares(alpha=alpha)
+    require_shares(alpha=alpha)
     require(eps >= 0 and momentum >= 0, "eps and momentum must not be negative")
     g = decayed(w, g, weight_decay)
-    spread = _mean(state, "v", alpha, g * g)
+    spread = decaying_mean(state, "v", alpha, g * g)
     if centered:
-        a = _mean(state, "a", alpha, g)
+        a = decaying_mean(state, "a", alpha, g)
         spread = op.Max(spread - a * a, op.const(0.0, g))  # rounding may leave less than nothing
     scaled = g / (op.Sqrt(spread) + eps)
     if momentum:
@@ -96,10 +97,10 @@ def adam(
     Source: D. Kingma and J. Ba, Adam: A Method for Stochastic Optimization, ICLR 2015; amsgrad: S. Reddi et al., On
     the Convergence of Adam and Beyond, ICLR 2018.
     """
-    return w - _adam(op, decayed(w, g, weight_decay), state, beta1, beta2, eps, amsgrad)
+    return w - adam_step(op, decayed(w, g, weight_decay), state, state.rate, beta1, beta2, eps, amsgrad)
 
 
-@optimizer("adamw", slots=MEANS, options={**ADAM, "weight_decay": "the weight shrinks by this times the rate"})
+@optimizer("adamw", slots=MEANS, options={**ADAM, "weight_decay": SHRINK})
 def adamw(
     op, w, g, state, *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01,
     amsgrad: bool = False,
@@ -110,22 +111,73 @@ def adamw(
     """
     require(weight_decay >= 0, "weight_decay must not be negative")
     shrunk = w * (1 - state.rate * weight_decay) if weight_decay else w
-    return shrunk - _adam(op, g, state, beta1, beta2, eps, amsgrad)
+    return shrunk - adam_step(op, g, state, state.rate, beta1, beta2, eps, amsgrad)
 
 
-def _adam(op: Op, g: Val, state: State, beta1: float, beta2: float, eps: float, amsgrad: bool) -> Val:
-    """What a step of Adam subtracts."""
-    _require_shares(beta1=beta1, beta2=beta2)
+@optimizer(
+    "adamax",
+    slots={"m": MEANS["m"], "u": "the decaying maximum of their magnitudes"},
+    options={
+        "beta1": ADAM["beta1"],
+        "beta2": "how much of the maximum stays",
+        "eps": "added to the magnitudes",
+        "weight_decay": DECAY,
+    },
+)
+def adamax(
+    op, w, g, state, *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0
+):  # fmt: skip
+    """w - rate m / u, m the unbiased decaying mean of g, u = max(beta2 u, |g| + eps). As torch.optim.Adamax.
+
+    Source: D. Kingma and J. Ba, Adam: A Method for Stochastic Optimization, ICLR 2015, section 7.1.
+    """
+    require_shares(beta1=beta1, beta2=beta2)
+    require(eps >= 0, "eps must not be negative")
+    g = decayed(w, g, weight_decay)
+    m = decaying_mean(state, "m", beta1, g)
+    u = state["u"] = op.Max(beta2 * state["u"], op.Abs(g) + eps)
+    return w - state.rate / mean_weight(op, beta1, state.count + 1) * m / u
+
+
+@optimizer(
+    "adadelta",
+    slots={"v": "the decaying mean of the squared gradients", "d": "the decaying mean of the squared steps"},
+    options={
+        "rho": "how much of either mean stays",
+        "eps": "added to the means before their roots",
+        "weight_decay": DECAY,
+    },
+)
+def adadelta(op, w, g, state, *, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0):
+    """w - rate d, d = √(mean of d²) / √(mean of g²) g. As torch.optim.Adadelta, whose rate begins at 1.
+
+    Source: M. Zeiler, ADADELTA: An Adaptive Learning Rate Method, 2012.
+    """
+    require_shares(rho=rho)
+    require(eps >= 0, "eps must not be negative")
+    g = decayed(w, g, weight_decay)
+    v = decaying_mean(state, "v", rho, g * g)
+    step = op.Sqrt(state["d"] + eps) / op.Sqrt(v + eps) * g
+    decaying_mean(state, "d", rho, step * step)
+    return w - state.rate * step
+
+
+def adam_step(
+    op: Op, g: Val, state: State, rate: Val | float, beta1: float, beta2: float, eps: float, amsgrad: bool = False
+) -> Val:
+    """What Adam subtracts: rate m / (√v + eps), m and v the unbiased decaying means of g and g²."""
+    require_shares(beta1=beta1, beta2=beta2)
     require(eps >= 0, "eps must not be negative")
     steps = state.count + 1
-    m, v = _mean(state, "m", beta1, g), _mean(state, "v", beta2, g * g)
+    m, v = decaying_mean(state, "m", beta1, g), decaying_mean(state, "v", beta2, g * g)
     if amsgrad:
         v = state["vmax"] = op.Max(state["vmax"], v)
     root = op.Sqrt(v) / op.Sqrt(mean_weight(op, beta2, steps)) + eps
-    return state.rate / mean_weight(op, beta1, steps) * m / root
+    return rate / mean_weight(op, beta1, steps) * m / root
 
 
-def _mean(state: State, slot: str, share: float, x: Val) -> Val:
+def decaying_mean(state: State, slot: str, share: float, x: Val) -> Val:
+    """Take `x` into a mean of which `share` stays."""
     state[slot] = share * state[slot] + (1 - share) * x
     return state[slot]
 
@@ -142,6 +194,7 @@ def mean_weight(op: Op, share: float, steps: Val) -> Val:
     return 2 * t / (1 + t)
 
 
-def _require_shares(**shares: float) -> None:
+def require_shares(**shares: float) -> None:
+    """Refuse what is no share of a mean."""
     for name, value in shares.items():
         require(0 <= value < 1, f"{name} must lie between 0 and 1, and not be 1")

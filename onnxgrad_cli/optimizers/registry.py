@@ -74,7 +74,7 @@ class Optimizer:
 
 
 OPTIMIZERS: Catalogue[Optimizer] = Catalogue(
-    "optimizer", "optimizers", ["onnxgrad_cli.optimizers.descent", "onnxgrad_cli.optimizers.adaptive"]
+    "optimizer", "optimizers", [f"onnxgrad_cli.optimizers.{family}" for family in ("descent", "adaptive", "normalized")]
 )
 """From the plain ones to those built on them."""
 

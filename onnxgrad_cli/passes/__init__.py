@@ -8,6 +8,7 @@ from onnxgrad_cli.passes.cleanup import CLEANUP
 from onnxgrad_cli.passes.gradient_op import GRADIENT
 from onnxgrad_cli.passes.identifiers import IDENTIFIERS
 from onnxgrad_cli.passes.loss import LOSS
+from onnxgrad_cli.passes.loss_scale import LOSS_SCALE
 from onnxgrad_cli.passes.optimizer import OPTIMIZER
 from onnxgrad_cli.passes.outputs import OUTPUTS
 from onnxgrad_cli.passes.prepare import PREPARE
@@ -21,15 +22,16 @@ _INSTEAD = {YIELD: GRADIENT, OUTPUTS: replace(OUTPUTS, summary="inputs and outpu
 COMPACT = tuple(_INSTEAD.get(step, step) for step in PASSES if step is not BACKWARD)
 """The pipeline of `onnxgrad build --as-gradient-op`; `verify` expands the model first."""
 
-_AFTER = {PREPARE: ADAPTERS, BACKWARD: GRADIENT}
-EVERY = tuple(each for step in PASSES for each in ((step, _AFTER[step]) if step in _AFTER else (step,)))
+_AFTER = {PREPARE: (ADAPTERS,), BACKWARD: (GRADIENT, LOSS_SCALE)}
+EVERY = tuple(each for step in PASSES for each in (step, *_AFTER.get(step, ())))
 """Every pass there is."""
 
 
 def pipeline_for(options: Options) -> tuple[Pass, ...]:
     """The passes of a build."""
+    asked = {ADAPTERS: bool(options.lora or options.lora_target), LOSS_SCALE: options.loss_scale is not None}
     passes = COMPACT if options.as_gradient_op else PASSES
-    return (PREPARE, ADAPTERS, *passes[1:]) if options.lora or options.lora_target else passes
+    return tuple(each for step in passes for each in (step, *filter(asked.get, _AFTER.get(step, ()))))
 
 
 VERIFY = "verify"

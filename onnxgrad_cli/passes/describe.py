@@ -7,24 +7,29 @@ output is the gradient of which weight. Names are a convention and may be taken;
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onnx import ModelProto, NodeProto
+import numpy as np
+from onnx import ModelProto, NodeProto, numpy_helper
 
 import onnxgrad_cli
 from onnxgrad_cli.emit import RANDOM, ROLE, is_float
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.graph import Graph, shape_of
-from onnxgrad_cli.pipeline import Adapter, Options, Training
+from onnxgrad_cli.pipeline import Adapter, Options, Slot, Training
 
 VERSION, LOSS, ROLES = "onnxgrad.version", "onnxgrad.loss", "onnxgrad.roles"
 """The keys in the model's metadata_props."""
 
 STORED = frozenset({"weight", "state", "constant"})
-"""The roles of inputs whose value is stored in the model, so that they need not be fed."""
+"""The roles of inputs that have a value before the first step: a stored one, or for state the one that is described."""
+
+
+AVERAGE = "ema"
+"""The kind of a state that holds the average of a weight."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +63,15 @@ class Roles:
         losses: the terms of its loss.
         reduction: 'mean' or 'sum'.
         inputs: input -> 'model input', 'label', 'sample weight', 'learning rate', 'weight' (trained), 'state',
-            'loss gradient' or 'constant' (one that can be overridden but isn't trained), in order.
+            'loss gradient' or 'constant' (one that can be overridden but isn't trained), in order; an optimizer alone
+            has each 'gradient' too, by the name under which the gradient model gives it.
         outputs: output -> its role, in order.
         estimated: whether gradients are straight-through estimates, which no difference of the loss agrees with.
         partial: inputs and weights whose gradient leaves out paths at which `stop_gradient` stops it.
         optimizer: the name of the optimizer whose step is part of the model; "" where there is none.
         adapters: the low-rank adapters in the model, whose factors are weights.
+        slots: what of the state is the optimizer's, and how it begins; the rest are running statistics, which begin as
+            they are stored.
     """
 
     version: str
@@ -75,6 +83,7 @@ class Roles:
     partial: tuple[str, ...] = ()
     optimizer: str = ""
     adapters: tuple[Adapter, ...] = ()
+    slots: dict[str, Slot] = field(default_factory=dict)
 
     @property
     def loss(self) -> str:
@@ -88,8 +97,21 @@ class Roles:
 
     @property
     def fed(self) -> list[str]:
-        """The inputs without a stored value, which must be fed."""
+        """The inputs that are new at each step: data, labels, the learning rate."""
         return [name for name, role in self.inputs.items() if role not in STORED]
+
+    @property
+    def averages(self) -> dict[str, str]:
+        """Weight -> the state that holds its exponential moving average, where such are kept."""
+        return {slot.of: name for name, slot in self.slots.items() if slot.kind == AVERAGE}
+
+    def begun(self, stored: Collection[str]) -> dict[str, np.ndarray]:
+        """What the optimizer's state holds before the first step, of what is not in `stored`."""
+        return {
+            name: np.full(slot.shape, slot.initial, slot.dtype)
+            for name, slot in self.slots.items()
+            if name not in stored
+        }
 
 
 def tool_version() -> str:
@@ -137,6 +159,7 @@ def roles(graph: Graph, options: Options, training: Training) -> Roles:
         tuple(dict.fromkeys(training.partial)),
         options.optimizer,
         tuple(training.adapters),
+        dict(training.slots),
     )
 
 
@@ -151,7 +174,11 @@ def _terms(graph: Graph, options: Options, training: Training) -> Iterator[Term]
 
 def embed(graph: Graph, options: Options, training: Training) -> None:
     """Write the roles into the model's metadata, in place of those of an earlier build."""
-    found = roles(graph, options, training)
+    write(graph.proto, roles(graph, options, training))
+
+
+def write(model: ModelProto, found: Roles) -> None:
+    """Write a description into a model's metadata, in place of the one it has."""
     terms = {"terms": [asdict(term) for term in found.losses], "reduction": found.reduction}
     ports: dict[str, Any] = {
         "inputs": found.inputs, "outputs": {name: asdict(role) for name, role in found.outputs.items()}
@@ -164,7 +191,9 @@ def embed(graph: Graph, options: Options, training: Training) -> None:
         ports["optimizer"] = found.optimizer
     if found.adapters:
         ports["adapters"] = [asdict(adapter) for adapter in found.adapters]
-    props = graph.proto.metadata_props
+    if found.slots:
+        ports["state"] = {name: asdict(slot) for name, slot in found.slots.items()}
+    props = model.metadata_props
     for old in [entry for entry in props if entry.key in (VERSION, LOSS, ROLES)]:
         props.remove(old)
     # The version comes last: `files.is_ours` looks for it at the end.
@@ -179,6 +208,17 @@ def describe(model: ModelProto) -> Roles:
         UsageError: the model carries no description: onnxgrad did not make it, or another tool dropped it.
         OnnxgradError: the description can't be read, or the model no longer is what it describes.
     """
+    found = read(model)
+    if not any(role.role == "loss" for role in found.outputs.values()):
+        raise UsageError(
+            "the model is no training model made by onnxgrad: its description names no loss",
+            "an initialization has none, nor has a step of another tool; make one with `onnxgrad build MODEL`",
+        )
+    return found
+
+
+def read(model: ModelProto) -> Roles:
+    """What any part of a training says of itself, an optimizer's step alone too; see `describe`."""
     props = {entry.key: entry.value for entry in model.metadata_props}
     if ROLES not in props and model.training_info:
         raise UsageError(
@@ -202,6 +242,7 @@ def describe(model: ModelProto) -> Roles:
             tuple(ports.get("partial", ())),
             ports.get("optimizer", ""),
             tuple(Adapter(**adapter) for adapter in ports.get("adapters", ())),
+            {name: Slot(**{**slot, "shape": tuple(slot["shape"])}) for name, slot in ports.get("state", {}).items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise OnnxgradError(f"the model's entry '{ROLES}' can't be read: {error}", "build it again") from error
@@ -221,11 +262,17 @@ def _fits(found: Roles, model: ModelProto) -> None:
 
     compare("input", found.inputs, model.graph.input)
     compare("output", found.outputs, model.graph.output)
-    if not any(role.role == "loss" for role in found.outputs.values()):
-        raise UsageError(
-            "the model is no training model made by onnxgrad: its description names no loss",
-            "an initialization has none, nor has a step of another tool; make one with `onnxgrad build MODEL`",
-        )
+
+
+def started(model: ModelProto, roles: Roles) -> ModelProto:
+    """A training model whose state is stored: the model itself, or else a copy, where state is described alone."""
+    values = roles.begun([tensor.name for tensor in model.graph.initializer])
+    if not values:
+        return model
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    copy.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items())
+    return copy
 
 
 def parts(graph: Graph, training: Training) -> list[str]:

@@ -68,6 +68,8 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
 def _refuse_what_it_can_not_say(options: Options) -> None:
     if options.yield_ != "ones":
         raise UsageError(f"--as-gradient-op does not go with --yield {options.yield_}", "a Gradient starts from ones")
+    if options.loss_scale is not None:
+        raise UsageError("--as-gradient-op does not go with --loss-scale", "a Gradient starts from ones")
     if options.quantization != "refuse":
         raise UsageError(
             f"--as-gradient-op does not go with --quantization {options.quantization}",

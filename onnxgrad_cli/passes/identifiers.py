@@ -77,8 +77,11 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
             if key in names:
                 del renamed[key]
     training.loss = names.get(training.loss, training.loss)
-    for listed in (training.slots, training.trained):
-        listed[:] = [names.get(name, name) for name in listed]
+    training.divisors = {position: names.get(name, name) for position, name in training.divisors.items()}
+    training.trained = [names.get(name, name) for name in training.trained]
+    training.slots = {
+        names.get(name, name): replace(slot, of=names.get(slot.of, slot.of)) for name, slot in training.slots.items()
+    }
     training.adapters = [replace(a, a=names.get(a.a, a.a), b=names.get(a.b, a.b)) for a in training.adapters]
     embed(graph, options, training)
     return bool(names)

@@ -1,52 +1,118 @@
 """Append the optimizer: a training model then takes a whole step in one run.
 
 The learning rate is fed; the count of steps and each weight's slots are state, which comes in and goes out as the
-weights do: `<name>` as an overridable initializer, its successor as the output `<name>_next`.
+weights do: what replaces `<name>` is the output `<name>_next`. Where a step is not taken at each run, it stands in the
+branch of an If, so that the other runs don't pay for it.
 """
 
 from __future__ import annotations
 
-import numpy as np
-from onnx import TensorProto, helper
+from collections.abc import Mapping
 
+from onnx import TensorProto
+
+from onnxgrad_cli.bodies import when
 from onnxgrad_cli.emit import Op, Val
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.graph import Graph, tensor_type
 from onnxgrad_cli.optimizers import OPTIMIZERS, Optimizer
+from onnxgrad_cli.passes.accumulation import accumulate, cautions, check_accumulation
+from onnxgrad_cli.passes.average import averaged, check_average
+from onnxgrad_cli.passes.clipping import check_clipping, clipped
 from onnxgrad_cli.passes.describe import embed
+from onnxgrad_cli.passes.groups import settings
 from onnxgrad_cli.passes.loss import fed_first
+from onnxgrad_cli.passes.loss_scale import DYNAMIC, adapted, are_finite, scale_in
+from onnxgrad_cli.passes.states import States
 from onnxgrad_cli.pipeline import Options, Pass, Training
 
 LEARNING_RATE, STEP = "learning_rate", "step"
 
+FOR_STEPS = ("optimizer_options", "group", "clip_norm", "clip_value", "accumulate", "ema", "embed_state")
+"""Options that say how a step is taken."""
+
 
 def _run(graph: Graph, options: Options, training: Training) -> bool:
     if not options.optimizer:
-        if options.optimizer_options:
-            raise UsageError("--optimizer-option: there is no optimizer", "choose one with --optimizer NAME")
+        _refuse_options(options)
         return False
-    found = OPTIMIZERS.lookup(options.optimizer)
-    settings = found.settings(options.optimizer_options)
+    for check in (check_clipping, check_accumulation, check_average):
+        check(options)
     if not training.trained:
         raise UsageError("--optimizer: no weight is trained", "choose weights with --train GLOB")
+    training.cautions.extend(cautions(options))
     op = Op(graph)
     op.role = op.scope = "optimizer"
-    weights = [op.val(name) for name in training.trained]
-    rate = _learning_rate(op, training, weights)
-    step = _store(op, STEP, np.zeros((), np.int64))
-    stepped = {step.name: step + 1}
-    updated: dict[str, Val] = {}
-    for weight in weights:
-        op.scope = f"optimizer/{weight.name}"
-        work, gradient = op.wide(weight), op.wide(op.val(training.gradients[weight.name]))
-        state = _State(op, found, weight.name, work, rate, step)
-        updated[weight.name] = op.cast(found.function(op, work, gradient, state, **settings), weight)
-        stepped.update(state.stepped)
-    training.slots = list(stepped)
-    _hand_out(op, training, {**updated, **stepped})
+    step = _Step(op, options, training)
+    gradients = {name: op.wide(op.val(training.gradients[name])) for name in training.trained}
+    if options.accumulate > 1:
+        gathered = accumulate(op, step.states, gradients, options.accumulate)
+        op.scope = "optimizer"
+        after = when(op, gathered.due, lambda inner: step.taken(inner, gathered.totals)) | gathered.after
+    else:
+        after = step.taken(op, gradients)
+    _hand_out(op, training, after)
     fed_first(graph)
     embed(graph, options, training)
     return True
+
+
+def _refuse_options(options: Options) -> None:
+    for name in FOR_STEPS:
+        if getattr(options, name) != getattr(Options(), name):
+            flag = name.removesuffix("s").replace("_", "-")
+            raise UsageError(f"--{flag}: there is no optimizer", "choose one with --optimizer NAME")
+
+
+class _Step:
+    """A step of the optimizer on all weights."""
+
+    def __init__(self, op: Op, options: Options, training: Training) -> None:
+        self.options, self.training = options, training
+        self.states = States(op.graph, options, training)
+        self.optimizer = OPTIMIZERS.lookup(options.optimizer)
+        self.settings = settings(self.optimizer, options, training.trained)
+        self.rate = _learning_rate(op, training, [op.val(name) for name in training.trained]).name
+        self.count = self.states.whole(op, STEP, 0, TensorProto.INT64).name
+
+    def taken(self, op: Op, gradients: Mapping[str, Val]) -> dict[str, Val]:
+        """Take the step, unless a gradient is not finite and a dynamic scale of the loss is there to mend that.
+
+        Returns:
+            weight or state -> what replaces it.
+        """
+        if self.options.loss_scale != DYNAMIC:
+            return self._taken(op, gradients)
+        op.scope = "optimizer/loss_scale"
+        scale, good_steps = scale_in(op, self.states, self.training)
+        good = are_finite(op, [op.val(gradient.name) for gradient in gradients.values()])
+        after = when(op, good, lambda inner: self._taken(inner, gradients))
+        return after | adapted(op, scale, good_steps, good)
+
+    def _taken(self, op: Op, gradients: Mapping[str, Val]) -> dict[str, Val]:
+        weights: dict[str, Val] = {}
+        states: dict[str, Val] = {}
+        rate, count = op.val(self.rate), op.val(self.count)
+        for name, gradient in clipped(op, self._mean(op, gradients), self.options).items():
+            op.scope = f"optimizer/{name}"
+            weight, chosen = op.val(name), self.settings[name]
+            work = op.wide(weight)
+            factor = op.cast(rate, work) if chosen.factor == 1 else op.cast(rate, work) * chosen.factor
+            state = _State(op, self.states, self.optimizer, name, work, factor, count)
+            weights[name] = op.cast(self.optimizer.function(op, work, gradient, state, **chosen.options), weight)
+            states |= state.stepped
+            if self.options.ema is not None:
+                states |= averaged(op, self.states, name, op.wide(weights[name]), count, self.options.ema)
+        return {**weights, self.count: count + 1, **states}
+
+    def _mean(self, op: Op, gradients: Mapping[str, Val]) -> dict[str, Val]:
+        """The gradients of one batch of all samples: of several runs, the mean where the loss is one."""
+        given = {name: op.val(gradient.name) for name, gradient in gradients.items()}
+        runs = self.options.accumulate
+        if runs == 1 or self.options.reduction == "sum":
+            return given
+        op.scope = "optimizer/accumulation"
+        return {name: gradient / runs for name, gradient in given.items()}
 
 
 def _learning_rate(op: Op, training: Training, weights: list[Val]) -> Val:
@@ -57,27 +123,26 @@ def _learning_rate(op: Op, training: Training, weights: list[Val]) -> Val:
     return op.val(training.learning_rate)
 
 
-def _store(op: Op, stem: str, value: np.ndarray) -> Val:
-    """An overridable initializer."""
-    name = op.graph.fresh(stem)
-    op.graph.add_initializer(name, value)
-    op.graph.add_input(name, op.graph.types[name])
-    return op.val(name)
-
-
 class _State:
     """The slots of one weight; see `optimizers.State`."""
 
-    def __init__(self, op: Op, optimizer: Optimizer, weight: str, like: Val, rate: Val, step: Val) -> None:
-        self.rate, self.count = op.cast(rate, like), op.cast(step, like)
-        self._op, self._optimizer, self._weight, self._like = op, optimizer, weight, like
+    def __init__(
+        self, op: Op, states: States, optimizer: Optimizer, weight: str, like: Val, rate: Val, count: Val
+    ) -> None:
+        self.rate = rate
+        self._op, self._states, self._optimizer, self._weight = op, states, optimizer, weight
+        self._like, self._count = like, count
         self._starts: dict[str, float] = {}
         self._names: dict[str, str] = {}
         self._now: dict[str, Val] = {}
 
     @property
+    def count(self) -> Val:
+        return self._op.cast(self._count, self._like)
+
+    @property
     def stepped(self) -> dict[str, Val]:
-        """What each slot becomes, by the name of its initializer."""
+        """What each slot becomes, by the name of its input."""
         return {name: self._now[slot] for slot, name in self._names.items()}
 
     def start(self, slot: str, value: float) -> None:
@@ -87,9 +152,8 @@ class _State:
         if slot not in self._names:
             if slot not in self._optimizer.slots:
                 raise OnnxgradError(f"optimizer {self._optimizer.name} has declared no slot '{slot}'")
-            graph, dtype = self._op.graph, helper.tensor_dtype_to_np_dtype(self._like.dtype)
-            value = np.full(graph.initializers[self._weight].dims, self._starts.get(slot, 0.0), dtype)
-            self._now[slot] = _store(self._op, f"{self._weight}_{slot}", value)
+            start = self._starts.get(slot, 0.0)
+            self._now[slot] = self._states.of(self._op, self._weight, slot, start, self._like.dtype)
             self._names[slot] = self._now[slot].name
         return self._now[slot]
 

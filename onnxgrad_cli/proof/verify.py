@@ -17,7 +17,7 @@ from onnx import ModelProto, helper
 
 from onnxgrad_cli.files import load_external_data
 from onnxgrad_cli.graph import Graph, is_external, nbytes
-from onnxgrad_cli.passes.describe import Roles
+from onnxgrad_cli.passes.describe import Roles, started
 from onnxgrad_cli.proof.check import by_array, by_entry
 from onnxgrad_cli.proof.executor import Executor
 from onnxgrad_cli.proof.feeds import Subject, factors_off_zero, finite, first_run, random_feeds
@@ -116,7 +116,7 @@ def prove(
         with proof.step("its Gradient node can be written out") as say:
             model = expand_gradients(deepcopy(model), path)
             say("passed", f"{len(model.graph.node):,} nodes in all")
-    model = with_weights(model, path)
+    model = with_weights(started(model, roles), path)
     subject = Subject(model, roles)
     rng = np.random.default_rng(seed)
     data = {**factors_off_zero(subject, rng), **(data or {})}

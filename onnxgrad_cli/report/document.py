@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from onnxgrad_cli.graph import Shape
-from onnxgrad_cli.report.model import KINDS, Report
+from onnxgrad_cli.report.model import GOOD, KINDS, Report
 
 MOST = 300
 """Rows of a table in a format for people; the JSON report has all."""
@@ -56,7 +56,16 @@ class Listing:
     text: str
 
 
-Block = Paragraph | Table | Bullets | Listing
+@dataclass(frozen=True)
+class Picture:
+    """An `svg` element that also stands in `file`, beside the document; `words` say what it shows."""
+
+    svg: str
+    file: str
+    words: str
+
+
+Block = Paragraph | Table | Bullets | Listing | Picture
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,17 @@ class Section:
 
     title: str
     blocks: list[Block]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A whole document; `tone` is 'good', 'warn' or 'bad'."""
+
+    title: Inline
+    verdict: Inline
+    tone: str
+    glance: list[tuple[str, Inline]]
+    sections: list[Section]
 
 
 # -- words ----------------------------------------------------------------------------------------------------------
@@ -132,6 +152,12 @@ def shape(dims: Shape | None) -> str:
 
 
 # -- the document -----------------------------------------------------------------------------------------------------
+
+
+def page(report: Report) -> Page:
+    """The report as a document."""
+    tone = "good" if report.status in GOOD else "warn" if report.status == "stopped" else "bad"
+    return Page(title(report), report.verdict, tone, list(glance(report)), list(sections(report)))
 
 
 def title(report: Report) -> Inline:

@@ -12,16 +12,14 @@ from onnxgrad_cli.report.document import (
     Inline,
     Listing,
     Name,
+    Page,
     Paragraph,
+    Picture,
     Table,
-    glance,
     pieces,
     plain,
-    sections,
-    title,
     visible,
 )
-from onnxgrad_cli.report.model import GOOD, Report
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; --good: #1a7f37; --bad: #cf222e; --warn: #9a6700; }
@@ -39,24 +37,22 @@ code { padding: .05rem .25rem; overflow-wrap: anywhere; } pre { padding: .8rem 1
 """
 
 
-def html(report: Report) -> str:
-    """The report as a page of HTML."""
-    return "\n".join(_page(report)) + "\n"
+def html(page: Page) -> str:
+    """A document as a page of HTML."""
+    return "\n".join(_page(page)) + "\n"
 
 
-def _page(report: Report) -> Iterator[str]:
-    document = list(sections(report))
-    tone = "good" if report.status in GOOD else "warn" if report.status == "stopped" else "bad"
+def _page(page: Page) -> Iterator[str]:
     yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    yield f"<title>{escape(plain(title(report)))}</title>\n<style>{STYLE}</style>\n</head>\n<body>"
-    yield f"<h1>{_inline(title(report))}</h1>"
-    yield f'<p class="verdict {tone}">{_inline(report.verdict)}</p>'
-    yield from _table(Table(("", "at a glance"), list(glance(report))))
+    yield f"<title>{escape(plain(page.title))}</title>\n<style>{STYLE}</style>\n</head>\n<body>"
+    yield f"<h1>{_inline(page.title)}</h1>"
+    yield f'<p class="verdict {page.tone}">{_inline(page.verdict)}</p>'
+    yield from _table(Table(("", "at a glance"), list(page.glance)))
     yield "<nav>"
-    yield from (f'<a href="#{_anchor(section.title)}">{_inline(section.title)}</a>' for section in document)
+    yield from (f'<a href="#{_anchor(section.title)}">{_inline(section.title)}</a>' for section in page.sections)
     yield "</nav>"
-    for section in document:
+    for section in page.sections:
         yield f'<section id="{_anchor(section.title)}">\n<h2>{_inline(section.title)}</h2>'
         for block in section.blocks:
             yield from _block(block)
@@ -76,6 +72,8 @@ def _block(block: Block) -> Iterator[str]:
             yield f"<ul>{''.join(f'<li>{_inline(item)}</li>' for item in items)}</ul>"
         case Listing(_, text):
             yield f"<pre>{escape(text)}</pre>"
+        case Picture(svg):
+            yield f'<div class="wide">{svg}</div>'
         case Table():
             yield from _table(block)
 

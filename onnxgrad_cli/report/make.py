@@ -66,7 +66,6 @@ def make_report(
     options = options or (built.options if built else Options())
     model = str(model or (built and built.graph.path) or "")
     status, verdict = _verdict(built, error, proof)
-    settings = _words(options.optimizer_options)
     report = Report(
         status=status,
         verdict=verdict,
@@ -75,7 +74,7 @@ def make_report(
             model=model,
             opset=built.graph.opset() if built else None,
             losses=list(_losses(options, built.training.judged if built else [])),
-            optimizer=options.optimizer + f" ({settings})" * bool(settings),
+            optimizer=_optimizer(options),
             options=dict(_changed(options)),
         ),
         error=_message(error),
@@ -162,6 +161,13 @@ def _loss(spec: LossSpec, options: Options, label: str) -> str:
     output = spec.output or options.output
     text += f" of '{output}'" if output else ""
     return f"{text} against '{label}'" if label else text
+
+
+def _optimizer(options: Options) -> str:
+    """The optimizer in words, with its settings and those of each group."""
+    settings = _words(options.optimizer_options)
+    groups = [f"{group.pattern}: {_words(group.options)}" for group in options.group]
+    return "; ".join([options.optimizer + f" ({settings})" * bool(settings), *groups])
 
 
 _FLAGS = {"losses": "--loss", "yield_": "--yield", "dims": "--dim", "shapes": "--shape", "loss_options": "loss options",
@@ -334,12 +340,14 @@ def _next(report: Report) -> Iterator[Next]:
 def _steps(path: str, report: Report) -> str:
     """A program that feeds random numbers and follows the gradients; it reads the roles from the model itself."""
     fed = [value for value in report.inputs if value.role not in STORED]
+    stored = "--embed-state" not in report.asked.options
     return _PROGRAM.format(
         path=json.dumps(path),
         data="".join(f"    {json.dumps(v.name)}: {_sample(v)},\n" for v in fed),
         descend="" if report.asked.optimizer else _DESCEND,
         rate="" if report.asked.optimizer else ", rate",
         value="" if report.asked.optimizer else ", 0.01",
+        begin="" if stored else _BEGIN,
         if_="if" if report.asked.optimizer else "elif",
     )
 
@@ -366,13 +374,18 @@ onnxruntime.set_default_logger_severity(3)  # it warns of each weight that can b
 session = onnxruntime.InferenceSession(path)
 roles = json.loads(session.get_modelmeta().custom_metadata_map["onnxgrad.roles"])
 stored = {{t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}}
-weights = {{name: stored[name] for name, role in roles["inputs"].items() if role in ("weight", "state")}}
+{begin}weights = {{name: stored[name] for name, role in roles["inputs"].items() if role in ("weight", "state")}}
 for step in range(5):
     results = dict(zip(roles["outputs"], session.run(list(roles["outputs"]), {{**data, **weights}})))
     for name, output in roles["outputs"].items():
 {descend}        {if_} output["role"] == "next state":
             weights[output["of"]] = results[name]
     print(step, *(results[name] for name, output in roles["outputs"].items() if output["role"] == "loss"))
+"""
+
+_BEGIN = """\
+for name, state in roles["state"].items():  # no value of it is stored
+    stored[name] = np.full(state["shape"], state["initial"], state["dtype"])
 """
 
 _DESCEND = """\

@@ -11,27 +11,25 @@ from onnxgrad_cli.report.document import (
     Inline,
     Listing,
     Name,
+    Page,
     Paragraph,
+    Picture,
     Table,
-    glance,
     pieces,
-    sections,
-    title,
     visible,
 )
-from onnxgrad_cli.report.model import Report
 
 WIDEST = 90
 """Columns are padded up to this width."""
 
 
-def markdown(report: Report) -> str:
-    """The report as Markdown."""
-    lines = [f"# {_inline(title(report))}", "", f"**{_inline(report.verdict)}**", ""]
-    rows: list[tuple[Inline, ...]] = list(glance(report))
+def markdown(page: Page) -> str:
+    """A document as Markdown."""
+    lines = [f"# {_inline(page.title)}", "", f"**{_inline(page.verdict)}**", ""]
+    rows: list[tuple[Inline, ...]] = list(page.glance)
     if rows:
         lines += [*_table(Table(("", "at a glance"), rows)), ""]
-    for section in sections(report):
+    for section in page.sections:
         lines += [f"## {section.title}", ""]
         for block in section.blocks:
             lines += [*_block(block), ""]
@@ -48,6 +46,8 @@ def _block(block: Block) -> Iterator[str]:
             longest = max((len(run) for run in re.findall("`+", text)), default=0)
             fence = "`" * max(3, longest + 1)
             yield from (fence + language, text.rstrip("\n"), fence)
+        case Picture(_, file, words):
+            yield f"![{_words(words)}]({file})"
         case Table():
             yield from _table(block)
 

@@ -15,15 +15,17 @@ if TYPE_CHECKING:
 
 
 def _markdown(report: Report) -> str:
+    from onnxgrad_cli.report.document import page
     from onnxgrad_cli.report.markdown import markdown
 
-    return markdown(report)
+    return markdown(page(report))
 
 
 def _html(report: Report) -> str:
+    from onnxgrad_cli.report.document import page
     from onnxgrad_cli.report.html import html
 
-    return html(report)
+    return html(page(report))
 
 
 def _text(report: Report) -> str:

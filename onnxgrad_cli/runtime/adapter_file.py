@@ -54,6 +54,15 @@ def load_adapter(path: Path) -> tuple[list[Adapter], dict[str, np.ndarray]]:
     return adapters, values
 
 
+def is_adapter(path: Path) -> bool:
+    """Whether a file holds adapters.
+
+    Raises:
+        OnnxgradError: it can't be read, or the package safetensors is missing.
+    """
+    return ADAPTERS in load_tensors(path)[1]
+
+
 def _check(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> None:
     for adapter in adapters:
         for name in (adapter.a, adapter.b):

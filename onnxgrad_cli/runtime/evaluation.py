@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,8 +11,9 @@ from onnx import ModelProto
 
 from onnxgrad_cli.builder import Built
 from onnxgrad_cli.graph import Graph
+from onnxgrad_cli.passes.describe import embed
 from onnxgrad_cli.pipeline import Options
-from onnxgrad_cli.runtime.session import CPU, Buffer, open_session, take_out
+from onnxgrad_cli.runtime.session import CPU, Buffer, feed, open_session, take_out
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,60 @@ class Judged:
     outputs: Mapping[str, np.ndarray]
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """The inference model with its loss; BatchNormalization and Dropout are in inference mode.
+
+    Attributes:
+        model: takes the model's inputs and the labels, and `weights` as inputs with a value; describes itself.
+        loss: the output with the loss.
+        outputs: the outputs that the losses judge, and those asked for besides.
+        weights: what of the weights it has.
+    """
+
+    model: ModelProto
+    loss: str
+    outputs: list[str]
+    weights: list[str]
+
+
+def evaluation_model(
+    model: ModelProto,
+    options: Options,
+    weights: Iterable[str],
+    path: Path | None = None,
+    outputs: Iterable[str] = (),
+) -> Evaluation:
+    """The model by which a training is judged.
+
+    Args:
+        model: the inference model; not changed.
+        options: what was built of it: its losses, and what they judge.
+        weights: the names of what a trainer holds.
+        path: where the model was read from; external data are relative to it.
+        outputs: outputs of the model that are wanted besides those that are judged.
+    """
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    mode = "eval" if options.mode == "train" else options.mode
+    built = Built(Graph(copy, path), replace(options, mode=mode, optimizer="", optimizer_options={}))
+    built.run(stop_after="loss")
+    graph, training = built.graph, built.training
+    judged = list(dict.fromkeys([*training.predictions, *outputs]))
+    del graph.proto.graph.output[:]
+    for name in (training.loss, *judged):
+        graph.add_output(name)
+    graph.remove_unused()
+    bound = [name for name in weights if name in graph.initializers]
+    for name in bound:
+        if name not in graph.input_names:
+            graph.add_input(name, graph.types[name])
+    embed(graph, built.options, training)
+    return Evaluation(graph.commit(), training.loss, judged, bound)
+
+
 class Evaluator:
-    """A session on the inference model with its loss; BatchNormalization and Dropout are in inference mode.
+    """A session on the inference model with its loss; see `evaluation_model`.
 
     Attributes:
         inputs: what it is fed: the model's inputs and the labels, names.
@@ -49,25 +102,12 @@ class Evaluator:
             path: where the model was read from; external data are relative to it.
             provider, threads: see `Trainer`.
         """
-        copy = ModelProto()
-        copy.CopyFrom(model)
-        mode = "eval" if options.mode == "train" else options.mode
-        built = Built(Graph(copy, path), replace(options, mode=mode))
-        built.run(stop_after="loss")
-        graph, training = built.graph, built.training
-        self._loss, self._outputs = training.loss, list(dict.fromkeys(training.predictions))
-        del graph.proto.graph.output[:]
-        for name in (self._loss, *self._outputs):
-            graph.add_output(name)
-        graph.remove_unused()
-        self._bound = [name for name in weights if name in graph.initializers]
-        for name in self._bound:
-            if name not in graph.input_names:
-                graph.add_input(name, graph.types[name])
-        final = graph.commit()
-        take_out(final, self._bound, path)
-        self.inputs = [value.name for value in final.graph.input if value.name not in graph.initializers]
-        self._session = open_session(final, path, provider, threads)
+        found = evaluation_model(model, options, weights, path)
+        self._loss, self._outputs, self._bound = found.loss, found.outputs, found.weights
+        take_out(found.model, self._bound, path)
+        fed = set(self._bound) | {tensor.name for tensor in found.model.graph.initializer}
+        self.inputs = [value.name for value in found.model.graph.input if value.name not in fed]
+        self._session = open_session(found.model, path, provider, threads)
         self._device = provider
 
     def __call__(self, feeds: Mapping[str, np.ndarray], weights: Mapping[str, Buffer]) -> Judged:
@@ -78,9 +118,10 @@ class Evaluator:
             weights: what a trainer holds: `Trainer.buffers`.
         """
         binding = self._session.io_binding()
-        given = {name: Buffer(feeds[name]) for name in self.inputs}
-        for name, buffer in {**given, **{name: weights[name] for name in self._bound}}.items():
-            binding.bind_ortvalue_input(name, buffer.value)
+        for name in self.inputs:
+            feed(binding, name, feeds[name])
+        for name in self._bound:
+            binding.bind_ortvalue_input(name, weights[name].value)
         for name in (self._loss, *self._outputs):
             binding.bind_output(name)
         self._session.run_with_iobinding(binding)

@@ -7,17 +7,52 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.files import save_bytes, told
 from onnxgrad_cli.runtime.tensors import load_tensors, save_tensors
 
 CHECKPOINT, BEST, LOG, LOCK = "checkpoint.safetensors", "best.safetensors", "train.jsonl", "lock"
+
+
+class Log:
+    """One JSON object a line. Lines are gathered and written once a second: alone, each costs more than a small step.
+
+    Who is killed may lose those of the last second; no checkpoint is of a step that the log does not have, for the
+    loop has them written before it saves.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lines: list[Mapping[str, Any]] = []
+        self._written = time.monotonic()
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Write a line, now or soon.
+
+        Raises:
+            OnnxgradError: the file can't be written.
+        """
+        self._lines.append(line)
+        if time.monotonic() - self._written > 1:
+            self.write()
+
+    def write(self) -> None:
+        """Write all lines that are not yet written.
+
+        Raises:
+            OnnxgradError: the file can't be written.
+        """
+        with told(self._path), self._path.open("a", encoding="utf-8") as stream:
+            stream.writelines(json.dumps(line) + "\n" for line in self._lines)
+        self._lines, self._written = [], time.monotonic()
 
 
 class RunFolder:
@@ -53,14 +88,24 @@ class RunFolder:
         """
         return load_checkpoint(self.path / (BEST if best else CHECKPOINT))
 
+    def history(self) -> list[dict[str, Any]]:
+        """What the log says."""
+        return [json.loads(line) for line in _lines(self.path / LOG)]
+
     @contextmanager
-    def log(self, steps: int) -> Iterator[IO[str]]:
-        """The log, one JSON object a line; what it says of steps after `steps` is forgotten, for they come again."""
+    def log(self, steps: int) -> Iterator[Log]:
+        """The log; what it says of steps after `steps` is forgotten, for they come again."""
         file = self.path / LOG
         kept = [line for line in _lines(file) if json.loads(line)["step"] <= steps] if steps else []
-        with file.open("w", encoding="utf-8", buffering=1) as stream:
-            stream.writelines(kept)
-            yield stream
+        save_bytes("".join(kept).encode(), file)
+        log = Log(file)
+        try:
+            yield log
+        except BaseException:
+            with suppress(OnnxgradError):  # the first error is the one to tell
+                log.write()
+            raise
+        log.write()
 
 
 def _lines(file: Path) -> list[str]:
@@ -74,11 +119,13 @@ def load_checkpoint(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The values in a checkpoint, and the progress of its run.
 
     Raises:
-        OnnxgradError: there is none, or it is a file of another kind.
+        OnnxgradError: there is none, or it is a file of another kind, or one without values.
     """
     values, words = load_tensors(path)
     if "progress" not in words:
         raise OnnxgradError(f"'{path}' is no checkpoint of onnxgrad", "`onnxgrad train` writes them")
+    if "nominal" in words["progress"]:
+        raise OnnxgradError(f"'{path}' is a nominal checkpoint: it has names, shapes and types, but no values")
     return values, words["progress"]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from onnxgrad_cli.passes.describe import Term
 from onnxgrad_cli.runtime.data import Batches, Data
@@ -22,6 +22,7 @@ class Judge:
         size: of a batch.
         term: the loss whose output and label the metrics compare.
         metrics: what is measured besides the loss.
+        averages: weight -> the state that is judged in its place.
     """
 
     evaluator: Evaluator
@@ -29,10 +30,12 @@ class Judge:
     size: int
     term: Term
     metrics: Sequence[Named]
+    averages: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, weights: Mapping[str, Buffer]) -> dict[str, float]:
         """The loss, as 'loss', and each metric by its name. The loss is the mean over batches, by their sizes."""
         begun = {named.name: named.begin() for named in self.metrics}
+        weights = {**weights, **{name: weights[average] for name, average in self.averages.items()}}
         total = 0.0
         for part in Batches(self.data, self.size, shuffle=False):
             feeds = self.data.batch(part.indices)

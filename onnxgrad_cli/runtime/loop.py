@@ -6,7 +6,6 @@ what early stopping has seen. A run that goes on from a checkpoint takes the ste
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable
@@ -17,10 +16,10 @@ import numpy as np
 
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.runtime.data import Batches, Data
-from onnxgrad_cli.runtime.folder import RunFolder
+from onnxgrad_cli.runtime.folder import Log, RunFolder
+from onnxgrad_cli.runtime.held import Held, NotFinite
 from onnxgrad_cli.runtime.judge import Judge
 from onnxgrad_cli.runtime.schedules import Schedule
-from onnxgrad_cli.runtime.trainer import NotFinite, Trainer
 
 
 @dataclass
@@ -55,7 +54,7 @@ class Loop:
         watch: called after each step with the steps taken and the loss.
     """
 
-    trainer: Trainer
+    trainer: Held
     data: Data
     batches: Batches
     schedule: Schedule
@@ -96,11 +95,11 @@ class Loop:
                 if self._out_of_patience():
                     return "no better"
                 if not self._epoch(log):
-                    self._save()
+                    self._save(log)
                     return "stopped"
         return "done"
 
-    def _epoch(self, log: Any) -> bool:
+    def _epoch(self, log: Log) -> bool:
         """Train on what is left of an epoch, and judge it; False where an end was asked for before."""
         for part in self.batches:
             start = time.perf_counter()
@@ -110,13 +109,13 @@ class Loop:
             self.progress.seen += part.whole
             steps = self.trainer.steps
             line = {"step": steps, "epoch": len(self.progress.epochs) + 1, "loss": loss, "rate": rate}
-            log.write(json.dumps({**line, "seconds": round(time.perf_counter() - start, 6)}) + "\n")
+            log.add({**line, "seconds": round(time.perf_counter() - start, 6)})
             self.watch(steps, loss)
             ends = self.batches.position == 0
             if self.stop() and not ends:
                 return False
             if self.save_every and steps % self.save_every == 0 and not ends:
-                self._save()
+                self._save(log)
         self._close_epoch(log)
         return not self.stop()
 
@@ -130,7 +129,7 @@ class Loop:
                 f"try a smaller learning rate, or look at these samples; {self._where()}",
             ) from None
 
-    def _close_epoch(self, log: Any) -> None:
+    def _close_epoch(self, log: Log) -> None:
         progress = self.progress
         found = {"loss": progress.total / progress.seen}
         if self.judge:
@@ -139,11 +138,11 @@ class Loop:
             found |= {f"val_{name}": value for name, value in judged.items()}
         progress.epochs.append(found)
         progress.total, progress.seen = 0.0, 0
-        log.write(json.dumps({"step": self.trainer.steps, "epoch": len(progress.epochs), **found}) + "\n")
+        log.add({"step": self.trainer.steps, "epoch": len(progress.epochs), **found})
         better = self._is_best(found)
         if better:
             progress.best = len(progress.epochs)
-        self._save(best=better)
+        self._save(log, best=better)
 
     def _is_best(self, found: dict[str, float]) -> bool:
         value = found[self.watched]
@@ -155,7 +154,7 @@ class Loop:
     def _out_of_patience(self) -> bool:
         return self.patience is not None and len(self.progress.epochs) - self.progress.best >= self.patience
 
-    def _save(self, best: bool = False) -> None:
+    def _save(self, log: Log, best: bool = False) -> None:
         weights = self.trainer.weights()
         for name, array in weights.items():
             if not np.isfinite(array).all():
@@ -171,7 +170,13 @@ class Loop:
             "weights": list(weights),
             "adapters": [asdict(adapter) for adapter in self.trainer.roles.adapters],
         }
-        self.folder.save({**weights, **self.trainer.state()}, said, best)
+        try:
+            log.write()
+            self.folder.save({**weights, **self.trainer.state()}, said, best)
+        except OnnxgradError as error:
+            raise OnnxgradError(
+                f"step {self.trainer.steps}: {error.message}", f"mend it and go on with --resume: {self._where()}"
+            ) from error
 
     def _where(self) -> str:
         return (

@@ -55,6 +55,10 @@ def check_request(options: Options) -> None:
         )
     if not options.optimizer:
         raise UsageError("--training-info holds whole steps, so it needs an optimizer", "add --optimizer NAME")
+    if not options.embed_state:
+        raise UsageError(
+            "--no-embed-state does not go with --training-info, in which state is initializers", "leave one of them out"
+        )
     if options.yield_ == "keep":
         raise UsageError("--training-info does not go with --yield keep: its steps must run", "leave --yield out")
     if options.dims or options.shapes:

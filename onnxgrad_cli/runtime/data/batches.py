@@ -77,10 +77,11 @@ class Batches:
 
     def __iter__(self) -> Iterator[Part]:
         """What is left of the present epoch; after it, the next one is the present."""
-        order, epoch = self._order(), self.epoch
-        while self.epoch == epoch:
-            batch = order[self.position * self.size : (self.position + 1) * self.size]
-            self.epoch, self.position = divmod(self.epoch * len(self) + self.position + 1, len(self))
+        order, count, size = self._order(), len(self), self.size
+        for position in range(self.position, count):
+            batch = order[position * size : (position + 1) * size]
+            ends = position + 1 == count
+            self.epoch, self.position = (self.epoch + 1, 0) if ends else (self.epoch, position + 1)
             yield Part(self._part(batch), len(batch))
 
     def _order(self) -> np.ndarray:

@@ -1,0 +1,129 @@
+"""The course of a loss as a picture: a line of block characters for a terminal, and an SVG that needs nothing else.
+
+A loss that falls by more than a factor of ten is drawn on a logarithmic scale, where its end can still be seen. The
+same numbers give the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+from onnxgrad_cli.report.document import visible
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+WIDTH, HEIGHT = 720.0, 320.0
+LEFT, RIGHT, TOP, BOTTOM = 64.0, 16.0, 40.0, 40.0
+"""Pixels of the picture, and around what is drawn in it."""
+
+COLUMNS, SMOOTH = 600, 50
+"""Points of a line at most, and the share of all steps, one in so many, whose mean is a point of the smooth line."""
+
+STYLE = """
+.curve text { font: 11px system-ui, sans-serif; fill: #444; } .curve .h { font-size: 14px; font-weight: 700; }
+.curve path { fill: none; stroke: #ddd; stroke-linejoin: round; } .curve .raw { stroke: #9ec5fe; }
+.curve .loss { stroke: #0b5ed7; stroke-width: 2; } .curve .val { stroke: #d9480f; } .curve circle { fill: #d9480f; }
+"""
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The losses of a run: (step, loss) of each step, and of each judgement on validation data."""
+
+    steps: list[Point] = field(default_factory=list)
+    judged: list[Point] = field(default_factory=list)
+
+    @staticmethod
+    def of(log: Iterable[Mapping[str, Any]]) -> Curve:
+        """The curve in the lines of a log."""
+        lines = list(log)
+        steps = [(line["step"], line["loss"]) for line in lines if "rate" in line]
+        judged = [(line["step"], line["val_loss"]) for line in lines if "val_loss" in line]
+        return Curve(steps, [point for point in judged if math.isfinite(point[1])])
+
+
+def blocks(values: Sequence[float], columns: int = 60) -> str:
+    """Values as a line of block characters, '▇▅▃▂▁'; where they are many, each stands for the mean of some."""
+    means = [value for _, value in _means(list(enumerate(values)), columns)]
+    scale = _scale(means)
+    low, high = scale(min(means)), scale(max(means))
+    return "".join(BLOCKS[round((scale(v) - low) / ((high - low) or 1) * (len(BLOCKS) - 1))] for v in means)
+
+
+def svg(curve: Curve, caption: str) -> str:
+    """A curve with at least one step as an `svg` element."""
+    return "\n".join(_lines(curve, caption))
+
+
+def _lines(curve: Curve, caption: str) -> Iterator[str]:
+    raw, smooth = _means(curve.steps, COLUMNS), _smooth(curve.steps)
+    shown = [loss for _, loss in (*raw, *curve.judged)]
+    scale, last = _scale(shown), max(curve.steps[-1][0], 2)
+    low, high = scale(min(shown)), scale(max(shown))
+
+    def place(point: Point) -> Point:
+        x = LEFT + (point[0] - 1) / (last - 1) * (WIDTH - LEFT - RIGHT)
+        y = TOP + (high - scale(point[1])) / ((high - low) or 1) * (HEIGHT - TOP - BOTTOM)
+        return x, y
+
+    yield f'<svg class="curve" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}"'
+    yield f' width="{WIDTH:.0f}" height="{HEIGHT:.0f}" role="img">\n<title>{_text(caption)}</title>'
+    yield f'<style>{STYLE}</style>\n<rect width="100%" height="100%" fill="#fff"/>'
+    yield f'<text class="h" x="{LEFT:.0f}" y="22">{_text(caption)}</text>'
+    for value in _ticks(min(shown), max(shown), scale is math.log):
+        y = place((1, value))[1]
+        yield f'<path d="M{LEFT:.1f} {y:.1f}H{WIDTH - RIGHT:.1f}"/>'
+        yield f'<text x="{LEFT - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">{value:.4g}</text>'
+    for step in _ticks(1, last, False):
+        if step == int(step):
+            x = place((step, shown[0]))[0]
+            yield f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 18:.1f}" text-anchor="middle">{int(step):,}</text>'
+    yield f'<text x="{WIDTH - RIGHT:.1f}" y="{HEIGHT - 6:.1f}" text-anchor="end">step</text>'
+    drawn = [("raw", "each step", raw), ("loss", "smoothed", smooth), ("val", "validation", curve.judged)]
+    x = WIDTH - RIGHT - 100 * len(drawn)
+    for kind, words, points in drawn:
+        if points:
+            yield f'<path class="{kind}" d="M{"L".join("{:.1f} {:.1f}".format(*place(p)) for p in points)}"/>'
+            yield f'<path class="{kind}" d="M{x:.1f} 18h18"/><text x="{x + 24:.1f}" y="22">{words}</text>'
+            x += 100
+    yield from ('<circle cx="{:.1f}" cy="{:.1f}" r="3"/>'.format(*place(point)) for point in curve.judged)
+    yield "</svg>"
+
+
+def _text(text: str) -> str:
+    return escape(visible(text))
+
+
+def _scale(values: Sequence[float]) -> Callable[[float], float]:
+    return math.log if min(values) > 0 and max(values) > 10 * min(values) else float
+
+
+def _means(points: Sequence[Point], columns: int) -> list[Point]:
+    """As many points as there are columns at most, each the mean of its share."""
+    size = -(-len(points) // columns)
+    parts = (points[i : i + size] for i in range(0, len(points), size))
+    return [(sum(x for x, _ in part) / len(part), math.fsum(y for _, y in part) / len(part)) for part in parts]
+
+
+def _smooth(points: Sequence[Point]) -> list[Point]:
+    return _means(points, SMOOTH) if len(points) > SMOOTH else []
+
+
+def _ticks(low: float, high: float, logarithmic: bool) -> list[float]:
+    """Round numbers from `low` to `high`, four or so."""
+    if logarithmic:
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        found = [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]
+        found = found if len(decades) < 5 else found[:: 3 * (1 + len(decades) // 8)]
+    else:
+        rough = ((high - low) or 1) / 4
+        power = 10.0 ** math.floor(math.log10(rough))
+        unit = power * min((1, 2, 5, 10), key=lambda digit: abs(digit * power - rough))
+        found = [i * unit for i in range(math.ceil(low / unit), math.floor(high / unit) + 1)]
+    return [value for value in found if low <= value <= high]

@@ -1,0 +1,90 @@
+"""The report of a run of training: how the loss went, on which data, and what the run was asked to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from onnxgrad_cli.report import document
+from onnxgrad_cli.report.curve import Curve, svg
+from onnxgrad_cli.report.document import Inline, Name, Page, Picture, Section, Table, number, seconds, several
+from onnxgrad_cli.report.model import Report
+
+PICTURE = "curve.svg"
+"""The file beside the report with the picture of the curve."""
+
+ENDS = {"done": "All epochs were run", "no better": "It ended early, for the validation got no better"}
+"""Why a run ends."""
+
+OF_THE_BUILD = {"What was asked", "Trained weights", "Adapters", "Not trained, and why", "Versions"}
+"""What the report of the training model says that matters here too."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What there is to say about a run.
+
+    Attributes:
+        model: the name of the model's file.
+        reason: why it ended, one of `ENDS`.
+        epochs: what each has come to: 'loss', 'val_loss', 'val_<metric>'; one at least.
+        best: the epoch whose weights were taken, counted from 1.
+        steps, seconds: how many were taken in all, and how long it took at last.
+        course: how it was trained, by the option.
+        data: what each set of data is for -> its source and how many samples it has.
+        files: what was written.
+        curve: the loss of each step.
+        built: the report of the training model.
+    """
+
+    model: str
+    reason: str
+    epochs: Sequence[Mapping[str, float]]
+    best: int
+    steps: int
+    seconds: float
+    course: Mapping[str, object]
+    data: Mapping[str, tuple[str, int]]
+    files: Sequence[str]
+    curve: Curve
+    built: Report
+
+    @property
+    def picture(self) -> str:
+        """The curve as an `svg` element."""
+        return svg(self.curve, f"Loss of {self.model}")
+
+
+def page(run: Run) -> Page:
+    """The run as a document."""
+    verdict = f"{ENDS[run.reason]}; the model has the weights of epoch {run.best} of {len(run.epochs)}."
+    return Page(("Training of ", Name(run.model)), verdict, "good", list(_glance(run)), list(_sections(run)))
+
+
+def _glance(run: Run) -> Iterator[tuple[str, Inline]]:
+    first, best = run.epochs[0], run.epochs[run.best - 1]
+    for name, value in best.items():
+        yield _words(name), f"{first[name]:.4g} in the first epoch, {value:.4g} in epoch {run.best}"
+    yield "steps", f"{number(run.steps)} in {several(len(run.epochs), 'epoch')}"
+    yield "time", seconds(run.seconds)
+
+
+def _sections(run: Run) -> Iterator[Section]:
+    if run.curve.steps:
+        yield Section("Loss", [Picture(run.picture, PICTURE, f"Loss of {run.model}")])
+    names = list(run.epochs[0])
+    rows: list[tuple[Inline, ...]] = [
+        (str(i), *(f"{epoch[name]:.4f}" for name in names), "its weights were taken" if i == run.best else "")
+        for i, epoch in enumerate(run.epochs, 1)
+    ]
+    yield Section("Epochs", [Table(("epoch", *map(_words, names), ""), rows, frozenset(range(1 + len(names))))])
+    rows = [(Name(option), Name(str(value))) for option, value in run.course.items()]
+    yield Section("How it was trained", [Table(("option", "value"), rows)])
+    rows = [(use, Name(source), number(samples)) for use, (source, samples) in run.data.items()]
+    yield Section("Data", [Table(("used for", "from", "samples"), rows, frozenset({2}))])
+    yield from (section for section in document.sections(run.built) if section.title in OF_THE_BUILD)
+    yield Section("Files", [Table(("written",), [(Name(file),) for file in run.files])])
+
+
+def _words(name: str) -> str:
+    return name.replace("val_", "validation ")

@@ -1,0 +1,156 @@
+"""What a training holds between its steps: weights and state, in two sets of buffers.
+
+A step reads one set and writes the other, so that no update overwrites what a node may still read; then the two
+change places, and nothing is copied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import onnxruntime
+from onnx import ModelProto, TypeProto, helper
+
+from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
+from onnxgrad_cli.graph import dtype_of, in_words, with_bodies
+from onnxgrad_cli.passes.describe import Roles
+from onnxgrad_cli.runtime.session import Buffer
+
+
+class NotFinite(OnnxgradError):
+    """The loss is no finite number; weights and state are what they were before the step."""
+
+
+def _alone(value_type: TypeProto) -> TypeProto:
+    """A copy: as part of a model, the type would keep the memory of all of it."""
+    copy = TypeProto()
+    copy.CopyFrom(value_type)
+    return copy
+
+
+class Held:
+    """Weights and state, and how they are seen from outside; the base of all trainers.
+
+    Attributes:
+        roles: what the inputs and outputs of a step are for.
+        inputs: what a step must be fed: the model's inputs and the labels.
+        steps: how many were taken.
+    """
+
+    def __init__(
+        self, roles: Roles, inputs: Mapping[str, TypeProto], values: Mapping[str, np.ndarray], provider: str
+    ) -> None:
+        """Hold values.
+
+        Args:
+            roles, inputs: see the class.
+            values: what they are before the first step; what steps do not replace is held once.
+            provider: the execution provider whose memory they lie in.
+        """
+        self.roles, self.steps = roles, 0
+        self.inputs = {name: _alone(value_type) for name, value_type in inputs.items()}
+        self._successors = {role.of: name for name, role in roles.outputs.items() if role.role == "next state"}
+        first = {name: Buffer(array.copy(), provider) for name, array in values.items()}
+        second = {
+            name: Buffer(np.empty_like(array), provider) for name, array in values.items() if name in self._successors
+        }
+        self._sides = [first, {**first, **second}]
+        self._now = 0
+
+    @property
+    def buffers(self) -> Mapping[str, Buffer]:
+        """The present weights and state where they lie; after the next step they lie elsewhere."""
+        return self._sides[self._now]
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """A copy of the trained weights."""
+        return {name: buffer.read() for name, buffer in self.buffers.items() if self.roles.inputs[name] == "weight"}
+
+    def state(self) -> dict[str, np.ndarray]:
+        """A copy of the rest that steps replace: the optimizer's slots, running statistics."""
+        return {name: self.buffers[name].read() for name in self._successors if self.roles.inputs[name] != "weight"}
+
+    def load(self, values: Mapping[str, np.ndarray], steps: int | None = None) -> None:
+        """Go on from other weights and state.
+
+        Args:
+            values: by name, of the shapes and types they have; what is not there stays as it is.
+            steps: how many were taken to get there.
+
+        Raises:
+            UsageError: a name is unknown, or a shape or type is another.
+        """
+        for name, array in values.items():
+            if name not in self.buffers:
+                raise UsageError(
+                    f"the training model has no weight or state '{name}'", suggest(name, self.buffers, "weights")
+                )
+            here = self.buffers[name].array
+            if np.shape(array) != here.shape or np.asarray(array).dtype != here.dtype:
+                raise UsageError(
+                    f"'{name}' is {np.asarray(array).dtype}{list(np.shape(array))}, "
+                    f"the model has {here.dtype}{list(here.shape)}",
+                    "it was trained as another model",
+                )
+        for name, array in values.items():
+            self.buffers[name].write(array)
+        self.steps = self.steps if steps is None else steps
+
+    def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float) -> float:
+        """Take a step on a batch.
+
+        Args:
+            feeds: an array for each of `inputs`, in its type.
+            learning_rate: of this step.
+
+        Returns:
+            The loss before the step.
+
+        Raises:
+            UsageError: an input is missing or unknown, or does not fit.
+            NotFinite: the loss is infinite or no number; then no step was taken.
+        """
+        raise NotImplementedError
+
+    def _check(self, feeds: Mapping[str, np.ndarray]) -> None:
+        if feeds.keys() == self.inputs.keys():
+            return
+        missing = [name for name in self.inputs if name not in feeds]
+        if missing:
+            raise UsageError(f"the batch has no '{missing[0]}'", f"a step is fed {', '.join(self.inputs)}")
+        unknown = next(name for name in feeds if name not in self.inputs)
+        raise UsageError(f"the training model has no input '{unknown}'", suggest(unknown, self.inputs, "inputs"))
+
+    def _draw(self, seed: int | None) -> None:
+        """Let the step draw random numbers of its own; None draws none."""
+        if seed is not None:
+            onnxruntime.set_seed((seed + 1_000_003 * self.steps) % 2**31)
+
+    def _failed(self, feeds: Mapping[str, np.ndarray], error: Exception) -> OnnxgradError:
+        given = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in feeds.items())
+        wanted = ", ".join(f"{name} {in_words(value_type)}" for name, value_type in self.inputs.items())
+        return OnnxgradError(f"the step fails: {str(error).strip()}", f"it was fed {given}; it takes {wanted}")
+
+    def _take(self, loss: float) -> float:
+        """Go on to what the step has written, or stay where its loss is no finite number."""
+        if not math.isfinite(loss):
+            raise NotFinite(f"the loss is {loss}", "a smaller learning rate, or other data; the weights are as before")
+        self._now = 1 - self._now
+        self.steps += 1
+        return loss
+
+
+def loosen(model: ModelProto, seed: int) -> int | None:
+    """Let what Dropouts draw depend on the seed of the run alone; None where the model draws nothing."""
+    found = [node for node in with_bodies(model.graph.node) if node.op_type == "Dropout"]
+    for node in found:
+        for attribute in [a for a in node.attribute if a.name == "seed"]:
+            node.attribute.remove(attribute)
+    return seed if found else None
+
+
+def numpy_type(value_type: TypeProto) -> np.dtype:
+    """The type of the elements of a tensor, as numpy knows it."""
+    return helper.tensor_dtype_to_np_dtype(dtype_of(value_type))

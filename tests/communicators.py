@@ -1,0 +1,67 @@
+"""Processes that talk without MPI, for the tests: threads that meet at a barrier."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from onnxgrad_cli.runtime.communicator import Communicator
+
+T = TypeVar("T")
+
+
+class _Room:
+    def __init__(self, world: int) -> None:
+        self.barrier = threading.Barrier(world, timeout=60)
+        self.said: list[Any] = [None] * world
+
+
+class Thread:
+    """One of several threads; see `Communicator`."""
+
+    def __init__(self, rank: int, room: _Room) -> None:
+        self.rank, self.world, self._room = rank, len(room.said), room
+
+    def _all(self, value: Any) -> list[Any]:
+        self._room.said[self.rank] = value
+        self._room.barrier.wait()
+        heard = list(self._room.said)
+        self._room.barrier.wait()
+        return heard
+
+    def add(self, array: np.ndarray) -> None:
+        heard = self._all(array.copy())
+        array[...] = np.sum(heard, axis=0)
+
+    def told(self, value: Any) -> Any:
+        return pickle.loads(self._all(pickle.dumps(value))[0])
+
+    def end(self, code: int) -> None:
+        self._room.barrier.abort()
+
+
+def together(world: int, run: Callable[[Communicator], T]) -> list[T]:
+    """What `run` returns in each of so many threads; the first error of any is raised."""
+    room = _Room(world)
+    results: list[Any] = [None] * world
+    errors: list[BaseException] = []
+
+    def work(rank: int) -> None:
+        try:
+            results[rank] = run(Thread(rank, room))
+        except BaseException as error:
+            errors.append(error)
+            room.barrier.abort()
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
+    return results

@@ -1,0 +1,108 @@
+"""A small network with weights of two layers in PyTorch and as a model, and a host that takes steps on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import torch
+from onnx import helper, numpy_helper
+
+from onnxgrad_cli.passes.describe import describe
+from onnxgrad_cli.pipeline import LossSpec, Options
+
+ort.set_default_logger_severity(3)  # it warns of each initializer that is an input
+
+STEPS, RATE = 50, 0.02
+NAMES = {"0.weight": "first.weight", "0.bias": "first.bias", "2.weight": "last.weight", "2.bias": "last.bias"}
+"""PyTorch's name of a weight -> the model's."""
+
+Batch = tuple[np.ndarray, ...]
+"""Samples, their labels, and maybe the weights of these samples."""
+
+KINDS = [("float32", 1e-5), ("float64", 1e-10)]
+"""Element types, and how far the weights after 50 steps may be from PyTorch's."""
+
+
+def network(dtype: torch.dtype) -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    layers = (torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    return torch.nn.Sequential(*layers).to(dtype)
+
+
+def exported(net: torch.nn.Sequential) -> onnx.ModelProto:
+    """The network as a model, its weights stored as PyTorch has them."""
+    weights = [numpy_helper.from_array(w.detach().numpy().copy(), NAMES[name]) for name, w in net.named_parameters()]
+    kind = weights[0].data_type
+    nodes = [
+        helper.make_node("Gemm", ["x", "first.weight", "first.bias"], ["h"], transB=1),
+        helper.make_node("Tanh", ["h"], ["t"]),
+        helper.make_node("Gemm", ["t", "last.weight", "last.bias"], ["logits"], transB=1),
+    ]
+    x = helper.make_tensor_value_info("x", kind, ["batch", 6])
+    y = helper.make_tensor_value_info("logits", kind, ["batch", 3])
+    graph = helper.make_graph(nodes, "net", [x], [y], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def batches(dtype: Any, count: int = STEPS) -> list[Batch]:
+    rng = np.random.default_rng(1)
+    return [(rng.standard_normal((16, 6)).astype(dtype), rng.integers(0, 3, 16)) for _ in range(count)]
+
+
+def trained(
+    model: onnx.ModelProto,
+    data: Sequence[Batch],
+    rate: float = RATE,
+    begin: Mapping[str, Any] | None = None,
+    see: Callable[[dict[str, np.ndarray]], None] = lambda held: None,
+    engine: Callable[[onnx.ModelProto], Any] = lambda model: ort.InferenceSession(model.SerializeToString()),
+) -> dict[str, np.ndarray]:
+    """Weights and state after a step on each batch, by a host that knows only what the model says of itself.
+
+    Args:
+        begin: what state holds at first, where it is not what the model says.
+        see: shown weights and state after each step, and its outputs.
+        engine: what runs the model.
+    """
+    roles = describe(model)
+    session = engine(model)
+    stored = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    stored |= {n: np.full(s.shape, s.initial, s.dtype) for n, s in roles.slots.items() if n not in stored}
+    held = {name: stored[name] for name, role in roles.inputs.items() if role in ("weight", "state")}
+    kind = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
+    (rate_name,) = [name for name, role in roles.inputs.items() if role == "learning rate"]
+    fed = np.array(rate, helper.tensor_dtype_to_np_dtype(kind[rate_name]))
+    held |= {name: np.array(value, held[name].dtype) for name, value in (begin or {}).items()}
+    for batch in data:
+        feeds = dict(zip(("x", "y", "sample_weight"), batch, strict=False))
+        results = session.run(list(roles.outputs), {**feeds, rate_name: fed, **held})
+        for (_, role), value in zip(roles.outputs.items(), results, strict=True):
+            if role.role == "next state":
+                held[role.of] = value
+        see({**held, **dict(zip(roles.outputs, results, strict=True))})
+    return held
+
+
+def options(name: str, given: dict[str, Any] | None = None, **others: Any) -> Options:
+    return Options(
+        losses=(LossSpec("cross-entropy"),), label="y", optimizer=name, optimizer_options=given or {}, **others
+    )
+
+
+def loss(net: torch.nn.Module, batch: Batch, reduction: str = "mean") -> torch.Tensor:
+    x, y, *weights = map(torch.tensor, batch)
+    found = torch.nn.functional.cross_entropy(net(x), y, reduction="none")
+    found = found * weights[0] if weights else found
+    return found.mean() if reduction == "mean" else found.sum()
+
+
+def assert_same(ours: dict[str, np.ndarray], net: torch.nn.Module, bound: float) -> None:
+    """The weights are PyTorch's, and are no longer those of the beginning."""
+    before = network(next(net.parameters()).dtype).state_dict()
+    for key, expected in net.state_dict().items():
+        assert not torch.allclose(expected, before[key], atol=10 * bound)
+        np.testing.assert_allclose(ours[NAMES[key]], expected.numpy(), rtol=bound, atol=bound, err_msg=key)
