@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 
 T = TypeVar("T")
+
+
+class Documented:
+    """What a function does, which its docstring says."""
+
+    function: Callable[..., Any]
+
+    @property
+    def summary(self) -> str:
+        """What it does, in one line."""
+        return self.doc.partition("\n")[0]
+
+    @property
+    def doc(self) -> str:
+        """What it does."""
+        return inspect.getdoc(self.function) or ""
 
 
 class Catalogue(Generic[T]):

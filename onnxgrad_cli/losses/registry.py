@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -11,7 +10,7 @@ from typing import Any
 
 from onnx import TensorProto, TypeProto
 
-from onnxgrad_cli.catalogue import Catalogue
+from onnxgrad_cli.catalogue import Catalogue, Documented
 from onnxgrad_cli.emit import Val
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.graph import tensor_type
@@ -27,7 +26,7 @@ LABELS = {
 
 
 @dataclass(frozen=True)
-class Loss:
+class Loss(Documented):
     """A loss.
 
     Attributes:
@@ -47,16 +46,6 @@ class Loss:
     rank: int
     options: tuple[Option, ...]
     rather: Mapping[str, str]
-
-    @property
-    def summary(self) -> str:
-        """What it computes, in one line."""
-        return self.doc.partition("\n")[0]
-
-    @property
-    def doc(self) -> str:
-        """What it computes."""
-        return inspect.getdoc(self.function) or ""
 
     def label_type(self, prediction: Val) -> TypeProto | None:
         """The type of the label for an output; None where there is no label.

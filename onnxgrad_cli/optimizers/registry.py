@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from onnxgrad_cli.catalogue import Catalogue
+from onnxgrad_cli.catalogue import Catalogue, Documented
 from onnxgrad_cli.emit import Val
-from onnxgrad_cli.errors import UsageError, suggest
-from onnxgrad_cli.settings import Option, chosen, declared
+from onnxgrad_cli.settings import Option, declared, exactly
 
 
 class State(Protocol):
@@ -34,7 +32,7 @@ class State(Protocol):
 
 
 @dataclass(frozen=True)
-class Optimizer:
+class Optimizer(Documented):
     """An optimizer.
 
     Attributes:
@@ -50,27 +48,13 @@ class Optimizer:
     slots: Mapping[str, str]
     options: tuple[Option, ...]
 
-    @property
-    def summary(self) -> str:
-        """What it does, in one line."""
-        return self.doc.partition("\n")[0]
-
-    @property
-    def doc(self) -> str:
-        """What it does."""
-        return inspect.getdoc(self.function) or ""
-
     def settings(self, given: Mapping[str, object]) -> dict[str, Any]:
         """The options for `function`.
 
         Raises:
             UsageError: it has no such option, or a value is of another kind.
         """
-        known = [option.name for option in self.options]
-        for name in given:
-            if name not in known:
-                raise UsageError(f"{self.name} has no option '{name}'", suggest(name, known, "options"))
-        return chosen(self.options, given)
+        return exactly(self.options, given, self.name)
 
 
 OPTIMIZERS: Catalogue[Optimizer] = Catalogue(

@@ -91,6 +91,11 @@ class Roles:
         return next(name for name, role in self.outputs.items() if role.role == "loss")
 
     @property
+    def successors(self) -> dict[str, str]:
+        """Weight or state -> the output that replaces it at the next step."""
+        return {role.of: name for name, role in self.outputs.items() if role.role == "next state"}
+
+    @property
     def gradients(self) -> dict[str, str]:
         """Weight or input -> the output that holds its gradient."""
         return {role.of: name for name, role in self.outputs.items() if role.role == "gradient"}

@@ -51,7 +51,7 @@ class Held:
         """
         self.roles, self.steps = roles, 0
         self.inputs = {name: _alone(value_type) for name, value_type in inputs.items()}
-        self._successors = {role.of: name for name, role in roles.outputs.items() if role.role == "next state"}
+        self._successors = roles.successors
         first = {name: Buffer(array.copy(), provider) for name, array in values.items()}
         second = {
             name: Buffer(np.empty_like(array), provider) for name, array in values.items() if name in self._successors

@@ -6,7 +6,6 @@ ONNX model that compares a prediction with a label; its batches are weighted by 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from onnx import helper
 
-from onnxgrad_cli.catalogue import Catalogue
+from onnxgrad_cli.catalogue import Catalogue, Documented
 from onnxgrad_cli.emit import is_float
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import load_external_data, load_model
@@ -36,7 +35,7 @@ class Metric(Protocol):
 
 
 @dataclass(frozen=True)
-class Kind:
+class Kind(Documented):
     """A kind of metric.
 
     Attributes:
@@ -50,11 +49,6 @@ class Kind:
     function: Callable[..., Metric]
     higher: bool
     options: tuple[Option, ...]
-
-    @property
-    def summary(self) -> str:
-        """What it is, in one line."""
-        return (inspect.getdoc(self.function) or "").partition("\n")[0]
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,12 @@ the losses it saw.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from onnxgrad_cli.catalogue import Catalogue
+from onnxgrad_cli.catalogue import Catalogue, Documented
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.settings import Option, declared, exactly, require, spelled
 
@@ -41,7 +40,7 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True)
-class Kind:
+class Kind(Documented):
     """A kind of schedule.
 
     Attributes:
@@ -56,11 +55,6 @@ class Kind:
     function: Callable[..., Any]
     options: tuple[Option, ...]
     watches: bool
-
-    @property
-    def summary(self) -> str:
-        """What it does, in one line."""
-        return (inspect.getdoc(self.function) or "").partition("\n")[0]
 
 
 SCHEDULES: Catalogue[Kind] = Catalogue("schedule", "schedules", [])

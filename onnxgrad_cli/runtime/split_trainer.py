@@ -55,7 +55,7 @@ class SplitTrainer(Held):
         if odd:
             raise UsageError(f"the optimizer takes '{odd[0]}' of the gradient model, which is no gradient")
         roles = _joined(gradients, steps)
-        self._statistics = {r.of: name for name, r in gradients.outputs.items() if r.role == "next state"}
+        self._statistics = gradients.successors
         self._scalars = [gradients.loss, *also]
         wanted = {*self._scalars, *self._crossing, *self._statistics.values()}
         gradient, optimizer = narrowed(halves.gradient, wanted), narrowed(halves.optimizer, steps.outputs)

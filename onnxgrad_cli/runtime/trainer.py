@@ -54,7 +54,6 @@ class Trainer(Held):
         copy = ModelProto()
         copy.CopyFrom(model)
         roles = describe(copy)
-        successors = {role.of: name for name, role in roles.outputs.items() if role.role == "next state"}
         rates = [name for name, role in roles.inputs.items() if role == "learning rate"]
         if not rates:
             raise UsageError("the training model has no optimizer", "build it with --optimizer NAME")
@@ -62,8 +61,8 @@ class Trainer(Held):
         self._seed = loosen(copy, seed)
         outputs = {value.name: value for value in copy.graph.output}
         del copy.graph.output[:]
-        copy.graph.output.extend(outputs[name] for name in (roles.loss, *successors.values()))
-        values = take_out(copy, successors, path)
+        copy.graph.output.extend(outputs[name] for name in (roles.loss, *roles.successors.values()))
+        values = take_out(copy, roles.successors, path)
         inputs = {name: types[name] for name in roles.fed if name not in rates}
         super().__init__(roles, inputs, {**values, **roles.begun(values)}, provider)
         self._session = open_session(copy, path, provider, threads)
