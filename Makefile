@@ -46,11 +46,16 @@ fuzz-graphs: .venv/installed-test  ## differentiate random graphs for FUZZ_SECON
 zoo: .venv/installed-test  ## compare the gradients of the real models in ZOO with PyTorch's
 	$(BIN)/python -m tests.zoo $(ZOO)
 
-bench: .venv/installed-bench  ## time and memory of builds and of training steps; time of expensive operators' gradients, of derivatives
+bench: .venv/installed-bench  ## time and memory beside named peers: builds, operators' gradients, derivatives, training steps (benchmarks/RESULTS.md)
 	$(BIN)/python -m benchmarks.build
 	$(BIN)/python -m benchmarks.ops
 	$(BIN)/python -m benchmarks.derivatives
-	$(BIN)/python -m benchmarks.train_step
+	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.adapters
+	$(BIN)/python -m benchmarks.loop
+	mkdir -p build
+	$(BIN)/python -m benchmarks.train_step --json build/train_step.json
+	$(BIN)/python -m benchmarks.results build/train_step.json
 
 clean:  ## remove what make made
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

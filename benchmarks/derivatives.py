@@ -21,10 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.models import export
-from benchmarks.ops import in_turn, ours
+from benchmarks.ops import ours
 from onnxgrad_cli.derivatives import rows
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.pipeline import Options
+from onnxgrad_cli.runtime.turns import in_turn
 
 KINDS = ("jvp", "hvp", "jacobian", "hessian")
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,10 +27,8 @@ from torch.nn import functional as F
 from onnxgrad_cli.graph import Graph
 from onnxgrad_cli.passes.mode import apply_mode
 from onnxgrad_cli.pipeline import Options, Training
+from onnxgrad_cli.runtime.turns import in_turn
 from tests.harness import with_gradient
-
-BLOCK = 0.05
-"""Seconds that one of the two computes before it is the other's turn."""
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -233,25 +229,6 @@ def theirs(row: Row, feeds: Arrays) -> tuple[Callable[[], None], Callable[[], Ar
         return {f"g_grad_{name}": leaf.grad.numpy() for name, leaf in leaves.items() if leaf.grad is not None}
 
     return step, values
-
-
-def block(step: Callable[[], object]) -> float:
-    """Seconds a step takes, the first one of the block left out."""
-    step()
-    count, start = 0, time.perf_counter()
-    while (spent := time.perf_counter() - start) < BLOCK or not count:
-        step()
-        count += 1
-    return spent / count
-
-
-def in_turn(steps: Mapping[str, Callable[[], object]], repeat: int) -> dict[str, float]:
-    """The median milliseconds of each step, of `repeat` blocks, in which they take turns."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(repeat):
-        for name, step in steps.items():
-            times[name].append(block(step))
-    return {name: statistics.median(seconds) * 1e3 for name, seconds in times.items()}
 
 
 def measure(row: Row, repeat: int, threads: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
-    from onnxgrad_cli.builder import build
+    from onnxgrad_cli.builder import TrainingModel, build
     from onnxgrad_cli.derivatives.classic import DerivativeOptions, onnx_derivative
     from onnxgrad_cli.derivatives.kinds import derive
     from onnxgrad_cli.derivatives.loss_output import add_loss_output, get_train_initializer
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from onnxgrad_cli.errors import OnnxgradError
     from onnxgrad_cli.gradient_lists import gradient_definition
     from onnxgrad_cli.jobs.artifacts import LossType, OptimType, generate_artifacts
+    from onnxgrad_cli.jobs.export import run_export
+    from onnxgrad_cli.jobs.train import Course, Trained, run_train
     from onnxgrad_cli.pipeline import LossSpec, Options
     from onnxgrad_cli.proof.rulecheck import gradcheck
     from onnxgrad_cli.registry import (
@@ -33,13 +35,16 @@ if TYPE_CHECKING:
     from onnxgrad_cli.runtime.trainer import Trainer
 
 _HOMES = {
+    "Course": "jobs.train",
     "DerivativeOptions": "derivatives.classic",
     "LossSpec": "pipeline",
     "LossType": "jobs.artifacts",
     "OnnxgradError": "errors",
     "OptimType": "jobs.artifacts",
     "Options": "pipeline",
+    "Trained": "jobs.train",
     "Trainer": "runtime.trainer",
+    "TrainingModel": "builder",
     "add_loss_output": "derivatives.loss_output",
     "all_rules": "registry",
     "build": "builder",
@@ -55,18 +60,23 @@ _HOMES = {
     "random_feed": "derivatives.random_feed",
     "refuse": "registry",
     "rule": "registry",
+    "run_export": "jobs.export",
+    "run_train": "jobs.train",
     "scoped": "registry",
     "stop_gradient": "registry",
 }
 
 __all__ = [
+    "Course",
     "DerivativeOptions",
     "LossSpec",
     "LossType",
     "OnnxgradError",
     "OptimType",
     "Options",
+    "Trained",
     "Trainer",
+    "TrainingModel",
     "__version__",
     "add_loss_output",
     "all_rules",
@@ -83,6 +93,8 @@ __all__ = [
     "random_feed",
     "refuse",
     "rule",
+    "run_export",
+    "run_train",
     "scoped",
     "stop_gradient",
 ]

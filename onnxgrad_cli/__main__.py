@@ -12,7 +12,9 @@ def main() -> NoReturn:
     """Run the command line and exit with its code."""
     gc.disable()  # a build only builds up, and ends: looking for cycles in it takes a third of the time
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended from outside: tidy up as after Ctrl-C
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    gc.freeze()  # nor are they looked for at exit
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from onnxgrad_cli.pipeline import Options, Record, Training
 
 
 @dataclass
-class Built:
+class TrainingModel:
     """A training model and how it came about."""
 
     graph: Graph
@@ -51,7 +51,7 @@ def build(
     path: Path | None = None,
     after: Callable[[pipeline.Pass, Graph, Record], None] | None = None,
     stop_after: str | None = None,
-) -> Built:
+) -> TrainingModel:
     """Turn an inference model into a training model.
 
     Args:
@@ -64,6 +64,6 @@ def build(
         UsageError: an option does not fit the model.
         UnsupportedError: something on the way to the loss can't be differentiated.
     """
-    built = Built(Graph(model, path), options or Options())
+    built = TrainingModel(Graph(model, path), options or Options())
     built.run(after, stop_after)
     return built

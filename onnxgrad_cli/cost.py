@@ -1,7 +1,8 @@
 """What a training model costs to run, counted from its types alone: operations, and bytes kept for the backward part.
 
 The figures let a user compare models and batch sizes before running anything. They are counts, not times: a
-floating-point operation (FLOP) is one addition or multiplication, so a multiply-add counts as two.
+floating-point operation (FLOP) is one addition or multiplication, so a multiply-add counts as two. What runs at some
+runs only (a branch, the step after gathered gradients) counts as if it did at each.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TypeProto
 
-from onnxgrad_cli.emit import is_float
-from onnxgrad_cli.graph import Graph, dtype_of, nbytes, reads, shape_of
+from onnxgrad_cli.bodies import fixed_trips, input_types, inside
+from onnxgrad_cli.emit import Unknown, is_float
+from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.graph import Graph, dtype_of, nbytes, reads, shape_of, subgraphs, with_bodies
 from onnxgrad_cli.passes.describe import parts
 from onnxgrad_cli.pipeline import Training
 
@@ -59,7 +62,8 @@ class Cost:
             and a value counts once however it is reshaped.
         kept: the largest of them.
         operators: the FLOPs by operator, dearest first.
-        uncounted: operator -> nodes whose cost is unknown: control flow, and values of unknown rank.
+        branches: how many If there are, in bodies too; of each the dearer branch counts.
+        uncounted: operator -> nodes whose cost is unknown: loops of unknown length, and values of unknown rank.
     """
 
     sizes: dict[str, int]
@@ -74,6 +78,7 @@ class Cost:
     kept_bytes: int
     kept: list[Kept]
     operators: list[OperatorCost]
+    branches: int
     uncounted: dict[str, int]
 
 
@@ -104,22 +109,19 @@ def cost(graph: Graph, training: Training, sizes: Mapping[str, int] | None = Non
         training: what the passes know of it.
         sizes: symbol -> size; a symbol without one counts as 1.
     """
-    facts = _Facts(graph, sizes or {})
+    sizes = sizes or {}
+    own = list(dict.fromkeys(dim for name in graph.input_names for dim in _symbols(graph.types.get(name))))
+    given = {symbol: int(sizes[symbol]) for symbol in own if symbol in sizes}
+    facts = Facts(graph, {symbol: given.get(symbol, 1) for symbol in own})
     where = parts(graph, training)
-    flops: dict[str, dict[str, int]] = {"forward": {}, "backward": {}, "optimizer": {}}
+    flops: dict[str, Counter[str]] = {"forward": Counter(), "backward": Counter(), "optimizer": Counter()}
     uncounted: Counter[str] = Counter()
     for node, part in zip(graph.nodes, where, strict=True):
-        try:
-            count = node_flops(node, facts)
-        except LookupError:
-            uncounted[node.op_type] += 1
-        else:
-            counts = flops["forward" if part in FORWARD else part]
-            counts[node.op_type] = counts.get(node.op_type, 0) + count
+        _count(graph, node, facts, flops["forward" if part in FORWARD else part], uncounted)
     kept, unknown = _kept(graph, where, facts)
     uncounted.update(unknown)
     every = sorted({*flops["forward"], *flops["backward"]})
-    costs = [OperatorCost(op, flops["forward"].get(op, 0), flops["backward"].get(op, 0)) for op in every]
+    costs = [OperatorCost(op, flops["forward"][op], flops["backward"][op]) for op in every]
     weight_bytes = sum(nbytes(graph.initializers[name]) for name in training.trained)
     gradient_bytes = weight_bytes
     for name in training.grad_of_input:
@@ -128,30 +130,71 @@ def cost(graph: Graph, training: Training, sizes: Mapping[str, int] | None = Non
         except LookupError:
             uncounted["input"] += 1
     return Cost(
-        sizes=facts.given,
-        assumed=facts.assumed,
+        sizes=given,
+        assumed=[symbol for symbol in own if symbol not in given],
         at_run_time=facts.guesses,
         nodes={part: where.count(part) for part in (*FORWARD, "backward", "optimizer")},
-        flops_forward=sum(flops["forward"].values()),
-        flops_backward=sum(flops["backward"].values()),
-        flops_optimizer=sum(flops["optimizer"].values()),
+        flops_forward=flops["forward"].total(),
+        flops_backward=flops["backward"].total(),
+        flops_optimizer=flops["optimizer"].total(),
         weight_bytes=weight_bytes,
         gradient_bytes=gradient_bytes,
         kept_bytes=sum(value.bytes for value in kept),
         kept=sorted(kept, key=lambda value: -value.bytes)[:LARGEST],
         operators=sorted((c for c in costs if c.forward + c.backward), key=lambda c: -c.forward - c.backward),
+        branches=sum(node.op_type == "If" for node in with_bodies(graph.nodes)),
         uncounted=dict(uncounted),
     )
 
 
-def _kept(graph: Graph, where: list[str], facts: _Facts) -> tuple[list[Kept], Counter[str]]:
+def _count(graph: Graph, node: NodeProto, facts: Facts, flops: Counter[str], uncounted: Counter[str]) -> None:
+    """Add to `flops` those of a node and of its bodies, by operator, or else the node to `uncounted`."""
+    try:
+        if node.op_type in BODIES:
+            _count_bodies(graph, node, facts, flops, uncounted)
+        else:
+            flops[node.op_type] += node_flops(node, facts)
+    except (LookupError, Unknown, OnnxgradError):  # the last where a body can't be typed on its own
+        uncounted[node.op_type] += 1
+
+
+def _count_bodies(graph: Graph, node: NodeProto, facts: Facts, flops: Counter[str], uncounted: Counter[str]) -> None:
+    """Add the dearer branch of an If, or the body of a loop as often as it runs."""
+    types = input_types(graph, node)
+    bodies = [inside(graph, body, types) for body in subgraphs(node)]
+    times = _times(graph, node, bodies[0], facts)
+    counts: list[Counter[str]] = []
+    for body in bodies:
+        counts.append(Counter())
+        known = facts.inside(body)
+        for each in body.nodes:
+            _count(body, each, known, counts[-1], uncounted)
+    dearest = max(counts, key=Counter.total)
+    flops.update({op_type: times * count for op_type, count in dearest.items()})
+
+
+def _times(graph: Graph, node: NodeProto, body: Graph, facts: Facts) -> int:
+    """How often a body runs in one run of its node; raises LookupError where that is unknown."""
+    if node.op_type == "Loop":
+        trips = fixed_trips(graph, node, body)
+        if trips is None:
+            raise LookupError(node.name)
+        return trips
+    if node.op_type == "Scan":
+        first = _attribute(node, "num_scan_inputs", 0)
+        axis = _attribute(node, "scan_input_axes", [0])[0]
+        return facts[node.input[-first]].shape[axis]
+    return 1
+
+
+def _kept(graph: Graph, where: list[str], facts: Facts) -> tuple[list[Kept], Counter[str]]:
     made: dict[str, NodeProto] = {}
     memory: dict[str, str] = {}
     kept: dict[str, Kept] = {}
     unknown: Counter[str] = Counter()
     for node, part in zip(graph.nodes, where, strict=True):
         if part in FORWARD:
-            made.update((name, node) for name in node.output if name)
+            made.update((name, node) for name in node.output[:] if name)
             if node.op_type in VIEWS and not node.domain:
                 memory[node.output[0]] = memory.get(node.input[0], node.input[0])
             continue
@@ -177,10 +220,10 @@ class Fact(NamedTuple):
     guessed: bool
 
 
-class _Facts(dict[str, Fact]):
+class Facts(dict[str, Fact]):
     """The shape of every value in numbers.
 
-    With the inputs' symbols replaced by sizes, most shapes are known. Where there are other symbols, shape inference
+    With the inputs' symbols replaced by `sizes`, most shapes are known. Where there are other symbols, shape inference
     on those sizes finds them; what it can't (a size that an operator computes) counts as 1. Values share few types,
     so each type is read once.
     """
@@ -189,15 +232,17 @@ class _Facts(dict[str, Fact]):
         super().__init__()
         self._types = graph.types
         self._by_type: dict[tuple[int, int], Fact] = {}
-        own = {dim: None for name in graph.input_names for dim in _symbols(graph.types.get(name))}
-        self.given = {symbol: int(sizes[symbol]) for symbol in own if symbol in sizes}
-        self.assumed = [symbol for symbol in own if symbol not in sizes]
-        self._sizes = {symbol: self.given.get(symbol, 1) for symbol in own}
+        self._sizes = dict(sizes)
         self._exact: dict[str, TypeProto] = {}
-        if own:
-            distinct = {t.SerializeToString(): t for t in graph.types.values()}
-            if any(symbol not in own for value_type in distinct.values() for symbol in _symbols(value_type)):
-                self._exact = self._infer(graph)
+        self._bodies: list[Facts] = []
+        symbols = {symbol for value_type in graph.distinct_types() for symbol in _symbols(value_type)}
+        if sizes and not symbols <= sizes.keys():
+            self._exact = self._infer(graph)
+
+    def inside(self, body: Graph) -> Facts:
+        """What is known of the values in a body: symbols have the sizes there that they have here."""
+        self._bodies.append(Facts(body, self._sizes))
+        return self._bodies[-1]
 
     def _infer(self, graph: Graph) -> dict[str, TypeProto]:
         bare = graph.skeleton()
@@ -254,7 +299,7 @@ class _Facts(dict[str, Fact]):
     @property
     def guesses(self) -> int:
         """How many of the values asked for have a size that counts as 1 because nothing is known of it."""
-        return sum(fact.guessed for fact in self.values())
+        return sum(fact.guessed for fact in self.values()) + sum(body.guesses for body in self._bodies)
 
 
 def _symbols(value_type: TypeProto | None) -> list[str]:
@@ -269,14 +314,12 @@ def node_flops(node: NodeProto, facts: Mapping[str, Fact]) -> int:
     per element of its largest operand or result, so that functions such as Exp or Softmax are underestimated.
 
     Raises:
-        LookupError: the rank of an operand is unknown, or the node has a body.
+        LookupError: the rank of an operand is unknown.
 
     Source: the operators' definitions at https://onnx.ai/onnx/operators; 2 operations for a multiply-add as in
     NVIDIA's Matrix Multiplication Background User's Guide.
     """
     op_type = node.op_type
-    if op_type in BODIES:
-        raise LookupError(op_type)
     if op_type in MOVES:
         return 0
     exact = EXACT.get(op_type)
@@ -286,11 +329,11 @@ def node_flops(node: NodeProto, facts: Mapping[str, Fact]) -> int:
         return facts[node.input[2]].elements if _attribute(node, "reduction", b"none") != b"none" else 0
     if op_type.startswith("Reduce"):
         return facts[node.input[0]].elements if facts[node.input[0]].is_float else 0
-    read = [facts[name] for name in node.input if name]
-    made = [facts[name] for name in node.output if name]
-    if not any(fact.is_float for fact in (*made, *read[:1])):
+    read = [facts[name] for name in node.input[:] if name]
+    made = [facts[name] for name in node.output[:] if name]
+    if not any([fact.is_float for fact in (*made, *read[:1])]):
         return 0
-    return max(fact.elements for fact in (*made, *read))
+    return max([fact.elements for fact in (*made, *read)])
 
 
 ShapeOf = Callable[[str], Sizes]

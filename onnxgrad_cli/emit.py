@@ -164,11 +164,14 @@ class Op:
         self.node: NodeProto | None = None
         self.training: Any = None
         self._readers: dict[str, list[tuple[NodeProto, int]]] | None = None
+        self._makers: dict[str, NodeProto] | None = None
         self._vals: dict[str, Val] = {}
         self._shapes: dict[int, tuple[TypeProto | None, Shape | None]] = {}
+        self._types: dict[tuple[Dim | None, ...], TypeProto] = {}
         self._pool: dict[tuple[Any, ...], Val] = {}
         self._written: dict[tuple[Any, ...], Any] = {}
         self._unexpanded: dict[str, Val] = {}
+        self._scattered: dict[str, tuple[Val, Val, int]] = {}
         self._renamed: dict[str, str] = {}
         self._schemas: dict[tuple[str, str], onnx.defs.OpSchema] = {}
         self._defaults: dict[tuple[str, str], dict[str, Any]] = {}
@@ -198,9 +201,19 @@ class Op:
             self._readers = self.graph.uses()
         return self._readers.get(name, [])
 
+    def maker(self, x: Val) -> NodeProto | None:
+        """The forward node that makes a value."""
+        if self._makers is None:
+            self._makers = self.graph.producers()
+        return self._makers.get(x.name)
+
     def wants(self, x: Val | None) -> bool:
         """Whether anybody wants the cotangent of `x`."""
         return x is not None and self.wanted(x.name)
+
+    def lowering(self, name: str, forms: Sequence[str], default: str) -> str:
+        """Which of several forms of a gradient to write: the one that suits the shapes, if no other is asked for."""
+        return default if self.training is None else self.training.lowerings.choose(self, name, forms, default)
 
     def no(self, reason: str, hint: str = "") -> No:
         """Refuse the cotangent of one operand, with the reason."""
@@ -254,22 +267,28 @@ class Op:
         all that is to be known of the outputs."""
         if domain:
             self.graph.use_domain(domain)
-        like = next((x for x in inputs if isinstance(x, Val)), None)
-        values: list[Val | None] = [x if x is None or isinstance(x, Val) else self.const(x, like) for x in inputs]
+        values: list[Val | None] = list(inputs)
+        if not all([isinstance(x, Val) for x in inputs]):
+            like = next((x for x in inputs if isinstance(x, Val)), None)
+            values = [x if x is None or isinstance(x, Val) else self.const(x, like) for x in inputs]
         while values and values[-1] is None:
             values.pop()
         if op_type in _BINARY and self._unexpanded:
             values = self._broadcast_late(*values)  # type: ignore[arg-type]
+        if op_type == "Add" and self._scattered and (total := self._scattered_onto(*values)):  # type: ignore[arg-type]
+            return total
         given = [onnx.helper.make_attribute(name, v) for name, v in attributes.items() if v is not None]
         names = tuple([x.name if x is not None else "" for x in values])
-        key = (op_type, domain, names, tuple(sorted([a.SerializeToString() for a in given])), outputs)
+        said = tuple(sorted([a.SerializeToString() for a in given])) if given else ()
+        key = (op_type, domain, names, said, outputs)
         if key in self._written and op_type not in RANDOM:
             return self._written[key]
         stem = f"{self.scope}/{op_type}" if self.scope else op_type
         node_name = self.graph.fresh(stem)
         out = [self.graph.fresh(f"{node_name}_out{i or ''}") for i in range(outputs)]
         node = NodeProto(op_type=op_type, input=names, output=out, name=node_name, domain=domain)
-        node.attribute.extend(given)
+        if given:
+            node.attribute.extend(given)
         if self.role:
             node.metadata_props.add(key=ROLE, value=self.role)
         if self.forward:
@@ -279,10 +298,9 @@ class Op:
         if types is not None:
             self.graph.types.update(zip(out, types, strict=True))
         elif same is not None:
-            self._vals[out[0]] = Val(self, out[0], same.type, same.known_shape)
             self.graph.types[out[0]] = same.type  # type: ignore[assignment]
         elif op_type in _SAME_DTYPE and first is not None and shape is not None:
-            self.graph.types[out[0]] = self.graph.named(tensor_type(first.dtype, shape))
+            self.graph.types[out[0]] = self._typed(first.dtype, shape)
         else:
             found = self.infer(node, values)
             if shape is not None:
@@ -294,9 +312,19 @@ class Op:
         self._written[key] = tuple([self.val(name) for name in out]) if outputs > 1 else self.val(out[0])
         return self._written[key]
 
+    def _typed(self, dtype: int, shape: Sequence[Dim | None]) -> TypeProto:
+        """The type of a tensor: one object for all values of it, where each size is known or has a symbol."""
+        key = (dtype, *shape)
+        if key not in self._types:
+            value_type = self.graph.named(tensor_type(dtype, shape))
+            if None in shape or "?" in shape:
+                return value_type
+            self._types[key] = value_type
+        return self._types[key]
+
     def _elementwise(self, a: Val, b: Val) -> Val | None:
         """The operand that has the type of an elementwise result; None where that takes more than a look."""
-        left, right = a.known_shape, b.known_shape
+        left, right = a._shape, b._shape
         if left is None or right is None or "?" in left or "?" in right:
             return None
         if left[len(left) - len(right) :] == right and len(right) <= len(left):
@@ -348,6 +376,35 @@ class Op:
                 return [a, self._unexpanded[b.name]]
         return [a, b]
 
+    def scatter(self, zeros: Val, places: Val, updates: Val, axis: int, repeats: bool = True) -> Val:
+        """ScatterElements of `updates` onto zeros, added up where a place may repeat.
+
+        What is added to the result later is scattered onto in place of the zeros: 0.6 of the time of both for 256 rows
+        of 50,257 x 768 (one thread), and a tensor less in memory.
+        """
+        attributes = {"axis": axis, "reduction": "add"} if repeats else {"axis": axis}
+        result = self.ScatterElements(zeros, places, updates, **attributes)
+        if self.opset >= 16 and updates.dtype not in HALVES:  # onnxruntime adds none of 16 bits
+            self._scattered[result.name] = (places, updates, axis)
+        return result
+
+    def _scattered_onto(self, a: Val, b: Val) -> Val | None:
+        """The sum of two values of one shape, one of which was scattered onto zeros; None where none was."""
+        for scattered, base in ((a, b), (b, a)):
+            if scattered.name in self._scattered and self.same_shape(a, b):
+                places, updates, axis = self._scattered[scattered.name]
+                return self.ScatterElements(base, places, updates, axis=axis, reduction="add")
+        return None
+
+    def _scattered_sum(self, x: Val, axes: Sequence[int] | None) -> Val | None:
+        """The sum of a value along the one axis where, elsewhere at each place, one number was scattered onto zeros."""
+        if x.name not in self._scattered or axes is None or len(axes) != 1:
+            return None
+        _, updates, axis = self._scattered[x.name]
+        axis %= x.rank
+        one = [1 if i == axis else size for i, size in enumerate(x.shape)]
+        return updates if axes[0] % x.rank == axis and list(updates.shape) == one and "?" not in one else None
+
     def rename(self, value: Val, name: str) -> Val:
         """Call a result of this emitter `name`; a value from elsewhere, or with such a name, becomes an Identity."""
         self.rename_all({name: value})
@@ -355,7 +412,7 @@ class Op:
 
     def rename_all(self, results: Mapping[str, Val]) -> None:
         """Call each result by the name before it, as `rename` does; one with several names becomes Identities."""
-        made = {output for node in self.nodes for output in node.output}
+        made = {output for node in self.nodes for output in node.output[:]}
         claimed = set(self._renamed.values())
         names: dict[str, str] = {}
         for name, value in results.items():
@@ -371,6 +428,7 @@ class Op:
                 self.graph.stated.add(new)
         self._renamed.update(names)
         self._written.clear()
+        self._scattered.clear()
 
     # -- shapes ---------------------------------------------------------------------------------------------
 
@@ -450,7 +508,7 @@ class Op:
 
     def same_shape(self, a: Val, b: Val) -> bool:
         """Whether two values surely have one shape: equal sizes or equal symbols on every axis."""
-        return a.known_shape is not None and a.known_shape == b.known_shape and "?" not in a.known_shape
+        return a._shape is not None and a._shape == b._shape and "?" not in a._shape
 
     def transpose(self, x: Val, perm: Sequence[int]) -> Val:
         """`x` with its axes permuted."""
@@ -530,7 +588,8 @@ class Op:
 
     def sum(self, x: Val, axes: Sequence[int] | None = None, keepdims: bool = True) -> Val:
         """The sum over `axes` (None: all)."""
-        return self.reduce("ReduceSum", x, axes, keepdims)
+        scattered = self._scattered_sum(x, axes) if self._scattered and keepdims else None
+        return scattered or self.reduce("ReduceSum", x, axes, keepdims)
 
     def mean(self, x: Val, axes: Sequence[int] | None = None, keepdims: bool = True) -> Val:
         """The mean over `axes` (None: all)."""

@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -328,14 +328,20 @@ def save_model(
     return [out, *data]
 
 
-def save_bytes(data: bytes, out: Path) -> None:
+def save_bytes(data: bytes, out: Path, durable: bool = False) -> None:
     """Write a file, whole or not at all.
+
+    Args:
+        data: what is in it.
+        out: the file.
+        durable: wait until the disk has it, so that it outlives a loss of power too. What is not durable is whole
+            for whoever reads it while the machine runs.
 
     Raises:
         OnnxgradError: it can't be written.
     """
     with told(out), ExitStack() as undo:
-        _write(out, lambda file: file.write(data), undo)
+        _write(out, lambda file: file.write(data), undo, durable)
         undo.pop_all()
 
 
@@ -402,7 +408,7 @@ def is_ours(path: Path) -> bool:
             return data.rfind(VERSION.encode()) >= 0
 
 
-def _write(out: Path, write: Callable[[BinaryIO], object], undo: ExitStack) -> None:
+def _write(out: Path, write: Callable[[BinaryIO], object], undo: ExitStack, durable: bool = False) -> None:
     """Write a file under a temporary name beside `out`, then rename it; `undo` removes it if it is new."""
     if not _replaceable(out):
         with out.open("wb") as file:
@@ -413,9 +419,27 @@ def _write(out: Path, write: Callable[[BinaryIO], object], undo: ExitStack) -> N
         unfinished.callback(temporary.unlink, missing_ok=True)
         with temporary.open("wb") as file:
             write(file)
+            if durable:  # before the rename: a disk may take the new name first, and then has an empty file
+                file.flush()
+                os.fsync(file.fileno())
         if not out.exists():
             undo.callback(out.unlink, missing_ok=True)
         temporary.replace(out)
+        if durable and os.name != "nt":
+            _sync_names(out.parent)
+
+
+def _sync_names(folder: Path) -> None:
+    """Wait until the disk has the names of a folder's files, where the file system lets a folder be asked for that."""
+    with suppress(PermissionError):  # who may write in a folder need not be one who may read it
+        place = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(place)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
+                raise
+        finally:
+            os.close(place)
 
 
 def _place_data(model: ModelProto, source: Path | None, folder: Path, force: bool, undo: ExitStack) -> list[Path]:

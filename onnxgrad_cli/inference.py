@@ -59,7 +59,7 @@ def infer(graph: Graph) -> None:
 
 def declare(graph: Graph) -> None:
     """Write into the model the types whose shape would not be inferred from it again."""
-    if not any(name in graph.stated for node in graph.nodes for name in node.output):
+    if all(graph.stated.isdisjoint(node.output[:]) for node in graph.nodes):
         return
     again = _inferred(graph.skeleton())[0].graph
     found = {v.name for v in (*again.input, *again.output, *again.value_info) if shape_of(v.type) is not None}
@@ -87,6 +87,7 @@ def _inferred(bare: ModelProto) -> tuple[ModelProto, Exception | None]:
 
 def _beyond_onnx(graph: Graph, stated: set[str]) -> Types:
     """Types that onnx does not infer, or not as well, of the first node of which some have not been `stated`."""
+    makers = graph.producers()
     for node in graph.nodes:
         found: Types = {}
         if node.op_type in LIKE_INPUT:
@@ -98,6 +99,8 @@ def _beyond_onnx(graph: Graph, stated: set[str]) -> Types:
             found = _element(graph, node.output[0])
         elif node.op_type == "Einsum" and len(node.input) > 1:
             found = _einsum(graph, node)
+        elif node.op_type == "Slice":
+            found = _cut_to_fit(graph, node, makers)
         found = {name: value_type for name, value_type in found.items() if name and name not in stated}
         if found:
             return found
@@ -109,6 +112,18 @@ def _element(graph: Graph, name: str) -> Types:
     value_type = graph.types.get(name)
     shape = [size if isinstance(size, int) else None for size in shape_of(value_type) or ()]
     return {name: graph.named(tensor_type(dtype_of(value_type), shape))} if None in shape else {}
+
+
+def _cut_to_fit(graph: Graph, node: NodeProto, makers: dict[str, NodeProto]) -> Types:
+    """A tensor cut to another's shape, which is its own, is whole: so exporters write what is added up by index."""
+    data, starts, ends, *rest = node.input
+    shape, maker = shape_of(graph.types.get(data)), makers.get(ends)
+    first = graph.constant(starts) if starts in graph.initializers else None
+    if rest or shape is None or first is None or maker is None or maker.op_type != "Shape" or maker.attribute:
+        return {}
+    fits = first.tolist() == [0] * len(shape) and shape_of(graph.types.get(maker.input[0])) == shape
+    whole = fits and "?" not in shape and shape_of(graph.types.get(node.output[0])) != shape
+    return {node.output[0]: graph.types[data]} if whole else {}
 
 
 def _einsum(graph: Graph, node: NodeProto) -> Types:

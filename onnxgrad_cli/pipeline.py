@@ -10,10 +10,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from onnxgrad_cli.errors import Caution, OnnxgradError
 from onnxgrad_cli.graph import Graph, Shape
+from onnxgrad_cli.lowerings import Lowerings
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,57 @@ class Adapter:
     def scale(self) -> float:
         """What the product of the factors is multiplied with."""
         return self.alpha / self.rank
+
+
+@dataclass(frozen=True)
+class RecomputeSpec:
+    """What to compute again in the backward part, as asked for.
+
+    `kind` is 'elementwise', 'block' (all between values or nodes that `pattern` names) or 'budget' (as much as it takes
+    until no more than `size` bytes are kept).
+    """
+
+    kind: str
+    pattern: str = ""
+    size: int = 0
+
+    def __str__(self) -> str:
+        return {"block": f"block:{self.pattern}", "budget": f"budget:{self.size}B"}.get(self.kind, self.kind)
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """What is computed again, as it was done.
+
+    Attributes:
+        asked: the request.
+        nodes: how many nodes run twice.
+        kept_before, kept: bytes of forward values that the backward part reads, without and with it.
+        flops: the operations that it adds.
+    """
+
+    asked: str
+    nodes: int
+    kept_before: int
+    kept: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class Adjoint:
+    """The cotangents of what several nodes compute together, where one rule for all takes fewer passes over memory.
+
+    Attributes:
+        operator: what they stand for, as 'domain::Op'.
+        inputs: the values that get a cotangent.
+        kept: other values of theirs that the rule reads.
+        function: `rule(op, g, *inputs, *kept)`, which returns a cotangent for each input.
+    """
+
+    operator: str
+    inputs: tuple[str, ...]
+    kept: tuple[str, ...]
+    function: Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -124,17 +176,20 @@ class Options:
         loss_scale: what the gradient of the loss is multiplied with, and gradients are divided by, so that those of
             16 bits don't vanish; 'dynamic' adapts it; None: none.
         ema: how much of the exponential moving average of the weights stays at a step; None: none is kept.
-        embed_state: store the optimizer's state as it is before the first step, so that it need not be fed.
+        embed_state: store the optimizer's state as it is before the first step, so that it need not be fed; of weights
+            beyond a gigabyte it is described only.
         training_info: leave the inference graph as it is, and describe the training beside it, in `training_info`.
         init: how weights begin there: 'keep' their stored values, 'xavier', 'he' or 'normal'.
         seed: of the random numbers that they begin with; None lets the runtime choose. Adapters are drawn with it
             too; with None as with 0.
+        recompute: what to compute again in the backward part, so that it need not be kept; None: nothing.
         keep_outputs: keep the model's own outputs too.
         yield_: what becomes of the YieldOp: 'ones' (filled), 'input' (fed) or 'keep'.
         as_gradient_op: write one Gradient node of ai.onnx.preview.training in place of the backward part.
         mode: 'keep', 'train' or 'eval' for BatchNormalization and Dropout.
         quantization: what becomes of a path through QuantizeLinear: 'refuse' it, or 'ste', the straight-through
             estimator, for which rounding is the identity within the quantized range.
+        tuned: forms of gradients to write instead of those that suit their shapes; see `lowerings`.
         identifiers: make valid C identifiers of the names that are not the model's own.
         dims: symbol -> size, fixed before anything else.
         shapes: input -> shape, fixed before anything else.
@@ -167,11 +222,13 @@ class Options:
     training_info: bool = False
     init: str = "keep"
     seed: int | None = None
+    recompute: RecomputeSpec | None = None
     keep_outputs: bool = False
     yield_: str = "ones"
     as_gradient_op: bool = False
     mode: str = "keep"
     quantization: str = "refuse"
+    tuned: Mapping[str, str] = field(default_factory=dict)
     identifiers: bool = False
     dims: dict[str, int] = field(default_factory=dict)
     shapes: dict[str, Shape] = field(default_factory=dict)
@@ -204,7 +261,11 @@ class Training:
         cautions: what a careful reader should know.
         forward_nodes: how many nodes belong to the model and its loss.
         straight_through: whether rounding to integers counts as the identity.
+        forward_stays: whether the forward nodes must stay as they are.
+        lowerings: which of several forms of a gradient were written.
         partial: weights and inputs whose gradient leaves out paths, for `stop_gradient` declares so.
+        recomputed: what is computed again in the backward part.
+        adjoints: values that several nodes make together -> the rule for all of them.
     """
 
     inputs: list[str] = field(default_factory=list)
@@ -229,7 +290,11 @@ class Training:
     cautions: list[Caution] = field(default_factory=list)
     forward_nodes: int = 0
     straight_through: bool = False
+    forward_stays: bool = False
+    lowerings: Lowerings = field(default_factory=Lowerings)
     partial: list[str] = field(default_factory=list)
+    recomputed: Recomputed | None = None
+    adjoints: dict[str, Adjoint] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,7 @@ _SIGNATURES: dict[Callable[..., Any], Signature] = {}
 _RULES: dict[tuple[str, str], list[Rule]] = {}
 _DEFINITIONS: dict[tuple[str, str], list[Definition]] = {}
 _STOPPED: dict[tuple[str, str], frozenset[int]] = {}
+_NONE: frozenset[int] = frozenset()
 _FOUND: dict[tuple[str, str, int], Rule | None] = {}
 """What `lookup` has found; forgotten whenever the table changes."""
 
@@ -261,7 +262,7 @@ def _check_stopped(domain: str, op_type: str, positions: frozenset[int]) -> None
 
 def stopped(op_type: str, domain: str = "") -> frozenset[int]:
     """The operands of an operator that `stop_gradient` has declared."""
-    return _STOPPED.get((_plain(domain), op_type), frozenset())
+    return _STOPPED.get((_plain(domain), op_type), _NONE) if _STOPPED else _NONE
 
 
 def all_stopped() -> Iterator[tuple[str, str, frozenset[int]]]:

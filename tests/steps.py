@@ -53,6 +53,11 @@ def batches(dtype: Any, count: int = STEPS) -> list[Batch]:
     return [(rng.standard_normal((16, 6)).astype(dtype), rng.integers(0, 3, 16)) for _ in range(count)]
 
 
+def whole(data: Sequence[Batch], runs: int) -> list[Batch]:
+    """Batches `runs` times as large."""
+    return [tuple(map(np.concatenate, zip(*data[i : i + runs], strict=True))) for i in range(0, len(data), runs)]
+
+
 def trained(
     model: onnx.ModelProto,
     data: Sequence[Batch],
@@ -98,6 +103,14 @@ def loss(net: torch.nn.Module, batch: Batch, reduction: str = "mean") -> torch.T
     found = torch.nn.functional.cross_entropy(net(x), y, reduction="none")
     found = found * weights[0] if weights else found
     return found.mean() if reduction == "mean" else found.sum()
+
+
+def clip(net: torch.nn.Module, *, clip_norm: float = 0, clip_value: float = 0, **others: Any) -> None:
+    """What PyTorch does to the gradients where our options ask for it."""
+    if clip_norm:
+        torch.nn.utils.clip_grad_norm_(net.parameters(), clip_norm)
+    if clip_value:
+        torch.nn.utils.clip_grad_value_(net.parameters(), clip_value)
 
 
 def assert_same(ours: dict[str, np.ndarray], net: torch.nn.Module, bound: float) -> None:

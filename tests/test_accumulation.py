@@ -15,14 +15,9 @@ from onnxgrad_cli.passes.describe import describe
 from onnxgrad_cli.pipeline import Options
 from onnxgrad_cli.proof.verify import prove
 from onnxgrad_cli.runtime.trainer import Trainer
-from tests.steps import KINDS, RATE, STEPS, assert_same, batches, exported, loss, network, options, trained
+from tests.steps import KINDS, RATE, STEPS, assert_same, batches, clip, exported, loss, network, options, trained, whole
 
 RUNS = 3
-
-
-def whole(data: list[Any]) -> list[Any]:
-    """Batches RUNS times as large."""
-    return [tuple(map(np.concatenate, zip(*data[i : i + RUNS], strict=True))) for i in range(0, len(data), RUNS)]
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -35,10 +30,10 @@ def test_beside_torch_on_the_whole_batch(reduction: str, dtype: str, bound: floa
     asked = options("momentum", {"weight_decay": 0.1}, accumulate=RUNS, clip_norm=limit, reduction=reduction)
     ours = trained(build(exported(net), asked).model, data, rate)
     theirs = torch.optim.SGD(net.parameters(), lr=rate, momentum=0.9, weight_decay=0.1)
-    for batch in whole(data):
+    for batch in whole(data, RUNS):
         theirs.zero_grad()
         loss(net, batch, reduction).backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), limit)
+        clip(net, clip_norm=limit)
         theirs.step()
     assert ours["step"] == STEPS
     assert_same(ours, net, bound)

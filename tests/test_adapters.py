@@ -16,7 +16,7 @@ import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 from torch.nn import functional
 
-from onnxgrad_cli.builder import Built, build
+from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError, UsageError
 from onnxgrad_cli.graph import Graph
 from onnxgrad_cli.passes.adapters import parse_lora
@@ -115,7 +115,7 @@ def run(model: ModelProto, feeds: Arrays, names: list[str] | None = None) -> Arr
     return dict(zip(names, session.run(names, feeds), strict=True))
 
 
-def factors(built: Built, seed: int = 1) -> Arrays:
+def factors(built: TrainingModel, seed: int = 1) -> Arrays:
     """Random values for all factors."""
     rng = np.random.default_rng(seed)
     stored = {name: built.graph.initializers[name] for each in built.training.adapters for name in (each.a, each.b)}
@@ -249,7 +249,7 @@ def stepped(model: ModelProto, batches: list[Arrays], rate: float) -> tuple[Arra
 # -- transformers -----------------------------------------------------------------------------------------------------
 
 
-def backward_values(built: Built) -> set[str]:
+def backward_values(built: TrainingModel) -> set[str]:
     return {name for node in built.graph.nodes for name in node.output}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +14,12 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.jobs.export import run_export
+from onnxgrad_cli.runtime.adapter_file import save_adapter
+from onnxgrad_cli.runtime.artifacts import save_checkpoint
 from onnxgrad_cli.runtime.folder import load_checkpoint
+from onnxgrad_cli.runtime.tensors import save_tensors
+from onnxgrad_cli.runtime.trainer import Trainer
 from tests.cli_harness import Shell
 from tests.steps import KINDS, NAMES, RATE, assert_same, batches, exported, loss, network, options, trained
 
@@ -71,9 +77,55 @@ def test_a_run_writes_the_averages(
         assert (average[name] != last[name]).any()
     net = network(torch.float32)
     net.load_state_dict({key: torch.tensor(average[name]) for key, name in NAMES.items()})
+    exported_to = ("--model", "net.onnx", "--use-ema", "-o", "exported.onnx")
+    assert shell("export", "last.onnx.run/checkpoint.safetensors", *exported_to).code == 0
+    assert Path("exported.onnx").read_bytes() == Path("average.onnx").read_bytes()
     judged = result.json["epochs"][result.json["best"] - 1]["val_loss"]
     np.testing.assert_allclose(judged, loss(net, (np.concatenate(xs), np.concatenate(ys))).item(), rtol=1e-5)
     refused = shell("train", "net.onnx", "--data", "data.npz", "--loss", "cross-entropy", "--label", "y", "--use-ema")
     assert refused.code == 2 and "no averages are kept" in refused.err
     refused = shell("train", *asked.split(), "--accumulate", "9", "-o", "none.onnx")
     assert refused.code == 2 and "it would take no step" in refused.err
+
+
+def held(folder: Path, kind: str, **others: Any) -> Path:
+    """A checkpoint of a run that has taken no step."""
+    model = build(exported(network(getattr(torch, kind))), options("adam", **others))
+    save_checkpoint(folder / "held", Trainer(model))
+    return folder / "held"
+
+
+def test_the_averages_of_a_checkpoint(tmp_path: Path) -> None:
+    """Of one that Python code has written, too: the export has their values, and the rest as it was."""
+    onnx.save(exported(network(torch.float32)), tmp_path / "net.onnx")
+    trainer = Trainer(build(exported(network(torch.float32)), options("adam", ema=0.9)))
+    for x, y in batches("float32", 3):
+        trainer.step({"x": x, "y": y}, RATE)
+    save_checkpoint(tmp_path / "held", trainer)
+    run_export(tmp_path / "held", tmp_path / "net.onnx", tmp_path / "out.onnx", use_ema=True)
+    out = {t.name: numpy_helper.to_array(t) for t in onnx.load(tmp_path / "out.onnx").graph.initializer}
+    state, weights = trainer.state(), trainer.weights()
+    assert out.keys() == weights.keys()
+    for name, array in out.items():
+        np.testing.assert_array_equal(array, state[f"{name}_ema"])
+        assert (array != weights[name]).any()
+
+
+def test_what_has_no_averages_is_refused(tmp_path: Path) -> None:
+    model = tmp_path / "net.onnx"
+    onnx.save(exported(network(torch.float32)), model)
+
+    def refused(words: str, source: Path) -> None:
+        with pytest.raises(UsageError, match=words):
+            run_export(source, model, tmp_path / "out.onnx", use_ema=True)
+        assert not (tmp_path / "out.onnx").exists()
+
+    refused("--use-ema: no averages are kept", held(tmp_path, "float32"))
+    refused("'first.weight' is float16, its average float32", held(tmp_path, "float16", ema=0.9))
+    refused("no step has been taken", held(tmp_path, "float32", ema=0.9))
+    values, said = load_checkpoint(held(tmp_path, "float32", ema=0.9))
+    said.pop("averages")
+    save_tensors(tmp_path / "held", values, {"progress": said})
+    refused("held' does not say which of its values are averages", tmp_path / "held")
+    save_adapter(tmp_path / "held", [], values)
+    refused("an adapter has no averages", tmp_path / "held")

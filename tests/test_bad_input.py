@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 from onnx import parser
 
 from onnxgrad_cli import files
+from onnxgrad_cli.errors import OnnxgradError
 from tests.cli_harness import (
     INTEGERS,
     MLP,
@@ -247,6 +249,9 @@ def test_data_that_do_not_fit(shell: Shell) -> None:
     refused(shell, 2, "no input of the training model is called 'zz'", command=(*build, "d.npz"))
     refused(shell, 1, "no such file: 'gone.npz'", command=(*build, "gone.npz"))
     refused(shell, 1, "can't be read as an .npz file", command=(*build, "mlp.onnx"))
+    for name, content in (("cut.npz", b"PK\x03\x04 cut short"), ("none.npz", b"")):
+        Path(name).write_bytes(content)
+        refused(shell, 1, f"'{name}' can't be read as an .npz file", command=(*build, name))
 
 
 # -- what can't be differentiated: exit code 3, and the report is written ----------------------------------
@@ -365,6 +370,55 @@ def test_disk_full_at_save(shell: Shell) -> None:
     assert done.returncode == 1, done.stderr
     assert "'out/train.onnx' can't be written: no space is left" in done.stderr
     assert shell.files() == before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows knows no disk's copy of a folder")
+def test_a_durable_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk has the bytes, then the file its name, then the disk has the name; another file waits for nothing."""
+    out, seen = tmp_path / "out", []
+    out.write_bytes(b"old")
+
+    def sync(place: int) -> None:
+        of = os.fstat(place)
+        seen.append((stat.S_ISDIR(of.st_mode), of.st_size if stat.S_ISREG(of.st_mode) else of.st_ino, out.read_bytes()))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    files.save_bytes(b"newer", out)
+    assert (seen, out.read_bytes()) == ([], b"newer")
+    files.save_bytes(b"the newest", out, durable=True)
+    assert seen == [(False, 10, b"newer"), (True, tmp_path.stat().st_ino, b"the newest")]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows knows no disk's copy of a folder")
+@pytest.mark.parametrize(
+    ("code", "folder", "words"),
+    [
+        (errno.ENOSPC, False, "no space is left"),  # a file system may find its place at this moment only
+        (errno.EIO, False, "Input/output error"),
+        (errno.EIO, True, "Input/output error"),
+        (errno.EINVAL, True, ""),  # it can't be asked for that
+    ],
+)
+def test_a_disk_that_does_not_take_what_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, folder: bool, words: str
+) -> None:
+    def sync(place: int) -> None:
+        if stat.S_ISDIR(os.fstat(place).st_mode) == folder:
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    out = tmp_path / "out"
+    for before in (None, b"old"):
+        if before:
+            out.write_bytes(before)
+        if words:
+            with pytest.raises(OnnxgradError, match=words):
+                files.save_bytes(b"new", out, durable=True)
+        else:
+            files.save_bytes(b"new", out, durable=True)
+        expected = b"new" if not words or (folder and before) else before
+        assert [file.read_bytes() for file in tmp_path.iterdir()] == ([expected] if expected else [])
+        out.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("where", ["data", "model"])

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto
 
 from onnxgrad_cli import cli, files
-from tests.cli_harness import MLP, PROGRAM, UNKNOWN_OPS, WEIGHT, Shell, save, save_external
+from tests.cli_harness import MLP, PROGRAM, UNKNOWN_OPS, WEIGHT, Result, Shell, save, save_external
 
 HOME = Path(__file__).parents[1]
 COMMANDS = {"build", "inspect", "check", "train", "export", "expand", "derive", "ops", "verify-op", "losses"}
@@ -241,6 +241,24 @@ def test_check(shell: Shell) -> None:
     np.savez("d.npz", x=np.ones((6, 4), np.float32), t=np.ones((6, 2), np.float32))
     found = shell("check", "mlp.train.onnx", "--data", "d.npz", "--json").json
     assert found["status"] == "passed" and "x [6, 4]" in json.dumps(found)
+
+
+def test_check_on_labels_that_are_none(shell: Shell) -> None:
+    """A class that does not exist is told; labels that are all left out prove nothing, and that is told too."""
+    shell(
+        "build", "mlp.onnx", "--label", "t", "--loss", "cross-entropy", "--loss-option", "ignore_index=1", "--no-verify"
+    )
+
+    def checked(*labels: int) -> Result:
+        np.savez("d.npz", t=np.array(labels))
+        return shell("check", "mlp.train.onnx", "--data", "d.npz")
+
+    assert checked(0, 1).code == 0
+    for label in (2, -1):
+        result = checked(0, label)
+        assert result.code == 2 and f"'t' is {label} in sample 1" in result.err
+    result = checked(1, 1)
+    assert "not proved: its loss is not finite on these data" in result.err and "passed |" not in result.err
 
 
 def test_check_finds_a_wrong_gradient(shell: Shell) -> None:

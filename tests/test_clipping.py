@@ -12,9 +12,7 @@ from onnx import helper, numpy_helper
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.pipeline import Options
-from tests.steps import KINDS, RATE, assert_same, batches, exported, loss, network, options, trained
-
-CLIP = {"clip_norm": torch.nn.utils.clip_grad_norm_, "clip_value": torch.nn.utils.clip_grad_value_}
+from tests.steps import KINDS, RATE, assert_same, batches, clip, exported, loss, network, options, trained
 
 
 @pytest.mark.parametrize("given", [("clip_norm", 0.02), ("clip_norm", 0.3), ("clip_norm", 1e6), ("clip_value", 0.01)])
@@ -29,7 +27,7 @@ def test_beside_torch(given: tuple[str, float], dtype: str, bound: float) -> Non
     for batch in data:
         theirs.zero_grad()
         loss(net, batch).backward()
-        CLIP[how](net.parameters(), limit)
+        clip(net, **{how: limit})
         theirs.step()
     assert_same(ours, net, bound)
 

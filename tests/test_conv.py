@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.rules import conv
 from tests.harness import Case, Const, const, forward_model, with_gradient
 
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -324,6 +325,30 @@ def test_transposed_conv_at_real_size():
     compare(lambda x, w: F.conv_transpose2d(x, w, None, 2, 1), "ConvTranspose", arrays, attrs, threads=2)
 
 
+FORMS = [
+    ("convolution", 1, 2, 3), ("convolution", 2, 1, 3), ("channels", 1, 1, 3), ("channels", 2, 2, 3),
+    ("pixels", 1, 1, 3), ("pixels", 1, 2, 3), ("shifts", 8, 1, 3), ("product", 1, 2, 1),
+]  # fmt: skip
+"""Form, group, stride, kernel."""
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize(("size", "outputs"), [(9, 8), (16, 8), (16, 16)])
+@pytest.mark.parametrize(("form", "group", "stride", "kernel"), FORMS)
+def test_every_form_of_a_weights_gradient(monkeypatch, form, group, stride, kernel, size, outputs, symbolic):
+    """Of few pixels, and of many with and without more channels than the input has."""
+    monkeypatch.setattr(conv, "_weight_forms", lambda *known: ([form], form))
+    rng, outputs = np.random.default_rng(0), 8 if form == "shifts" else outputs
+    arrays = [rng.standard_normal(s) for s in ((2, 8, size, size + 2), (outputs, 8 // group, kernel, kernel))]
+    begins, ends = ([0, 0], [0, 0]) if kernel == 1 else ([1, 0], [1, 2])
+
+    def theirs(x, w):
+        return F.conv2d(padded(x, begins, ends), w, stride=stride, groups=group)
+
+    attrs = {"kernel_shape": [kernel] * 2, "group": group, "strides": [stride] * 2, "pads": [*begins, *ends]}
+    compare(theirs, "Conv", arrays, attrs, symbolic=symbolic)
+
+
 @pytest.mark.parametrize(
     ("op", "x", "w", "attrs"),
     [
@@ -345,7 +370,8 @@ def test_the_weight_of_an_empty_batch_has_a_gradient_of_zeros(op, x, w, attrs):
     backward = with_gradient(model, ["x0", "x1"], ["y0"], "g_")
     y = Executor(model)({"x0": arrays[0], "x1": arrays[1]})["y0"]
     guarded = any(node.op_type == "Where" for node in backward.graph.node)
-    assert guarded == (w[1] < 16), "a convolution of no channels gives numbers from memory, now and then"
+    textbook = attrs.get("group", 1) > 1 and w[1] < 16
+    assert guarded == textbook, "a convolution of no channels gives numbers from memory, now and then"
     run = Executor(backward, fallback=False)
     for count in (0, 2, 0):
         found = run({"x0": arrays[0][:count], "x1": arrays[1], "g_y0": y[:count]})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -20,7 +21,9 @@ from onnx import TensorProto, TypeProto, numpy_helper, parser
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.graph import tensor_type
+from onnxgrad_cli.passes.describe import LOSS, describe
 from onnxgrad_cli.pipeline import LossSpec, Options
+from onnxgrad_cli.proof.feeds import Subject, random_feeds
 from onnxgrad_cli.runtime.data import Batches, Data, Range, open_data, ports_of, ranges_of
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -176,6 +179,9 @@ def test_text_as_spreadsheets_write_it(tmp_path: Path) -> None:
         (["1,2,3,4.5"], r"line 2, column 'y', which 'y' takes: '4.5' is no whole number"),
         (["1,2,3,4", '"1', '",2,3,4', "1,2,3,4,5"], r"line 5: 5 fields, the first line names 4 columns"),
         (["1,2,3,4", "1,2,3"], r"line 3: 3 fields"),
+        (["1,2,3,4.0", "1,2,yes,4.5"], r"line 3, column 'x_2', which 'x' takes: 'yes' is no number"),
+        (["1,2,3,4.0", "1,2,3,1e3.0"], r"line 3, column 'y', which 'y' takes: '1e3.0' is no whole number"),
+        (["2024_01,2,3,4"], r"line 2, column 'x_0', which 'x' takes: '2024_01' is no number"),
         (["1,2,3,99999999999999999999"], r"'99999999999999999999' is no whole number"),
         (["1,2,3,4", "1,inf,3,4"], r"'x' is inf in sample 1 \(the first is 0\), at \[1\] of it"),
         (['1,2,3,"4'], r"can't be read as a table in text"),
@@ -210,6 +216,34 @@ def test_headers_that_can_not_be_right(tmp_path: Path) -> None:
     (tmp_path / "latin.csv").write_bytes("x_0,x_1,x_2,y,größe\n".encode("latin-1"))
     with pytest.raises(UsageError, match=r"utf-8.*can.t decode"):
         open_data(tmp_path / "latin.csv", PORTS)
+
+
+def test_text_as_pandas_writes_it(tmp_path: Path) -> None:
+    """Truth values as words, whole numbers with a point, and the numbers of the rows in a column without a name."""
+    ports = {**PORTS, "x": tensor_type(FLOAT, ["batch", "features"]), "mask": tensor_type(TensorProto.BOOL, ["batch"])}
+    file, told = tmp_path / "PANDAS.CSV", []
+    file.write_text(",a,b,mask,y\n0,1.0,True,True,9007199254740993.0\n1,2.5,False,false,-3.\n")
+    batch = open_data(file, ports, tell=lambda text, level: told.append(text)).batch(np.arange(2))
+    np.testing.assert_array_equal(batch["x"], [[1, 1], [2.5, 0]])
+    np.testing.assert_array_equal(batch["mask"], [True, False])
+    np.testing.assert_array_equal(batch["y"], [2**53 + 1, -3])
+    assert "left out: the column without a name" in told[0]
+
+
+@pytest.mark.parametrize("name, header", [("a.csv", "x;y"), ("a.csv", "x\ty"), ("a.csv", "x|y"), ("a.tsv", "x,y")])
+def test_columns_that_are_cut_by_other_marks(tmp_path: Path, name: str, header: str) -> None:
+    (tmp_path / name).write_text(f"{header}\n")
+    with pytest.raises(UsageError, match=f"first line is one column: {re.escape(header)}") as told:
+        open_data(tmp_path / name, PORTS)
+    assert "commas between its columns" in (told.value.hint or "")
+
+
+def test_the_index_of_pandas_in_parquet_is_no_feature(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    table = arrow.table({"a": X[:, 0], "b": X[:, 1], "y": Y, "__index_level_0__": Y})
+    pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "a.parquet")
+    ports = {**PORTS, "x": tensor_type(FLOAT, ["batch", "features"])}
+    assert open_data(tmp_path / "a.parquet", ports).sizes == {"features": 2}
 
 
 def test_parquet_without_values_and_with_uneven_lists(tmp_path: Path) -> None:
@@ -331,6 +365,9 @@ def test_hints_say_what_to_do(tmp_path: Path) -> None:
 
     assert "argmax(1)" in hint(X, np.eye(5)[Y])
     assert "astype(numpy.int64)" in hint(X, Y.astype(float))
+    for broken in (0.5, np.nan):
+        assert "not all whole" in hint(X, np.where(np.arange(N) == N - 1, broken, Y))
+    assert "structured_to_unstructured" in hint(np.zeros(N, [("a", "f4"), ("b", "f4")]), Y)
     assert "array[..., None]" in hint(X, Y, tensor_type(FLOAT, ["batch", 1]))
     assert "array[..., 0]" in hint(X, Y[:, None])
     with pytest.raises(UsageError) as told:
@@ -458,8 +495,12 @@ def test_broken_and_pickled_arrays(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"can't be read as an .npz file"):
         open_data(path, PORTS)
     np.savez(path, x=X, y=np.array([{}] * N, object))
-    with pytest.raises(UsageError, match="Object arrays cannot be loaded"):
+    with pytest.raises(UsageError, match="with an array 'y': Object arrays cannot be loaded") as told:
         open_data(path, PORTS)
+    assert "array.astype(float)" in (told.value.hint or "")
+    with pytest.raises(UsageError, match=r"y.npy' can't be read.*Python objects") as told:
+        open_data(to_folder(tmp_path, {"x": X, "y": Y.astype(object)}), PORTS)
+    assert "array.astype(float)" in (told.value.hint or "")
     with path.open("wb") as file:
         np.save(file, X)
     with pytest.raises(UsageError, match="a single array, without a name"):
@@ -499,7 +540,25 @@ def test_the_model_says_what_it_is_fed_and_what_may_be_in_it() -> None:
     ranges = ranges_of(model)
     assert (ranges["ids"].low, ranges["ids"].high) == (-11, 10)
     assert (ranges["y"].low, ranges["y"].high, ranges["y"].besides) == (0, 3, {-100})
-    assert ranges_of(model, {"ignore_index": 7})["y"].besides == {7}
+    assert ranges_of(words(loss_options={"ignore_index": 7}))["y"].besides == {7}
+
+
+def test_a_model_of_a_version_that_did_not_write_the_ignored_label() -> None:
+    model = words()
+    entry = next(entry for entry in model.metadata_props if entry.key == LOSS)
+    described = json.loads(entry.value)
+    assert described["terms"][0].pop("ignore_index") == -100
+    entry.value = json.dumps(described)
+    assert describe(model).losses[0].ignore_index is None
+    assert ranges_of(model)["y"] == Range(0, 3, why="there are 4 classes")
+
+
+def test_what_is_drawn_counts() -> None:
+    """A batch of nothing but ignored labels has no mean, and proves nothing."""
+    model = words(loss_options={"ignore_index": 1}, shapes={"ids": (1, 2)})
+    subject = Subject(model, describe(model))
+    drawn = [random_feeds(subject, np.random.default_rng(seed), {})["y"] for seed in range(40)]
+    assert {int(labels[0]) for labels in drawn} == {0, 2, 3}
 
 
 def test_the_ranges_are_told(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from onnxgrad_cli import losses
-from onnxgrad_cli.builder import Built, build
+from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.graph import shape_of
 from onnxgrad_cli.losses import parse_loss
@@ -41,11 +41,11 @@ def model(last: str = "Identity", opset: int = 18, dtype: type = np.float64) -> 
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
-def built(*specs: str, model: onnx.ModelProto | None = None, **keywords) -> Built:
+def built(*specs: str, model: onnx.ModelProto | None = None, **keywords) -> TrainingModel:
     return build(model or globals()["model"](), Options(losses=tuple(map(parse_loss, specs)), **keywords))
 
 
-def run(found: Built, **feeds: np.ndarray) -> dict[str, np.ndarray]:
+def run(found: TrainingModel, **feeds: np.ndarray) -> dict[str, np.ndarray]:
     proto = found.model
     onnx.checker.check_model(proto, full_check=True)
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -198,6 +198,18 @@ def test_a_loss_from_a_file(tmp_path: Path, theirs: int, ours: int) -> None:
     np.testing.assert_allclose(outputs["w_grad"], w.grad.numpy())
     assert found.graph.opset() == ours
     assert shape_of(found.graph.types["y"]) == ("batch", 4)
+
+
+def test_a_file_whose_label_comes_first(tmp_path: Path) -> None:
+    """Prediction and label are told by their names where they have these."""
+    text = HUBER % (18, *["double"] * 6)
+    turned = text.replace("double[n, c] prediction, double[n, c] label", "double[n, c] label, double[n, c] prediction")
+    assert turned != text
+    gradients = []
+    for name, each in {"a.onnx": text, "b.onnx": turned}.items():
+        each = each.replace("scaled = Mul(near, half)", "scaled = Mul(prediction, half)")
+        gradients.append(run(built(f"{saved(tmp_path, each, name)}:p:y", model=model(opset=18)), x=X, y=Y)["w_grad"])
+    np.testing.assert_array_equal(*gradients)
 
 
 def test_a_file_newer_than_the_model_is_refused(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_the_defaults_are_of_losses_that_there_are() -> None:
     assert names("cross-entropy") == ["accuracy"]
     assert names("mse") == ["rmse", "r2"]
     assert names("my_loss.onnx") == names("poisson-nll") == []
-    (accuracy,) = default_metrics(Term("cross-entropy", "out", "y", 1.0), {"ignore_index": 3})
+    (accuracy,) = default_metrics(Term("cross-entropy", "out", "y", 1.0, ignore_index=3))
     begun = accuracy.begin()
     begun.update(np.eye(4), np.array([0, 1, 0, 3]))
     assert begun.value() == pytest.approx(2 / 3)
@@ -140,6 +140,11 @@ def test_a_metric_from_a_file(tmp_path: Path, keep: int, out: str) -> None:
     path = save(tmp_path / "error.onnx", out=out, keep=keep)
     found, labels = random.normal(size=(60, 3)), random.normal(size=(60, 3))
     assert taken(path, found, labels) == pytest.approx(sklearn.mean_absolute_error(labels, found), rel=1e-5)
+    turned = onnx.load(path)
+    turned.graph.input.insert(0, turned.graph.input.pop(1))  # what is called label is the label, first or not
+    turned.graph.node[2].op_type = "Identity"
+    onnx.save(turned, tmp_path / "turned.onnx")
+    assert taken(str(tmp_path / "turned.onnx"), found, labels) == pytest.approx(np.mean(found - labels), rel=1e-4)
     assert parse_metric(path).name == "error"
     assert not parse_metric(path).higher
     assert parse_metric(f"{path}:higher=true").higher

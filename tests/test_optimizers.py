@@ -27,10 +27,24 @@ from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.jobs.build import run_build
 from onnxgrad_cli.optimizers import OPTIMIZERS, optimizer
 from onnxgrad_cli.passes.describe import describe
+from onnxgrad_cli.passes.groups import parse_group
 from onnxgrad_cli.pipeline import LossSpec, Options
 from onnxgrad_cli.proof.verify import prove
 from onnxgrad_cli.report.document import glance
-from tests.steps import KINDS, RATE, STEPS, assert_same, batches, exported, loss, network, options, trained
+from tests.steps import (
+    KINDS,
+    RATE,
+    STEPS,
+    assert_same,
+    batches,
+    clip,
+    exported,
+    loss,
+    network,
+    options,
+    trained,
+    whole,
+)
 
 SAMPLES = Path(__file__).parent.parent / "sample_models"
 ort.set_default_logger_severity(3)
@@ -55,9 +69,9 @@ SETTINGS: list[tuple[str, dict[str, Any], Callable[..., torch.optim.Optimizer], 
     ("rmsprop", {"weight_decay": 0.1, "alpha": 0.9}, torch.optim.RMSprop, {"weight_decay": 0.1, "alpha": 0.9}),
     (
         "rmsprop",
-        {"centered": True, "momentum": 0.5, "eps": 1e-3},
+        {"centered": True, "momentum": 0.5, "eps": 1e-3, "weight_decay": 0.1},
         torch.optim.RMSprop,
-        {"centered": True, "momentum": 0.5, "eps": 1e-3},
+        {"centered": True, "momentum": 0.5, "eps": 1e-3, "weight_decay": 0.1},
     ),
     ("adagrad", {}, torch.optim.Adagrad, {}),
     (
@@ -67,6 +81,7 @@ SETTINGS: list[tuple[str, dict[str, Any], Callable[..., torch.optim.Optimizer], 
         {"lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.1},
     ),
     ("adam", {}, torch.optim.Adam, {}),
+    ("adam", {"weight_decay": 0.1}, torch.optim.Adam, {"weight_decay": 0.1}),
     ("adam", {"beta1": 0.0, "beta2": 0.0}, torch.optim.Adam, {"betas": (0.0, 0.0)}),
     (
         "adam",
@@ -97,36 +112,39 @@ class Paper(torch.optim.Optimizer):
     """An optimizer as its paper's algorithm says it, in numpy, weight by weight."""
 
     def __init__(self, params: Any, step: Callable[..., np.ndarray], lr: float, **options: float) -> None:
-        super().__init__(params, {})
-        self.algorithm, self.rate, self.options, self.count = step, lr, options, 0
+        super().__init__(params, {"lr": lr, **options})
+        self.algorithm, self.count = step, 0
         self.slots: dict[int, dict[str, Any]] = {}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         self.count += 1
         for group in self.param_groups:
+            options = {name: value for name, value in group.items() if name != "params"}
             for p in group["params"]:
                 slots = self.slots.setdefault(id(p), {"m": 0.0, "v": 0.0})
                 w, g = p.numpy().astype(np.float64), p.grad.numpy().astype(np.float64)
-                p.copy_(torch.tensor(self.algorithm(w, g, slots, self.count, self.rate, **self.options)))
+                p.copy_(torch.tensor(self.algorithm(w, g, slots, self.count, **options)))
 
 
-def lion(w: Any, g: Any, s: Any, t: int, lr: float, *, b1: float = 0.9, b2: float = 0.99, wd: float = 0.0) -> Any:
+def lion(
+    w: Any, g: Any, s: Any, t: int, lr: float, *, b1: float = 0.9, b2: float = 0.99, weight_decay: float = 0.0
+) -> Any:
     """Chen et al. 2023, algorithm 2."""
     c = np.sign(b1 * s["m"] + (1 - b1) * g)
     s["m"] = b2 * s["m"] + (1 - b2) * g
-    return w - lr * (c + wd * w)
+    return w - lr * (c + weight_decay * w)
 
 
 def lamb(
     w: Any, g: Any, s: Any, t: int, lr: float, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-6,
-    wd: float = 0.01,
+    weight_decay: float = 0.01,
 ) -> Any:  # fmt: skip
     """You et al. 2020, algorithm 2."""
     s["m"] = b1 * s["m"] + (1 - b1) * g
     s["v"] = b2 * s["v"] + (1 - b2) * g * g
     r = s["m"] / (1 - b1**t) / (np.sqrt(s["v"] / (1 - b2**t)) + eps)
-    update = r + wd * w
+    update = r + weight_decay * w
     return w - lr * np.linalg.norm(w) / np.linalg.norm(update) * update
 
 
@@ -140,11 +158,16 @@ SETTINGS += [
         "lion",
         {"beta1": 0.8, "beta2": 0.9, "weight_decay": 0.1},
         paper(lion),
-        {"b1": 0.8, "b2": 0.9, "wd": 0.1},
+        {"b1": 0.8, "b2": 0.9, "weight_decay": 0.1},
     ),
     ("lamb", {}, paper(lamb), {}),
-    ("lamb", {"beta2": 0.95, "eps": 1e-3, "weight_decay": 0.1}, paper(lamb), {"b2": 0.95, "eps": 1e-3, "wd": 0.1}),
-    ("lamb", {"weight_decay": 0.0}, paper(lamb), {"wd": 0.0}),
+    (
+        "lamb",
+        {"beta2": 0.95, "eps": 1e-3, "weight_decay": 0.1},
+        paper(lamb),
+        {"b2": 0.95, "eps": 1e-3, "weight_decay": 0.1},
+    ),
+    ("lamb", {"weight_decay": 0.0}, paper(lamb), {"weight_decay": 0.0}),
 ]
 IDS = [f"{name}-{'-'.join(given) or 'default'}" for name, given, _, _ in SETTINGS]
 
@@ -174,6 +197,51 @@ def test_beside_torch(
 
 def test_every_optimizer_has_a_twin() -> None:
     assert {each.name for each in OPTIMIZERS} == {name for name, *_ in SETTINGS}
+    assert {each.name for each in OPTIMIZERS} == {name for name, *_ in DECAYED}
+
+
+DECAYED = [setting for setting in SETTINGS if setting[1].get("weight_decay")]
+"""Every optimizer with weight decay, and most with all that they have besides."""
+
+WITH: dict[str, dict[str, Any]] = {
+    "clip-norm": {"clip_norm": 0.1},
+    "clip-value": {"clip_value": 0.02},
+    "accumulate": {"accumulate": 3},
+    "group": {"group": ("*.bias:weight-decay=0.05", "last.*:lr=0.3")},
+}
+WITH["all"] = {**WITH["clip-norm"], **WITH["accumulate"], **WITH["group"]}
+WITH["all-by-value"] = {**WITH["clip-value"], **WITH["accumulate"], **WITH["group"]}
+
+
+@pytest.mark.parametrize("asked", WITH.values(), ids=WITH.keys())
+@pytest.mark.parametrize(("name", "given", "kind", "same"), DECAYED, ids=[name for name, *_ in DECAYED])
+@pytest.mark.parametrize(("dtype", "bound"), KINDS)
+def test_with_what_goes_with_a_step_beside_torch(
+    asked: dict[str, Any],
+    name: str,
+    given: dict[str, Any],
+    kind: Callable[..., torch.optim.Optimizer],
+    same: dict[str, Any],
+    dtype: str,
+    bound: float,
+) -> None:
+    """Clipping, accumulation, groups and weight decay, one at a time and together."""
+    net = network(getattr(torch, dtype))
+    runs, rate = asked.get("accumulate", 1), 1.0 if name == "adadelta" else RATE
+    data = batches(dtype, runs * STEPS)
+    groups = tuple(map(parse_group, asked.get("group", ())))
+    ours = trained(build(exported(net), options(name, given, **{**asked, "group": groups})).model, data, rate)
+    bias, slow = ({"weight_decay": 0.05}, {"lr": 0.3 * rate}) if groups else ({}, {})
+    each = [{}, bias, slow, {**bias, **slow}]
+    params = [{"params": [p], **own} for p, own in zip(net.parameters(), each, strict=True)]
+    theirs = kind(params, lr=rate, **same)
+    for batch in whole(data, runs):
+        theirs.zero_grad()
+        loss(net, batch).backward()
+        clip(net, **asked)
+        theirs.step()
+    assert ours["step"] == STEPS
+    assert_same(ours, net, bound)
 
 
 @pytest.mark.parametrize("name", ["momentum", "adamw"])

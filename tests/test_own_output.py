@@ -18,7 +18,7 @@ import pytest
 from onnx import NodeProto
 
 from onnxgrad_cli import registry
-from onnxgrad_cli.builder import Built, build
+from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.emit import FORWARD, ROLE, Op, is_float
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
 from onnxgrad_cli.graph import Graph, with_bodies
@@ -57,7 +57,7 @@ class Twice:
     """A training model, the one built on its gradients, and what both are fed."""
 
     first: onnx.ModelProto
-    second: Built
+    second: TrainingModel
     feeds: Arrays
     wanted: list[str]
     targets: Arrays

@@ -21,7 +21,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 from onnxgrad_cli import LossSpec, Options, build
-from onnxgrad_cli.builder import Built
+from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.jobs.train import Course, Trained, run_train
 from onnxgrad_cli.pipeline import LoraSpec
@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[1]
 DIGITS = ROOT / "sample_models" / "digits.npz"
 
 
-def mlp(**more: Any) -> Built:
+def mlp(**more: Any) -> TrainingModel:
     model = onnx.load(ROOT / "sample_models" / "digits_mlp.onnx")
     losses = more.pop("losses", (LossSpec("cross-entropy"),))
     return build(model, Options(losses=losses, label="y", **{"optimizer": "momentum", **more}))
@@ -59,7 +59,7 @@ def trained(trainer: Held, link: Communicator, steps: int = 6) -> Any:
     return losses, trainer.weights(), trainer.state()
 
 
-def both(world: int, make: Callable[[], Built]) -> tuple[Any, list[Any]]:
+def both(world: int, make: Callable[[], TrainingModel]) -> tuple[Any, list[Any]]:
     """What one process comes to, and what several do."""
     alone = trained(Trainer(make(), threads=1), Alone())
     return alone, together(world, lambda link: trained(ParallelTrainer(make(), link, threads=1), link))
@@ -124,7 +124,7 @@ def test_what_is_given_to_sums() -> None:
 def test_running_statistics_are_averaged() -> None:
     model = ROOT / "sample_models" / "digits_cnn.onnx"
 
-    def make() -> Built:
+    def make() -> TrainingModel:
         options = Options(losses=(LossSpec("cross-entropy"),), label="y", optimizer="sgd", mode="train")
         return build(onnx.load(model), options)
 

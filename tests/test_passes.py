@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad_cli import registry
-from onnxgrad_cli.builder import Built, build
+from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.emit import Op
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError, UsageError
 from onnxgrad_cli.graph import Graph, reads
@@ -222,7 +222,7 @@ def test_broadcasts_that_are_unknown_are_summed_at_run_time() -> None:
     text = """
     g (float[A, B] x, float[C, D] z) => (float[E, F] y) <float[2] w = {1, 2}> { s = Mul(x, z) y = Mul(s, w) }
     """
-    built: Built = build(parse(text), Options(grad_of_input=("x", "z"), label="t"))
+    built: TrainingModel = build(parse(text), Options(grad_of_input=("x", "z"), label="t"))
     assert any("run time" in str(caution) and "'A'" in str(caution) for caution in built.training.cautions)
     rng = np.random.default_rng(0)
     for left, right in (((3, 2), (1, 2)), ((1, 2), (3, 1)), ((3, 1), (3, 2)), ((3, 2), (3, 2))):

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import onnxruntime
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -70,12 +72,20 @@ def test_the_training_program_learns(folder: Path) -> None:
     assert float(accuracy[1]) > 95
 
 
+def test_the_steps_in_python_learn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    exec(blocks("python")[1], {})
+    data = np.load("sample_models/digits.npz")
+    logits = onnxruntime.InferenceSession("trained.onnx").run(None, {"x": data["test_x"]})[0]
+    assert np.mean(logits.argmax(1) == data["test_y"]) > 0.9
+
+
 def test_the_example_operators_register() -> None:
     from onnxgrad_cli import registry
 
     with registry.scoped():
-        exec(blocks("python")[1], {})
         exec(blocks("python")[2], {})
+        exec(blocks("python")[3], {})
         assert registry.lookup("Softsign", "my.domain", 1) is not None
         assert registry.lookup_definition("BiasGelu", "my.domain", 1) is not None
 

@@ -11,7 +11,7 @@ import torch
 
 import onnxgrad_cli
 from onnxgrad_cli import registry
-from onnxgrad_cli.builder import Built, build
+from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError, UsageError
 from onnxgrad_cli.passes.describe import describe
 from onnxgrad_cli.pipeline import Options
@@ -100,11 +100,11 @@ GATED = "h = MatMul(x, w) k = MatMul(x, v) s = Sigmoid(k) y = Mul(h, s)"
 SHARED = "h = MatMul(x, w) s = Sigmoid(h) y = Mul(h, s)"
 
 
-def notes(built: Built) -> list[str]:
+def notes(built: TrainingModel) -> list[str]:
     return [caution.text for caution in built.training.cautions if caution.kind == "note"]
 
 
-def differences(built: Built) -> tuple[str, str]:
+def differences(built: TrainingModel) -> tuple[str, str]:
     proof = prove(built.model, describe(built.model))
     assert not proof.failed
     return proof.steps[-1].status, proof.steps[-1].detail

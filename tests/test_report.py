@@ -22,7 +22,7 @@ from markdown_it import MarkdownIt
 from onnx import helper, numpy_helper
 from rich.console import Console
 
-from onnxgrad_cli.builder import Built, build
+from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.cost import Cost, cost
 from onnxgrad_cli.errors import CheckFailed, OnnxgradError, Refusal, UnsupportedError, UsageError
 from onnxgrad_cli.graph import Graph
@@ -66,7 +66,7 @@ def hostile() -> onnx.ModelProto:
     return proto
 
 
-def refused() -> tuple[Built, UnsupportedError]:
+def refused() -> tuple[TrainingModel, UnsupportedError]:
     """Two nodes of a domain without rules between the weight and the loss."""
     text = """g (float[2] x) => (float[2] y) <float[2] b, float[2] c> {
         a = Mul(x, w) b = Tanh(a) c = Exp(b) y = Neg(c) }"""
@@ -75,7 +75,7 @@ def refused() -> tuple[Built, UnsupportedError]:
     for index in (1, 2):
         proto.graph.node[index].domain = "acme"
         proto.graph.node[index].name = f"odd {index} {HOSTILE}"
-    built = Built(Graph(proto), Options())
+    built = TrainingModel(Graph(proto), Options())
     with pytest.raises(UnsupportedError) as caught:
         built.run()
     return built, caught.value
@@ -219,7 +219,7 @@ def test_a_refusal_lists_every_node_and_what_to_do() -> None:
 # -- cautions ------------------------------------------------------------------------------------------------
 
 
-def cautions(built: Built) -> set[tuple[str, str]]:
+def cautions(built: TrainingModel) -> set[tuple[str, str]]:
     return {(caution.kind, caution.subject) for caution in make_report(built=built).cautions}
 
 
@@ -357,11 +357,75 @@ def test_what_is_known_at_run_time_only_is_counted_as_one_and_said() -> None:
     assert (found.at_run_time, found.flops_forward) == (2, 1)
 
 
-def test_control_flow_is_not_counted_and_said() -> None:
-    text = """g (bool c, float[3] x) => (float[3] y) {
-        y = If(c) <then_branch = t () => (float[3] a) { a = Exp(x) }, else_branch = e () => (float[3] b) { b = Neg(x) }>
-    }"""
-    assert forward_cost(text).uncounted == {"If": 1}
+PRODUCT = "MatMul(h, w)"
+BODY = {
+    "loop": f"""Loop(m, , x) <body = b (int64 i, bool on, float[n, 4] h) => (bool on_out, float[n, 4] k)
+        {{ on_out = Identity(on) p = {PRODUCT} k = Tanh(p) }}>""",
+    "scan": f"""Scan<num_scan_inputs = 1, scan_input_axes = [1],
+        body = b (float[n, 4] h, float[n, 4] s) => (float[n, 4] k) {{ p = {PRODUCT} k = Add(p, s) }}>(x, xs)""",
+    "branch": f"""If(c) <
+        then_branch = t () => (float[n, 4] k) {{ h = Exp(x) p = {PRODUCT} k = Tanh(p) }},
+        else_branch = e () => (float[n, 4] q) {{ q = Exp(x) }}>""",
+    "branch in a loop": f"""Loop(m, , x) <body = b (int64 i, bool on, float[n, 4] h) => (bool on_out, float[n, 4] k) {{
+        on_out = Identity(on)
+        k = If(c) <
+            then_branch = t () => (float[n, 4] o) {{ o = Exp(h) }},
+            else_branch = e () => (float[n, 4] q) {{ p = {PRODUCT} q = Tanh(p) }}>
+    }}>""",
+}
+
+
+def with_body(kind: str, **weights: np.ndarray) -> onnx.ModelProto:
+    inputs = "float[n, 4] x, float[n, t, 4] xs, bool c"
+    inputs += "" if "m" in weights else ", int64 m"
+    return model(f"g ({inputs}) => (float[n, 4] y) {{ y = {BODY[kind]} }}", w=f32(4, 4), **weights)
+
+
+@pytest.mark.parametrize(
+    ("kind", "products", "others", "branches"),
+    [("loop", 5, 5, 0), ("scan", 7, 7, 0), ("branch", 1, 2, 1), ("branch in a loop", 5, 5, 1)],
+)
+def test_bodies_count_as_often_as_they_run_and_of_branches_the_dearer(
+    kind: str, products: int, others: int, branches: int
+) -> None:
+    graph = Graph(with_body(kind, m=np.array(5)))
+    graph.infer()
+    found = cost(graph, Training(), {"n": 3, "t": 7})
+    assert (found.uncounted, found.at_run_time, found.branches) == ({}, 0, branches)
+    assert {c.op: c.forward for c in found.operators}["MatMul"] == products * 2 * 3 * 4 * 4
+    assert found.flops_forward == products * 2 * 3 * 4 * 4 + others * 3 * 4
+
+
+@pytest.mark.parametrize(("kind", "times"), [("loop", 5), ("scan", 7), ("branch in a loop", 5)])
+def test_products_of_a_body_walked_back_are_counted(kind: str, times: int) -> None:
+    """An iteration is computed again, and has two products of gradients; the last sum of a Scan is not needed again."""
+    built = build(with_body(kind, m=np.array(5)))
+    found = make_report(built=built, sizes={"n": 3, "t": 7}).cost
+    assert found is not None and found.uncounted == {}
+    products = {c.op: c for c in found.operators}["MatMul"]
+    again = 2 if kind == "scan" else 3
+    assert (products.forward, products.backward) == (times * 2 * 3 * 4 * 4, again * times * 2 * 3 * 4 * 4)
+
+
+def test_a_loop_of_unknown_length_is_not_counted_and_said() -> None:
+    graph = Graph(with_body("loop"))
+    graph.infer()
+    found = cost(graph, Training(), {"n": 3})
+    assert (found.uncounted, found.flops_forward) == ({"Loop": 1}, 0)
+
+
+def test_the_step_after_gathered_gradients_is_counted() -> None:
+    """It stands in a branch; to gather takes an addition a weight besides, and the mean a division."""
+    costs = []
+    for runs in (1, 3):
+        report = make_report(built=build(mlp(), Options(optimizer="adam", accumulate=runs)))
+        assert report.cost is not None and report.cost.uncounted == {}
+        costs.append(report.cost)
+    plain, gathered = costs
+    weights = 20 + 15 + 3
+    assert 0 <= gathered.flops_optimizer - plain.flops_optimizer - 2 * weights < 10
+    assert (plain.branches, gathered.branches) == (0, 1)
+    assert "Of 1 If the dearer branch counts" in render(report, "md")
 
 
 def test_counting_is_fast() -> None:

@@ -85,7 +85,7 @@ def test_plateau_is_torchs_and_goes_on_from_its_state(text: str, settings: dict[
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=BASE)
     scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, eps=0, **settings)
     ours, seen = parse_schedule(text, BASE, STEPS), set()
-    for step, loss in enumerate(LOSSES):
+    for step, loss in enumerate([math.nan, *LOSSES]):
         scheduler.step(loss)
         ours.observe(loss)
         assert ours.rate(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12, abs=1e-12), step

@@ -13,7 +13,7 @@ import torch
 from onnx import ModelProto, parser
 
 from onnxgrad_cli import LossSpec, Options, build
-from onnxgrad_cli.builder import Built
+from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.optimizers import OPTIMIZERS
 from onnxgrad_cli.passes.describe import read
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 RATE = {"learning_rate": np.array(0.01, np.float32)}
 
 
-def digits(optimizer: str = "adam", **more: Any) -> Built:
+def digits(optimizer: str = "adam", **more: Any) -> TrainingModel:
     model = onnx.load(ROOT / "sample_models" / "digits_cnn.onnx")
     return build(model, Options(losses=(LossSpec("cross-entropy"),), label="y", optimizer=optimizer, **more))
 

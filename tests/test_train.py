@@ -104,6 +104,17 @@ def test_the_log_has_a_line_a_step(shell: Shell) -> None:
     np.testing.assert_allclose(epochs[0]["loss"], np.dot([s["loss"] for s in steps[:3]], sizes) / 50, rtol=1e-9)
 
 
+def test_what_is_no_number_is_null(shell: Shell) -> None:
+    """r2 of a single sample is not defined, and JSON knows no NaN."""
+    arrays = dict(np.load("data.npz"))
+    np.savez("one.npz", **{name: array[:1] for name, array in arrays.items()})
+    result = shell("train", "mlp.onnx", "--data", "data.npz", "--val", "one.npz", "--epochs", "1", "--run", "r", "--json")
+    assert result.code == 0, result.err
+    lines = Path("r", LOG).read_text().splitlines()
+    for text in (result.out, lines[-1]):
+        assert "NaN" not in text and '"val_r2": null' in text
+
+
 def test_early_stopping_keeps_the_best(shell: Shell) -> None:
     arguments = ("--epochs", "50", "--patience", "2", "--learning-rate", "5", "--optimizer", "sgd", "--batch-size", "8")
     result = shell("train", "mlp.onnx", "--data", "data.npz", "--val", "data.npz", *arguments, "--threads", "1",
@@ -165,15 +176,18 @@ def test_a_checkpoint_becomes_a_model(shell: Shell) -> None:
         (("--data", "data.npz", "--schedule", "cosin"), 2, "did you mean cosine"),
         (("--data", "data.npz", "--provider", "quantum"), 2, "no 'quantum'"),
         (("--data", "data.npz", "--val", "data.npz", "--metric", "acuracy"), 2, "did you mean accuracy"),
+        (("--data", "data.npz", "--val", "data.npz", "--metric", "top-k"), 2, "top-k does not go with"),
+        (("--data", "data.npz", "--val", "data.npz", "--metric", "mae", "--metric", "mae"), 2, "be called 'mae'"),
         (("--data", "data.npz", "--resume"), 2, "holds no checkpoint"),
         (("--data", "data.npz", "-o", "mlp.onnx"), 2, "never overwritten"),
         (("--data", "data.npz", "--optimizer", "adm"), 2, "did you mean adam"),
+        (("--data", "data.npz", "--lora", "2", "--adapter", "a.onnx", "-o", "a.onnx"), 2, "name another file"),
     ],
 )
 def test_refused_before_the_first_step(shell: Shell, arguments: tuple[str, ...], code: int, words: str) -> None:
     result = shell("train", "mlp.onnx", *arguments)
     assert result.code == code and words in result.err, result.err
-    assert not list(Path().glob("*trained*.onnx"))
+    assert not list(Path().glob("*trained*.onnx")) and not list(Path().glob("*/train.jsonl"))
 
 
 def test_a_loss_that_is_no_number_names_step_and_samples(shell: Shell) -> None:
@@ -193,6 +207,50 @@ def test_a_folder_holds_one_run(shell: Shell) -> None:
     arguments = ("--epochs", "2", "--batch-size", "8", "--resume", "-o", "t.onnx")
     result = shell("train", "mlp.onnx", "--data", "data.npz", *arguments)
     assert result.code == 2 and "begun with size 32, now it is 8" in result.err
+
+
+@pytest.mark.parametrize(
+    ("begun", "more"),
+    [
+        (("--optimizer", "sgd"), ("--optimizer", "adam")),
+        (("--freeze", "w1"), ()),
+        (("--lora", "2"), ("--lora", "2:8")),
+    ],
+)
+def test_a_run_goes_on_as_it_was_begun(shell: Shell, begun: tuple[str, ...], more: tuple[str, ...]) -> None:
+    assert shell("train", "mlp.onnx", "--data", "data.npz", "--epochs", "1", *begun, "-o", "t.onnx").code == 0
+    result = shell("train", "mlp.onnx", "--data", "data.npz", "--epochs", "2", *more, "-o", "t.onnx", "--resume")
+    assert result.code == 2 and "the run was begun with" in result.err, result.err
+
+
+def test_data_for_validation_that_a_fixed_batch_leaves_out(shell: Shell) -> None:
+    save(MLP.replace("batch", "8"), Path("eight.onnx"))
+    arrays = dict(np.load("data.npz"))
+    np.savez("few.npz", **{name: array[:5] for name, array in arrays.items()})
+    arguments = ("train", "eight.onnx", "--data", "data.npz", "--batch-size", "8", "--epochs", "1", "-o", "t.onnx")
+    result = shell(*arguments, "--val", "few.npz")
+    assert result.code == 2 and "fewer than a batch of 8" in result.err and not Path("t.onnx.run").exists()
+    result = shell(*arguments, "--val", "data.npz")
+    assert result.code == 0 and "the last 2 samples of 'data.npz' are left out" in result.err, result.err
+
+
+BRANCHES = """<ir_version: 8, opset_import: ["": 17]>
+g (float[n, 4] x, bool c) => (float[n, 2] y) {
+  y = If(c) <then_branch = a () => (float[n, 2] p) <float[4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}> { p = MatMul(x, w) },
+             else_branch = b () => (float[n, 2] q) <float[4, 2] w = {8, 7, 6, 5, 4, 3, 2, 1}> { q = MatMul(x, w) }>
+}"""
+FLOATS = """<ir_version: 8, opset_import: ["": 17]>
+g (float[n, 2] x) => (float[n, 2] y) { b = Constant <value_floats = [1.0, 2.0]> () y = Mul(x, b) }"""
+
+
+@pytest.mark.parametrize(("text", "name"), [(BRANCHES, "w_1"), (FLOATS, "b")])
+def test_weights_that_can_not_be_written_back_are_told_before(shell: Shell, text: str, name: str) -> None:
+    save(text, Path("odd.onnx"))
+    x = np.ones((8, 4 if "If" in text else 2), np.float32)
+    np.savez("odd.npz", x=x, c=np.array(True), label=x[:, :2])
+    result = shell("train", "odd.onnx", "--data", "odd.npz", "-o", "t.onnx")
+    assert result.code == 2 and f"'{name}' can't be written back" in result.err, result.err
+    assert not Path("t.onnx.run").exists()
 
 
 # -- cut off -------------------------------------------------------------------------------------------------------
@@ -241,6 +299,7 @@ def test_killed_at_any_moment_it_goes_on_bit_for_bit(whole: bytes, tmp_path: Pat
         resume = ("--resume",) if began else ()
     assert finish(begin(tmp_path, "cut.onnx", *resume)) == 0
     assert (tmp_path / "cut.onnx").read_bytes() == whole
+    assert not list((tmp_path / "cut.onnx.run").glob(".*"))  # nor is anything half-written left there
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGTERM to be asked with")
@@ -256,6 +315,13 @@ def test_asked_to_stop_it_saves_first(whole: bytes, tmp_path: Path, number: sign
     assert steps == max(json.loads(line)["step"] for line in lines)  # no step is lost
     assert finish(begin(tmp_path, "cut.onnx", "--resume")) == 0
     assert (tmp_path / "cut.onnx").read_bytes() == whole
+
+
+def test_what_a_killed_run_had_half_written_is_removed(tmp_path: Path) -> None:
+    unfinished = tmp_path / ".checkpoint.safetensors.4711.tmp"
+    unfinished.write_bytes(b"half")
+    with run_folder(tmp_path):
+        assert not unfinished.exists()
 
 
 def test_two_runs_in_one_folder_are_refused(shell: Shell) -> None:
@@ -289,3 +355,23 @@ def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint(shell: Shell, share:
         assert after[name] == data or (share and name == "t.onnx.run/train.jsonl" and after[name].startswith(data))
     assert shell(*arguments, "--epochs", "6", "-o", "t.onnx", "--resume").code == 0
     assert Path("t.onnx").read_bytes() == Path("whole.onnx").read_bytes()
+
+
+def test_random_weights_are_drawn_by_the_seed_and_learn(shell: Shell) -> None:
+    """Weights of zero learn nothing in a network of layers, so what is learnt began elsewhere."""
+    model = onnx.load(str(ROOT / "sample_models" / "digits_mlp.onnx"))
+    for tensor in model.graph.initializer:
+        tensor.CopyFrom(onnx.numpy_helper.from_array(0 * onnx.numpy_helper.to_array(tensor), tensor.name))
+    onnx.save(model, "zeros.onnx")
+    arguments = ("train", "zeros.onnx", *ON_DIGITS, "--epochs", "5", "--learning-rate", "0.01")
+    accuracies = {}
+    for name, more in {"he": ("--init", "he"), "again": ("--init", "he"), "keep": ()}.items():
+        result = shell(*arguments, *more, "-o", f"{name}.onnx", "--json")
+        assert result.code == 0, result.err
+        accuracies[name] = result.json["epochs"][-1]["val_accuracy"]
+    assert accuracies["he"] > 0.9 and accuracies["keep"] < 0.2
+    assert Path("he.onnx").read_bytes() == Path("again.onnx").read_bytes()
+    other = shell(*arguments, "--init", "he", "--seed", "1", "-o", "other.onnx")
+    assert other.code == 0 and Path("he.onnx").read_bytes() != Path("other.onnx").read_bytes()
+    refused = shell(*arguments, "--init", "he", "--lora", "2", "-o", "lora.onnx")
+    assert refused.code == 2 and "--lora" in refused.err and not Path("lora.onnx").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +14,7 @@ import torch
 from onnx import ModelProto, parser
 
 from onnxgrad_cli import LossSpec, Options, build
-from onnxgrad_cli.builder import Built
+from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.runtime.evaluation import Evaluator
 from onnxgrad_cli.runtime.export import with_weights
@@ -55,7 +56,7 @@ def batches(count: int) -> list[dict[str, np.ndarray]]:
     ]
 
 
-def training(model: ModelProto, optimizer: str = "adam", **more: object) -> Built:
+def training(model: ModelProto, optimizer: str = "adam", **more: object) -> TrainingModel:
     copy = ModelProto()
     copy.CopyFrom(model)
     losses = (LossSpec("cross-entropy"),)
@@ -179,6 +180,38 @@ def test_a_batch_of_other_inputs_is_refused(feeds: dict[str, np.ndarray], words:
         Trainer(training(exported(network())), threads=1).step(feeds, 0.1)
 
 
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (np.ones((4, 6), ">f4"), "order of another machine"),
+        (np.ones((1, 6), np.float32), r"other numbers of samples: x \[1, 6\], label \[4, 6\]"),
+        ([[1.0] * 6] * 4, "'x' is a list"),
+    ],
+)
+def test_what_would_be_read_as_other_numbers_is_refused(x: Any, words: str) -> None:
+    """onnxruntime reads bytes as they lie, and one sample beside four labels as four."""
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[n, 6] x) => (float[n, 6] y) <float[6] w = {1, 1, 1, 1, 1, 1}> { y = Mul(x, w) }""")
+    trainer = Trainer(build(model, Options(losses=(LossSpec("mse"),), optimizer="sgd")), threads=1)
+    with pytest.raises(UsageError, match=words):
+        trainer.step({"x": x, "label": np.zeros((4, 6), np.float32)})
+
+
+def test_what_a_model_draws_itself_follows_from_the_seed() -> None:
+    """RandomNormalLike begins anew in each session, and onnxruntime seeds it by the clock where nobody says."""
+    text = """<ir_version: 8, opset_import: ["": 17]>
+        g (float[n, 6] x) => (float[n, 6] y) <float[6] w = {1, 1, 1, 1, 1, 1}>
+        { e = RandomNormalLike(x) f = Mul(e, w) y = Add(x, f) }"""
+
+    def losses(seed: int) -> list[float]:
+        built = build(parser.parse_model(text), Options(losses=(LossSpec("mse"),), optimizer="sgd"))
+        trainer = Trainer(built, threads=1, seed=seed)
+        return [trainer.step({name: np.ones((4, 6), np.float32) for name in trainer.inputs}) for _ in range(3)]
+
+    assert losses(0) == losses(0) != losses(1)
+    assert len(set(losses(0))) == 3
+
+
 def test_what_does_not_fit_is_refused() -> None:
     model = exported(network())
     trainer = Trainer(training(model), threads=1)
@@ -197,3 +230,21 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(UsageError, match="no 'quantum'"):
         find_provider("quantum")
     assert find_provider("cpu") == "CPUExecutionProvider"
+
+
+def test_what_is_saved_is_the_model_with_the_weights_found(tmp_path: Path) -> None:
+    model = exported(network())
+    onnx.save(model, tmp_path / "model.onnx")
+    trainer = Trainer(training(model))
+    for batch in batches(3):
+        trainer.step(batch)
+    assert trainer.save(tmp_path / "trained.onnx", tmp_path / "model.onnx") == [tmp_path / "trained.onnx"]
+    saved = onnx.load(tmp_path / "trained.onnx")
+    assert [node for node in saved.graph.node] == [node for node in model.graph.node]
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in saved.graph.initializer}
+    held = {**trainer.weights(), **trainer.state()}
+    names = [name for name in stored if name in held]
+    assert any("running_mean" in name for name in names) and len(names) == len(trainer.weights()) + 2
+    assert all(np.array_equal(stored[name], held[name]) for name in names)
+    with pytest.raises(UsageError, match="is the input"):
+        trainer.save(tmp_path / "model.onnx", tmp_path / "model.onnx")

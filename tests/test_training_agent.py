@@ -1,18 +1,13 @@
 """Graphs that keep their YieldOp run in ONNX Runtime's training agent: forward up to it, and later backward from it.
 
-That is what the marker is for, and stock onnxruntime can't do it. onnxruntime-training ended at 1.19.2 and wants older
-packages than ours, so the agent runs in an environment of its own: its Python is named by ONNXGRAD_TRAINING_PYTHON, or
-the environment is made in build/training-agent. The measure is stock onnxruntime: the model's own outputs, and the
+That is what the marker is for, and stock onnxruntime can't do it: the agent is onnxruntime-training's, and runs in an
+environment of its own (`tests/older_runtime.py`). The measure is stock onnxruntime: the model's own outputs, and the
 gradients of option Zero.
 """
 
 from __future__ import annotations
 
-import os
-import platform
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +17,7 @@ from onnx import ModelProto
 
 from onnxgrad_cli import DerivativeOptions, onnx_derivative
 from onnxgrad_cli.proof.check import Arrays
+from tests import older_runtime
 from tests.harness import fed
 from tests.test_onnx_derivative import (
     ABSENT,
@@ -39,42 +35,16 @@ from tests.test_onnx_derivative import (
     yield_op,
 )
 
-ROOT = Path(__file__).parents[1]
-AGENT = ROOT / "build" / "training-agent"
-PACKAGES = ("onnxruntime-training-cpu==1.19.2", "onnx==1.16.2", "numpy<2")
-
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="session")
 def agent() -> str:
     """The Python of an environment that has onnxruntime-training."""
-    if given := os.environ.get("ONNXGRAD_TRAINING_PYTHON"):
-        return given
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        pytest.skip("onnxruntime-training 1.19.2 is installed on x86-64 Linux only")
-    base = sys.executable if sys.version_info[:2] == (3, 11) else shutil.which("python3.11")
-    if base is None:
-        pytest.skip("onnxruntime-training 1.19.2 needs Python 3.11, and there is none; "
-                    "ONNXGRAD_TRAINING_PYTHON may name a Python that has it")  # fmt: skip
-    return _environment(base)
-
-
-def _environment(base: str) -> str:
-    """Make the environment if it is not there yet: one process of several does, the others wait."""
-    import fcntl  # there is none but on Unix
-
-    AGENT.mkdir(parents=True, exist_ok=True)
-    python, installed = AGENT / "bin" / "python", AGENT / "installed"
-    with open(AGENT / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for command in ((base, "-m", "venv", AGENT), (python, "-m", "pip", "install", *PACKAGES)):
-            made = None if installed.exists() else subprocess.run(command, capture_output=True, text=True)
-            if made and made.returncode:
-                reason = (made.stderr or made.stdout).strip().splitlines()[-1]
-                pytest.skip(f"onnxruntime-training 1.19.2 can't be installed: {reason}")
-        installed.touch()
-    return str(python)
+    try:
+        return older_runtime.python()
+    except older_runtime.Absent as reason:
+        pytest.skip(str(reason))
 
 
 def split(agent: str, model: ModelProto, passes: list[Arrays], folder: Path) -> list[tuple[Arrays, Arrays]]:
@@ -149,7 +119,7 @@ def test_every_net(net: str, agent: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sample", ["digits_mlp", "digits_cnn", "linear_regression", "tiny_transformer", "symbolic"])
 def test_the_sample_models(sample: str, agent: str, tmp_path: Path) -> None:
-    model = onnx.load(ROOT / "sample_models" / f"{sample}.onnx")
+    model = onnx.load(older_runtime.ROOT / "sample_models" / f"{sample}.onnx")
     sizes = {axis.dim_param: 3 for value in model.graph.input for axis in value.type.tensor_type.shape.dim}
     check(agent, model, sizes, tmp_path)
 

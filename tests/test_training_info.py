@@ -15,7 +15,7 @@ import pytest
 import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
-from onnxgrad_cli.builder import Built, build
+from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.graph import Graph, node_names
 from onnxgrad_cli.jobs.build import run_build
@@ -39,7 +39,7 @@ def packed(model: ModelProto, **options: Any) -> ModelProto:
     """A model with the training information that onnxgrad writes."""
     copy = ModelProto()
     copy.CopyFrom(model)
-    built = Built(Graph(copy), Options(**{"optimizer": "sgd", "training_info": True, **options}))
+    built = TrainingModel(Graph(copy), Options(**{"optimizer": "sgd", "training_info": True, **options}))
     built.run()
     return pack(model, built)
 
@@ -350,6 +350,9 @@ def test_seeds() -> None:
         np.testing.assert_array_equal(first[name], again[name])
         assert not np.array_equal(first[name], other[name])
     assert not np.array_equal(first["w1"].ravel()[:6], first["w2"].ravel())
+    square = "g (float[n, 4] x) => (float[n, 4] z) { h = MatMul(x, w) z = MatMul(h, v) }"
+    alike, _ = begun(weighted(square, w=(4, 4), v=(4, 4)), init="xavier", seed=0)
+    assert np.abs(alike["w"] - alike["v"])[0].min() > 1e-3  # seeds 0 and 1, or 1 and 2, begin alike
     _, without = begun(model, init="he")
     draws = [node for node in without.training_info[0].initialization.node if node.op_type == "RandomNormal"]
     assert len(draws) == 2

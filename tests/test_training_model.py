@@ -3,6 +3,7 @@ level, and weights that stay where they were."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,10 @@ import pytest
 from onnx import numpy_helper
 
 from benchmarks import models
+from benchmarks.build import OURS, measure
+from benchmarks.models.llama import llama
 from onnxgrad_cli.builder import build
+from onnxgrad_cli.passes.describe import describe
 from onnxgrad_cli.pipeline import LossSpec, Options
 
 SAMPLES = Path(__file__).parent.parent / "sample_models"
@@ -117,6 +121,20 @@ def test_external_weights_are_never_read(tmp_path: Path) -> None:
     x = np.random.default_rng(1).standard_normal((3, 512)).astype("f4")
     result = _run(_session(tmp_path / "train.onnx"), {"x": x, "y": x})
     assert all(np.abs(result[f"w{i}_grad"]).max() > 0 for i in range(4))
+
+
+def test_seven_billion_parameters_within_500_megabytes(tmp_path: Path) -> None:
+    path = llama(tmp_path / "llama.onnx")
+    tables = [word for name in ("cos", "sin", "mask") for word in ("--freeze", name)]
+    for more in ((), ("--optimizer", "adamw")):
+        command = [sys.executable, "-c", OURS, "build", str(path), *tables, *more, "--no-verify", "-q"]
+        seconds, megabytes, error = measure(command, timeout=120)
+        assert not error
+        assert megabytes < 500, f"{megabytes:.0f} MB in {seconds:.1f} s"
+        model = onnx.load(tmp_path / "llama.train.onnx", load_external_data=False)
+        roles = describe(model)
+        assert len(roles.successors if more else roles.gradients) == (32 * 9 + 3) * (3 if more else 1) + len(more) // 2
+        assert roles.slots.keys().isdisjoint(tensor.name for tensor in model.graph.initializer)  # zeros of 54 GB
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Build a training model of every real model in a folder and compare with PyTorch's gradients stored beside it.
 
-    python -m tests.zoo FOLDER [NAME ...]
+    python -m tests.zoo FOLDER [NAME ...] [--recompute elementwise|block:GLOB|budget:SIZE]
 
 Each subfolder holds model.onnx, feed.npz (`in/<input>` and `target`), reference.npz (`loss`, `grad/<weight>`: float64
 autograd of the mean squared error) and about.json. A tensor is judged by its largest error relative to its
@@ -22,12 +22,13 @@ import onnxruntime
 
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import OnnxgradError
-from onnxgrad_cli.pipeline import LossSpec, Options
+from onnxgrad_cli.passes.recompute import parse_recompute
+from onnxgrad_cli.pipeline import LossSpec, Options, RecomputeSpec
 
 BOUND = 1e-4
 
 
-def compare(folder: Path) -> dict[str, object]:
+def compare(folder: Path, recompute: RecomputeSpec | None = None) -> dict[str, object]:
     """Build, run and compare one model; returns the row of the table.
 
     Raises:
@@ -38,7 +39,7 @@ def compare(folder: Path) -> dict[str, object]:
     start = time.perf_counter()
     built = build(
         onnx.load(folder / "model.onnx"),
-        Options(losses=(LossSpec("mse", output=about["output"]),), label="target"),
+        Options(losses=(LossSpec("mse", output=about["output"]),), label="target", recompute=recompute),
     )
     model = built.model
     seconds = time.perf_counter() - start
@@ -81,6 +82,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("zoo", type=Path)
     parser.add_argument("names", nargs="*")
+    parser.add_argument("--recompute", type=parse_recompute, help="as in `onnxgrad build`")
     arguments = parser.parse_args()
     folders = [f.parent for f in sorted(arguments.zoo.glob("*/model.onnx"))]
     folders = [f for f in folders if not arguments.names or f.name in arguments.names]
@@ -90,7 +92,7 @@ def main() -> int:
     failed = 0
     for folder in folders:
         try:
-            row = compare(folder)
+            row = compare(folder, arguments.recompute)
         except (OnnxgradError, AssertionError, RuntimeError) as error:
             failed += 1
             print(f"{folder.name:20} FAILED: {error}")

@@ -22,6 +22,7 @@ from onnxgrad_cli.cli.ops import ops
 from onnxgrad_cli.cli.optimizers import optimizers
 from onnxgrad_cli.cli.passes import passes
 from onnxgrad_cli.cli.train import train
+from onnxgrad_cli.cli.tune import tune
 from onnxgrad_cli.cli.verify_op import verify_op
 from onnxgrad_cli.cli.view import view
 from onnxgrad_cli.cli.voice import Voice
@@ -77,6 +78,7 @@ for _command in (
     check,
     train,
     export,
+    tune,
     expand,
     derive,
     ops,

@@ -25,10 +25,12 @@ from onnxgrad_cli.cli.voice import Voice, speaks
 @click.pass_obj
 def check(voice: Voice, train: str, data: Path | None, dim: tuple[tuple[str, int], ...], seed: int) -> int:
     """Prove the gradients of TRAIN (- is stdin), which `onnxgrad build` made, against differences of its loss."""
-    voice.done = "passed"
     from onnxgrad_cli.jobs.check import run_check
 
-    proof = run_check(train, data=data, sizes=dict(dim), seed=seed)
+    proof = run_check(train, data=data, sizes=dict(dim), seed=seed, tell=voice.say)
+    voice.done = proof.status
     lines = [f"{step.status:8}{step.name}: {step.detail} ({step.seconds:.2f} s)" for step in proof.steps]
     voice.result(dataclasses.asdict(proof), "\n".join(lines))
+    if proof.reason:
+        voice.say(f"not proved: {proof.reason}")
     return 4 if proof.failed else 0

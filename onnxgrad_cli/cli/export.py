@@ -13,15 +13,16 @@ from onnxgrad_cli.cli.voice import Voice, speaks
 @click.argument("checkpoint", type=click.Path(path_type=Path), metavar="CHECKPOINT")
 @click.option("--model", required=True, metavar="MODEL", help="The inference model that was trained.")
 @click.option("-o", "--out", metavar="FILE", help="Where it goes; - is stdout.  [default: MODEL.trained.onnx]")
+@click.option("--use-ema", is_flag=True, help="Write the averages that --ema has kept, not the last weights.")
 @click.option("--force", is_flag=True, help="Replace a file that onnxgrad did not write.")
 @speaks
 @click.pass_obj
-def export(voice: Voice, checkpoint: Path, model: str, out: str | None, force: bool) -> int:
+def export(voice: Voice, checkpoint: Path, model: str, out: str | None, use_ema: bool, force: bool) -> int:
     """Write MODEL with the weights of CHECKPOINT: a file in the folder of a run of `onnxgrad train`, or an adapter."""
     voice.done = "exported"
     from onnxgrad_cli.jobs.export import run_export
 
-    files = [str(file) for file in run_export(checkpoint, model, out, force=force)]
+    files = [str(file) for file in run_export(checkpoint, model, out, use_ema=use_ema, force=force)]
     if files:
         voice.result({"files": files}, "\n".join(files))
     return 0

@@ -127,9 +127,13 @@ def what_to_build(command: Command) -> Command:
         click.option("--training-info", is_flag=True,
                      help="Leave the graph as it is, and describe the training beside it, as the standard has it."),
         click.option("--init", type=click.Choice(["keep", "xavier", "he", "normal"]), default="keep",
-                     show_default=True, help="How weights begin there."),
+                     show_default=True, help="How weights begin: as they are stored, or drawn anew."),
         click.option("--seed", type=click.IntRange(0, 2**24 - 1),
-                     help="Of the random numbers that they begin with; of those of adapters too."),
+                     help="Of all random numbers: drawn weights, adapters, and in a training the order and Dropout."),
+        click.option("--recompute", metavar="elementwise|block:GLOB|budget:SIZE",
+                     help="Save memory: compute values again in the backward part instead of keeping them."),
+        click.option("--tuned", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.toml",
+                     help="Write the forms of gradients that `onnxgrad tune` has found faster here."),
         click.option("--keep-outputs", is_flag=True, help="Keep the model's own outputs."),
         click.option("--yield", type=click.Choice(["ones", "input", "keep"]), default="ones",
                      show_default=True, help="The gradient of the loss: ones, an input, or the YieldOp marker."),
@@ -167,15 +171,18 @@ def options(values: dict[str, Any]) -> Options:
     from dataclasses import fields
 
     from onnxgrad_cli.losses import parse_loss
+    from onnxgrad_cli.lowerings import load_tuned
     from onnxgrad_cli.passes.adapters import parse_lora
     from onnxgrad_cli.passes.groups import parse_group
     from onnxgrad_cli.passes.loss_scale import parse_loss_scale
+    from onnxgrad_cli.passes.recompute import parse_recompute
     from onnxgrad_cli.pipeline import Options
 
     for file in values.pop("rules"):
         load_rules(Path(file))
     losses = tuple(parse_loss(text) for text in values.pop("loss", ()))
     lora, scale = values.pop("lora", None), values.pop("loss_scale", None)
+    recompute, tuned = values.pop("recompute", None), values.pop("tuned", None)
     return Options(
         losses=losses or Options.losses,
         loss_options=_settings(values.pop("loss_option", ())),
@@ -186,7 +193,9 @@ def options(values: dict[str, Any]) -> Options:
         lora=None if lora is None else parse_lora(lora),
         group=tuple(parse_group(text) for text in values.pop("group", ())),
         loss_scale=None if scale is None else parse_loss_scale(scale),
+        recompute=None if recompute is None else parse_recompute(recompute),
         train_last=values.pop("train_last", None) or 0,
+        tuned=load_tuned(tuned) if tuned else {},
         **{field.name: values.pop(field.name) for field in fields(Options) if field.name in values},
     )
 

@@ -26,7 +26,6 @@ NOT_HERE = {
     "training_info",
     "as_gradient_op",
     "identifiers",
-    "init",
     "embed_state",
 }
 """What says how a training model is written, which a run keeps to itself."""
@@ -41,7 +40,12 @@ NOT_HERE = {
     help="Arrays named after the inputs and the label: .npz, .csv, .parquet, .safetensors, a folder of .npy "
     "files, or ONNX test_data_set_N.",
 )
-@click.option("--val", metavar="DATA", help="Judge each epoch on these data, and take the best one's weights.")
+@click.option(
+    "--val",
+    metavar="DATA|FRACTION",
+    help="Judge each epoch on these data, or on a random share of --data such as 0.2, which is not trained on; and "
+    "take the best epoch's weights.",
+)
 @click.option("--prefix", default="", metavar="TEXT", help="What names in --data have before the inputs' names.")
 @click.option("--val-prefix", default="", metavar="TEXT", help="What names in --val have before the inputs' names.")
 @click.option("-o", "--out", metavar="FILE", help="The trained model.  [default: MODEL.trained.onnx]")

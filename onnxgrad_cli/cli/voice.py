@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
+from onnxgrad_cli import strict_json
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -59,7 +61,7 @@ class Voice:
 
     def result(self, data: object, text: str) -> None:
         """Print a result on stdout: `data` as JSON, or else `text`."""
-        click.echo(json.dumps(data, indent=2, ensure_ascii=False) if self.json else text)
+        click.echo(strict_json.dumps(data, indent=2, ensure_ascii=False) if self.json else text)
 
     def error(
         self,

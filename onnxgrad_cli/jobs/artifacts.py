@@ -9,7 +9,7 @@ from typing import Any
 
 from onnx import ModelProto
 
-from onnxgrad_cli.builder import Built
+from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import load_model
 from onnxgrad_cli.graph import Graph
@@ -139,7 +139,7 @@ def generate_artifacts(
     original.CopyFrom(proto)
     folder = Path(artifact_directory or ".")
     make_folder(folder, "artifact_directory")
-    built = Built(Graph(proto, path), chosen)
+    built = TrainingModel(Graph(proto, path), chosen)
     built.run(after=opens_frozen(built))
     made = make_artifacts(built, original, additional_output_names or ())
     return save_artifacts(made, folder, prefix, nominal=nominal_checkpoint, source=path, force=force)
@@ -161,7 +161,7 @@ def _losses(loss: LossType | str | Sequence[str] | None) -> tuple[tuple[LossSpec
     )
 
 
-def opens_frozen(built: Built, after: After | None = None) -> After:
+def opens_frozen(built: TrainingModel, after: After | None = None) -> After:
     """What to call after each pass, so that nothing is made of the values of frozen parameters, which are inputs."""
 
     def call(step: Pass, graph: Graph, record: Record) -> None:

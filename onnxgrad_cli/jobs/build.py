@@ -9,7 +9,7 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from onnxgrad_cli.builder import Built
+from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import CheckFailed, OnnxgradError, UnsupportedError, UsageError, suggest
 from onnxgrad_cli.files import (
     STREAM,
@@ -118,7 +118,7 @@ def run_build(
     folder = path.parent if path else Path()
     sources = [folder / name for name in check_external_data(proto, path)]
 
-    built = Built(Graph(proto, path), options)
+    built = TrainingModel(Graph(proto, path), options)
     error: OnnxgradError | None = None
     proof: Proof | None = None
     files = [File.of(path, "source model")] if path else []
@@ -131,7 +131,7 @@ def run_build(
         if wants_proof:
             tell("verifying the gradients", 1)
             roles = describe(trained)
-            data, sizes = fit(data, trained, roles, tell)
+            data, sizes = fit(data, trained, roles, tell, test_data)
             start = time.perf_counter()
             proof = prove(trained, roles, path, original if comparable else None, data, sizes, force=bool(verify))
             nodes = len(built.graph.nodes)
@@ -175,7 +175,7 @@ def inspect(model: str | Path, options: Options | None = None, *, command: str =
     options = options or Options()
     check_request(options)
     proto, path = load_model(model)
-    built = Built(Graph(proto, path), options)
+    built = TrainingModel(Graph(proto, path), options)
     error: OnnxgradError | None = None
     try:
         built.run(after=_Dump(None, path, tell=tell))

@@ -16,6 +16,8 @@ from onnxgrad_cli.jobs import Tell, silent
 from onnxgrad_cli.passes.describe import Roles, describe
 from onnxgrad_cli.proof.verify import Proof, prove
 from onnxgrad_cli.runtime.artifacts import with_stored
+from onnxgrad_cli.runtime.data import npz, ranges_of
+from onnxgrad_cli.runtime.data.check import check_whole
 
 
 def run_check(
@@ -43,7 +45,7 @@ def run_check(
     if path is not None:
         proto = with_stored(proto, path)
     arrays = read_data(data) if data else {}
-    arrays, measured = fit(arrays, proto, roles, tell)
+    arrays, measured = fit(arrays, proto, roles, tell, data)
     return prove(proto, roles, path, None, arrays, {**(sizes or {}), **measured}, seed, force=True)
 
 
@@ -53,28 +55,26 @@ def read_data(path: Path) -> dict[str, np.ndarray]:
     Raises:
         OnnxgradError: it can't be read.
     """
+    if not path.exists():
+        raise OnnxgradError(f"no such file: '{path}'")
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return dict(arrays)
-    except FileNotFoundError:
-        raise OnnxgradError(f"no such file: '{path}'") from None
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise OnnxgradError(
-            f"'{path}' can't be read as an .npz file: {error}", "write one with numpy.savez(FILE, name=array, ...)"
-        ) from None
+        return npz.read(path).arrays
+    except UsageError as error:
+        raise OnnxgradError(error.message, error.hint) from None
 
 
 def fit(
-    data: Mapping[str, np.ndarray], model: ModelProto, roles: Roles, tell: Tell
+    data: Mapping[str, np.ndarray], model: ModelProto, roles: Roles, tell: Tell, source: Path | None = None
 ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """The arrays that are inputs of a training model, in its types, and the sizes they give to its symbols.
 
     Raises:
-        UsageError: none is an input, or one is of another shape or type.
+        UsageError: none is an input, or one is of another shape or type, or holds a class or row that there is not.
     """
     types = {value.name: value.type for value in model.graph.input}
     fitting: dict[str, np.ndarray] = {}
     sizes: dict[str, int] = {}
+    ranges = ranges_of(model) if data else {}
     for name in filter(types.__contains__, data):
         array, dtype = data[name], onnx.helper.tensor_dtype_to_np_dtype(dtype_of(types[name]))
         shape = shape_of(types[name]) or array.shape
@@ -84,6 +84,8 @@ def fit(
             raise UsageError(f"'{name}' has shape {list(array.shape)} in the data, and {list(shape)} in the model")
         if not np.can_cast(array.dtype, dtype, "same_kind"):
             raise UsageError(f"'{name}' is of type {array.dtype} in the data, and {dtype} in the model")
+        if name in ranges:
+            check_whole(source or Path("the data"), name, array, ranges[name])
         fitting[name] = np.ascontiguousarray(array, dtype).reshape(array.shape)
     unknown = [name for name in data if name not in fitting]
     if data and not fitting:

@@ -4,61 +4,72 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-from onnx import ModelProto
-
+from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.files import STREAM, check_target, load_model, save_model
 from onnxgrad_cli.jobs import target_of
 from onnxgrad_cli.pipeline import Adapter
 from onnxgrad_cli.proof.check import Arrays
 from onnxgrad_cli.runtime.adapter_file import is_adapter, load_adapter
-from onnxgrad_cli.runtime.export import with_weights
+from onnxgrad_cli.runtime.averages import check_averages
 from onnxgrad_cli.runtime.folder import load_checkpoint
-from onnxgrad_cli.runtime.merge import merged
+from onnxgrad_cli.runtime.merge import merge
 
 
-def run_export(source: Path, model: str | Path, out: str | Path | None = None, *, force: bool = False) -> list[Path]:
+def run_export(
+    source: Path, model: str | Path, out: str | Path | None = None, *, use_ema: bool = False, force: bool = False
+) -> list[Path]:
     """Write the inference model with the weights of a checkpoint, adapters merged into those they belong to.
 
     Args:
         source: a checkpoint in the folder of a run of `onnxgrad train`, or the adapter that one has written.
         model: the inference model that was trained.
         out: by default `<model>.trained.onnx`.
+        use_ema: write the averages that `Options.ema` has kept, in place of the weights.
         force: replace a file that onnxgrad did not write.
 
     Returns:
         The files written, the model first.
 
     Raises:
-        UsageError: a file would be replaced that must not be.
+        UsageError: a file would be replaced that must not be, or there are no averages of the weights' types.
         OnnxgradError: the checkpoint can't be read, or is that of another model.
     """
-    weights, state, adapters = _read(source)
+    weights, state, adapters = _read(source, use_ema)
     proto, path = load_model(model)
     target = target_of(path, out, "trained")
     if target is not None:
         check_target(target, proto, path, force)
-    return save_model(write_back(proto, weights, state, adapters, path), target or STREAM, path, force)
+    return save_model(merge(proto, adapters, weights, path, state), target or STREAM, path, force)
 
 
-def _read(source: Path) -> tuple[Arrays, Arrays, Sequence[Adapter]]:
-    """The weights, the state and the adapters in a file."""
+def _read(source: Path, use_ema: bool) -> tuple[Arrays, Arrays, Sequence[Adapter]]:
+    """The weights, or their averages, the state and the adapters in a file."""
     if is_adapter(source):
+        if use_ema:
+            raise UsageError(
+                "--use-ema: an adapter has no averages besides its factors",
+                "`onnxgrad train --use-ema` writes them as its factors; or name a checkpoint",
+            )
         adapters, values = load_adapter(source)
         return values, {}, adapters
     values, progress = load_checkpoint(source)
-    weights = {name: values.pop(name) for name in progress["weights"]}
+    averages = _averages(source, values, progress) if use_ema else {}
+    weights = {name: values[averages.get(name, name)] for name in progress["weights"]}
+    values = {name: array for name, array in values.items() if name not in weights}
     return weights, values, [Adapter(**adapter) for adapter in progress["adapters"]]
 
 
-def write_back(
-    model: ModelProto, weights: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray],
-    adapters: Sequence[Adapter], path: Path | None,
-) -> ModelProto:  # fmt: skip
-    """An inference model with what training has found: weights, running statistics among the state, merged adapters.
-
-    Raises:
-        OnnxgradError: it is another model than the one that was trained.
-    """
-    return with_weights(model, merged(model, adapters, weights, path), state)
+def _averages(source: Path, values: Arrays, progress: Mapping[str, Any]) -> dict[str, str]:
+    if "averages" not in progress:
+        raise UsageError(
+            f"--use-ema: '{source}' does not say which of its values are averages: an earlier version wrote it",
+            "`onnxgrad train ... --ema DECAY --use-ema --resume` goes on with its run and writes them",
+        )
+    averages = check_averages(progress["averages"], values)
+    if not any(values[average].any() for average in averages.values()):
+        raise UsageError(
+            f"--use-ema: the averages in '{source}' are still zeros: no step has been taken", "leave --use-ema out"
+        )
+    return averages

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from onnx import ModelProto
 
-from onnxgrad_cli.builder import Built
+from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.files import STREAM, check_target, load_model, save_bytes, save_model
-from onnxgrad_cli.graph import Graph
 from onnxgrad_cli.jobs import Tell, silent, target_of
-from onnxgrad_cli.jobs.export import write_back
 from onnxgrad_cli.passes.describe import Roles
 from onnxgrad_cli.pipeline import Options
 from onnxgrad_cli.report import make_report
@@ -29,13 +22,18 @@ from onnxgrad_cli.report.html import html
 from onnxgrad_cli.report.markdown import markdown
 from onnxgrad_cli.report.training import PICTURE, Run, page
 from onnxgrad_cli.runtime.adapter_file import save_adapter
-from onnxgrad_cli.runtime.communicator import Alone, Communicator, any_of
-from onnxgrad_cli.runtime.data import Batches, Data, open_data, ranges_of
+from onnxgrad_cli.runtime.averages import check_averages
+from onnxgrad_cli.runtime.begin import draw_weights
+from onnxgrad_cli.runtime.communicator import Alone, Communicator
+from onnxgrad_cli.runtime.data import Batches, Data, fraction_of, held_out, open_data, ranges_of
 from onnxgrad_cli.runtime.evaluation import Evaluator
+from onnxgrad_cli.runtime.export import check_stored
 from onnxgrad_cli.runtime.folder import RunFolder
-from onnxgrad_cli.runtime.held import Held
+from onnxgrad_cli.runtime.held import RATE, Held, drawing
+from onnxgrad_cli.runtime.interrupt import asked_to_stop
 from onnxgrad_cli.runtime.judge import Judge
 from onnxgrad_cli.runtime.loop import Loop
+from onnxgrad_cli.runtime.merge import merge
 from onnxgrad_cli.runtime.metrics import Named, default_metrics, parse_metric
 from onnxgrad_cli.runtime.parallel import ParallelTrainer, agree
 from onnxgrad_cli.runtime.schedules import parse_schedule
@@ -55,7 +53,8 @@ class Course:
         epochs: how often all samples are seen.
         batch_size: how many of them a step takes.
         learning_rate, schedule: the rate, and how it changes from step to step.
-        seed: of the order of the samples, and of what the model draws at random.
+        init: how weights begin: 'keep' their stored values, or drawn as 'xavier', 'he' or 'normal'.
+        seed: of the order of the samples, of weights that are drawn, and of what the model draws at random.
         metrics: what is measured on the validation data besides the loss; () is what suits the loss.
         patience: after how many epochs without a better validation it ends; None is never.
         save_every: how many steps lie between checkpoints; 0: they are written after each epoch.
@@ -66,8 +65,9 @@ class Course:
 
     epochs: int = 10
     batch_size: int = 32
-    learning_rate: float = 1e-3
+    learning_rate: float = RATE
     schedule: str = "constant"
+    init: str = "keep"
     seed: int = 0
     metrics: tuple[str, ...] = ()
     patience: int | None = None
@@ -107,7 +107,7 @@ def run_train(
     options: Options | None = None,
     course: Course | None = None,
     *,
-    val: str | Path | None = None,
+    val: str | Path | float | None = None,
     adapter: Path | None = None,
     run: Path | None = None,
     resume: bool = False,
@@ -122,7 +122,8 @@ def run_train(
 
     Args:
         model: the inference model.
-        data, val: what it is trained and judged on; see `open_data`.
+        data, val: what it is trained and judged on; see `open_data`. A number below 1 is the share of `data` that is
+            held out to judge.
         out: the trained model, of the same graph, opset and names; by default `<model>.trained.onnx`.
         options: what is built of it; without an optimizer adam.
         course: how it is trained.
@@ -140,31 +141,98 @@ def run_train(
         UnsupportedError: the model can't be differentiated.
         OnnxgradError: a file can't be read or written, or the loss became infinite or no number.
     """
-    start = time.perf_counter()
-    options, course = options or Options(), course or Course()
-    options = replace(options, optimizer=options.optimizer or "adam")
+    start, link = time.perf_counter(), communicator or Alone()
+    ready, target = _ready(model, data, val, out, options or Options(), course or Course(), adapter, force, link, tell)
+    place = run or target.with_name(f"{target.name}.run")
+    with shared_folder(place, link) as folder, asked_to_stop(link, place, tell) as stop:
+        loop = ready.loop(folder, stop, watch)
+        _begin(loop, link, resume, drawing(ready.built.model), tell)
+        reason = loop.run()
+        if reason != "stopped" and ready.judge is not None and loop.progress.best:
+            ready.trainer.load(folder.load(best=True)[0])
+    epochs = loop.progress.epochs
+    best = loop.progress.best if ready.judge is not None else len(epochs)
+    found = Trained(reason, epochs, best, ready.trainer.steps, time.perf_counter() - start, [folder.path])
+    if reason == "stopped" or link.rank:
+        return found
+    found = replace(found, files=[*ready.write(target, adapter, force), folder.path])
+    _report(folder, ready, found)
+    return found
+
+
+@dataclass
+class _Run:
+    """All that a run takes. It is made before the first step: what does not fit together is told by then.
+
+    Attributes:
+        original, path: the inference model and the file it was read from.
+        averages: weight -> the state that is judged and written in its place.
+    """
+
+    original: ModelProto
+    path: Path | None
+    course: Course
+    built: TrainingModel
+    trainer: Held
+    samples: Data
+    judge: Judge | None
+    batches: Batches
+    averages: Mapping[str, str]
+
+    def loop(self, folder: RunFolder, stop: Callable[[], bool], watch: Watch) -> Loop:
+        """The steps to take."""
+        course, judge = self.course, self.judge
+        steps = course.epochs * len(self.batches)
+        schedule = parse_schedule(course.schedule, course.learning_rate, steps)
+        if judge is None and (course.patience is not None or schedule.watches or course.metrics):
+            raise UsageError("early stopping, metrics and the schedule plateau go by a validation", "add --val DATA")
+        chosen = judge.metrics[0] if judge is not None and course.metrics else None
+        return Loop(
+            self.trainer, self.samples, self.batches, schedule, judge,
+            watched=f"val_{chosen.name}" if chosen else "val_loss" if judge else "loss",
+            higher=chosen.higher if chosen else False,
+            epochs=course.epochs, patience=course.patience, save_every=course.save_every,
+            folder=folder, stop=stop, watch=lambda done, loss: watch(done, steps, loss),
+        )  # fmt: skip
+
+    def write(self, target: Path, adapter: Path | None, force: bool) -> list[Path]:
+        """Write the model with the weights of now, and the adapters alone if there is a file for them."""
+        state, adapters = self.trainer.state(), self.trainer.roles.adapters
+        weights = {**self.trainer.weights(), **{name: state[average] for name, average in self.averages.items()}}
+        files = save_model(merge(self.original, adapters, weights, self.path, state), target, self.path, force)
+        if adapter is not None:
+            save_adapter(adapter, adapters, weights)
+            files.append(adapter)
+        return files
+
+
+def _ready(
+    model: str | Path, data: str | Path, val: str | Path | float | None, out: str | Path | None, options: Options,
+    course: Course, adapter: Path | None, force: bool, link: Communicator, tell: Tell,
+) -> tuple[_Run, Path]:  # fmt: skip
+    """Build the training model, open the data, and say where the trained one goes."""
+    options = replace(options, optimizer=options.optimizer or "adam", embed_state=False)  # the trainer begins it
     if str(model) == STREAM or str(out) == STREAM:
         raise UsageError("a run reads its model from a file and writes to one", "name both")
-    proto, path = load_model(model)
-    target = target_of(path, out, "trained")
-    assert target is not None
-    for file in filter(None, (target, adapter)):
-        check_target(file, proto, path, force)
     if adapter is not None and not options.lora:
         raise UsageError("--adapter: no adapters are trained", "ask for them with --lora RANK")
-    original = ModelProto()
-    original.CopyFrom(proto)
-    built = Built(Graph(proto, path), options)
-    built.run()
-    link = communicator or Alone()
+    original, path = load_model(model)
+    target = target_of(path, out, "trained")
+    assert target is not None
+    if adapter is not None and adapter.resolve() == target.resolve():
+        raise UsageError(f"--adapter: '{adapter}' is the trained model", "name another file")
+    for file in filter(None, (target, adapter)):
+        check_target(file, original, path, force)
+    built = build(_copy(original), options, path=path)
     trainer = _trainer(built, course, link)
-    averages = _averages(trainer) if course.use_ema else {}
-    ranges = ranges_of(built.model, options.loss_options)
-    samples = open_data(data, trainer.inputs, ranges, prefix=course.prefix, tell=tell)
+    check_stored(original, _own(trainer))
+    draw_weights(trainer, built, original, course.init, course.seed)
+    values = {name: buffer.array for name, buffer in trainer.buffers.items()}
+    averages = check_averages(trainer.roles.averages, values) if course.use_ema else {}
+    samples, held = _data(data, val, built, trainer, course, tell)
     judge = None
-    if val is not None:
-        held = open_data(val, trainer.inputs, ranges, prefix=course.val_prefix, tell=tell)
-        judge = replace(_judge(original, path, options, course, trainer, held, link), averages=averages)
+    if held is not None:
+        judge = _judge(original, path, options, course, trainer, held, link, averages, tell)
     agree(link, {"samples": np.array(len(samples))}, "data")
     batches = Batches(samples, course.batch_size, course.seed, rank=link.rank, world=link.world, tell=tell)
     if options.accumulate > len(batches):
@@ -172,62 +240,66 @@ def run_train(
             f"--accumulate {options.accumulate}: an epoch has {len(batches)} batches, so it would take no step",
             "choose a smaller one, or a smaller --batch-size",
         )
-    place = run or target.with_name(f"{target.name}.run")
-    with shared_folder(place, link) as folder, _asked_to_stop(link, place, tell) as stop:
-        loop = _loop(trainer, samples, batches, judge, course, folder, stop, watch)
-        begun = link.told(folder.begun)
-        if begun and not resume:
-            raise UsageError(
-                f"'{folder.path}' holds a run already", "go on with it with --resume, or name another folder with --run"
-            )
-        if resume and not begun:
-            raise UsageError(f"--resume: '{folder.path}' holds no checkpoint", "leave --resume out to begin a run")
-        if resume:
-            loop.resume()
-            tell(f"going on after step {trainer.steps}", 0)
-        reason = loop.run()
-        if reason != "stopped" and judge is not None and loop.progress.best:
-            trainer.load(folder.load(best=True)[0])
-    progress = loop.progress
-    best = progress.best if judge is not None else len(progress.epochs)
-    files: list[Path] = []
-    if reason != "stopped" and link.rank == 0:
-        state = trainer.state()
-        weights = {**trainer.weights(), **{name: state[average] for name, average in averages.items()}}
-        final = write_back(original, weights, state, trainer.roles.adapters, path)
-        files = save_model(final, target, path, force)
-        if adapter is not None:
-            save_adapter(adapter, trainer.roles.adapters, weights)
-            files.append(adapter)
-    found = Trained(reason, progress.epochs, best, trainer.steps, time.perf_counter() - start, [*files, folder.path])
-    if reason != "stopped" and link.rank == 0:
-        sets = {"training": samples, **({"validation": judge.data} if judge else {})}
-        _report(folder, built, found, course, sets)
-    return found
+    return _Run(original, path, course, built, trainer, samples, judge, batches, averages), target
 
 
-def _averages(trainer: Held) -> dict[str, str]:
-    """Weight -> the state that holds its average.
-
-    Raises:
-        UsageError: there is none, or it is of another type than the weight.
-    """
-    found = trainer.roles.averages
-    if not found:
-        raise UsageError("--use-ema: no averages are kept", "add --ema DECAY, such as 0.999")
-    for name, average in found.items():
-        if trainer.buffers[name].array.dtype != trainer.buffers[average].array.dtype:
-            raise UsageError(f"--use-ema: '{name}' is of 16 bits, its average of 32", "leave --use-ema out")
-    return found
+def _own(trainer: Held) -> list[str]:
+    """What a training changes of the model's own tensors: weights, those with adapters, running statistics."""
+    roles, adapters = trainer.roles, trainer.roles.adapters
+    factors = {name for adapter in adapters for name in (adapter.a, adapter.b)}
+    kept = [name for name in roles.successors if name not in factors and name not in roles.slots]
+    return [*kept, *(adapter.weight for adapter in adapters)]
 
 
-def _report(folder: RunFolder, built: Built, found: Trained, course: Course, sets: Mapping[str, Data]) -> None:
-    asked = {"--" + name.replace("_", "-"): value for name, value in asdict(course).items() if value}
+def _data(
+    data: str | Path, val: str | Path | float | None, built: TrainingModel, trainer: Held, course: Course, tell: Tell
+) -> tuple[Data, Data | None]:
+    """What is trained on, and what is judged on."""
+    ranges = ranges_of(built.model)
+    samples = open_data(data, trainer.inputs, ranges, prefix=course.prefix, tell=tell)
+    share = None if val is None else fraction_of(val)
+    if val is None:
+        return samples, None
+    if share is None:
+        return samples, open_data(str(val), trainer.inputs, ranges, prefix=course.val_prefix, tell=tell)
+    if course.val_prefix:
+        raise UsageError("--val-prefix goes with --val DATA, not with a share of --data", "leave it out")
+    samples, held = held_out(samples, share, course.seed)
+    tell(f"{len(held)} of {len(samples) + len(held)} samples are held out for validation", 0)
+    return samples, held
+
+
+def _begin(loop: Loop, link: Communicator, resume: bool, drawn: Sequence[str], tell: Tell) -> None:
+    """Go on from the folder's checkpoint if that is asked for, and never over one that it is not asked for."""
+    folder = loop.folder
+    begun = link.told(folder.begun)
+    if begun and not resume:
+        raise UsageError(
+            f"'{folder.path}' holds a run already", "go on with it with --resume, or name another folder with --run"
+        )
+    if resume and not begun:
+        raise UsageError(f"--resume: '{folder.path}' holds no checkpoint", "leave --resume out to begin a run")
+    if resume:
+        loop.resume()
+        tell(f"going on after step {loop.trainer.steps}", 0)
+        if drawn:
+            tell(f"{', '.join(drawn)} will draw other random numbers than in a run that was never cut off", 0)
+
+
+def _copy(model: ModelProto) -> ModelProto:
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    return copy
+
+
+def _report(folder: RunFolder, ready: _Run, found: Trained) -> None:
+    asked = {"--" + name.replace("_", "-"): value for name, value in asdict(ready.course).items() if value}
+    sets = {"training": ready.samples, **({"validation": ready.judge.data} if ready.judge else {})}
     run = Run(
-        built.graph.path.name if built.graph.path else "",
+        ready.path.name if ready.path else "",
         found.reason, found.epochs, found.best, found.steps, found.seconds, asked,
         {use: (str(data.source), len(data)) for use, data in sets.items()},
-        [str(file) for file in found.files], Curve.of(folder.history()), make_report(built=built),
+        [str(file) for file in found.files], Curve.of(folder.history()), make_report(built=ready.built),
     )  # fmt: skip
     document = page(run)
     written = {"report.md": markdown(document), "report.html": html(document)}
@@ -235,7 +307,7 @@ def _report(folder: RunFolder, built: Built, found: Trained, course: Course, set
         save_bytes(text.encode(), folder.path / name)
 
 
-def _trainer(built: Built, course: Course, link: Communicator) -> Held:
+def _trainer(built: TrainingModel, course: Course, link: Communicator) -> Held:
     provider = find_provider(course.provider)
     if link.world == 1:
         return Trainer(built, provider=provider, threads=course.threads, seed=course.seed)
@@ -244,13 +316,17 @@ def _trainer(built: Built, course: Course, link: Communicator) -> Held:
 
 def _judge(
     model: ModelProto, path: Path | None, options: Options, course: Course, trainer: Held, held: Data,
-    link: Communicator,
+    link: Communicator, averages: Mapping[str, str], tell: Tell,
 ) -> Judge:  # fmt: skip
     evaluator = Evaluator(
         model, options, trainer.buffers, path=path, provider=find_provider(course.provider), threads=course.threads
     )
     metrics = _metrics(trainer.roles, options, course)
-    return SharedJudge(evaluator, held, course.batch_size, trainer.roles.losses[0], metrics, communicator=link)
+    batches = Batches(held, held.batch_size or course.batch_size, shuffle=False, tell=tell)
+    judge = SharedJudge(evaluator, held, batches, trainer.roles.losses[0], metrics, averages, link)
+    if link.rank == 0:
+        judge.check(trainer.buffers)
+    return judge
 
 
 def _metrics(roles: Roles, options: Options, course: Course) -> Sequence[Named]:
@@ -258,76 +334,10 @@ def _metrics(roles: Roles, options: Options, course: Course) -> Sequence[Named]:
     if not term.label:
         return []
     if not course.metrics:
-        return default_metrics(term, options.loss_options)
-    return [parse_metric(text, **dict(options.loss_options)) for text in course.metrics]
-
-
-def _loop(
-    trainer: Held, data: Data, batches: Batches, judge: Judge | None, course: Course, folder: RunFolder,
-    stop: Callable[[], bool], watch: Watch,
-) -> Loop:  # fmt: skip
-    steps = course.epochs * len(batches)
-    schedule = parse_schedule(course.schedule, course.learning_rate, steps)
-    if judge is None and (course.patience is not None or schedule.watches or course.metrics):
-        raise UsageError("early stopping, metrics and the schedule plateau go by a validation", "add --val DATA")
-    chosen = judge.metrics[0] if judge is not None and course.metrics else None
-    return Loop(
-        trainer, data, batches, schedule, judge,
-        watched=f"val_{chosen.name}" if chosen else "val_loss" if judge else "loss",
-        higher=chosen.higher if chosen else False,
-        epochs=course.epochs, patience=course.patience, save_every=course.save_every,
-        folder=folder, stop=stop, watch=lambda done, loss: watch(done, steps, loss),
-    )  # fmt: skip
-
-
-@contextmanager
-def _asked_to_stop(link: Communicator, folder: Path, tell: Tell) -> Iterator[Callable[[], bool]]:
-    """Let an interrupt ask for an end instead of making one; a second one does make it.
-
-    Several processes end at the same step. Where one of them has died the others can't reach it: so the request is
-    told at once.
-    """
-    asked: list[int] = []
-
-    def ask(number: int, frame: Any) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    try:
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: nobody can ask
-        before = {}
-    ears = _told_at_once(folder, tell) if link.world > 1 and before else nullcontext()
-    try:
-        with ears:
-            yield lambda: any_of(link, bool(asked))
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _told_at_once(folder: Path, tell: Tell) -> Iterator[None]:
-    """Tell of a signal when it comes, even while the main thread waits for another process."""
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    before = signal.set_wakeup_fd(writer)
-
-    def listen() -> None:
-        with open(reader, "rb", buffering=0) as heard:
-            if heard.read(1):
-                tell(
-                    f"the run is being ended, or another of its processes has died: '{folder}' has the last "
-                    "checkpoint, --resume goes on from it",
-                    0,
-                )
-
-    listener = threading.Thread(target=listen, daemon=True)
-    listener.start()
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(before)
-        os.close(writer)
-        listener.join(1)
+        return default_metrics(term)
+    found = [parse_metric(text, **dict(options.loss_options)) for text in course.metrics]
+    names = ["loss", *(metric.name for metric in found)]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"--metric: two numbers would be called '{twice}'", "name each once, files by other names")
+    return found

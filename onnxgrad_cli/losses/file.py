@@ -6,14 +6,22 @@ in the terms of the two files, and not later inside a rule.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from onnx import GraphProto, NodeProto, TypeProto, numpy_helper
+from onnx import GraphProto, NodeProto, TypeProto, ValueInfoProto, numpy_helper
 
 from onnxgrad_cli.emit import ROLE, Op, Val, is_float
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.graph import Graph, dtype_of, is_external, shape_of, subgraphs, tensor_type
+
+ORDER = {"prediction": 0, "label": 2}
+"""Where an input that is called so stands; one of another name stands between."""
+
+
+def in_order(inputs: Sequence[ValueInfoProto]) -> list[ValueInfoProto]:
+    """The inputs of a file that judges: the prediction, then the label; by these names, else as the file has them."""
+    return sorted(inputs, key=lambda value: ORDER.get(value.name, 1))
 
 
 class LossFile:
@@ -48,7 +56,8 @@ class LossFile:
             )
         if len(outputs) != 1:
             raise self._unfit(f"has {len(outputs)} outputs", "a loss has one, a scalar")
-        self._prediction, self._label = (*inputs, None)[:2]
+        self._prediction, *others = in_order(inputs)
+        self._label = others[0] if others else None
         if not is_float(self._prediction.type):
             raise self._unfit(f"takes a prediction '{self._prediction.name}' that is no float tensor", "")
 

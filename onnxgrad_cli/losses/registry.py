@@ -79,6 +79,15 @@ class Loss(Documented):
         """
         return chosen(self.options, given)
 
+    def ignored(self, given: Mapping[str, object]) -> int | None:
+        """The label of samples that do not count, as given or by default; None where the loss has none.
+
+        Raises:
+            UsageError: a value is of another kind.
+        """
+        settings = {option.name: option.default for option in self.options} | self.settings(given)
+        return settings.get("ignore_index")
+
 
 LOSSES: Catalogue[Loss] = Catalogue(
     "loss",

@@ -172,8 +172,8 @@ def adam_step(
     m, v = decaying_mean(state, "m", beta1, g), decaying_mean(state, "v", beta2, g * g)
     if amsgrad:
         v = state["vmax"] = op.Max(state["vmax"], v)
-    root = op.Sqrt(v) / op.Sqrt(mean_weight(op, beta2, steps)) + eps
-    return rate / mean_weight(op, beta1, steps) * m / root
+    root = op.Sqrt(mean_weight(op, beta2, steps))  # of scalars: a tensor less to divide
+    return (rate * root / mean_weight(op, beta1, steps)) * m / (op.Sqrt(v) + root * eps)
 
 
 def decaying_mean(state: State, slot: str, share: float, x: Val) -> Val:

@@ -12,6 +12,7 @@ from onnxgrad_cli.passes.loss_scale import LOSS_SCALE
 from onnxgrad_cli.passes.optimizer import OPTIMIZER
 from onnxgrad_cli.passes.outputs import OUTPUTS
 from onnxgrad_cli.passes.prepare import PREPARE
+from onnxgrad_cli.passes.recompute import RECOMPUTE
 from onnxgrad_cli.passes.yield_op import YIELD
 from onnxgrad_cli.pipeline import Options, Pass
 
@@ -22,14 +23,18 @@ _INSTEAD = {YIELD: GRADIENT, OUTPUTS: replace(OUTPUTS, summary="inputs and outpu
 COMPACT = tuple(_INSTEAD.get(step, step) for step in PASSES if step is not BACKWARD)
 """The pipeline of `onnxgrad build --as-gradient-op`; `verify` expands the model first."""
 
-_AFTER = {PREPARE: (ADAPTERS,), BACKWARD: (GRADIENT, LOSS_SCALE)}
+_AFTER = {PREPARE: (ADAPTERS,), BACKWARD: (GRADIENT, LOSS_SCALE, RECOMPUTE)}
 EVERY = tuple(each for step in PASSES for each in (step, *_AFTER.get(step, ())))
 """Every pass there is."""
 
 
 def pipeline_for(options: Options) -> tuple[Pass, ...]:
     """The passes of a build."""
-    asked = {ADAPTERS: bool(options.lora or options.lora_target), LOSS_SCALE: options.loss_scale is not None}
+    asked = {
+        ADAPTERS: bool(options.lora or options.lora_target),
+        LOSS_SCALE: options.loss_scale is not None,
+        RECOMPUTE: options.recompute is not None,
+    }
     passes = COMPACT if options.as_gradient_op else PASSES
     return tuple(each for step in passes for each in (step, *filter(asked.get, _AFTER.get(step, ()))))
 

@@ -19,7 +19,7 @@ from onnxgrad_cli import bodies, registry
 from onnxgrad_cli.emit import FORWARD, ROLE, No, Op, Unknown, Val, is_differentiable, is_float
 from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError
 from onnxgrad_cli.graph import Graph, captured, reads
-from onnxgrad_cli.pipeline import Options, Pass, Training
+from onnxgrad_cli.pipeline import Adjoint, Options, Pass, Training
 
 
 def differentiate(
@@ -28,7 +28,8 @@ def differentiate(
     """Emit into `op` the cotangents of `wanted`, given those of some values as `seeds`.
 
     Args:
-        graph: the forward graph; not changed but for its pool of constants and its types.
+        graph: the forward graph; not changed but for its pool of constants, its types, and a node whose rule has it
+            written in another form, which computes the same.
         seeds: value -> its cotangent, of the value's shape and type, as a value of `op`.
         wanted: values to differentiate with respect to: inputs, weights or intermediates.
         op: where the nodes are written (`op.nodes`).
@@ -78,7 +79,7 @@ def open_reads(node: NodeProto) -> list[str]:
 
 def _targets(node: NodeProto) -> list[str]:
     """What a node reads, by position, "" where an operand is absent or stopped."""
-    inputs = list(node.input)
+    inputs = node.input[:]
     for position in stopped(node):
         inputs[position] = ""
     return inputs + captured(node) if node.attribute else inputs
@@ -115,20 +116,22 @@ class _Walk:
         """The nodes to visit, last first: they depend on something wanted, and a seed depends on them."""
         self.active.update(wanted)
         dependent, stops = self.dependent, []
+        types = self.graph.types
         for node in self.graph.nodes:
-            if not any(name in self.active for name in reads(node)):
+            names = reads(node)
+            if self.active.isdisjoint(names):
                 continue
             rule = self.rule(node)
             if rule is not None and rule.is_zero:
                 continue
-            stops += [(node, p) for p in stopped(node) if node.input[p] in self.active]
-            if not any(name in self.active for name in open_reads(node)):
-                continue
+            if stop := stopped(node):
+                stops += [(node, p) for p in stop if node.input[p] in self.active]
+                if self.active.isdisjoint(open_reads(node)):
+                    continue
             dependent.append(node)
-            types = self.graph.types
-            floats = [n for n in node.output if n and (n not in types or is_differentiable(types[n]))]
+            floats = [n for n in node.output[:] if n and (n not in types or is_differentiable(types[n]))]
             self.active.update(floats)
-            carried = [self.quantized[name] for name in reads(node) if name in self.quantized]
+            carried = [self.quantized[name] for name in names if name in self.quantized]
             if carried or (rule is not None and rule.integers):
                 named = any(carried) or bool(rule and rule.refusal)
                 self.quantized.update((n, named) for n in node.output if n and n not in floats)
@@ -137,7 +140,7 @@ class _Walk:
         needed = set(seeds)
         path = []
         for node in reversed(dependent):
-            if any(name in needed for name in node.output if name in self.active):
+            if any(name in needed and name in self.active for name in node.output[:]):
                 path.append(node)
                 needed.update(reads(node))
                 rule = self.rule(node)
@@ -194,19 +197,23 @@ class _Walk:
         op, rule = self.op, self.rule(node)
         label = node.name or node.output[0]
         op.scope, op.forward = f"grad/{label}", label
-        gs = tuple(self.cotangent(name) if name else None for name in node.output)
+        gs = tuple([self.cotangent(name) if name else None for name in node.output[:]])
         if rule is None or rule.refusal or not any(gs):
             return
-        if not rule.integers and (carried := [name for name in reads(node) if name in self.quantized]):
+        if (adjoint := self.training.adjoints.get(node.output[0])) and self.visit_all(adjoint, gs[0]):
+            return
+        if self.quantized and not rule.integers and (carried := [n for n in reads(node) if n in self.quantized]):
             if not all(self.quantized[name] for name in carried):
                 self.refuse(node, f"it computes with '{carried[0]}', which is quantized and not yet dequantized")
             return
         asked, op.node = rule.signature, node
         names = _targets(node)
         op.wanted = self.active.intersection(names).__contains__
-        xs: list[Val | None] = [op.val(name) if name else None for name in (*node.input, *captured(node))]
+        given = node.input[:]
+        inside = captured(node) if node.attribute else []
+        xs: list[Val | None] = [op.val(name) if name else None for name in (*given, *inside)]
         if not asked.variadic:
-            if any(name in self.active for name in names[asked.inputs : len(node.input)]):
+            if any(name in self.active for name in names[asked.inputs : len(given)]):
                 return self.refuse(node, f"the rule knows {asked.inputs} inputs, the node has {len(xs)}")
             xs = (xs + [None] * asked.inputs)[: asked.inputs]
         attributes, unknown = node_attributes(op, node, asked)
@@ -215,7 +222,7 @@ class _Walk:
         if not asked.all_cotangents and (gs[0] is None or any(gs[1:])):
             used = [name for name, g in zip(node.output, gs, strict=True) if g is not None]
             return self.refuse(node, f"the gradient through its output {', '.join(used)} is not covered by the rule")
-        ys = tuple(op.val(name) if name else None for name in node.output)
+        ys = tuple([op.val(name) if name else None for name in node.output[:]])
         before = len(self.training.partial)
         try:
             result = rule.function(  # type: ignore[misc]
@@ -249,12 +256,28 @@ class _Walk:
         if rule.kink:
             self.training.kinks[node.op_type] = rule.kink
 
+    def visit_all(self, adjoint: Adjoint, g: Val | None) -> bool:
+        """Hand on the cotangent of what several nodes make, of which none is visited then; False if some are gone."""
+        op, names = self.op, (*adjoint.inputs, *adjoint.kept)
+        if any(name not in self.graph.types for name in names):
+            return False
+        op.wanted = self.active.intersection(adjoint.inputs).__contains__
+        xs = [op.val(name) for name in names]
+        for x, cotangent in zip(xs, adjoint.function(op, g, *xs), strict=False):
+            if cotangent is not None and x.name in self.active:
+                self.add(x.name, cotangent)
+        source = f"{adjoint.function.__module__}.{adjoint.function.__qualname__}"
+        self.training.rules[adjoint.operator, source] += 1
+        return True
+
 
 def node_attributes(op: Op, node: NodeProto, asked: registry.Signature) -> tuple[dict[str, Any], str | None]:
     """The attributes a rule asks for, defaults filled in, and the first one it does not cover (or None).
 
     An attribute the rule does not name must stand at its default: nothing is ignored by accident.
     """
+    if not (node.attribute or asked.attributes or asked.any_attribute):
+        return {}, None
     defaults = {**asked.attributes, **op.attributes(node.op_type, node.domain)}
     values = dict(defaults)
     for attribute in node.attribute:
@@ -270,6 +293,8 @@ def node_attributes(op: Op, node: NodeProto, asked: registry.Signature) -> tuple
 
 def _misfit(cotangent: Val, x: Val) -> str:
     """Why a cotangent can't be that of `x`, or "": it has its type, and its shape or one that it broadcasts to."""
+    if cotangent.type is x.type and x.type is not None:
+        return ""
     have, want = cotangent.known_shape, x.known_shape
     if is_float(x.type) and cotangent.dtype != x.dtype:
         types = [onnx.helper.tensor_dtype_to_string(v.dtype).removeprefix("TensorProto.") for v in (cotangent, x)]
@@ -327,6 +352,8 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
     op = Op(graph)
     op.role = "backward"
     training.straight_through = options.quantization == "ste"
+    training.forward_stays = options.training_info
+    training.lowerings.asked = options.tuned
     wanted = [*training.trained, *training.grad_of_input]
     seeds = {end: op.val(cotangent) for end, cotangent in training.yielded.items()}
     cotangents = differentiate(graph, seeds, wanted, op, training)
@@ -335,7 +362,7 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
     after = next(iter(seeds.values())) if options.yield_ == "keep" else None  # the backward part starts at the YieldOp
     results = {training.gradients[name]: or_zero(op, name, cotangents.pop(name), training, after) for name in wanted}
     named = {value.name for value in results.values()}
-    made = {name for node in op.nodes for name in node.output}
+    made = {name for node in op.nodes for name in node.output[:]}
     for name, value in cotangents.items():
         if value is not None and value.name in made and value.name not in named:
             results[graph.fresh(f"{name}_grad")] = value

@@ -1,4 +1,4 @@
-"""Remove what nobody reads: backward nodes that a rule wrote for operands without takers.
+"""Remove what nobody reads: backward nodes that a rule wrote for operands without takers; and turn products.
 
 And keep views apart from DequantizeLinear: onnxruntime's optimizer puts a QuantizeLinear behind them, of a wrong type
 (1.31 can't load that from opset 21 on, older versions make negative numbers zero).
@@ -13,6 +13,7 @@ from onnx import NodeProto, helper
 from onnxgrad_cli.emit import ROLE
 from onnxgrad_cli.graph import Graph
 from onnxgrad_cli.inference import declare
+from onnxgrad_cli.passes.products import turn_products
 from onnxgrad_cli.pipeline import Options, Pass, Training
 
 VIEWS = frozenset("Expand Flatten Identity MaxPool Reshape Slice Squeeze Transpose Unsqueeze".split())
@@ -20,7 +21,8 @@ VIEWS = frozenset("Expand Flatten Identity MaxPool Reshape Slice Squeeze Transpo
 
 
 def _run(graph: Graph, options: Options, training: Training) -> bool:
-    return tidy(graph)
+    turned = turn_products(graph)
+    return tidy(graph) or turned
 
 
 def tidy(graph: Graph, keep: Iterable[str] = ()) -> bool:
@@ -34,6 +36,8 @@ def tidy(graph: Graph, keep: Iterable[str] = ()) -> bool:
 def _keep_apart(graph: Graph) -> bool:
     """Let backward views read the sum of one operand, which is a copy, instead of a DequantizeLinear's result."""
     made = {node.output[0] for node in graph.nodes if node.op_type == "DequantizeLinear"}
+    if not made:
+        return False
     copies: dict[str, str] = {}
     nodes: list[NodeProto] = []
     for node in graph.nodes:
@@ -51,4 +55,4 @@ def _keep_apart(graph: Graph) -> bool:
     return bool(copies)
 
 
-CLEANUP = Pass("cleanup", "nodes nobody reads removed", _run, ("optimizer",))
+CLEANUP = Pass("cleanup", "nodes nobody reads removed, transposed products turned", _run, ("optimizer",))

@@ -19,6 +19,7 @@ import onnxgrad_cli
 from onnxgrad_cli.emit import RANDOM, ROLE, is_float
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.graph import Graph, shape_of
+from onnxgrad_cli.losses import LOSSES
 from onnxgrad_cli.pipeline import Adapter, Options, Slot, Training
 
 VERSION, LOSS, ROLES = "onnxgrad.version", "onnxgrad.loss", "onnxgrad.roles"
@@ -44,7 +45,8 @@ class Role:
 class Term:
     """One loss: its name or file name, the output it judges, the label input ("" for none), its weight.
 
-    `classes` is how many there are, where the label is a class number; else 0.
+    `classes` is how many there are, where the label is a class number; else 0. `ignore_index` is the label of samples
+    that do not count; None where there is none, or a version of the tool that did not write it has made the model.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Term:
     label: str
     weight: float
     classes: int = 0
+    ignore_index: int | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,11 @@ class Roles:
     def fed(self) -> list[str]:
         """The inputs that are new at each step: data, labels, the learning rate."""
         return [name for name, role in self.inputs.items() if role not in STORED]
+
+    @property
+    def sampled(self) -> list[str]:
+        """Of what is `fed`, what data hold: all but the learning rate."""
+        return [name for name in self.fed if self.inputs[name] != "learning rate"]
 
     @property
     def averages(self) -> dict[str, str]:
@@ -170,11 +178,13 @@ def roles(graph: Graph, options: Options, training: Training) -> Roles:
 
 def _terms(graph: Graph, options: Options, training: Training) -> Iterator[Term]:
     for spec, output, label in zip(options.losses, training.predictions, training.judged, strict=False):
-        name = Path(spec.name).name if spec.name.endswith(".onnx") else spec.name
+        from_file = spec.name.endswith(".onnx")
+        name = Path(spec.name).name if from_file else spec.name
+        ignored = None if from_file else LOSSES.lookup(spec.name).ignored(options.loss_options)
         numbered = label and not is_float(graph.types[label])
         shape = shape_of(graph.types[output]) or ()
         classes = shape[1] if numbered and len(shape) > 1 else 0
-        yield Term(name, output, label, spec.weight, classes if isinstance(classes, int) else 0)
+        yield Term(name, output, label, spec.weight, classes if isinstance(classes, int) else 0, ignored)
 
 
 def embed(graph: Graph, options: Options, training: Training) -> None:
@@ -186,7 +196,7 @@ def write(model: ModelProto, found: Roles) -> None:
     """Write a description into a model's metadata, in place of the one it has."""
     terms = {"terms": [asdict(term) for term in found.losses], "reduction": found.reduction}
     ports: dict[str, Any] = {
-        "inputs": found.inputs, "outputs": {name: asdict(role) for name, role in found.outputs.items()}
+        "inputs": found.inputs, "outputs": {name: vars(role) for name, role in found.outputs.items()}
     }  # fmt: skip
     if found.estimated:
         ports["estimated"] = True
@@ -284,11 +294,14 @@ def parts(graph: Graph, training: Training) -> list[str]:
     """The part each node belongs to: 'model', 'loss', 'backward' (what comes after the loss) or 'optimizer'."""
     found, after = [], False
     for node in graph.nodes:
+        if after and not training.learning_rate:  # most nodes of a large model: their metadata need not be looked at
+            found.append("backward")
+            continue
         tag = next((p.value for p in node.metadata_props if p.key == ROLE), "")
         if after:
             found.append("optimizer" if tag == "optimizer" else "backward")
             continue
-        after = bool(training.loss) and training.loss in node.output
+        after = bool(training.loss) and training.loss in node.output[:]
         found.append("loss" if after or tag == "loss" else "model")
     return found
 

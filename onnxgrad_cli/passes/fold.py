@@ -7,6 +7,7 @@ from them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -58,7 +59,7 @@ def fold(graph: Graph) -> bool:
 def _small(graph: Graph, node: NodeProto) -> bool:
     """Whether the result is surely no large tensor, as far as its type tells."""
     sizes = [size for size in shape_of(graph.types.get(node.output[0])) or () if isinstance(size, int)]
-    return len(node.output) == 1 and int(np.prod(sizes)) * 8 <= SMALL
+    return len(node.output) == 1 and math.prod(sizes) * 8 <= SMALL
 
 
 def _is_integer_constant(graph: Graph, name: str) -> bool:

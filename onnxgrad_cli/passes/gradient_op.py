@@ -70,6 +70,8 @@ def _refuse_what_it_can_not_say(options: Options) -> None:
         raise UsageError(f"--as-gradient-op does not go with --yield {options.yield_}", "a Gradient starts from ones")
     if options.loss_scale is not None:
         raise UsageError("--as-gradient-op does not go with --loss-scale", "a Gradient starts from ones")
+    if options.recompute is not None:
+        raise UsageError("--as-gradient-op does not go with --recompute", "what a Gradient keeps is up to its runtime")
     if options.quantization != "refuse":
         raise UsageError(
             f"--as-gradient-op does not go with --quantization {options.quantization}",

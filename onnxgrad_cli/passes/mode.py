@@ -14,7 +14,8 @@ from onnx import NodeProto
 from onnxgrad_cli.emit import Op
 from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError
 from onnxgrad_cli.graph import Graph, is_external, shape_of, subgraphs, with_bodies
-from onnxgrad_cli.pipeline import Options, Training
+from onnxgrad_cli.pipeline import Adjoint, Options, Training
+from onnxgrad_cli.rules.norm import through_batch_statistics
 
 MOMENTUM, EPSILON = 0.9, 1e-5
 
@@ -169,9 +170,14 @@ def _with_batch_statistics(graph: Graph, node: NodeProto, training: Training) ->
     centred = work + -mean  # the adjoint of Sub would negate a tensor of the size of x
     var = op.mean(centred * centred, axes)
     op.scope = f"{node.name}/normalize"
-    factor = op.reshape(op.cast(scale, work), per_channel) / op.Sqrt(var + _attribute(node, "epsilon", EPSILON))
+    deviation = op.Sqrt(var + _attribute(node, "epsilon", EPSILON))
+    factor = op.reshape(op.cast(scale, work), per_channel) / deviation
     y = op.cast(centred * factor + op.reshape(op.cast(b, work), per_channel), x)
     op.rename(y, node.output[0])
+    kept = (centred.name, deviation.name, factor.name)
+    training.adjoints[node.output[0]] = Adjoint(
+        "ai.onnx::BatchNormalization", tuple(node.input[:3]), kept, through_batch_statistics
+    )
     momentum = _attribute(node, "momentum", MOMENTUM)
     fed = {*graph.input_names, *graph.initializers}
     for position, statistic in ((3, mean), (4, var)):

@@ -33,9 +33,10 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
     if options.keep_outputs:
         graph.proto.graph.output.extend(others)
     else:  # what the model said of their shapes may be inferred from nothing else
-        made = {name for node in graph.nodes for name in node.output}
         known = {value.name for value in graph.proto.graph.value_info}
-        graph.proto.graph.value_info.extend(v for v in others if v.name in made and v.name not in known)
+        lost = {value.name for value in others} - known
+        made = {name for node in graph.nodes for name in node.output[:] if name in lost}
+        graph.proto.graph.value_info.extend(value for value in others if value.name in made)
     embed(graph, options, training)
     return True
 

@@ -1,6 +1,7 @@
 """What an optimizer remembers from step to step: inputs of the model, each with a description of how it begins.
 
-Such an input is stored too, as an overridable initializer, unless the state is not to be embedded.
+Such an input is stored too, as an overridable initializer, unless the state is not to be embedded, or the weights are
+so large that the zeros it begins with would take gigabytes.
 """
 
 from __future__ import annotations
@@ -9,8 +10,12 @@ import numpy as np
 from onnx import helper
 
 from onnxgrad_cli.emit import Op, Val
-from onnxgrad_cli.graph import Graph, tensor_type
+from onnxgrad_cli.errors import Caution
+from onnxgrad_cli.graph import Graph, nbytes, tensor_type
 from onnxgrad_cli.pipeline import Options, Slot, Training
+
+LARGE = 1 << 30
+"""The bytes of weights from which on state is not stored."""
 
 
 class States:
@@ -18,6 +23,11 @@ class States:
 
     def __init__(self, graph: Graph, options: Options, training: Training) -> None:
         self._graph, self._embed, self._slots = graph, options.embed_state, training.slots
+        size = sum(nbytes(graph.initializers[name]) for name in training.trained)
+        if self._embed and size > LARGE and not options.training_info:
+            self._embed = False
+            text = f"the weights take {size / 1e9:.1f} GB: the optimizer's state is described, not stored"
+            training.cautions.append(Caution("note", "--embed-state", text))
 
     def whole(self, op: Op, kind: str, value: float, dtype: int) -> Val:
         """A scalar of the whole model, called `kind`; `dtype` is a TensorProto.DataType."""

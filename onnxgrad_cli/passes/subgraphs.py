@@ -19,8 +19,10 @@ from onnxgrad_cli.graph import Graph, rename, subgraphs, with_bodies
 
 def hoist(graph: Graph, constant: Callable[[NodeProto], TensorProto | None]) -> None:
     """Make the initializers and constants of all bodies initializers of the model; a name that occurs once stays."""
+    every = [body for node in with_bodies(graph.nodes) if node.attribute for body in subgraphs(node)]
+    if not every:
+        return
     made = Counter(name for node in with_bodies(graph.nodes) for name in node.output)
-    every = [body for node in with_bodies(graph.nodes) for body in subgraphs(node)]
     made.update(value.name for body in every for value in (*body.input, *body.initializer))
     made.update({*graph.initializers, *graph.input_names})
     for body in every:

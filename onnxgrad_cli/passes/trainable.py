@@ -7,6 +7,7 @@ them.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -172,7 +173,7 @@ def _tied(graph: Graph, outputs: list[str], read: Callable[[NodeProto], list[str
     tied = set(outputs)
     opsets = {entry.domain or "": entry.version for entry in graph.proto.opset_import}
     for node in reversed(graph.nodes):
-        if any(name in tied for name in node.output):
+        if not tied.isdisjoint(node.output[:]):
             rule = registry.lookup(node.op_type, node.domain, opsets.get(node.domain or "", 1))
             if rule is not None and rule.is_zero:
                 continue
@@ -211,7 +212,7 @@ class _Roles:
         if (op_type, position) in SETTINGS:
             return SETTINGS[op_type, position]
         tensor = self.graph.initializers[name]
-        size = int(np.prod(tensor.dims))
+        size = math.prod(tensor.dims)
         if not tensor.dims and op_type != "PRelu":
             return f"a scalar constant of {op_type} (name it with --train to train it)"
         if size == 1 and op_type in SCALAR_FACTORS and not self._is_bias(node, position):

@@ -81,7 +81,7 @@ def random_feeds(
     """Random arrays for the inputs that must be fed.
 
     Floats are normal, or between 0 and 1 if `positive`. Integers are valid as what they index; those that index
-    no weight are 0 or 1 if `masked`, else 1.
+    no weight are 0 or 1 if `masked`, else 1. Of labels that may say that a sample does not count, the first one counts.
     """
     types = {value.name: value.type for value in subject.model.graph.input}
     shapes = {
@@ -98,6 +98,10 @@ def random_feeds(
             feeds[name] = between.astype(helper.tensor_dtype_to_np_dtype(dtype))
         else:
             feeds[name] = draw(rng, dtype, shape, 0 if masked or name in limits else 1, limits.get(name, 2))
+    for term in subject.roles.losses:
+        if term.ignore_index is not None and term.label in feeds:
+            first = feeds[term.label].reshape(-1)[:1]
+            first[first == term.ignore_index] = (term.ignore_index + 1) % (term.classes or 2)
     return feeds
 
 

@@ -143,7 +143,7 @@ def prove(
         _compare_forward(proof, subject, before, feeds)
     bad = [name for name, x in outputs.items() if not finite(x)]
     if roles.loss in bad:
-        proof.status, proof.reason = "skipped", "the loss of random data is not finite: give data of its own"
+        proof.status, proof.reason = "skipped", "its loss is not finite on these data: give others"
         return proof
     with proof.step("finite") as say:
         say(*(("failed", f"not finite: {', '.join(bad[:5])}") if bad else ("passed", "loss and every gradient")))

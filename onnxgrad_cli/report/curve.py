@@ -45,7 +45,7 @@ class Curve:
         lines = list(log)
         steps = [(line["step"], line["loss"]) for line in lines if "rate" in line]
         judged = [(line["step"], line["val_loss"]) for line in lines if "val_loss" in line]
-        return Curve(steps, [point for point in judged if math.isfinite(point[1])])
+        return Curve(steps, [point for point in judged if point[1] is not None and math.isfinite(point[1])])
 
 
 def blocks(values: Sequence[float], columns: int = 60) -> str:

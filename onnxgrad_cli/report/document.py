@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from onnxgrad_cli.graph import Shape
+from onnxgrad_cli.pipeline import Recomputed
 from onnxgrad_cli.report.model import GOOD, KINDS, Report
 
 MOST = 300
@@ -191,6 +192,8 @@ def glance(report: Report) -> list[tuple[str, Inline]]:
         forward, backward, kept = report.cost.flops_forward, report.cost.flops_backward, report.cost.kept_bytes
         text = f"{scaled(forward, 'FLOP')} forward, {scaled(backward, 'FLOP')} backward, {scaled(kept, 'B')} kept"
         found.append(("cost", text + (f", with {sizes}" if (sizes := _sizes(report)) else "")))
+    if report.recomputed:
+        found.append(("recomputed", _recomputed(report.recomputed)))
     if report.cautions:
         counted = {kind: sum(c.kind == kind for c in report.cautions) for kind in KINDS}
         found.append(("cautions", ", ".join(several(n, kind) for kind, n in counted.items() if n)))
@@ -200,6 +203,13 @@ def glance(report: Report) -> list[tuple[str, Inline]]:
         text = f"{report.proof.status}: {len(done)} of {several(len(report.proof.steps), 'check')} in {seconds(total)}"
         found.append(("proof", text if report.proof.steps else f"{report.proof.status}: {report.proof.reason}"))
     return found
+
+
+def _recomputed(done: Recomputed) -> str:
+    return (
+        f"{several(done.nodes, 'node')}: {scaled(done.kept, 'B')} kept instead of {scaled(done.kept_before, 'B')}, "
+        f"for {scaled(done.flops, 'FLOP')}"
+    )
 
 
 def _ran(report: Report) -> bool:
@@ -438,13 +448,15 @@ def _cost(report: Report) -> Section:
     if cost.at_run_time:
         text += f" Sizes known only at run time count as 1 ({several(cost.at_run_time, 'value')})."
     text += " A multiply-add is two operations; a function such as Exp counts as one."
+    if cost.branches:
+        text += f" Of {several(cost.branches, 'If')} the dearer branch counts, as if it ran each time."
     if nodes["optimizer"]:
         text += f" The optimizer takes {number(cost.flops_optimizer)} operations in "
         text += f"{several(nodes['optimizer'], 'node')} besides."
     blocks: list[Block] = [Paragraph(text), Table(("", "forward", "backward"), rows, frozenset({1, 2}))]
     if cost.uncounted:
         listed = ", ".join(f"{op} ({n:,})" for op, n in cost.uncounted.items())
-        blocks.append(Paragraph(f"Not counted, for their size or their body is unknown: {listed}."))
+        blocks.append(Paragraph(f"Not counted, for their size or how often they run is unknown: {listed}."))
     total = cost.flops_forward + cost.flops_backward
     rows = [
         (Name(c.op), number(c.forward), number(c.backward), percent((c.forward + c.backward) / total))
@@ -459,6 +471,8 @@ def _cost(report: Report) -> Section:
         ("kept for the backward part", number(cost.kept_bytes), scaled(cost.kept_bytes, "B")),
     ]
     blocks.append(Table(("memory", "bytes", ""), rows, frozenset({1, 2})))
+    if report.recomputed:
+        blocks.append(Paragraph(f"Computed again in the backward part: {_recomputed(report.recomputed)}."))
     rows = [(Name(k.name), Name(k.op), shape(k.shape), number(k.bytes)) for k in cost.kept]
     if rows:
         text = "Kept are results of the forward part that the backward part reads. The largest of them:"

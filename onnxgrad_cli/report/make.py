@@ -37,13 +37,13 @@ from onnxgrad_cli.report.model import (
 )
 
 if TYPE_CHECKING:
-    from onnxgrad_cli.builder import Built
+    from onnxgrad_cli.builder import TrainingModel
     from onnxgrad_cli.proof.verify import Proof
 
 
 def make_report(
     *,
-    built: Built | None = None,
+    built: TrainingModel | None = None,
     error: Exception | None = None,
     proof: Proof | None = None,
     files: Sequence[File] = (),
@@ -89,7 +89,7 @@ def make_report(
     return dataclasses.replace(report, next=list(_next(report)))
 
 
-def _built(built: Built, sizes: Mapping[str, int]) -> dict[str, Any]:
+def _built(built: TrainingModel, sizes: Mapping[str, int]) -> dict[str, Any]:
     graph, training = built.graph, built.training
     declared = roles(graph, built.options, training)
     return {
@@ -102,13 +102,14 @@ def _built(built: Built, sizes: Mapping[str, int]) -> dict[str, Any]:
         "operators": _operators(graph, training),
         "cautions": sorted(_cautions(graph, training), key=lambda caution: _ORDER[caution.kind]),
         "cost": cost(graph, training, sizes),
+        "recomputed": training.recomputed,
     }
 
 
 # -- the verdict ------------------------------------------------------------------------------------------------
 
 
-def _verdict(built: Built | None, error: Exception | None, proof: Proof | None) -> tuple[str, str]:
+def _verdict(built: TrainingModel | None, error: Exception | None, proof: Proof | None) -> tuple[str, str]:
     if isinstance(error, UnsupportedError):
         nodes = f": {_several(len(error.refusals), 'node')} can't be differentiated" if error.refusals else ""
         return "refused", f"Refused{nodes}. No training model was written."
@@ -232,7 +233,7 @@ def _value(graph: Graph, name: str, role: Role) -> Value:
     return Value(name, role.role, role.of, _dtype(dtype_of(value_type)), shape_of(value_type))
 
 
-def _passes(built: Built) -> list[PassRow]:
+def _passes(built: TrainingModel) -> list[PassRow]:
     summaries = SUMMARIES | {step.name: step.summary for step in pipeline_for(built.options)}
     return [
         PassRow(r.name, summaries.get(r.name, ""), r.seconds, r.nodes_before, r.nodes_after, r.changed)
@@ -287,7 +288,9 @@ def _cautions(graph: Graph, training: Training) -> Iterator[Caution]:
     drawn = Counter(node.op_type for node in graph.nodes if is_random(graph, node))
     for op_type, count in sorted(drawn.items()):
         yield Caution("random operator", op_type, f"{op_type}: {_several(count, 'node')}")
-    narrow = Counter(dtype_of(graph.types.get(name)) for node in graph.nodes for name in node.output if name)
+    narrow: Counter[int] = Counter()
+    if not _NARROW.keys().isdisjoint(map(dtype_of, graph.distinct_types())):
+        narrow.update(dtype_of(graph.types.get(name)) for node in graph.nodes for name in node.output if name)
     for dtype, limits in _NARROW.items():
         if narrow[dtype]:
             name = _dtype(dtype)

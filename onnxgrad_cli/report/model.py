@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from onnxgrad_cli.errors import Caution, Refusal
 from onnxgrad_cli.graph import Shape
-from onnxgrad_cli.pipeline import Adapter
+from onnxgrad_cli.pipeline import Adapter, Recomputed
 
 if TYPE_CHECKING:
     from onnxgrad_cli.cost import Cost
@@ -177,6 +177,7 @@ class Report:
         error, hint: what went wrong and what to do about it; "" if nothing did.
         refusals: every node that stands in the way.
         adapters: the low-rank adapters, whose factors are among the weights.
+        recomputed: what is computed again in the backward part; None where nothing was asked for.
         proof: what was verified; None where nothing was.
     """
 
@@ -195,6 +196,7 @@ class Report:
     operators: list[Operator] = field(default_factory=list)
     cautions: list[Caution] = field(default_factory=list)
     cost: Cost | None = None
+    recomputed: Recomputed | None = None
     proof: Proof | None = None
     files: list[File] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)

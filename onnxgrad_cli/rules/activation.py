@@ -138,8 +138,9 @@ def gelu(op, g, y, x, *, approximate):
         square = x * x if x.dtype != TensorProto.FLOAT16 else op.Min(x * x, FAR)
         s = op.Sigmoid(x * (square * (0.044715 * a) + a))
         return g * (s + y * (1 - s) * (square * (3 * 0.044715 * a) + a))
-    cdf = (op.Erf(x * math.sqrt(0.5)) + 1) * 0.5
-    pdf = op.Exp(x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
+    t = x * math.sqrt(0.5)
+    cdf = (op.Erf(t) + 1) * 0.5
+    pdf = op.Exp(-math.log(2 * math.pi) / 2 - t * t)
     return g * (cdf + x * pdf)
 
 
@@ -169,7 +170,8 @@ def _replaced(op: Op, name: str) -> bool:
 
 @rule("LogSoftmax", versions=(13, None))
 def log_softmax(op, g, y, x, *, axis):
-    return g - op.Exp(y) * op.sum(g, [axis])
+    """A sum, not a difference: where g is zero but at the labels, it is scattered onto the other term."""
+    return g + op.Exp(y) * -op.sum(g, [axis])
 
 
 @rule("Dropout", versions=(12, None))

@@ -7,11 +7,16 @@ products that it does run fast; which, is chosen by shape in `input_gradient` an
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
+from onnxgrad_cli.emit import Val
 from onnxgrad_cli.registry import rule
 from onnxgrad_cli.rules import windows
+
+SMALL, MANY = 196, 128
+"""Positions of an image up to which it is small beside weights; channels from which copying rows of them is fast."""
 
 
 @rule("Conv")
@@ -127,19 +132,45 @@ def input_gradient(op, g, w, x, win):
 
     At stride 1 a convolution with the flipped weight, which threads better than ConvTranspose: a ratio to PyTorch
     of 1.2 against 1.6 (3x3 at 56x56), 0.8 against 1.3 (1x1), 0.9 against 3.7 (depthwise). Small images without
-    groups, and strides, stay with ConvTranspose (28x28: 0.4 against 1.9, 14x14: 1.4 against 1.5).
+    groups, and strides, stay with ConvTranspose (28x28: 0.4 against 1.9), but for those of many channels, which are
+    one product with gathered columns (14x14: 1.2 against 1.3, 7x7: 1.4 against 1.8; 32 channels: 2.0 against 1.6).
     """
-    if not win.known:
-        return windows.spread(op, g, w, x, win)
+    forms, default = ["transposed convolution"], "transposed convolution"
+    backwards = _backwards(win)
+    if backwards:
+        forms.append("convolution")
+        sizes, channels = windows.cells(x), w.shape[0]
+        spread = win.group == 1 and any(k != 1 for k in win.kernel) and 0 < sizes <= 32 * 32
+        default = default if spread else "convolution"
+        if win.group == 1 and sizes > 0 and isinstance(channels, int):
+            forms.append("gathered product")
+            default = "gathered product" if spread and sizes <= SMALL and channels >= MANY else default
+    form = op.lowering("input gradient", forms, default)
+    if form == "gathered product":
+        return _by_gathering(op, g, w, x, backwards)
+    if form == "convolution":
+        return op.Conv(g, _flipped(op, w, win), **backwards.attributes, shape=x.known_shape)
+    return windows.spread(op, g, w, x, win)
+
+
+def _backwards(win):
+    """The window of the convolution with the flipped weight that gives dX; None where there is none."""
+    if not win.known or any(s != 1 for s in win.strides):
+        return None
     rest = [extent - 1 - pad for extent, pad in zip(win.extents * 2, (*win.begins, *win.ends), strict=True)]
-    pointwise = all(k == 1 for k in win.kernel)
-    sizes = [size for size in x.shape[2:] if isinstance(size, int)]
-    small = len(sizes) == len(win.kernel) and np.prod(sizes) <= 32 * 32 and win.group == 1 and not pointwise
-    if any(s != 1 for s in win.strides) or min(rest) < 0 or small:
-        return windows.spread(op, g, w, x, win)
     half = len(win.kernel)
-    flipped = replace(win, begins=tuple(rest[:half]), ends=tuple(rest[half:]))
-    return op.Conv(g, _flipped(op, w, win), **flipped.attributes, shape=x.known_shape)
+    return replace(win, begins=tuple(rest[:half]), ends=tuple(rest[half:])) if min(rest) >= 0 else None
+
+
+def _by_gathering(op, g, w, x, win):
+    """The convolution of G with the weight as it lies: windows are read backwards, a row of channels a tap."""
+    channels, inner = op.size(w, 1), w.shape[0]
+    count = int(np.prod(win.kernel))
+    rows = op.transpose(windows.flat(op, windows.pad(op, g, win.begins, win.ends)), [0, 2, 1])
+    columns = op.Gather(rows, windows.places(op, win, g, x, [range(size)[::-1] for size in win.kernel]), axis=1)
+    w_rows = op.transpose(op.reshape(w, [inner, channels, count]), [2, 0, 1])
+    dx = op.reshape(columns, [-1, count * inner]) @ op.reshape(w_rows, [count * inner, channels])
+    return op.reshape_like(op.transpose(op.reshape(dx, [-1, windows.cells(x), channels]), [0, 2, 1]), x)
 
 
 def _flipped(op, w, win):
@@ -171,65 +202,153 @@ def _size(op, x, axis, parts):
 def weight_gradient(op, x, g, w, win):
     """The cotangent of a convolution's weight: the correlation of its input `x` with its output's cotangent.
 
-    1x1: one batched product, 0.2-0.9 of PyTorch's time. From 16 channels a group one well-shaped product a tap,
-    1.0-1.6, against 2-5 for the textbook convolution, which serves all others: at 8 channels the two are equal,
-    in a stem 1.7 against 7, depthwise 6 against 54. Summing the diagonals of a product of columns (depthwise) was
-    1.4 times faster at 56x56 and 1.7 times slower at 7x7, so it is not used.
+    Ratios to PyTorch's time, where the textbook convolution (2-7) serves all others. 1x1: one batched product,
+    0.2-0.9. Few channels, or rows of pixels about as long as those of channels: columns of pixels, 1.0-2.4 (a stem 1.4,
+    64x56x56 1.3, 16x128x128 2.2); else columns of channels (128x28x28 1.2, 256x14x14 1.1, 512x7x7 0.8), each slower
+    than the other beyond that. Depthwise at stride 1, shifted images take half the time of the convolution, and
+    products of whole rows, of which only diagonals are summed, 0.8-1.9 of theirs; at stride 2 it is equal or ahead.
     """
+    form = op.lowering("weight gradient", *_weight_forms(g, w, win))
+    return op.reshape_like(WEIGHT_FORMS[form](op, x, g, w, win), w)
+
+
+def _weight_forms(g, w, win):
+    """The forms that there are of the gradient of a weight, and the one that suits its shapes."""
     channels = w.shape[1] if isinstance(w.shape[1], int) else 16
-    if all(k == 1 for k in win.kernel) and win.group == 1 and not any((*win.begins, *win.ends)):
-        dw = _by_product(op, x, g, win)
-    elif win.known and len(win.kernel) <= 2 and channels >= 16:
-        dw = _by_taps(op, x, g, w, win)
-    else:
-        dw = _by_convolution(op, x, g, w, win)
-    return op.reshape_like(dw, w)
+    width = g.shape[-1] if isinstance(g.shape[-1], int) else 0
+    if not win.known:
+        return ["convolution"], "convolution"
+    forms, default = ["convolution", "channels"], "channels" if channels >= 16 else "convolution"
+    if win.group == 1 and len(win.kernel) <= 2:
+        forms.append("pixels")
+        default = "pixels" if channels < 16 or width >= max(0.8 * channels, 16) else default
+    if w.shape[:2] == (win.group, 1) and max(win.strides) == 1 and np.prod(win.kernel) <= 25:
+        forms.append("shifts")
+        default = "shifts" if win.group > 1 else default
+    if win.group == 1 and all(k == 1 for k in win.kernel) and not any((*win.begins, *win.ends)):
+        forms.append("product")
+        default = "product"
+    return forms, default
 
 
-def _by_product(op, x, g, win):
+def _by_pixels(op, x, g, w, win):
+    """The product of the columns that windows read, gathered as rows of pixels, with G.
+
+    Shapes: x [N, C, H, W], g [N, M, P, Q] -> [M, C, kH, kW]; one spatial axis is W. Of a small image the batch is in
+    the product too (6x10x10: 0.5 of the time), of a large one it is summed over afterwards (3x112x112: 0.8); there, if
+    no rows are skipped and G has no more channels, G is shifted by rows instead of x, which takes half of the copies
+    (32x128x128 and 16 channels of G: 0.8; 16 and 32: 1.3).
+    """
+    x = windows.pad(op, x, win.begins, win.ends)
+    if len(win.kernel) == 1:
+        x, g = op.unsqueeze(x, [2]), op.unsqueeze(g, [2])
+        win = windows.window((1, *win.kernel), (1, *win.strides), (1, *win.dilations), None)
+    (high, wide), channels, outputs = win.kernel, op.size(w, 1), op.size(w, 0)
+    if 0 < windows.cells(g) <= SMALL:
+        rows = _row_reads(op, win, g)
+        columns = _column_reads(op, op.transpose(x, [1, 2, 0, 3]), g, win, 1)
+        columns = op.reshape(op.Gather(columns, rows, axis=2), [channels * (wide * high), -1])
+        dw = columns @ op.swap_last(op.reshape(op.transpose(g, [1, 2, 0, 3]), [outputs, -1]))
+        return op.transpose(op.reshape(dw, [channels, wide, high, outputs]), [3, 0, 2, 1])
+    columns = _column_reads(op, x, g, win, 2)
+    if win.strides[0] == 1 and not isinstance(channels, Val) and not isinstance(outputs, Val) and outputs <= channels:
+        shifts = [step * win.dilations[0] for step in range(high)]
+        shifted = [windows.pad(op, g, [step, 0], [shifts[-1] - step, 0]) for step in shifts]
+        g = op.Concat(*(op.unsqueeze(each, [2]) for each in shifted), axis=2) if high > 1 else op.unsqueeze(g, [2])
+        dw = _summed_product(op, columns, g)
+        return op.transpose(op.reshape(dw, [channels, wide, outputs, high]), [2, 0, 3, 1])
+    columns = op.Gather(columns, _row_reads(op, win, g), axis=3)
+    dw = _summed_product(op, columns, g)
+    return op.transpose(op.reshape(dw, [channels, wide, high, outputs]), [3, 0, 2, 1])
+
+
+def _row_reads(op, win, g):
+    """The rows that each tap reads: [kH, P]."""
+    rows = windows.reads(op, win, 0, g, range(win.kernel[0]), (1, 0), 2)
+    return rows if isinstance(rows, Val) else op.const(rows)
+
+
+def _column_reads(op, x, g, win, axis):
+    """The pixels of the last axis of `x` that each tap reads, the taps along a new `axis`."""
+    width, stride, dilation = op.size(g, 3), win.strides[1], win.dilations[1]
+    reads = []
+    for start in range(0, win.kernel[1] * dilation, dilation):
+        stop = op.vector([(width - 1) * stride + (start + 1)])
+        reads.append(op.unsqueeze(op.Slice(x, op.ints([start]), stop, op.ints([3]), op.ints([stride])), [axis]))
+    return op.Concat(*reads, axis=axis) if len(reads) > 1 else reads[0]
+
+
+def _summed_product(op, columns, g):
+    """The sum over the batch of the products of columns with G, over the pixels of their last two axes."""
+    return op.sum(_matrices(op, columns) @ op.swap_last(_matrices(op, g)), [0], keepdims=False)
+
+
+def _matrices(op, x):
+    """`x` as a matrix a sample, whose columns are the pixels of the last two axes."""
+    rows = prod(op.size(x, axis) for axis in range(1, x.rank - 2))
+    cells = op.size(x, -2) * op.size(x, -1)
+    shape = [x.shape[0], *(size if isinstance(size, int) else None for size in (rows, cells))]
+    return op.Reshape(x, op.vector([0, rows, cells]), shape=shape)
+
+
+def _known(size):
+    """A size that is known at build time; else None."""
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def _by_shifts(op, x, g, w, win):
+    """Each weight meets the image shifted to it: [C, taps], for one channel a group."""
+    x = windows.pad(op, x, win.begins, win.ends)
+    sizes = op.vector([op.size(g, axis) for axis in win.axes])
+    sums = []
+    for tap in np.ndindex(*win.kernel):
+        starts = [step * dilation for step, dilation in zip(tap, win.dilations, strict=True)]
+        stops = op.ints(starts + sizes.const) if sizes.const is not None else op.ints(starts) + sizes
+        met = op.Slice(x, op.ints(starts), stops, op.ints(win.axes), shape=g.known_shape)
+        sums.append(op.unsqueeze(op.sum(met * g, [0, *win.axes], keepdims=False), [1]))
+    return op.Concat(*sums, axis=1)
+
+
+def _by_product(op, x, g, w, win):
     if any(s != 1 for s in win.strides):
         n = len(win.kernel)
         x = op.Slice(x, op.ints([0] * n), op.ints([windows.LAST] * n), op.ints(win.axes), op.ints(win.strides))
     return op.sum(windows.flat(op, g) @ op.swap_last(windows.flat(op, x)), [0], keepdims=False)
 
 
-def _by_taps(op, x, g, w, win):
-    """Rows that a kernel row meets are gathered in NHWC order; each kernel column is then one batched product.
+def _by_channels(op, x, g, w, win):
+    """The product of G with the columns that its windows read, which are gathered as rows of channels.
 
-    Shapes: x [N, G*C, H, W], g [N, G*M, P, Q] -> [G*M, C, kH, kW]; one spatial axis is H = 1.
+    A product a kernel row takes 0.8-1.0 of the time of one for all taps and a third of the memory; where images are
+    small the weights are what is large, and one product takes less (512 channels at 7x7: 0.9).
     """
-    x = windows.pad(op, x, win.begins, win.ends)
-    strides, dilations, kernel = win.strides, win.dilations, win.kernel
-    if len(kernel) == 1:
-        x, strides, dilations, kernel = op.unsqueeze(x, [2]), (1, *strides), (1, *dilations), (1, *kernel)
     per, channels = _size(op, w, 0, win.group), op.size(w, 1)
-    if win.group > 1:
-        x = op.reshape(x, [-1, channels, op.size(x, 2), op.size(x, 3)])
-        g_flat = op.reshape(g, [op.size(g, 0) * win.group, per, windows.cells(g)])
-    else:
-        g_flat = windows.flat(op, g)
-    g_flat, x = op.unsqueeze(g_flat, [1]), op.transpose(x, [0, 2, 3, 1])
-    if len(win.kernel) == 2:
-        x = op.Gather(x, _meets(op, g, 2, kernel[0], strides[0], dilations[0]), axis=1)
-    shape = op.vector([0, kernel[0], windows.cells(g), channels])
+    lead = [win.group] if win.group > 1 else []
+    rows = _grouped(op, windows.pad(op, x, win.begins, win.ends), win.group, channels, [0, 2, 1])
+    g_rows = op.reshape(_grouped(op, g, win.group, per, [1, 0, 2]), [*lead, per, -1])
+    count = int(np.prod(win.kernel))
+    first, *rest = (range(size) for size in win.kernel)
+    whole = len(win.kernel) == 1 or 0 < windows.cells(g) <= SMALL
+    parts = [first] if whole else [[i] for i in first]
+    width = channels * (count // len(parts))
     products = []
-    for tap in range(kernel[1]):
-        column = op.Gather(x, _meets(op, g, -1, 1, strides[1], dilations[1], tap * dilations[1]), axis=2)
-        products.append(g_flat @ op.state(op.Reshape(column, shape), [None, kernel[0], None, w.shape[1]]))
-    stacked = op.Concat(*(op.unsqueeze(p, [4]) for p in products), axis=4)
-    if win.group > 1:
-        stacked = op.reshape(stacked, [-1, win.group, kernel[0], per, channels, kernel[1]])
-        return op.transpose(op.sum(stacked, [0], keepdims=False), [0, 2, 3, 1, 4])
-    return op.transpose(op.sum(stacked, [0], keepdims=False), [1, 2, 0, 3])
+    for taps in parts:
+        columns = op.Gather(rows, windows.places(op, win, x, g, [taps, *rest]), axis=1 + len(lead))
+        columns = op.reshape(columns, [*lead, -1, width])
+        products.append(g_rows @ columns)
+    dw = op.Concat(*products, axis=1 + len(lead)) if len(parts) > 1 else products[0]
+    return op.transpose(op.reshape(dw, [-1, count, channels]), [0, 2, 1])
 
 
-def _meets(op, g, axis, taps, stride, dilation, offset=0):
-    """The positions that `taps` taps of the windows at all outputs along `axis` read, tap by tap."""
-    first, size = np.arange(taps)[:, None] * dilation + offset, g.shape[axis]
-    if isinstance(size, int):
-        return op.const((first + np.arange(size) * stride).reshape(-1))
-    outputs = op.steps(op.dim(g, axis))
-    return op.reshape(op.Add(outputs * stride, op.const(first)), [-1])
+def _grouped(op, x, group, channels, perm):
+    """`x` with its spatial axes made one and its axes (batch, channels of a group, cells) permuted; groups first."""
+    if group == 1:
+        return op.transpose(windows.flat(op, x), perm)
+    cells = windows.cells(x)
+    shape = [x.shape[0], group, _known(channels), _known(cells)]
+    x = op.Reshape(x, op.vector([0, group, channels, cells]), shape=shape)
+    batch, *rest = ([0, 2, 3][axis] for axis in perm)
+    return op.transpose(x, [1, batch, *rest])
 
 
 def _by_convolution(op, image, g, w, win):
@@ -262,6 +381,16 @@ def _by_convolution(op, image, g, w, win):
     if not isinstance(image.shape[0], int):  # of no channels, which an empty batch is here, onnxruntime makes no zeros
         result = op.Where(op.dim(image, 0) > 0, result, op.const(0.0, g))
     return op.transpose(result, [1, 0, *spatial])
+
+
+WEIGHT_FORMS = {
+    "product": _by_product,
+    "pixels": _by_pixels,
+    "channels": _by_channels,
+    "shifts": _by_shifts,
+    "convolution": _by_convolution,
+}
+"""How the gradient of a weight may be written."""
 
 
 @rule("Col2Im")

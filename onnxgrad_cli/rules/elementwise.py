@@ -32,8 +32,22 @@ def mul(op, g, y, a, b):
 
 @rule("Div")
 def div(op, g, y, a, b):
-    ga = g / b
+    """By one constant as a product, which takes half as long."""
+    ga = g * _inverse(b) if _is_normal(b) else g / b
     return ga, -(ga * y)
+
+
+def _is_normal(b) -> bool:
+    """Whether a divisor is one constant, neither it nor its inverse so small that digits are lost."""
+    return (
+        b.const is not None
+        and b.const.size == 1
+        and NORMAL[b.dtype] <= abs(float(b.const.item())) <= 1 / NORMAL[b.dtype]
+    )
+
+
+def _inverse(b):
+    return b.op.const(1 / b.const.astype(np.float64), b)
 
 
 @rule("Neg")
@@ -128,8 +142,8 @@ def abs_(op, g, y, x):
 
 @rule("Erf")
 def erf(op, g, y, x):
-    """d erf(x)/dx = 2/sqrt(pi) exp(-x^2)."""
-    return g * (op.Exp(-(x * x)) * (2 / math.sqrt(math.pi)))
+    """d erf(x)/dx = 2/sqrt(pi) exp(-x^2), its factor in the exponent: a pass over memory less."""
+    return g * op.Exp(math.log(2 / math.sqrt(math.pi)) - x * x)
 
 
 @rule("Sin")

@@ -5,24 +5,13 @@ ScatterND with a reduction is never emitted: with repeated indices and two threa
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import mul
-
 import numpy as np
 from onnx import TensorProto
 
+from onnxgrad_cli.emit import Op
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.registry import rule
-
-ONE_HOT = 128
-"""Up to this many rows a sum over repeated indices is a product with their one-hot matrix: 1.2 to 150 times faster
-than ScatterElements at 64 and 768 columns, 256 to 8,192 indices, two threads; slower from 256 rows on."""
-
-FEW, TYPICAL = 4, 1024
-"""A table of up to FEW times as many rows as are added to it is laid flat for ScatterElements: 0.25 of the time for
-16,384 rows of 64 into 1,000, 0.36 for 8,192 of 768 into 1,000, 0.64 into 30,522, 0.93 for 131,072 of 32 into 32,768;
-but 1.4 for 1,024 of 768 into 30,522, 1.7 for 1,024 of 64 into 100,000 (two threads). An unknown number of rows counts
-as TYPICAL."""
+from onnxgrad_cli.rules.row_sums import add_flat, add_rows, added, suits_flat
 
 ENDLESS = 2**31 - 1
 """An end from here on is how exporters write 'to the end'."""
@@ -46,6 +35,8 @@ def _placed(op, g, x, before):
 def slice_(op, g, y, x, starts, ends, axes, steps):
     """A negative step is turned round, a longer one filled up with zeros; then the window is put back."""
     known = _slice_axes(x, starts, axes, steps)
+    if steps is None and op.same_shape(y, x):
+        return g, None, None, None, None
     if known is None:
         return _put_back(op, g, x, lambda count: op.Slice(count, starts, ends, axes, steps)), None, None, None, None
     axes, steps = known
@@ -190,47 +181,6 @@ def _put_back(op, g, x, take, repeats=False):
     return op.reshape_like(added(op, zeros, places, g) if repeats else op.ScatterElements(zeros, places, g), x)
 
 
-def added(op, zeros, places, g, axis=0):
-    """ScatterElements(add), in float32 for the half types: its CPU kernel fails on them."""
-    return op.cast(op.ScatterElements(op.wide(zeros), places, op.wide(g), axis=axis, reduction="add"), zeros)
-
-
-def add_rows(op, zeros, g, rows, axis):
-    """`zeros` with the i-th slice of `g` along `axis` added at rows[i]; negative rows count from the end.
-
-    A one-hot product where that axis is short, else ScatterElements, which sums repeated indices correctly at any
-    number of threads (before opset 16 it does not sum); element by element of flat tensors where many rows are added.
-    """
-    size = op.size(zeros, axis)
-    count = rows.shape[0]
-    if count == 0:
-        return zeros
-    safe = isinstance(count, int) or not 0 < axis < g.rank - 1  # of no rows onnxruntime makes garbage of a batch
-    if op.opset < 16 or (isinstance(size, int) and size <= ONE_HOT and safe):
-        return _one_hot_product(op, zeros, g, rows, size, axis)
-    count = count if isinstance(count, int) else TYPICAL
-    if axis == 0 < g.rank - 1 and isinstance(size, int) and size <= FEW * count:
-        width = reduce(mul, (op.size(zeros, a) for a in range(1, zeros.rank)))
-        places = op.unsqueeze(rows * width, [1]) + op.steps(width)
-        flat = (op.reshape(v, [-1]) for v in (zeros, places, g))
-        return op.reshape_like(added(op, *flat), zeros)
-    places = op.unsqueeze(rows, range(1, g.rank - axis))
-    return added(op, zeros, op.Expand(places, op.shape(g)), g, axis)
-
-
-def _one_hot_product(op, zeros, g, rows, size, axis):
-    rows, every = op.Mod(rows, size), op.steps(size)
-    if axis == g.rank - 1:  # a vector on the left: of one on the right without elements onnxruntime makes no zeros
-        hot = op.cast(op.Equal(op.unsqueeze(rows, [1]), every), g)
-        return op.state(op.MatMul(g, hot), zeros.shape)
-    hot = op.cast(op.Equal(op.unsqueeze(every, [1]), rows), g)
-    if g.rank - axis > 2:
-        sizes = [op.size(g, a) for a in range(g.rank)]
-        g = op.reshape(g, [*sizes[: axis + 1], reduce(mul, sizes[axis + 1 :])])
-        return op.reshape_like(op.MatMul(hot, g), zeros)
-    return op.state(op.MatMul(hot, g), zeros.shape)
-
-
 def strides_of(sizes):
     """How many rows lie between neighbours on each of some axes that are to be one axis of rows."""
     strides = [1]
@@ -245,13 +195,23 @@ def gather(op, g, y, x, indices, *, axis):
     if all(size == 1 for size in indices.shape):
         one = op.reshape(g, [1 if a == axis else op.size(x, a) for a in range(x.rank)])
         return _placed(op, one, x, {axis: _one_index(op, indices, op.size(x, axis))}), None
+    if indices.rank == 1 and (first := _in_order(indices.const)) is not None:
+        return _placed(op, g, x, {axis: first}), None
     rows = op.cast(indices if indices.rank == 1 else op.reshape(indices, [-1]), TensorProto.INT64)
     if indices.rank != 1:
         sizes = [op.size(x, a) for a in range(x.rank)]
         certain = all(isinstance(size, int) and size for size in sizes[:axis] + sizes[axis + 1 :])
         sizes[axis] = -1 if certain else op.size(rows, 0)  # beside a size of 0, -1 could be anything
         g = op.reshape(g, sizes)
-    return op.state(add_rows(op, op.fill(0.0, x), g, rows, axis), x.shape), None
+    shared = len(op.readers(x.name)) > 1
+    return op.state(add_rows(op, op.fill(0.0, x), g, rows, axis, shared), x.shape), None
+
+
+def _in_order(rows):
+    """The first of known rows that follow one another, as positions do; None where they don't."""
+    if rows is None or not len(rows) or rows[0] < 0 or (np.diff(rows) != 1).any():
+        return None
+    return int(rows[0])
 
 
 def _one_index(op, index, size):
@@ -265,7 +225,7 @@ def _one_index(op, index, size):
 def gather_elements(op, g, y, x, indices, *, axis):
     """One index along the axis can't repeat: then nothing is to be added, and opset 13 will do."""
     if indices.shape[axis] == 1:
-        return op.ScatterElements(op.fill(0.0, x), indices, g, axis=axis), None
+        return op.scatter(op.fill(0.0, x), indices, g, axis, repeats=False), None
     return added(op, op.fill(0.0, x), indices, g, axis), None
 
 
@@ -298,13 +258,53 @@ SCATTER = (
 
 @rule("ScatterElements", needs_opset=16, kink=SCATTER)
 def scatter_elements(op, g, y, x, indices, updates, *, axis, reduction):
-    return _scattered(op, g, y, x, indices, updates, axis, reduction)
+    axis %= x.rank
+    column = _column(op, indices, x, axis)
+    if column is not None and reduction == "add" and axis == 0:
+        _lay_flat(op, x, column, updates)
+    rows = None if column is None else _vector(op, column, axis)
+    return _scattered(op, g, y, x, indices, updates, axis, reduction, rows)
 
 
-def _scattered(op, g, y, x, indices, updates, axis, reduction):
-    """Each place is reduced from its own value and the updates that name it."""
+def _column(op, indices, x, axis):
+    """What `indices` are an Expand of, where they name whole slices of `x` along the axis; None where they don't."""
+    maker = op.maker(indices)
+    if maker is None or maker.op_type != "Expand" or indices.known_shape is None:
+        return None
+    column, count = op.val(maker.input[0]), indices.shape[axis]
+    one_each = tuple(count if a == axis else 1 for a in range(x.rank))
+    whole = tuple(count if a == axis else x.shape[a] for a in range(x.rank))
+    return column if column.known_shape == one_each and indices.shape == whole and "?" not in whole else None
+
+
+def _vector(op, column, axis):
+    return op.squeeze(column, [a for a in range(column.rank) if a != axis])
+
+
+def _lay_flat(op, x, column, updates):
+    """Put ScatterElements of flat tensors in the place of the forward node: it adds the same in the same order."""
+    if op.training is None or op.training.forward_stays or not suits_flat(x, column.shape[0]):
+        return
+    forward = Op(op.graph)
+    forward.scope = forward.forward = op.node.name
+    maker = op.maker(updates)
+    if maker is not None and maker.op_type == "Slice" and op.same_shape(op.val(maker.input[0]), updates):
+        updates = op.val(maker.input[0])  # the whole of it, for which exporters cut it to the shape of the indices
+    x, column, updates = (forward.val(v.name) for v in (x, column, updates))
+    (name,) = op.node.output
+    value_type = op.graph.types[name]
+    forward.rename(add_flat(forward, x, updates, _vector(forward, column, 0)), name)
+    op.graph.types[name] = value_type
+    nodes = op.graph.nodes
+    op.graph.set_nodes([each for other in nodes for each in (forward.nodes if other is op.node else [other])])
+
+
+def _scattered(op, g, y, x, indices, updates, axis, reduction, rows=None):
+    """Each place is reduced from its own value and the updates that name it: whole rows, if their vector is known."""
 
     def taken(values):
+        if rows is not None:
+            return op.Gather(values, rows, axis=axis)
         return op.GatherElements(values, indices, axis=axis)
 
     if reduction == "add":

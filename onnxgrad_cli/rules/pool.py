@@ -11,7 +11,7 @@ import onnx
 
 from onnxgrad_cli.registry import rule
 from onnxgrad_cli.rules import windows
-from onnxgrad_cli.rules.index import added
+from onnxgrad_cli.rules.row_sums import added
 
 DENSE = 1 << 18
 """Entries of the band matrix of one axis up to which an average is spread by matrix products."""

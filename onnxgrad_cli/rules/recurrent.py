@@ -1,10 +1,11 @@
 """Recurrent layers: LSTM, GRU and RNN, differentiated through time by one Scan per direction.
 
-The forward node stays as it is. What it does not hand out (gate values, cell states) is recomputed for all time steps
-at once by matrix products from its output Y; then everything that does not depend on the cotangents is folded into
-factors, so that a step of the backward Scan is a handful of nodes: 1.58 of PyTorch's time for forward and backward
-(T = 50, B = 16, H = 128), where a graph unrolled in time takes 1.6 to 2.7 and 15 to 40 times the nodes. Both directions
-are computed in natural time, and steps beyond a sequence's length let the state through.
+What the forward node does not hand out (gate values, cell states) is recomputed for all time steps at once by matrix
+products from its output Y, or kept (`kept_gates`, for an LSTM whose products are dear). Then everything that does not
+depend on the cotangents is folded into factors, so that a step of the backward Scan is a handful of nodes: 1.21 of
+PyTorch's time for forward and backward of an LSTM, 0.5 to 0.7 for GRU and RNN (T = 50, B = 16, H = 128, one and two
+threads), where a graph unrolled in time takes 15 to 40 times the nodes. Both directions are computed in natural time,
+and steps beyond a sequence's length let the state through.
 Source: S. Hochreiter and J. Schmidhuber, 1997; K. Cho et al., 2014; equations as on the ONNX operator pages.
 """
 
@@ -21,6 +22,7 @@ from onnxgrad_cli.bodies import scan
 from onnxgrad_cli.emit import No, Op, Unknown, Val
 from onnxgrad_cli.registry import rule
 from onnxgrad_cli.rules import activation
+from onnxgrad_cli.rules.kept_gates import Gates, keep_gates, keeps_gates, of_direction, stack
 
 
 def _affine(op: Op, g: Val, y: Val, x: Val, *, alpha: float, beta: float) -> Val:
@@ -71,9 +73,9 @@ class Activation:
             return op.Tanh(x * given["beta"]) * given["alpha"]
         return getattr(op, self.name)(x, **given)
 
-    def pull(self, g: Val, y: Val, x: Val) -> Val:
-        """`g` times its derivative at `x`, where it is `y`."""
-        inside = self._clipped(self.op, x)
+    def pull(self, g: Val, y: Val, x: Val | None) -> Val:
+        """`g` times its derivative at `x`, where it is `y`; without `x`, from `y` alone."""
+        inside = x and self._clipped(self.op, x)
         g = ACTIVATIONS[self.name][0](self.op, g, y, inside, **self.parameters)
         return g if self.clip is None else g * self.op.cast(self.op.Equal(x, inside), g)
 
@@ -106,6 +108,7 @@ class Run:
     gc: Val | None
     active: Val | None
     passing: Val | None
+    gates: Gates | None = None
 
     def split(self, v: Val, *gates: int, axis: int = -1) -> tuple[Val, ...]:
         """`v` cut along an axis into pieces of so many gates each."""
@@ -159,12 +162,44 @@ Grads = dict[str, Val]
 def _lstm(run: Run, coupled: bool) -> Grads:
     op, f, g, h = run.op, *run.acts
     h = replace(h, clip=None)  # as onnxruntime has it, though the operator page clips the inputs of all activations
+    s = run.gates or _gates(run, coupled)
+    by_i, by_o = f.pull(s.cand - s.c_before if coupled else s.cand, s.i, s.zi), f.pull(s.hc, s.o, s.zo)
+    by_f = op.fill(0.0, s.i) if coupled else f.pull(s.c_before, s.f, s.zf)
+    by_c, through = h.pull(s.o, s.hc, s.c), s.f
+    if run.p is not None:
+        pi, po, pf = run.split(run.p, 1, 1, 1)
+        by_c, through = by_c + by_o * po, through + by_i * pi + by_f * pf
+    factors = run.only_active(run.join(by_i, by_o, by_f, g.pull(s.i, s.cand, s.zg)))
+
+    def body(op: Op, states: Sequence[Val], steps: Sequence[Val]) -> Any:
+        (dh, dc), (factors, by_c, through, *passing) = states, steps
+        dc = dc + dh * by_c
+        dz = op.Concat(dc, dh, dc, dc, axis=-1) * factors
+        return [run.let_pass(op, dz @ run.r, dh, passing), dc * through], [dz]
+
+    steps = [factors, run.only_active(by_c), run.or_pass(through), *([] if run.passing is None else [run.passing])]
+    assert run.gc is not None
+    (dh, dc), (dz,) = run.back(body, [run.gh, run.gc], steps)
+    total = run.total(dz)
+    grads = {"x": dz @ run.w, "w": run.product(dz, run.x), "r": run.product(dz, run.h_before), "h": dh, "c": dc}
+    grads["b"] = run.join(total, total)
+    if run.p is not None:
+        assert s.c is not None
+        di, do, df, _ = run.split(dz, 1, 1, 1, 1)
+        grads["p"] = run.join(*(run.total(v) for v in (di * s.c_before, do * s.c, df * s.c_before)))
+    return grads
+
+
+def _gates(run: Run, coupled: bool) -> Gates:
+    """What an LSTM does not hand out, computed again."""
+    op, f, g, h = run.op, *run.acts
+    h = replace(h, clip=None)
     z = run.x @ op.swap_last(run.w) + run.h_before @ op.swap_last(run.r)
     if run.b is not None:
         z = z + op.sum(run.b, [0], keepdims=False)
     zi, zo, zf, zg = run.split(z, 1, 1, 1, 1)
     cand = g(zg)
-    assert run.c is not None and run.gc is not None
+    assert run.c is not None
     if run.p is None:
         i, o = f(zi), f(zo)
         forget = 1 - i if coupled else f(zf)
@@ -192,29 +227,7 @@ def _lstm(run: Run, coupled: bool) -> Grads:
         c = forget * c_before + i * cand
         zo = zo + po * c
         o = f(zo)
-    hc = h(c)
-    by_i, by_o = f.pull(cand - c_before if coupled else cand, i, zi), f.pull(hc, o, zo)
-    by_f = op.fill(0.0, i) if coupled else f.pull(c_before, forget, zf)
-    by_c, through = h.pull(o, hc, c), forget
-    if run.p is not None:
-        by_c, through = by_c + by_o * po, through + by_i * pi + by_f * pf
-    factors = run.only_active(run.join(by_i, by_o, by_f, g.pull(i, cand, zg)))
-
-    def body(op: Op, states: Sequence[Val], steps: Sequence[Val]) -> Any:
-        (dh, dc), (factors, by_c, through, *passing) = states, steps
-        dc = dc + dh * by_c
-        dz = op.Concat(dc, dh, dc, dc, axis=-1) * factors
-        return [run.let_pass(op, dz @ run.r, dh, passing), dc * through], [dz]
-
-    steps = [factors, run.only_active(by_c), run.or_pass(through), *([] if run.passing is None else [run.passing])]
-    (dh, dc), (dz,) = run.back(body, [run.gh, run.gc], steps)
-    total = run.total(dz)
-    grads = {"x": dz @ run.w, "w": run.product(dz, run.x), "r": run.product(dz, run.h_before), "h": dh, "c": dc}
-    grads["b"] = run.join(total, total)
-    if run.p is not None:
-        di, do, df, _ = run.split(dz, 1, 1, 1, 1)
-        grads["p"] = run.join(*(run.total(v) for v in (di * c_before, do * c, df * c_before)))
-    return grads
+    return Gates(i, o, forget, cand, c_before, h(c), zi, zo, zf, zg, c)
 
 
 def _gru(run: Run, linear_before_reset: bool) -> Grads:
@@ -304,6 +317,7 @@ def _layer(
     inputs: dict[str, Val | None],
     defaults: Sequence[str],
     attributes: dict[str, Any],
+    may_keep: bool = False,
 ) -> dict[str, Val | None] | No:
     """Cut a layer into its directions, run `cell` on each, and put the cotangents of the inputs together."""
     directions = 2 if attributes["direction"] == "bidirectional" else 1
@@ -322,10 +336,14 @@ def _layer(
         raise Unknown("the hidden size is unknown")
     y, gy = op.wide(ys[0] or _hand_out(op)), gs[0]
 
+    backwards = [d == 1 or attributes["direction"] == "reverse" for d in range(directions)]
+    plain = may_keep and [(a.name, a.clip) for a in acts] == [(name, None) for name in defaults] * directions
+    kept: Sequence[Gates | None] = [None] * directions
+    if plain and keeps_gates(op, given, hidden):
+        kept = keep_gates(op, given, hidden, backwards)
+
     def of(v: Val | None, d: int, axis: int = 0) -> Val | None:
-        if v is None:
-            return None
-        return op.squeeze(v, [axis]) if directions == 1 else op.Gather(v, op.const(d), axis=axis)
+        return of_direction(op, v, d, directions, axis)
 
     def end(name: str, d: int) -> Val | None:
         """The cotangent of a last state, which is 0 and nothing else where a sequence is empty."""
@@ -343,29 +361,27 @@ def _layer(
         some = op.unsqueeze(op.cast(sequence_lens > 0, x), [1])
     found: list[Grads] = []
     for d in range(directions):
-        backwards = d == 1 or attributes["direction"] == "reverse"
         own = of(y, d, 1)
         assert own is not None
         zero = op.fill(0.0, op.Gather(own, op.const(0), axis=0))
         h, b = of(inputs["h"], d), of(inputs["b"], d)
         run = Run(
-            op, backwards, hidden,
+            op, backwards[d], hidden,
             acts[d * len(defaults) : (d + 1) * len(defaults)],
-            x, own, _before(op, own, h, zero, backwards, left),
+            x, own, _before(op, own, h, zero, backwards[d], left),
             of(inputs["w"], d), of(inputs["r"], d),  # type: ignore[arg-type]
             None if b is None else op.reshape(b, [2, -1]),
             of(inputs.get("p"), d),
             of(inputs.get("c"), d) or zero,
             of(gy, d, 1), end("h", d) or zero, end("c", d) or zero,
-            active, passing,
+            active, passing, kept[d],
         )  # fmt: skip
         found.append(cell(run))
 
     def stacked(name: str) -> Val | None:
         if inputs.get(name) is None:
             return None
-        parts = [op.unsqueeze(grads[name], [0]) for grads in found]
-        return parts[0] if directions == 1 else op.Concat(*parts, axis=0)
+        return stack(op, [grads[name] for grads in found])
 
     dx = found[0]["x"] if directions == 1 else found[0]["x"] + found[1]["x"]
     result = {"x": dx, **{name: stacked(name) for name in ("w", "r", "b", "h", "c", "p")}}
@@ -430,7 +446,7 @@ def lstm(op, gs, ys, x, w, r, b, sequence_lens, initial_h, initial_c, p, **attri
     """
     inputs = {"x": x, "w": w, "r": r, "b": b, "sequence_lens": sequence_lens, "h": initial_h, "c": initial_c, "p": p}
     cell = partial(_lstm, coupled=bool(attributes["input_forget"]))
-    grads = _layer(op, gs, ys, cell, inputs, ("Sigmoid", "Tanh", "Tanh"), attributes)
+    grads = _layer(op, gs, ys, cell, inputs, ("Sigmoid", "Tanh", "Tanh"), attributes, not attributes["input_forget"])
     return _answer(grads, ("x", "w", "r", "b", "", "h", "c", "p"))
 
 

@@ -19,7 +19,8 @@ from onnxgrad_cli.emit import Op, Val
 from onnxgrad_cli.registry import rule
 from onnxgrad_cli.rules import windows
 from onnxgrad_cli.rules.conv import bias_gradient
-from onnxgrad_cli.rules.index import added, strides_of
+from onnxgrad_cli.rules.index import strides_of
+from onnxgrad_cli.rules.row_sums import added
 
 A = -0.75
 """The constant of the cubic kernel, as PyTorch and the operator have it."""

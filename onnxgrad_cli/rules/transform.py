@@ -12,8 +12,8 @@ import math
 from onnx import TensorProto
 
 from onnxgrad_cli.registry import no_gradient, rule
-from onnxgrad_cli.rules.index import added
 from onnxgrad_cli.rules.reduce import around
+from onnxgrad_cli.rules.row_sums import added
 from onnxgrad_cli.rules.windows import along
 
 MATRIX = 2048

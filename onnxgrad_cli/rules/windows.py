@@ -200,6 +200,43 @@ def spread(op: Op, g: Val, w: Val, x: Val, win: Window, exact: bool = True) -> V
     return crop_like(op, result, None, x) if unknown else result
 
 
+def reads(
+    op: Op, win: Window, i: int, g: Val, taps: Sequence[int], axes: tuple[int, int], rank: int
+) -> np.ndarray | Val:
+    """Where windows read along the spatial axis `i`: outputs of `g` and taps along two axes of `rank`.
+
+    A numpy array where the size is static.
+    """
+    outputs, steps = axes
+    size = g.shape[2 + i]
+    reach = np.asarray(taps) * win.dilations[i]
+    reach = reach.reshape([-1 if axis == steps else 1 for axis in range(rank)])
+    if not isinstance(size, int):
+        return op.steps(op.dim(g, 2 + i), outputs, rank) * win.strides[i] + op.const(reach)
+    first = np.arange(size).reshape([-1 if axis == outputs else 1 for axis in range(rank)])
+    return first * win.strides[i] + reach
+
+
+def places(op: Op, win: Window, x: Val, g: Val, taps: Sequence[Sequence[int]]) -> Val:
+    """Where in an image the windows read, as flat positions [outputs of each axis..., taps of each axis...].
+
+    The sum of one small vector an axis, which runtimes fold where sizes are static: the model stays small.
+
+    Args:
+        x: the image without the pads of `win`, `g`: the outputs.
+        taps: those along each axis that are asked for, in their order.
+    """
+    n = len(win.kernel)
+    sums: list[Val] = []
+    pitch: Any = 1
+    for i in reversed(range(n)):
+        own = reads(op, win, i, g, taps[i], (i, n + i), 2 * n) * pitch
+        own = own if isinstance(own, Val) else op.const(own)
+        sums.append(own + sums[-1] if sums else own)
+        pitch = (op.size(x, 2 + i) + (win.begins[i] + win.ends[i])) * pitch
+    return sums[-1]
+
+
 def taps_below(win: Window, i: int, outputs: Any, bound: Any) -> Any:
     """How many taps of each window lie before position `bound` on the spatial axis `i`.
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, helper, numpy_helper
 
-from onnxgrad_cli.builder import Built
+from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 from onnxgrad_cli.files import check_target, load_model, save_model
 from onnxgrad_cli.graph import tensor_type
@@ -55,12 +55,12 @@ class Artifacts:
     roles: Roles
 
 
-def frozen_of(built: Built) -> list[str]:
+def frozen_of(built: TrainingModel) -> list[str]:
     """The weights that are frozen by name: parameters that are not trained."""
     return matching(built.options.freeze, list(built.training.not_trained), "--freeze", "float weights")
 
 
-def make_artifacts(built: Built, original: ModelProto, outputs: Collection[str] = ()) -> Artifacts:
+def make_artifacts(built: TrainingModel, original: ModelProto, outputs: Collection[str] = ()) -> Artifacts:
     """Take a training model apart.
 
     Args:
@@ -96,6 +96,7 @@ def make_artifacts(built: Built, original: ModelProto, outputs: Collection[str] 
     inputs = {**dict.fromkeys(frozen, "constant"), **roles.inputs}
     if steps:
         inputs |= {name: role for name, role in steps.inputs.items() if role != "gradient"}
+        roles = replace(roles, slots={**roles.slots, **steps.slots})
         values |= steps.begun(values)
     return Artifacts(training, evaluation, optimizer, values, replace(roles, inputs=inputs))
 
@@ -174,6 +175,7 @@ def _save(path: Path, values: Mapping[str, np.ndarray], roles: Roles, steps: int
         "writer": f"onnxgrad {describe.tool_version()}",  # first, where `files.is_ours` looks for it
         "steps": steps,
         "adapters": [asdict(adapter) for adapter in roles.adapters],
+        "averages": roles.averages,
         "weights": named("weight"),
         "frozen": named("constant"),
         "state": named("state"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto
 
-from onnxgrad_cli.builder import Built
+from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.graph import Graph
 from onnxgrad_cli.passes.describe import embed
 from onnxgrad_cli.pipeline import Options
@@ -60,7 +60,7 @@ def evaluation_model(
     copy = ModelProto()
     copy.CopyFrom(model)
     mode = "eval" if options.mode == "train" else options.mode
-    built = Built(Graph(copy, path), replace(options, mode=mode, optimizer="", optimizer_options={}))
+    built = TrainingModel(Graph(copy, path), replace(options, mode=mode, optimizer="", optimizer_options={}))
     built.run(stop_after="loss")
     graph, training = built.graph, built.training
     judged = list(dict.fromkeys([*training.predictions, *outputs]))

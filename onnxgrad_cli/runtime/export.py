@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
-from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.graph import subgraphs
 
 
@@ -41,6 +41,24 @@ def with_weights(model: ModelProto, weights: Mapping[str, np.ndarray], others: M
             "it stands in a function, or this is another model than the one that was trained",
         )
     return copy
+
+
+def check_stored(model: ModelProto, names: Iterable[str]) -> None:
+    """Make sure that `with_weights` can write values of these names.
+
+    Raises:
+        UsageError: the model has no such tensor of that name.
+    """
+    stored = {name for _, name in stored_tensors(model.graph)}
+    stored |= {node.output[0] for node in model.graph.node if node.op_type == "Identity"}
+    for name in names:
+        if name not in stored:
+            raise UsageError(
+                f"'{name}' can't be written back: the model has no tensor that is called so alone, as it stands in a "
+                "function, in bodies under one name, or as a list of floats",
+                f"leave it as it is with --freeze '{name}', or let onnx.inliner.inline_local_functions bring functions "
+                "into the graph first",
+            )
 
 
 def _store_copies(graph: GraphProto, values: Mapping[str, np.ndarray]) -> None:

@@ -1,6 +1,7 @@
 """The folder of a run: its checkpoints and its log, held by one process at a time.
 
-A checkpoint is written under a temporary name and renamed, so that whoever is killed at any moment leaves a whole one.
+A checkpoint is written under a temporary name and renamed once the disk has it, so that a process that is killed, or
+a machine that loses its power, at any moment leaves a whole one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from onnxgrad_cli import strict_json
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import save_bytes, told
 from onnxgrad_cli.runtime.tensors import load_tensors, save_tensors
@@ -51,7 +53,7 @@ class Log:
             OnnxgradError: the file can't be written.
         """
         with told(self._path), self._path.open("a", encoding="utf-8") as stream:
-            stream.writelines(json.dumps(line) + "\n" for line in self._lines)
+            stream.writelines(strict_json.dumps(line) + "\n" for line in self._lines)
         self._lines, self._written = [], time.monotonic()
 
 
@@ -145,6 +147,8 @@ def run_folder(path: Path) -> Iterator[RunFolder]:
     with lock:
         if not _hold(lock):
             raise UsageError(f"--run: another run is going on in '{path}'", "name another folder with --run")
+        for unfinished in path.glob(".*.tmp"):  # of one who was killed while it wrote
+            unfinished.unlink(missing_ok=True)
         yield RunFolder(path)
 
 

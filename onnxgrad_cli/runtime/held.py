@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
 from onnx import ModelProto, TypeProto, helper
 
+from onnxgrad_cli.emit import RANDOM
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
-from onnxgrad_cli.graph import dtype_of, in_words, with_bodies
+from onnxgrad_cli.files import check_target, load_model, save_model
+from onnxgrad_cli.graph import dtype_of, in_words, shape_of, with_bodies
 from onnxgrad_cli.passes.describe import Roles
+from onnxgrad_cli.runtime.merge import merge
 from onnxgrad_cli.runtime.session import Buffer
+
+RATE = 1e-3
+"""The learning rate where none is given."""
 
 
 class NotFinite(OnnxgradError):
@@ -28,6 +35,16 @@ def _alone(value_type: TypeProto) -> TypeProto:
     copy = TypeProto()
     copy.CopyFrom(value_type)
     return copy
+
+
+def _by_batch(inputs: Mapping[str, TypeProto]) -> list[list[str]]:
+    """Inputs whose first axis is the same symbol: onnxruntime would broadcast one sample to all."""
+    found: dict[str, list[str]] = {}
+    for name, value_type in inputs.items():
+        first = (shape_of(value_type) or ("?",))[0]
+        if isinstance(first, str) and first != "?":
+            found.setdefault(first, []).append(name)
+    return [names for names in found.values() if len(names) > 1]
 
 
 class Held:
@@ -52,6 +69,7 @@ class Held:
         self.roles, self.steps = roles, 0
         self.inputs = {name: _alone(value_type) for name, value_type in inputs.items()}
         self._successors = roles.successors
+        self._together = _by_batch(self.inputs)
         first = {name: Buffer(array.copy(), provider) for name, array in values.items()}
         second = {
             name: Buffer(np.empty_like(array), provider) for name, array in values.items() if name in self._successors
@@ -98,7 +116,27 @@ class Held:
             self.buffers[name].write(array)
         self.steps = self.steps if steps is None else steps
 
-    def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float) -> float:
+    def save(self, out: str | Path, model: str | Path, *, force: bool = False) -> list[Path]:
+        """Write an inference model with the present weights and running statistics, adapters merged into them.
+
+        Args:
+            out: the file to write.
+            model: the inference model that the training model was built of.
+            force: replace a file that onnxgrad did not write.
+
+        Returns:
+            The files written, the model first.
+
+        Raises:
+            UsageError: a file would be replaced that must not be.
+            OnnxgradError: a file can't be read or written, or it is another model.
+        """
+        original, path = load_model(model)
+        check_target(Path(out), original, path, force)
+        trained = merge(original, self.roles.adapters, self.weights(), path, self.state())
+        return save_model(trained, out, path, force)
+
+    def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float = RATE) -> float:
         """Take a step on a batch.
 
         Args:
@@ -116,12 +154,28 @@ class Held:
 
     def _check(self, feeds: Mapping[str, np.ndarray]) -> None:
         if feeds.keys() == self.inputs.keys():
+            self._check_arrays(feeds)
             return
         missing = [name for name in self.inputs if name not in feeds]
         if missing:
             raise UsageError(f"the batch has no '{missing[0]}'", f"a step is fed {', '.join(self.inputs)}")
         unknown = next(name for name in feeds if name not in self.inputs)
         raise UsageError(f"the training model has no input '{unknown}'", suggest(unknown, self.inputs, "inputs"))
+
+    def _check_arrays(self, feeds: Mapping[str, np.ndarray]) -> None:
+        """Refuse what onnxruntime would read as other numbers: it takes bytes as they lie, and broadcasts."""
+        for name, array in feeds.items():
+            if not isinstance(array, np.ndarray):
+                raise UsageError(
+                    f"'{name}' is a {type(array).__name__}, no array", f"give numpy.asarray({name}, dtype)"
+                )
+            if not array.dtype.isnative:
+                hint = f"give {name}.astype({name}.dtype.newbyteorder('='))"
+                raise UsageError(f"the bytes of '{name}' are in the order of another machine: {array.dtype}", hint)
+        for names in self._together:
+            if len({feeds[name].shape[:1] for name in names}) > 1:
+                given = ", ".join(f"{name} {list(feeds[name].shape)}" for name in names)
+                raise UsageError(f"the batch has other numbers of samples: {given}", "the first axis is the sample")
 
     def _draw(self, seed: int | None) -> None:
         """Let the step draw random numbers of its own; None draws none."""
@@ -142,8 +196,16 @@ class Held:
         return loss
 
 
+def drawing(model: ModelProto) -> list[str]:
+    """The operators besides Dropout that draw random numbers in a model."""
+    return sorted({node.op_type for node in with_bodies(model.graph.node)} & RANDOM - {"Dropout"})
+
+
 def loosen(model: ModelProto, seed: int) -> int | None:
-    """Let what Dropouts draw depend on the seed of the run alone; None where the model draws nothing."""
+    """Let what is drawn depend on the seed of the run alone; None where no Dropout draws anew at each step."""
+    if drawing(model):
+        spread = int(np.random.SeedSequence(seed).generate_state(1)[0])  # as 0 and 1 draw the same
+        onnxruntime.set_seed(spread % 2**31)  # they draw on from where the session has begun
     found = [node for node in with_bodies(model.graph.node) if node.op_type == "Dropout"]
     for node in found:
         for attribute in [a for a in node.attribute if a.name == "seed"]:

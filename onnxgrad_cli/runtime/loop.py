@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
-from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.runtime.data import Batches, Data
 from onnxgrad_cli.runtime.folder import Log, RunFolder
 from onnxgrad_cli.runtime.held import Held, NotFinite
@@ -76,10 +76,23 @@ class Loop:
             UsageError: it is of another model, other data or other options.
         """
         values, said = self.folder.load()
+        self._check_same(values, said["adapters"])
         self.trainer.load(values, said["steps"])
         self.batches.restore(said["batches"])
         self.schedule.restore(said["schedule"])
         self.progress = Progress(**said["run"])
+
+    def _check_same(self, values: Mapping[str, Any], adapters: list[dict[str, Any]]) -> None:
+        """Make sure that nothing which is trained would begin anew in the middle of a run, or act otherwise."""
+        held = [*self.trainer.weights(), *self.trainer.state()]
+        missing = next((name for name in held if name not in values), None)
+        if missing is not None:
+            raise UsageError(
+                f"the run was begun without '{missing}': other weights were trained, or by another optimizer",
+                "go on with the same options, or begin anew with --run",
+            )
+        if adapters != [asdict(adapter) for adapter in self.trainer.roles.adapters]:
+            raise UsageError("the run was begun with other adapters", "go on with the same --lora, or begin anew")
 
     def run(self) -> str:
         """Take all steps that are left.
@@ -169,6 +182,7 @@ class Loop:
             "run": asdict(self.progress),
             "weights": list(weights),
             "adapters": [asdict(adapter) for adapter in self.trainer.roles.adapters],
+            "averages": self.trainer.roles.averages,
         }
         try:
             log.write()

@@ -15,9 +15,13 @@ from onnxgrad_cli.runtime.export import stored_tensors, with_weights
 
 
 def merge(
-    model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], path: Path | None = None
+    model: ModelProto,
+    adapters: Sequence[Adapter],
+    values: Mapping[str, np.ndarray],
+    path: Path | None = None,
+    state: Mapping[str, np.ndarray] | None = None,
 ) -> ModelProto:
-    """A copy of an inference model, its adapters merged into its weights.
+    """A copy of an inference model with what training has found: its weights, with adapters merged into them.
 
     Args:
         model: the model that the training model was built from; not changed. Of external data only the adapted
@@ -25,11 +29,12 @@ def merge(
         adapters: as `describe(training_model).adapters` or `load_adapter` has them.
         values: the factors by name, and weights that were trained in full.
         path: where the model was read from; external data are relative to it.
+        state: what a trainer holds besides, of which the model takes what it has (running statistics).
 
     Raises:
         OnnxgradError: a factor is missing or does not fit, or this is another model.
     """
-    return with_weights(model, merged(model, adapters, values, path), {})
+    return with_weights(model, merged(model, adapters, values, path), state or {})
 
 
 def merged(

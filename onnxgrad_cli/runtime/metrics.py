@@ -19,6 +19,7 @@ from onnxgrad_cli.emit import is_float
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import load_external_data, load_model
 from onnxgrad_cli.graph import dtype_of
+from onnxgrad_cli.losses.file import in_order
 from onnxgrad_cli.passes.describe import Term
 from onnxgrad_cli.proof.executor import Executor
 from onnxgrad_cli.settings import Option, declared, exactly, require, spelled
@@ -124,7 +125,8 @@ DEFAULTS = {
 
 def default_metrics(term: Term, loss_options: Mapping[str, object] | None = None) -> list[Named]:
     """What is told of a loss besides its value: the accuracy of classes, rmse and r2 of numbers, else nothing."""
-    return [parse_metric(text, **dict(loss_options or {})) for text in DEFAULTS.get(term.name, ())]
+    ignored = {} if term.ignore_index is None else {"ignore_index": term.ignore_index}
+    return [parse_metric(text, **{**ignored, **(loss_options or {})}) for text in DEFAULTS.get(term.name, ())]
 
 
 # -- of classes ----------------------------------------------------------------------------------------
@@ -301,7 +303,7 @@ class _File:
             )
         if not is_float(graph.output[0].type):
             raise UsageError(f"the metric '{path}' gives '{graph.output[0].name}', which is no float", "cast it inside")
-        self._types = {value.name: helper.tensor_dtype_to_np_dtype(dtype_of(value.type)) for value in inputs}
+        self._types = {value.name: helper.tensor_dtype_to_np_dtype(dtype_of(value.type)) for value in in_order(inputs)}
         self._run = Executor(model)
 
     def begin(self) -> Metric:

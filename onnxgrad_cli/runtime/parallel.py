@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxgrad_cli.builder import Built
+from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.graph import shape_of
 from onnxgrad_cli.passes.split import split
@@ -47,7 +47,7 @@ class ParallelTrainer(SplitTrainer):
 
     def __init__(
         self,
-        built: Built,
+        built: TrainingModel,
         communicator: Communicator,
         *,
         provider: str = CPU,
@@ -130,7 +130,7 @@ class ParallelTrainer(SplitTrainer):
         return of_all[1], of_all[0]
 
 
-def _divisors(built: Built) -> list[str]:
+def _divisors(built: TrainingModel) -> list[str]:
     """For each loss the value that its sum is divided by; "" where that is as the number of samples.
 
     Raises:

@@ -285,7 +285,7 @@ class _Plateau:
 
     def observe(self, loss: float) -> None:
         now = self._now
-        if now["best"] is None or loss < now["best"] * (1 - self._threshold):
+        if loss < (math.inf if now["best"] is None else now["best"] * (1 - self._threshold)):
             now["best"], now["worse"] = loss, 0
         else:
             now["worse"] += 1

@@ -18,7 +18,7 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.passes import describe
 from onnxgrad_cli.passes.describe import Roles
 from onnxgrad_cli.passes.split import Halves, narrowed
-from onnxgrad_cli.runtime.held import Held, loosen, numpy_type
+from onnxgrad_cli.runtime.held import RATE, Held, loosen, numpy_type
 from onnxgrad_cli.runtime.session import CPU, Buffer, feed, open_session, take_out
 
 
@@ -107,7 +107,7 @@ class SplitTrainer(Held):
             binding.bind_ortvalue_output(value.name, written[value.name].value)
         return binding
 
-    def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float) -> float:
+    def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float = RATE) -> float:
         """Take a step on a batch; see `Held.step`."""
         self._check(feeds)
         self._rate.write(np.asarray(learning_rate))

@@ -18,7 +18,7 @@ HALVES = "bfloat16"
 
 
 def save_tensors(path: Path, tensors: Mapping[str, np.ndarray], words: Mapping[str, Any]) -> None:
-    """Write arrays, whole or not at all.
+    """Write arrays, whole or not at all, and on the disk when this returns.
 
     Args:
         path: the file.
@@ -31,8 +31,9 @@ def save_tensors(path: Path, tensors: Mapping[str, np.ndarray], words: Mapping[s
     library = _library()
     halves = [name for name, array in tensors.items() if array.dtype == ml_dtypes.bfloat16]
     plain = {name: array.view(np.uint16) if name in halves else array for name, array in tensors.items()}
-    said = {key: json.dumps(value) for key, value in {**words, HALVES: halves}.items()}
-    save_bytes(library.save({name: np.ascontiguousarray(a).reshape(a.shape) for name, a in plain.items()}, said), path)
+    said = {key: json.dumps(value) for key, value in {**words, **({HALVES: halves} if halves else {})}.items()}
+    data = library.save({name: np.ascontiguousarray(a).reshape(a.shape) for name, a in plain.items()}, said)
+    save_bytes(data, path, durable=True)
 
 
 def load_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -9,10 +9,10 @@ import numpy as np
 import onnxruntime
 from onnx import ModelProto
 
-from onnxgrad_cli.builder import Built
+from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.passes.describe import describe
-from onnxgrad_cli.runtime.held import Held, NotFinite, loosen, numpy_type
+from onnxgrad_cli.runtime.held import RATE, Held, NotFinite, loosen, numpy_type
 from onnxgrad_cli.runtime.session import CPU, Buffer, feed, open_session, take_out
 
 __all__ = ["NotFinite", "Trainer"]
@@ -29,7 +29,7 @@ class Trainer(Held):
 
     def __init__(
         self,
-        model: ModelProto | Built,
+        model: ModelProto | TrainingModel,
         *,
         path: Path | None = None,
         provider: str = CPU,
@@ -49,7 +49,7 @@ class Trainer(Held):
             UsageError: the model has no optimizer, or is no training model.
             OnnxgradError: onnxruntime refuses the model.
         """
-        if isinstance(model, Built):
+        if isinstance(model, TrainingModel):
             model, path = model.model, model.graph.path
         copy = ModelProto()
         copy.CopyFrom(model)
@@ -63,7 +63,7 @@ class Trainer(Held):
         del copy.graph.output[:]
         copy.graph.output.extend(outputs[name] for name in (roles.loss, *roles.successors.values()))
         values = take_out(copy, roles.successors, path)
-        inputs = {name: types[name] for name in roles.fed if name not in rates}
+        inputs = {name: types[name] for name in roles.sampled}
         super().__init__(roles, inputs, {**values, **roles.begun(values)}, provider)
         self._session = open_session(copy, path, provider, threads)
         self._rate = Buffer(np.zeros((), numpy_type(types[rates[0]])), provider)
@@ -80,7 +80,7 @@ class Trainer(Held):
             binding.bind_ortvalue_output(self._successors[name], buffer.value)
         return binding
 
-    def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float) -> float:
+    def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float = RATE) -> float:
         """Take a step on a batch; see `Held.step`."""
         self._check(feeds)
         binding = self._bindings[self._now]

@@ -19,7 +19,7 @@ from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.graph import HALVES, Graph, shape_of, tensor_type
 from onnxgrad_cli.passes.describe import parts
 from onnxgrad_cli.passes.presets import VIEWS
-from onnxgrad_cli.pipeline import Options, Training
+from onnxgrad_cli.pipeline import Training
 
 KEEP = "keep"
 SPREAD = 0.02
@@ -36,24 +36,28 @@ SCALE, BIAS, SLOPE = 1.0, 0.0, 0.25
 """Where factors, summands and slopes begin. The slope is that of He et al. 2015, which is PyTorch's too."""
 
 
-def initialization(graph: Graph, original: GraphProto, options: Options, training: Training) -> dict[str, Val]:
+def initialization(
+    graph: Graph, original: GraphProto, training: Training, how: str, seed: int | None
+) -> dict[str, Val]:
     """The values that weights and state have before the first step, as nodes of a graph of its own.
 
     Args:
         graph: the training model.
         original: the inference graph that it was made of.
-        options: `init` says how weights are drawn, `seed` with which random numbers.
+        how: one of `DRAWS`.
+        seed: of the random numbers; None lets the runtime choose.
 
     Returns:
         weight or state -> its value, all of one graph, which `Val.op.graph` is. With 'keep' there are no weights:
         they begin at their stored values in any case.
     """
     opset = helper.make_opsetid("", graph.opset() or 1)
-    bare = helper.make_model(helper.make_graph([], "initialization", [], []), opset_imports=[opset])
+    empty = helper.make_graph([], "initialization", [], [])
+    bare = helper.make_model(empty, opset_imports=[opset], ir_version=graph.proto.ir_version)
     op = Op(Graph(bare))
     values: dict[str, Val] = {}
-    if options.init != KEEP:
-        draw = _Draw(op, options.init, options.seed)
+    if how != KEEP:
+        draw = _Draw(op, how, seed, len(training.trained))
         readers = _Readers(graph, training)
         for name in training.trained:
             part = readers.part(name)
@@ -67,10 +71,20 @@ def initialization(graph: Graph, original: GraphProto, options: Options, trainin
         for name, value in _statistics(original).items():
             if name in training.state and name not in training.trained:
                 values[name] = _filled(op, graph.initializers[name], value)
-    for name in training.slots:
-        stored = numpy_helper.to_array(graph.initializers[name])
-        values[name] = _filled(op, graph.initializers[name], stored.flat[0] if stored.size else 0)
+    for name, slot in training.slots.items():
+        dtype = helper.np_dtype_to_tensor_dtype(np.dtype(slot.dtype))
+        values[name] = _filled(op, TensorProto(data_type=dtype, dims=slot.shape), slot.initial)
     return values
+
+
+def initializer(values: Mapping[str, Val], names: Mapping[str, str]) -> onnx.ModelProto:
+    """What `initialization` has found, as a model without inputs; its outputs bear the names given."""
+    op = next(iter(values.values())).op
+    op.rename_all({names[name]: value for name, value in values.items()})
+    op.graph.nodes += op.nodes
+    for name in names.values():
+        op.graph.add_output(name)
+    return op.graph.commit()
 
 
 def _filled(op: Op, tensor: TensorProto, value: float) -> Val:
@@ -82,11 +96,16 @@ def _filled(op: Op, tensor: TensorProto, value: float) -> Val:
 
 
 class _Draw:
-    """Draws weights, each with a seed of its own."""
+    """Draws weights, each with a seed of its own.
 
-    def __init__(self, op: Op, how: str, seed: int | None) -> None:
-        self.op, self.how, self.seed = op, how, seed
-        self._count = 0
+    onnxruntime's generator is linear in its seed: those that follow each other give alike numbers, 0 and 1 the same.
+    """
+
+    def __init__(self, op: Op, how: str, seed: int | None, count: int) -> None:
+        self.op, self.how, self._seeds = op, how, None
+        if seed is not None:  # whole numbers that float32, the attribute's type, holds
+            drawn = np.random.default_rng(seed).choice(2**24 - 1, count, replace=False) + 1
+            self._seeds = iter(drawn.tolist())
 
     def __call__(self, dims: list[int], dtype: int, part: Part) -> Val:
         op = self.op
@@ -104,9 +123,8 @@ class _Draw:
     def _random(self, op_type: str, dims: list[int], dtype: int, **attributes: Any) -> Val:
         graph = self.op.graph
         kind = TensorProto.FLOAT if dtype in HALVES else dtype  # onnxruntime draws no others
-        if self.seed is not None:
-            attributes["seed"] = float(self.seed + self._count)
-        self._count += 1
+        if self._seeds is not None:
+            attributes["seed"] = float(next(self._seeds))
         name = graph.fresh(f"{op_type}_out")
         node = helper.make_node(op_type, [], [name], name=graph.fresh(op_type), dtype=kind, shape=dims, **attributes)
         graph.types[name] = tensor_type(kind, dims)

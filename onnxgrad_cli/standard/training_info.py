@@ -14,7 +14,7 @@ from typing import Any
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto, helper
 
-from onnxgrad_cli.builder import Built
+from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import check_structure
 from onnxgrad_cli.graph import Graph, Shape, dtype_of, node_names, reads, rename, shape_of
@@ -24,7 +24,7 @@ from onnxgrad_cli.passes.identifiers import as_identifier
 from onnxgrad_cli.passes.loss import fed_first
 from onnxgrad_cli.passes.prepare import name_nodes
 from onnxgrad_cli.pipeline import Options
-from onnxgrad_cli.standard.initialization import initialization
+from onnxgrad_cli.standard.initialization import initialization, initializer
 
 FIRST_WITH_TRAINING = 7
 """The IR version from which a model can hold training information."""
@@ -68,7 +68,7 @@ def check_request(options: Options) -> None:
         )
 
 
-def pack(original: ModelProto, built: Built) -> ModelProto:
+def pack(original: ModelProto, built: TrainingModel) -> ModelProto:
     """The original model, its graph untouched, with the training that was built of it as its training information.
 
     Nodes of the training model that the inference graph has too are left to it; those that it has in another form are
@@ -100,20 +100,15 @@ def pack(original: ModelProto, built: Built) -> ModelProto:
     for entry in trained.metadata_props:
         if entry.key in (LOSS, ROLES):
             info.algorithm.metadata_props.add(key=entry.key, value=_renamed_roles(entry.value, names))
-    values = initialization(built.graph, original.graph, built.options, training)
+    values = initialization(built.graph, original.graph, training, built.options.init, built.options.seed)
     initial = {name: fresh(f"{name}_init") for name in values}
-    op = next(iter(values.values())).op
-    op.rename_all({initial[name]: value for name, value in values.items()})
-    op.graph.nodes += op.nodes
-    for name in initial.values():
-        op.graph.add_output(name)
-    info.initialization.CopyFrom(op.graph.commit().graph)
+    info.initialization.CopyFrom(initializer(values, initial).graph)
     _bind(info.initialization_binding, initial)
     check_training_info(model, built.graph.path)
     return model
 
 
-def _fresh(built: Built) -> Callable[[str], str]:
+def _fresh(built: TrainingModel) -> Callable[[str], str]:
     """Draws names that nothing in the training model bears; identifiers, if those are asked for."""
     return lambda stem: built.graph.fresh(as_identifier(stem) if built.options.identifiers else stem)
 

@@ -20,18 +20,18 @@ ACTIVATIONS = (
 )  # fmt: skip
 
 
-def row(op: str, direction="forward", extra=(), opset=18, note="", **attrs) -> Case:
+def row(op: str, direction="forward", extra=(), opset=18, note="", sizes=(STEPS, B, SIZE, H), **attrs) -> Case:
     """A layer; `extra` names the optional inputs it has."""
-    d, n = 2 if direction == "bidirectional" else 1, GATES[op]
+    d, n, (steps, batch, size, h) = 2 if direction == "bidirectional" else 1, GATES[op], sizes
     shapes = {
-        "b": (d, 2 * n * H), "lens": LENGTHS, "h": (d, B, H), "c": (d, B, H), "p": (d, 3 * H),
+        "b": (d, 2 * n * h), "lens": LENGTHS, "h": (d, batch, h), "c": (d, batch, h), "p": (d, 3 * h),
     }  # fmt: skip
     optional = [shapes[name] if name in extra else None for name in ("b", "lens", "h", *(("c", "p") if n == 4 else ()))]
     while optional and optional[-1] is None:
         optional.pop()
-    inputs = [(STEPS, B, SIZE), (d, n * H, SIZE), (d, n * H, H), *optional]
+    inputs = [(steps, batch, size), (d, n * h, size), (d, n * h, h), *optional]
     return Case(
-        op, inputs, {"hidden_size": H, "direction": direction, **attrs}, outputs=3 if n == 4 else 2, opset=opset,
+        op, inputs, {"hidden_size": h, "direction": direction, **attrs}, outputs=3 if n == 4 else 2, opset=opset,
         low=-1.0, high=1.0, note=" ".join([*extra, note]), executor="reference",
     )  # fmt: skip
 
@@ -55,6 +55,8 @@ ROWS = [
     *(row("LSTM", d, extra) for d in DIRECTIONS for extra in LSTM_INPUTS),
     *(row("LSTM", d, extra, input_forget=1)
       for d, extra in zip(DIRECTIONS, (("b",), ("h", "c", "p"), EVERY["LSTM"]), strict=True)),
+    *(row("LSTM", d, extra, sizes=(2, 25, 1, 50), note="gates kept")
+      for d, extra in zip(DIRECTIONS, ((), ("b", "h"), ("b", "h", "c")), strict=True)),
     *(row("GRU", d, extra, linear_before_reset=lbr)
       for d, lbr in itertools.product(DIRECTIONS, (0, 1)) for extra in INPUTS),
     *(row("RNN", d, extra) for d in DIRECTIONS for extra in INPUTS),

@@ -3,5 +3,6 @@
 from onnxgrad_cli.runtime.data.batches import Batches, Part
 from onnxgrad_cli.runtime.data.opened import Data, open_data
 from onnxgrad_cli.runtime.data.ports import Range, ports_of, ranges_of
+from onnxgrad_cli.runtime.data.split import fraction_of, held_out
 
-__all__ = ["Batches", "Data", "Part", "Range", "open_data", "ports_of", "ranges_of"]
+__all__ = ["Batches", "Data", "Part", "Range", "fraction_of", "held_out", "open_data", "ports_of", "ranges_of"]

@@ -68,7 +68,8 @@ class Batches:
         if self.drop_last and self.samples < size:
             raise UsageError(f"'{data.source}' has {self.samples} samples, fewer than a batch of {size}", "add samples")
         if rest and self.drop_last and not drop_last:
-            tell(f"the model takes batches of {data.batch_size}: the last {rest} samples of each epoch are left out", 0)
+            whose = "each epoch" if shuffle else f"'{data.source}'"
+            tell(f"the model takes batches of {data.batch_size}: the last {rest} samples of {whose} are left out", 0)
         self.epoch = self.position = 0
 
     def __len__(self) -> int:

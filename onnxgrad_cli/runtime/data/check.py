@@ -107,13 +107,18 @@ def _check_type(source: Path, name: str, array: np.ndarray, ports: Ports) -> Non
     whole, wanted = array.dtype.kind in "biu", ports[name]
     if whole or (is_float(wanted) and _is_float(array.dtype)):
         return
+    held, hint = str(array.dtype), "save numbers"
     if _is_float(array.dtype):
         hint = "save whole numbers: array.astype(numpy.int64)"
         if array.ndim == len(shape_of(wanted) or ()) + 1:
             hint = "save the number of the class, not a share for each: array.argmax(1)"
-    else:
-        hint = "save numbers"
-    held = "text" if array.dtype.kind in "OUST" else str(array.dtype)
+        elif any((block != np.rint(block)).any() for _, block in _blocks(array)):
+            hint = "they are not all whole: if they are no classes, choose a loss that takes any numbers, such as mse"
+    elif array.dtype.names:
+        held = f"records of {', '.join(array.dtype.names)}"
+        hint = "save numbers: numpy.lib.recfunctions.structured_to_unstructured(array), or an array for each field"
+    elif array.dtype.kind in "OUST":
+        held = "text"
     raise UsageError(f"'{source}': '{name}' holds {held}, the model takes {in_words(wanted)}", hint)
 
 
@@ -174,7 +179,7 @@ def _check_numbers(
 ) -> None:
     if dtype.kind in "biu":
         bounds = _bounds(dtype)
-        _check_whole(source, name, array, bounds & allowed if allowed else bounds)
+        check_whole(source, name, array, bounds & allowed if allowed else bounds)
     elif finite:
         _check_finite(source, name, array, dtype)
 
@@ -186,7 +191,12 @@ def _bounds(dtype: np.dtype) -> Range:
     return Range(int(info.min), int(info.max))
 
 
-def _check_whole(source: Path, name: str, array: np.ndarray, allowed: Range) -> None:
+def check_whole(source: Path, name: str, array: np.ndarray, allowed: Range) -> None:
+    """Make sure that an input holds the whole numbers that it may.
+
+    Raises:
+        UsageError: it holds another; the message names the first sample at fault.
+    """
     if array.dtype.kind == "b":
         return
     for start, block in _blocks(array):

@@ -1,7 +1,8 @@
 """Which columns of a table are which input: one rule for every format that has columns.
 
 An input with one number a sample is the column of its name. One with more is the columns `name_0`, `name_1`, ... or
-`name[0]`, `name[1]`, ..., or one column of lists; a single input that has none of these takes what is left.
+`name[0]`, `name[1]`, ..., or one column of lists; a single input that has none of these takes what is left, but for
+the column without a name in which pandas writes the numbers of the rows.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def choose(path: Path, names: Sequence[str], ports: Ports) -> tuple[Chosen, list
         raise UsageError(f"'{path}' has two columns '{twice}'", "give each column its own name")
     chosen = {port: found for port in ports if (found := _named(port, names, ports))}
     wide = [port for port in ports if port not in chosen and width(ports, port) != 1]
-    left = _left(names, chosen)
+    left = [name for name in _left(names, chosen) if name and not name.startswith("__index_level_")]  # of pandas
     if len(wide) == 1 and left:
         chosen[wide[0]] = left
     for port, found in chosen.items():

@@ -6,6 +6,7 @@ Cells are parsed a few thousand lines at a time, so that the text is never held 
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -21,6 +22,9 @@ from onnxgrad_cli.runtime.data.reading import Found, reading
 LINES = 4096
 """How many lines are parsed at once."""
 
+WORDS = {"true": "1", "false": "0"}
+WHOLE = re.compile(r"([+-]?\d+)\.0*")
+
 Rows = list[tuple[int, list[str]]]
 """The line on which each row ends, and its cells."""
 
@@ -35,12 +39,18 @@ def read(path: Path, ports: Ports) -> Found:
         reading(path, "a table in text", "save it as UTF-8, with quotes around what holds commas", csv.Error),
         path.open(newline="", encoding="utf-8-sig") as file,
     ):
-        reader = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+        reader = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
         header = [name.strip() for name in next(reader, [])]
+        if len(header) == 1 and header[0] not in ports and any(mark in header[0] for mark in ",;|\t"):
+            raise UsageError(
+                f"'{path}': its first line is one column: {header[0]}",
+                "a .csv file has commas between its columns, and points in numbers; a .tsv file has tabs",
+            )
         chosen, others = choose(path, header, ports)
         parse = _Parser(path, header, chosen, ports)
         blocks = [parse(block) for block in _blocks((reader.line_num, row) for row in reader if row)] or [parse([])]
     arrays = {port: np.concatenate([block[port] for block in blocks]) for port in chosen}
+    others = [name or "the column without a name" for name in others]
     return Found({port: shaped(array, ports, port) for port, array in arrays.items()}, others)
 
 
@@ -71,7 +81,7 @@ class _Parser:
         places, dtype = self.places[port], self.types[port]
         cells = np.array([[row[at] for at in places] for _, row in rows], str).reshape(len(rows), len(places))
         try:
-            return cells.astype(dtype)
+            return _numbers(cells, dtype)
         except (ValueError, OverflowError):
             raise self._bad_cell(port, rows) from None
 
@@ -86,9 +96,26 @@ class _Parser:
         )
 
 
+def _numbers(cells: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Cells as numbers. numpy takes 2024_01 as Python does, which in a table is no number."""
+    if (np.char.find(cells, "_") >= 0).any():
+        raise ValueError("an underscore")
+    try:
+        return cells.astype(dtype)
+    except ValueError:
+        return np.vectorize(_plain, otypes=[object])(cells).astype(str).astype(dtype)
+
+
+def _plain(cell: str) -> str:
+    """A cell as numpy reads it: pandas writes True and False, and 1.0 where its whole numbers were read as floats."""
+    word = cell.strip()
+    whole = WHOLE.fullmatch(word)
+    return whole[1] if whole else WORDS.get(word.lower(), word)
+
+
 def _is(cell: str, dtype: np.dtype) -> bool:
     try:
-        np.array([cell]).astype(dtype)
+        _numbers(np.array([cell]), dtype)
     except (ValueError, OverflowError):
         return False
     return True

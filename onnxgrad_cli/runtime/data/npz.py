@@ -14,16 +14,23 @@ from onnxgrad_cli.runtime.data.ports import Ports
 from onnxgrad_cli.runtime.data.reading import Found, reading
 
 
-def read(path: Path, ports: Ports) -> Found:
-    """The arrays of an .npz file.
+def read(path: Path, ports: Ports | None = None) -> Found:
+    """The arrays of an .npz file that are inputs, or without `ports` all of them.
 
     Raises:
         UsageError: it can't be read.
     """
-    with reading(path, "an .npz file", "write one with numpy.savez(FILE, name=array, ...)"):
+    hint = "write one with numpy.savez(FILE, name=array, ...)"
+    with reading(path, "an .npz file", hint):
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError("it holds a single array, without a name")
-        with archive:
-            arrays = {name: archive[name] for name in archive.files if name in ports}
-            return Found(arrays, [name for name in archive.files if name not in ports])
+    arrays, others = {}, []
+    with archive:
+        for name in archive.files:
+            if ports is not None and name not in ports:
+                others.append(name)
+                continue
+            with reading(path, f"an .npz file with an array '{name}'", hint):
+                arrays[name] = archive[name]
+    return Found(arrays, others)

@@ -39,6 +39,7 @@ class Data:
         size: how many samples there are.
         sizes: symbol -> its size, of those that are not the batch.
         batch_size: how many samples the model takes at once; None if any number.
+        samples: which rows of the arrays they are, int64 (size,); None is all.
     """
 
     source: Path
@@ -47,6 +48,7 @@ class Data:
     size: int
     sizes: Mapping[str, int]
     batch_size: int | None = None
+    samples: np.ndarray | None = None
 
     def __len__(self) -> int:
         return self.size
@@ -57,8 +59,13 @@ class Data:
         Args:
             indices: the numbers of the samples, integers of shape (n,).
         """
-        taken = {name: _take(array, indices) for name, array in self.arrays.items()}
+        rows = self.rows(indices)
+        taken = {name: _take(array, rows) for name, array in self.arrays.items()}
         return {name: np.asarray(array, self.dtypes[name], order="C") for name, array in taken.items()}
+
+    def rows(self, indices: np.ndarray) -> np.ndarray:
+        """Which rows of the arrays samples are, by their numbers."""
+        return indices if self.samples is None else self.samples[indices]
 
 
 def open_data(
@@ -100,8 +107,8 @@ def _read(path: Path, ports: Ports) -> Found:
         raise UsageError(f"no such file or folder: '{path}'")
     if path.is_dir():
         name = "sets" if sets.folders(path) else "npy_folder"
-    elif path.suffix in FORMATS:
-        name = FORMATS[path.suffix]
+    elif path.suffix.lower() in FORMATS:
+        name = FORMATS[path.suffix.lower()]
     else:
         hint = (
             "put it in a folder, called as the input" if path.suffix == ".npy" else f"{', '.join(FORMATS)}, or a folder"

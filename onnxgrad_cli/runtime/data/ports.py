@@ -54,16 +54,14 @@ def ports_of(model: ModelProto) -> dict[str, TypeProto]:
         UsageError: it is no training model.
     """
     types = {value.name: value.type for value in model.graph.input}
-    roles = describe(model)
-    return {name: types[name] for name in roles.fed if roles.inputs[name] != "learning rate"}
+    return {name: types[name] for name in describe(model).sampled}
 
 
-def ranges_of(model: ModelProto, loss_options: Mapping[str, object] | None = None) -> dict[str, Range]:
+def ranges_of(model: ModelProto) -> dict[str, Range]:
     """The whole numbers that inputs of a training model may hold: classes of labels, rows of the tables they index.
 
     Args:
         model: the training model.
-        loss_options: what its losses were given besides; an `ignore_index` among them is a label too.
 
     Raises:
         UsageError: it is no training model.
@@ -73,17 +71,17 @@ def ranges_of(model: ModelProto, loss_options: Mapping[str, object] | None = Non
     for name, rows in index_limits(model, {}).items():
         if name in ports:
             found[name] = Range(-rows, rows - 1, why=f"it indexes a table of {rows} rows")
-    for label, classes in _classes(roles, ports, loss_options or {}):
+    for label, classes in _classes(roles, ports):
         found[label] = found[label] & classes if label in found else classes
     return found
 
 
-def _classes(roles: Roles, ports: Ports, loss_options: Mapping[str, object]) -> list[tuple[str, Range]]:
+def _classes(roles: Roles, ports: Ports) -> list[tuple[str, Range]]:
     numbered = [term for term in roles.losses if term.label in ports and not is_float(ports[term.label])]
-    return [(term.label, found) for term in numbered if (found := _range_of(term, loss_options))]
+    return [(term.label, found) for term in numbered if (found := _range_of(term))]
 
 
-def _range_of(term: Term, loss_options: Mapping[str, object]) -> Range | None:
+def _range_of(term: Term) -> Range | None:
     """The labels that a loss takes; None for one from a file, whose labels may be anything."""
     try:
         loss = LOSSES.lookup(term.name)
@@ -91,11 +89,9 @@ def _range_of(term: Term, loss_options: Mapping[str, object]) -> Range | None:
         return None
     if loss.label != "class":
         return None
-    settings = {option.name: option.default for option in loss.options} | loss.settings(loss_options)
-    ignored = settings.get("ignore_index")
     return Range(
         0,
         term.classes - 1 if term.classes else None,
-        frozenset() if ignored is None else frozenset({ignored}),
+        frozenset() if term.ignore_index is None else frozenset({term.ignore_index}),
         f"there are {term.classes} classes" if term.classes else "it is the number of a class",
     )

@@ -18,6 +18,10 @@ BROKEN = (ValueError, EOFError, zipfile.BadZipFile, zlib.error)
 """What numpy and the standard library raise of a broken file."""
 
 
+OBJECTS = "save numbers, as many for each sample: array.astype(float), or numpy.stack(list(array)) of a list of arrays"
+"""What to do about an array of Python objects, which numpy reads only by running what the file says."""
+
+
 class Found(NamedTuple):
     """What a reader has read: the arrays of the inputs it found, and the names of what else there is."""
 
@@ -38,6 +42,7 @@ def reading(path: Path, form: str, hint: str, *kinds: type[Exception]) -> Iterat
         raise UsageError(f"'{path}' can't be read: {error.strerror or error}", "check the file") from None
     except tuple(kinds) + BROKEN as error:
         reason = str(error).strip() or type(error).__name__
+        hint = OBJECTS if "Object arrays" in reason or "Python objects" in reason else hint
         raise UsageError(f"'{path}' can't be read as {form}: {reason}", hint) from None
 
 

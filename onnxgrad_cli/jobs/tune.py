@@ -1,0 +1,187 @@
+"""Which form of a gradient is the fastest on this machine: all are measured at the shapes of a model, node by node."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+
+from onnxgrad_cli.builder import TrainingModel
+from onnxgrad_cli.derivatives.kinds import derive
+from onnxgrad_cli.derivatives.random_feed import random_feed
+from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.files import STREAM, load_model, save_bytes
+from onnxgrad_cli.graph import Graph, shape_of
+from onnxgrad_cli.jobs import Tell, silent
+from onnxgrad_cli.lowerings import TABLE, Lowering, load_tuned
+from onnxgrad_cli.pipeline import Options
+from onnxgrad_cli.runtime.session import open_session
+from onnxgrad_cli.runtime.turns import in_turn
+
+GAIN = 0.95
+"""What a form must take of the default's time to be chosen: less is within the noise of a shared machine."""
+
+SAME = 1e-3
+"""How far two forms may be apart, relative to the largest number of the gradient: both are float32 sums."""
+
+LEADING, OTHER = 8, 64
+"""The sizes of symbols that lead an input, and of others, that are measured at where none is given."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A gradient that has several forms.
+
+    Attributes:
+        place: operator, gradient, shapes and attributes; see `lowerings.key`.
+        milliseconds: of each form, the node itself and its other gradients included.
+        default: the form that follows from the shapes.
+        best: the fastest, or the default where none is clearly faster.
+    """
+
+    place: str
+    milliseconds: Mapping[str, float]
+    default: str
+    best: str
+
+
+def run_tune(
+    model: str | Path,
+    out: str | Path | None = None,
+    options: Options | None = None,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    threads: int | None = None,
+    repeat: int = 7,
+    tell: Tell = silent,
+) -> tuple[list[Measured], Path]:
+    """Measure the forms of all gradients of a model that have several, and write the choices that are faster.
+
+    Args:
+        model: the inference model.
+        out: the choices; by default `<model>.tuned.toml`.
+        options: what is built of it.
+        sizes: symbol -> the size that it is measured at.
+        threads: how many the processor uses; None is onnxruntime's choice.
+        repeat: rounds in which the forms take turns.
+        tell: takes what is narrated.
+
+    Returns:
+        What was measured, and the file.
+
+    Raises:
+        UsageError: a file would be replaced that holds no choices.
+        UnsupportedError: the model can't be differentiated.
+        OnnxgradError: the model can't be read, a file can't be written, or two forms compute different gradients.
+    """
+    if str(model) == STREAM or str(out) == STREAM:
+        raise UsageError("tuning reads its model from a file and writes to one", "name both")
+    options = replace(options or Options(), tuned={})
+    proto, path = load_model(model)
+    assert path is not None
+    target = Path(out) if out is not None else path.with_name(f"{path.stem}.tuned.toml")
+    if target.exists():
+        load_tuned(target)
+    open_ = _differentiated(proto, path, options)
+    bound = {**_guess(open_.graph), **(sizes or {})}
+    fixed = _differentiated(proto, path, replace(options, dims={**options.dims, **bound})) if bound else open_
+    if bound:
+        tell(f"measured with {', '.join(f'{name} = {size}' for name, size in bound.items())}", 0)
+    concrete = {_site(lowering): lowering for lowering in fixed.training.lowerings.made.values()}
+    found = []
+    for place, lowering in open_.training.lowerings.made.items():
+        here = concrete.get(_site(lowering))
+        if here is None or len(lowering.forms) < 2:
+            continue
+        tell(place, 1)
+        times = in_turn(_steps(fixed.graph, here, threads), repeat)
+        best = min(times, key=times.__getitem__)
+        default = lowering.default
+        best = best if times[best] < GAIN * times.get(default, np.inf) else default
+        found.append(Measured(place, times, default, best))
+    save_bytes(_toml(found, threads).encode(), target)
+    return found, target
+
+
+def _differentiated(model: ModelProto, path: Path, options: Options) -> TrainingModel:
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    built = TrainingModel(Graph(copy, path), options)
+    built.run(stop_after="backward")
+    return built
+
+
+def _guess(graph: Graph) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for name in graph.input_names:
+        for axis, size in enumerate(shape_of(graph.types.get(name)) or ()):
+            if isinstance(size, str) and name not in graph.initializers:
+                sizes.setdefault(size, OTHER if axis else LEADING)
+    return sizes
+
+
+def _site(lowering: Lowering) -> tuple[str, str]:
+    return lowering.node.output[0], lowering.name
+
+
+def _steps(graph: Graph, lowering: Lowering, threads: int | None) -> dict[str, Callable[[], object]]:
+    """A run of the node's gradients in each form.
+
+    Raises:
+        OnnxgradError: two forms give different gradients.
+    """
+    alone, steps, outputs = _alone(graph, lowering.node), {}, {}
+    feeds: dict[str, np.ndarray] = {}
+    for form in lowering.forms:
+        tuned = Options(tuned={lowering.name: form})
+        gradient = derive(alone, wrt=lowering.wanted, options=tuned)
+        feeds = feeds or {name: _small(x) for name, x in random_feed(gradient, seed=0).items()}
+        session = open_session(gradient, threads=threads)
+        steps[form] = _bound(session, feeds)
+        outputs[form] = session.run(None, feeds)
+    for form, arrays in outputs.items():
+        for one, other in zip(arrays, outputs[lowering.default], strict=True):
+            if np.abs(one - other).max(initial=0) > SAME * np.abs(other).max(initial=1e-30):
+                raise OnnxgradError(
+                    f"the forms '{form}' and '{lowering.default}' of {lowering.name} differ at '{lowering.node.name}'",
+                    "this is an error in onnxgrad: please report it with the model",
+                )
+    return steps
+
+
+def _small(x: np.ndarray) -> np.ndarray:
+    """A tenth of random floats: with weights around 1 the gradient of a long recurrent layer is rounding alone."""
+    return x * x.dtype.type(0.1) if x.dtype.kind == "f" else x
+
+
+def _bound(session: onnxruntime.InferenceSession, feeds: Mapping[str, np.ndarray]) -> Callable[[], object]:
+    return lambda: session.run(None, feeds)
+
+
+def _alone(graph: Graph, node: NodeProto) -> ModelProto:
+    """A model of one node; constants stay constants."""
+    names = [name for name in dict.fromkeys(node.input) if name]
+    constants = {name: array for name in names if (array := graph.constant(name)) is not None and array.ndim < 2}
+    types = {name: graph.types[name] for name in (*names, *node.output) if name}
+    inputs = [helper.make_value_info(name, types[name]) for name in names if name not in constants]
+    outputs = [helper.make_value_info(name, types[name]) for name in node.output if name]
+    stored = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    body = helper.make_graph([node], "alone", inputs, outputs, stored)
+    return helper.make_model(body, opset_imports=graph.proto.opset_import, ir_version=graph.proto.ir_version)
+
+
+def _toml(found: list[Measured], threads: int | None) -> str:
+    made_on = f"{platform.processor() or platform.machine()}, {threads or os.cpu_count()} threads"
+    lines = [f"# onnxgrad tune: onnxruntime {onnxruntime.__version__}, {made_on}", f"[{TABLE}]"]
+    for each in found:
+        if each.best != each.default:
+            ratio = each.milliseconds[each.best] / each.milliseconds[each.default]
+            lines.append(f"{json.dumps(each.place)} = {json.dumps(each.best)}  # {ratio:.2f} of {each.default}'s time")
+    return "\n".join(lines) + "\n"

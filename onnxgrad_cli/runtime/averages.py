@@ -1,0 +1,36 @@
+"""The averages of weights in place of the weights: what `--use-ema` judges and writes.
+
+A run and its checkpoint are asked the same, and refused for the same reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from onnxgrad_cli.errors import UsageError
+
+
+def check_averages(averages: Mapping[str, str], values: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Make sure that averages can stand in place of the weights.
+
+    Args:
+        averages: weight -> the state that holds its average, as `Roles.averages` has them.
+        values: weights and state, by name.
+
+    Returns:
+        The averages.
+
+    Raises:
+        UsageError: there are none, or one is of another type than its weight.
+    """
+    if not averages:
+        raise UsageError("--use-ema: no averages are kept", "train with --ema DECAY, such as 0.999")
+    for name, average in averages.items():
+        if values[name].dtype != values[average].dtype:
+            raise UsageError(
+                f"--use-ema: '{name}' is {values[name].dtype}, its average {values[average].dtype}",
+                "leave --use-ema out",
+            )
+    return dict(averages)

@@ -1,0 +1,288 @@
+"""Recomputation: the gradients stay what they are, less is kept, and nothing random or kept in place runs twice."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
+from torch import nn
+
+from onnxgrad_cli.builder import TrainingModel, build
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.passes.recompute import parse_recompute
+from onnxgrad_cli.pipeline import LossSpec, Options
+from tests.cli_harness import MLP
+
+BATCH, WIDTH = 64, 32
+
+
+def blocks(count: int = 8, drop: float = 0.0) -> nn.Sequential:
+    """Layers with what exporters write in several nodes: GELU, a normalization, SiLU."""
+    torch.manual_seed(0)
+    parts: list[nn.Module] = []
+    for _ in range(count):
+        parts += [nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.SiLU()]
+        parts += [nn.Dropout(drop)] if drop else []
+    net = nn.Sequential(*parts, nn.Linear(WIDTH, 4))
+    for parameter in net.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)  # the exporter merges weights of equal values
+    return net
+
+
+def exported(net: nn.Module, *shape: int) -> ModelProto:
+    file = io.BytesIO()
+    example = torch.randn(*(shape or (2, WIDTH)))
+    torch.onnx.export(
+        net.eval(), (example,), file, opset_version=17, dynamo=False, input_names=["x"], output_names=["y"],
+        dynamic_axes={"x": {0: "batch"}, "y": {0: "batch"}},
+    )  # fmt: skip
+    return onnx.load_from_string(file.getvalue())
+
+
+def made(model: ModelProto, recompute: str = "", **options: object) -> TrainingModel:
+    asked = parse_recompute(recompute) if recompute else None
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    return build(copy, Options(losses=(LossSpec("mse"),), recompute=asked, **options))  # type: ignore[arg-type]
+
+
+def session(model: ModelProto, level: str = "ORT_ENABLE_ALL", path: str = "") -> ort.InferenceSession:
+    onnx.checker.check_model(model, full_check=True)
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
+    if path:
+        options.optimized_model_filepath = path
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def ran(built: TrainingModel, feeds: dict[str, np.ndarray], level: str = "ORT_ENABLE_ALL") -> list[np.ndarray]:
+    return session(built.model, level).run(None, feeds)
+
+
+def data(width: int = WIDTH, out: int = 4, batch: int = BATCH) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    shapes = {"x": (batch, width), "label": (batch, out)}
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+ASKED = ["elementwise", "block:/*4/Mul*", "block:/1[0-9]/*", "budget:100kB", "budget:1B"]
+
+
+@pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_ALL"])
+@pytest.mark.parametrize("asked", ASKED)
+def test_gradients_are_the_same(asked: str, level: str) -> None:
+    model, feeds = exported(blocks()), data()
+    plain, again = made(model, dims={"batch": BATCH}), made(model, asked, dims={"batch": BATCH})
+    done = again.training.recomputed
+    assert done is not None and done.nodes > 0
+    assert done.kept < 0.8 * done.kept_before
+    for one, other in zip(ran(plain, feeds, level), ran(again, feeds, level), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6 * max(1.0, np.abs(one).max()))
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_beside_torch(asked: str) -> None:
+    net, feeds = blocks(3), data()
+    again = made(exported(net), asked)
+    found = dict(zip([o.name for o in again.model.graph.output], ran(again, feeds), strict=True))
+    loss = nn.functional.mse_loss(net(torch.tensor(feeds["x"])), torch.tensor(feeds["label"]))
+    loss.backward()
+    np.testing.assert_allclose(found["loss"], loss.item(), rtol=1e-5)
+    named = dict(net.named_parameters())
+    assert [name for name in again.training.gradients if name in named]
+    for name, gradient in again.training.gradients.items():
+        if name in named:  # the exporter names transposed matrices anew
+            theirs = named[name].grad
+            assert theirs is not None
+            np.testing.assert_allclose(found[gradient], theirs.numpy(), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch", [0, 1, 5])
+def test_any_batch(batch: int) -> None:
+    """Zeros in the shape of a Reshape keep each size, one of 0 too."""
+    model, feeds = exported(blocks(2)), data(batch=batch)
+    for one, other in zip(ran(made(model), feeds), ran(made(model, "block:/4/*"), feeds), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
+
+
+def test_values_that_are_no_numbers_stay_so() -> None:
+    """What holds a copy back is computed from gradients: infinite ones hold it back as well."""
+    model, feeds = exported(blocks(2)), data()
+    feeds["label"][0] = np.inf
+    for one, other in zip(ran(made(model), feeds), ran(made(model, "elementwise"), feeds), strict=True):
+        np.testing.assert_array_equal(np.isfinite(other), np.isfinite(one))
+
+
+def test_the_optimizer_merges_no_copy(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """A copy runs beside its node: both products are there in what onnxruntime makes of the model."""
+    again = made(exported(blocks(4)), "block:/4/*")
+    session(again.model, path=str(tmp_path / "optimized.onnx"))
+    optimized = onnx.load(tmp_path / "optimized.onnx").graph
+    held = [node for node in optimized.node if node.name.startswith("recompute/")]
+    assert len(held) > 20
+    products = Counter(node.op_type for node in optimized.node if node.op_type in ("Gemm", "MatMul", "FusedMatMul"))
+    plain = made(exported(blocks(4)))
+    session(plain.model, path=str(tmp_path / "plain.onnx"))
+    before = Counter(n.op_type for n in onnx.load(tmp_path / "plain.onnx").graph.node)
+    assert products.total() > sum(before[kind] for kind in products)
+
+
+@pytest.mark.parametrize("asked", ["elementwise", "block:/9/*", "budget:1B"])
+def test_nothing_random_runs_twice(asked: str) -> None:
+    model = exported(blocks(4, drop=0.5).train())
+    train = {"mode": "train", "dims": {"batch": BATCH}}
+    file = io.BytesIO()
+    torch.onnx.export(
+        blocks(4, drop=0.5), (torch.randn(2, WIDTH),), file, opset_version=17, dynamo=False, input_names=["x"],
+        output_names=["y"], dynamic_axes={"x": {0: "batch"}}, training=torch.onnx.TrainingMode.TRAINING,
+        do_constant_folding=False,
+    )  # fmt: skip
+    model = onnx.load_from_string(file.getvalue())
+    plain, again = made(model, **train), made(model, asked, **train)
+    assert again.training.recomputed is not None and again.training.recomputed.nodes > 0
+    drawn = [Counter(n.op_type for n in built.model.graph.node)["Dropout"] for built in (plain, again)]
+    assert drawn == [4, 4]
+
+
+def test_bodies_and_running_statistics_are_left_alone() -> None:
+    model = parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        g (float[N, 4, 6] x) => (float[N, 4, 6] y)
+        <float[4] scale = {1, 2, 3, 4}, float[4] b = {0, 1, 2, 3}, float[4] mean = {0, 0, 0, 0},
+         float[4] var = {1, 1, 1, 1}, float[6, 6] w, float one = {1}>
+        {
+            a = MatMul(x, w)
+            n, m2, v2 = BatchNormalization <training_mode = 1> (a, scale, b, mean, var)
+            t = Tanh(n)
+            s = ReduceSum <keepdims = 0> (t)
+            c = Less(s, one)
+            u = If (c) <then_branch = th () => (float[N, 4, 6] p) { p = Sin(t) },
+                        else_branch = el () => (float[N, 4, 6] q) { q = Mul(t, t) }>
+            z = Exp(u)
+            k = Sigmoid(z)
+            y = MatMul(k, w)
+        }
+    """)
+    rng = np.random.default_rng(0)
+    model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((6, 6)).astype(np.float32) / 4, "w"))
+    feeds = {name: rng.standard_normal((3, 4, 6)).astype(np.float32) for name in ("x", "label")}
+    plain = made(model)
+    for asked in ("elementwise", "block:k", "block:t", "budget:1B"):
+        again = made(model, asked)
+        assert again.training.recomputed is not None and again.training.recomputed.nodes > 0
+        for kind in ("If", "BatchNormalization"):
+            counts = [sum(n.op_type == kind for n in built.model.graph.node) for built in (plain, again)]
+            assert counts[0] == counts[1]
+        for one, other in zip(ran(plain, feeds), ran(again, feeds), strict=True):
+            np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
+
+
+def order_of(built: TrainingModel, feeds: dict[str, np.ndarray]) -> list[str]:
+    """The names of the nodes as onnxruntime runs them."""
+    import json
+
+    options = ort.SessionOptions()
+    options.log_severity_level, options.enable_profiling = 3, True
+    run = ort.InferenceSession(built.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    run.run(None, feeds)
+    with open(run.end_profiling()) as file:
+        events = json.load(file)
+    return [event["name"] for event in events if event["name"].endswith("_kernel_time")]
+
+
+def test_copies_wait_until_their_turn(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """A segment comes back after the weights' gradients of the segments behind it."""
+    monkeypatch.chdir(tmp_path)
+    names = order_of(made(exported(blocks(4)), "block:/4/*"), data())
+    copies = [place for place, name in enumerate(names) if name.startswith("recompute//0/")]
+    late = [place for place, name in enumerate(names) if name.startswith("grad//18/")]
+    assert copies and late and min(copies) > max(late)
+
+
+@pytest.mark.parametrize("options", [
+    {"optimizer": "adamw"}, {"loss_scale": 8.0}, {"keep_outputs": True}, {"yield_": "input"}, {"grad_of_input": ("x",)},
+    {"optimizer": "sgd", "loss_scale": "dynamic", "accumulate": 2}, {"identifiers": True},
+])  # fmt: skip
+def test_with_other_options(options: dict[str, object]) -> None:
+    model, feeds = exported(blocks(2)), data()
+    plain, again = made(model, **options), made(model, "block:/4/*", **options)
+    sessions = [session(built.model) for built in (plain, again)]
+    for port in sessions[0].get_inputs():
+        if port.name not in feeds and "float" in port.type and all(isinstance(d, int) for d in port.shape):
+            feeds |= {port.name: np.full(port.shape, 0.01, np.float32)} if not port.shape else {}
+    for one, other in zip(*(each.run(None, feeds) for each in sessions), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
+
+
+def test_it_can_be_differentiated_again() -> None:
+    """Copies are standard nodes: the input's gradient of the training model's own loss is the same."""
+    again = made(exported(blocks(1)), "elementwise", yield_="input")
+    assert {node.domain for node in again.model.graph.node} <= {"", "ai.onnx"}
+
+
+def test_half_types() -> None:
+    model = exported(blocks(2).half().float())
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
+    head = helper.make_node("Cast", ["x32"], ["x"], name="narrow", to=TensorProto.FLOAT16)
+    tail = helper.make_node("Cast", ["y"], ["y32"], name="widen", to=TensorProto.FLOAT)
+    model.graph.node.insert(0, head)
+    model.graph.node.append(tail)
+    model.graph.input[0].name, model.graph.output[0].name = "x32", "y32"
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "value" and attribute.t.data_type == TensorProto.FLOAT:
+                attribute.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(attribute.t).astype(np.float16)))
+    del model.graph.value_info[:]
+    feeds = {"x32": data()["x"], "label": data()["label"]}
+    for one, other in zip(ran(made(model), feeds), ran(made(model, "elementwise"), feeds), strict=True):
+        np.testing.assert_allclose(other, one, rtol=5e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("elementwize", "not 'elementwize'"),
+        ("block", "not 'block'"),
+        ("elementwise:3", "not 'elementwise:3'"),
+        ("budget:lots", "takes a size, not 'lots'"),
+        ("budget:5QB", "takes a size, not '5QB'"),
+        ("budget:-5MB", "takes a size, not '-5MB'"),
+        ("", "not ''"),
+    ],
+)
+def test_bad_words(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        parse_recompute(text)
+    assert caught.value.hint
+    if text == "elementwize":
+        assert "elementwise" in caught.value.hint
+
+
+@pytest.mark.parametrize(("text", "size"), [("512MB", 512_000_000), ("1.5 GiB", 3 << 29), ("12", 12), ("3kb", 3000)])
+def test_sizes(text: str, size: int) -> None:
+    assert parse_recompute(f"budget:{text}").size == size
+
+
+def test_a_pattern_that_matches_nothing() -> None:
+    with pytest.raises(UsageError, match="'q' matches no nodes or value"):
+        made(parser.parse_model(MLP), "block:q")
+
+
+def test_not_with_a_gradient_node() -> None:
+    with pytest.raises(UsageError, match="--recompute"):
+        made(parser.parse_model(MLP), "elementwise", as_gradient_op=True)
+
+
+def test_a_budget_out_of_reach_is_told() -> None:
+    again = made(exported(blocks()), "budget:1B")
+    assert any("bytes stay" in str(caution) for caution in again.training.cautions)
+    assert any("batch = 1" in str(caution) for caution in again.training.cautions)
