@@ -108,7 +108,9 @@ def test_what_is_no_number_is_null(shell: Shell) -> None:
     """r2 of a single sample is not defined, and JSON knows no NaN."""
     arrays = dict(np.load("data.npz"))
     np.savez("one.npz", **{name: array[:1] for name, array in arrays.items()})
-    result = shell("train", "mlp.onnx", "--data", "data.npz", "--val", "one.npz", "--epochs", "1", "--run", "r", "--json")
+    result = shell(
+        "train", "mlp.onnx", "--data", "data.npz", "--val", "one.npz", "--epochs", "1", "--run", "r", "--json"
+    )
     assert result.code == 0, result.err
     lines = Path("r", LOG).read_text().splitlines()
     for text in (result.out, lines[-1]):
@@ -148,6 +150,14 @@ def test_an_adapter_alone_is_enough(shell: Shell) -> None:
     assert Path("again.onnx").read_bytes() == Path("t.onnx").read_bytes()
     result = shell("train", "mlp.onnx", "--data", "data.npz", "--adapter", "x.safetensors", "-o", "u.onnx")
     assert result.code == 2 and "no adapters are trained" in result.err
+
+
+def test_the_same_run_writes_the_same_adapter(shell: Shell) -> None:
+    arguments = ("train", "mlp.onnx", "--data", "data.npz", "--lora", "1", "--epochs", "1", "-q")
+    names = [f"{i}.safetensors" for i in range(6)]
+    for name in names:
+        assert shell(*arguments, "-o", f"{name}.onnx", "--adapter", name).code == 0
+    assert len({Path(name).read_bytes() for name in names}) == 1
 
 
 def test_a_checkpoint_becomes_a_model(shell: Shell) -> None:
@@ -215,6 +225,8 @@ def test_a_folder_holds_one_run(shell: Shell) -> None:
         (("--optimizer", "sgd"), ("--optimizer", "adam")),
         (("--freeze", "w1"), ()),
         (("--lora", "2"), ("--lora", "2:8")),
+        ((), ("--val", "data.npz")),
+        (("--val", "data.npz", "--metric", "mae"), ("--val", "data.npz", "--metric", "r2")),
     ],
 )
 def test_a_run_goes_on_as_it_was_begun(shell: Shell, begun: tuple[str, ...], more: tuple[str, ...]) -> None:
@@ -375,3 +387,12 @@ def test_random_weights_are_drawn_by_the_seed_and_learn(shell: Shell) -> None:
     assert other.code == 0 and Path("he.onnx").read_bytes() != Path("other.onnx").read_bytes()
     refused = shell(*arguments, "--init", "he", "--lora", "2", "-o", "lora.onnx")
     assert refused.code == 2 and "--lora" in refused.err and not Path("lora.onnx").exists()
+
+
+@pytest.mark.parametrize("other", ["--loss=mae", "--optimizer-option=weight-decay=0.5", "--accumulate=2"])
+def test_a_run_goes_on_with_what_it_was_begun_with(shell: Shell, other: str) -> None:
+    arguments = ("train", "mlp.onnx", "--data", "data.npz", "--batch-size", "10", "--threads", "1", "-o", "t.onnx")
+    assert shell(*arguments, "--epochs", "1").code == 0
+    refused = shell(*arguments, "--epochs", "2", "--resume", other)
+    assert refused.code == 2 and "was begun with" in refused.err
+    assert shell(*arguments, "--epochs", "2", "--resume").code == 0

@@ -121,6 +121,22 @@ def test_dropout_is_drawn_anew_at_each_step_and_again_by_the_same_seed() -> None
     assert losses(late, 2) == first[4:]
 
 
+def test_what_a_step_drops_says_nothing_of_the_next() -> None:
+    """Where the weight of a unit stays as it is, the unit was dropped."""
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[n, 500] x) => (float[n, 500] y) { k = Mul(x, w) y = Dropout(k) }""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(500, np.float32), "w"))
+    trainer = Trainer(build(model, Options(losses=(LossSpec("mse"),), optimizer="sgd", mode="train")), threads=1)
+    feeds = {"x": np.ones((1, 500), np.float32), "label": np.zeros((1, 500), np.float32)}
+    weights = [trainer.weights()["w"]]
+    for _ in range(400):
+        trainer.step(feeds, 0.1)
+        weights.append(trainer.weights()["w"])
+    kept = np.where(np.diff(weights, axis=0) != 0, 1.0, -1.0)
+    assert abs(kept.mean()) < 0.01
+    assert (kept[1:] * kept[:-1]).mean(0).std() == pytest.approx(1 / 20, rel=0.2)  # of 400 coins
+
+
 def test_going_on_from_weights_and_state_is_bit_for_bit_the_same() -> None:
     built, data = training(exported(network(0.3)), "adamw"), batches(10)
     whole = Trainer(built, threads=1)
@@ -210,6 +226,17 @@ def test_what_a_model_draws_itself_follows_from_the_seed() -> None:
 
     assert losses(0) == losses(0) != losses(1)
     assert len(set(losses(0))) == 3
+
+
+def test_a_copy_that_becomes_a_weight_of_its_own_in_an_old_file() -> None:
+    """Before IR version 4 an initializer must be an input too."""
+    model = parser.parse_model("""<ir_version: 3, opset_import: ["": 9]>
+        g (float[n, 2] x, float[2] m) => (float[n, 2] y) <float[2] m = {1, 2}>
+        { k = Identity(m) a = Add(x, m) y = Add(a, k) }""")
+    trained = with_weights(model, {"k": np.array([10, 20], np.float32)}, {})
+    onnx.checker.check_model(trained)
+    session = onnxruntime.InferenceSession(trained.SerializeToString())
+    np.testing.assert_array_equal(session.run(None, {"x": np.zeros((1, 2), np.float32)})[0], [[11, 22]])
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto
 
+import onnxgrad_cli
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.files import STREAM, check_target, load_model, save_bytes, save_model
@@ -192,7 +194,7 @@ class _Run:
             watched=f"val_{chosen.name}" if chosen else "val_loss" if judge else "loss",
             higher=chosen.higher if chosen else False,
             epochs=course.epochs, patience=course.patience, save_every=course.save_every,
-            folder=folder, stop=stop, watch=lambda done, loss: watch(done, steps, loss),
+            folder=folder, stop=stop, watch=lambda done, loss: watch(done, steps, loss), model=_fingerprint(self.built),
         )  # fmt: skip
 
     def write(self, target: Path, adapter: Path | None, force: bool) -> list[Path]:
@@ -284,6 +286,15 @@ def _begin(loop: Loop, link: Communicator, resume: bool, drawn: Sequence[str], t
         tell(f"going on after step {loop.trainer.steps}", 0)
         if drawn:
             tell(f"{', '.join(drawn)} will draw other random numbers than in a run that was never cut off", 0)
+
+
+def _fingerprint(built: TrainingModel) -> str:
+    """Eight digits that tell training models apart by nodes, constants and frozen weights, and versions of onnxgrad."""
+    graph, check = built.model.graph, zlib.crc32(onnxgrad_cli.__version__.encode())
+    stored = (tensor for tensor in graph.initializer if tensor.name not in built.training.state)
+    for message in (*graph.node, *stored):
+        check = zlib.crc32(message.SerializeToString(deterministic=True), check)
+    return f"{check:08x}"
 
 
 def _copy(model: ModelProto) -> ModelProto:

@@ -30,7 +30,7 @@ def with_weights(model: ModelProto, weights: Mapping[str, np.ndarray], others: M
     made = {name for node in model.graph.node for name in node.output}
     missing = {**{name: array for name, array in others.items() if name in made}, **weights}
     values = {**others, **weights}
-    _store_copies(copy.graph, values)
+    _store_copies(copy, values)
     for tensor, name in stored_tensors(copy.graph):
         if name in values:
             _replace(tensor, name, values[name])
@@ -61,12 +61,16 @@ def check_stored(model: ModelProto, names: Iterable[str]) -> None:
             )
 
 
-def _store_copies(graph: GraphProto, values: Mapping[str, np.ndarray]) -> None:
+def _store_copies(model: ModelProto, values: Mapping[str, np.ndarray]) -> None:
+    graph = model.graph
     nodes = GraphProto(node=graph.node).node
     del graph.node[:]
     for node in nodes:
         if node.op_type == "Identity" and node.output[0] in values:
-            graph.initializer.append(numpy_helper.from_array(values[node.output[0]], node.output[0]))
+            tensor = numpy_helper.from_array(values[node.output[0]], node.output[0])
+            graph.initializer.append(tensor)
+            if model.ir_version < 4:  # where all initializers are inputs
+                graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
         else:
             graph.node.append(node)
 

@@ -34,6 +34,11 @@ class Judge:
     metrics: Sequence[Named]
     averages: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def names(self) -> list[str]:
+        """What is measured."""
+        return ["loss", *(named.name for named in self.metrics)]
+
     def check(self, weights: Mapping[str, Buffer]) -> None:
         """Make sure, on one batch, that the metrics take what the model gives.
 

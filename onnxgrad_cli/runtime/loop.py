@@ -51,6 +51,7 @@ class Loop:
         save_every: how many steps lie between checkpoints; 0 saves at the ends of epochs alone.
         folder: where they go.
         stop: whether somebody asks for an end, asked after each step.
+        model: what the steps compute, in short: a checkpoint goes on with the same alone.
         watch: called after each step with the steps taken and the loss.
     """
 
@@ -67,6 +68,7 @@ class Loop:
     folder: RunFolder
     stop: Callable[[], bool]
     watch: Callable[[int, float], None]
+    model: str = ""
     progress: Progress = field(default_factory=Progress)
 
     def resume(self) -> None:
@@ -76,14 +78,14 @@ class Loop:
             UsageError: it is of another model, other data or other options.
         """
         values, said = self.folder.load()
-        self._check_same(values, said["adapters"])
+        self._check_same(values, said)
         self.trainer.load(values, said["steps"])
         self.batches.restore(said["batches"])
         self.schedule.restore(said["schedule"])
         self.progress = Progress(**said["run"])
 
-    def _check_same(self, values: Mapping[str, Any], adapters: list[dict[str, Any]]) -> None:
-        """Make sure that nothing which is trained would begin anew in the middle of a run, or act otherwise."""
+    def _check_same(self, values: Mapping[str, Any], said: Mapping[str, Any]) -> None:
+        """Make sure that nothing would begin anew in the middle of a run, act otherwise or be judged otherwise."""
         held = [*self.trainer.weights(), *self.trainer.state()]
         missing = next((name for name in held if name not in values), None)
         if missing is not None:
@@ -91,8 +93,20 @@ class Loop:
                 f"the run was begun without '{missing}': other weights were trained, or by another optimizer",
                 "go on with the same options, or begin anew with --run",
             )
-        if adapters != [asdict(adapter) for adapter in self.trainer.roles.adapters]:
+        if said["adapters"] != [asdict(adapter) for adapter in self.trainer.roles.adapters]:
             raise UsageError("the run was begun with other adapters", "go on with the same --lora, or begin anew")
+        if said.get("model", self.model) != self.model:
+            raise UsageError(
+                "the run was begun with another model or other options: its steps were not these",
+                "go on with the same ones, or begin anew with --run; `onnxgrad export` makes a model of its checkpoint",
+            )
+        epochs = said["run"]["epochs"]
+        told = ["loss", *(f"val_{name}" for name in self.judge.names)] if self.judge else ["loss"]
+        if epochs and list(epochs[0]) != told:
+            raise UsageError(
+                f"the run was begun with {', '.join(epochs[0])} to judge an epoch by, now it is {', '.join(told)}",
+                "go on with the same --val and --metric, or begin anew with --run",
+            )
 
     def run(self) -> str:
         """Take all steps that are left.
@@ -182,6 +196,7 @@ class Loop:
             "run": asdict(self.progress),
             "weights": list(weights),
             "adapters": [asdict(adapter) for adapter in self.trainer.roles.adapters],
+            "model": self.model,
             "averages": self.trainer.roles.averages,
         }
         try:
