@@ -171,6 +171,28 @@ def node_names(graph: GraphProto) -> Iterator[str]:
             yield from node_names(inner)
 
 
+def without_initializers(model: ModelProto, names: Collection[str]) -> ModelProto:
+    """A copy of a model without some of its initializers, whose values are never copied."""
+    copy = ModelProto()
+    copy_fields(model, copy, ("graph",))
+    copy_fields(model.graph, copy.graph, ("initializer",))
+    copy.graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name not in names)
+    return copy
+
+
+def copy_fields(source: ModelProto | GraphProto, target: ModelProto | GraphProto, but: Collection[str]) -> None:
+    """Copy all fields of a message that are set, but those of these names."""
+    for field, value in source.ListFields():
+        if field.name in but:
+            continue
+        if field.is_repeated:
+            getattr(target, field.name).extend(value)
+        elif field.message_type:
+            getattr(target, field.name).CopyFrom(value)
+        else:
+            setattr(target, field.name, value)
+
+
 class Graph:
     """A model under work.
 

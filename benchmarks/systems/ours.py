@@ -1,6 +1,6 @@
-"""A step of a training model on stock onnxruntime: `Trainer`, or a bare session where there is no optimizer.
+"""A step of a training model on onnxruntime: `Trainer`, or a bare session where there is no optimizer.
 
-python -m benchmarks.systems.ours TRAIN.onnx BATCH.npz THREADS
+python -m benchmarks.systems.ours TRAIN.onnx BATCH.npz THREADS [PROVIDER]
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import onnxruntime
 
 from benchmarks.turns import RATE, serve
 from onnxgrad_cli.passes.describe import Roles, describe
-from onnxgrad_cli.runtime.session import Buffer, feed, open_session, take_out
+from onnxgrad_cli.runtime.session import CPU, Buffer, feed, find_provider, open_session, take_out
 from onnxgrad_cli.runtime.trainer import Trainer
 
 
 class Gradients:
     """Loss and gradients of a batch; weights and gradients lie where they are from run to run."""
 
-    def __init__(self, path: Path, batch: Mapping[str, np.ndarray], threads: int) -> None:
+    def __init__(self, path: Path, batch: Mapping[str, np.ndarray], threads: int, provider: str = CPU) -> None:
         model = onnx.load(path, load_external_data=False)
         self.roles: Roles = describe(model)
         held = [name for name, role in self.roles.inputs.items() if role in ("weight", "state")]
-        values = take_out(model, held, path)
-        self.session = open_session(model, path, threads=threads)
+        model, values = take_out(model, held, path)
+        self.session = open_session(model, path, provider, threads)
         self._inputs = {name: Buffer(values[name]) for name in held}
         self._binding = self.session.io_binding()
         for name, array in batch.items():
@@ -56,8 +56,9 @@ class Gradients:
 class Training:
     """Steps with the optimizer."""
 
-    def __init__(self, path: Path, batch: Mapping[str, np.ndarray], threads: int) -> None:
-        self.trainer = Trainer(onnx.load(path, load_external_data=False), path=path, threads=threads)
+    def __init__(self, path: Path, batch: Mapping[str, np.ndarray], threads: int, provider: str = CPU) -> None:
+        model = onnx.load(path, load_external_data=False)
+        self.trainer = Trainer(model, path=path, provider=provider, threads=threads)
         self.session: onnxruntime.InferenceSession = self.trainer._session
         self._batch = batch
 
@@ -66,15 +67,15 @@ class Training:
         return self.trainer.step(self._batch, RATE)
 
 
-def open_step(path: Path, batch: Mapping[str, np.ndarray], threads: int) -> Any:
+def open_step(path: Path, batch: Mapping[str, np.ndarray], threads: int, provider: str = CPU) -> Any:
     """A step of the kind that the model is for."""
     optimizer = describe(onnx.load(path, load_external_data=False)).optimizer
-    return (Training if optimizer else Gradients)(path, batch, threads)
+    return (Training if optimizer else Gradients)(path, batch, threads, provider)
 
 
-def main(model: str, batch: str, threads: str) -> None:
+def main(model: str, batch: str, threads: str, provider: str = "cpu") -> None:
     """Serve."""
-    serve(lambda: open_step(Path(model), dict(np.load(batch)), int(threads)))
+    serve(lambda: open_step(Path(model), dict(np.load(batch)), int(threads), find_provider(provider)))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from onnx import FunctionProto, ModelProto, NodeProto, TypeProto, helper
 
 from onnxgrad_cli.emit import ROLE
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.graph import Graph, reads
+from onnxgrad_cli.graph import Graph, copy_fields, reads
 from onnxgrad_cli.passes import describe
 from onnxgrad_cli.passes.describe import Role, Roles
 from onnxgrad_cli.passes.outputs import forget_domain
@@ -125,15 +125,8 @@ def _part(
 def _bare(model: ModelProto) -> ModelProto:
     """All that a model says but its graph."""
     bare = ModelProto()
-    for field, value in model.ListFields():
-        if field.name == "graph":
-            bare.graph.name, bare.graph.doc_string = value.name, value.doc_string
-        elif field.name == "training_info":
-            continue
-        elif field.is_repeated:
-            getattr(bare, field.name).extend(value)
-        else:
-            setattr(bare, field.name, value)
+    copy_fields(model, bare, ("graph", "training_info"))
+    bare.graph.name, bare.graph.doc_string = model.graph.name, model.graph.doc_string
     return bare
 
 

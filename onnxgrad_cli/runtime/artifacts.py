@@ -86,19 +86,26 @@ def make_artifacts(built: TrainingModel, original: ModelProto, outputs: Collecti
     kept = [n for n, role in roles.outputs.items() if role.role != "kept output" or n in needed or n in outputs]
     training = _with_inputs(narrowed(training, kept), frozen)
     roles = describe.describe(training)
-    held = [name for name, role in roles.inputs.items() if role in describe.STORED]
+    held = _stored(roles)
     evaluation = evaluation_model(original, built.options, [*held, *frozen], path, outputs).model
     steps = describe.read(optimizer) if optimizer else None
-    values: dict[str, np.ndarray] = {}
-    for model, said in ((training, roles), (evaluation, describe.read(evaluation)), (optimizer, steps)):
-        if model is not None and said is not None:
-            values |= take_out(model, {n for n, role in said.inputs.items() if role in describe.STORED}, path)
+    training, values = take_out(training, held, path)
+    evaluation, more = take_out(evaluation, _stored(describe.read(evaluation)), path)
+    values |= more
+    if optimizer is not None and steps is not None:
+        optimizer, more = take_out(optimizer, _stored(steps), path)
+        values |= more
     inputs = {**dict.fromkeys(frozen, "constant"), **roles.inputs}
     if steps:
         inputs |= {name: role for name, role in steps.inputs.items() if role != "gradient"}
         roles = replace(roles, slots={**roles.slots, **steps.slots})
         values |= steps.begun(values)
     return Artifacts(training, evaluation, optimizer, values, replace(roles, inputs=inputs))
+
+
+def _stored(roles: Roles) -> list[str]:
+    """The inputs that have a value of their own."""
+    return [name for name, role in roles.inputs.items() if role in describe.STORED]
 
 
 def _copy(model: ModelProto) -> ModelProto:

@@ -10,10 +10,10 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxgrad_cli.builder import TrainingModel
-from onnxgrad_cli.graph import Graph
+from onnxgrad_cli.graph import Graph, without_initializers
 from onnxgrad_cli.passes.describe import embed
 from onnxgrad_cli.pipeline import Options
-from onnxgrad_cli.runtime.session import CPU, Buffer, feed, open_session, take_out
+from onnxgrad_cli.runtime.session import CPU, Buffer, feed, open_session
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,10 @@ class Evaluator:
         """
         found = evaluation_model(model, options, weights, path)
         self._loss, self._outputs, self._bound = found.loss, found.outputs, found.weights
-        take_out(found.model, self._bound, path)
-        fed = set(self._bound) | {tensor.name for tensor in found.model.graph.initializer}
-        self.inputs = [value.name for value in found.model.graph.input if value.name not in fed]
-        self._session = open_session(found.model, path, provider, threads)
+        bare = without_initializers(found.model, self._bound)
+        fed = set(self._bound) | {tensor.name for tensor in bare.graph.initializer}
+        self.inputs = [value.name for value in bare.graph.input if value.name not in fed]
+        self._session = open_session(bare, path, provider, threads)
         self._device = provider
 
     def __call__(self, feeds: Mapping[str, np.ndarray], weights: Mapping[str, Buffer]) -> Judged:

@@ -57,22 +57,23 @@ class Held:
     """
 
     def __init__(
-        self, roles: Roles, inputs: Mapping[str, TypeProto], values: Mapping[str, np.ndarray], provider: str
+        self, roles: Roles, inputs: Mapping[str, TypeProto], values: dict[str, np.ndarray], provider: str
     ) -> None:
         """Hold values.
 
         Args:
             roles, inputs: see the class.
-            values: what they are before the first step; what steps do not replace is held once.
+            values: what they are before the first step; what steps do not replace is held once. Each is copied and
+                let go of in turn, so that it is empty in the end.
             provider: the execution provider whose memory they lie in.
         """
         self.roles, self.steps = roles, 0
         self.inputs = {name: _alone(value_type) for name, value_type in inputs.items()}
         self._successors = roles.successors
         self._together = _by_batch(self.inputs)
-        first = {name: Buffer(array.copy(), provider) for name, array in values.items()}
+        first = {name: Buffer(values.pop(name).copy(), provider) for name in list(values)}
         second = {
-            name: Buffer(np.empty_like(array), provider) for name, array in values.items() if name in self._successors
+            name: Buffer(np.empty_like(b.array), provider) for name, b in first.items() if name in self._successors
         }
         self._sides = [first, {**first, **second}]
         self._now = 0

@@ -12,8 +12,9 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 from onnxgrad_cli.files import load_external_data
+from onnxgrad_cli.graph import is_external, without_initializers
 
-CPU = "CPUExecutionProvider"
+CPU, OPENVINO = "CPUExecutionProvider", "OpenVINOExecutionProvider"
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 DEVICES = {"CUDAExecutionProvider": "cuda", "ROCMExecutionProvider": "cuda", "DmlExecutionProvider": "dml"}
 """Execution providers that compute elsewhere than in the memory of the processor, and what their device is called."""
@@ -35,30 +36,26 @@ def _short(provider: str) -> str:
     return provider.removesuffix("ExecutionProvider").lower()
 
 
-def take_out(model: ModelProto, names: Collection[str], path: Path | None) -> dict[str, np.ndarray]:
-    """Take the values of initializers out of a model, so that these become inputs without a value.
+def take_out(model: ModelProto, names: Collection[str], path: Path | None) -> tuple[ModelProto, dict[str, np.ndarray]]:
+    """Part a model from the values of initializers, which so become inputs without a value.
 
     Args:
-        model: the model, which is changed in place.
+        model: the model; not changed.
         names: initializers that are inputs too.
         path: where the model was read from; external data are relative to it.
 
     Returns:
-        name -> values.
+        A copy without these values, and the values by name.
 
     Raises:
         OnnxgradError: values that stand in another file can't be read.
     """
-    taken, kept = ModelProto(), []
-    for tensor in model.graph.initializer:
-        if tensor.name in names:
-            taken.graph.initializer.append(tensor)
-        else:
-            kept.append(tensor)
-    load_external_data(taken, path)
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(kept)
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in taken.graph.initializer}
+    taken = {tensor.name: tensor for tensor in model.graph.initializer if tensor.name in names}
+    elsewhere = ModelProto()
+    elsewhere.graph.initializer.extend(filter(is_external, taken.values()))
+    load_external_data(elsewhere, path)
+    taken |= {tensor.name: tensor for tensor in elsewhere.graph.initializer}
+    return without_initializers(model, names), {name: numpy_helper.to_array(t) for name, t in taken.items()}
 
 
 def open_session(
@@ -82,7 +79,10 @@ def open_session(
         options.intra_op_num_threads = threads
     folder = path.parent if path else Path()
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.absolute()))
-    providers = [provider] if provider == CPU else [provider, CPU]
+    providers: list[str | tuple[str, dict[str, str]]] = [CPU]
+    if provider != CPU:  # OpenVINO's has threads of its own
+        own = {"num_of_threads": str(threads)} if provider == OPENVINO and threads is not None else {}
+        providers.insert(0, (provider, own))
     try:
         return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers)
     except Exception as error:  # of many kinds, none of them public

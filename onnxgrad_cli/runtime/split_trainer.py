@@ -63,7 +63,8 @@ class SplitTrainer(Held):
         types |= {value.name: value.type for value in halves.gradient.graph.input}
         given = dict(values or {})
         held = [name for name, role in roles.inputs.items() if role in ("weight", "state") or name in given]
-        stored = {**take_out(gradient, held, path), **take_out(optimizer, held, path)}
+        (gradient, stored), (optimizer, more) = (take_out(half, held, path) for half in (gradient, optimizer))
+        stored |= more
         found = {name: given.get(name, stored.get(name)) for name in held}
         found |= roles.begun([name for name, array in found.items() if array is not None])
         missing = [name for name, array in found.items() if array is None]

@@ -51,20 +51,18 @@ class Trainer(Held):
         """
         if isinstance(model, TrainingModel):
             model, path = model.model, model.graph.path
-        copy = ModelProto()
-        copy.CopyFrom(model)
-        roles = describe(copy)
+        roles = describe(model)
         rates = [name for name, role in roles.inputs.items() if role == "learning rate"]
         if not rates:
             raise UsageError("the training model has no optimizer", "build it with --optimizer NAME")
+        copy, values = take_out(model, roles.successors, path)
         types = {value.name: value.type for value in copy.graph.input}
         self._seed = loosen(copy, seed)
         outputs = {value.name: value for value in copy.graph.output}
         del copy.graph.output[:]
         copy.graph.output.extend(outputs[name] for name in (roles.loss, *roles.successors.values()))
-        values = take_out(copy, roles.successors, path)
         inputs = {name: types[name] for name in roles.sampled}
-        super().__init__(roles, inputs, {**values, **roles.begun(values)}, provider)
+        super().__init__(roles, inputs, values | roles.begun(values), provider)
         self._session = open_session(copy, path, provider, threads)
         self._rate = Buffer(np.zeros((), numpy_type(types[rates[0]])), provider)
         self._loss = Buffer(np.zeros((), numpy_type(outputs[roles.loss].type)), provider)
