@@ -25,6 +25,10 @@ from benchmarks import chart
 from benchmarks.turns import quartiles
 
 OURS, TORCH, FUSED, OLDER = "onnxgrad", "PyTorch", "PyTorch, fused", "onnxruntime-training 1.19.2"
+OPENVINO, PROVIDER = "OpenVINO", "onnxruntime's OpenVINO provider"
+OTHERS = (OPENVINO, PROVIDER)
+"""Stock runtimes that run the same training model."""
+
 TITLES = {"gradients": "Forward and backward", "adamw": "Forward, backward and AdamW"}
 
 ABOUT = """# Training steps, measured
@@ -96,11 +100,19 @@ def line(row: Found) -> str:
     sizes = [megabytes(row, name) for name in (OURS, torch, OLDER)]
     ms = ["-" if time is None else f"{time * 1e3:.2f}" for time in times]
     mb = ["-" if size is None else f"{size:.0f}" for size in sizes]
-    refused = row["systems"].get(OLDER, {}).get("refused")
     return (
         f"{row['name']:30} {row['kind']:9} {row['threads']:2} {ms[0]:>10} {ms[1]:>10} {ratio(row, torch) or '-'!s:>22}"
         f" {ms[2]:>10} {ratio(row, OLDER) or '-'!s:>22}  {mb[0]:>8} {mb[1]:>8} {mb[2]:>8}"
-    ) + (f"\n    {OLDER}: {refused}" if refused else "")
+    ) + "".join(f"\n    {name}: {told}" for name in (OLDER, *OTHERS) if (told := _beside(row, name)))
+
+
+def _beside(row: Found, name: str) -> str:
+    """What the columns don't show of a system: why it refuses the step; of another runtime its time, ours, memory."""
+    found = row["systems"].get(name, {})
+    if "refused" in found:
+        return str(found["refused"])
+    time, size = middle(row, name), megabytes(row, name)
+    return f"{_ms(time)} ms, ratio {ratio(row, name)}, {size:.0f} MB" if name in OTHERS and size else ""
 
 
 def machine() -> dict[str, str]:
@@ -135,6 +147,22 @@ def page(told: Mapping[str, str], rows: Sequence[Found]) -> Iterator[str]:
             yield from _sizes(found)
             yield ""
     yield from _refused(rows)
+    yield from others(rows)
+
+
+def others(rows: Sequence[Found]) -> Iterator[str]:
+    """A table of what runs the same training model besides onnxruntime, and of PyTorch; docs/runtimes.md shows it."""
+    found = [row for row in rows if row["systems"].keys() & {*OTHERS}]
+    if not found:
+        return
+    yield f"| onnxruntime's CPU provider to | | {OPENVINO} | its provider in onnxruntime | PyTorch |"
+    yield "| --- | --- | ---: | ---: | ---: |"
+    for row in found:
+        cells = [row["name"], "with AdamW" if row["kind"] == "adamw" else ""]
+        for name in (*OTHERS, faster(row)):
+            refused = "refused" in row["systems"].get(name, {})
+            cells.append("refused" if refused else str(ratio(row, name) or ""))
+        yield f"| {' | '.join(cells)} |"
 
 
 def _times(rows: Sequence[Found]) -> Iterator[str]:

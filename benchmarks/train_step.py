@@ -1,14 +1,15 @@
 """What a step of training costs, beside PyTorch's eager mode and onnxruntime-training 1.19.2 in the same run.
 
     python -m benchmarks.train_step [--repeat N] [--threads N ...] [--kind gradients adamw] [--only NAME ...]
-                                    [--against torch older] [--json FILE]
+                                    [--against torch older openvino openvino-provider] [--json FILE]
     python -m benchmarks.train_step --profile NAME [--kind gradients|adamw] [--threads N]
 
 A step is forward and backward on one batch in float32, without an optimizer or with AdamW. Each system has a process of
 its own, and they take turns in blocks: ours, PyTorch with its default optimizer and with the fused one, and
-onnxruntime-training, in an environment of its own where it can be installed. Figures are medians, and ratios to the
-faster of PyTorch's two; memory is a process's peak beyond its imports. The losses of the first steps must agree, and
-so must the norm of all gradients. --profile tells where a step's time goes.
+onnxruntime-training, in an environment of its own where it can be installed. OpenVINO and onnxruntime's provider for
+it run the same training model, which is then built for the batch's shapes (docs/runtimes.md). Figures are medians, and
+ratios to the faster of PyTorch's two; memory is a process's peak beyond its imports. The losses of the first steps must
+agree, and so must the norm of all gradients. --profile tells where a step's time goes.
 """
 
 from __future__ import annotations
@@ -27,22 +28,23 @@ import onnx
 
 from benchmarks import results
 from benchmarks.build import elsewhere
-from benchmarks.results import FUSED, OLDER, OURS, TORCH
+from benchmarks.results import FUSED, OLDER, OPENVINO, OTHERS, OURS, PROVIDER, TORCH
 from benchmarks.turns import Refused, Worker
 from benchmarks.workloads import KINDS, Kind, Row, chosen, save
 from onnxgrad_cli.passes.describe import describe
 from onnxgrad_cli.runtime.turns import rounds
-from tests import older_runtime
+from tests import older_runtime, other_runtimes
 
 LOSS, NORM = 1e-3, 1e-3
 """How far the first losses may differ, tenfold after a step, nineteenfold after two; and the norms of gradients."""
 
 
-def prepare(row: Row, kind: Kind, folder: Path) -> tuple[Path, Path]:
-    """Write the export, its training model, the names of the trained weights, and the batch."""
+def prepare(row: Row, kind: Kind, folder: Path, static: bool = False) -> tuple[Path, Path]:
+    """Write the export, its training model, perhaps for this batch alone, the trained weights' names, and the batch."""
     save(row.batch(), folder / "batch.npz")
     source = row.export(folder)
-    target = row.training_model(source, kind)
+    shapes = {name: draw.shape for name, draw in row.inputs.items()}
+    target = row.training_model(source, kind, **({"shapes": shapes} if static else {}))
     weights = [name for name, role in describe(onnx.load(target)).inputs.items() if role == "weight"]
     (folder / "weights.json").write_text(json.dumps(weights))
     return source, target
@@ -66,6 +68,19 @@ def older_step(source: Path, folder: Path) -> list[str]:
     return [*command, str(artifacts)]
 
 
+def other_step(name: str, target: Path) -> list[str]:
+    """What runs a step of a training model on another runtime.
+
+    Raises:
+        Refused: it can't be installed.
+    """
+    runtime, system = (other_runtimes.OPENVINO, "openvino") if name == OPENVINO else (other_runtimes.PROVIDER, "ours")
+    try:
+        return [runtime.python(), "-m", f"benchmarks.systems.{system}", str(target)]
+    except older_runtime.Absent as reason:
+        raise Refused(str(reason)) from None
+
+
 def start(name: str, row: Row, kind: Kind, threads: int, files: tuple[Path, Path], folder: Path) -> Worker:
     """A system at its first steps.
 
@@ -75,6 +90,8 @@ def start(name: str, row: Row, kind: Kind, threads: int, files: tuple[Path, Path
     given = [str(folder / "batch.npz"), str(threads)]
     if name == OURS:
         command = [sys.executable, "-m", "benchmarks.systems.ours", str(files[1]), *given]
+    elif name in OTHERS:
+        command = [*other_step(name, files[1]), *given, *(["openvino"] if name == PROVIDER else [])]
     elif name == OLDER:
         command = [*older_step(files[0], folder), *given, kind]
     else:
@@ -90,8 +107,9 @@ def compare(row: Row, kind: Kind, threads: int, repeat: int, against: Sequence[s
         AssertionError: two don't compute the same.
         Refused: ours or PyTorch can't take the step.
     """
-    files = elsewhere(prepare, row, kind, folder)
-    names = [OURS, *([TORCH] if "torch" in against else []), *([OLDER] if "older" in against else [])]
+    others = [name for word, name in zip(("openvino", "openvino-provider"), OTHERS, strict=True) if word in against]
+    files = elsewhere(prepare, row, kind, folder, bool(others))
+    names = [OURS, *([TORCH] if "torch" in against else []), *([OLDER] if "older" in against else []), *others]
     names += [FUSED] if "torch" in against and kind == "adamw" else []
     found: dict[str, dict[str, Any]] = {}
     with ExitStack() as open_ones:
@@ -101,7 +119,7 @@ def compare(row: Row, kind: Kind, threads: int, repeat: int, against: Sequence[s
                 workers[name] = start(name, row, kind, threads, files, folder)
                 open_ones.callback(workers[name].close)
             except Refused as reason:
-                if name != OLDER:
+                if name not in (OLDER, *OTHERS):
                     raise
                 found[name] = {"refused": str(reason)}
         agree(row.name, workers)
@@ -147,7 +165,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="*", default=[2], help="of each")
     parser.add_argument("--kind", nargs="*", choices=KINDS, default=KINDS, help="without or with the optimizer")
     parser.add_argument("--only", nargs="*", help="networks, or parts of rows' names")
-    parser.add_argument("--against", nargs="*", choices=("torch", "older"), default=("torch", "older"))
+    peers = ("torch", "older", "openvino", "openvino-provider")
+    parser.add_argument("--against", nargs="*", choices=peers, default=peers[:2])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--profile", metavar="NAME", help="print where the time of such a row's step goes instead")
     arguments = parser.parse_args()

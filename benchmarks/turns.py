@@ -126,9 +126,11 @@ def serve(make: Callable[[], Any]) -> None:
 
 
 def _words(error: Exception) -> str:
-    """What an error says, in one line; onnxruntime's own words stand behind the place in its source."""
-    kind, text = type(error).__name__, (str(error).strip().splitlines() or [""])[0]
-    return f"{kind}: {text.split('[ONNXRuntimeError]')[-1].lstrip(' :0123456789')[-300:]}"
+    """What an error says, in one line; onnxruntime's own words stand behind the place in its source, OpenVINO's below
+    lines that name such places, or in its summary."""
+    lines = str(error).split("\nSummary:\n")[-1].strip().splitlines() or [""]
+    text = next((line for line in lines if not line.rstrip().endswith(":")), lines[0])
+    return f"{type(error).__name__}: {text.split('[ONNXRuntimeError]')[-1].lstrip(' :-0123456789')[-300:]}"
 
 
 def _tell(message: Mapping[str, Any]) -> None:

@@ -23,6 +23,7 @@ from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.graph import Graph, dtype_of, nbytes, reads, shape_of, subgraphs, with_bodies
 from onnxgrad_cli.passes.describe import parts
 from onnxgrad_cli.pipeline import Training
+from onnxgrad_cli.targets.standard import standard_domain
 
 Sizes = tuple[int, ...]
 
@@ -323,7 +324,7 @@ def node_flops(node: NodeProto, facts: Mapping[str, Fact]) -> int:
     if op_type in MOVES:
         return 0
     exact = EXACT.get(op_type)
-    if exact is not None and node.domain in ("", "ai.onnx"):
+    if exact is not None and not standard_domain(node.domain):
         return exact(node, lambda name: facts[name].shape)
     if op_type.startswith("Scatter"):
         return facts[node.input[2]].elements if _attribute(node, "reduction", b"none") != b"none" else 0

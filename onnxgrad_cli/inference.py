@@ -116,10 +116,12 @@ def _element(graph: Graph, name: str) -> Types:
 
 def _cut_to_fit(graph: Graph, node: NodeProto, makers: dict[str, NodeProto]) -> Types:
     """A tensor cut to another's shape, which is its own, is whole: so exporters write what is added up by index."""
-    data, starts, ends, *rest = node.input
+    if len(node.input) != 3:  # axes or steps, or all of them attributes
+        return {}
+    data, starts, ends = node.input
     shape, maker = shape_of(graph.types.get(data)), makers.get(ends)
     first = graph.constant(starts) if starts in graph.initializers else None
-    if rest or shape is None or first is None or maker is None or maker.op_type != "Shape" or maker.attribute:
+    if shape is None or first is None or maker is None or maker.op_type != "Shape" or maker.attribute:
         return {}
     fits = first.tolist() == [0] * len(shape) and shape_of(graph.types.get(maker.input[0])) == shape
     whole = fits and "?" not in shape and shape_of(graph.types.get(node.output[0])) != shape

@@ -7,7 +7,7 @@ of a model, and what it finds faster is chosen in the next build. All forms of a
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +31,8 @@ class Lowering:
     """A choice that a build has made.
 
     Attributes:
-        node: the forward node whose gradient it is.
+        node: the forward node whose gradient it is, as it was then.
+        graph: the graph or body that the node is in.
         name: what has several forms, such as 'Conv weight gradient'.
         forms: their names.
         taken: the one that was written.
@@ -40,6 +41,7 @@ class Lowering:
     """
 
     node: NodeProto
+    graph: Graph
     name: str
     forms: tuple[str, ...]
     taken: str
@@ -52,13 +54,24 @@ class Lowerings:
     """The choices of a build.
 
     Attributes:
+        prefer: the form that suits what a model is written for, of what its name says; None where none does.
         asked: what is to be chosen, by a gradient with its shapes as `key` writes it, or by the name of a gradient
             for all shapes that have such a form.
         made: what was chosen, by the key.
     """
 
+    prefer: Callable[[Op, str], str | None] = lambda op, name: None
     asked: Mapping[str, str] = field(default_factory=dict)
     made: dict[str, Lowering] = field(default_factory=dict)
+
+    @property
+    def measured(self) -> dict[str, str]:
+        """What was asked for and is written, by the key."""
+        return {
+            place: made.taken
+            for place, made in self.made.items()
+            if made.taken in (self.asked.get(place), self.asked.get(made.name))
+        }
 
     def choose(self, op: Op, name: str, forms: Sequence[str], default: str) -> str:
         """The form to write of the gradient of the node at hand.
@@ -74,6 +87,8 @@ class Lowerings:
         """
         if op.node is None:
             return default
+        preferred = self.prefer(op, name)
+        default = preferred if preferred and preferred in forms else default
         place, name = key(op.graph, op.node, name), f"{op.node.op_type} {name}"
         taken = self.asked.get(place, default)
         if taken not in forms:
@@ -81,7 +96,9 @@ class Lowerings:
         if place not in self.asked and self.asked.get(name) in forms:
             taken = self.asked[name]
         wanted = tuple(dict.fromkeys(filter(op.wanted, op.node.input)))
-        self.made[place] = Lowering(op.node, name, tuple(forms), taken, default, wanted)
+        node = NodeProto()
+        node.CopyFrom(op.node)
+        self.made[place] = Lowering(node, op.graph, name, tuple(forms), taken, default, wanted)
         return taken
 
 

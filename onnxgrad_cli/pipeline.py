@@ -97,6 +97,21 @@ class Recomputed:
 
 
 @dataclass(frozen=True)
+class Targeted:
+    """What was done for a target.
+
+    Attributes:
+        name: the target.
+        nodes: how many nodes are computed by operators of its own.
+        operators: those, as 'domain::Op' -> how many there are.
+    """
+
+    name: str
+    nodes: int
+    operators: dict[str, int]
+
+
+@dataclass(frozen=True)
 class Adjoint:
     """The cotangents of what several nodes compute together, where one rule for all takes fewer passes over memory.
 
@@ -190,6 +205,7 @@ class Options:
         quantization: what becomes of a path through QuantizeLinear: 'refuse' it, or 'ste', the straight-through
             estimator, for which rounding is the identity within the quantized range.
         tuned: forms of gradients to write instead of those that suit their shapes; see `lowerings`.
+        target: the runtime that the model is written for: 'standard' is any, for others see `targets`.
         identifiers: make valid C identifiers of the names that are not the model's own.
         dims: symbol -> size, fixed before anything else.
         shapes: input -> shape, fixed before anything else.
@@ -229,6 +245,7 @@ class Options:
     mode: str = "keep"
     quantization: str = "refuse"
     tuned: Mapping[str, str] = field(default_factory=dict)
+    target: str = "standard"
     identifiers: bool = False
     dims: dict[str, int] = field(default_factory=dict)
     shapes: dict[str, Shape] = field(default_factory=dict)
@@ -265,6 +282,7 @@ class Training:
         lowerings: which of several forms of a gradient were written.
         partial: weights and inputs whose gradient leaves out paths, for `stop_gradient` declares so.
         recomputed: what is computed again in the backward part.
+        targeted: what was done for a target that is not any runtime.
         adjoints: values that several nodes make together -> the rule for all of them.
     """
 
@@ -294,6 +312,7 @@ class Training:
     lowerings: Lowerings = field(default_factory=Lowerings)
     partial: list[str] = field(default_factory=list)
     recomputed: Recomputed | None = None
+    targeted: Targeted | None = None
     adjoints: dict[str, Adjoint] = field(default_factory=dict)
 
 

@@ -1,6 +1,7 @@
 """An environment with onnxruntime-training, which ended at 1.19.2 and wants older packages than ours.
 
-Its Python is named by ONNXGRAD_TRAINING_PYTHON, or the environment is made in build/training-agent.
+Its Python is named by ONNXGRAD_TRAINING_PYTHON, or the environment is made in build/training-agent. Other runtimes
+that need an environment of their own are made the same way.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -35,21 +37,25 @@ def python() -> str:
     if base is None:
         raise Absent("onnxruntime-training 1.19.2 needs Python 3.11, and there is none; "
                      "ONNXGRAD_TRAINING_PYTHON may name a Python that has it")  # fmt: skip
-    return _made(base)
+    return made("onnxruntime-training 1.19.2", base, FOLDER, PACKAGES)
 
 
-def _made(base: str) -> str:
-    """Make it: one process of several does, the others wait."""
+def made(what: str, base: str, folder: Path, packages: Sequence[str]) -> str:
+    """The Python of an environment with these packages: one process of several makes it, the others wait.
+
+    Raises:
+        Absent: it can't be made.
+    """
     import fcntl  # there is none but on Unix
 
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    found, installed = FOLDER / "bin" / "python", FOLDER / "installed"
-    with open(FOLDER / "lock", "w") as lock:
+    folder.mkdir(parents=True, exist_ok=True)
+    found, installed = folder / "bin" / "python", folder / "installed"
+    with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for command in ((base, "-m", "venv", FOLDER), (found, "-m", "pip", "install", *PACKAGES)):
-            made = None if installed.exists() else subprocess.run(command, capture_output=True, text=True)
-            if made and made.returncode:
-                reason = (made.stderr or made.stdout).strip().splitlines()[-1]
-                raise Absent(f"onnxruntime-training 1.19.2 can't be installed: {reason}")
+        for command in ((base, "-m", "venv", folder), (found, "-m", "pip", "install", *packages)):
+            done = None if installed.exists() else subprocess.run(command, capture_output=True, text=True)
+            if done and done.returncode:
+                reason = (done.stderr or done.stdout).strip().splitlines()[-1]
+                raise Absent(f"{what} can't be installed: {reason}")
         installed.touch()
     return str(found)

@@ -169,6 +169,14 @@ def test_the_page_and_the_chart() -> None:
     assert len(drawn.findall(".//{*}circle")) == 2 * len(marks)
 
 
+def test_other_runtimes_have_a_table_of_their_own() -> None:
+    assert not list(results.others(list(measured())))
+    plain, _ = measured()
+    beside = {results.OPENVINO: {"seconds": [4.0, 8.0, 12.0]}, results.PROVIDER: {"refused": "Foo"}}
+    table = list(results.others([{**plain, "systems": {**plain["systems"], **beside}}]))
+    assert table[-1] == "| net <1> |  | 0.25 [0.25-0.25] 0.25 | refused | 0.50 [0.50-0.50] 0.50 |"
+
+
 def test_the_figures_name_the_machine() -> None:
     assert {"processor", "cores", "memory", "onnxruntime"} <= results.machine().keys()
 

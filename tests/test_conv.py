@@ -358,20 +358,22 @@ def test_every_form_of_a_weights_gradient(monkeypatch, form, group, stride, kern
         ("Conv", (2, 2, 5, 5), (4, 2, 2, 2), {"strides": [2, 2]}),
         ("Conv", (2, 32, 5, 5), (4, 16, 3, 3), {"group": 2}),
         ("Conv", (2, 4, 6, 6), (4, 1, 2, 2), {"group": 4, "strides": [2, 2]}),
+        ("Conv", (2, 4, 6, 6), (4, 1, 3, 3), {"group": 4, "strides": [2, 2], "pads": [1, 1, 1, 1]}),
         ("ConvTranspose", (2, 16, 5, 5), (16, 4, 2, 2), {"strides": [2, 2]}),
     ],
 )
 def test_the_weight_of_an_empty_batch_has_a_gradient_of_zeros(op, x, w, attrs):
-    """As in the heads of a detector that has found nothing; its result may be whatever is in memory."""
+    """As in the heads of a detector that has found nothing; onnxruntime's result may be whatever is in memory, or none
+    ever come."""
     arrays = [np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in (x, w)]
     model = forward_model(Case(op, arrays, attrs), symbolic=False)
     for value in (*model.graph.input[:1], *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
     backward = with_gradient(model, ["x0", "x1"], ["y0"], "g_")
     y = Executor(model)({"x0": arrays[0], "x1": arrays[1]})["y0"]
-    guarded = any(node.op_type == "Where" for node in backward.graph.node)
+    guarded = any(node.op_type == "Equal" for node in backward.graph.node)
     textbook = attrs.get("group", 1) > 1 and w[1] < 16
-    assert guarded == textbook, "a convolution of no channels gives numbers from memory, now and then"
+    assert guarded == textbook, "a convolution of no channels gives numbers from memory, now and then, or never ends"
     run = Executor(backward, fallback=False)
     for count in (0, 2, 0):
         found = run({"x0": arrays[0][:count], "x1": arrays[1], "g_y0": y[:count]})

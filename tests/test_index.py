@@ -6,9 +6,10 @@ onnxruntime's ScatterND(add) loses updates only at size and with threads, so sma
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.emit import Op
 from onnxgrad_cli.graph import Graph
@@ -87,6 +88,102 @@ def test_scatter_elements_at_real_size_with_threads(axis: int) -> None:
     (wanted_data,) = expected(lambda x: x.gather(axis, torch.tensor(indices)), [data], g)
     for found in backward(Case("GatherElements", [data, indices], {"axis": axis}), ["x0"], g, runs=10):
         agree(found["x0"], wanted_data, 2e-6)
+
+
+def graph_of(nodes: list, x: tuple, y: tuple, **more: tuple) -> onnx.ModelProto:
+    """A model of some nodes from x, indices i [rows] and what is given besides to y0, each of a shape."""
+    kinds = {"x": (TensorProto.DOUBLE, x), "i": (TensorProto.INT64, ("rows",))}
+    kinds.update((name, (TensorProto.DOUBLE, shape)) for name, shape in more.items())
+    inputs = [helper.make_tensor_value_info(name, *kind) for name, kind in kinds.items()]
+    constants = [numpy_helper.from_array(np.array([1]), "one")]
+    output = helper.make_tensor_value_info("y0", TensorProto.DOUBLE, y)
+    graph = helper.make_graph(nodes, "graph", inputs, [output], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def operators(model: onnx.ModelProto) -> set[str]:
+    return {node.op_type for node in model.graph.node}
+
+
+SIZES = [(1, 0), (5, 0), (0, 0), (1, 1), (7, 22), (7, 23), (7, 24), (400, 46), (3, 4600), (3000, 10), (512, 8192)]
+
+
+@pytest.mark.parametrize("kind", ["any", "one", "ends"])
+def test_rows_whose_number_is_known_at_run_time(kind: str) -> None:
+    """They are sorted and added up in blocks of 23, so sums end in a block, at its end, and many blocks later."""
+    model = graph_of([helper.make_node("Gather", ["x", "i"], ["y0"], name="gather")], ("nodes", 64), ("rows", 64))
+    training = with_gradient(model, ["x"], ["y0"], "g_")
+    assert "TopK" in operators(training)
+    run = Executor(training, threads=2)
+    for rows, count in SIZES:
+        x, g = normal(rows, 64), normal(count, 64)
+        drawn = {"any": rng.integers(-rows, max(rows, 1), count), "one": np.full(count, -1)}
+        drawn["ends"] = np.where(np.arange(count) % 2, -rows, rows - 1)
+        wanted = np.zeros_like(x)
+        np.add.at(wanted, drawn[kind], g)
+        for _ in range(3):
+            np.testing.assert_allclose(run({"x": x, "i": drawn[kind], "g_y0": g})["g_grad_x"], wanted, atol=1e-12)
+
+
+@pytest.mark.parametrize("columns", [1, 3, 64])
+def test_a_sum_at_nodes_as_exporters_write_it(columns: int) -> None:
+    """PyTorch's scatter_add with expanded indices, to whose shape the export cuts what is added."""
+    nodes = [
+        helper.make_node("Unsqueeze", ["i", "one"], ["column"]),
+        helper.make_node("Shape", ["sent"], ["shape"]),
+        helper.make_node("Expand", ["column", "shape"], ["places"]),
+        helper.make_node("ScatterElements", ["x", "places", "sent"], ["sum"], name="sum", axis=-2, reduction="add"),
+        helper.make_node("Mul", ["sum", "sum"], ["y0"], name="square"),
+    ]
+    model = graph_of(nodes, ("nodes", columns), ("nodes", columns), sent=("rows", columns))
+    training = with_gradient(model, ["x", "sent"], ["y0"], "g_")
+    assert not operators(training) & {"Expand", "GatherElements"}
+    run, before = Executor(training, threads=2), Executor(model)
+    for rows, count in SIZES:
+        if rows == 0:
+            continue
+        x, sent, i = normal(rows, columns), normal(count, columns), rng.integers(-rows, rows, count)
+        g = normal(rows, columns)
+        found = run({"x": x, "i": i, "sent": sent, "g_y0": g})
+        np.testing.assert_array_equal(found["y0"], before({"x": x, "i": i, "sent": sent})["y0"])
+        index = torch.tensor(i % rows)[:, None].expand(count, columns)
+        wanted = expected(lambda a, b, index=index: a.scatter_add(0, index, b) ** 2, [x, sent], g)
+        np.testing.assert_allclose(found["g_grad_x"], wanted[0], atol=1e-9)
+        np.testing.assert_allclose(found["g_grad_sent"], wanted[1], atol=1e-9)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_elements_gathered_in_whole_rows(axis: int) -> None:
+    """torch.gather with an expanded index; one with fewer columns than the data takes no whole rows."""
+    for columns in (64, 63):
+        nodes = [
+            helper.make_node("Unsqueeze", ["i", "one"] if axis == 0 else ["i", "zero"], ["column"]),
+            helper.make_node("Expand", ["column", "shape"], ["places"]),
+            helper.make_node("GatherElements", ["x", "places"], ["y0"], name="gather", axis=axis),
+        ]
+        shape = [1200, columns] if axis == 0 else [columns, 1200]
+        model = graph_of(nodes, (900, 64) if axis == 0 else (64, 900), tuple(shape))
+        model.graph.input[1].type.tensor_type.shape.dim[0].dim_value = 1200
+        constants = {"shape": np.array(shape), "zero": np.array([0])}
+        model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+        training = with_gradient(model, ["x"], ["y0"], "g_")
+        assert ("TopK" in operators(training)) == (axis == 0 and columns == 64)
+        x, i, g = normal(*((900, 64) if axis == 0 else (64, 900))), rng.integers(0, 900, 1200), normal(*shape)
+        index = torch.tensor(i)[:, None] if axis == 0 else torch.tensor(i)[None]
+        whole = index.expand(shape).contiguous()  # PyTorch's own gradient of an expanded one is wrong at 63 columns
+        (wanted,) = expected(lambda a, whole=whole: a.gather(axis, whole), [x], g)
+        agree(Executor(training, threads=2)({"x": x, "i": i, "g_y0": g})["g_grad_x"], wanted, 1e-14)
+
+
+def test_positions_in_order_are_put_back_at_once() -> None:
+    table, g = normal(512, 64), normal(128, 64)
+    for first in (0, 2, 384):
+        case = Case("Gather", [table, const(np.arange(first, first + 128))])
+        model = with_gradient(forward_model(case, symbolic=False), ["x0"], ["y0"], "g_")
+        assert not operators(model) & {"TopK", "ScatterElements"}
+        wanted = np.zeros_like(table)
+        wanted[first : first + 128] = g
+        agree(Executor(model)({"x0": table, "g_y0": g})["g_grad_x0"], wanted, 0.0)
 
 
 def test_gather_nd_with_repeats_at_real_size_with_threads() -> None:

@@ -286,3 +286,36 @@ def test_a_budget_out_of_reach_is_told() -> None:
     again = made(exported(blocks()), "budget:1B")
     assert any("bytes stay" in str(caution) for caution in again.training.cautions)
     assert any("batch = 1" in str(caution) for caution in again.training.cautions)
+
+
+PROGRAMS = {
+    "an output is kept of a node that runs again": (
+        "block:[hc]",
+        "h = Sub(x, w) a, c = Split<axis = 1>(h, parts) t = Tanh(a) y = Mul(t, c)",
+    ),
+    "a view of an input is read before its copy would be": (
+        "block:s",
+        "f = Unsqueeze(x, axis) d = Add(f, w) s = Mul(d, d) q = Tanh(s) y = Mul(q, f)",
+    ),
+    "all gradients are zeros, and need no seed": ("elementwise", "h = Mul(x, w) y = Sign(h)"),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_small_programs(name: str) -> None:
+    asked, nodes = PROGRAMS[name]
+    model = parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 17]>
+        small (float[2, 4] x) => (float[] y)
+        <float[4] w = {{1, -2, 3, 0.5}}, int64[2] parts = {{2, 2}}, int64[1] axis = {{1}}> {{ {nodes} }}
+    """)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    plain, again = (made(model, each, grad_of_input=("x",)) for each in ("", asked))
+    (label,) = plain.training.labels
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.standard_normal((2, 4)).astype(np.float32)}
+    shape = [dim.dim_value for value in plain.model.graph.input if value.name == label
+             for dim in value.type.tensor_type.shape.dim]  # fmt: skip
+    feeds[label] = rng.standard_normal(shape).astype(np.float32)
+    for one, other in zip(ran(plain, feeds), ran(again, feeds), strict=True):
+        np.testing.assert_array_equal(other, one)

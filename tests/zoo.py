@@ -24,11 +24,12 @@ from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.passes.recompute import parse_recompute
 from onnxgrad_cli.pipeline import LossSpec, Options, RecomputeSpec
+from onnxgrad_cli.targets import TARGETS
 
 BOUND = 1e-4
 
 
-def compare(folder: Path, recompute: RecomputeSpec | None = None) -> dict[str, object]:
+def compare(folder: Path, recompute: RecomputeSpec | None = None, target: str = "standard") -> dict[str, object]:
     """Build, run and compare one model; returns the row of the table.
 
     Raises:
@@ -39,7 +40,7 @@ def compare(folder: Path, recompute: RecomputeSpec | None = None) -> dict[str, o
     start = time.perf_counter()
     built = build(
         onnx.load(folder / "model.onnx"),
-        Options(losses=(LossSpec("mse", output=about["output"]),), label="target", recompute=recompute),
+        Options(losses=(LossSpec("mse", output=about["output"]),), label="target", recompute=recompute, target=target),
     )
     model = built.model
     seconds = time.perf_counter() - start
@@ -83,6 +84,7 @@ def main() -> int:
     parser.add_argument("zoo", type=Path)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--recompute", type=parse_recompute, help="as in `onnxgrad build`")
+    parser.add_argument("--target", default="standard", choices=TARGETS, help="as in `onnxgrad build`")
     arguments = parser.parse_args()
     folders = [f.parent for f in sorted(arguments.zoo.glob("*/model.onnx"))]
     folders = [f for f in folders if not arguments.names or f.name in arguments.names]
@@ -92,7 +94,7 @@ def main() -> int:
     failed = 0
     for folder in folders:
         try:
-            row = compare(folder, arguments.recompute)
+            row = compare(folder, arguments.recompute, arguments.target)
         except (OnnxgradError, AssertionError, RuntimeError) as error:
             failed += 1
             print(f"{folder.name:20} FAILED: {error}")

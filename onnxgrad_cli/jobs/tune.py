@@ -24,6 +24,7 @@ from onnxgrad_cli.lowerings import TABLE, Lowering, load_tuned
 from onnxgrad_cli.pipeline import Options
 from onnxgrad_cli.runtime.session import open_session
 from onnxgrad_cli.runtime.turns import in_turn
+from onnxgrad_cli.targets import STANDARD
 
 GAIN = 0.95
 """What a form must take of the default's time to be chosen: less is within the noise of a shared machine."""
@@ -84,14 +85,19 @@ def run_tune(
     if str(model) == STREAM or str(out) == STREAM:
         raise UsageError("tuning reads its model from a file and writes to one", "name both")
     options = replace(options or Options(), tuned={})
+    if options.target != STANDARD:
+        raise UsageError(
+            f"tuning measures standard operators, and --target {options.target} has forms of its own",
+            "leave --target out",
+        )
     proto, path = load_model(model)
     assert path is not None
     target = Path(out) if out is not None else path.with_name(f"{path.stem}.tuned.toml")
     if target.exists():
         load_tuned(target)
     open_ = _differentiated(proto, path, options)
-    bound = {**_guess(open_.graph), **(sizes or {})}
-    fixed = _differentiated(proto, path, replace(options, dims={**options.dims, **bound})) if bound else open_
+    bound = {**_guess(open_), **(sizes or {})}
+    fixed = _differentiated(proto, path, _bind(options, open_, bound)) if bound else open_
     if bound:
         tell(f"measured with {', '.join(f'{name} = {size}' for name, size in bound.items())}", 0)
     concrete = {_site(lowering): lowering for lowering in fixed.training.lowerings.made.values()}
@@ -101,7 +107,7 @@ def run_tune(
         if here is None or len(lowering.forms) < 2:
             continue
         tell(place, 1)
-        times = in_turn(_steps(fixed.graph, here, threads), repeat)
+        times = in_turn(_steps(here, threads), repeat)
         best = min(times, key=times.__getitem__)
         default = lowering.default
         best = best if times[best] < GAIN * times.get(default, np.inf) else default
@@ -118,26 +124,33 @@ def _differentiated(model: ModelProto, path: Path, options: Options) -> Training
     return built
 
 
-def _guess(graph: Graph) -> dict[str, int]:
+def _guess(built: TrainingModel) -> dict[str, int]:
     sizes: dict[str, int] = {}
-    for name in graph.input_names:
-        for axis, size in enumerate(shape_of(graph.types.get(name)) or ()):
-            if isinstance(size, str) and name not in graph.initializers:
+    for name in built.training.inputs:
+        for axis, size in enumerate(shape_of(built.graph.types.get(name)) or ()):
+            if isinstance(size, str):
                 sizes.setdefault(size, OTHER if axis else LEADING)
     return sizes
+
+
+def _bind(options: Options, built: TrainingModel, bound: Mapping[str, int]) -> Options:
+    """With whole shapes, for a dimension without a name can't be bound by one."""
+    known = {name: shape_of(built.graph.types.get(name)) for name in built.training.inputs}
+    shapes = {name: tuple(bound.get(str(n), n) for n in shape) for name, shape in known.items() if shape is not None}
+    return replace(options, shapes={**options.shapes, **shapes})
 
 
 def _site(lowering: Lowering) -> tuple[str, str]:
     return lowering.node.output[0], lowering.name
 
 
-def _steps(graph: Graph, lowering: Lowering, threads: int | None) -> dict[str, Callable[[], object]]:
+def _steps(lowering: Lowering, threads: int | None) -> dict[str, Callable[[], object]]:
     """A run of the node's gradients in each form.
 
     Raises:
         OnnxgradError: two forms give different gradients.
     """
-    alone, steps, outputs = _alone(graph, lowering.node), {}, {}
+    alone, steps, outputs = _alone(lowering.graph, lowering.node), {}, {}
     feeds: dict[str, np.ndarray] = {}
     for form in lowering.forms:
         tuned = Options(tuned={lowering.name: form})

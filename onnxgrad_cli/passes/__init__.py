@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.passes.adapters import ADAPTERS
 from onnxgrad_cli.passes.backward import BACKWARD
 from onnxgrad_cli.passes.cleanup import CLEANUP
@@ -13,8 +14,10 @@ from onnxgrad_cli.passes.optimizer import OPTIMIZER
 from onnxgrad_cli.passes.outputs import OUTPUTS
 from onnxgrad_cli.passes.prepare import PREPARE
 from onnxgrad_cli.passes.recompute import RECOMPUTE
+from onnxgrad_cli.passes.target import TARGET
 from onnxgrad_cli.passes.yield_op import YIELD
 from onnxgrad_cli.pipeline import Options, Pass
+from onnxgrad_cli.targets import STANDARD
 
 PASSES = (PREPARE, LOSS, YIELD, BACKWARD, OUTPUTS, OPTIMIZER, CLEANUP, IDENTIFIERS)
 """The pipeline of `onnxgrad build`; `verify` follows it, on the model as it was written."""
@@ -23,17 +26,25 @@ _INSTEAD = {YIELD: GRADIENT, OUTPUTS: replace(OUTPUTS, summary="inputs and outpu
 COMPACT = tuple(_INSTEAD.get(step, step) for step in PASSES if step is not BACKWARD)
 """The pipeline of `onnxgrad build --as-gradient-op`; `verify` expands the model first."""
 
-_AFTER = {PREPARE: (ADAPTERS,), BACKWARD: (GRADIENT, LOSS_SCALE, RECOMPUTE)}
+_AFTER = {PREPARE: (ADAPTERS,), BACKWARD: (GRADIENT, LOSS_SCALE, RECOMPUTE), CLEANUP: (TARGET,)}
 EVERY = tuple(each for step in PASSES for each in (step, *_AFTER.get(step, ())))
 """Every pass there is."""
 
 
 def pipeline_for(options: Options) -> tuple[Pass, ...]:
-    """The passes of a build."""
+    """The passes of a build.
+
+    Raises:
+        UsageError: a target is asked for with what only standard operators can be written in.
+    """
+    for option, given in {"--as-gradient-op": options.as_gradient_op, "--training-info": options.training_info}.items():
+        if given and options.target != STANDARD:
+            raise UsageError(f"--target {options.target} does not go with {option}", "leave one of them out")
     asked = {
         ADAPTERS: bool(options.lora or options.lora_target),
         LOSS_SCALE: options.loss_scale is not None,
         RECOMPUTE: options.recompute is not None,
+        TARGET: options.target != STANDARD,
     }
     passes = COMPACT if options.as_gradient_op else PASSES
     return tuple(each for step in passes for each in (step, *filter(asked.get, _AFTER.get(step, ()))))

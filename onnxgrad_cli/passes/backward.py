@@ -20,6 +20,7 @@ from onnxgrad_cli.emit import FORWARD, ROLE, No, Op, Unknown, Val, is_differenti
 from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError
 from onnxgrad_cli.graph import Graph, captured, reads
 from onnxgrad_cli.pipeline import Adjoint, Options, Pass, Training
+from onnxgrad_cli.targets import find_target
 
 
 def differentiate(
@@ -353,6 +354,7 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
     op.role = "backward"
     training.straight_through = options.quantization == "ste"
     training.forward_stays = options.training_info
+    training.lowerings.prefer = find_target(options.target).prefer
     training.lowerings.asked = options.tuned
     wanted = [*training.trained, *training.grad_of_input]
     seeds = {end: op.val(cotangent) for end, cotangent in training.yielded.items()}

@@ -88,7 +88,8 @@ class _Copies:
         copy.metadata_props.add(key=ROLE, value="backward")
         for name in node.output:
             copy.output.append(self._twin(name, "recomputed") if name else "")
-        self.names.update((old, new) for old, new in zip(node.output, copy.output, strict=True) if old)
+        twins = zip(node.output, copy.output, strict=True)
+        self.names.update((old, new) for old, new in twins if old and not self.plan.has(old))
         self._op.nodes.append(copy)
         self.count += 1
 

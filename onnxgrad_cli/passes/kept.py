@@ -192,7 +192,8 @@ class Plan:
 
     def has(self, name: str) -> bool:
         """Whether a value is there when the backward part begins."""
-        return self.flow.given(name) or self.flow.root(name) in self.kept
+        root = self.flow.root(name)
+        return self.flow.given(root) or root in self.kept
 
     def again(self, node: NodeProto) -> bool:
         """Whether a node may run twice."""

@@ -30,6 +30,7 @@ from onnxgrad_cli.passes.time_first import time_first
 from onnxgrad_cli.passes.trainable import select
 from onnxgrad_cli.passes.upgrade import upgrade
 from onnxgrad_cli.pipeline import Options, Pass, Training
+from onnxgrad_cli.targets.standard import to_standard
 
 FIRST_WITH_CONSTANTS = 4
 """The IR version from which an initializer that is no input is a constant; before it, all had to be inputs too."""
@@ -111,6 +112,7 @@ def infer(graph: Graph) -> None:
 
 def normalise(graph: Graph) -> None:
     """Inline functions, hold constants as initializers, and name every node."""
+    to_standard(graph.proto, graph.nodes)
     inline(graph, _constant_tensor)
     _forget_symbols(graph)
     _hoist_constants(graph)

@@ -51,7 +51,8 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
 
     spec = options.recompute
     assert spec is not None
-    graph.remove_unused([training.loss, *training.gradients.values(), *training.state.values()])
+    results = [training.loss, *training.gradients.values(), *training.state.values()]
+    graph.remove_unused([*results, *training.yielded.values()])  # zero gradients alone need no seed, passes do
     before = cost(graph, training)
     ends = _boundaries(graph, training, spec) if spec.kind == BLOCK else set()
     flow = Flow(graph, training, ends, None if spec.kind == BLOCK else LONGEST)

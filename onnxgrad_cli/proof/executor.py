@@ -11,6 +11,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from onnxgrad_cli.graph import element_type
 from onnxgrad_cli.proof.check import Arrays
+from onnxgrad_cli.targets.standard import to_standard
 
 if TYPE_CHECKING:
     from onnx.reference.op_run import OpRun
@@ -74,6 +75,7 @@ def to_double(model: ModelProto) -> ModelProto:
     """A copy of a model that computes in float64 where it did in float32, float16 or bfloat16."""
     double = ModelProto()
     double.CopyFrom(model)
+    to_standard(double)
     del double.graph.value_info[:]
     _widen(double.graph)
     for function in double.functions:

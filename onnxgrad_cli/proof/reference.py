@@ -15,6 +15,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
+from onnx.reference.ops.op_loop import Loop as _Loop
 from onnx.reference.ops.op_resize import Resize as _Resize
 from onnx.reference.ops.op_scan import Scan as _Scan
 
@@ -300,6 +301,26 @@ class LSTM(_Recurrent):
         return f(o + po * c) * outer(c), c
 
 
+class Loop(_Loop):  # onnx.reference takes an absent condition for a false one, and joins what it should stack
+    """Loop without a condition too, and with scan outputs of any rank."""
+
+    op_domain = ""
+
+    def _run(  # type: ignore[override]
+        self, count: Any, condition: Any, *states: Any, context: Any = None, **keywords: Any
+    ) -> tuple[Any, ...]:
+        run: Callable[..., list[Any]] = self._run_body  # type: ignore[attr-defined]
+        names, rows = keywords.pop("body").input_names, list[list[Any]]()
+        going, held = condition is None or bool(condition), list(states)
+        while going and (count is None or len(rows) < count):
+            values = [np.array(len(rows), np.int64), np.array(going), *held]
+            going, *results = run({**(context or {}), **dict(zip(names, values, strict=True))}, **keywords)
+            held, collected = results[: len(held)], results[len(held) :]
+            rows.append(collected)
+        empty = len(self.onnx_node.output) - len(held)
+        return *held, *(map(np.stack, zip(*rows, strict=True)) if rows else [np.zeros(0)] * empty)
+
+
 class Scan(_Scan):  # onnx.reference walks forward along the first axis only
     """Scan in either direction and along any axis."""
 
@@ -437,5 +458,5 @@ def evaluator(model: ModelProto, ops: Sequence[type[OpRun]] = ()) -> ReferenceEv
     return ReferenceEvaluator(model, new_ops=[
         *ops,
         Erf, Gelu, Mean, BatchNormalization, ConvTranspose, LpPool, GlobalMaxPool, GlobalLpPool, Pad, Resize, RNN,
-        GRU, LSTM, Scan, GridSample, DeformConv, GatherElements, MaxRoiPool,
+        GRU, LSTM, Loop, Scan, GridSample, DeformConv, GatherElements, MaxRoiPool,
     ])  # fmt: skip

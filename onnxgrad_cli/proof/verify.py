@@ -23,6 +23,10 @@ from onnxgrad_cli.proof.executor import Executor
 from onnxgrad_cli.proof.feeds import Subject, factors_off_zero, finite, first_run, random_feeds
 from onnxgrad_cli.proof.measure import DIRECTIONS, QUICK, Scale, measure, part
 from onnxgrad_cli.standard.gradient_operator import expand_gradients, has_gradients
+from onnxgrad_cli.targets.standard import is_targeted, to_standard
+
+TARGETED = 1e-2
+"""How far the operators of a target may be from the standard's, in float32, relative to a result's largest entry."""
 
 LARGE = 64 << 20
 """Bytes of weights above which the proof is made only when asked for: it would take more than a few seconds."""
@@ -141,6 +145,8 @@ def prove(
             return proof
     if before is not None:
         _compare_forward(proof, subject, before, feeds)
+    if is_targeted(model):
+        _compare_standard(proof, subject, feeds, outputs)
     bad = [name for name, x in outputs.items() if not finite(x)]
     if roles.loss in bad:
         proof.status, proof.reason = "skipped", "its loss is not finite on these data: give others"
@@ -216,6 +222,27 @@ def _compare_forward(proof: Proof, subject: Subject, original: ModelProto, feeds
         half = any(got[name].dtype.itemsize < 4 for name in names)
         status = "passed" if worst <= (2e-2 if half else 1e-4) else "failed"
         say(status, f"largest relative difference {worst:.1e} ({before.name})")
+
+
+def _compare_standard(
+    proof: Proof, subject: Subject, feeds: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]
+) -> None:
+    with proof.step("computes what the operators of the standard compute") as say:
+        model = ModelProto()
+        model.CopyFrom(subject.model)
+        to_standard(model)
+        expected = Executor(model, fallback=False)(feeds)
+        gradients = list(subject.roles.gradients.values())  # not what an optimizer makes of them: it may amplify noise
+        least = 1e-4 * max((np.max(np.abs(expected[name]), initial=0.0) for name in gradients), default=0.0)
+        compared = [name for name in (subject.roles.loss, *gradients) if finite(outputs[name])]
+        worst = max((_off(outputs[name], expected[name], least) for name in compared), default=0.0)
+        say("passed" if worst <= TARGETED else "failed", f"largest relative difference {worst:.1e}")
+
+
+def _off(a: np.ndarray, b: np.ndarray, least: float) -> float:
+    """How far two results are apart, relative to the larger of the largest entry and `least`."""
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    return float(np.max(np.abs(a - b), initial=0.0) / max(np.max(np.abs(b), initial=0.0), least, 1e-30))
 
 
 def _relative(a: np.ndarray, b: np.ndarray) -> float:

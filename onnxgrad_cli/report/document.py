@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from onnxgrad_cli.graph import Shape
-from onnxgrad_cli.pipeline import Recomputed
+from onnxgrad_cli.pipeline import Recomputed, Targeted
 from onnxgrad_cli.report.model import GOOD, KINDS, Report
 
 MOST = 300
@@ -194,6 +194,10 @@ def glance(report: Report) -> list[tuple[str, Inline]]:
         found.append(("cost", text + (f", with {sizes}" if (sizes := _sizes(report)) else "")))
     if report.recomputed:
         found.append(("recomputed", _recomputed(report.recomputed)))
+    if report.targeted:
+        found.append(("target", _targeted(report.targeted)))
+    if report.tuned:
+        found.append(("lowerings", f"{len(report.tuned.measured):,} of {report.tuned.choices:,} chosen as measured"))
     if report.cautions:
         counted = {kind: sum(c.kind == kind for c in report.cautions) for kind in KINDS}
         found.append(("cautions", ", ".join(several(n, kind) for kind, n in counted.items() if n)))
@@ -210,6 +214,11 @@ def _recomputed(done: Recomputed) -> str:
         f"{several(done.nodes, 'node')}: {scaled(done.kept, 'B')} kept instead of {scaled(done.kept_before, 'B')}, "
         f"for {scaled(done.flops, 'FLOP')}"
     )
+
+
+def _targeted(done: Targeted) -> str:
+    listed = ", ".join(f"{op} ({count:,})" for op, count in done.operators.items())
+    return f"{done.name}: " + (f"{several(done.nodes, 'node')} by {listed}" if listed else "no operators of its own")
 
 
 def _ran(report: Report) -> bool:

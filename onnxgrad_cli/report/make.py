@@ -31,10 +31,12 @@ from onnxgrad_cli.report.model import (
     Operator,
     PassRow,
     Report,
+    Tuned,
     Untrained,
     Value,
     Weight,
 )
+from onnxgrad_cli.targets.standard import standard_domain
 
 if TYPE_CHECKING:
     from onnxgrad_cli.builder import TrainingModel
@@ -103,6 +105,8 @@ def _built(built: TrainingModel, sizes: Mapping[str, int]) -> dict[str, Any]:
         "cautions": sorted(_cautions(graph, training), key=lambda caution: _ORDER[caution.kind]),
         "cost": cost(graph, training, sizes),
         "recomputed": training.recomputed,
+        "targeted": training.targeted,
+        "tuned": Tuned(len(chosen.made), chosen.measured) if (chosen := training.lowerings).asked else None,
     }
 
 
@@ -244,7 +248,7 @@ def _passes(built: TrainingModel) -> list[PassRow]:
 def _operators(graph: Graph, training: Training) -> list[Operator]:
     nodes: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for node, part in zip(graph.nodes, parts(graph, training), strict=True):
-        nodes["" if node.domain == "ai.onnx" else node.domain, node.op_type][part] += 1
+        nodes[standard_domain(node.domain), node.op_type][part] += 1
     uses: Counter[str] = Counter()
     sources: dict[str, list[str]] = defaultdict(list)
     for (full, source), count in training.rules.items():
@@ -288,6 +292,9 @@ def _cautions(graph: Graph, training: Training) -> Iterator[Caution]:
     drawn = Counter(node.op_type for node in graph.nodes if is_random(graph, node))
     for op_type, count in sorted(drawn.items()):
         yield Caution("random operator", op_type, f"{op_type}: {_several(count, 'node')}")
+    if training.lowerings.asked and not training.lowerings.measured:
+        text = f"--tuned: no gradient of this model has one of {_several(len(training.lowerings.asked), 'choice')}"
+        yield Caution("note", "--tuned", f"{text}; `onnxgrad tune` measures those it has")
     narrow: Counter[int] = Counter()
     if not _NARROW.keys().isdisjoint(map(dtype_of, graph.distinct_types())):
         narrow.update(dtype_of(graph.types.get(name)) for node in graph.nodes for name in node.output if name)

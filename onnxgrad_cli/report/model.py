@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from onnxgrad_cli.errors import Caution, Refusal
 from onnxgrad_cli.graph import Shape
-from onnxgrad_cli.pipeline import Adapter, Recomputed
+from onnxgrad_cli.pipeline import Adapter, Recomputed, Targeted
 
 if TYPE_CHECKING:
     from onnxgrad_cli.cost import Cost
@@ -166,6 +166,19 @@ class Next:
 
 
 @dataclass(frozen=True)
+class Tuned:
+    """The gradients that have several forms.
+
+    Attributes:
+        choices: how many there are that differ in operator, shapes or attributes.
+        measured: those whose form was chosen as measured, with the form.
+    """
+
+    choices: int
+    measured: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Report:
     """Everything there is to say about one build.
 
@@ -178,6 +191,8 @@ class Report:
         refusals: every node that stands in the way.
         adapters: the low-rank adapters, whose factors are among the weights.
         recomputed: what is computed again in the backward part; None where nothing was asked for.
+        targeted: what was done for the runtime that was named; None where none was.
+        tuned: which forms of gradients were chosen as measured; None where no measurement was given.
         proof: what was verified; None where nothing was.
     """
 
@@ -197,6 +212,8 @@ class Report:
     cautions: list[Caution] = field(default_factory=list)
     cost: Cost | None = None
     recomputed: Recomputed | None = None
+    targeted: Targeted | None = None
+    tuned: Tuned | None = None
     proof: Proof | None = None
     files: list[File] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)

@@ -20,6 +20,9 @@ FAR = 100.0
 STEEP = 3e38
 """The slope at which a HardSigmoid is a step: 1 for every positive normal float32, 0 for zero and below."""
 
+BELOW = -1e-30
+"""What a step adds to its slope: as good as 0, which OpenVINO takes for the default of 0.5, and so halves at zero."""
+
 
 def step(op: Op, x: Val) -> Val:
     """1 where `x` > 0 and 0 elsewhere, in the type of `x`.
@@ -29,7 +32,7 @@ def step(op: Op, x: Val) -> Val:
     float32 have no such kernel.
     """
     if x.dtype == TensorProto.FLOAT:
-        return op.HardSigmoid(x, alpha=STEEP, beta=0.0)
+        return op.HardSigmoid(x, alpha=STEEP, beta=BELOW)
     return op.cast(x > 0, x)
 
 

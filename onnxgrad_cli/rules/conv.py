@@ -10,6 +10,7 @@ from dataclasses import replace
 from math import prod
 
 import numpy as np
+from onnx import TensorProto
 
 from onnxgrad_cli.emit import Val
 from onnxgrad_cli.registry import rule
@@ -353,6 +354,7 @@ def _grouped(op, x, group, channels, perm):
 
 def _by_convolution(op, image, g, w, win):
     """The textbook form: batch as channels, strides and dilations exchanged, the cotangent as the kernel."""
+    image, g = _filled(op, image), _filled(op, g)
     spatial, x = win.axes, image
     if win.group == 1:
         x = op.transpose(x, [1, 0, *spatial])
@@ -378,9 +380,15 @@ def _by_convolution(op, image, g, w, win):
     if not exact:
         starts, stops = op.ints([0] * len(spatial)), windows.kernel_sizes(op, win, w)
         result = op.Slice(result, starts, stops, op.ints(spatial), shape=(*channels, *win.kernel))
-    if not isinstance(image.shape[0], int):  # of no channels, which an empty batch is here, onnxruntime makes no zeros
-        result = op.Where(op.dim(image, 0) > 0, result, op.const(0.0, g))
     return op.transpose(result, [1, 0, *spatial])
+
+
+def _filled(op, x):
+    """`x`, or where its batch is empty a sample of zeros: convolutions of no channels may never return."""
+    if isinstance(x.shape[0], int) and x.shape[0] > 0:
+        return x
+    missing = op.cast(op.Equal(op.dim(x, 0), op.ints([0])), TensorProto.INT64)
+    return op.Pad(x, op.vector([*[0] * x.rank, missing, *[0] * (x.rank - 1)]), shape=(None, *x.shape[1:]))
 
 
 WEIGHT_FORMS = {

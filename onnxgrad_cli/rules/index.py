@@ -35,7 +35,7 @@ def _placed(op, g, x, before):
 def slice_(op, g, y, x, starts, ends, axes, steps):
     """A negative step is turned round, a longer one filled up with zeros; then the window is put back."""
     known = _slice_axes(x, starts, axes, steps)
-    if steps is None and op.same_shape(y, x):
+    if axes is None and steps is None and _cuts_nothing(op, x, starts, ends):
         return g, None, None, None, None
     if known is None:
         return _put_back(op, g, x, lambda count: op.Slice(count, starts, ends, axes, steps)), None, None, None, None
@@ -54,6 +54,14 @@ def slice_(op, g, y, x, starts, ends, axes, steps):
             strides[axis] = abs(step)
         before[axis] = first
     return _placed(op, _dilated(op, g, strides), x, before), None, None, None, None
+
+
+def _cuts_nothing(op, x, starts, ends):
+    """Whether `x` is cut to its own shape. The shape of the result does not tell: it may be inferred wrongly."""
+    maker = op.maker(ends)
+    if starts.const is None or starts.const.any() or maker is None or maker.op_type != "Shape" or maker.attribute:
+        return False
+    return op.same_shape(op.val(maker.input[0]), x)
 
 
 def _is_whole(starts, ends, i):
@@ -226,6 +234,10 @@ def gather_elements(op, g, y, x, indices, *, axis):
     """One index along the axis can't repeat: then nothing is to be added, and opset 13 will do."""
     if indices.shape[axis] == 1:
         return op.scatter(op.fill(0.0, x), indices, g, axis, repeats=False), None
+    column = _column(op, indices, x, axis)
+    if column is not None:
+        rows = op.cast(_vector(op, column, axis), TensorProto.INT64)
+        return add_rows(op, op.fill(0.0, x), g, rows, axis % x.rank), None
     return added(op, op.fill(0.0, x), indices, g, axis), None
 
 
@@ -258,27 +270,26 @@ SCATTER = (
 
 @rule("ScatterElements", needs_opset=16, kink=SCATTER)
 def scatter_elements(op, g, y, x, indices, updates, *, axis, reduction):
-    axis %= x.rank
     column = _column(op, indices, x, axis)
-    if column is not None and reduction == "add" and axis == 0:
+    if column is not None and reduction == "add" and axis % x.rank == 0:
         _lay_flat(op, x, column, updates)
     rows = None if column is None else _vector(op, column, axis)
     return _scattered(op, g, y, x, indices, updates, axis, reduction, rows)
 
 
 def _column(op, indices, x, axis):
-    """What `indices` are an Expand of, where they name whole slices of `x` along the axis; None where they don't."""
+    """What `indices` are an Expand of, if that names each slice of `x` along the axis as a whole; else None."""
     maker = op.maker(indices)
-    if maker is None or maker.op_type != "Expand" or indices.known_shape is None:
+    if maker is None or maker.op_type != "Expand" or None in (indices.known_shape, x.known_shape):
         return None
-    column, count = op.val(maker.input[0]), indices.shape[axis]
+    column, count, axis = op.val(maker.input[0]), indices.shape[axis], axis % x.rank
     one_each = tuple(count if a == axis else 1 for a in range(x.rank))
-    whole = tuple(count if a == axis else x.shape[a] for a in range(x.rank))
+    whole = tuple(count if a == axis else size for a, size in enumerate(x.shape))
     return column if column.known_shape == one_each and indices.shape == whole and "?" not in whole else None
 
 
 def _vector(op, column, axis):
-    return op.squeeze(column, [a for a in range(column.rank) if a != axis])
+    return op.squeeze(column, [a for a in range(column.rank) if a != axis % column.rank])
 
 
 def _lay_flat(op, x, column, updates):

@@ -25,12 +25,12 @@ WIDE, LARGE = 64, 2**16
 """Rows of WIDE numbers and more are sorted, if rows and places together have LARGE numbers. Against the faster of the
 forms of ScatterElements, one thread: 0.25 for 8,192 rows of 768 into 30,522, 0.35 for 1,024 of 768 into 30,522, 0.37
 for 256 of 768 into 50,257, 0.4 for 4,096 of 768 into 1,000, 0.3 for 4,096 of 128 into 30,522, 0.7 for 2,048 of 64
-into 1,000, 1.05 for 32,768 of 64 into 4,096 (with two threads, or where several sums share the sorted places, less
-than 1); but 1.15 for 32 of 64 into 1,000, 1.5 for 65,536 of 32 into 4,096 and for 1,024 of 16 into 50,000."""
+into 1,000, 1.1 for 32,768 of 64 into 4,096 (0.85 where two sums share the sorted places); but 1.15 for 32 of 64 into
+1,000, 1.5 for 65,536 of 32 into 4,096, 2 for 1,024 of 16 into 50,000."""
 
 BLOCK = 23
-"""Rows in a block: with 15 and 31 the time is the same, 11 and 47 take a tenth more. The products have one row more, a
-multiple of what processors take at a time."""
+"""Rows in a block: 15 to 35 take about the same time. The products have one row more, a multiple of what processors
+take at a time."""
 
 FEW, TYPICAL = 4, 1024
 """A table of up to FEW times as many rows as are added to it is laid flat for ScatterElements: 0.25 of the time for
@@ -62,7 +62,7 @@ def add_rows(op: Op, zeros: Val, g: Val, rows: Val, axis: int, shared: bool = Fa
     if op.opset < 16 or (isinstance(size, int) and size <= ONE_HOT and safe):
         return _one_hot_product(op, zeros, g, rows, size, axis)
     form = "flat" if axis == 0 and suits_flat(zeros, count) else "expanded"
-    width = row_width(zeros)
+    width = _row_width(zeros)
     if axis == 0 and width >= WIDE and 0 not in zeros.shape and not (shared and form == "expanded"):
         large = (_number(count) + _number(zeros.shape[0])) * width >= LARGE
         form = op.lowering("row sums", ("sorted", form), "sorted" if large else form)
@@ -74,7 +74,7 @@ def add_rows(op: Op, zeros: Val, g: Val, rows: Val, axis: int, shared: bool = Fa
     return op.scatter(zeros, places, g, axis) if zeros.dtype not in HALVES else added(op, zeros, places, g, axis)
 
 
-def row_width(table: Val) -> int:
+def _row_width(table: Val) -> int:
     """How many numbers a row of `table` has; 0 where that is unknown."""
     sizes = table.shape[1:]
     return reduce(mul, (size if isinstance(size, int) else 0 for size in sizes), 1)
@@ -115,7 +115,8 @@ def _sorted_product(op: Op, zeros: Val, g: Val, rows: Val, width: int) -> Val:
     """Sums of rows within blocks of the sorted rows; each place takes its first one, to which the others are added.
 
     A block's sums are numbered from 1, so that its row 0 is zero: the first of all is what a place without rows
-    takes. A block's first sum goes on with the last of the block before where no new place begins there.
+    takes. A block's first sum goes on with the last of the block before where no new place begins there. As in every
+    product with zeros, a number that is not finite makes others of its block NaN.
     """
     size = _size(op, zeros)
     g, places, order = _in_blocks(op, op.reshape(op.wide(g), [-1, width]), rows, size)

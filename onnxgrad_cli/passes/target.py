@@ -1,0 +1,28 @@
+"""Write a training model for a runtime that has faster operators than the standard's: an opt-in.
+
+It comes late, so that whatever forward and backward part consist of can be replaced; what the functions stand for is
+known without them, see `targets.standard`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from onnxgrad_cli.graph import Graph
+from onnxgrad_cli.inference import declare
+from onnxgrad_cli.pipeline import Options, Pass, Targeted, Training
+from onnxgrad_cli.targets import find_target
+
+
+def _run(graph: Graph, options: Options, training: Training) -> bool:
+    replace = find_target(options.target).replace
+    replaced = replace(graph) if replace else []
+    functions = {(function.domain, function.name): function for function in graph.proto.functions}
+    inner = [node for call in replaced for node in functions[call.domain, call.op_type].node if node.domain]
+    operators = Counter(f"{node.domain}::{node.op_type}" for node in inner)
+    training.targeted = Targeted(options.target, len(replaced), dict(operators))
+    declare(graph)
+    return bool(replaced)
+
+
+TARGET = Pass("target", "with --target: operators of one runtime where they are faster", _run, ("cleanup",))

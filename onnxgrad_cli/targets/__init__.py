@@ -1,0 +1,60 @@
+"""The runtimes that a training model can be written for, and what is done for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from onnx import NodeProto
+
+from onnxgrad_cli.emit import Op
+from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.graph import Graph
+from onnxgrad_cli.targets.blocked import block_convolutions, suiting_form
+
+
+def _no_form(op: Op, name: str) -> str | None:
+    return None
+
+
+def _cuda_form(op: Op, name: str) -> str | None:
+    """cuDNN has an LSTM, while a Scan starts its kernels anew at each step; and the transposed convolution.
+
+    Chosen by what kernels there are, not by measurement.
+    """
+    forms = {("LSTM", "gates"): "recomputed", ("Conv", "input gradient"): "transposed convolution"}
+    return forms.get((op.node.op_type, name)) if op.node is not None else None
+
+
+@dataclass(frozen=True)
+class Target:
+    """A runtime that a training model is written for.
+
+    Attributes:
+        prefer: the form of a gradient that suits it, by the name of what has several; see `lowerings`.
+        replace: lets functions that call the runtime's own operators compute nodes; returns these nodes.
+    """
+
+    prefer: Callable[[Op, str], str | None] = _no_form
+    replace: Callable[[Graph], list[NodeProto]] | None = None
+
+
+STANDARD = "standard"
+"""The target that is any runtime."""
+
+TARGETS = {
+    STANDARD: Target(),
+    "ort-cpu": Target(suiting_form, block_convolutions),
+    "ort-cuda": Target(_cuda_form),
+}
+
+
+def find_target(name: str) -> Target:
+    """A target by its name.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if name not in TARGETS:
+        raise UsageError(f"there is no target '{name}'", suggest(name, TARGETS, "targets"))
+    return TARGETS[name]
