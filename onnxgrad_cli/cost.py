@@ -353,8 +353,9 @@ def _bias(node: NodeProto, out: int) -> int:
 
 
 def _matmul(node: NodeProto, shape: ShapeOf) -> int:
-    """2 · elements of the result · inner size."""
-    return 2 * math.prod(shape(node.output[0])) * shape(node.input[0])[-1]
+    """2 · elements of the result · inner size, which both factors have: one may know what counts as 1 in the other."""
+    left, right = (shape(name) for name in node.input)
+    return 2 * math.prod(shape(node.output[0])) * max(left[-1], right[max(len(right) - 2, 0)])
 
 
 def _gemm(node: NodeProto, shape: ShapeOf) -> int:
