@@ -171,6 +171,13 @@ def node_names(graph: GraphProto) -> Iterator[str]:
             yield from node_names(inner)
 
 
+def copied(model: ModelProto) -> ModelProto:
+    """A copy of a model."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    return copy
+
+
 def without_initializers(model: ModelProto, names: Collection[str]) -> ModelProto:
     """A copy of a model without some of its initializers, whose values are never copied."""
     copy = ModelProto()

@@ -11,7 +11,7 @@ from onnx import ModelProto
 from onnxgrad_cli.emit import is_float
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.files import mark
-from onnxgrad_cli.graph import FLOATS, Graph
+from onnxgrad_cli.graph import FLOATS, Graph, copied
 from onnxgrad_cli.passes import prepare
 from onnxgrad_cli.passes.backward import BACKWARD
 from onnxgrad_cli.passes.cleanup import CLEANUP
@@ -135,8 +135,7 @@ def open_model(model: ModelProto, path: Path | None, options: Options | None = N
     Raises:
         UnsupportedError: its opset is newer than what is known.
     """
-    copy = ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     graph = Graph(copy, path)
     prepare.admit(graph, options or Options())
     return graph

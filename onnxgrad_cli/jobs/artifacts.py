@@ -12,7 +12,7 @@ from onnx import ModelProto
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import load_model
-from onnxgrad_cli.graph import Graph
+from onnxgrad_cli.graph import Graph, copied
 from onnxgrad_cli.losses import parse_loss
 from onnxgrad_cli.pipeline import LossSpec, Options, Pass, Record
 from onnxgrad_cli.report.model import Next
@@ -135,8 +135,7 @@ def generate_artifacts(
         proto.CopyFrom(model)
     else:
         proto, path = load_model(model)
-    original = ModelProto()
-    original.CopyFrom(proto)
+    original = copied(proto)
     folder = Path(artifact_directory or ".")
     make_folder(folder, "artifact_directory")
     built = TrainingModel(Graph(proto, path), chosen)

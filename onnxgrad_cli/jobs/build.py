@@ -20,7 +20,7 @@ from onnxgrad_cli.files import (
     save_bytes,
     save_model,
 )
-from onnxgrad_cli.graph import Graph, nbytes
+from onnxgrad_cli.graph import Graph, copied, nbytes
 from onnxgrad_cli.jobs import Tell, silent, target_of
 from onnxgrad_cli.jobs.artifacts import make_folder, next_step, opens_frozen
 from onnxgrad_cli.jobs.check import fit, read_data
@@ -114,7 +114,7 @@ def run_build(
     comparable = wants_proof and options.mode == "keep"  # else the training model is to compute something else
     packs = options.training_info and stop_after is None
     kept = packs or artifacts is not None
-    original = _copy(proto) if kept or (comparable and (verify or _is_small(proto))) else None
+    original = copied(proto) if kept or (comparable and (verify or _is_small(proto))) else None
     folder = path.parent if path else Path()
     sources = [folder / name for name in check_external_data(proto, path)]
 
@@ -261,12 +261,6 @@ class _Dump:
 
 
 # -- the proof ----------------------------------------------------------------------------------------------------
-
-
-def _copy(model: ModelProto) -> ModelProto:
-    copy = ModelProto()
-    copy.CopyFrom(model)
-    return copy
 
 
 def _is_small(model: ModelProto) -> bool:

@@ -15,6 +15,7 @@ import onnxgrad_cli
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.files import STREAM, check_target, load_model, save_bytes, save_model
+from onnxgrad_cli.graph import copied
 from onnxgrad_cli.jobs import Tell, silent, target_of
 from onnxgrad_cli.passes.describe import Roles
 from onnxgrad_cli.pipeline import Options
@@ -225,7 +226,7 @@ def _ready(
         raise UsageError(f"--adapter: '{adapter}' is the trained model", "name another file")
     for file in filter(None, (target, adapter)):
         check_target(file, original, path, force)
-    built = build(_copy(original), options, path=path)
+    built = build(copied(original), options, path=path)
     trainer = _trainer(built, course, link)
     check_stored(original, _own(trainer))
     draw_weights(trainer, built, original, course.init, course.seed)
@@ -295,12 +296,6 @@ def _fingerprint(built: TrainingModel) -> str:
     for message in (*graph.node, *stored):
         check = zlib.crc32(message.SerializeToString(deterministic=True), check)
     return f"{check:08x}"
-
-
-def _copy(model: ModelProto) -> ModelProto:
-    copy = ModelProto()
-    copy.CopyFrom(model)
-    return copy
 
 
 def _report(folder: RunFolder, ready: _Run, found: Trained) -> None:

@@ -18,7 +18,7 @@ from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.derivatives.random_feed import random_feed
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import STREAM, load_model, save_bytes
-from onnxgrad_cli.graph import Graph, shape_of
+from onnxgrad_cli.graph import Graph, copied, shape_of
 from onnxgrad_cli.jobs import Tell, silent
 from onnxgrad_cli.lowerings import TABLE, Lowering, load_tuned
 from onnxgrad_cli.pipeline import Options
@@ -117,8 +117,7 @@ def run_tune(
 
 
 def _differentiated(model: ModelProto, path: Path, options: Options) -> TrainingModel:
-    copy = ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     built = TrainingModel(Graph(copy, path), options)
     built.run(stop_after="backward")
     return built

@@ -18,7 +18,7 @@ from onnx import ModelProto, NodeProto, numpy_helper
 import onnxgrad_cli
 from onnxgrad_cli.emit import RANDOM, ROLE, is_float
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.graph import Graph, shape_of
+from onnxgrad_cli.graph import Graph, copied, shape_of
 from onnxgrad_cli.losses import LOSSES
 from onnxgrad_cli.pipeline import Adapter, Options, Slot, Training
 
@@ -284,8 +284,7 @@ def started(model: ModelProto, roles: Roles) -> ModelProto:
     values = roles.begun([tensor.name for tensor in model.graph.initializer])
     if not values:
         return model
-    copy = ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     copy.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items())
     return copy
 

@@ -13,7 +13,7 @@ from onnx import FunctionProto, ModelProto, NodeProto, TypeProto, helper
 
 from onnxgrad_cli.emit import ROLE
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.graph import Graph, copy_fields, reads
+from onnxgrad_cli.graph import Graph, copied, copy_fields, reads
 from onnxgrad_cli.passes import describe
 from onnxgrad_cli.passes.describe import Role, Roles
 from onnxgrad_cli.passes.outputs import forget_domain
@@ -90,8 +90,7 @@ def _types(model: ModelProto, names: Collection[str]) -> dict[str, TypeProto]:
     types = {value.name: value.type for value in (*model.graph.value_info, *model.graph.output)}
     if all(name in types for name in names):
         return types
-    copy = ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     graph = Graph(copy)
     graph.infer()
     return graph.types

@@ -18,7 +18,7 @@ from onnx import ModelProto, helper, numpy_helper
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 from onnxgrad_cli.files import check_target, load_model, save_model
-from onnxgrad_cli.graph import tensor_type
+from onnxgrad_cli.graph import copied, tensor_type
 from onnxgrad_cli.passes import describe
 from onnxgrad_cli.passes.describe import Roles
 from onnxgrad_cli.passes.split import Halves, narrowed, split
@@ -77,7 +77,7 @@ def make_artifacts(built: TrainingModel, original: ModelProto, outputs: Collecti
             raise UsageError(f"the model has no output '{name}'", suggest(name, own, "outputs"))
     whole, path, frozen = built.model, built.graph.path, frozen_of(built)
     optimizer = None
-    training = _copy(whole)
+    training = copied(whole)
     if built.options.optimizer:
         halves = split(whole)
         training, optimizer = halves.gradient, halves.optimizer
@@ -106,12 +106,6 @@ def make_artifacts(built: TrainingModel, original: ModelProto, outputs: Collecti
 def _stored(roles: Roles) -> list[str]:
     """The inputs that have a value of their own."""
     return [name for name, role in roles.inputs.items() if role in describe.STORED]
-
-
-def _copy(model: ModelProto) -> ModelProto:
-    copy = ModelProto()
-    copy.CopyFrom(model)
-    return copy
 
 
 def _with_inputs(model: ModelProto, names: Collection[str]) -> ModelProto:
@@ -230,7 +224,7 @@ def with_stored(model: ModelProto, path: Path) -> ModelProto:
     if not lacking or checkpoint == path or not checkpoint.exists():
         return model
     values = load_checkpoint(checkpoint)[0]
-    copy = _copy(model)
+    copy = copied(model)
     copy.graph.initializer.extend(numpy_helper.from_array(values[name], name) for name in lacking if name in values)
     return copy
 

@@ -10,7 +10,7 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxgrad_cli.builder import TrainingModel
-from onnxgrad_cli.graph import Graph, without_initializers
+from onnxgrad_cli.graph import Graph, copied, without_initializers
 from onnxgrad_cli.passes.describe import embed
 from onnxgrad_cli.pipeline import Options
 from onnxgrad_cli.runtime.session import CPU, Buffer, feed, open_session
@@ -57,8 +57,7 @@ def evaluation_model(
         path: where the model was read from; external data are relative to it.
         outputs: outputs of the model that are wanted besides those that are judged.
     """
-    copy = ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     mode = "eval" if options.mode == "train" else options.mode
     built = TrainingModel(Graph(copy, path), replace(options, mode=mode, optimizer="", optimizer_options={}))
     built.run(stop_after="loss")

@@ -8,7 +8,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.graph import subgraphs
+from onnxgrad_cli.graph import copied, subgraphs
 
 
 def with_weights(model: ModelProto, weights: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]) -> ModelProto:
@@ -25,8 +25,7 @@ def with_weights(model: ModelProto, weights: Mapping[str, np.ndarray], others: M
     Raises:
         OnnxgradError: the model has no such weight, or one of another shape or type.
     """
-    copy = ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     made = {name for node in model.graph.node for name in node.output}
     missing = {**{name: array for name, array in others.items() if name in made}, **weights}
     values = {**others, **weights}

@@ -17,7 +17,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, StringString
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import check_structure
-from onnxgrad_cli.graph import Graph, Shape, dtype_of, node_names, reads, rename, shape_of
+from onnxgrad_cli.graph import Graph, Shape, copied, dtype_of, node_names, reads, rename, shape_of
 from onnxgrad_cli.passes.describe import LOSS, ROLES, VERSION
 from onnxgrad_cli.passes.gradient_op import is_gradient, rename_named, xs_zs_y
 from onnxgrad_cli.passes.identifiers import as_identifier
@@ -86,8 +86,7 @@ def pack(original: ModelProto, built: TrainingModel) -> ModelProto:
     check_request(built.options)
     trained, training = built.model, built.training
     _check_fit(original, trained, [*training.trained, *training.state], training.slots)
-    model = ModelProto()
-    model.CopyFrom(original)
+    model = copied(original)
     model.ir_version = max(model.ir_version, FIRST_WITH_TRAINING)
     for entry in trained.opset_import:
         if entry.domain not in {known.domain for known in model.opset_import}:
@@ -440,8 +439,7 @@ def inference_model(model: ModelProto) -> ModelProto:
 
 
 def _without_training(model: ModelProto) -> ModelProto:
-    copy = ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     copy.ClearField("training_info")
     return copy
 
