@@ -14,7 +14,7 @@ from onnx import TensorProto
 
 from onnxgrad_cli.emit import Val
 from onnxgrad_cli.registry import rule
-from onnxgrad_cli.rules import windows
+from onnxgrad_cli.rules import shifts, windows
 
 SMALL, MANY = 196, 128
 """Positions of an image up to which it is small beside weights; channels from which copying rows of them is fast."""
@@ -233,33 +233,32 @@ def _weight_forms(g, w, win):
 
 
 def _by_pixels(op, x, g, w, win):
-    """The product of the columns that windows read, gathered as rows of pixels, with G.
+    """The product of the columns that windows read, which are rows of pixels, with G.
 
     Shapes: x [N, C, H, W], g [N, M, P, Q] -> [M, C, kH, kW]; one spatial axis is W. Of a small image the batch is in
-    the product too (6x10x10: 0.5 of the time), of a large one it is summed over afterwards (3x112x112: 0.8); there, if
-    no rows are skipped and G has no more channels, G is shifted by rows instead of x, which takes half of the copies
-    (32x128x128 and 16 channels of G: 0.8; 16 and 32: 1.3).
+    the product too (6x10x10: 0.5 of the time), of a large one it is summed over afterwards (3x112x112: 0.8). Where no
+    pixels are skipped, shifted images take 0.6-0.9 of the time of gathered rows (16x128x128: 0.6, 64x56x56: 0.85), but
+    of few channels beside G's, whose copies are then many (3x224x224 and 64: 1.7).
     """
-    x = windows.pad(op, x, win.begins, win.ends)
     if len(win.kernel) == 1:
         x, g = op.unsqueeze(x, [2]), op.unsqueeze(g, [2])
-        win = windows.window((1, *win.kernel), (1, *win.strides), (1, *win.dilations), None)
+        none, one = (0,), (1,)
+        win = replace(win, kernel=one + win.kernel, strides=one + win.strides, dilations=one + win.dilations,
+                      begins=none + win.begins, ends=none + win.ends)  # fmt: skip
     (high, wide), channels, outputs = win.kernel, op.size(w, 1), op.size(w, 0)
-    if 0 < windows.cells(g) <= SMALL:
+    small = 0 < windows.cells(g) <= SMALL
+    many = isinstance(channels, int) and isinstance(outputs, int) and outputs <= 2 * channels
+    if many and not small and max(win.strides) == 1:
+        return shifts.correlation(op, x, g, win)
+    x = windows.pad(op, x, win.begins, win.ends)
+    if small:
         rows = _row_reads(op, win, g)
         columns = _column_reads(op, op.transpose(x, [1, 2, 0, 3]), g, win, 1)
         columns = op.reshape(op.Gather(columns, rows, axis=2), [channels * (wide * high), -1])
         dw = columns @ op.swap_last(op.reshape(op.transpose(g, [1, 2, 0, 3]), [outputs, -1]))
-        return op.transpose(op.reshape(dw, [channels, wide, high, outputs]), [3, 0, 2, 1])
-    columns = _column_reads(op, x, g, win, 2)
-    if win.strides[0] == 1 and not isinstance(channels, Val) and not isinstance(outputs, Val) and outputs <= channels:
-        shifts = [step * win.dilations[0] for step in range(high)]
-        shifted = [windows.pad(op, g, [step, 0], [shifts[-1] - step, 0]) for step in shifts]
-        g = op.Concat(*(op.unsqueeze(each, [2]) for each in shifted), axis=2) if high > 1 else op.unsqueeze(g, [2])
-        dw = _summed_product(op, columns, g)
-        return op.transpose(op.reshape(dw, [channels, wide, outputs, high]), [2, 0, 3, 1])
-    columns = op.Gather(columns, _row_reads(op, win, g), axis=3)
-    dw = _summed_product(op, columns, g)
+    else:
+        columns = op.Gather(_column_reads(op, x, g, win, 2), _row_reads(op, win, g), axis=3)
+        dw = op.sum(_matrices(op, columns) @ op.swap_last(_matrices(op, g)), [0], keepdims=False)
     return op.transpose(op.reshape(dw, [channels, wide, high, outputs]), [3, 0, 2, 1])
 
 
@@ -279,17 +278,10 @@ def _column_reads(op, x, g, win, axis):
     return op.Concat(*reads, axis=axis) if len(reads) > 1 else reads[0]
 
 
-def _summed_product(op, columns, g):
-    """The sum over the batch of the products of columns with G, over the pixels of their last two axes."""
-    return op.sum(_matrices(op, columns) @ op.swap_last(_matrices(op, g)), [0], keepdims=False)
-
-
 def _matrices(op, x):
     """`x` as a matrix a sample, whose columns are the pixels of the last two axes."""
     rows = prod(op.size(x, axis) for axis in range(1, x.rank - 2))
-    cells = op.size(x, -2) * op.size(x, -1)
-    shape = [x.shape[0], *(size if isinstance(size, int) else None for size in (rows, cells))]
-    return op.Reshape(x, op.vector([0, rows, cells]), shape=shape)
+    return windows.matrices(op, x, rows, op.size(x, -2) * op.size(x, -1))
 
 
 def _known(size):

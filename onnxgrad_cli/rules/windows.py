@@ -132,6 +132,12 @@ def flat(op: Op, x: Val) -> Val:
     return op.Reshape(x, op.ints([0, 0, cells(x)]))
 
 
+def matrices(op: Op, x: Val, rows: int | Val, columns: int | Val) -> Val:
+    """`x` as a matrix a sample."""
+    shape = [x.shape[0], *(size if isinstance(size, int) else None for size in (rows, columns))]
+    return op.Reshape(x, op.vector([0, rows, columns]), shape=shape)
+
+
 def cells(x: Val) -> int:
     """How many elements lie on the spatial axes; -1 where that is known at run time only."""
     sizes = [size for size in x.shape[2:] if isinstance(size, int)]

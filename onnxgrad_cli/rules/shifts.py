@@ -1,0 +1,54 @@
+"""The gradient of a convolution's weight at stride 1 as the product of shifted images.
+
+Images lie flat, with so many zeros after each row that what a tap reads beyond either end of a row is a zero. Then all
+that a tap reads is the flat image, shifted; shifted copies are laid one after the other with zeros between. These are
+long copies of memory, where rows of pixels would be cut out and padded one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from onnxgrad_cli.emit import Op, Val
+from onnxgrad_cli.rules.windows import Window, matrices, pad
+
+
+def correlation(op: Op, x: Val, g: Val, win: Window) -> Val:
+    """The correlation of an image with the cotangent of its convolution, whose strides are 1, summed over the batch.
+
+    The tap (r, s) multiplies the pixel (i, j) of G with that at (i + r - top, j + s - left) of x, which lies `r - top`
+    rows and `s - left` pixels further on. G is shifted by the rows and x by the pixels, so that each is copied once
+    for each tap of one axis. Behind G's own rows are zeros too, so whatever stands there in x counts for nothing.
+
+    Args:
+        x: the image, [N, C, H, W].
+        g: the cotangent, [N, M, P, Q].
+
+    Returns:
+        [M, C, kH, kW].
+    """
+    (down, across), (top, left), (bottom, right) = win.dilations, win.begins, win.ends
+    (high, wide), far = win.sizes, win.extents[1] - 1
+    wider = left + right - far
+    zeros = max(left, right, wider)
+    channels, outputs, rows, row = op.size(x, 1), op.size(g, 1), op.size(x, 2), op.size(x, 3) + zeros
+    lead = 0 if top else max(far - left, 0)
+    length = (rows + (top + bottom)) * row + (lead + (0 if bottom else left))
+    ahead = [top * row + (lead + left - s * across) for s in range(wide)]
+    columns = _laid(op, pad(op, x, [0, 0], [0, zeros]), ahead, length)
+    g_rows = _laid(op, pad(op, g, [0, 0], [0, zeros - wider]), [r * down * row + lead for r in range(high)], length)
+    dw = op.sum(g_rows @ op.swap_last(columns), [0], keepdims=False)
+    return op.transpose(op.reshape(dw, [outputs, high, channels, wide]), [0, 2, 1, 3])
+
+
+def _laid(op: Op, x: Val, ahead: Sequence[int | Val], length: int | Val) -> Val:
+    """Copies of each plane of `x`, [N, C, H, W], `length` long, behind zeros: [N, C * copies, length]."""
+    batch, channels, size = op.size(x, 0), op.size(x, 1), op.size(x, 2) * op.size(x, 3)
+    behind = length - size
+    gaps = [ahead[0], *(behind - before + after for before, after in pairwise(ahead)), behind - ahead[-1]]
+    plane = matrices(op, x, channels, size)
+    parts = [op.zeros([batch, channels, gaps[0]], x)]
+    for gap in gaps[1:]:
+        parts += [plane, op.zeros([batch, channels, gap], x)]
+    return matrices(op, op.Concat(*parts, axis=2), channels * len(ahead), length)
