@@ -11,6 +11,7 @@ from onnxgrad_cli import registry
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.passes.describe import describe
 from onnxgrad_cli.pipeline import LossSpec, Options
+from onnxgrad_cli.proof import executor, verify
 from onnxgrad_cli.proof.verify import Proof, prove
 
 SAMPLES = Path(__file__).parent.parent / "sample_models"
@@ -155,3 +156,14 @@ def test_given_data_are_used() -> None:
     x = np.full((5, 4), 0.5, np.float32)
     proof = prove(model, describe(model), data={"x": x}, sizes={"N": 5})
     assert "x [5, 4]" in proof.steps[2].detail
+
+
+def test_a_model_of_many_nodes_is_proven_only_when_asked(monkeypatch):
+    """onnxruntime optimizes in a time that grows with the square of the nodes: then it runs the model as it stands."""
+    model = build(parse("Tanh")).model
+    roles = describe(model)
+    monkeypatch.setattr(verify, "LONG", 3)
+    monkeypatch.setattr(executor, "MANY", 3)
+    proof = prove(model, roles)
+    assert proof.status == "skipped" and "nodes: ask for it with --verify" in proof.reason
+    assert prove(model, roles, force=True).status == "passed"

@@ -28,8 +28,8 @@ from onnxgrad_cli.targets.standard import is_targeted, to_standard
 TARGETED = 1e-2
 """How far the operators of a target may be from the standard's, in float32, relative to a result's largest entry."""
 
-LARGE = 64 << 20
-"""Bytes of weights above which the proof is made only when asked for: it would take more than a few seconds."""
+LARGE, LONG = 64 << 20, 20_000
+"""Bytes of weights and nodes above which the proof is made only when asked for: it takes more than seconds."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,11 @@ def prove(
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
             say("failed", str(error).strip())
             return proof
-    if weight_bytes > LARGE and not force:
+    large = f"{weight_bytes / 1e6:,.0f} MB of weights" if weight_bytes > LARGE else ""
+    long = f"{len(model.graph.node):,} nodes" if len(model.graph.node) > LONG else ""
+    if (large or long) and not force:
         proof.status = "skipped"
-        proof.reason = f"{weight_bytes / 1e6:,.0f} MB of weights: ask for it with --verify"
+        proof.reason = f"{large or long}: ask for it with --verify"
         return proof
     if has_gradients(model):
         with proof.step("its Gradient node can be written out") as say:

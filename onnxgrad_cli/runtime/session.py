@@ -16,6 +16,10 @@ from onnxgrad_cli.graph import is_external, without_initializers
 
 CPU, OPENVINO = "CPUExecutionProvider", "OpenVINOExecutionProvider"
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+MANY = 20_000
+"""Nodes beyond which onnxruntime runs a model as it stands: the time of its optimizations grows with the square of the
+nodes, and is over a minute there."""
+
 DEVICES = {"CUDAExecutionProvider": "cuda", "ROCMExecutionProvider": "cuda", "DmlExecutionProvider": "dml"}
 """Execution providers that compute elsewhere than in the memory of the processor, and what their device is called."""
 
@@ -75,6 +79,8 @@ def open_session(
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # it warns of each initializer that is an input
     options.enable_mem_pattern = False  # patterns take up to half the memory again, and save microseconds
+    if len(model.graph.node) > MANY:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if threads is not None:
         options.intra_op_num_threads = threads
     folder = path.parent if path else Path()
