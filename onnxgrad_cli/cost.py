@@ -11,16 +11,16 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
-import numpy as np
 import onnx
-from onnx import NodeProto, TypeProto
+from onnx import ModelProto, NodeProto, TypeProto
 
 from onnxgrad_cli.bodies import fixed_trips, input_types, inside
 from onnxgrad_cli.emit import Unknown, is_float
 from onnxgrad_cli.errors import OnnxgradError
-from onnxgrad_cli.graph import Graph, dtype_of, nbytes, reads, shape_of, subgraphs, with_bodies
+from onnxgrad_cli.graph import Graph, dtype_of, itemsize, nbytes, reads, shape_of, subgraphs, with_bodies
 from onnxgrad_cli.passes.describe import parts
 from onnxgrad_cli.pipeline import Training
 from onnxgrad_cli.targets.standard import standard_domain
@@ -111,7 +111,8 @@ def cost(graph: Graph, training: Training, sizes: Mapping[str, int] | None = Non
         sizes: symbol -> size; a symbol without one counts as 1.
     """
     sizes = sizes or {}
-    own = list(dict.fromkeys(dim for name in graph.input_names for dim in _symbols(graph.types.get(name))))
+    inputs = {id(value_type): value_type for value_type in map(graph.types.get, graph.input_names)}
+    own = list(dict.fromkeys(dim for value_type in inputs.values() for dim in _symbols(value_type)))
     given = {symbol: int(sizes[symbol]) for symbol in own if symbol in sizes}
     facts = Facts(graph, {symbol: given.get(symbol, 1) for symbol in own})
     where = parts(graph, training)
@@ -143,7 +144,7 @@ def cost(graph: Graph, training: Training, sizes: Mapping[str, int] | None = Non
         kept_bytes=sum(value.bytes for value in kept),
         kept=sorted(kept, key=lambda value: -value.bytes)[:LARGEST],
         operators=sorted((c for c in costs if c.forward + c.backward), key=lambda c: -c.forward - c.backward),
-        branches=sum(node.op_type == "If" for node in with_bodies(graph.nodes)),
+        branches=sum(node.op_type == "If" for node in with_bodies(n for n in graph.nodes if n.op_type in BODIES)),
         uncounted=dict(uncounted),
     )
 
@@ -195,7 +196,7 @@ def _kept(graph: Graph, where: list[str], facts: Facts) -> tuple[list[Kept], Cou
     unknown: Counter[str] = Counter()
     for node, part in zip(graph.nodes, where, strict=True):
         if part in FORWARD:
-            made.update((name, node) for name in node.output[:] if name)
+            made.update(dict.fromkeys(node.output[:], node))
             if node.op_type in VIEWS and not node.domain:
                 memory[node.output[0]] = memory.get(node.input[0], node.input[0])
             continue
@@ -219,6 +220,15 @@ class Fact(NamedTuple):
     dtype: int
     is_float: bool
     guessed: bool
+
+
+_ELEMENTS, _IS_FLOAT = attrgetter("elements"), attrgetter("is_float")
+
+
+def _is_known(value_type: TypeProto | None) -> bool:
+    """Whether a type has a shape, and every size of it is a number."""
+    shape = shape_of(value_type)
+    return shape is not None and all(isinstance(size, int) for size in shape)
 
 
 class Facts(dict[str, Fact]):
@@ -247,11 +257,26 @@ class Facts(dict[str, Fact]):
 
     def _infer(self, graph: Graph) -> dict[str, TypeProto]:
         bare = graph.skeleton()
+        stated = list(bare.graph.value_info)
         del bare.graph.value_info[:]
         for value in (*bare.graph.input, *bare.graph.output):
-            for dim in value.type.tensor_type.shape.dim:
-                if not dim.HasField("dim_value") and (dim.dim_param or "?") in self._sizes:
-                    dim.dim_value = self._sizes[dim.dim_param or "?"]
+            self._put_sizes(value.type)
+        exact = self._inferred(graph, bare)
+        more = [value for value in stated if not _is_known(exact.get(value.name)) and self._put_sizes(value.type)]
+        if not more:
+            return exact
+        bare.graph.value_info.extend(more)  # what only its statement tells: its symbols are known by now
+        return self._inferred(graph, bare)
+
+    def _put_sizes(self, value_type: TypeProto) -> bool:
+        """Write the sizes of symbols into a type; whether all of them are known."""
+        for dim in value_type.tensor_type.shape.dim:
+            if not dim.HasField("dim_value") and (dim.dim_param or "?") in self._sizes:
+                dim.dim_value = self._sizes[dim.dim_param or "?"]
+        return _is_known(value_type)
+
+    def _inferred(self, graph: Graph, bare: ModelProto) -> dict[str, TypeProto]:
+        """The types of a model whose inputs have sizes, from which follow those of the graph's other symbols."""
         try:
             found = onnx.shape_inference.infer_shapes(bare, data_prop=True).graph
         except onnx.shape_inference.InferenceError:  # no model for these sizes: symbols alone must do
@@ -295,7 +320,7 @@ class Facts(dict[str, Fact]):
     def bytes(self, name: str) -> int:
         """The size of a value in bytes; raises LookupError where its rank or its type is unknown."""
         fact = self[name]
-        return fact.elements * np.dtype(onnx.helper.tensor_dtype_to_np_dtype(fact.dtype)).itemsize
+        return fact.elements * itemsize(fact.dtype)
 
     @property
     def guesses(self) -> int:
@@ -330,11 +355,11 @@ def node_flops(node: NodeProto, facts: Mapping[str, Fact]) -> int:
         return facts[node.input[2]].elements if _attribute(node, "reduction", b"none") != b"none" else 0
     if op_type.startswith("Reduce"):
         return facts[node.input[0]].elements if facts[node.input[0]].is_float else 0
-    read = [facts[name] for name in node.input[:] if name]
-    made = [facts[name] for name in node.output[:] if name]
-    if not any([fact.is_float for fact in (*made, *read[:1])]):
+    read = list(map(facts.__getitem__, filter(None, node.input[:])))
+    made = list(map(facts.__getitem__, filter(None, node.output[:])))
+    if not any(map(_IS_FLOAT, made + read[:1])):
         return 0
-    return max([fact.elements for fact in (*made, *read)])
+    return int(max(map(_ELEMENTS, made + read)))
 
 
 ShapeOf = Callable[[str], Sizes]

@@ -6,6 +6,7 @@ what is known at build time (a static shape, an axis of size one) is decided her
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import NodeProto, TensorProto, TypeProto
+from onnx import GraphProto, NodeProto, TensorProto, TypeProto
 
 from onnxgrad_cli.errors import Caution, OnnxgradError
 from onnxgrad_cli.graph import FLOATS, HALVES, Dim, Graph, Shape, dtype_of, element_type, rename, shape_of, tensor_type
@@ -127,6 +128,9 @@ class Val:
         return self.op.GreaterOrEqual(self, other)
 
 
+_VALUES = {Val}
+
+
 class Unknown(Exception):
     """A rule needs something that is unknown at build time; the walk turns it into a refusal of the node."""
 
@@ -156,6 +160,7 @@ class Op:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.nodes: list[NodeProto] = []
+        self._sheet = GraphProto()  # where they lie together in memory: going through them takes less time
         self.scope = ""
         self.role = ""
         self.forward = ""
@@ -268,25 +273,25 @@ class Op:
         if domain:
             self.graph.use_domain(domain)
         values: list[Val | None] = list(inputs)
-        if not all([isinstance(x, Val) for x in inputs]):
+        if set(map(type, inputs)) != _VALUES:
             like = next((x for x in inputs if isinstance(x, Val)), None)
             values = [x if x is None or isinstance(x, Val) else self.const(x, like) for x in inputs]
-        while values and values[-1] is None:
-            values.pop()
+            while values and values[-1] is None:
+                values.pop()
         if op_type in _BINARY and self._unexpanded:
             values = self._broadcast_late(*values)  # type: ignore[arg-type]
         if op_type == "Add" and self._scattered and (total := self._scattered_onto(*values)):  # type: ignore[arg-type]
             return total
-        given = [onnx.helper.make_attribute(name, v) for name, v in attributes.items() if v is not None]
+        given = [onnx.helper.make_attribute(n, v) for n, v in attributes.items() if v is not None] if attributes else ()
         names = tuple([x.name if x is not None else "" for x in values])
         said = tuple(sorted([a.SerializeToString() for a in given])) if given else ()
         key = (op_type, domain, names, said, outputs)
         if key in self._written and op_type not in RANDOM:
             return self._written[key]
-        stem = f"{self.scope}/{op_type}" if self.scope else op_type
-        node_name = self.graph.fresh(stem)
-        out = [self.graph.fresh(f"{node_name}_out{i or ''}") for i in range(outputs)]
-        node = NodeProto(op_type=op_type, input=names, output=out, name=node_name, domain=domain)
+        node_name = self.graph.fresh(f"{self.scope}/{op_type}" if self.scope else op_type)
+        out = [self.graph.fresh(f"{node_name}_out")]
+        out += [self.graph.fresh(f"{node_name}_out{i}") for i in range(1, outputs)] if outputs > 1 else ()
+        node = self._sheet.node.add(op_type=op_type, input=names, output=out, name=node_name, domain=domain)
         if given:
             node.attribute.extend(given)
         if self.role:
@@ -309,8 +314,8 @@ class Op:
         if types is not None or (shape is not None and op_type not in _FROM_TYPES):
             self.graph.stated.update(out)
         self.nodes.append(node)
-        self._written[key] = tuple([self.val(name) for name in out]) if outputs > 1 else self.val(out[0])
-        return self._written[key]
+        result = self._written[key] = tuple([self.val(name) for name in out]) if outputs > 1 else self.val(out[0])
+        return result
 
     def _typed(self, dtype: int, shape: Sequence[Dim | None]) -> TypeProto:
         """The type of a tensor: one object for all values of it, where each size is known or has a symbol."""
@@ -319,7 +324,7 @@ class Op:
             value_type = self.graph.named(tensor_type(dtype, shape))
             if None in shape or "?" in shape:
                 return value_type
-            self._types[key] = value_type
+            self._types[key] = self.graph.shared(value_type)
         return self._types[key]
 
     def _elementwise(self, a: Val, b: Val) -> Val | None:
@@ -345,7 +350,7 @@ class Op:
             found = onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=self._imports)
         except (onnx.shape_inference.InferenceError, KeyError) as error:
             raise OnnxgradError(f"internal: {node.name} does not type: {str(error).strip()} ({values})") from error
-        return {name: self.graph.named(value_type) for name, value_type in found.items()}
+        return {name: self.graph.shared(self.graph.named(value_type)) for name, value_type in found.items()}
 
     def schema(self, op_type: str, domain: str = "") -> onnx.defs.OpSchema:
         """The schema of an operator at the model's opset."""
@@ -412,7 +417,7 @@ class Op:
 
     def rename_all(self, results: Mapping[str, Val]) -> None:
         """Call each result by the name before it, as `rename` does; one with several names becomes Identities."""
-        made = {output for node in self.nodes for output in node.output[:]}
+        made = set(itertools.chain.from_iterable([node.output[:] for node in self.nodes]))
         claimed = set(self._renamed.values())
         names: dict[str, str] = {}
         for name, value in results.items():

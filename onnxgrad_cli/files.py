@@ -20,10 +20,10 @@ from typing import BinaryIO
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.graph import SMALL, Graph, is_external, nbytes, subgraphs
+from onnxgrad_cli.graph import SMALL, is_external, nbytes, skeleton, subgraphs
 from onnxgrad_cli.passes.describe import VERSION, tool_version
 
 STREAM = "-"
@@ -59,7 +59,7 @@ def load_model(path: str | Path) -> tuple[ModelProto, Path | None]:
         source = Path(path)
         where, data = f"'{path}'", _read(source)
     model = _parse(data, where)
-    check_structure(model, source, where)
+    check_structure(model, where)
     check_external_data(model, source)
     return model, source
 
@@ -136,13 +136,13 @@ def _what_else(head: bytes) -> tuple[str, str] | None:
     return None
 
 
-def check_structure(model: ModelProto, path: Path | None = None, where: str = "the model") -> None:
+def check_structure(model: ModelProto, where: str = "the model") -> None:
     """Check a model by onnx.checker, without its weights.
 
     Raises:
         OnnxgradError: the model breaks the ONNX specification.
     """
-    bare = Graph(model, path).skeleton()
+    bare = skeleton(model)
     for tensor in tensors(bare):
         if is_external(tensor):  # in a node's attribute: the checker would look for the file
             tensor.ClearField("data_location")
@@ -181,8 +181,14 @@ def _graph_tensors(graph: GraphProto) -> Iterator[TensorProto]:
             yield from _node_tensors(node)
 
 
+_NUMBERS = frozenset({AttributeProto.INT, AttributeProto.INTS, AttributeProto.FLOAT, AttributeProto.FLOATS})
+"""What most attributes are."""
+
+
 def _node_tensors(node: NodeProto) -> Iterator[TensorProto]:
     for attribute in node.attribute:
+        if attribute.type in _NUMBERS:
+            continue
         if attribute.HasField("t"):
             yield attribute.t
         yield from attribute.tensors
@@ -375,10 +381,10 @@ def check_target(out: Path, model: ModelProto | None = None, source: Path | None
         UsageError: `out` is the input, or a file that onnxgrad did not write.
         OnnxgradError: it can't be written.
     """
-    if source is not None:
+    if source is not None and out.exists():
         data = [source.parent / reference.location for reference in references(model)] if model else []
         for file in (source, *dict.fromkeys(data)):
-            if out == file or (out.exists() and file.exists() and out.samefile(file)):
+            if file.exists() and out.samefile(file):
                 raise UsageError(f"'{out}' is the input, which is never overwritten", "name another file")
     if out.is_dir():
         raise OnnxgradError(f"'{out}' is a directory", f"name a file in it: {out / 'model.train.onnx'}")

@@ -6,7 +6,9 @@ out as it came in. Weights are never touched: inline ones stay where they are, e
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -83,10 +85,13 @@ def in_words(value_type: TypeProto | None) -> str:
 
 def nbytes(tensor: TensorProto) -> int:
     """The size of a tensor's values in bytes, from its type and shape alone."""
-    count = 1
-    for dim in tensor.dims:
-        count *= dim
-    return count * np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).itemsize
+    return math.prod(tensor.dims) * itemsize(tensor.data_type)
+
+
+@functools.cache
+def itemsize(dtype: int) -> int:
+    """The size of an element in bytes, of a TensorProto.DataType."""
+    return int(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(dtype)).itemsize)
 
 
 def is_external(tensor: TensorProto) -> bool:
@@ -98,9 +103,10 @@ def subgraphs(node: NodeProto) -> list[GraphProto]:
     """The graphs in a node's attributes (If, Loop, Scan)."""
     found: list[GraphProto] = []
     for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
+        kind = attribute.type
+        if kind == AttributeProto.GRAPH:
             found.append(attribute.g)
-        elif attribute.type == AttributeProto.GRAPHS:
+        elif kind == AttributeProto.GRAPHS:
             found.extend(attribute.graphs)
     return found
 
@@ -115,10 +121,7 @@ def with_bodies(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 def captured(node: NodeProto) -> list[str]:
     """What the subgraphs of a node read from outside, each value once."""
-    names: dict[str, None] = {}
-    for graph in subgraphs(node) if node.attribute else ():
-        names.update(dict.fromkeys(captured_by(graph)))
-    return list(names)
+    return list(dict.fromkeys(itertools.chain.from_iterable(map(captured_by, subgraphs(node)))))
 
 
 def captured_by(graph: GraphProto) -> Iterator[str]:
@@ -138,12 +141,18 @@ def reads(node: NodeProto) -> list[str]:
     return names + captured(node) if node.attribute else names
 
 
+def read_by(nodes: Iterable[NodeProto]) -> Iterator[str]:
+    """Every value that nodes read, as often as they do."""
+    return itertools.chain.from_iterable(map(reads, nodes))
+
+
 def rename(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> None:
     """Call values by other names wherever the nodes make, read or capture them."""
     for node in nodes:
         for field in (node.input, node.output):
-            if not names.keys().isdisjoint(field[:]):
-                field[:] = [names.get(name, name) for name in field]
+            old = field[:]
+            if not names.keys().isdisjoint(old):
+                field[:] = [names.get(name, name) for name in old]
         for body in subgraphs(node) if node.attribute else ():
             own = {value.name for value in (*body.input, *body.initializer)}
             own.update(name for inner in body.node for name in inner.output)
@@ -187,6 +196,42 @@ def without_initializers(model: ModelProto, names: Collection[str]) -> ModelProt
     return copy
 
 
+def skeleton(
+    model: ModelProto,
+    nodes: Iterable[NodeProto] | None = None,
+    initializers: Mapping[str, TensorProto] | None = None,
+) -> ModelProto:
+    """A model without its weights: large initializers become typed inputs, small ones stay.
+
+    Args:
+        nodes, initializers: those in place of the model's own.
+    """
+    whole = model.graph
+    initializers = {t.name: t for t in whole.initializer} if initializers is None else initializers
+    bare = ModelProto(ir_version=max(model.ir_version, 4), producer_name="onnxgrad")
+    bare.opset_import.extend(model.opset_import)
+    bare.functions.extend(model.functions)
+    graph = bare.graph
+    graph.name = whole.name or "graph"
+    graph.input.extend(whole.input)
+    declared = {value.name for value in whole.input}
+    outputs = {v.name: v for v in whole.output if v.name not in declared and v.name not in initializers}
+    graph.output.extend(outputs.values())  # onnx would forget the shape of what is declared twice
+    graph.value_info.extend(whole.value_info)
+    for name, tensor in initializers.items():
+        if is_external(tensor) or nbytes(tensor) > SMALL:
+            if name not in declared:
+                value_type = tensor_type(tensor.data_type, list(tensor.dims))
+                graph.input.append(onnx.helper.make_value_info(name, value_type))
+        else:
+            graph.initializer.append(tensor)
+    for sparse in whole.sparse_initializer:
+        value_type = tensor_type(sparse.values.data_type, list(sparse.dims))
+        graph.input.append(onnx.helper.make_value_info(sparse.values.name, value_type))
+    graph.node.extend(whole.node if nodes is None else nodes)
+    return bare
+
+
 def copy_fields(source: ModelProto | GraphProto, target: ModelProto | GraphProto, but: Collection[str]) -> None:
     """Copy all fields of a message that are set, but those of these names."""
     for field, value in source.ListFields():
@@ -228,6 +273,7 @@ class Graph:
         self._counters: dict[str, int] = defaultdict(int)
         self._constants: dict[str, np.ndarray | None] = {}
         self.varied: set[str] = set()
+        self._shared: dict[bytes, TypeProto] = {}
         self._pooled: set[str] = set()
         borne = (dim.dim_param[2:] for dim in dims_in(proto.graph) if dim.dim_param.startswith("_d"))
         self._symbols = itertools.count(1 + max((int(n) for n in borne if n.isdecimal()), default=0))
@@ -287,6 +333,10 @@ class Graph:
         self.nodes = list(nodes)
         for node in self.nodes:
             self._names.update((node.name, *node.output[:]))
+
+    def made(self) -> Iterator[str]:
+        """Every value that a node makes."""
+        return itertools.chain.from_iterable(node.output[:] for node in self.nodes)
 
     def producers(self) -> dict[str, NodeProto]:
         """The node that makes each value."""
@@ -361,7 +411,7 @@ class Graph:
 
     def drop_unread(self, names: Iterable[str]) -> None:
         """Remove those initializers of `names` that no node reads and nobody can feed or fetch."""
-        kept = {name for node in self.nodes for name in reads(node)} | self._fed | set(self.output_names)
+        kept = {*read_by(self.nodes), *self._fed, *self.output_names}
         gone = {name for name in names if name in self.initializers and name not in kept}
         for position in reversed(range(len(self.proto.graph.initializer))):
             if self.proto.graph.initializer[position].name in gone:
@@ -387,8 +437,7 @@ class Graph:
         """Write nodes and pooled constants back into the protobuf and return it."""
         graph = self.proto.graph
         if self._pooled:
-            live = {name for node in self.nodes for name in reads(node) if name in self._pooled}
-            live.update(self.output_names)
+            live = self._pooled.intersection(read_by(self.nodes)).union(self.output_names)
             graph.initializer.extend(
                 self.initializers[name] for name in self.initializers if name in self._pooled and name in live
             )
@@ -402,37 +451,18 @@ class Graph:
         return self.proto
 
     def skeleton(self) -> ModelProto:
-        """The model without its weights: large initializers become typed inputs, small ones stay."""
-        bare = ModelProto(ir_version=max(self.proto.ir_version, 4), producer_name="onnxgrad")
-        bare.opset_import.extend(self.proto.opset_import)
-        bare.functions.extend(self.proto.functions)
-        graph = bare.graph
-        graph.name = self.proto.graph.name or "graph"
-        graph.input.extend(self.proto.graph.input)
-        outputs = {
-            v.name: v for v in self.proto.graph.output if v.name not in self._fed and v.name not in self.initializers
-        }
-        graph.output.extend(outputs.values())  # onnx would forget the shape of what is declared twice
-        graph.value_info.extend(self.proto.graph.value_info)
-        declared = set(self.input_names)
-        for name, tensor in self.initializers.items():
-            if is_external(tensor) or nbytes(tensor) > SMALL:
-                if name not in declared:
-                    value_type = tensor_type(tensor.data_type, list(tensor.dims))
-                    graph.input.append(onnx.helper.make_value_info(name, value_type))
-            else:
-                graph.initializer.append(tensor)
-        for sparse in self.proto.graph.sparse_initializer:
-            value_type = tensor_type(sparse.values.data_type, list(sparse.dims))
-            graph.input.append(onnx.helper.make_value_info(sparse.values.name, value_type))
-        graph.node.extend(self.nodes)
-        return bare
+        """The model without its weights; see `skeleton`."""
+        return skeleton(self.proto, self.nodes, self.initializers)
 
     def infer(self) -> None:
         """Infer the type of every value and keep what is found in `types`; see `inference.infer`."""
         from onnxgrad_cli import inference  # which asks bodies, graphs themselves
 
         inference.infer(self)
+
+    def shared(self, value_type: TypeProto) -> TypeProto:
+        """The one object for all types equal to this one: a large graph has few, and what is the same is soon seen."""
+        return self._shared.setdefault(value_type.SerializeToString(), value_type)
 
     def named(self, value_type: TypeProto, symbols: dict[str, str] | None = None) -> TypeProto:
         """The type itself, after each unnamed dimension got a symbol of its own: it equals itself, if nothing else.

@@ -30,10 +30,8 @@ def infer(graph: Graph) -> None:
         OnnxgradError: the graph contradicts itself (a node's inputs don't fit its operator).
     """
     bare = graph.skeleton()
-    shared: dict[bytes, TypeProto] = {}  # a large graph has few types
     for name, tensor in graph.initializers.items():
-        value_type = tensor_type(tensor.data_type, list(tensor.dims))
-        graph.types[name] = shared.setdefault(value_type.SerializeToString(), value_type)
+        graph.types[name] = graph.shared(tensor_type(tensor.data_type, list(tensor.dims)))
     for value in bare.graph.input:  # an unnamed size gets its symbol first, so that it is known again wherever it goes
         graph.named(value.type)
     stated: set[str] = set()
@@ -41,10 +39,17 @@ def infer(graph: Graph) -> None:
         symbols = {dim.dim_param: dim.dim_param for dim in dims_in(bare.graph)}
         inferred, error = _inferred(bare)
         found = inferred.graph
+        as_it_is: dict[bytes, TypeProto] = {}  # types whose sizes have no other names with us
         for value in (*found.output, *found.input, *found.value_info):
-            if value.name not in graph.initializers:
-                value_type = graph.named(value.type, symbols)
-                graph.types[value.name] = shared.setdefault(value_type.SerializeToString(), value_type)
+            if value.name in graph.initializers:
+                continue
+            given = value.type.SerializeToString()
+            value_type = as_it_is.get(given)
+            if value_type is None:
+                value_type = graph.shared(graph.named(value.type, symbols))
+                if value_type.SerializeToString() == given:
+                    as_it_is[given] = value_type
+            graph.types[value.name] = value_type
         more = _beyond_onnx(graph, stated)  # what follows a value without a type is a contradiction to onnx
         if not more and error:
             raise OnnxgradError(f"the model's shapes contradict each other: {str(error).strip()}") from error
@@ -59,7 +64,7 @@ def infer(graph: Graph) -> None:
 
 def declare(graph: Graph) -> None:
     """Write into the model the types whose shape would not be inferred from it again."""
-    if all(graph.stated.isdisjoint(node.output[:]) for node in graph.nodes):
+    if graph.stated.isdisjoint(graph.made()):
         return
     again = _inferred(graph.skeleton())[0].graph
     found = {v.name for v in (*again.input, *again.output, *again.value_info) if shape_of(v.type) is not None}

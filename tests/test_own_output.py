@@ -324,7 +324,7 @@ def test_three_orders_from_the_command_line(shell: Shell) -> None:
     steps = [
         ("m.onnx", "a.onnx", "y", "label", "loss", "x_grad"),
         ("a.onnx", "b.onnx", "x_grad", "second", "loss_1", "x_grad_1"),
-        ("b.onnx", "c.onnx", "x_grad_1", "third", "loss_2", "x_grad_2"),
+        ("b.onnx", "c.onnx", "x_grad_1", "third", "loss", "x_grad_2"),  # nobody reads the first: its name is free
     ]
     weights = ["w1", "b1", "w2"]
     for source, target, judged, label, loss, gradient in steps:

@@ -280,6 +280,27 @@ def test_shapes_of_constants_are_computed_and_no_weight_is() -> None:
     np.testing.assert_allclose(result["temperature_grad"], (2 * y * y / 24).sum(), rtol=1e-4)
 
 
+def test_what_is_computed_from_a_static_size_of_a_shape_is_a_constant() -> None:
+    """As exporters compute the size of an attention's heads, in floats; shape inference follows no such Cast."""
+    model = parse("""
+    g (float[batch, 4, 12] x) => (float[batch, 4] y)
+    <float[12] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, int64 zero = {0}, int64 last = {-1}, int64 three = {3},
+     int64[1] axis = {0}, int64[2] heads = {4, 3}, int64[2] axes = {2, 3}>
+    {
+        h = Mul(x, w) size = Shape(h) n = Gather(size, zero) width = Gather(size, last) each = Div(width, three)
+        real = Cast<to = 1>(each) whole = Cast<to = 7>(real) a = Unsqueeze(n, axis) b = Unsqueeze(whole, axis)
+        dims = Concat<axis = 0>(a, heads, b) parted = Reshape(h, dims) y = ReduceSum<keepdims = 0>(parted, axes)
+    }
+    """)
+    built = build(model)
+    forward = [node.op_type for node in built.model.graph.node][:6]
+    assert forward == ["Mul", "Shape", "Gather", "Unsqueeze", "Concat", "Reshape"]
+    assert not any(node.op_type == "Shape" for node in built.model.graph.node if node.name.startswith("grad/parted"))
+    x, t = np.ones((2, 4, 12), np.float32), np.zeros((2, 4), np.float32)
+    result = run(built.model, {"x": x, "label": t})
+    np.testing.assert_allclose(result["w_grad"], np.full(12, 2 * 78.0), rtol=1e-5)
+
+
 def test_initializers_of_an_old_model_are_constants() -> None:
     """Before IR version 4 every initializer had to be an input; a shape among them is a constant all the same."""
     model = parse(

@@ -288,6 +288,20 @@ def test_a_budget_out_of_reach_is_told() -> None:
     assert any("batch = 1" in str(caution) for caution in again.training.cautions)
 
 
+def test_a_budget_counts_what_is_made_of_weights() -> None:
+    """Such as transposed weights, which are more than all else here: what is left of the budget is for the rest."""
+    model = parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        small (float[2, 64] x) => (float[2, 64] y) <float[64, 64] v> {
+            w = Transpose(v) h = MatMul(x, w) t = Sin(h) e = Exp(t) y = Mul(e, t)
+        }
+    """)
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(64, dtype=np.float32), "v"))
+    done = made(model, grad_of_input=("x",), recompute="budget:17kB").training.recomputed
+    assert done is not None and done.kept_before > 17_000 and done.nodes
+    assert 64 * 64 * 4 < done.kept <= 17_000
+
+
 PROGRAMS = {
     "an output is kept of a node that runs again": (
         "block:[hc]",
@@ -319,3 +333,20 @@ def test_small_programs(name: str) -> None:
     feeds[label] = rng.standard_normal(shape).astype(np.float32)
     for one, other in zip(ran(plain, feeds), ran(again, feeds), strict=True):
         np.testing.assert_array_equal(other, one)
+
+
+def test_the_operations_that_are_added_are_counted_where_sizes_are_known_from_statements_alone():
+    """A Reshape to zeros holds a value back, and no inference sees through it."""
+    weights = ", ".join(["0.1"] * 64)
+    model = onnx.parser.parse_model(f"""
+    <ir_version: 10, opset_import: ["" : 18]>
+    g (float[N, 4, 8] x) => (float[N, 4, 8] y)
+    <float[8, 8] w = {{{weights}}}, float[8, 8] v = {{{weights}}}, int64[3] dims = {{0, -1, 2}},
+     int64[3] back = {{0, 4, 8}}>
+    {{
+        a = MatMul(x, w) b = Reshape(a, dims) c = Sigmoid(b) d = Exp(c) e = Reshape(d, back) y = MatMul(e, v)
+    }}
+    """)
+    done = build(model, Options(recompute=parse_recompute("elementwise"))).training.recomputed
+    assert done is not None
+    assert (done.nodes, done.flops) == (2, 4 * 8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.files import STREAM
 
 Tell = Callable[[str, int], None]
@@ -20,3 +21,15 @@ def target_of(source: Path | None, out: str | Path | None, word: str) -> Path | 
     if out is None:
         return source.with_name(f"{source.stem}.{word}.onnx") if source else None
     return None if str(out) == STREAM else Path(out)
+
+
+def make_folder(folder: Path, option: str) -> None:
+    """Make a folder, if it is not there.
+
+    Raises:
+        OnnxgradError: it can't be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OnnxgradError(f"{option}: '{folder}' can't be made: {error.strerror}") from None

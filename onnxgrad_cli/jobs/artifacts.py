@@ -10,13 +10,22 @@ from typing import Any
 from onnx import ModelProto
 
 from onnxgrad_cli.builder import TrainingModel
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.files import load_model
 from onnxgrad_cli.graph import Graph, copied
+from onnxgrad_cli.jobs import make_folder
 from onnxgrad_cli.losses import parse_loss
 from onnxgrad_cli.pipeline import LossSpec, Options, Pass, Record
 from onnxgrad_cli.report.model import Next
-from onnxgrad_cli.runtime.artifacts import CHECKPOINT, frozen_of, make_artifacts, save_artifacts
+from onnxgrad_cli.runtime.artifacts import (
+    CHECKPOINT,
+    EVALUATION,
+    OPTIMIZER,
+    TRAINING,
+    frozen_of,
+    make_artifacts,
+    save_artifacts,
+)
 
 After = Callable[[Pass, Graph, Record], None]
 
@@ -186,13 +195,7 @@ def next_step(folder: Path, prefix: str, inputs: Iterable[str]) -> Next:
     return Next("Train with the artifacts", "python", "\n".join(lines))
 
 
-def make_folder(folder: Path, option: str) -> None:
-    """Make a folder, if it is not there.
-
-    Raises:
-        OnnxgradError: it can't be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OnnxgradError(f"{option}: '{folder}' can't be made: {error.strerror}") from None
+def kind(file: Path, prefix: str) -> str:
+    """What an artifact is, in words."""
+    kinds = {TRAINING: "training model", EVALUATION: "evaluation model", OPTIMIZER: "optimizer model"}
+    return {**kinds, CHECKPOINT: "checkpoint"}.get(file.name.removeprefix(prefix), "weights")

@@ -21,8 +21,7 @@ from onnxgrad_cli.files import (
     save_model,
 )
 from onnxgrad_cli.graph import Graph, copied, nbytes
-from onnxgrad_cli.jobs import Tell, silent, target_of
-from onnxgrad_cli.jobs.artifacts import make_folder, next_step, opens_frozen
+from onnxgrad_cli.jobs import Tell, make_folder, silent, target_of
 from onnxgrad_cli.jobs.check import fit, read_data
 from onnxgrad_cli.passes import VERIFY, pipeline_for
 from onnxgrad_cli.passes.describe import describe
@@ -30,14 +29,6 @@ from onnxgrad_cli.pipeline import Options, Pass, Record
 from onnxgrad_cli.proof.verify import LARGE, Proof, prove
 from onnxgrad_cli.report import FORMATS, File, Report, make_report, render
 from onnxgrad_cli.report.model import Next
-from onnxgrad_cli.runtime.artifacts import (
-    CHECKPOINT,
-    EVALUATION,
-    OPTIMIZER,
-    TRAINING,
-    make_artifacts,
-    save_artifacts,
-)
 from onnxgrad_cli.standard.training_info import check_request, pack, step_model
 
 FED = ("model input", "label", "sample weight")
@@ -95,6 +86,10 @@ def run_build(
     options = options or Options()
     check_request(options)
     if artifacts is not None:
+        # not above: onnxruntime comes with them, which takes a tenth of the time of a small build
+        from onnxgrad_cli.jobs.artifacts import kind, next_step, opens_frozen
+        from onnxgrad_cli.runtime.artifacts import TRAINING, make_artifacts, save_artifacts
+
         _check_artifacts(options, out, stop_after)
         make_folder(artifacts, "--artifacts")
         out = artifacts / f"{prefix}{TRAINING}"
@@ -145,7 +140,7 @@ def run_build(
             outputs = [value.name for value in original.graph.output] if options.keep_outputs else []
             made = make_artifacts(built, original, outputs)
             written = save_artifacts(made, artifacts, prefix, nominal=nominal_checkpoint, source=path, force=force)
-            files += [File.of(file, _kind(file, prefix)) for file in written]
+            files += [File.of(file, kind(file, prefix)) for file in written]
         else:
             written = save_model(result, STREAM if target is None else target, path, force)
             files += [File.of(file, "weights" if i else "training model") for i, file in enumerate(written)]
@@ -220,12 +215,6 @@ def _check_artifacts(options: Options, out: str | Path | None, stop_after: str |
             raise UsageError(f"--artifacts does not go with {option}", "leave one of them out")
 
 
-def _kind(file: Path, prefix: str) -> str:
-    """What an artifact is, in words."""
-    kinds = {TRAINING: "training model", EVALUATION: "evaluation model", OPTIMIZER: "optimizer model"}
-    return {**kinds, CHECKPOINT: "checkpoint"}.get(file.name.removeprefix(prefix), "weights")
-
-
 def _check_names(stop_after: str | None, names: Sequence[str], reports: Sequence[Path]) -> None:
     if stop_after is not None and stop_after not in names:
         raise UsageError(f"--stop-after: there is no pass '{stop_after}'", suggest(stop_after, names, "passes"))
@@ -253,7 +242,7 @@ class _Dump:
         change = record.nodes_after - record.nodes_before
         self.tell(f"{step.name:9}{record.seconds:7.3f} s {record.nodes_after:7,} nodes ({change:+,})", 1)
         if self.check:
-            check_structure(graph.commit(), graph.path, f"the graph after the pass '{step.name}'")
+            check_structure(graph.commit(), f"the graph after the pass '{step.name}'")
         if self.folder:
             file = self.folder / f"{self._count}-{step.name}.onnx"
             save_model(graph.commit(), file, self.source, self.force, copy_data=False)

@@ -15,7 +15,6 @@ from onnxgrad_cli.graph import dtype_of, shape_of
 from onnxgrad_cli.jobs import Tell, silent
 from onnxgrad_cli.passes.describe import Roles, describe
 from onnxgrad_cli.proof.verify import Proof, prove
-from onnxgrad_cli.runtime.artifacts import with_stored
 from onnxgrad_cli.runtime.data import npz, ranges_of
 from onnxgrad_cli.runtime.data.check import check_whole
 
@@ -43,6 +42,8 @@ def run_check(
     proto, path = load_model(model)
     roles = describe(proto)
     if path is not None:
+        from onnxgrad_cli.runtime.artifacts import with_stored  # not above: see `run_build`
+
         proto = with_stored(proto, path)
     arrays = read_data(data) if data else {}
     arrays, measured = fit(arrays, proto, roles, tell, data)

@@ -19,6 +19,7 @@ from onnxgrad_cli import bodies, registry
 from onnxgrad_cli.emit import FORWARD, ROLE, No, Op, Unknown, Val, is_differentiable, is_float
 from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError
 from onnxgrad_cli.graph import Graph, captured, reads
+from onnxgrad_cli.passes.composites import composites
 from onnxgrad_cli.pipeline import Adjoint, Options, Pass, Training
 from onnxgrad_cli.targets import find_target
 
@@ -52,6 +53,7 @@ def differentiate(
     graph.vary(wanted)
     op.training = training = training or Training()
     walk = _Walk(graph, op, training)
+    walk.adjoints = composites(graph, {*wanted, *seeds}) | training.adjoints
     path = walk.path(wanted, seeds)
     for name, cotangent in seeds.items():
         walk.add(name, cotangent)
@@ -105,6 +107,7 @@ class _Walk:
         self.stopped: set[str] = set()  # what is active and read where gradients stop
         self.refusals: list[Refusal] = []
         self.pending: dict[str, list[Val]] = defaultdict(list)
+        self.adjoints: Mapping[str, Adjoint] = {}
         self._rules: dict[tuple[str, str], registry.Rule | None] = {}
 
     def rule(self, node: NodeProto) -> registry.Rule | None:
@@ -132,7 +135,7 @@ class _Walk:
             dependent.append(node)
             floats = [n for n in node.output[:] if n and (n not in types or is_differentiable(types[n]))]
             self.active.update(floats)
-            carried = [self.quantized[name] for name in names if name in self.quantized]
+            carried = [self.quantized[name] for name in names if name in self.quantized] if self.quantized else ()
             if carried or (rule is not None and rule.integers):
                 named = any(carried) or bool(rule and rule.refusal)
                 self.quantized.update((n, named) for n in node.output if n and n not in floats)
@@ -196,12 +199,13 @@ class _Walk:
 
     def visit(self, node: NodeProto) -> None:
         op, rule = self.op, self.rule(node)
-        label = node.name or node.output[0]
+        outputs, given = node.output[:], node.input[:]
+        label = node.name or outputs[0]
         op.scope, op.forward = f"grad/{label}", label
-        gs = tuple([self.cotangent(name) if name else None for name in node.output[:]])
+        gs = tuple([self.cotangent(name) if name else None for name in outputs])
         if rule is None or rule.refusal or not any(gs):
             return
-        if (adjoint := self.training.adjoints.get(node.output[0])) and self.visit_all(adjoint, gs[0]):
+        if (adjoint := self.adjoints.get(outputs[0])) and self.visit_all(adjoint, gs[0]):
             return
         if self.quantized and not rule.integers and (carried := [n for n in reads(node) if n in self.quantized]):
             if not all(self.quantized[name] for name in carried):
@@ -210,7 +214,6 @@ class _Walk:
         asked, op.node = rule.signature, node
         names = _targets(node)
         op.wanted = self.active.intersection(names).__contains__
-        given = node.input[:]
         inside = captured(node) if node.attribute else []
         xs: list[Val | None] = [op.val(name) if name else None for name in (*given, *inside)]
         if not asked.variadic:
@@ -221,9 +224,9 @@ class _Walk:
         if unknown:
             return self.refuse(node, f"attribute {unknown} is not covered by the rule")
         if not asked.all_cotangents and (gs[0] is None or any(gs[1:])):
-            used = [name for name, g in zip(node.output, gs, strict=True) if g is not None]
+            used = [name for name, g in zip(outputs, gs, strict=True) if g is not None]
             return self.refuse(node, f"the gradient through its output {', '.join(used)} is not covered by the rule")
-        ys = tuple([op.val(name) if name else None for name in node.output[:]])
+        ys = tuple([op.val(name) if name else None for name in outputs])
         before = len(self.training.partial)
         try:
             result = rule.function(  # type: ignore[misc]
@@ -358,15 +361,16 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
     training.lowerings.asked = options.tuned
     wanted = [*training.trained, *training.grad_of_input]
     seeds = {end: op.val(cotangent) for end, cotangent in training.yielded.items()}
+    given = set(graph.types)
     cotangents = differentiate(graph, seeds, wanted, op, training)
+    given |= graph.initializers.keys()
     op.forward, op.scope = "", "grad/zero"
     training.gradients.update((name, graph.fresh(f"{name}_grad")) for name in wanted)
     after = next(iter(seeds.values())) if options.yield_ == "keep" else None  # the backward part starts at the YieldOp
     results = {training.gradients[name]: or_zero(op, name, cotangents.pop(name), training, after) for name in wanted}
     named = {value.name for value in results.values()}
-    made = {name for node in op.nodes for name in node.output[:]}
     for name, value in cotangents.items():
-        if value is not None and value.name in made and value.name not in named:
+        if value is not None and value.name not in given and value.name not in named:
             results[graph.fresh(f"{name}_grad")] = value
             named.add(value.name)
     op.rename_all(results)

@@ -291,11 +291,11 @@ def started(model: ModelProto, roles: Roles) -> ModelProto:
 
 def parts(graph: Graph, training: Training) -> list[str]:
     """The part each node belongs to: 'model', 'loss', 'backward' (what comes after the loss) or 'optimizer'."""
-    found, after = [], False
+    found: list[str] = []
+    after = False
     for node in graph.nodes:
         if after and not training.learning_rate:  # most nodes of a large model: their metadata need not be looked at
-            found.append("backward")
-            continue
+            return found + ["backward"] * (len(graph.nodes) - len(found))
         tag = next((p.value for p in node.metadata_props if p.key == ROLE), "")
         if after:
             found.append("optimizer" if tag == "optimizer" else "backward")

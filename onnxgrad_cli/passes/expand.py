@@ -5,7 +5,8 @@ First by the definitions of this project, then by the function body that the sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import onnx
@@ -29,10 +30,13 @@ def expand(graph: Graph, domain: str | None = None) -> bool:
         Whether anything was replaced; types must be inferred again then, and may let more be replaced.
     """
     typing = Op(graph)
+    definition_of = cache(lambda op_type, domain: registry.lookup_definition(*_key(graph, op_type, domain)))
+    stands = _stands(graph)
     nodes: list[NodeProto] = []
     changed = False
     for node in graph.nodes:
-        definition = _definition(graph, node) if domain in (None, node.domain) else None
+        asked = domain in (None, node.domain) and not stands(node)
+        definition = definition_of(node.op_type, node.domain) if asked else None
         if definition is None:
             _type(typing, node)
             nodes.append(node)
@@ -54,9 +58,12 @@ def standard_functions(graph: Graph) -> list[tuple[str, str]]:
     Many bodies depend on the types of the inputs, so an operator is left out as long as one of its nodes lacks some.
     """
     typed: dict[tuple[str, str], bool] = {}
+    stands = _stands(graph)
     for node in graph.nodes:
-        key = (node.op_type, node.domain, graph.opset(node.domain) or 1)
-        if not _stands(node, *key) and registry.lookup_definition(*key) is None and _has_body(*key):
+        if stands(node):
+            continue
+        key = _key(graph, node.op_type, node.domain)
+        if registry.lookup_definition(*key) is None and _has_body(*key):
             operator = (node.domain, node.op_type)
             typed[operator] = typed.get(operator, True) and all(x in graph.types for x in node.input if x)
     return [operator for operator, known in typed.items() if known]
@@ -70,19 +77,19 @@ def _has_body(op_type: str, domain: str, opset: int) -> bool:
     return bool(schema.has_function or schema.has_context_dependent_function)
 
 
-def _definition(graph: Graph, node: NodeProto) -> registry.Definition | None:
-    key = (node.op_type, node.domain, graph.opset(node.domain) or 1)
-    return None if _stands(node, *key) else registry.lookup_definition(*key)
+def _key(graph: Graph, op_type: str, domain: str) -> tuple[str, str, int]:
+    return op_type, domain, graph.opset(domain) or 1
 
 
-def _stands(node: NodeProto, op_type: str, domain: str, opset: int) -> bool:
+def _stands(graph: Graph) -> Callable[[NodeProto], bool]:
     """Whether a node is differentiated as it is: it has a rule, or operands at which gradients stop."""
-    return registry.lookup(op_type, domain, opset) is not None or bool(stopped(node))
+    has_rule = cache(lambda op_type, domain: registry.lookup(*_key(graph, op_type, domain)) is not None)
+    return lambda node: has_rule(node.op_type, node.domain) or bool(stopped(node))
 
 
 def _type(op: Op, node: NodeProto) -> None:
     """Type a node's outputs from its inputs, where they have no type yet and onnx knows one."""
-    if all(not name or name in op.graph.types for name in node.output):
+    if all([not name or name in op.graph.types for name in node.output[:]]):
         return
     try:
         op.graph.types.update(op.infer(node))

@@ -8,13 +8,12 @@ from them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.emit import is_float
-from onnxgrad_cli.graph import SMALL, Graph, dtype_of, shape_of
+from onnxgrad_cli.graph import SMALL, Graph, Shape, dtype_of, shape_of
 from onnxgrad_cli.proof.executor import Executor
 
 PURE = frozenset(
@@ -24,12 +23,16 @@ PURE = frozenset(
 )
 """Operators that shapes are computed with: small, and the same at every run."""
 
+UNKNOWN = np.array(None)
+"""Sizes of which none is known."""
+
 
 def fold(graph: Graph) -> bool:
     """Replace nodes that compute constants of integers by initializers; whether anything was replaced."""
     values: dict[str, np.ndarray] = {}
     chosen: list[NodeProto] = []
     known: set[str] = set()
+    sizes: dict[str, np.ndarray] = {}
     kept = {*graph.output_names, *graph.varied}
     for node in graph.nodes:
         if node.op_type not in PURE or node.domain not in ("", "ai.onnx") or not _small(graph, node):
@@ -37,10 +40,13 @@ def fold(graph: Graph) -> bool:
         if kept.intersection(node.output):
             continue
         if node.op_type in ("Shape", "Size"):
-            shape = shape_of(graph.types.get(node.input[0])) or ("?",)
-            if all(isinstance(size, int) for size in shape):
-                values[node.output[0]] = _shape(node, shape)  # type: ignore[arg-type]
-                known.add(node.output[0])
+            sizes[node.output[0]] = _sizes(node, shape_of(graph.types.get(node.input[0])))
+        elif node.op_type == "Gather" and node.input[0] in sizes:
+            sizes[node.output[0]] = _picked(sizes[node.input[0]], graph.constant(node.input[1]))
+        array = sizes.get(node.output[0], UNKNOWN)
+        if array.dtype != object:
+            values[node.output[0]] = array
+            known.add(node.output[0])
         elif all(name in known or _is_integer_constant(graph, name) for name in node.input if name):
             chosen.append(node)
             known.update(node.output)
@@ -66,18 +72,32 @@ def _is_integer_constant(graph: Graph, name: str) -> bool:
     return not is_float(graph.types.get(name)) and graph.constant(name) is not None
 
 
-def _shape(node: NodeProto, shape: Iterable[int]) -> np.ndarray:
-    sizes = np.array(list(shape), np.int64)
+def _sizes(node: NodeProto, shape: Shape | None) -> np.ndarray:
+    """What Shape or Size gives: integers, or objects of which some are symbols."""
+    if shape is None:
+        return UNKNOWN
     if node.op_type == "Size":
-        return np.array(sizes.prod(), np.int64)
+        return np.array(math.prod(shape), np.int64) if all(isinstance(size, int) for size in shape) else UNKNOWN
     ends = {attribute.name: attribute.i for attribute in node.attribute}
-    return sizes[ends.get("start", 0) : ends.get("end", len(sizes))]
+    return _as_integers(np.array(shape, object)[ends.get("start", 0) : ends.get("end", len(shape))])
+
+
+def _picked(sizes: np.ndarray, places: np.ndarray | None) -> np.ndarray:
+    """What Gather picks of a shape: exporters compute with the static sizes of shapes that are not static."""
+    if places is None or sizes is UNKNOWN or not np.all((-len(sizes) <= places) & (places < len(sizes))):
+        return UNKNOWN
+    return _as_integers(sizes[places])
+
+
+def _as_integers(sizes: np.ndarray) -> np.ndarray:
+    sizes = np.asarray(sizes, object)
+    return sizes.astype(np.int64) if all(isinstance(size, int) for size in sizes.flat) else sizes
 
 
 def _evaluate(graph: Graph, nodes: list[NodeProto], values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The results of `nodes`, which read constants, `values` and each other."""
-    made = {name for node in nodes for name in node.output}
-    read = {name for node in nodes for name in node.input if name} - made
+    made = dict.fromkeys(name for node in nodes for name in node.output)
+    read = dict.fromkeys(name for node in nodes for name in node.input if name and name not in made)
     model = ModelProto(ir_version=max(graph.proto.ir_version, 4))
     model.opset_import.extend(entry for entry in graph.proto.opset_import if not entry.domain)
     model.graph.name = "constants"

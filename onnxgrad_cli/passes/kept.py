@@ -281,8 +281,11 @@ def between(flow: Flow, ends: Collection[str]) -> Plan:
     return plan
 
 
-def within(flow: Flow, budget: int, sizes: Facts) -> Plan:
-    """Compute again what frees most bytes for an operation, until no more than `budget` bytes are kept."""
+def within(flow: Flow, budget: int, sizes: Facts, total: int) -> Plan:
+    """Compute again what frees most bytes for an operation, until no more than `budget` of `total` bytes are kept.
+
+    `total` counts what is made of weights alone, too, which is there anyway.
+    """
     plan = Plan(flow)
     fixed, done = plan.fixed, set[str]()
 
@@ -298,7 +301,6 @@ def within(flow: Flow, budget: int, sizes: Facts) -> Plan:
             return None
 
     size = {root: _bytes(root, sizes) for root in plan.groups}
-    total = sum(size.values())
     queue = [(found[0], place, root) for place, root in enumerate(plan.groups) if (found := price(root)) and size[root]]
     heapq.heapify(queue)
     while queue and total > budget:

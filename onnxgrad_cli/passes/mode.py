@@ -39,15 +39,16 @@ def apply_mode(graph: Graph, options: Options, training: Training) -> bool:
     changed = _own_statistics(graph)
     for node in graph.nodes:
         new = [node]
-        if node.domain in ("", "ai.onnx") and node.op_type == "BatchNormalization":
+        if node.op_type == "BatchNormalization" and node.domain in ("", "ai.onnx"):
             new = _batch_normalization(graph, node, options.mode, training, refusals)
-        elif node.domain in ("", "ai.onnx") and node.op_type == "Dropout":
+        elif node.op_type == "Dropout" and node.domain in ("", "ai.onnx"):
             new = [_dropout(graph, node, options.mode)]
         changed = changed or new != [node] or new[0] is not node
         nodes += new
     if refusals:
         raise UnsupportedError(f"{len(refusals)} nodes can't be put in training mode:", refusals)
-    graph.set_nodes(nodes)
+    if changed:
+        graph.set_nodes(nodes)
     if options.mode != "keep":
         texts = [
             *(_without_effect(graph, training) if options.mode == "train" else ()),
@@ -64,6 +65,8 @@ def _own_statistics(graph: Graph) -> bool:
     its scale, both being ones: followed to the letter, the weight would get the statistic's gradient too.
     """
     read = {name for node in graph.nodes if node.op_type == "BatchNormalization" for name in list(node.input)[3:5]}
+    if not read:
+        return False
     kept = []
     for node in graph.nodes:
         tensor = (

@@ -34,9 +34,8 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
         graph.proto.graph.output.extend(others)
     else:  # what the model said of their shapes may be inferred from nothing else
         known = {value.name for value in graph.proto.graph.value_info}
-        lost = {value.name for value in others} - known
-        made = {name for node in graph.nodes for name in node.output[:] if name in lost}
-        graph.proto.graph.value_info.extend(value for value in others if value.name in made)
+        fed = {*graph.input_names, *graph.initializers}
+        graph.proto.graph.value_info.extend(value for value in others if value.name not in known | fed)
     embed(graph, options, training)
     return True
 

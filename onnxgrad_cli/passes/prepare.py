@@ -295,17 +295,17 @@ def raise_opset(graph: Graph, training: Training) -> bool:
 
 
 def _needed(graph: Graph, opset: int) -> int:
-    bfloat16 = any(dtype_of(value_type) == TensorProto.BFLOAT16 for value_type in graph.types.values())
+    bfloat16 = any(dtype_of(value_type) == TensorProto.BFLOAT16 for value_type in graph.distinct_types())
     needs = [FIRST_WITH_BFLOAT16 if bfloat16 else OLDEST_OPSET]
-    for node in with_bodies(graph.nodes):
-        if _any_float(graph, node.output):
-            key = (node.op_type, node.domain, graph.opset(node.domain) or 1 if node.domain else opset)
-            rule = registry.lookup(*key)
-            definition = None if rule else registry.lookup_definition(*key)
-            if definition is not None or (rule is not None and not rule.is_zero):
-                needs.append((definition or rule).needs_opset)  # type: ignore[union-attr]
-            elif rule is None and key[1] in ("", "ai.onnx"):
-                needs.append(registry.first_known(*key) or OLDEST_OPSET)
+    operators = {(n.op_type, n.domain) for n in with_bodies(graph.nodes) if _any_float(graph, n.output[:])}
+    for op_type, domain in operators:
+        key = (op_type, domain, graph.opset(domain) or 1 if domain else opset)
+        rule = registry.lookup(*key)
+        definition = None if rule else registry.lookup_definition(*key)
+        if definition is not None or (rule is not None and not rule.is_zero):
+            needs.append((definition or rule).needs_opset)  # type: ignore[union-attr]
+        elif rule is None and domain in ("", "ai.onnx"):
+            needs.append(registry.first_known(*key) or OLDEST_OPSET)
     return max(needs)
 
 

@@ -20,6 +20,8 @@ factor is transposed. Of the time of PyTorch's product, turned and not, for 512 
 def turn_products(graph: Graph) -> bool:
     """Write (Aᵀ B)ᵀ as Bᵀ A in the backward part, where nobody else reads the product; whether any was."""
     transposes = {node.output[0]: node for node in graph.nodes if _is_matrix_transpose(graph, node)}
+    if not transposes:
+        return False
     products = {
         node.output[0]: node
         for node in graph.nodes

@@ -60,7 +60,7 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
     if spec.kind == BLOCK:
         plan = between(flow, ends)
     elif spec.kind == BUDGET:
-        plan = within(flow, spec.size, Facts(graph, dict.fromkeys(before.assumed, 1)))
+        plan = within(flow, spec.size, Facts(graph, dict.fromkeys(before.assumed, 1)), before.kept_bytes)
     else:
         plan = cheap_again(flow)
     count = write_copies(plan)

@@ -7,6 +7,7 @@ them.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import defaultdict
@@ -172,13 +173,16 @@ def _tied(graph: Graph, outputs: list[str], read: Callable[[NodeProto], list[str
     """
     tied = set(outputs)
     opsets = {entry.domain or "": entry.version for entry in graph.proto.opset_import}
+    lookup = functools.cache(lambda op_type, domain: registry.lookup(op_type, domain, opsets.get(domain or "", 1)))
     for node in reversed(graph.nodes):
-        if not tied.isdisjoint(node.output[:]):
-            rule = registry.lookup(node.op_type, node.domain, opsets.get(node.domain or "", 1))
+        made = node.output[:]
+        if not tied.isdisjoint(made):
+            rule = lookup(node.op_type, node.domain)
             if rule is not None and rule.is_zero:
                 continue
-            through = rule is None or rule.integers or any(n in tied and _may_be_float(graph, n) for n in node.output)
-            tied.update(n for n in read(node) if through or not _may_be_float(graph, n))
+            through = rule is None or rule.integers or any([n in tied and _may_be_float(graph, n) for n in made])
+            names = read(node)
+            tied.update(names if through else [n for n in names if not _may_be_float(graph, n)])
     return tied
 
 

@@ -18,6 +18,7 @@ from onnx import TensorProto
 
 from onnxgrad_cli import registry
 from onnxgrad_cli.cost import cost
+from onnxgrad_cli.emit import RANDOM
 from onnxgrad_cli.errors import Caution, CheckFailed, OnnxgradError, Refusal, UnsupportedError
 from onnxgrad_cli.graph import Graph, dtype_of, shape_of
 from onnxgrad_cli.passes import SUMMARIES, pipeline_for
@@ -247,8 +248,9 @@ def _passes(built: TrainingModel) -> list[PassRow]:
 
 def _operators(graph: Graph, training: Training) -> list[Operator]:
     nodes: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for node, part in zip(graph.nodes, parts(graph, training), strict=True):
-        nodes[standard_domain(node.domain), node.op_type][part] += 1
+    kinds = Counter((n.domain, n.op_type, part) for n, part in zip(graph.nodes, parts(graph, training), strict=True))
+    for (domain, op_type, part), count in kinds.items():
+        nodes[standard_domain(domain), op_type][part] += count
     uses: Counter[str] = Counter()
     sources: dict[str, list[str]] = defaultdict(list)
     for (full, source), count in training.rules.items():
@@ -289,7 +291,7 @@ def _cautions(graph: Graph, training: Training) -> Iterator[Caution]:
     yield from dict.fromkeys(training.cautions)
     for op_type, convention in sorted(training.kinks.items()):
         yield Caution("kink", op_type, f"{op_type}: {convention}")
-    drawn = Counter(node.op_type for node in graph.nodes if is_random(graph, node))
+    drawn = Counter(node.op_type for node in graph.nodes if node.op_type in RANDOM and is_random(graph, node))
     for op_type, count in sorted(drawn.items()):
         yield Caution("random operator", op_type, f"{op_type}: {_several(count, 'node')}")
     if training.lowerings.asked and not training.lowerings.measured:

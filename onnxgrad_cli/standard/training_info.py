@@ -269,9 +269,9 @@ def check_training_info(model: ModelProto, path: Path | None = None) -> None:
         for index in range(len(model.training_info)):
             where = f"training_info[{index}]"
             step, initial = step_model(model, index), initial_model(model, index)
-            check_structure(step, path, f"{where}: the inference graph and the algorithm combined")
+            check_structure(step, f"{where}: the inference graph and the algorithm combined")
             if initial is not None:
-                check_structure(initial, path, f"{where}: the initialization")
+                check_structure(initial, f"{where}: the initialization")
             info = model.training_info[index]
             variables = {tensor.name: tensor for graph in (model.graph, info.algorithm) for tensor in graph.initializer}
             for made, binding in ((step, info.update_binding), (initial, info.initialization_binding)):

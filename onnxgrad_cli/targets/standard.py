@@ -65,7 +65,7 @@ def to_standard(model: ModelProto, nodes: Iterable[NodeProto] | None = None) -> 
                 node.attribute.remove(attribute)
     functions = [function for function in model.functions if function.domain.startswith(DOMAIN)]
     gone = {name for f in functions for name in (f.domain, *(entry.domain for entry in f.opset_import)) if name}
-    gone.difference_update(node.domain for node in with_bodies(held))
+    gone.difference_update(node.domain for node in with_bodies(held if gone else ()))
     for function in functions:
         model.functions.remove(function)
     for entry in [entry for entry in model.opset_import if entry.domain in gone]:
