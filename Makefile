@@ -37,14 +37,21 @@ docs: .venv/installed-test  ## write the tables and pictures of docs/ anew, from
 	$(BIN)/onnxgrad ops --tags --markdown > docs/differentiability.md
 	$(BIN)/python -m tests.pictures
 
-conformance: .venv/installed-test  ## differentiate the node tests that onnx publishes; build/conformance.md
+conformance: .venv/installed-test  ## differentiate the node tests that onnx publishes, for each target and with recomputation too; build/conformance.md
+	$(BIN)/python -m tests.conformance --target ort-cpu
+	$(BIN)/python -m tests.conformance --target ort-cuda
+	$(BIN)/python -m tests.conformance --recompute elementwise
 	$(BIN)/python -m tests.conformance
 
 fuzz-graphs: .venv/installed-test  ## differentiate random graphs for FUZZ_SECONDS
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m tests.test_random_graphs
 
-zoo: .venv/installed-test  ## compare the gradients of the real models in ZOO with PyTorch's
+zoo: .venv/installed-test  ## compare the gradients of the real models in ZOO with PyTorch's, for each target and with recomputation too
 	$(BIN)/python -m tests.zoo $(ZOO)
+	$(BIN)/python -m tests.zoo $(ZOO) --target ort-cpu
+	$(BIN)/python -m tests.zoo $(ZOO) --target ort-cuda
+	$(BIN)/python -m tests.zoo $(ZOO) --recompute elementwise
+	$(BIN)/python -m tests.zoo $(ZOO) --keep 0.5
 
 bench: .venv/installed-bench  ## time and memory beside named peers: builds, operators' gradients, derivatives, training steps (benchmarks/RESULTS.md)
 	$(BIN)/python -m benchmarks.build

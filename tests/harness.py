@@ -6,8 +6,10 @@ onnxruntime has none; neither shares code with the rules.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,9 +22,14 @@ from onnxgrad_cli.emit import Op, is_float
 from onnxgrad_cli.graph import Graph, shape_of, tensor_type
 from onnxgrad_cli.passes.backward import differentiate
 from onnxgrad_cli.passes.expand import expand
+from onnxgrad_cli.passes.outputs import settle_yield
+from onnxgrad_cli.passes.recompute import RECOMPUTE, parse_recompute
+from onnxgrad_cli.passes.target import TARGET
+from onnxgrad_cli.pipeline import Options, Training
 from onnxgrad_cli.proof.check import Arrays, vjp_difference
 from onnxgrad_cli.proof.executor import Executor
 from onnxgrad_cli.proof.reference import evaluator
+from onnxgrad_cli.targets import STANDARD, TARGETS, find_target
 
 
 @dataclass(frozen=True)
@@ -141,32 +148,62 @@ def forward_model(case: Case, symbolic: bool) -> onnx.ModelProto:
     return model
 
 
-def with_gradient(model: onnx.ModelProto, wanted: Sequence[str], seeded: Sequence[str], prefix: str) -> onnx.ModelProto:
-    """`model` with the cotangents `<prefix><output>` of `seeded` outputs as inputs, gradients as outputs."""
+def with_gradient(
+    model: onnx.ModelProto, wanted: Sequence[str], seeded: Sequence[str], prefix: str, options: Options | None = None
+) -> onnx.ModelProto:
+    """`model` with the cotangents `<prefix><output>` of `seeded` outputs as inputs, gradients as outputs.
+
+    Of `options` count `target` and `recompute`, whose passes run on it as in a build.
+    """
+    options = options or Options()
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     graph = Graph(copy)
     graph.infer()
     while expand(graph):
         graph.infer()
-    op = Op(graph)
-    for name in seeded:
-        graph.add_input(f"{prefix}{name}", graph.types[name])
-    seeds = {name: op.val(f"{prefix}{name}") for name in seeded}
-    gradients = differentiate(graph, seeds, wanted, op)
-    graph.nodes.extend(op.nodes)
+    op, training = Op(graph), Training(yielded={name: f"{prefix}{name}" for name in seeded})
+    op.role = "backward"
+    training.lowerings.prefer = find_target(options.target).prefer
+    graph.types.update((cotangent, graph.types[name]) for name, cotangent in training.yielded.items())
+    seeds = {name: op.val(cotangent) for name, cotangent in training.yielded.items()}
+    gradients = differentiate(graph, seeds, wanted, op, training)
+    marker = helper.make_node("YieldOp", seeded, training.yielded.values(), f"{prefix}seed", domain="com.microsoft")
+    graph.nodes.extend([marker, *op.nodes])
     for name in wanted:
         value = gradients[name]
         if value is None:
             value = op.fill(0.0, op.val(name))
             graph.nodes = [*graph.nodes, *(n for n in op.nodes if n not in graph.nodes)]
-        output = helper.make_node("Identity", [value.name], [f"{prefix}grad_{name}"], name=f"{prefix}out_{name}")
+        training.gradients[name] = f"{prefix}grad_{name}"
+        output = helper.make_node("Identity", [value.name], [training.gradients[name]], name=f"{prefix}out_{name}")
         graph.nodes.append(output)
-        graph.add_output(output.output[0], graph.types[name])
+        graph.types[output.output[0]] = graph.types[name]
+        graph.add_output(output.output[0])
+    if options.recompute:
+        training.loss = marker.output[0]  # where the forward part ends
+        RECOMPUTE.run(graph, options, training)
+    settle_yield(graph, "input", training.yielded)
     graph.remove_unused()
+    if options.target != STANDARD:
+        TARGET.run(graph, options, training)
     result = graph.commit()
     onnx.checker.check_model(result)
     return result
+
+
+def changes(model: onnx.ModelProto, plain: onnx.ModelProto) -> int:
+    """How many nodes a model has whose operator another one has not, or less often."""
+    one, other = (Counter((node.domain, node.op_type) for node in each.graph.node) for each in (model, plain))
+    return (one - other).total()
+
+
+def asked(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, Options]:
+    """The words of the command line, which may ask for passes that change how gradients are written."""
+    parser.add_argument("--recompute", type=parse_recompute, help="as in `onnxgrad build`")
+    parser.add_argument("--target", default=STANDARD, choices=TARGETS, help="as in `onnxgrad build`")
+    arguments = parser.parse_args()
+    return arguments, Options(recompute=arguments.recompute, target=arguments.target)
 
 
 def wanted_inputs(case: Case) -> list[str]:

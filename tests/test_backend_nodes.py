@@ -12,7 +12,7 @@ import warnings
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pkgutil import iter_modules
 from typing import Any
 
@@ -26,14 +26,17 @@ from onnxgrad_cli import registry
 from onnxgrad_cli.emit import is_float
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
 from onnxgrad_cli.graph import HALVES, Graph, dtype_of, shape_of, tensor_type
-from onnxgrad_cli.passes import prepare
+from onnxgrad_cli.passes import copies, prepare
+from onnxgrad_cli.passes.kept import Plan
 from onnxgrad_cli.passes.mode import apply_mode
-from onnxgrad_cli.pipeline import Options, Training
+from onnxgrad_cli.pipeline import Options, RecomputeSpec, Training
 from onnxgrad_cli.proof.check import Arrays, directional, rounded
 from onnxgrad_cli.proof.examples import published_cases
 from onnxgrad_cli.proof.executor import Executor, to_double
 from onnxgrad_cli.registry import NEWEST_OPSET
-from tests.harness import fed, with_gradient
+from onnxgrad_cli.targets import STANDARD, blocked
+from onnxgrad_cli.targets.blocked import DENSE
+from tests.harness import changes, fed, with_gradient
 
 FILES = sorted(module.name for module in iter_modules(published.__path__) if not module.ispkg)
 
@@ -46,7 +49,10 @@ PUBLISHED = "as published"
 
 @dataclass(frozen=True)
 class Subject:
-    """One model with a value for every input; the outputs `seeded` are differentiated with respect to `wanted`."""
+    """One model with a value for every input; the outputs `seeded` are differentiated with respect to `wanted`.
+
+    `options` are those of `with_gradient`.
+    """
 
     case: str
     form: str
@@ -56,6 +62,7 @@ class Subject:
     expected: Arrays
     wanted: tuple[str, ...]
     seeded: tuple[str, ...]
+    options: Options = field(default_factory=Options)
 
     def __str__(self) -> str:
         return f"{self.case} ({self.form})"
@@ -63,11 +70,12 @@ class Subject:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one subject, and how or why."""
+    """What came of one subject, and how or why; and whether its options made another model of it."""
 
     subject: Subject
     kind: str
     why: str
+    changed: bool = False
 
 
 class NotEvaluableError(Exception):
@@ -77,7 +85,7 @@ class NotEvaluableError(Exception):
 # -- the published models --------------------------------------------------------------------------------
 
 
-def subjects(case: Any, op: str) -> Iterator[Subject]:
+def subjects(case: Any, op: str, options: Options) -> Iterator[Subject]:
     """The case as it stands, with every input but the floats as a constant, and with symbolic axes."""
     model = _copy(case.model)
     inputs, results = case.data_sets[0]
@@ -87,7 +95,7 @@ def subjects(case: Any, op: str) -> Iterator[Subject]:
     seeded = tuple(value.name for value in model.graph.output if is_float(value.type))
     if not wanted or not seeded:
         return
-    subject = Subject(case.name, "", op, model, feeds, expected, wanted, seeded)
+    subject = Subject(case.name, "", op, model, feeds, expected, wanted, seeded, options)
     yield replace(subject, form=PUBLISHED)
     fixed = subject
     if len(wanted) < len(feeds):
@@ -95,6 +103,8 @@ def subjects(case: Any, op: str) -> Iterator[Subject]:
         yield fixed
     if any(np.ndim(feeds[name]) for name in wanted):
         yield replace(fixed, model=_symbolic(fixed.model), form="symbolic axes")
+    if options.target != STANDARD and op in ("Conv", "ConvTranspose"):
+        yield _wide(subject)
 
 
 def parts(subject: Subject) -> Iterator[Subject]:
@@ -104,6 +114,32 @@ def parts(subject: Subject) -> Iterator[Subject]:
             model = _with_constants(subject.model, subject.feeds, (wanted,))
             form = f"{subject.form}, {seeded} by {wanted} alone"
             yield replace(subject, model=model, wanted=(wanted,), seeded=(seeded,), form=form)
+
+
+WIDE = 2 * blocked.BLOCK
+"""How many times its channels a published convolution gets: a target may have operators for blocks of them alone."""
+
+
+def _wide(subject: Subject) -> Subject:
+    """A convolution of `WIDE` times its channels, whose outputs follow from the published ones.
+
+    Of each channel there are multiples, and so there are of each weight, by a number for what it reads and one for what
+    it makes.
+    """
+    rng = np.random.default_rng(0)
+    read, made, values = (rng.uniform(0.5, 1.5, WIDE).astype(np.float32) for _ in range(3))
+
+    def times(x: np.ndarray, axis: int, factors: np.ndarray) -> np.ndarray:
+        channels = np.tile(factors, x.shape[axis]).reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+        return np.repeat(x, WIDE, axis) * channels
+
+    model, (x, w), (y,) = _copy(subject.model), subject.wanted, subject.seeded
+    reads = 0 if subject.op == "ConvTranspose" else 1
+    feeds = {x: times(subject.feeds[x], 1, values), w: times(times(subject.feeds[w], reads, read), 1 - reads, made)}
+    expected = {y: times(subject.expected[y], 1, made) * (read @ values)}
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.CopyFrom(tensor_type(dtype_of(value.type), np.shape({**feeds, **expected}[value.name])))
+    return replace(subject, model=model, feeds=feeds, expected=expected, form=f"{WIDE} times the channels")
 
 
 def _array(x: Any) -> Any:
@@ -204,13 +240,31 @@ CANCELLING = {
 
 def judge(subject: Subject) -> Iterator[Verdict]:
     """What comes of a subject; one refused for some of its inputs or outputs is judged one by one."""
-    kind, why = _judge(subject)
+    kind, why = _as_without_options(subject, *_judge(subject))
     known = "there is no" not in why
     if kind == REFUSED and known and len(subject.wanted) * len(subject.seeded) > 1:
         for part in parts(subject):
             yield from judge(part)
     else:
-        yield Verdict(subject, kind, why)
+        yield Verdict(subject, kind, why, kind in (RIGHT, BESIDE) and _changed(subject))
+
+
+def _as_without_options(subject: Subject, kind: str, why: str) -> tuple[str, str]:
+    """The verdict, wrong where it is a worse one than without the options."""
+    if kind == RIGHT or subject.options == Options():
+        return kind, why
+    plain, _ = _judge(replace(subject, options=Options()))
+    worse = KINDS.index(kind) > KINDS.index(plain)
+    return (WRONG, f"{kind}, and {plain} without the options: {why}") if worse else (kind, why)
+
+
+def _changed(subject: Subject) -> bool:
+    if subject.options == Options():
+        return False
+    types = {dtype_of(value.type) for value in subject.model.graph.input if value.name in subject.wanted}
+    model = prepared(_copy(subject.model) if types == {onnx.TensorProto.FLOAT} else to_double(subject.model))
+    every = (with_gradient(model, subject.wanted, subject.seeded, "g_", each) for each in (subject.options, Options()))
+    return changes(*every) > 0
 
 
 def _judge(subject: Subject) -> tuple[str, str]:
@@ -235,7 +289,7 @@ def _measure(subject: Subject, measure: Measure) -> tuple[str, str]:
     types = {value.name: dtype_of(value.type) for value in original.graph.input}
     feeds = {name: _as(x, types.get(name)) for name, x in subject.feeds.items()}
     model = prepared(_copy(original))
-    backward = with_gradient(model, subject.wanted, subject.seeded, "g_")
+    backward = with_gradient(model, subject.wanted, subject.seeded, "g_", subject.options)
     lowered(original)
     forward = _executor(original, measure.executor)
     values = _run(forward, original, feeds)
@@ -364,15 +418,24 @@ def _narrow_error(subject: Subject, point: Arrays, seeds: Arrays, values: Arrays
     types = {value.name: dtype_of(value.type) for value in (*model.graph.input, *model.graph.output)}
     if {types[name] for name in (*subject.wanted, *subject.seeded)} - {onnx.TensorProto.FLOAT}:
         return None
-    backward = with_gradient(model, subject.wanted, subject.seeded, "g_")
     feeds = {name: _as(x, types.get(name)) for name, x in point.items()}
     feeds |= {f"g_{name}": _as(seed, types[name]) for name, seed in seeds.items()}
+
+    def run(options: Options) -> Arrays:
+        backward = with_gradient(model, subject.wanted, subject.seeded, "g_", options)
+        found = _run(_executor(backward, "onnxruntime"), backward, feeds)
+        if not all(np.allclose(found[name], values[name], 1e-3, 1e-4, equal_nan=True) for name in subject.seeded):
+            raise NotEvaluableError("computes other outputs")
+        return found
+
     try:
-        result = _run(_executor(backward, "onnxruntime"), backward, feeds)
-    except NotEvaluableError:
-        return None
-    if not all(np.allclose(result[name], values[name], 1e-3, 1e-4, equal_nan=True) for name in subject.seeded):
-        return None
+        result = run(subject.options)
+    except NotEvaluableError as error:
+        try:
+            run(Options())
+        except NotEvaluableError:
+            return None
+        return f"in float32 it {error}"
     least = 3e-2 if subject.op.removesuffix(", expanded") in CANCELLING else 1e-3
     for name, gradient in gradients.items():
         off = np.max(np.abs(result[f"g_grad_{name}"] - gradient), initial=0.0)
@@ -381,7 +444,7 @@ def _narrow_error(subject: Subject, point: Arrays, seeds: Arrays, values: Arrays
     return None
 
 
-def verdicts(file: str, only: Callable[[str], bool]) -> list[Verdict]:
+def verdicts(file: str, only: Callable[[str], bool], options: Options | None = None) -> list[Verdict]:
     """What comes of every subject of those published cases of a file whose name is asked for."""
     found: list[Verdict] = []
     op = ""
@@ -391,7 +454,7 @@ def verdicts(file: str, only: Callable[[str], bool]) -> list[Verdict]:
             expanded = "_expanded" in case.name  # follows the case itself
             op = op if expanded else case.model.graph.node[0].op_type
             if only(case.name):
-                every = subjects(case, f"{op}, expanded" if expanded else op)
+                every = subjects(case, f"{op}, expanded" if expanded else op, options or Options())
                 found.extend(verdict for subject in every for verdict in judge(subject))
     return found
 
@@ -465,6 +528,57 @@ def test_a_wrong_rule_is_found() -> None:
 
         found = verdicts("sigmoid", lambda name: name == "test_sigmoid")
     assert [verdict.kind for verdict in found] == [WRONG, WRONG]
+
+
+def kinds(file: str, case: str, options: Options) -> list[tuple[str, str, bool]]:
+    """The form, the kind and whether it is another model, of all forms of a case."""
+    found = verdicts(file, lambda name: name == case, options)
+    return [(verdict.subject.form, verdict.kind, verdict.changed) for verdict in found]
+
+
+BLOCKED = ("conv", "test_basic_conv_with_padding", Options(target="ort-cpu"))
+COPIED = ("logsoftmax", "test_logsoftmax_axis_0_expanded", Options(recompute=RecomputeSpec("elementwise")))
+
+
+def test_gradients_for_a_target_and_with_recomputation() -> None:
+    assert kinds(*BLOCKED) == [
+        (PUBLISHED, RIGHT, False), ("symbolic axes", RIGHT, False), (f"{WIDE} times the channels", RIGHT, True)
+    ]  # fmt: skip
+    assert kinds(*COPIED) == [(PUBLISHED, RIGHT, True), ("symbolic axes", RIGHT, True)]
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "instead"),
+    [
+        ((DENSE, "Conv"), "perm = [0, 1, 3, 2, 4]", "perm = [1, 0, 3, 2, 4]"),
+        ((DENSE, "ConvTranspose"), "perm = [2, 0, 3, 1, 4]", "perm = [0, 2, 3, 1, 4]"),
+        ((DENSE, "Conv"), "nchwc.Conv", "nchwc.NoSuchOperator"),
+    ],
+    ids=["the blocks of a weight", "those of a transposed one", "an operator that onnxruntime has not"],
+)
+def test_a_wrong_target_is_found(
+    key: tuple[str, str], text: str, instead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert text in blocked._BODIES[key]
+    monkeypatch.setitem(blocked._BODIES, key, blocked._BODIES[key].replace(text, instead))
+    blocked._function.cache_clear()
+    found = kinds(*BLOCKED)
+    blocked._function.cache_clear()
+    assert [kind for _, kind, _ in found] == [RIGHT, RIGHT, WRONG]
+
+
+def test_a_wrong_copy_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = copies.write_copies
+
+    def write(plan: Plan) -> int:
+        count = right(plan)
+        for node in plan.flow.graph.nodes:
+            if node.name.startswith(copies.SCOPE) and node.op_type == "Exp":
+                node.op_type = "Neg"
+        return count
+
+    monkeypatch.setattr(copies, "write_copies", write)
+    assert {kind for _, kind, _ in kinds(*COPIED)} == {WRONG}
 
 
 def main(words: Sequence[str]) -> None:

@@ -1,11 +1,12 @@
 """Build a training model of every real model in a folder and compare with PyTorch's gradients stored beside it.
 
-    python -m tests.zoo FOLDER [NAME ...] [--recompute elementwise|block:GLOB|budget:SIZE]
+    python -m tests.zoo FOLDER [NAME ...] [--target T] [--recompute W | --keep SHARE]
 
 Each subfolder holds model.onnx, feed.npz (`in/<input>` and `target`), reference.npz (`loss`, `grad/<weight>`: float64
 autograd of the mean squared error) and about.json. A tensor is judged by its largest error relative to its
 largest entry, or to 1e-4 of the largest of all gradients where its own is smaller. The bound is 1e-4, or the
-reference's own float32 noise where that is larger. Exits 1 when any model is off.
+reference's own float32 noise where that is larger. Exits 1 when any model is off. `--keep 0.5` is a recompute
+budget of half the bytes that the model keeps without. `other` counts the nodes that options have made.
 """
 
 from __future__ import annotations
@@ -14,41 +15,54 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 
-from onnxgrad_cli.builder import build
+from onnxgrad_cli.builder import TrainingModel, build
+from onnxgrad_cli.cost import cost
 from onnxgrad_cli.errors import OnnxgradError
-from onnxgrad_cli.passes.recompute import parse_recompute
+from onnxgrad_cli.passes.recompute import BUDGET
 from onnxgrad_cli.pipeline import LossSpec, Options, RecomputeSpec
-from onnxgrad_cli.targets import TARGETS
+from tests.harness import asked, changes
 
 BOUND = 1e-4
 
 
-def compare(folder: Path, recompute: RecomputeSpec | None = None, target: str = "standard") -> dict[str, object]:
+def compare(folder: Path, options: Options, keep: float | None = None) -> dict[str, object]:
     """Build, run and compare one model; returns the row of the table.
+
+    Args:
+        folder: of the model.
+        options: of the build, but for the loss.
+        keep: the share of the bytes kept without recomputation that may be kept.
 
     Raises:
         OnnxgradError: the model was refused.
     """
     about = json.loads((folder / "about.json").read_text())
     feeds, reference = np.load(folder / "feed.npz"), np.load(folder / "reference.npz")
+
+    def made(options: Options) -> TrainingModel:
+        loss = LossSpec("mse", output=about["output"])
+        return build(onnx.load(folder / "model.onnx"), replace(options, losses=(loss,), label="target"))
+
+    plain = made(Options())
+    if keep is not None:
+        size = int(keep * cost(plain.graph, plain.training).kept_bytes)
+        options = replace(options, recompute=RecomputeSpec(BUDGET, size=size))
     start = time.perf_counter()
-    built = build(
-        onnx.load(folder / "model.onnx"),
-        Options(losses=(LossSpec("mse", output=about["output"]),), label="target", recompute=recompute, target=target),
-    )
+    built = made(options)
     model = built.model
     seconds = time.perf_counter() - start
     onnx.checker.check_model(model, full_check=True)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 2
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    how = onnxruntime.SessionOptions()
+    how.intra_op_num_threads = 2
+    how.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model.SerializeToString(), how, providers=["CPUExecutionProvider"])
     arrays = {key.removeprefix("in/"): feeds[key] for key in feeds.files}
     fed = {i.name: arrays[i.name] for i in session.get_inputs() if i.name in arrays}
     names = [output.name for output in session.get_outputs()]
@@ -74,6 +88,7 @@ def compare(folder: Path, recompute: RecomputeSpec | None = None, target: str = 
         "noise": about["float32_noise"],
         "forward": built.training.forward_nodes,
         "nodes": len(model.graph.node),
+        "other": changes(model, plain.model),
         "seconds": seconds,
     }
 
@@ -83,31 +98,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("zoo", type=Path)
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--recompute", type=parse_recompute, help="as in `onnxgrad build`")
-    parser.add_argument("--target", default="standard", choices=TARGETS, help="as in `onnxgrad build`")
-    arguments = parser.parse_args()
+    parser.add_argument("--keep", type=float, help="recompute until this share of what is kept without is kept")
+    arguments, options = asked(parser)
     folders = [f.parent for f in sorted(arguments.zoo.glob("*/model.onnx"))]
     folders = [f for f in folders if not arguments.names or f.name in arguments.names]
-    print(
-        f"{'model':20} {'grads':>5} {'loss err':>9} {'worst err':>9} {'bound':>8} {'nodes':>12} {'build s':>7}  verdict"
-    )
-    failed = 0
+    heads = f"{'model':20} {'grads':>5} {'loss err':>9} {'worst err':>9} {'bound':>8} {'nodes':>12} {'other':>5}"
+    print(f"{heads} {'build s':>7}  verdict")
+    failed = other = 0
     for folder in folders:
         try:
-            row = compare(folder, arguments.recompute, arguments.target)
+            row = compare(folder, options, arguments.keep)
         except (OnnxgradError, AssertionError, RuntimeError) as error:
             failed += 1
             print(f"{folder.name:20} FAILED: {error}")
             continue
         good = not row["missing"] and max(row["worst"], row["loss_error"]) <= row["bound"]  # type: ignore[operator]
         failed += not good
+        other += bool(row["other"])
         verdict = "ok" if good else f"OFF at {row['worst_name']} {row['missing'] or ''}"
         print(
             f"{folder.name:20} {row['weights']:5} {row['loss_error']:9.1e} {row['worst']:9.1e} {row['bound']:8.0e}"
-            f" {row['forward']:5} -> {row['nodes']:4} {row['seconds']:7.2f}  {verdict}",
+            f" {row['forward']:5} -> {row['nodes']:4} {row['other']:5} {row['seconds']:7.2f}  {verdict}",
             flush=True,
         )
-    print(f"{len(folders) - failed} passed, {failed} failed")
+    print(f"{len(folders) - failed} passed, {failed} failed; {other} are other models than without options")
     return 1 if failed else 0
 
 
