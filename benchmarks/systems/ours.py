@@ -21,7 +21,7 @@ from onnxgrad_cli.runtime.trainer import Trainer
 
 
 class Gradients:
-    """Loss and gradients of a batch; weights and gradients lie where they are from run to run."""
+    """Loss and gradients of a batch; weights lie where they are, and a run's gradients are given up before the next."""
 
     def __init__(self, path: Path, batch: Mapping[str, np.ndarray], threads: int, provider: str = CPU) -> None:
         model = onnx.load(path, load_external_data=False)
@@ -35,22 +35,23 @@ class Gradients:
             feed(self._binding, name, np.ascontiguousarray(array))
         for name, buffer in self._inputs.items():
             self._binding.bind_ortvalue_input(name, buffer.value)
-        self.outputs = {name: Buffer(self._room(role.of, values)) for name, role in self.roles.outputs.items()}
-        for name, buffer in self.outputs.items():
-            self._binding.bind_ortvalue_output(name, buffer.value)
-
-    def _room(self, of: str, values: Mapping[str, np.ndarray]) -> np.ndarray:
-        return np.empty_like(values[of]) if of else np.zeros((), np.float32)
+        self._outputs = [output.name for output in self.session.get_outputs()]
 
     def step(self) -> float:
         """The loss."""
+        self._binding.clear_binding_outputs()
+        for name in self._outputs:
+            self._binding.bind_output(name)
         self.session.run_with_iobinding(self._binding)
-        return float(self.outputs[self.roles.loss].array)
+        return float(self._result(self.roles.loss))
 
     def norm(self) -> float:
         """Of all gradients together."""
-        found = (self.outputs[name].array for name in self.roles.gradients.values())
+        found = map(self._result, self.roles.gradients.values())
         return float(np.sqrt(sum(np.vdot(array, array) for array in found)))
+
+    def _result(self, name: str) -> np.ndarray:
+        return self._binding.get_outputs()[self._outputs.index(name)].numpy()
 
 
 class Training:
