@@ -16,8 +16,9 @@ from onnxgrad_cli.emit import Val
 from onnxgrad_cli.registry import rule
 from onnxgrad_cli.rules import shifts, windows
 
-SMALL, MANY = 196, 128
-"""Positions of an image up to which it is small beside weights; channels from which copying rows of them is fast."""
+SMALL, MANY, LARGE = 196, 128, 100_000
+"""Positions of an image up to which it is small beside weights; channels from which copying rows of them is fast;
+numbers in a weight from which moving them takes time."""
 
 
 @rule("Conv")
@@ -313,7 +314,9 @@ def _by_channels(op, x, g, w, win):
     """The product of G with the columns that its windows read, which are gathered as rows of channels.
 
     A product a kernel row takes 0.8-1.0 of the time of one for all taps and a third of the memory; where images are
-    small the weights are what is large, and one product takes less (512 channels at 7x7: 0.9).
+    small the weights are what is large, and one product takes less (512 channels at 7x7: 0.9). In the end the taps go
+    behind the channels; of large weights one thread would move them, where the threads of a product with ones on the
+    diagonal take 0.5-0.9 of the time.
     """
     per, channels = _size(op, w, 0, win.group), op.size(w, 1)
     lead = [win.group] if win.group > 1 else []
@@ -330,7 +333,9 @@ def _by_channels(op, x, g, w, win):
         columns = op.reshape(columns, [*lead, -1, width])
         products.append(g_rows @ columns)
     dw = op.Concat(*products, axis=1 + len(lead)) if len(parts) > 1 else products[0]
-    return op.transpose(op.reshape(dw, [-1, count, channels]), [0, 2, 1])
+    dw = op.swap_last(op.reshape(dw, [-1, count, channels]))
+    large = all(isinstance(size, int) for size in w.shape) and prod(w.shape) >= LARGE
+    return dw @ op.const(np.eye(count), dw) if large else dw
 
 
 def _grouped(op, x, group, channels, perm):
