@@ -8,8 +8,8 @@ A step is forward and backward on one batch in float32, without an optimizer or 
 its own, and they take turns in blocks: ours, PyTorch with its default optimizer and with the fused one, and
 onnxruntime-training, in an environment of its own where it can be installed. OpenVINO and onnxruntime's provider for
 it run the same training model, which is then built for the batch's shapes (docs/runtimes.md). Figures are medians, and
-ratios to the faster of PyTorch's two; memory is a process's peak beyond its imports. The losses of the first steps must
-agree, and so must the norm of all gradients. --profile tells where a step's time goes.
+ratios to the faster of PyTorch's two; memory is a process's peak beyond its imports. The losses of the first two steps
+must agree, and so must the norm of all gradients. --profile tells where a step's time goes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from onnxgrad_cli.runtime.turns import rounds
 from tests import older_runtime, other_runtimes
 
 LOSS, NORM = 1e-3, 1e-3
-"""How far the first losses may differ, tenfold after a step, nineteenfold after two; and the norms of gradients."""
+"""How far the first loss may differ, and tenfold the one after a step; and the norms of gradients. After two steps of
+AdamW, where signs of tiny gradients count, PyTorch with one thread and with two differ by a tenth (ResNet-50)."""
 
 
 def prepare(row: Row, kind: Kind, folder: Path, static: bool = False) -> tuple[Path, Path]:
@@ -137,7 +138,7 @@ def agree(what: str, workers: Mapping[str, Worker]) -> None:
     """
     first, *others = workers.values()
     for name, other in zip(list(workers)[1:], others, strict=True):
-        for i, (a, b) in enumerate(zip(first.losses, other.losses, strict=True)):
+        for i, (a, b) in enumerate(zip(first.losses[:2], other.losses[:2], strict=True)):
             assert abs(a - b) <= LOSS * (1 + 9 * i) * abs(b), f"{what}: loss {i} is {a}, that of {name} {b}"
         if first.norm is not None and other.norm is not None:
             a, b = first.norm, other.norm
