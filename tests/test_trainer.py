@@ -16,6 +16,7 @@ from onnx import ModelProto, parser
 from onnxgrad_cli import LossSpec, Options, build
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.files import save_model
 from onnxgrad_cli.runtime.evaluation import Evaluator
 from onnxgrad_cli.runtime.export import with_weights
 from onnxgrad_cli.runtime.session import find_provider
@@ -103,6 +104,16 @@ def test_evaluation_and_the_exported_model_agree(tmp_path: Path) -> None:
     assert abs(judged.loss - wanted.item()) < 1e-5
     mean = next(name for name in trainer.state() if name.endswith("running_mean"))
     assert np.any(trainer.state()[mean] != 0)  # what a step has found of the data goes back too
+
+
+def test_a_file_is_trained_as_the_model_in_it_is(tmp_path: Path) -> None:
+    built = training(exported(network()))
+    save_model(built.model, tmp_path / "train.onnx")
+    trainers = [Trainer(source, threads=1) for source in (built, str(tmp_path / "train.onnx"))]
+    for batch in batches(3):
+        assert len({trainer.step(batch, 0.05) for trainer in trainers}) == 1
+    with pytest.raises(OnnxgradError, match="no such file"):
+        Trainer(tmp_path / "gone.onnx")
 
 
 def test_dropout_is_drawn_anew_at_each_step_and_again_by_the_same_seed() -> None:

@@ -58,8 +58,7 @@ class Training:
     """Steps with the optimizer."""
 
     def __init__(self, path: Path, batch: Mapping[str, np.ndarray], threads: int, provider: str = CPU) -> None:
-        model = onnx.load(path, load_external_data=False)
-        self.trainer = Trainer(model, path=path, provider=provider, threads=threads)
+        self.trainer = Trainer(path, provider=provider, threads=threads)
         self.session: onnxruntime.InferenceSession = self.trainer._session
         self._batch = batch
 

@@ -11,6 +11,7 @@ from onnx import ModelProto
 
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.files import load_model
 from onnxgrad_cli.passes.describe import describe
 from onnxgrad_cli.runtime.held import RATE, Held, NotFinite, loosen, numpy_type
 from onnxgrad_cli.runtime.session import CPU, Buffer, feed, open_session, take_out
@@ -29,7 +30,7 @@ class Trainer(Held):
 
     def __init__(
         self,
-        model: ModelProto | TrainingModel,
+        model: ModelProto | TrainingModel | str | Path,
         *,
         path: Path | None = None,
         provider: str = CPU,
@@ -39,23 +40,27 @@ class Trainer(Held):
         """Open a session on a training model; the model is not changed.
 
         Args:
-            model: a model that `build` has made with an optimizer.
-            path: where it was read from; external data are relative to it.
+            model: a model that `build` has made with an optimizer, or the file it is in, which takes less memory:
+                then its weights are nowhere else.
+            path: where a model was read from; external data are relative to it.
             provider: the execution provider, by its full name.
             threads: how many the processor uses; None is onnxruntime's choice.
             seed: of what the model draws at random (Dropout); each step has its own random numbers.
 
         Raises:
             UsageError: the model has no optimizer, or is no training model.
-            OnnxgradError: onnxruntime refuses the model.
+            OnnxgradError: onnxruntime refuses the model, or the file can't be read.
         """
         if isinstance(model, TrainingModel):
             model, path = model.model, model.graph.path
+        elif isinstance(model, (str, Path)):
+            model, path = load_model(model)
         roles = describe(model)
         rates = [name for name, role in roles.inputs.items() if role == "learning rate"]
         if not rates:
             raise UsageError("the training model has no optimizer", "build it with --optimizer NAME")
         copy, values = take_out(model, roles.successors, path)
+        del model  # so that the buffers may lie where it was
         types = {value.name: value.type for value in copy.graph.input}
         self._seed = loosen(copy, seed)
         outputs = {value.name: value for value in copy.graph.output}
