@@ -15,7 +15,6 @@ from onnxgrad_cli import bodies
 from onnxgrad_cli.emit import Op, Unknown
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.graph import Graph, dims_in, dtype_of, reads, shape_of, tensor_type
-from onnxgrad_cli.rules.linalg import einsum_shape
 
 LIKE_INPUT = frozenset({"Gradient", "GroupNormalization", "Inverse"})
 """Operators for which onnx infers no type; each output has that of the input at its place."""
@@ -135,6 +134,8 @@ def _cut_to_fit(graph: Graph, node: NodeProto, makers: dict[str, NodeProto]) -> 
 
 def _einsum(graph: Graph, node: NodeProto) -> Types:
     """onnx takes an axis from the first operand that has it; but to a size of 1 nothing can be said against it."""
+    from onnxgrad_cli.rules.linalg import einsum_shape  # the rules ask passes, which infer types
+
     op, (name,) = Op(graph), node.output
     inferred = shape_of(graph.types.get(name))
     try:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -317,3 +320,10 @@ def test_initializers_of_an_old_model_are_constants() -> None:
     assert built.graph.constant("shape") is not None
     x, t = np.ones((2, 6), np.float32), np.zeros((2, 2, 3), np.float32)
     np.testing.assert_allclose(run(built.model, {"x": x, "label": t})["w_grad"], np.arange(1, 7) / 3, rtol=1e-6)
+
+
+def test_a_graph_infers_types_before_anything_else_is_imported() -> None:
+    """The rules ask passes, which infer types: in whatever order they are imported."""
+    words = "import onnx; from onnxgrad_cli.graph import Graph; Graph(onnx.ModelProto()).infer()"
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
