@@ -19,9 +19,9 @@ from onnxgrad_cli.runtime.data import Batches, open_data
 from onnxgrad_cli.runtime.folder import run_folder
 from onnxgrad_cli.runtime.loop import Loop
 from onnxgrad_cli.runtime.schedules import parse_schedule
-from onnxgrad_cli.runtime.session import feed
 from onnxgrad_cli.runtime.trainer import Trainer
 from onnxgrad_cli.runtime.turns import in_turn
+from onnxgrad_cli.runtime.whole_step import WholeStep
 
 SAMPLES = Path(__file__).parents[1] / "sample_models"
 EPOCHS = 10
@@ -35,16 +35,14 @@ def overhead(repeat: int, folder: Path) -> dict[str, float]:
     trainer = Trainer(build(model, Options(losses=losses, label="y", optimizer="adamw")), threads=1)
     data = open_data(SAMPLES / "digits.npz", trainer.inputs, prefix="train_")
     batches = [data.batch(part.indices) for part in Batches(data, 32)]
-    (rate,) = (name for name, role in trainer.roles.inputs.items() if role == "learning rate")
-    bindings = []
-    for i, batch in enumerate(batches):
-        bindings.append(trainer._bind(rate, *trainer._sides[:: 1 - 2 * (i % 2)]))
-        for name, array in batch.items():
-            feed(bindings[-1], name, array)
+    whole = trainer._step
+    assert isinstance(whole, WholeStep)
+    for side in (0, 1):
+        whole.begin(batches[side], side)  # and stays bound
 
     def bare() -> None:
-        for binding in bindings:
-            trainer._session.run_with_iobinding(binding)
+        for i in range(len(batches)):
+            whole.session.run_with_iobinding(whole._bindings[i % 2])
 
     def steps() -> None:
         for batch in batches:

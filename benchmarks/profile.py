@@ -64,8 +64,9 @@ def profile(path: Path, batch: dict[str, np.ndarray], threads: int, folder: Path
         system = open_step(path, batch, threads)
     for _ in range(EARLY + STEPS):
         system.step()
-    events = json.loads(Path(system.session.end_profiling()).read_text())
-    return usual, _nodes(events)
+    files = [Path(session.end_profiling()) for session in system.sessions]
+    nodes = [node for file in files for node in _nodes(json.loads(file.read_text()))]
+    return usual, sorted(nodes, key=lambda node: -node.milliseconds)
 
 
 def _profiled(folder: Path) -> Callable[[], Any]:
@@ -81,7 +82,7 @@ def _profiled(folder: Path) -> Callable[[], Any]:
 
 
 def _nodes(events: Sequence[dict[str, Any]]) -> list[Node]:
-    """The nodes by their time, longest first; the early steps are left out."""
+    """The nodes of a session; the early steps are left out."""
     runs: dict[tuple[str, bool], list[dict[str, Any]]] = defaultdict(list)
     end = 0
     kernels = [event for event in events if event.get("cat") == "Node" and event["name"].endswith(KERNEL)]
@@ -95,7 +96,7 @@ def _nodes(events: Sequence[dict[str, Any]]) -> list[Node]:
         shapes = [_shapes(each[-1]["args"].get(f"{side}_type_shape", [])) for side in ("input", "output")]
         spent = sum(event["dur"] for event in steps) / STEPS / 1e3
         found.append(Node(name, each[0]["args"]["op_name"], spent, shapes[0], shapes[1], inner))
-    return sorted(found, key=lambda node: -node.milliseconds)
+    return found
 
 
 def _shapes(types: Sequence[dict[str, list[int]]]) -> str:

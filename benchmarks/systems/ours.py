@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 
 from benchmarks.turns import RATE, serve
 from onnxgrad_cli.passes.describe import Roles, describe
@@ -35,6 +34,7 @@ class Gradients:
             feed(self._binding, name, np.ascontiguousarray(array))
         for name, buffer in self._inputs.items():
             self._binding.bind_ortvalue_input(name, buffer.value)
+        self.sessions = [self.session]
         self._outputs = [output.name for output in self.session.get_outputs()]
 
     def step(self) -> float:
@@ -59,7 +59,7 @@ class Training:
 
     def __init__(self, path: Path, batch: Mapping[str, np.ndarray], threads: int, provider: str = CPU) -> None:
         self.trainer = Trainer(path, provider=provider, threads=threads)
-        self.session: onnxruntime.InferenceSession = self.trainer._session
+        self.sessions = self.trainer.sessions
         self._batch = batch
 
     def step(self) -> float:

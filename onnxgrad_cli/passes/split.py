@@ -6,8 +6,9 @@ taken with them. Both halves are training models of their own kind, which descri
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from onnx import FunctionProto, ModelProto, NodeProto, TypeProto, helper
 
@@ -48,13 +49,14 @@ def split(model: ModelProto, also: Collection[str] = ()) -> Halves:
     stepped = [name for name, role in roles.outputs.items() if role.role == "next state" and _steps(makers.get(name))]
     if not stepped:
         raise UsageError("the training model has no optimizer", "build it with --optimizer NAME")
-    own = _behind(model, stepped, optimizer=True)
+    steps = [node for node in model.graph.node if _steps(node)]
+    own = behind(steps, stepped)
     crossing = [name for name in dict.fromkeys(n for node in own for n in reads(node)) if name in makers]
     crossing = [name for name in crossing if not any(name in node.output for node in own)]
     results = [name for name in roles.outputs if name not in stepped]
     results += [name for name in dict.fromkeys([*crossing, *also]) if name not in results]
     types = _types(model, results)
-    gradient = _part(model, _behind(model, results), [*roles.inputs], results, types)
+    gradient = _part(model, behind(model.graph.node, results), [*roles.inputs], results, types)
     optimizer = _part(model, own, [*crossing, *roles.inputs], stepped, types)
     del optimizer.functions[:]
     _write_roles(gradient, roles)
@@ -62,11 +64,14 @@ def split(model: ModelProto, also: Collection[str] = ()) -> Halves:
     return Halves(gradient, optimizer)
 
 
-def narrowed(model: ModelProto, outputs: Collection[str]) -> ModelProto:
-    """A copy of a training model with some of its outputs, and only what these take."""
+def narrowed(
+    model: ModelProto, outputs: Collection[str], types: Mapping[str, TypeProto] = MappingProxyType({})
+) -> ModelProto:
+    """A copy of a training model with some of its outputs, or values of which `types` has the type, and only what these
+    take."""
     roles = describe.read(model)
-    kept = [name for name in roles.outputs if name in outputs]
-    part = _part(model, _behind(model, kept), list(roles.inputs), kept, {})
+    kept = [name for name in roles.outputs if name in outputs] + [name for name in outputs if name not in roles.outputs]
+    part = _part(model, behind(model.graph.node, kept), list(roles.inputs), kept, types)
     _write_roles(part, roles)
     return part
 
@@ -75,11 +80,11 @@ def _steps(node: NodeProto | None) -> bool:
     return node is not None and any(entry.key == ROLE and entry.value == "optimizer" for entry in node.metadata_props)
 
 
-def _behind(model: ModelProto, results: Iterable[str], optimizer: bool = False) -> list[NodeProto]:
-    """The nodes that results are computed by, in order; of the optimizer's alone."""
+def behind(nodes: Sequence[NodeProto], results: Iterable[str]) -> list[NodeProto]:
+    """The nodes that results are computed by, in order."""
     needed, found = set(results), []
-    for node in reversed(model.graph.node):
-        if needed.intersection(node.output) and (_steps(node) or not optimizer):
+    for node in reversed(nodes):
+        if needed.intersection(node.output):
             found.append(node)
             needed.update(reads(node))
     return found[::-1]
@@ -97,7 +102,11 @@ def _types(model: ModelProto, names: Collection[str]) -> dict[str, TypeProto]:
 
 
 def _part(
-    model: ModelProto, nodes: list[NodeProto], inputs: list[str], outputs: list[str], types: dict[str, TypeProto]
+    model: ModelProto,
+    nodes: list[NodeProto],
+    inputs: list[str],
+    outputs: list[str],
+    types: Mapping[str, TypeProto],
 ) -> ModelProto:
     """A model of some of the nodes, with those inputs that they read; a value that none makes may be an input."""
     used = {name for node in nodes for name in reads(node)} | set(outputs)

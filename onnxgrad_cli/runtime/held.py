@@ -7,7 +7,7 @@ change places, and nothing is copied.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from onnxgrad_cli.files import check_target, load_model, save_model
 from onnxgrad_cli.graph import dtype_of, in_words, shape_of, with_bodies
 from onnxgrad_cli.passes.describe import Roles
 from onnxgrad_cli.runtime.merge import merge
+from onnxgrad_cli.runtime.places import overlapping
 from onnxgrad_cli.runtime.session import Buffer
 
 RATE = 1e-3
@@ -57,7 +58,13 @@ class Held:
     """
 
     def __init__(
-        self, roles: Roles, inputs: Mapping[str, TypeProto], values: dict[str, np.ndarray], provider: str
+        self,
+        roles: Roles,
+        inputs: Mapping[str, TypeProto],
+        values: dict[str, np.ndarray],
+        provider: str,
+        rows: Sequence[Sequence[str]] = (),
+        shift: int = 0,
     ) -> None:
         """Hold values.
 
@@ -66,16 +73,26 @@ class Held:
             values: what they are before the first step; what steps do not replace is held once. Each is copied and
                 let go of in turn, so that it is empty in the end.
             provider: the execution provider whose memory they lie in.
+            rows, shift: those of them whose two places overlap, in rows each; see `places.overlapping`.
         """
         self.roles, self.steps = roles, 0
         self.inputs = {name: _alone(value_type) for name, value_type in inputs.items()}
         self._successors = roles.successors
         self._together = _by_batch(self.inputs)
-        first = {name: Buffer(values.pop(name).copy(), provider) for name in list(values)}
-        second = {
-            name: Buffer(np.empty_like(b.array), provider) for name, b in first.items() if name in self._successors
+        first: dict[str, Buffer] = {}
+        second: dict[str, Buffer] = {}
+        names = list(values)
+        for row in rows:
+            places = overlapping({name: (values[name].shape, values[name].dtype) for name in row}, shift)
+            for side, arrays in zip((first, second), places, strict=True):
+                side.update((name, Buffer(array, provider)) for name, array in arrays.items())
+            for name in row:
+                first[name].write(values.pop(name))
+        first |= {name: Buffer(values.pop(name).copy(), provider) for name in list(values)}
+        second |= {
+            name: Buffer(np.empty_like(first[name].array), provider) for name in self._successors.keys() - second.keys()
         }
-        self._sides = [first, {**first, **second}]
+        self._sides = [{name: side[name] for name in names} for side in (first, first | second)]
         self._now = 0
 
     @property

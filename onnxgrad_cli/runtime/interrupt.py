@@ -50,6 +50,23 @@ def asked_to_stop(link: Communicator, folder: Path, tell: Tell) -> Iterator[Call
 
 
 @contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let an interrupt wait for the end of what would be lost if it came between."""
+    heard: list[int] = []
+    try:
+        before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    except ValueError:  # not the main thread, which alone is interrupted
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        for number in heard:
+            signal.raise_signal(number)
+
+
+@contextmanager
 def _told_at_once(folder: Path, tell: Tell) -> Iterator[None]:
     """Tell of a signal when it comes, even while the main thread waits for another process."""
     reader, writer = os.pipe()

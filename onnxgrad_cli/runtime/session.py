@@ -63,7 +63,12 @@ def take_out(model: ModelProto, names: Collection[str], path: Path | None) -> tu
 
 
 def open_session(
-    model: ModelProto, path: Path | None = None, provider: str = CPU, threads: int | None = None
+    model: ModelProto,
+    path: Path | None = None,
+    provider: str = CPU,
+    threads: int | None = None,
+    *,
+    in_turn: bool = False,
 ) -> onnxruntime.InferenceSession:
     """A session on a model.
 
@@ -72,6 +77,7 @@ def open_session(
         path: where it was read from; external data are relative to it.
         provider: the execution provider, by its full name; what it lacks runs on the processor.
         threads: how many the processor uses; None is onnxruntime's choice.
+        in_turn: whether another session runs next: then its threads don't spin for more work, in the way of the other.
 
     Raises:
         OnnxgradError: onnxruntime refuses the model.
@@ -83,6 +89,8 @@ def open_session(
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if threads is not None:
         options.intra_op_num_threads = threads
+    if in_turn:
+        options.add_session_config_entry("session.force_spinning_stop", "1")
     folder = path.parent if path else Path()
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.absolute()))
     providers: list[str | tuple[str, dict[str, str]]] = [CPU]

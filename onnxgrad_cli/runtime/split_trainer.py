@@ -81,8 +81,8 @@ class SplitTrainer(Held):
             for name in dict.fromkeys([*self._scalars, *self._crossing])
         }
         sides = (self._sides, self._sides[::-1])
-        self._gradient = open_session(gradient, path, provider, threads)
-        self._optimizer = open_session(optimizer, path, provider, threads)
+        self._gradient = open_session(gradient, path, provider, threads, in_turn=True)
+        self._optimizer = open_session(optimizer, path, provider, threads, in_turn=True)
         crossing = {name: self._between[name] for name in self._crossing}
         self._forward = [self._bind(self._gradient, gradient, {}, self._between, *pair) for pair in sides]
         self._update = [

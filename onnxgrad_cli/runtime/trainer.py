@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +12,14 @@ import onnxruntime
 from onnx import ModelProto
 
 from onnxgrad_cli.builder import TrainingModel
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import load_model
 from onnxgrad_cli.passes.describe import describe
 from onnxgrad_cli.runtime.held import RATE, Held, NotFinite, loosen, numpy_type
-from onnxgrad_cli.runtime.session import CPU, Buffer, feed, open_session, take_out
+from onnxgrad_cli.runtime.interrupt import uninterrupted
+from onnxgrad_cli.runtime.session import CPU, Buffer, open_session, take_out
+from onnxgrad_cli.runtime.sliced_step import SHIFT, SlicedStep, parts_of
+from onnxgrad_cli.runtime.whole_step import WholeStep
 
 __all__ = ["NotFinite", "Trainer"]
 
@@ -61,38 +66,48 @@ class Trainer(Held):
             raise UsageError("the training model has no optimizer", "build it with --optimizer NAME")
         copy, values = take_out(model, roles.successors, path)
         del model  # so that the buffers may lie where it was
-        types = {value.name: value.type for value in copy.graph.input}
-        self._seed = loosen(copy, seed)
-        outputs = {value.name: value for value in copy.graph.output}
-        del copy.graph.output[:]
-        copy.graph.output.extend(outputs[name] for name in (roles.loss, *roles.successors.values()))
+        values |= roles.begun(values)
+        types = {value.name: value.type for value in (*copy.graph.input, *copy.graph.output)}
         inputs = {name: types[name] for name in roles.sampled}
-        super().__init__(roles, inputs, values | roles.begun(values), provider)
-        self._session = open_session(copy, path, provider, threads)
-        self._rate = Buffer(np.zeros((), numpy_type(types[rates[0]])), provider)
-        self._loss = Buffer(np.zeros((), numpy_type(outputs[roles.loss].type)), provider)
-        self._bindings = [self._bind(rates[0], *sides) for sides in (self._sides, self._sides[::-1])]
+        parts = parts_of(copy) if provider == CPU else None  # elsewhere memory has no addresses to slice it by
+        self._seed = loosen(copy if parts is None else parts.gradient, seed)
+        super().__init__(roles, inputs, values, provider, parts.rows if parts else (), SHIFT)
+        scalars = {name: Buffer(np.zeros((), numpy_type(types[name])), provider) for name in (roles.loss, *rates)}
+        self._rate = scalars[rates[0]]
 
-    def _bind(self, rate: str, before: Mapping[str, Buffer], after: Mapping[str, Buffer]) -> onnxruntime.IOBinding:
-        binding = self._session.io_binding()
-        binding.bind_ortvalue_input(rate, self._rate.value)
-        for name, buffer in before.items():
-            binding.bind_ortvalue_input(name, buffer.value)
-        binding.bind_ortvalue_output(self.roles.loss, self._loss.value)
-        for name, buffer in after.items():
-            binding.bind_ortvalue_output(self._successors[name], buffer.value)
-        return binding
+        def start(part: ModelProto) -> onnxruntime.InferenceSession:
+            return open_session(part, path, provider, threads, in_turn=parts is not None)
+
+        self._step: WholeStep | SlicedStep
+        self._unbroken: Callable[[], AbstractContextManager[None]]
+        if parts is None:
+            self._step = WholeStep(copy, roles, self._sides, scalars, start)
+        else:
+            self._step = SlicedStep(parts, self._sides, self._successors, scalars, start)
+        self._unbroken = nullcontext if parts is None else uninterrupted  # of overlapping sides one is there at a time
+
+    @property
+    def sessions(self) -> list[onnxruntime.InferenceSession]:
+        """Those that a step runs."""
+        return self._step.sessions
 
     def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float = RATE) -> float:
         """Take a step on a batch; see `Held.step`."""
         self._check(feeds)
-        binding = self._bindings[self._now]
         self._rate.write(np.asarray(learning_rate))
         self._draw(self._seed)
         try:
-            for name, array in feeds.items():
-                feed(binding, name, array)
-            self._session.run_with_iobinding(binding)
+            loss = self._step.begin(feeds, self._now)
         except Exception as error:  # of many kinds, none of them public
             raise self._failed(feeds, error) from error
-        return self._take(float(self._loss.read()))
+        with self._unbroken():
+            if math.isfinite(loss):
+                self._finish()
+            return self._take(loss)
+
+    def _finish(self) -> None:
+        try:
+            self._step.finish(self._now)
+        except Exception as error:
+            hint = "go on from the last checkpoint: weights and state are neither those before nor after the step"
+            raise OnnxgradError(f"the optimizer's step fails: {str(error).strip()}", hint) from error
