@@ -63,6 +63,7 @@ def batch(dtype: str = "float") -> dict[str, np.ndarray]:
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sliced_step, "SLICE", 7)
     monkeypatch.setattr(sliced_step, "LARGE", 12)  # b is not sliced
+    monkeypatch.setattr(sliced_step, "MANY", 12)
     monkeypatch.setattr(trainer, "SHIFT", 7 * 8)
 
 
@@ -70,7 +71,7 @@ def both(model: TrainingModel) -> tuple[Trainer, Trainer]:
     """The model in slices, and whole."""
     first = Trainer(model, threads=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "parts_of", lambda model: None)
+        patch.setattr(trainer, "parts_of", lambda *_: None)
         return first, Trainer(model, threads=1)
 
 
@@ -140,7 +141,10 @@ def test_weights_that_are_alike_share_a_model() -> None:
     assert len({update.model.SerializeToString() for update in parts.updates}) == 2
 
 
-def test_small_weights_are_no_parts() -> None:
+@pytest.mark.usefixtures("small_slices")
+@pytest.mark.parametrize("name", ["LARGE", "MANY"])
+def test_small_models_are_left_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sliced_step, name, 1000)
     assert isinstance(Trainer(built("adamw"), threads=1)._step, WholeStep)
 
 

@@ -69,7 +69,7 @@ class Trainer(Held):
         values |= roles.begun(values)
         types = {value.name: value.type for value in (*copy.graph.input, *copy.graph.output)}
         inputs = {name: types[name] for name in roles.sampled}
-        parts = parts_of(copy) if provider == CPU else None  # elsewhere memory has no addresses to slice it by
+        parts = parts_of(copy, values) if provider == CPU else None  # elsewhere memory has no addresses to slice it by
         self._seed = loosen(copy if parts is None else parts.gradient, seed)
         super().__init__(roles, inputs, values, provider, parts.rows if parts else (), SHIFT)
         scalars = {name: Buffer(np.zeros((), numpy_type(types[name])), provider) for name in (roles.loss, *rates)}
