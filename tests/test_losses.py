@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -354,3 +355,22 @@ def test_a_mean_of_millions_does_not_drift() -> None:
         value, _ = value_and_gradient(name, x, None if name == "identity" else np.zeros_like(x))
         exact = np.mean(x.astype(np.float64) ** (1 if name == "identity" else 2))
         np.testing.assert_allclose(value, exact, rtol=1e-6)
+
+
+def test_classes_of_pixels_are_judged_by_written_out_logarithms() -> None:
+    """Where axes follow that of the classes; with one Exp, however large the logits are, and down to none of them."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((2, 5, 3, 4)).astype(np.float32) * 1000, rng.integers(0, 5, (2, 3, 4))
+    x[0, 1, 0, 0], y[0, 0, 0] = -np.inf, 2
+    options = Options(losses=(LossSpec("cross-entropy"),), grad_of_input=("x",))
+    model = built(x.shape, options, dtype=TensorProto.FLOAT)
+    ops = [node.op_type for node in onnx.load_from_string(model).graph.node]
+    assert ops.count("Exp") == 1
+    assert "LogSoftmax" not in ops
+    value, gradient = run(model, {"x": x, "label": y})
+    leaf = torch.tensor(x, requires_grad=True)
+    wanted = F.cross_entropy(leaf, torch.tensor(y))
+    wanted.backward()
+    assert leaf.grad is not None
+    np.testing.assert_allclose(value, wanted.item(), rtol=1e-6)
+    np.testing.assert_allclose(gradient, leaf.grad.numpy(), atol=1e-7)

@@ -12,6 +12,7 @@ import math
 from onnxgrad_cli.emit import Op, Val
 from onnxgrad_cli.losses.registry import loss
 from onnxgrad_cli.losses.values import log_of, per_element
+from onnxgrad_cli.pipeline import Adjoint
 from onnxgrad_cli.settings import Floats, require
 
 OPTIONS = {
@@ -38,8 +39,31 @@ def cross_entropy(
 ):
     """Cross-entropy of logits: minus the logarithm of the label's softmax. As torch.nn.CrossEntropyLoss."""
     require(0 <= label_smoothing <= 1, "label_smoothing must lie between 0 and 1")
-    logs = op.LogSoftmax(prediction, axis=1)
+    logs = log_softmax(op, prediction)
     return likelihood(op, logs, label, class_weights, ignore_index, label_smoothing)
+
+
+def log_softmax(op: Op, x: Val) -> Val:
+    """Log-probabilities along axis 1.
+
+    Where axes follow, onnxruntime's operator moves this one behind them: 14 ms for 4 x 21 x 128 x 128, 1 ms when it is
+    written out (two threads).
+    """
+    if x.rank == 2:
+        return op.LogSoftmax(x, axis=1)
+    shifted = x - op.max(x, [1])
+    powers = op.Exp(shifted)
+    total = op.sum(powers, [1])
+    y = shifted - op.Log(total)
+    if op.training is not None:
+        kept = (powers.name, total.name)
+        op.training.adjoints[y.name] = Adjoint("ai.onnx::LogSoftmax", (x.name,), kept, through_log_softmax)
+    return y
+
+
+def through_log_softmax(op, g, x, powers, total):
+    """A sum, as in the rule of LogSoftmax: where g is zero but at the labels, it is scattered onto the other term."""
+    return (g + powers * -(op.sum(g, [1]) / total),)
 
 
 @loss("nll", label="class", rank=2, options=OPTIONS, rather={"Softmax": "log"})

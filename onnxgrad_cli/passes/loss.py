@@ -45,7 +45,7 @@ def resolve_outputs(graph: Graph, options: Options) -> list[str]:
 
 def _run(graph: Graph, options: Options, training: Training) -> bool:
     op = Op(graph)
-    op.role = "loss"
+    op.role, op.training = "loss", training
     _refuse_unknown_options(options)
     terms = []
     for spec, name in zip(options.losses, training.predictions, strict=True):
