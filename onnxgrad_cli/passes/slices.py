@@ -102,6 +102,7 @@ class _Chain:
         self.shape = shape_of(graph.types[weight]) or ()
         own = [weight, *(name for name, slot in roles.slots.items() if slot.of == weight and slot.shape == self.shape)]
         self.outputs = {roles.successors[name]: name for name in own if name in roles.successors}
+        self._foreign = {name for name, role in roles.inputs.items() if role in ("weight", "state")}.difference(own)
         self.nodes: list[NodeProto] = []
         self.vectors: list[str] = []
         self.scalars: list[str] = []
@@ -126,7 +127,8 @@ class _Chain:
             return False
         if node is None:
             self.vectors.append(name)
-            return name not in self._graph.initializers or name in self._graph.input_names
+            fed = name not in self._graph.initializers or name in self._graph.input_names
+            return fed and name not in self._foreign  # which its own update may have written by then
         reached = node.op_type in ELEMENTWISE and all(map(self._reaches, node.input))
         self.nodes.append(node)
         return reached
