@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -204,6 +205,19 @@ def test_copies_wait_until_their_turn(tmp_path, monkeypatch) -> None:  # type: i
     copies = [place for place, name in enumerate(names) if name.startswith("recompute//0/")]
     late = [place for place, name in enumerate(names) if name.startswith("grad//18/")]
     assert copies and late and min(copies) > max(late)
+
+
+def test_what_takes_no_gradient_waits_too(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Derivatives could be made in the forward part, and all cotangents before the first weight's gradient."""
+    monkeypatch.chdir(tmp_path)
+    net = nn.Sequential(*(part for _ in range(6) for part in (nn.Linear(WIDTH, WIDTH), nn.GELU())), nn.Linear(WIDTH, 4))
+    names = order_of(made(exported(net), "elementwise", dims={"batch": BATCH}), data())
+    products = [place for place, name in enumerate(names) if "/Gemm/Gemm" in name]
+    derivatives = [place for place, name in enumerate(names) if name.startswith("grad/") and "/Erf_" in name]
+    assert len(derivatives) == 6
+    assert min(derivatives) > min(products)
+    for one, other in itertools.pairwise(derivatives):
+        assert sum(one < place < other for place in products) == 2  # of the layer's input, and of its weight
 
 
 @pytest.mark.parametrize("options", [

@@ -22,7 +22,8 @@ SCOPE = "recompute"
 def write_copies(plan: Plan) -> int:
     """Let the backward part read copies of what the plan drops; returns how many nodes were copied.
 
-    Each copy stands before the first node with a gradient that needs it, and so do the nodes between the two.
+    Each copy stands before the first node with a gradient that needs it, and so do the nodes between the two, and those
+    that take no gradient: of what is kept they would make as much again before the backward part begins.
     """
     flow, graph = plan.flow, plan.flow.graph
     copies = _Copies(plan)
@@ -33,19 +34,23 @@ def write_copies(plan: Plan) -> int:
     before = 0
     for position, names in sorted(wanted.items()):
         held = copies.held
-        placed[position] += copies.make(names, flow.results(before, position))
+        placed[position] += copies.make(names, flow.seen(before, position))
         if copies.held > held:  # else the next ones wait for these results too
             before = position
     rename(flow.backward, copies.names)
     behind = set(copies.names.values())
     backward: list[NodeProto] = []
-    waiting: dict[int, list[NodeProto]] = defaultdict(list)
     for position, node in enumerate(flow.backward):
-        if flow.starts[position] > position and behind.intersection(reads(node)):  # it waits for the copies
+        backward += placed[position]
+        start = flow.starts[position]
+        if plan.dropped and start > position and not behind.intersection(reads(node)):
+            made, shown = copies.hold_back(node, start, behind)
+            placed[max(made, position) + 1] += shown
+        if start > position and behind.intersection(reads(node)):
             behind.update(node.output)
-            waiting[flow.starts[position]].append(node)
-            continue
-        backward += [*placed[position], *waiting[position], node]
+            placed[start].append(node)
+        else:
+            backward.append(node)
     graph.nodes = [*flow.forward, *backward]
     return copies.count
 
@@ -57,8 +62,10 @@ class _Copies:
         self.plan, self.graph = plan, plan.flow.graph
         self.names: dict[str, str] = {}
         self.count = self.held = 0
-        self._op = Op(self.graph)
-        self._op.role = "backward"
+        self._before = 0
+        self._op, self._early = Op(self.graph), Op(self.graph)
+        self._op.role = self._early.role = "backward"
+        self._made = {name: position for position, names in plan.flow.done.items() for name in names}
         self._place = {id(node): place for place, node in enumerate(plan.flow.forward)}
 
     def make(self, names: list[str], known: list[str]) -> list[NodeProto]:
@@ -75,11 +82,27 @@ class _Copies:
             self._copy(node, known)
         return self._op.nodes[before:]
 
+    def hold_back(self, node: NodeProto, start: int, behind: set[str]) -> tuple[int, list[NodeProto]]:
+        """Let a node, if it reads a tensor, wait for what the one at `start` waits for; what it reads then is `behind`.
+
+        Returns:
+            the position where all of that is made, and the nodes that show it.
+        """
+        flow = self.plan.flow
+        place = next((i for i, name in enumerate(node.input) if flow.holds(name)), None)
+        known = flow.seen(min(self._before, start), start)
+        if place is None or not known:
+            return 0, []
+        self._before, count = start, len(self._early.nodes)
+        node.input[place] = self._held(self._early, node.input[place], known)
+        behind.add(node.input[place])
+        return max(self._made[name] for name in known), self._early.nodes[count:]
+
     def _copy(self, node: NodeProto, known: list[str]) -> None:
         inputs = [self.names.get(name, name) for name in node.input]
         if inputs == list(node.input):
             place = next(i for i, name in enumerate(inputs) if self.plan.flow.holds(name))
-            inputs[place] = self._held(inputs[place], known)
+            inputs[place] = self._held(self._op, inputs[place], known)
         copy = NodeProto()
         copy.CopyFrom(node)
         del copy.input[:], copy.output[:], copy.metadata_props[:]
@@ -100,9 +123,9 @@ class _Copies:
             types[twin] = types[name]
         return twin
 
-    def _held(self, name: str, known: list[str]) -> str:
+    def _held(self, op: Op, name: str, known: list[str]) -> str:
         """`name`, but not before all of `known` is."""
-        op, own = self._op, self.graph.types[name]
+        own = self.graph.types[name]
         x = op.val(name)
         op.scope = SCOPE
         values = [op.val(each) for each in known]

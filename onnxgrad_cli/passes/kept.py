@@ -71,7 +71,8 @@ class Flow:
         self.anchor: dict[str, int] = {}
         self.done: dict[int, list[str]] = {}
         self.begun = len(self.backward)
-        self.read_at: dict[str, int] = {}
+        self.hot: set[str] = set()  # late, and of no value that could be known before the forward part has run
+        self.gradients = set(training.gradients.values())
         self.starts = list(range(len(self.backward)))
         self.fixed: set[str] = set()
         self._needs()
@@ -100,18 +101,16 @@ class Flow:
 
     def _needs(self) -> None:
         """Find what is late, and go back from there to what each late node needs of the forward part."""
-        hot: set[str] = set()  # late, and of no value that could be known before the forward part has run
         for position, node in enumerate(self.backward):
             names = reads(node)
             if not any(name in self.late for name in names):
                 continue
             made = list(filter(None, node.output))
-            if any(name in hot or (name in self.varying and name not in self.late) for name in names):
-                hot.update(made)
+            if any(name in self.hot or (name in self.varying and name not in self.late) for name in names):
+                self.hot.update(made)
             self.late.update(made)
             self.done[position] = [name for name in made if self._is_tensor(name)]
-            self.begun = min(position, self.begun) if hot else self.begun
-        self.read_at = {name: p for p in reversed(range(len(self.backward))) for name in reads(self.backward[p])}
+            self.begun = min(position, self.begun) if self.hot else self.begun
         first: dict[str, int] = {}  # of what is not late
         labels = {node.name: node for node in self.forward}
         for position in reversed(range(len(self.backward))):
@@ -137,10 +136,15 @@ class Flow:
                 if position <= self.begun:
                     self.fixed.add(name)
 
-    def results(self, start: int, end: int) -> list[str]:
-        """What the nodes with the seed's influence between two positions have made that is not yet read by then."""
-        names = [name for position in range(start, end) for name in self.done.get(position, ())]
-        return [name for name in names if self.read_at.get(name, end) >= end]
+    def seen(self, start: int, end: int) -> list[str]:
+        """What shows that the backward part has come to `end`, and is held anyway.
+
+        These are the gradients that the node there reads, and the weights' that nodes from `start` on have made; if
+        there are none, what was made last.
+        """
+        read = [name for name in reads(self.backward[end]) if name in self.hot and self._is_tensor(name)]
+        made = [name for position in range(start, end) for name in self.done.get(position, ()) if name in self.hot]
+        return [*(name for name in made if name in self.gradients and name not in read), *read] or made[-1:]
 
     def root(self, name: str) -> str:
         """The value of which `name` is a view, or `name` itself."""
