@@ -94,17 +94,17 @@ class SlicedStep:
             scalars: the loss, which is written, and the learning rate, by their names.
             start: opens a session.
         """
-        self._loss, self._scalars = scalars[parts.loss], scalars
+        self._loss = scalars[parts.loss]
         self._sides = [{name: buffer.value for name, buffer in {**side, **scalars}.items()} for side in sides]
         self._written = [{successors.get(name, name): value for name, value in side.items()} for side in self._sides]
         self._addresses = [{name: _address(value) for name, value in side.items()} for side in self._sides]
         self._gradient, self._common = _Part(start(parts.gradient)), _Part(start(parts.slices.common))
-        kinds = {update.model.SerializeToString(): update.model for update in parts.slices.updates}
-        opened = {kind: _Part(start(model)) for kind, model in kinds.items()}
-        self._updates = [
-            _Sliced(update, sides[0][update.weight].array.size, opened[update.model.SerializeToString()])
-            for update in parts.slices.updates
-        ]
+        opened: dict[bytes, _Part] = {}
+        self._updates = []
+        for update in parts.slices.updates:
+            kind = update.model.SerializeToString()
+            opened[kind] = opened.get(kind) or _Part(start(update.model))
+            self._updates.append(_Sliced(update, sides[0][update.weight].array.size, opened[kind]))
         self._made: dict[str, OrtValue] = {}
         self.sessions = [part.session for part in (self._gradient, self._common, *opened.values())]
 
