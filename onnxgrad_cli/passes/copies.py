@@ -25,6 +25,8 @@ def write_copies(plan: Plan) -> int:
     Each copy stands before the first node with a gradient that needs it, and so do the nodes between the two, and those
     that take no gradient: of what is kept they would make as much again before the backward part begins.
     """
+    if not plan.dropped:
+        return 0
     flow, graph = plan.flow, plan.flow.graph
     copies = _Copies(plan)
     wanted: dict[int, list[str]] = defaultdict(list)
@@ -43,14 +45,14 @@ def write_copies(plan: Plan) -> int:
     for position, node in enumerate(flow.backward):
         backward += placed[position]
         start = flow.starts[position]
-        if plan.dropped and start > position and not behind.intersection(reads(node)):
+        if start > position and behind.isdisjoint(reads(node)):
             made, shown = copies.hold_back(node, start, behind)
             placed[max(made, position) + 1] += shown
-        if start > position and behind.intersection(reads(node)):
+        if start == position or behind.isdisjoint(reads(node)):
+            backward.append(node)
+        else:
             behind.update(node.output)
             placed[start].append(node)
-        else:
-            backward.append(node)
     graph.nodes = [*flow.forward, *backward]
     return copies.count
 

@@ -53,15 +53,17 @@ def asked_to_stop(link: Communicator, folder: Path, tell: Tell) -> Iterator[Call
 def uninterrupted() -> Iterator[None]:
     """Let an interrupt wait for the end of what would be lost if it came between."""
     heard: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
     try:
-        before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+        if before is not None:  # else it is not Python that hears it
+            signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
     except ValueError:  # not the main thread, which alone is interrupted
-        yield
-        return
+        before = None
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
         for number in heard:
             signal.raise_signal(number)
 
