@@ -159,7 +159,10 @@ def main() -> int:
         proofs.update(published=published(found))
     print(REPORT.read_text())
     print(f"written to {REPORT}", file=sys.stderr)
-    return int(any(verdict.kind == WRONG for verdict in found))
+    wrong = [verdict for verdict in found if verdict.kind == WRONG]
+    for verdict in wrong:
+        print(f"wrong: {verdict.subject.op}: {verdict.subject}: {verdict.why}", file=sys.stderr)
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":
