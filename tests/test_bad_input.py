@@ -7,7 +7,6 @@ import os
 import signal
 import stat
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -477,7 +476,8 @@ def test_interrupted_while_it_waits_for_stdin(shell: Shell) -> None:
         [*PROGRAM, "build", "-", *BUILD], stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment()
     )
     assert process.stdin and process.stderr
-    time.sleep(1.5)
+    process.stdin.write(bytes(1 << 17))  # more than a pipe holds: what reads has begun
+    process.stdin.flush()
     process.send_signal(signal.SIGINT)
     error = process.stderr.read().decode()
     assert process.wait() == 130 and "interrupted" in error
@@ -488,4 +488,4 @@ def test_interrupted_while_it_waits_for_stdin(shell: Shell) -> None:
 
 def _environment() -> dict[str, str]:
     home = str(Path(__file__).parents[1])
-    return {**os.environ, "PYTHONPATH": home, "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**os.environ, "PYTHONPATH": home}

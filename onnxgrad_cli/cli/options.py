@@ -238,8 +238,9 @@ def load_rules(path: Path) -> None:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"--rules: '{path}' is no Python file")
+    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+        exec(compile(path.read_bytes(), path, "exec"), module.__dict__)  # a loader would leave a __pycache__ beside it
     except OnnxgradError:
         raise
     except Exception as error:
