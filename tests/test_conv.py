@@ -349,6 +349,22 @@ def test_every_form_of_a_weights_gradient(monkeypatch, form, group, stride, kern
     compare(theirs, "Conv", arrays, attrs, symbolic=symbolic)
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_the_shifts_of_a_small_image(seed):
+    """Kernels, dilations and pads beyond the image among them: taps read beyond several rows."""
+    rng = np.random.default_rng(seed)
+    kernel, dilations = rng.integers(1, 5, 2), rng.integers(1, 4, 2)
+    begins, ends = rng.integers(0, 6, (2, 2))
+    sizes = np.maximum(rng.integers(1, 9, 2), (kernel - 1) * dilations + 1 - begins - ends)
+    arrays = [rng.standard_normal((2, 3, *sizes)), rng.standard_normal((3, 1, *kernel))]
+    attrs = {"group": 3, "dilations": dilations.tolist(), "pads": [*begins.tolist(), *ends.tolist()]}
+
+    def theirs(x, w):
+        return F.conv2d(padded(x, begins.tolist(), ends.tolist()), w, groups=3, dilation=dilations.tolist())
+
+    compare(theirs, "Conv", arrays, attrs, symbolic=False)
+
+
 @pytest.mark.parametrize(
     ("op", "x", "w", "attrs"),
     [

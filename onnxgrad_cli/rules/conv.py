@@ -291,15 +291,23 @@ def _known(size):
 
 
 def _by_shifts(op, x, g, w, win):
-    """Each weight meets the image shifted to it: [C, taps], for one channel a group."""
-    x = windows.pad(op, x, win.begins, win.ends)
-    sizes = op.vector([op.size(g, axis) for axis in win.axes])
+    """Each weight meets the image shifted to it: [C, taps], for one channel a group.
+
+    A small image lies flat, so that a tap reads one piece of memory and not a short one a row (960x7x7: 0.6 of the
+    time, 384x14x14: 0.9); at 28x28 that is as fast, beyond it is slower.
+    """
+    if len(win.kernel) == 2 and 0 < windows.cells(g) <= SMALL and windows.cells(x) > 0:
+        x, g, starts = shifts.flattened(op, x, g, win)
+    else:
+        x = windows.pad(op, x, win.begins, win.ends)
+        starts = np.array(list(np.ndindex(*win.kernel))) * win.dilations
+    axes = list(range(2, g.rank))
+    sizes = op.vector([op.size(g, axis) for axis in axes])
     sums = []
-    for tap in np.ndindex(*win.kernel):
-        starts = [step * dilation for step, dilation in zip(tap, win.dilations, strict=True)]
-        stops = op.ints(starts + sizes.const) if sizes.const is not None else op.ints(starts) + sizes
-        met = op.Slice(x, op.ints(starts), stops, op.ints(win.axes), shape=g.known_shape)
-        sums.append(op.unsqueeze(op.sum(met * g, [0, *win.axes], keepdims=False), [1]))
+    for start in starts:
+        stop = op.ints(start + sizes.const) if sizes.const is not None else op.ints(start) + sizes
+        met = op.Slice(x, op.ints(start), stop, op.ints(axes), shape=g.known_shape)
+        sums.append(op.unsqueeze(op.sum(met * g, [0, *axes], keepdims=False), [1]))
     return op.Concat(*sums, axis=1)
 
 

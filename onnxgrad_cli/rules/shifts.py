@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
+
 from onnxgrad_cli.emit import Op, Val
-from onnxgrad_cli.rules.windows import Window, matrices, pad
+from onnxgrad_cli.rules.windows import Window, flat, matrices, pad
 
 
 def correlation(op: Op, x: Val, g: Val, win: Window) -> Val:
@@ -40,6 +42,27 @@ def correlation(op: Op, x: Val, g: Val, win: Window) -> Val:
     g_rows = _laid(op, pad(op, g, [0, 0], [0, zeros - wider]), [r * down * row + lead for r in range(high)], length)
     dw = op.sum(g_rows @ op.swap_last(columns), [0], keepdims=False)
     return op.transpose(op.reshape(dw, [outputs, high, channels, wide]), [0, 2, 1, 3])
+
+
+def flattened(op: Op, x: Val, g: Val, win: Window) -> tuple[Val, Val, np.ndarray]:
+    """An image and the cotangent of its convolution, whose strides are 1, as rows of one length one after the other.
+
+    Args:
+        x: the image, [N, C, H, W], its last two sizes known.
+        g: the cotangent, [N, M, P, Q].
+
+    Returns:
+        `x`, [N, C, cells], and `g`, [N, M, cells], with zeros between the rows; and where each tap starts to read `x`,
+        [kH * kW, 1].
+    """
+    (top, left), (bottom, right) = win.begins, win.ends
+    wide = x.shape[3]
+    row = max(wide + left, wide + right, g.shape[3])
+    steps = [row * win.dilations[0], win.dilations[1]]
+    behind = -(-(win.extents[1] - 1) // row)
+    x = pad(op, x, [top, left], [bottom + behind, row - left - wide])
+    g = pad(op, g, [0, 0], [0, row - g.shape[3]])
+    return flat(op, x), flat(op, g), np.array([[np.dot(tap, steps)] for tap in np.ndindex(*win.kernel)])
 
 
 def _laid(op: Op, x: Val, ahead: Sequence[int | Val], length: int | Val) -> Val:
