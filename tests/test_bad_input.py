@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -476,11 +477,11 @@ def test_interrupted_while_it_waits_for_stdin(shell: Shell) -> None:
         [*PROGRAM, "build", "-", *BUILD], stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment()
     )
     assert process.stdin and process.stderr
-    process.stdin.write(bytes(1 << 17))  # more than a pipe holds: what reads has begun
+    process.stdin.write(bytes(1 << 17))  # more than a pipe holds: now it reads
     process.stdin.flush()
+    time.sleep(0.5)  # now it waits for more; between two reads Python would hear of the signal after the next one
     process.send_signal(signal.SIGINT)
-    error = process.stderr.read().decode()
-    assert process.wait() == 130 and "interrupted" in error
+    assert process.wait(timeout=60) == 130 and "interrupted" in process.stderr.read().decode()
     process.stdin.close()
     process.stderr.close()
     assert shell.files() == before
