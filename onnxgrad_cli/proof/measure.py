@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -31,15 +32,22 @@ Scale = Callable[[np.ndarray], np.ndarray | float]
 class Measure:
     """Differences of the loss on one executor: gradients, and the loss as a function of weights and inputs.
 
-    Where the gradient of the loss is an input, the loss counts that often.
+    Where the gradient of the loss is an input, the loss counts that often. It is the model itself that is measured on
+    `run`, which runs it; without, the model in float64 on the executor that is preferred.
     """
 
     def __init__(
-        self, subject: Subject, feeds: Mapping[str, np.ndarray], scale: Scale, double: bool, prefer: str
+        self,
+        subject: Subject,
+        feeds: Mapping[str, np.ndarray],
+        scale: Scale,
+        run: Executor | None = None,
+        prefer: str = "onnxruntime",
     ) -> None:
+        double = run is None
         model = to_double(subject.model) if double else subject.model
-        run = Executor(model, prefer, fallback=False)
-        self._run = Executor(part(model, subject.roles.loss), prefer, fallback=False)
+        run = run or Executor(model, prefer, fallback=False)
+        self._model, self._prefer = model, prefer
         stored = {tensor.name: tensor for tensor in model.graph.initializer}
         types = {value.name: value.type for value in model.graph.input}
         point = {
@@ -61,8 +69,12 @@ class Measure:
         self.tolerance = TOLERANCE["double" if double else "single"]
         self.name = f"{run.name} in {'float64' if double else 'float32'}"
 
+    @cached_property
+    def _forward(self) -> Executor:
+        return Executor(part(self._model, self._output), self._prefer, fallback=False)
+
     def _loss(self, point: Arrays) -> float:
-        return self._factor * float(self._run(point)[self._output])
+        return self._factor * float(self._forward(point)[self._output])
 
     def error(self, rng: np.random.Generator, names: list[str]) -> float:
         """The relative error of the claimed gradients of `names`: the median over some directions.
@@ -121,15 +133,15 @@ def _steadiest(
     return Difference(chosen.claimed, chosen.measured, error)
 
 
-def measure(subject: Subject, feeds: Mapping[str, np.ndarray], quick: bool, scale: Scale) -> Measure:
-    """The most exact measure there is: float64 on onnxruntime, or for a quick model on onnx.reference.
+def measure(subject: Subject, run: Executor, feeds: Mapping[str, np.ndarray], quick: bool, scale: Scale) -> Measure:
+    """The most exact measure there is: float64 on onnxruntime, or for a quick model on onnx.reference; else `run`.
 
     One whose loss is not that of the model itself computes something else, and is passed over.
     """
-    plain = Measure(subject, feeds, scale, False, "onnxruntime")
+    plain = Measure(subject, feeds, scale, run)
     for prefer in ("onnxruntime", "reference")[: 1 + quick]:
         try:
-            exact = Measure(subject, feeds, scale, True, prefer)
+            exact = Measure(subject, feeds, scale, prefer=prefer)
         except Exception:  # one of the operators has no double kernel there
             continue
         if abs(exact.value - plain.value) <= FAITHFUL[_width(subject.model)] * max(plain.value, 1e-6):

@@ -167,14 +167,14 @@ def prove(
         if not np.array_equal(again, outputs[roles.loss]):
             say("skipped", "the model draws random numbers, so the losses of two runs differ")
             return proof
-        status, detail, proof.executor = _compare_differences(subject, feeds, rng, budget, seconds, by_array)
+        status, detail, proof.executor = _compare_differences(subject, run, feeds, rng, budget, seconds, by_array)
         if status == "failed":
             # A right gradient can differ too: a row of an attention mask hides everything, so that adding -3e38 rounds
             # away what has a derivative; or a scale near zero makes a plateau, which any step leaves. Neither is met
             # again without masks and with steps in proportion; a wrong rule is.
             if drawn is not None:
                 feeds = {**feeds, **random_feeds(subject, rng, drawn, masked=False), **data}
-            status, detail, proof.executor = _compare_differences(subject, feeds, rng, budget, seconds, by_entry)
+            status, detail, proof.executor = _compare_differences(subject, run, feeds, rng, budget, seconds, by_entry)
         say(status, detail)
     return proof
 
@@ -254,6 +254,7 @@ def _relative(a: np.ndarray, b: np.ndarray) -> float:
 
 def _compare_differences(
     subject: Subject,
+    run: Executor,
     feeds: Mapping[str, np.ndarray],
     rng: np.random.Generator,
     budget: float,
@@ -268,7 +269,7 @@ def _compare_differences(
     names = [name for name in subject.roles.gradients if name not in partial]
     if not names:
         return "skipped", "every gradient leaves out paths that are declared to be stopped", ""
-    found = measure(subject, feeds, seconds <= QUICK, scale)
+    found = measure(subject, run, feeds, seconds <= QUICK, scale)
     worst = found.error(rng, names)
     detail = f"{DIRECTIONS} random directions: relative error {worst:.1e} ({found.name})"
     if partial:

@@ -56,13 +56,13 @@ def flattened(op: Op, x: Val, g: Val, win: Window) -> tuple[Val, Val, np.ndarray
         [kH * kW, 1].
     """
     (top, left), (bottom, right) = win.begins, win.ends
-    wide = x.shape[3]
-    row = max(wide + left, wide + right, g.shape[3])
+    wide, made = int(x.shape[3]), int(g.shape[3])
+    row = max(wide + left, wide + right, made)
     steps = [row * win.dilations[0], win.dilations[1]]
     behind = -(-(win.extents[1] - 1) // row)
     x = pad(op, x, [top, left], [bottom + behind, row - left - wide])
-    g = pad(op, g, [0, 0], [0, row - g.shape[3]])
-    return flat(op, x), flat(op, g), np.array([[np.dot(tap, steps)] for tap in np.ndindex(*win.kernel)])
+    g = pad(op, g, [0, 0], [0, row - made])
+    return flat(op, x), flat(op, g), np.array([[np.dot(tap, steps)] for tap in np.ndindex(*win.sizes)])
 
 
 def _laid(op: Op, x: Val, ahead: Sequence[int | Val], length: int | Val) -> Val:
