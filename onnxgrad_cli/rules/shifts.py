@@ -1,4 +1,4 @@
-"""The gradient of a convolution's weight at stride 1 as the product of shifted images.
+"""The gradient of a convolution's weight at stride 1 from shifted images.
 
 Images lie flat, with so many zeros after each row that what a tap reads beyond either end of a row is a zero. Then all
 that a tap reads is the flat image, shifted; shifted copies are laid one after the other with zeros between. These are
@@ -30,16 +30,15 @@ def correlation(op: Op, x: Val, g: Val, win: Window) -> Val:
     Returns:
         [M, C, kH, kW].
     """
-    (down, across), (top, left), (bottom, right) = win.dilations, win.begins, win.ends
+    (down, across), (top, left), (bottom, _) = win.dilations, win.begins, win.ends
     (high, wide), far = win.sizes, win.extents[1] - 1
-    wider = left + right - far
-    zeros = max(left, right, wider)
+    zeros, behind = _gaps(win)
     channels, outputs, rows, row = op.size(x, 1), op.size(g, 1), op.size(x, 2), op.size(x, 3) + zeros
     lead = 0 if top else max(far - left, 0)
     length = (rows + (top + bottom)) * row + (lead + (0 if bottom else left))
     ahead = [top * row + (lead + left - s * across) for s in range(wide)]
     columns = _laid(op, pad(op, x, [0, 0], [0, zeros]), ahead, length)
-    g_rows = _laid(op, pad(op, g, [0, 0], [0, zeros - wider]), [r * down * row + lead for r in range(high)], length)
+    g_rows = _laid(op, pad(op, g, [0, 0], [0, behind]), [r * down * row + lead for r in range(high)], length)
     dw = op.sum(g_rows @ op.swap_last(columns), [0], keepdims=False)
     return op.transpose(op.reshape(dw, [outputs, high, channels, wide]), [0, 2, 1, 3])
 
@@ -55,14 +54,23 @@ def flattened(op: Op, x: Val, g: Val, win: Window) -> tuple[Val, Val, np.ndarray
         `x`, [N, C, cells], and `g`, [N, M, cells], with zeros between the rows; and where each tap starts to read `x`,
         [kH * kW, 1].
     """
-    (top, left), (bottom, right) = win.begins, win.ends
-    wide, made = int(x.shape[3]), int(g.shape[3])
-    row = max(wide + left, wide + right, made)
+    (top, left), (bottom, _) = win.begins, win.ends
+    zeros, behind = _gaps(win)
+    row = int(x.shape[3]) + zeros
     steps = [row * win.dilations[0], win.dilations[1]]
-    behind = -(-(win.extents[1] - 1) // row)
-    x = pad(op, x, [top, left], [bottom + behind, row - left - wide])
-    g = pad(op, g, [0, 0], [0, row - made])
+    rows = -(-(win.extents[1] - 1) // row)  # that the last taps read beyond the last one
+    x = pad(op, x, [top, left], [bottom + rows, zeros - left])
+    g = pad(op, g, [0, 0], [0, behind])
     return flat(op, x), flat(op, g), np.array([[np.dot(tap, steps)] for tap in np.ndindex(*win.sizes)])
+
+
+def _gaps(win: Window) -> tuple[int, int]:
+    """How many zeros follow a row of the image, and one of G, so that both are equally long and a tap, beyond either
+    end of a row, reads a zero."""
+    left, right = win.begins[1], win.ends[1]
+    wider = left + right - (win.extents[1] - 1)  # is a row of G than one of the image
+    zeros = max(left, right, wider)
+    return zeros, zeros - wider
 
 
 def _laid(op: Op, x: Val, ahead: Sequence[int | Val], length: int | Val) -> Val:
