@@ -15,8 +15,8 @@ from pathlib import Path
 from benchmarks.build import elsewhere
 from benchmarks.turns import Worker
 from benchmarks.workloads import chosen, save
-from onnxgrad_cli.pipeline import LoraSpec
-from onnxgrad_cli.runtime.turns import rounds
+from onnxgrad_cli.execution.interleaved_timing import rounds
+from onnxgrad_cli.options import LoraSpec
 
 
 def prepare(rank: int, folder: Path) -> dict[str, Path]:

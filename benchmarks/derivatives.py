@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from benchmarks.models import export
 from benchmarks.ops import ours
-from onnxgrad_cli.derivatives import rows
+from onnxgrad_cli.derivatives import jacobian
 from onnxgrad_cli.derivatives.kinds import derive
-from onnxgrad_cli.pipeline import Options
-from onnxgrad_cli.runtime.turns import in_turn
+from onnxgrad_cli.execution.interleaved_timing import in_turn
+from onnxgrad_cli.options import Options
 
 KINDS = ("jvp", "hvp", "jacobian", "hessian")
 
@@ -66,7 +66,7 @@ def measure(
     options = Options(dims={"batch": len(x)})
     built = {"onnxgrad": derive(model, kind, options=options)}
     if kind in ("jacobian", "hessian"):
-        with patch.object(rows, "LARGEST", -1):
+        with patch.object(jacobian, "LARGEST", -1):
             built["loop"] = derive(model, kind, options=options)
     theirs = by_torch(kind, net, x, vector)
     steps: dict[str, Callable[[], object]] = {"torch": theirs}

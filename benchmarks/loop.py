@@ -15,13 +15,13 @@ from pathlib import Path
 import onnx
 
 from onnxgrad_cli import LossSpec, Options, build
-from onnxgrad_cli.runtime.data import Batches, open_data
-from onnxgrad_cli.runtime.folder import run_folder
-from onnxgrad_cli.runtime.loop import Loop
-from onnxgrad_cli.runtime.schedules import parse_schedule
-from onnxgrad_cli.runtime.trainer import Trainer
-from onnxgrad_cli.runtime.turns import in_turn
-from onnxgrad_cli.runtime.whole_step import WholeStep
+from onnxgrad_cli.execution.interleaved_timing import in_turn
+from onnxgrad_cli.training.data import Batches, open_data
+from onnxgrad_cli.training.loop import Loop
+from onnxgrad_cli.training.run.folder import run_folder
+from onnxgrad_cli.training.schedules import parse_schedule
+from onnxgrad_cli.training.steps.whole import WholeStep
+from onnxgrad_cli.training.trainer import Trainer
 
 SAMPLES = Path(__file__).parents[1] / "sample_models"
 EPOCHS = 10

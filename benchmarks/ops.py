@@ -24,10 +24,12 @@ import torch
 from onnx import helper
 from torch.nn import functional as F
 
-from onnxgrad_cli.graph import Graph
-from onnxgrad_cli.passes.mode import apply_mode
-from onnxgrad_cli.pipeline import Options, Training
-from onnxgrad_cli.runtime.turns import in_turn
+from onnxgrad_cli.execution.interleaved_timing import in_turn
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.prepare.mode import apply_mode
+from onnxgrad_cli.record import Training
 from tests.harness import with_gradient
 
 Arrays = Mapping[str, np.ndarray]
@@ -88,7 +90,7 @@ class Row:
         graph = helper.make_graph([node], "row", infos, [onnx.ValueInfoProto(name="y0")], weights)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=10)
         view = Graph(model)
-        view.infer()
+        infer_types(view)
         if apply_mode(view, Options(mode=self.mode), Training()):
             model = view.commit()
         wanted = [info.name for info in infos if info.type.tensor_type.elem_type == onnx.TensorProto.FLOAT]

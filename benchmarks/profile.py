@@ -18,7 +18,7 @@ import onnxruntime
 
 from benchmarks.systems.ours import open_step
 from benchmarks.workloads import Kind, Row
-from onnxgrad_cli.runtime.turns import block
+from onnxgrad_cli.execution.interleaved_timing import block
 
 KERNEL = "_kernel_time"
 

@@ -31,8 +31,8 @@ from benchmarks.build import elsewhere
 from benchmarks.results import FUSED, OLDER, OPENVINO, OTHERS, OURS, PROVIDER, TORCH
 from benchmarks.turns import Refused, Worker
 from benchmarks.workloads import KINDS, Kind, Row, chosen, save
-from onnxgrad_cli.passes.describe import describe
-from onnxgrad_cli.runtime.turns import rounds
+from onnxgrad_cli.execution.interleaved_timing import rounds
+from onnxgrad_cli.metadata import describe
 from tests import older_runtime, other_runtimes
 
 LOSS, NORM = 1e-3, 1e-3

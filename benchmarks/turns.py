@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from onnxgrad_cli.runtime.turns import block
+from onnxgrad_cli.execution.interleaved_timing import block
 
 FIRST = 3
 """Steps whose losses are compared, and which are never measured."""

@@ -10,19 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
-    from onnxgrad_cli.builder import TrainingModel, build
-    from onnxgrad_cli.derivatives.classic import DerivativeOptions, onnx_derivative
-    from onnxgrad_cli.derivatives.kinds import derive
-    from onnxgrad_cli.derivatives.loss_output import add_loss_output, get_train_initializer
-    from onnxgrad_cli.derivatives.random_feed import random_feed
-    from onnxgrad_cli.errors import OnnxgradError
-    from onnxgrad_cli.gradient_lists import gradient_definition
-    from onnxgrad_cli.jobs.artifacts import LossType, OptimType, generate_artifacts
-    from onnxgrad_cli.jobs.export import run_export
-    from onnxgrad_cli.jobs.train import Course, Trained, run_train
-    from onnxgrad_cli.pipeline import LossSpec, Options
-    from onnxgrad_cli.proof.rulecheck import gradcheck
-    from onnxgrad_cli.registry import (
+    from onnxgrad_cli.autodiff.registry import (
         all_rules,
         definition,
         lookup,
@@ -32,38 +20,51 @@ if TYPE_CHECKING:
         scoped,
         stop_gradient,
     )
-    from onnxgrad_cli.runtime.trainer import Trainer
+    from onnxgrad_cli.builder import TrainingModel, build
+    from onnxgrad_cli.compat.generate_artifacts import LossType, OptimType, generate_artifacts
+    from onnxgrad_cli.compat.gradient_lists import gradient_definition
+    from onnxgrad_cli.compat.loss_output import add_loss_output, get_train_initializer
+    from onnxgrad_cli.compat.onnx_derivative import DerivativeOptions, onnx_derivative
+    from onnxgrad_cli.compat.random_feed import random_feed
+    from onnxgrad_cli.derivatives.kinds import derive
+    from onnxgrad_cli.errors import OnnxgradError
+    from onnxgrad_cli.jobs.export import run_export
+    from onnxgrad_cli.jobs.train import Course, Trained, run_train
+    from onnxgrad_cli.losses.spec import LossSpec
+    from onnxgrad_cli.options import Options
+    from onnxgrad_cli.training.trainer import Trainer
+    from onnxgrad_cli.verification.gradcheck import gradcheck
 
 _HOMES = {
     "Course": "jobs.train",
-    "DerivativeOptions": "derivatives.classic",
-    "LossSpec": "pipeline",
-    "LossType": "jobs.artifacts",
+    "DerivativeOptions": "compat.onnx_derivative",
+    "LossSpec": "losses.spec",
+    "LossType": "compat.generate_artifacts",
     "OnnxgradError": "errors",
-    "OptimType": "jobs.artifacts",
-    "Options": "pipeline",
+    "OptimType": "compat.generate_artifacts",
+    "Options": "options",
     "Trained": "jobs.train",
-    "Trainer": "runtime.trainer",
+    "Trainer": "training.trainer",
     "TrainingModel": "builder",
-    "add_loss_output": "derivatives.loss_output",
-    "all_rules": "registry",
+    "add_loss_output": "compat.loss_output",
+    "all_rules": "autodiff.registry",
     "build": "builder",
-    "definition": "registry",
+    "definition": "autodiff.registry",
     "derive": "derivatives.kinds",
-    "generate_artifacts": "jobs.artifacts",
-    "get_train_initializer": "derivatives.loss_output",
-    "gradcheck": "proof.rulecheck",
-    "gradient_definition": "gradient_lists",
-    "lookup": "registry",
-    "no_gradient": "registry",
-    "onnx_derivative": "derivatives.classic",
-    "random_feed": "derivatives.random_feed",
-    "refuse": "registry",
-    "rule": "registry",
+    "generate_artifacts": "compat.generate_artifacts",
+    "get_train_initializer": "compat.loss_output",
+    "gradcheck": "verification.gradcheck",
+    "gradient_definition": "compat.gradient_lists",
+    "lookup": "autodiff.registry",
+    "no_gradient": "autodiff.registry",
+    "onnx_derivative": "compat.onnx_derivative",
+    "random_feed": "compat.random_feed",
+    "refuse": "autodiff.registry",
+    "rule": "autodiff.registry",
     "run_export": "jobs.export",
     "run_train": "jobs.train",
-    "scoped": "registry",
-    "stop_gradient": "registry",
+    "scoped": "autodiff.registry",
+    "stop_gradient": "autodiff.registry",
 }
 
 __all__ = [

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import onnx
 
-from onnxgrad_cli import pipeline
-from onnxgrad_cli.graph import Graph
-from onnxgrad_cli.passes import pipeline_for
-from onnxgrad_cli.pipeline import Options, Record, Training
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes import pipeline, pipeline_for
+from onnxgrad_cli.passes.pipeline import PassRecord
+from onnxgrad_cli.record import Training
 
 
 @dataclass
@@ -21,7 +22,7 @@ class TrainingModel:
     graph: Graph
     options: Options
     training: Training = field(default_factory=Training)
-    records: list[Record] = field(default_factory=list)
+    records: list[PassRecord] = field(default_factory=list)
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -30,12 +31,12 @@ class TrainingModel:
 
     def run(
         self,
-        after: Callable[[pipeline.Pass, Graph, Record], None] | None = None,
+        after: Callable[[pipeline.Pass, Graph, PassRecord], None] | None = None,
         stop_after: str | None = None,
     ) -> None:
         """Run the passes, as `build` does; what was done before an error stays here to be seen."""
 
-        def note(step: pipeline.Pass, graph: Graph, record: Record) -> None:
+        def note(step: pipeline.Pass, graph: Graph, record: PassRecord) -> None:
             self.records.append(record)
             if after:
                 after(step, graph, record)
@@ -49,7 +50,7 @@ def build(
     options: Options | None = None,
     *,
     path: Path | None = None,
-    after: Callable[[pipeline.Pass, Graph, Record], None] | None = None,
+    after: Callable[[pipeline.Pass, Graph, PassRecord], None] | None = None,
     stop_after: str | None = None,
 ) -> TrainingModel:
     """Turn an inference model into a training model.

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import onnx
 from onnx import ModelProto, NodeProto, TypeProto
 
-from onnxgrad_cli.bodies import fixed_trips, input_types, inside
-from onnxgrad_cli.emit import Unknown, is_float
-from onnxgrad_cli.errors import OnnxgradError
-from onnxgrad_cli.graph import Graph, dtype_of, itemsize, nbytes, reads, shape_of, subgraphs, with_bodies
-from onnxgrad_cli.passes.describe import parts
-from onnxgrad_cli.pipeline import Training
+from onnxgrad_cli.errors import OnnxgradError, Unknown
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import fixed_trips, input_types, inside
+from onnxgrad_cli.ir.nodes import reads, subgraphs, with_bodies
+from onnxgrad_cli.ir.types import dtype_of, is_float, itemsize, nbytes, shape_of
+from onnxgrad_cli.record import Training, parts
 from onnxgrad_cli.targets.standard import standard_domain
 
 Sizes = tuple[int, ...]

@@ -67,6 +67,10 @@ class UnsupportedError(OnnxgradError):
         super().__init__("\n".join(lines), hint)
 
 
+class Unknown(Exception):
+    """A rule needs something that is unknown at build time; the walk turns it into a refusal of the node."""
+
+
 class CheckFailed(OnnxgradError):
     """The result was built, and a check of it failed."""
 

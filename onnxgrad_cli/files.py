@@ -23,8 +23,10 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.graph import SMALL, is_external, nbytes, skeleton, subgraphs
-from onnxgrad_cli.passes.describe import VERSION, tool_version
+from onnxgrad_cli.ir.nodes import subgraphs
+from onnxgrad_cli.ir.skeleton import skeleton
+from onnxgrad_cli.ir.types import SMALL, is_external, nbytes
+from onnxgrad_cli.metadata import VERSION, tool_version
 
 STREAM = "-"
 """The name that stands for stdin and stdout."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from onnxgrad_cli.runtime.communicator import Communicator
+from onnxgrad_cli.training.run.communicator import Communicator
 
 T = TypeVar("T")
 

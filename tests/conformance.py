@@ -20,9 +20,9 @@ from typing import Any
 
 import onnx
 
-from onnxgrad_cli.pipeline import Options
-from onnxgrad_cli.proof.coverage import full_name
+from onnxgrad_cli.options import Options
 from onnxgrad_cli.targets import STANDARD
+from onnxgrad_cli.verification.coverage import full_name
 from tests import proofs
 from tests.harness import asked
 from tests.test_backend_nodes import (

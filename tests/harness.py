@@ -18,18 +18,21 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnxgrad_cli.emit import Op, is_float
-from onnxgrad_cli.graph import Graph, shape_of, tensor_type
-from onnxgrad_cli.passes.backward import differentiate
-from onnxgrad_cli.passes.expand import expand
+from onnxgrad_cli.autodiff.reverse import differentiate
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.execution.reference import evaluator
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.types import Arrays, is_float, shape_of, tensor_type
+from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.outputs import settle_yield
-from onnxgrad_cli.passes.recompute import RECOMPUTE, parse_recompute
+from onnxgrad_cli.passes.prepare.expand import expand
+from onnxgrad_cli.passes.rematerialization.recompute import RECOMPUTE, parse_recompute
 from onnxgrad_cli.passes.target import TARGET
-from onnxgrad_cli.pipeline import Options, Training
-from onnxgrad_cli.proof.check import Arrays, vjp_difference
-from onnxgrad_cli.proof.executor import Executor
-from onnxgrad_cli.proof.reference import evaluator
+from onnxgrad_cli.record import Training
 from onnxgrad_cli.targets import STANDARD, TARGETS, find_target
+from onnxgrad_cli.verification.differences import vjp_difference
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ def forward_model(case: Case, symbolic: bool) -> onnx.ModelProto:
     graph = helper.make_graph(nodes, "case", inputs, infos, initializers)
     model = helper.make_model(graph, opset_imports=imports, ir_version=10)
     graph_view = Graph(model)
-    graph_view.infer()
+    infer_types(graph_view)
     del model.graph.output[:]
     values: list[np.ndarray] = []
     for name in outputs:
@@ -159,9 +162,9 @@ def with_gradient(
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     graph = Graph(copy)
-    graph.infer()
+    infer_types(graph)
     while expand(graph):
-        graph.infer()
+        infer_types(graph)
     op, training = Op(graph), Training(yielded={name: f"{prefix}{name}" for name in seeded})
     op.role = "backward"
     training.lowerings.prefer = find_target(options.target).prefer

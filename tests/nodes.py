@@ -5,10 +5,10 @@ import onnx
 import torch
 from onnx import helper
 
-from onnxgrad_cli.graph import Graph
-from onnxgrad_cli.passes import prepare
-from onnxgrad_cli.pipeline import Training
-from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.passes.prepare import prepare
+from onnxgrad_cli.record import Training
 from tests.harness import with_gradient
 
 DOMAINS = {"com.microsoft": 1, "ai.onnx.preview": 1, "ai.onnx.preview.training": 1}

@@ -17,14 +17,16 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxgrad_cli import registry
-from onnxgrad_cli.emit import Op, is_float
+from onnxgrad_cli.autodiff import registry
+from onnxgrad_cli.autodiff.reverse import differentiate
+from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UnsupportedError
-from onnxgrad_cli.graph import Graph, captured, reads
-from onnxgrad_cli.passes import prepare
-from onnxgrad_cli.passes.backward import differentiate
-from onnxgrad_cli.pipeline import Training
-from onnxgrad_cli.proof.coverage import PROOFS, full_name, operand_names, output_names
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import captured, reads
+from onnxgrad_cli.ir.types import is_float
+from onnxgrad_cli.passes.prepare import prepare
+from onnxgrad_cli.record import Training
+from onnxgrad_cli.verification.coverage import PROOFS, full_name, operand_names, output_names
 from tests import ops as table
 from tests.harness import Case, Const, forward_model
 

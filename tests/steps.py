@@ -11,8 +11,9 @@ import onnxruntime as ort
 import torch
 from onnx import helper, numpy_helper
 
-from onnxgrad_cli.passes.describe import describe
-from onnxgrad_cli.pipeline import LossSpec, Options
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.metadata import describe
+from onnxgrad_cli.options import Options
 
 ort.set_default_logger_severity(3)  # it warns of each initializer that is an input
 

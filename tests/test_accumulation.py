@@ -11,10 +11,10 @@ import torch
 
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.passes.describe import describe
-from onnxgrad_cli.pipeline import Options
-from onnxgrad_cli.proof.verify import prove
-from onnxgrad_cli.runtime.trainer import Trainer
+from onnxgrad_cli.metadata import describe
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.training.trainer import Trainer
+from onnxgrad_cli.verification.proof import prove
 from tests.steps import KINDS, RATE, STEPS, assert_same, batches, clip, exported, loss, network, options, trained, whole
 
 RUNS = 3

@@ -7,7 +7,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch.nn import functional
 
 from onnxgrad_cli.errors import UnsupportedError
-from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.execution.executor import Executor
 from tests.harness import Case, const, forward_model, with_gradient
 from tests.test_norm import gradients
 

@@ -18,13 +18,14 @@ from torch.nn import functional
 
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError, UsageError
-from onnxgrad_cli.graph import Graph
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.metadata import Adapter, describe
+from onnxgrad_cli.options import LoraSpec, Options
 from onnxgrad_cli.passes.adapters import parse_lora
-from onnxgrad_cli.passes.describe import describe
-from onnxgrad_cli.pipeline import Adapter, LoraSpec, LossSpec, Options
-from onnxgrad_cli.proof.verify import prove
-from onnxgrad_cli.runtime.adapter_file import load_adapter, save_adapter
-from onnxgrad_cli.runtime.merge import merge, merged
+from onnxgrad_cli.training.run.adapter_file import load_adapter, save_adapter
+from onnxgrad_cli.training.run.merge import merge, merged
+from onnxgrad_cli.verification.proof import prove
 from tests.cli_harness import WEIGHT, Shell, save_external
 
 ROOT = Path(__file__).parent.parent

@@ -14,9 +14,9 @@ import onnx
 import pytest
 import torch
 
-from onnxgrad_cli import registry
-from onnxgrad_cli.proof.executor import Executor
-from onnxgrad_cli.proof.rulecheck import gradcheck
+from onnxgrad_cli.autodiff import registry
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.verification.gradcheck import gradcheck
 from tests.harness import Case, check_case, with_gradient
 from tests.ops import ROWS
 

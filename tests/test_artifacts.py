@@ -15,10 +15,10 @@ import torch
 from onnx import numpy_helper
 
 from onnxgrad_cli import LossSpec, LossType, OptimType, Options, Trainer, build, generate_artifacts
+from onnxgrad_cli.compat.artifacts import nominal, open_artifacts, save_checkpoint
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.passes.describe import describe, read
-from onnxgrad_cli.runtime.artifacts import nominal, open_artifacts, save_checkpoint
-from onnxgrad_cli.runtime.folder import load_checkpoint
+from onnxgrad_cli.metadata import describe, read
+from onnxgrad_cli.training.run.folder import load_checkpoint
 from tests.cli_harness import Shell
 
 pytest.importorskip("safetensors", reason="checkpoints are safetensors files")

@@ -9,11 +9,11 @@ import torch
 from onnx import TensorProto, helper
 from torch.nn import functional
 
-from onnxgrad_cli.graph import Graph
-from onnxgrad_cli.passes import prepare
-from onnxgrad_cli.pipeline import Training
-from onnxgrad_cli.proof.check import directional
-from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.passes.prepare import prepare
+from onnxgrad_cli.record import Training
+from onnxgrad_cli.verification.differences import directional
 from tests.nodes import compare, gradients, normal, one_node, written_out
 
 # -- Attention ------------------------------------------------------------------------------------------------------

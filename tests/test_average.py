@@ -13,13 +13,13 @@ from onnx import numpy_helper
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from onnxgrad_cli.builder import build
+from onnxgrad_cli.compat.artifacts import save_checkpoint
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.jobs.export import run_export
-from onnxgrad_cli.runtime.adapter_file import save_adapter
-from onnxgrad_cli.runtime.artifacts import save_checkpoint
-from onnxgrad_cli.runtime.folder import load_checkpoint
-from onnxgrad_cli.runtime.tensors import save_tensors
-from onnxgrad_cli.runtime.trainer import Trainer
+from onnxgrad_cli.training.run.adapter_file import save_adapter
+from onnxgrad_cli.training.run.folder import load_checkpoint
+from onnxgrad_cli.training.run.tensors import save_tensors
+from onnxgrad_cli.training.trainer import Trainer
 from tests.cli_harness import Shell
 from tests.steps import KINDS, NAMES, RATE, assert_same, batches, exported, loss, network, options, trained
 

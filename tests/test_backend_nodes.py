@@ -22,20 +22,24 @@ import pytest
 from onnx import numpy_helper
 from onnx.backend.test.case import node as published
 
-from onnxgrad_cli import registry
-from onnxgrad_cli.emit import RANDOM, is_float
+from onnxgrad_cli.autodiff import registry
+from onnxgrad_cli.autodiff.registry import NEWEST_OPSET
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
-from onnxgrad_cli.graph import HALVES, Graph, dtype_of, shape_of, tensor_type
-from onnxgrad_cli.passes import copies, prepare
-from onnxgrad_cli.passes.kept import Plan
-from onnxgrad_cli.passes.mode import apply_mode
-from onnxgrad_cli.pipeline import Options, RecomputeSpec, Training
-from onnxgrad_cli.proof.check import Arrays, directional, rounded
-from onnxgrad_cli.proof.examples import published_cases
-from onnxgrad_cli.proof.executor import Executor, to_double
-from onnxgrad_cli.registry import NEWEST_OPSET
+from onnxgrad_cli.execution.executor import Executor, to_double
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.randomness import RANDOM
+from onnxgrad_cli.ir.types import HALVES, Arrays, dtype_of, is_float, shape_of, tensor_type
+from onnxgrad_cli.options import Options, RecomputeSpec
+from onnxgrad_cli.passes.prepare import prepare
+from onnxgrad_cli.passes.prepare.mode import apply_mode
+from onnxgrad_cli.passes.rematerialization import rewrite
+from onnxgrad_cli.passes.rematerialization.plan import Plan
+from onnxgrad_cli.record import Training
 from onnxgrad_cli.targets import STANDARD, blocked
 from onnxgrad_cli.targets.blocked import DENSE
+from onnxgrad_cli.verification.differences import directional, rounded
+from onnxgrad_cli.verification.examples import published_cases
 from tests.harness import changes, fed, with_gradient
 
 FILES = sorted(module.name for module in iter_modules(published.__path__) if not module.ispkg)
@@ -196,7 +200,7 @@ def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
     prepare.normalise(graph)
     prepare.settle(graph, Training())
     if apply_mode(graph, Options(), Training()):
-        graph.infer()
+        infer_types(graph)
     model = graph.commit()
     for value in model.graph.output:
         found, said = graph.types.get(value.name), declared[value.name]
@@ -575,16 +579,16 @@ def test_a_wrong_target_is_found(
 
 
 def test_a_wrong_copy_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = copies.write_copies
+    right = rewrite.write_copies
 
     def write(plan: Plan) -> int:
         count = right(plan)
         for node in plan.flow.graph.nodes:
-            if node.name.startswith(copies.SCOPE) and node.op_type == "Exp":
+            if node.name.startswith(rewrite.SCOPE) and node.op_type == "Exp":
                 node.op_type = "Neg"
         return count
 
-    monkeypatch.setattr(copies, "write_copies", write)
+    monkeypatch.setattr(rewrite, "write_copies", write)
     assert {kind for _, kind, _ in kinds(*COPIED)} == {WRONG}
 
 

@@ -20,7 +20,7 @@ pytest.importorskip("torch", reason="the benchmarks' networks are PyTorch module
 from benchmarks import chart, loop, models, profile, results, train_step
 from benchmarks.turns import Refused, Worker
 from benchmarks.workloads import KINDS, ROWS, Kind, Row, chosen
-from onnxgrad_cli.runtime.turns import rounds
+from onnxgrad_cli.execution.interleaved_timing import rounds
 
 LENET = chosen(["lenet"])[0]
 ERRATIC = """

@@ -9,9 +9,10 @@ import onnx
 import onnx.parser
 import pytest
 
-from onnxgrad_cli.emit import Op
-from onnxgrad_cli.graph import Graph
-from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import infer_types
 
 WEIGHT = np.random.default_rng(0).uniform(0.5, 2, (64, 32, 1, 1)).astype(np.float32)
 SHAPES = {"x": "[64, 32, 1, 1]", "rate": "", "one": "[1]", "narrow": "[8, 32, 1, 1]"}
@@ -22,7 +23,7 @@ def written(write: Any) -> tuple[Op, onnx.ModelProto]:
     inputs = ", ".join(f"float{shape} {name}" for name, shape in SHAPES.items())
     head = '<ir_version: 10, opset_import: ["" : 18]>'
     graph = Graph(onnx.parser.parse_model(f"{head} g ({inputs}) => () {{}}"))
-    graph.infer()
+    infer_types(graph)
     op = Op(graph)
     result = write(op)
     graph.nodes.extend(op.nodes)

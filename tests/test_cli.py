@@ -132,7 +132,7 @@ def test_rules_from_a_file(shell: Shell) -> None:
         "@rule('Twirl Swirl', domain='my.ops')\n"
         "def twirl(op, g, y, x):\n    return g * 2\n"
     )
-    from onnxgrad_cli import registry
+    from onnxgrad_cli.autodiff import registry
 
     with registry.scoped():
         assert shell("build", "unknown.onnx", "--rules", "rules.py", "--no-verify").code == 0
@@ -165,7 +165,7 @@ def test_failed_proof_writes_no_model(shell: Shell) -> None:
     Path("rules.py").write_text(
         "from onnxgrad_cli import rule\n@rule('Sigmoid', override=True)\ndef sigmoid(op, g, y, x):\n    return g * y\n"
     )
-    from onnxgrad_cli import registry
+    from onnxgrad_cli.autodiff import registry
 
     with registry.scoped():
         result = shell("build", "mlp.onnx", "--rules", "rules.py")

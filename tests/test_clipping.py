@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.pipeline import Options
+from onnxgrad_cli.options import Options
 from tests.steps import KINDS, RATE, assert_same, batches, clip, exported, loss, network, options, trained
 
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from onnxgrad_cli import registry
-from onnxgrad_cli.graph import Graph
-from onnxgrad_cli.passes.composites import composites
-from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.autodiff import registry
+from onnxgrad_cli.autodiff.fusions import find_fusions
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import infer_types
 from tests.harness import with_gradient
 
 ERF = {
@@ -36,8 +37,8 @@ def written(body: str, outputs: str = "double[N, 3] y", weights: str = WEIGHTS) 
 
 def found(model: onnx.ModelProto, *kept: str) -> list[str]:
     graph = Graph(model)
-    graph.infer()
-    return [adjoint.operator for adjoint in composites(graph, kept).values()]
+    infer_types(graph)
+    return [adjoint.operator for adjoint in find_fusions(graph, kept).values()]
 
 
 @pytest.mark.parametrize("body", [*ERF.values(), *TANH.values()], ids=[*ERF, *TANH])
@@ -88,9 +89,9 @@ def test_what_is_read_elsewhere_or_asked_for_is_not_passed_over():
 
 def test_a_constant_that_is_trained_is_none():
     graph = Graph(written(ERF["the sum halved"]))
-    graph.infer()
+    infer_types(graph)
     graph.vary(["half"])
-    assert composites(graph, ["half"]) == {}
+    assert find_fusions(graph, ["half"]) == {}
 
 
 def test_a_rule_of_somebody_elses_own_is_not_passed_over():

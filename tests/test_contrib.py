@@ -17,11 +17,13 @@ from torch import nn
 
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError
-from onnxgrad_cli.graph import Graph
-from onnxgrad_cli.passes import prepare
-from onnxgrad_cli.pipeline import LossSpec, Options, Training
-from onnxgrad_cli.proof.check import directional
-from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.prepare import prepare
+from onnxgrad_cli.record import Training
+from onnxgrad_cli.verification.differences import directional
 from tests.harness import fed, with_gradient
 from tests.nodes import one_node, written_out
 

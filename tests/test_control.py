@@ -13,10 +13,14 @@ from onnx import NodeProto, helper, numpy_helper
 
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError
-from onnxgrad_cli.graph import Graph, shape_of, subgraphs
-from onnxgrad_cli.passes import prepare
-from onnxgrad_cli.pipeline import Options, Training
-from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.nodes import subgraphs
+from onnxgrad_cli.ir.types import shape_of
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.prepare import prepare
+from onnxgrad_cli.record import Training
 from tests.harness import with_gradient
 from tests.ops.control import BOOL, DOUBLE, INT64, node, scan, sequence, step, value
 
@@ -257,7 +261,7 @@ def test_weights_gather_their_gradient_in_a_state() -> None:
         graphs[steps] = with_gradient(made, ["x1", "x2"], ["y0", "y1"], "g_")
     assert len(graphs[7].graph.node) == len(graphs[200].graph.node)
     view = Graph(graphs[200])
-    view.infer()
+    infer_types(view)
     sizes = [np.prod([1, *(shape_of(view.types[name]) or ())]) for n in view.nodes for name in n.output if name]
     assert max(sizes) < 64 * 64 * 7
 

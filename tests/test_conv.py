@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from onnxgrad_cli.autodiff.rules import conv
 from onnxgrad_cli.errors import UnsupportedError
-from onnxgrad_cli.proof.executor import Executor
-from onnxgrad_cli.rules import conv
+from onnxgrad_cli.execution.executor import Executor
 from tests.harness import Case, Const, const, forward_model, with_gradient
 
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}

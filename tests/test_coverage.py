@@ -5,10 +5,10 @@ from pathlib import Path
 import onnx
 import pytest
 
-from onnxgrad_cli import registry
+from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.cli.ops import document
-from onnxgrad_cli.proof import coverage
-from onnxgrad_cli.proof.coverage import Coverage
+from onnxgrad_cli.verification import coverage
+from onnxgrad_cli.verification.coverage import Coverage
 from tests import proofs
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "operators.md"

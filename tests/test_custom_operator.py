@@ -10,12 +10,12 @@ import pytest
 import torch
 from onnx.reference.op_run import OpRun
 
-from onnxgrad_cli import registry
+from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import CheckFailed, UnsupportedError
-from onnxgrad_cli.passes.describe import describe
-from onnxgrad_cli.proof.rulecheck import gradcheck
-from onnxgrad_cli.proof.verify import prove
+from onnxgrad_cli.metadata import describe
+from onnxgrad_cli.verification.gradcheck import gradcheck
+from onnxgrad_cli.verification.proof import prove
 
 FUNCTION = """<domain: "my.ops", opset_import: ["": {0}]>
 Squareplus <b: float = 4.0> (x) => (y) {{

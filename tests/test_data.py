@@ -20,11 +20,12 @@ from onnx import TensorProto, TypeProto, numpy_helper, parser
 
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.graph import tensor_type
-from onnxgrad_cli.passes.describe import LOSS, describe
-from onnxgrad_cli.pipeline import LossSpec, Options
-from onnxgrad_cli.proof.feeds import Subject, random_feeds
-from onnxgrad_cli.runtime.data import Batches, Data, Range, open_data, ports_of, ranges_of
+from onnxgrad_cli.ir.types import tensor_type
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.metadata import LOSS, describe
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.training.data import Batches, Data, Range, open_data, ports_of, ranges_of
+from onnxgrad_cli.verification.feeds import Subject, random_feeds
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 random = np.random.default_rng(0)
@@ -589,8 +590,8 @@ def test_a_folder_may_be_larger_than_memory(tmp_path: Path) -> None:
     program = f"""
         import json, resource, tracemalloc
         import numpy as np
-        from onnxgrad_cli.graph import tensor_type
-        from onnxgrad_cli.runtime.data import Batches, Range, open_data
+        from onnxgrad_cli.ir.types import tensor_type
+        from onnxgrad_cli.training.data import Batches, Range, open_data
         held = int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmData"))) * 1024
         resource.setrlimit(resource.RLIMIT_DATA, (held + 2**28, held + 2**28))
         try:

@@ -19,15 +19,15 @@ from onnx import ModelProto, parser
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onnxgrad_cli.derivatives import rows
+from onnxgrad_cli.derivatives import jacobian
 from onnxgrad_cli.derivatives.kinds import KINDS, derive
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.execution.executor import Executor
 from tests.harness import Case, fed, forward_model, sample
 from tests.ops import ROWS as OPERATORS
 
 ROWS = ("jacobian", "hessian")
-FORMS = {"at once": rows.LARGEST, "row by row": -1}
+FORMS = {"at once": jacobian.LARGEST, "row by row": -1}
 
 Arrays = dict[str, np.ndarray]
 
@@ -275,7 +275,7 @@ def scans(model: ModelProto) -> int:
 
 @pytest.fixture(params=FORMS)
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(rows, "LARGEST", FORMS[request.param])
+    monkeypatch.setattr(jacobian, "LARGEST", FORMS[request.param])
     yield request.param
 
 
@@ -336,7 +336,7 @@ def test_weights_by_default_for_vjp_alone() -> None:
 def test_rows_of_more_than_fits_are_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest value of the perceptron's backward part has 2 x 6 elements, and there are 10 rows."""
     for limit, loops in ((120, 0), (119, 1)):
-        monkeypatch.setattr(rows, "LARGEST", limit)
+        monkeypatch.setattr(jacobian, "LARGEST", limit)
         assert scans(derive(net("perceptron").model["fixed"], "jacobian")) == loops
 
 
@@ -353,7 +353,7 @@ def test_both_forms_agree_for_each_operator(case: Case, symbolic: bool, monkeypa
     at_once = derive(model, "jacobian")
     if scans(at_once):
         pytest.skip("its backward part is written row by row in any case")
-    monkeypatch.setattr(rows, "LARGEST", FORMS["row by row"])
+    monkeypatch.setattr(jacobian, "LARGEST", FORMS["row by row"])
     feeds = fed(model, sample(case))
     found, wanted = (Executor(m, case.executor)(feeds) for m in (at_once, derive(model, "jacobian")))
     compare(found, wanted, 1e-6)

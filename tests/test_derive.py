@@ -12,7 +12,7 @@ import pytest
 
 from onnxgrad_cli import derive, scoped, stop_gradient
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.graph import node_names
+from onnxgrad_cli.ir.nodes import node_names
 from tests.cli_harness import NO_WEIGHTS, UNKNOWN_OPS, Shell, save
 
 SQUARES = """

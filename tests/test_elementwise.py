@@ -5,7 +5,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.builder import build
-from onnxgrad_cli.pipeline import Options
+from onnxgrad_cli.options import Options
 
 
 def test_a_trained_exponent_is_no_constant() -> None:

@@ -7,11 +7,12 @@ import onnx
 import pytest
 
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
-from onnxgrad_cli.graph import Graph
-from onnxgrad_cli.passes import prepare
-from onnxgrad_cli.pipeline import Options, Training
-from onnxgrad_cli.proof.check import directional
-from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.prepare import prepare
+from onnxgrad_cli.record import Training
+from onnxgrad_cli.verification.differences import directional
 from tests.harness import with_gradient
 from tests.nodes import written_out
 

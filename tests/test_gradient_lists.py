@@ -7,11 +7,11 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxgrad_cli import registry
+from onnxgrad_cli.autodiff import registry
+from onnxgrad_cli.compat.gradient_lists import gradient_definition
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
-from onnxgrad_cli.gradient_lists import gradient_definition
-from onnxgrad_cli.proof.executor import Executor
-from onnxgrad_cli.proof.rulecheck import gradcheck
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.verification.gradcheck import gradcheck
 from tests.harness import with_gradient
 
 
@@ -160,7 +160,7 @@ def test_a_malformed_definition_is_refused(nodes: Any, what: str) -> None:
     with pytest.raises(OnnxgradError, match=what) as caught:
         gradient_definition("", "Mul", override=True)(nodes)
     assert caught.value.hint
-    assert registry.lookup("Mul").source.startswith("onnxgrad_cli.rules")
+    assert registry.lookup("Mul").source.startswith("onnxgrad_cli.autodiff.rules")
 
 
 def test_what_is_registered_already_must_be_overridden() -> None:

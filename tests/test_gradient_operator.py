@@ -18,11 +18,13 @@ from onnx.backend.test.loader import load_model_tests
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError, UsageError
 from onnxgrad_cli.jobs.check import run_check
-from onnxgrad_cli.passes.describe import describe
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.metadata import describe
+from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.gradient_op import rename_named, xs_zs_y
-from onnxgrad_cli.pipeline import LossSpec, Options, Training
-from onnxgrad_cli.proof.verify import prove
+from onnxgrad_cli.record import Training
 from onnxgrad_cli.standard.gradient_operator import expand_gradients
+from onnxgrad_cli.verification.proof import prove
 from tests.cli_harness import Shell
 
 Arrays = dict[str, Any]

@@ -7,8 +7,8 @@ import torch
 
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.passes.groups import parse_group
-from onnxgrad_cli.pipeline import Group
+from onnxgrad_cli.options import Group
+from onnxgrad_cli.passes.optimizer.groups import parse_group
 from tests.steps import KINDS, RATE, assert_same, batches, exported, loss, network, options, trained
 
 

@@ -9,11 +9,11 @@ import pytest
 from onnx import TensorProto
 
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.graph import tensor_type
-from onnxgrad_cli.passes.describe import Term
-from onnxgrad_cli.runtime.data import Batches, Data, fraction_of, held_out, open_data
-from onnxgrad_cli.runtime.evaluation import Judged
-from onnxgrad_cli.runtime.judge import Judge
+from onnxgrad_cli.ir.types import tensor_type
+from onnxgrad_cli.metadata import Term
+from onnxgrad_cli.training.data import Batches, Data, fraction_of, held_out, open_data
+from onnxgrad_cli.training.eval_model import Judged
+from onnxgrad_cli.training.evaluate import Judge
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 

@@ -11,13 +11,14 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxgrad_cli.emit import Op
-from onnxgrad_cli.graph import Graph
-from onnxgrad_cli.passes import prepare
-from onnxgrad_cli.passes.backward import differentiate
-from onnxgrad_cli.pipeline import Training
-from onnxgrad_cli.proof.check import Arrays
-from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.autodiff.reverse import differentiate
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.types import Arrays
+from onnxgrad_cli.passes.prepare import prepare
+from onnxgrad_cli.record import Training
 from tests.harness import Case, const, fed, forward_model, sample, with_gradient
 
 rng = np.random.default_rng(3)
@@ -249,7 +250,7 @@ def test_a_scatter_that_loses_updates_is_told_of(indices, reduction: str | None,
     """Whether indices may repeat is known of constants only; those that count from the end may equal others."""
     case = Case("ScatterND", [(4, 3), indices, (2, 3)], {"reduction": reduction} if reduction else {})
     graph = Graph(forward_model(case, symbolic=False))
-    graph.infer()
+    infer_types(graph)
     op, training = Op(graph), Training()
     differentiate(graph, {"y0": op.val("y0")}, ["x0"], op, training)
     assert [caution.subject for caution in training.cautions] == ["node"] * told

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from onnxgrad_cli import registry
-from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.autodiff import registry
+from onnxgrad_cli.execution.executor import Executor
 from tests.harness import Case, const, forward_model, sample, wanted_inputs, with_gradient
 
 INF, NAN = np.inf, np.nan

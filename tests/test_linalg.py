@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from onnxgrad_cli.errors import UnsupportedError
-from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.execution.executor import Executor
 from tests.harness import Case, fed, forward_model, sample, with_gradient
 
 rng = np.random.default_rng(11)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.execution.executor import Executor
 from tests.harness import with_gradient
 from tests.nodes import compare, gradients, normal, one_node, written_out
 

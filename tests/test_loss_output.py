@@ -13,19 +13,12 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
 from sklearn.metrics import log_loss, mean_absolute_error, mean_squared_error
 
-from onnxgrad_cli import (
-    DerivativeOptions,
-    LossSpec,
-    Options,
-    add_loss_output,
-    get_train_initializer,
-    onnx_derivative,
-)
+from onnxgrad_cli import DerivativeOptions, LossSpec, Options, add_loss_output, get_train_initializer, onnx_derivative
 from onnxgrad_cli.builder import build
-from onnxgrad_cli.derivatives.loss_output import penalty_loss_onnx
+from onnxgrad_cli.compat.loss_output import penalty_loss_onnx
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.graph import shape_of
-from onnxgrad_cli.proof.check import directional
+from onnxgrad_cli.ir.types import shape_of
+from onnxgrad_cli.verification.differences import directional
 
 Array = np.ndarray
 Arrays = dict[str, Array]

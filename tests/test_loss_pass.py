@@ -13,9 +13,10 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from onnxgrad_cli import losses
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.graph import shape_of
+from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.losses import parse_loss
-from onnxgrad_cli.pipeline import LossSpec, Options
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.options import Options
 
 RNG = np.random.default_rng(0)
 W, V = RNG.standard_normal((3, 4)), RNG.standard_normal((3, 2))

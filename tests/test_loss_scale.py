@@ -15,10 +15,10 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.passes.describe import describe
+from onnxgrad_cli.metadata import describe
+from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.loss_scale import parse_loss_scale
-from onnxgrad_cli.pipeline import Options
-from onnxgrad_cli.proof.verify import prove
+from onnxgrad_cli.verification.proof import prove
 from tests.steps import RATE, STEPS, Batch, assert_same, batches, exported, loss, network, options, trained
 
 BAD = (20, 30, 31)

@@ -15,7 +15,8 @@ from sklearn.metrics import log_loss
 
 from onnxgrad_cli import losses
 from onnxgrad_cli.builder import build
-from onnxgrad_cli.pipeline import LossSpec, Options
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.options import Options
 
 Array = np.ndarray
 WEIGHTS = [0.5, 2.0, 0.0, 1.5, 1.0]

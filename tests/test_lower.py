@@ -8,12 +8,12 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from onnxgrad_cli import registry
+from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.errors import UnsupportedError
-from onnxgrad_cli.graph import Graph
-from onnxgrad_cli.passes import prepare
-from onnxgrad_cli.pipeline import Training
-from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.passes.prepare import prepare
+from onnxgrad_cli.record import Training
 
 NEWEST = onnx.defs.onnx_opset_version()
 

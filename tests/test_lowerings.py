@@ -14,15 +14,16 @@ import torch
 import torch.nn.functional as F
 from onnx import ModelProto, helper
 
+from onnxgrad_cli.autodiff.kernel_variants import load_tuned
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.jobs.tune import run_tune
-from onnxgrad_cli.lowerings import load_tuned
-from onnxgrad_cli.passes.describe import describe
-from onnxgrad_cli.pipeline import LossSpec, Options
-from onnxgrad_cli.proof.executor import Executor
-from onnxgrad_cli.proof.verify import prove
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.metadata import describe
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.verification.proof import prove
 from tests.cli_harness import Shell
 
 DIGITS = Path(__file__).parent.parent / "sample_models" / "digits_cnn.onnx"

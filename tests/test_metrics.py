@@ -14,8 +14,8 @@ from sklearn import metrics as sklearn
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.losses import LOSSES
-from onnxgrad_cli.passes.describe import Term
-from onnxgrad_cli.runtime.metrics import DEFAULTS, METRICS, default_metrics, metric, parse_metric
+from onnxgrad_cli.metadata import Term
+from onnxgrad_cli.training.metrics import DEFAULTS, METRICS, default_metrics, metric, parse_metric
 
 random = np.random.default_rng(0)
 CUTS = (1, 8, 9, 40, 41)

@@ -10,8 +10,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError
-from onnxgrad_cli.pipeline import LossSpec, Options
-from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.options import Options
 
 WEIGHTS = ("scale", "bias")
 

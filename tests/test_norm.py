@@ -7,11 +7,13 @@ from onnx import TensorProto, helper
 from torch.nn import functional
 
 from onnxgrad_cli.errors import UnsupportedError
-from onnxgrad_cli.graph import Graph
-from onnxgrad_cli.passes.mode import apply_mode
-from onnxgrad_cli.passes.prepare import normalise
-from onnxgrad_cli.pipeline import Options, Training
-from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.prepare.mode import apply_mode
+from onnxgrad_cli.passes.prepare.normalise import normalise
+from onnxgrad_cli.record import Training
 from tests.harness import with_gradient
 
 EPSILON = 1e-5
@@ -152,7 +154,7 @@ def test_batch_normalization_in_training_mode_through_every_output(shape, seeded
     results = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape if n == "y" else [3]) for n in outputs]
     proto = helper.make_graph([node], "bn", infos, results)
     graph = Graph(helper.make_model(proto, opset_imports=[helper.make_opsetid("", 15)], ir_version=8))
-    graph.infer()
+    infer_types(graph)
     apply_mode(graph, Options(), Training())
     rng = np.random.default_rng(9)
     seeds = {n: rng.standard_normal(shape if n == "y" else 3).astype(np.float32) for n in seeded}
@@ -187,7 +189,7 @@ def test_mean_variance_normalization_without_axes():
     proto = helper.make_graph([helper.make_node("MeanVarianceNormalization", ["x"], ["y"])], "mvn", [info], [y])
     graph = Graph(helper.make_model(proto, opset_imports=[helper.make_opsetid("", 13)], ir_version=8))
     normalise(graph)
-    graph.infer()
+    infer_types(graph)
     (x,) = data((2, 3, 4, 5))
     g = np.random.default_rng(9).standard_normal(x.shape).astype(np.float32)
     found = Executor(with_gradient(graph.commit(), ["x"], ["y"], "g_"), fallback=False)({"x": x, "g_y": g})

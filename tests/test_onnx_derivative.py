@@ -22,8 +22,9 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxgrad_cli import DerivativeOptions, onnx_derivative
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.proof.check import Arrays, directional
-from onnxgrad_cli.proof.executor import Executor, to_double
+from onnxgrad_cli.execution.executor import Executor, to_double
+from onnxgrad_cli.ir.types import Arrays
+from onnxgrad_cli.verification.differences import directional
 from tests.harness import fed
 
 Zero = DerivativeOptions.Zero

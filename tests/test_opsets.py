@@ -15,16 +15,18 @@ import onnx
 import pytest
 from onnx import defs, helper, numpy_helper
 
+from onnxgrad_cli.autodiff.registry import NEWEST_OPSET
 from onnxgrad_cli.builder import build
-from onnxgrad_cli.emit import is_float
 from onnxgrad_cli.errors import UnsupportedError
-from onnxgrad_cli.graph import Graph, shape_of, tensor_type
-from onnxgrad_cli.passes.prepare import OLDEST_OPSET
-from onnxgrad_cli.passes.upgrade import CHANGES, upgrade
-from onnxgrad_cli.pipeline import LossSpec, Options
-from onnxgrad_cli.proof.check import Arrays, directional
-from onnxgrad_cli.proof.executor import Executor
-from onnxgrad_cli.registry import NEWEST_OPSET
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.types import Arrays, is_float, shape_of, tensor_type
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.prepare.opset import OLDEST_OPSET
+from onnxgrad_cli.passes.prepare.upgrade import CHANGES, upgrade
+from onnxgrad_cli.verification.differences import directional
 from tests.harness import Case, Const, _array, const, fed, forward_model, sample, wanted_inputs
 from tests.ops import ROWS
 
@@ -239,7 +241,7 @@ def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
 def raised(model: onnx.ModelProto, opset: int = NEWEST_OPSET) -> onnx.ModelProto:
     """A copy of the model at another opset."""
     graph = Graph(_copy(model))
-    graph.infer()
+    infer_types(graph)
     upgrade(graph, opset)
     return graph.commit()
 

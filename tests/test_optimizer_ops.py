@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.jobs.expand import run_expand
-from onnxgrad_cli.proof.examples import published_cases
+from onnxgrad_cli.verification.examples import published_cases
 from tests.nodes import compare, normal, one_node
 
 RATE, STEP = np.array(0.1), np.array(3)

@@ -25,12 +25,13 @@ from onnxgrad_cli import cli
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.jobs.build import run_build
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.optimizers import OPTIMIZERS, optimizer
-from onnxgrad_cli.passes.describe import describe
-from onnxgrad_cli.passes.groups import parse_group
-from onnxgrad_cli.pipeline import LossSpec, Options
-from onnxgrad_cli.proof.verify import prove
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.optimizer.groups import parse_group
 from onnxgrad_cli.report.document import glance
+from onnxgrad_cli.verification.proof import prove
 from tests.steps import (
     KINDS,
     RATE,

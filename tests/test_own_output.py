@@ -17,17 +17,21 @@ import onnx.parser
 import pytest
 from onnx import NodeProto
 
-from onnxgrad_cli import registry
+from onnxgrad_cli.autodiff import registry
+from onnxgrad_cli.autodiff.reverse import differentiate
 from onnxgrad_cli.builder import TrainingModel, build
-from onnxgrad_cli.emit import FORWARD, ROLE, Op, is_float
+from onnxgrad_cli.emission.emitter import FORWARD, ROLE, Op
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
-from onnxgrad_cli.graph import Graph, with_bodies
-from onnxgrad_cli.passes import prepare
-from onnxgrad_cli.passes.backward import differentiate
-from onnxgrad_cli.passes.describe import describe
-from onnxgrad_cli.pipeline import LossSpec, Options, Training
-from onnxgrad_cli.proof.check import Arrays, directional
-from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.types import Arrays, is_float
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.metadata import describe
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.prepare import prepare
+from onnxgrad_cli.record import Training
+from onnxgrad_cli.verification.differences import directional
 from tests.cli_harness import MLP, Shell, save
 from tests.harness import Case, Const, fed, forward_model, sample, wanted_inputs
 from tests.ops import ROWS

@@ -24,13 +24,13 @@ from onnxgrad_cli import LossSpec, Options, build
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.jobs.train import Course, Trained, run_train
-from onnxgrad_cli.pipeline import LoraSpec
-from onnxgrad_cli.runtime.communicator import Alone, Communicator, any_of, communicator, launched
-from onnxgrad_cli.runtime.data import Batches, Data, open_data
-from onnxgrad_cli.runtime.folder import LOG, load_checkpoint
-from onnxgrad_cli.runtime.held import Held, NotFinite
-from onnxgrad_cli.runtime.parallel import ParallelTrainer
-from onnxgrad_cli.runtime.trainer import Trainer
+from onnxgrad_cli.options import LoraSpec
+from onnxgrad_cli.training.data import Batches, Data, open_data
+from onnxgrad_cli.training.run.communicator import Alone, Communicator, any_of, communicator, launched
+from onnxgrad_cli.training.run.folder import LOG, load_checkpoint
+from onnxgrad_cli.training.steps.base import Held, NotFinite
+from onnxgrad_cli.training.steps.parallel import ParallelTrainer
+from onnxgrad_cli.training.trainer import Trainer
 from tests.cli_harness import PROGRAM
 from tests.communicators import together
 

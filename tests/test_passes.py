@@ -11,12 +11,14 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxgrad_cli import registry
+from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.builder import TrainingModel, build
-from onnxgrad_cli.emit import Op
+from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError, UsageError
-from onnxgrad_cli.graph import Graph, reads
-from onnxgrad_cli.pipeline import Options
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.options import Options
 
 HEADER = '<ir_version: 10, opset_import: ["" : 18]>'
 
@@ -210,7 +212,7 @@ def test_a_gradient_shared_by_weights_has_a_name_for_each() -> None:
 
 def test_a_result_can_be_given_two_names() -> None:
     graph = Graph(parse(LINEAR))
-    graph.infer()
+    infer_types(graph)
     op = Op(graph)
     result = op.Neg(op.val("y"))
     op.rename(result, "a")
@@ -323,7 +325,9 @@ def test_initializers_of_an_old_model_are_constants() -> None:
 
 
 def test_a_graph_infers_types_before_anything_else_is_imported() -> None:
-    """The rules ask passes, which infer types: in whatever order they are imported."""
-    words = "import onnx; from onnxgrad_cli.graph import Graph; Graph(onnx.ModelProto()).infer()"
+    words = (
+        "import onnx; from onnxgrad_cli.ir.inference import infer_types; from onnxgrad_cli.ir.graph import Graph\n"
+        "infer_types(Graph(onnx.ModelProto()))"
+    )
     done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -9,11 +9,13 @@ import torch
 from onnx import numpy_helper
 
 from onnxgrad_cli.builder import build
-from onnxgrad_cli.emit import ROLE
-from onnxgrad_cli.graph import Graph
-from onnxgrad_cli.passes.products import turn_products
-from onnxgrad_cli.pipeline import LossSpec, Options
-from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.emission.emitter import ROLE
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.cleanup.transposed_products import turn_products
 
 HEADER = '<ir_version: 10, opset_import: ["" : 18]>'
 rng = np.random.default_rng(0)
@@ -70,7 +72,7 @@ def test_whose_product_is_turned(outputs: list[str], more: str, transposes: int)
         node.name = node.output[0]
         node.metadata_props.add(key=ROLE, value="backward")
     graph = Graph(model)
-    graph.infer()
+    infer_types(graph)
     before = onnx.ModelProto()
     before.CopyFrom(graph.commit())
     turn_products(graph)

@@ -17,16 +17,19 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from onnxgrad_cli import registry
+from onnxgrad_cli.autodiff import registry
+from onnxgrad_cli.autodiff.reverse import differentiate
 from onnxgrad_cli.builder import build
-from onnxgrad_cli.emit import Op
+from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UnsupportedError, UsageError
-from onnxgrad_cli.graph import Graph
-from onnxgrad_cli.passes import prepare
-from onnxgrad_cli.passes.backward import differentiate
-from onnxgrad_cli.pipeline import LossSpec, Options, Training
-from onnxgrad_cli.proof.check import Arrays
-from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.types import Arrays
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.prepare import prepare
+from onnxgrad_cli.record import Training
 from tests.cli_harness import Shell, save
 from tests.test_cli import shell  # noqa: F401  (a fixture)
 
@@ -202,7 +205,7 @@ def test_the_estimate_can_be_differentiated_again() -> None:
     }
     """
     graph = Graph(parser.parse_model(text))
-    graph.infer()
+    infer_types(graph)
     for source, target in (("y", "first"), ("first", "second")):
         op = Op(graph)
         ones = op.fill(1.0, op.val(source))

@@ -20,9 +20,10 @@ from hypothesis import HealthCheck, Phase, given, reject, seed, settings
 
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError
-from onnxgrad_cli.pipeline import LossSpec, Options
-from onnxgrad_cli.proof.check import Arrays
-from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.types import Arrays
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.options import Options
 from tests.harness import fed, with_gradient
 from tests.random_graphs import OLDER, OPSETS, Program, programs
 

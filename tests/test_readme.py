@@ -82,7 +82,7 @@ def test_the_steps_in_python_learn(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_example_operators_register() -> None:
-    from onnxgrad_cli import registry
+    from onnxgrad_cli.autodiff import registry
 
     with registry.scoped():
         exec(blocks("python")[2], {})

@@ -17,7 +17,8 @@ import pytest
 
 from benchmarks import models
 from onnxgrad_cli.builder import build
-from onnxgrad_cli.pipeline import LossSpec, Options
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.options import Options
 
 torch = pytest.importorskip("torch", reason="PyTorch is the source these gradients are compared with")
 

@@ -16,8 +16,9 @@ from torch import nn
 
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.passes.recompute import parse_recompute
-from onnxgrad_cli.pipeline import LossSpec, Options
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.rematerialization.recompute import parse_recompute
 from tests.cli_harness import MLP
 
 BATCH, WIDTH = 64, 32

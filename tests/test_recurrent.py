@@ -13,11 +13,14 @@ import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli import LossSpec, Options, build
+from onnxgrad_cli.autodiff.rules import lstm_gates
 from onnxgrad_cli.errors import UnsupportedError
-from onnxgrad_cli.graph import Graph, shape_of, subgraphs
-from onnxgrad_cli.passes.prepare import normalise
-from onnxgrad_cli.proof.executor import Executor, to_double
-from onnxgrad_cli.rules import kept_gates
+from onnxgrad_cli.execution.executor import Executor, to_double
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.nodes import subgraphs
+from onnxgrad_cli.ir.types import shape_of
+from onnxgrad_cli.passes.prepare.normalise import normalise
 from tests.harness import with_gradient
 from tests.ops.recurrent import ACTIVATIONS, FUNCTIONS
 
@@ -153,7 +156,7 @@ def test_lstm(direction, given, symbolic):
 @pytest.fixture
 def keeping(monkeypatch):
     """Every LSTM keeps its gates, however small."""
-    monkeypatch.setattr(kept_gates, "DEAR", 0)
+    monkeypatch.setattr(lstm_gates, "DEAR", 0)
 
 
 @pytest.mark.parametrize("symbolic", [False, True])
@@ -410,7 +413,7 @@ def test_work_and_memory_are_linear_in_time(op):
         counts.add(sum(node.op_type not in ("Reshape", "Expand", "Shape") for node in all_nodes(backward.graph)))
         if steps != "T":
             view = Graph(backward)
-            view.infer()
+            infer_types(view)
             sizes = [int(np.prod(shape_of(t))) for t in view.types.values() if shape_of(t) is not None]
             assert max(sizes) <= steps * 2 * (n + 1) * 4 + max(n * 4 * 4, 8)
     assert len(counts) == 1

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.execution.executor import Executor
 from tests.harness import Case, const, fed, forward_model, sample, with_gradient
 
 rng = np.random.default_rng(5)

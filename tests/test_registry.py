@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import onnxgrad_cli
-from onnxgrad_cli import registry
+from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError, UsageError
-from onnxgrad_cli.passes.describe import describe
-from onnxgrad_cli.pipeline import Options
-from onnxgrad_cli.proof.executor import Executor
-from onnxgrad_cli.proof.verify import prove
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.metadata import describe
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.verification.proof import prove
 from tests.harness import with_gradient
 
 
@@ -41,7 +41,7 @@ def test_public_names() -> None:
 
 
 def test_lookup_and_listing() -> None:
-    assert registry.lookup("Relu").source == "onnxgrad_cli.rules.activation.relu"
+    assert registry.lookup("Relu").source == "onnxgrad_cli.autodiff.rules.activation.relu"
     assert registry.lookup("Relu", "ai.onnx") is registry.lookup("Relu", "", 18)
     assert registry.lookup("Nothing", "my.ops") is None
     names = [(rule.domain, rule.op_type) for rule in registry.all_rules()]
@@ -75,7 +75,7 @@ def test_an_override_may_come_before_anything_is_loaded() -> None:
         "print(lookup('Relu').source, lookup('Tanh').source)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.split() == ["__main__.<lambda>", "onnxgrad_cli.rules.activation.tanh"], done.stderr
+    assert done.stdout.split() == ["__main__.<lambda>", "onnxgrad_cli.autodiff.rules.activation.tanh"], done.stderr
 
 
 @pytest.mark.parametrize(

@@ -25,11 +25,14 @@ from rich.console import Console
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.cost import Cost, cost
 from onnxgrad_cli.errors import CheckFailed, OnnxgradError, Refusal, UnsupportedError, UsageError
-from onnxgrad_cli.graph import Graph
-from onnxgrad_cli.passes.describe import LOSS, ROLES, VERSION, Role, describe
-from onnxgrad_cli.pipeline import LossSpec, Options, Training
-from onnxgrad_cli.proof.verify import Proof, Step
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.metadata import LOSS, ROLES, VERSION, Role, describe
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.record import Training
 from onnxgrad_cli.report import FORMATS, File, Report, make_report, render, summary
+from onnxgrad_cli.verification.proof import Proof, Step
 
 HOSTILE = "a|b`c``d\\<script>alert(1)</script>&amp;[red]*x*_y_\n# z"
 
@@ -128,7 +131,7 @@ def test_passes_and_operators_account_for_every_node() -> None:
     rows = {row.op: row for row in report.operators}
     assert (rows["MatMul"].model, rows["MatMul"].differentiated, rows["MatMul"].backward) == (2, 2, 3)
     assert (rows["Relu"].model, rows["Relu"].derivative) == (1, "rule")
-    assert rows["Relu"].rules == ["onnxgrad_cli.rules.activation.relu"]
+    assert rows["Relu"].rules == ["onnxgrad_cli.autodiff.rules.activation.relu"]
 
 
 def test_an_operator_without_a_wanted_gradient_says_so() -> None:
@@ -270,7 +273,7 @@ def test_a_zero_gradient_is_named() -> None:
 
 def forward_cost(text: str, sizes: dict[str, int] | None = None, **weights: np.ndarray) -> Cost:
     graph = Graph(model(text, **weights))
-    graph.infer()
+    infer_types(graph)
     return cost(graph, Training(), sizes)
 
 
@@ -310,7 +313,7 @@ def test_flops_by_hand(text: str, weights: dict[str, tuple[int, ...]], expected:
     del proto.graph.output[:]
     proto.graph.output.append(onnx.ValueInfoProto(name="y"))
     graph = Graph(proto)
-    graph.infer()
+    infer_types(graph)
     found = cost(graph, Training())
     assert (found.flops_forward, found.uncounted) == (expected, {})
 
@@ -389,7 +392,7 @@ def test_bodies_count_as_often_as_they_run_and_of_branches_the_dearer(
     kind: str, products: int, others: int, branches: int
 ) -> None:
     graph = Graph(with_body(kind, m=np.array(5)))
-    graph.infer()
+    infer_types(graph)
     found = cost(graph, Training(), {"n": 3, "t": 7})
     assert (found.uncounted, found.at_run_time, found.branches) == ({}, 0, branches)
     assert {c.op: c.forward for c in found.operators}["MatMul"] == products * 2 * 3 * 4 * 4
@@ -409,7 +412,7 @@ def test_products_of_a_body_walked_back_are_counted(kind: str, times: int) -> No
 
 def test_a_loop_of_unknown_length_is_not_counted_and_said() -> None:
     graph = Graph(with_body("loop"))
-    graph.infer()
+    infer_types(graph)
     found = cost(graph, Training(), {"n": 3})
     assert (found.uncounted, found.flops_forward) == ({"Loop": 1}, 0)
 
@@ -440,7 +443,7 @@ def test_counting_takes_time_with_the_nodes() -> None:
                 opset_imports=[helper.make_opsetid("", 18)],
             )
         )
-        graph.infer()
+        infer_types(graph)
         profile = cProfile.Profile()
         assert profile.runcall(cost, graph, Training(), {"n": 2}).flops_forward == count * 8
         return sum(entry.callcount for entry in profile.getstats())

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from onnxgrad_cli.errors import UnsupportedError
-from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.execution.executor import Executor
 from tests.harness import Case, const, forward_model, with_gradient
 from tests.test_conv import compare
 

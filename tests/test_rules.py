@@ -2,7 +2,7 @@
 
 import pytest
 
-from onnxgrad_cli import registry
+from onnxgrad_cli.autodiff import registry
 from tests.harness import Case, check_case
 from tests.ops import ROWS
 

@@ -17,7 +17,7 @@ import pytest
 from benchmarks import results
 from benchmarks.workloads import KINDS, Kind, chosen
 from onnxgrad_cli import LossSpec, Options, build
-from onnxgrad_cli.passes.describe import describe
+from onnxgrad_cli.metadata import describe
 from tests import other_runtimes
 
 ROOT = Path(__file__).parent.parent

@@ -12,7 +12,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.runtime.schedules import SCHEDULES, Schedule, parse_schedule, schedule
+from onnxgrad_cli.training.schedules import SCHEDULES, Schedule, parse_schedule, schedule
 
 STEPS, BASE = 200, 0.3
 Scheduler = Callable[[torch.optim.Optimizer], Any]

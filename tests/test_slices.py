@@ -12,15 +12,17 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.optimizers import OPTIMIZERS
-from onnxgrad_cli.passes.slices import sliced
-from onnxgrad_cli.passes.split import split
-from onnxgrad_cli.pipeline import Group, LossSpec, Options
-from onnxgrad_cli.runtime import sliced_step, trainer
-from onnxgrad_cli.runtime.places import overlapping
-from onnxgrad_cli.runtime.sliced_step import SlicedStep
-from onnxgrad_cli.runtime.trainer import NotFinite, Trainer
-from onnxgrad_cli.runtime.whole_step import WholeStep
+from onnxgrad_cli.options import Group, Options
+from onnxgrad_cli.passes.optimizer.slices import sliced
+from onnxgrad_cli.passes.optimizer.split import split
+from onnxgrad_cli.training import trainer
+from onnxgrad_cli.training.steps import sliced as sliced_steps
+from onnxgrad_cli.training.steps.overlapping_buffers import overlapping
+from onnxgrad_cli.training.steps.sliced import SlicedStep
+from onnxgrad_cli.training.steps.whole import WholeStep
+from onnxgrad_cli.training.trainer import NotFinite, Trainer
 
 DTYPES = {"float16": TensorProto.FLOAT16, "float": TensorProto.FLOAT, "double": TensorProto.DOUBLE}
 
@@ -61,9 +63,9 @@ def batch(dtype: str = "float") -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sliced_step, "SLICE", 7)
-    monkeypatch.setattr(sliced_step, "LARGE", 12)  # b is not sliced
-    monkeypatch.setattr(sliced_step, "MANY", 12)
+    monkeypatch.setattr(sliced_steps, "SLICE", 7)
+    monkeypatch.setattr(sliced_steps, "LARGE", 12)  # b is not sliced
+    monkeypatch.setattr(sliced_steps, "MANY", 12)
     monkeypatch.setattr(trainer, "SHIFT", 7 * 8)
 
 
@@ -144,7 +146,7 @@ def test_weights_that_are_alike_share_a_model() -> None:
 @pytest.mark.usefixtures("small_slices")
 @pytest.mark.parametrize("name", ["LARGE", "MANY"])
 def test_small_models_are_left_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sliced_step, name, 1000)
+    monkeypatch.setattr(sliced_steps, name, 1000)
     assert isinstance(Trainer(built("adamw"), threads=1)._step, WholeStep)
 
 
@@ -183,13 +185,13 @@ def test_a_loss_that_is_no_number_changes_nothing() -> None:
 @pytest.mark.usefixtures("small_slices")
 def test_an_interrupt_waits_for_the_end_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = both(built("adamw"))
-    run = sliced_step._Sliced.run
+    run = sliced_steps._Sliced.run
 
     def interrupted(self: Any, *args: Any, **more: Any) -> None:
         signal.raise_signal(signal.SIGINT)
         run(self, *args, **more)
 
-    monkeypatch.setattr(sliced_step._Sliced, "run", interrupted)
+    monkeypatch.setattr(sliced_steps._Sliced, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         first.step(batch(), 0.1)
     second.step(batch(), 0.1)
@@ -204,7 +206,7 @@ def test_a_step_that_breaks_off_says_that_the_weights_are_lost(monkeypatch: pyte
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(sliced_step._Sliced, "run", broken)
+    monkeypatch.setattr(sliced_steps._Sliced, "run", broken)
     with pytest.raises(OnnxgradError, match="no memory") as caught:
         first.step(batch(), 0.1)
     assert "checkpoint" in caught.value.hint

@@ -15,11 +15,11 @@ from onnx import ModelProto, parser
 from onnxgrad_cli import LossSpec, Options, build
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.metadata import read
 from onnxgrad_cli.optimizers import OPTIMIZERS
-from onnxgrad_cli.passes.describe import read
-from onnxgrad_cli.passes.split import narrowed, split
-from onnxgrad_cli.runtime.split_trainer import SplitTrainer
-from onnxgrad_cli.runtime.trainer import NotFinite, Trainer
+from onnxgrad_cli.passes.optimizer.split import narrowed, split
+from onnxgrad_cli.training.steps.split import SplitTrainer
+from onnxgrad_cli.training.trainer import NotFinite, Trainer
 from tests.cli_harness import MLP
 
 ROOT = Path(__file__).parents[1]

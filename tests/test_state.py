@@ -18,10 +18,10 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.jobs.build import run_build
-from onnxgrad_cli.passes.describe import describe
-from onnxgrad_cli.pipeline import Group, LoraSpec, Options
-from onnxgrad_cli.proof.verify import prove
-from onnxgrad_cli.runtime.trainer import Trainer
+from onnxgrad_cli.metadata import describe
+from onnxgrad_cli.options import Group, LoraSpec, Options
+from onnxgrad_cli.training.trainer import Trainer
+from onnxgrad_cli.verification.proof import prove
 from tests.cli_harness import Shell
 from tests.steps import RATE, batches, exported, network, options, trained
 

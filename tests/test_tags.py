@@ -10,11 +10,11 @@ import onnx
 import pytest
 from onnx.defs import OpSchema
 
+from onnxgrad_cli.autodiff.registry import NEWEST_OPSET
 from onnxgrad_cli.cli.tags import document
 from onnxgrad_cli.jobs.verify_op import run_verify_op
-from onnxgrad_cli.proof.coverage import Coverage, Operand, coverage
-from onnxgrad_cli.proof.tags import VERDICTS, Tag, tags
-from onnxgrad_cli.registry import NEWEST_OPSET
+from onnxgrad_cli.verification.coverage import Coverage, Operand, coverage
+from onnxgrad_cli.verification.tags import VERDICTS, Tag, tags
 from tests.cli_harness import Shell
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "differentiability.md"

@@ -18,8 +18,9 @@ from onnx.reference.op_run import OpRun
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.passes.split import split
-from onnxgrad_cli.pipeline import LossSpec, Options, RecomputeSpec
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.options import Options, RecomputeSpec
+from onnxgrad_cli.passes.optimizer.split import split
 from onnxgrad_cli.targets import blocked
 from onnxgrad_cli.targets.blocked import BLOCK, DENSE, DEPTHWISE
 from onnxgrad_cli.targets.standard import DOMAIN, to_standard

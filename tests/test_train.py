@@ -16,7 +16,7 @@ import onnxruntime
 import pytest
 import torch
 
-from onnxgrad_cli.runtime.folder import LOG, load_checkpoint, run_folder
+from onnxgrad_cli.training.run.folder import LOG, load_checkpoint, run_folder
 from tests.cli_harness import MLP, Shell, save
 
 pytest.importorskip("safetensors", reason="checkpoints are safetensors files")

@@ -6,7 +6,8 @@ import pytest
 
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError, UsageError
-from onnxgrad_cli.pipeline import Options, Training
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.record import Training
 
 
 def training(text: str, **options: object) -> Training:

@@ -16,11 +16,11 @@ from onnx import ModelProto, parser
 from onnxgrad_cli import LossSpec, Options, build
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.execution.session import find_provider
 from onnxgrad_cli.files import save_model
-from onnxgrad_cli.runtime.evaluation import Evaluator
-from onnxgrad_cli.runtime.export import with_weights
-from onnxgrad_cli.runtime.session import find_provider
-from onnxgrad_cli.runtime.trainer import NotFinite, Trainer
+from onnxgrad_cli.training.eval_model import Evaluator
+from onnxgrad_cli.training.run.export import with_weights
+from onnxgrad_cli.training.trainer import NotFinite, Trainer
 
 RANDOM = np.random.default_rng(0)
 

@@ -16,7 +16,7 @@ import pytest
 from onnx import ModelProto
 
 from onnxgrad_cli import DerivativeOptions, onnx_derivative
-from onnxgrad_cli.proof.check import Arrays
+from onnxgrad_cli.ir.types import Arrays
 from tests import older_runtime
 from tests.harness import fed
 from tests.test_onnx_derivative import (

@@ -17,10 +17,12 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.graph import Graph, node_names
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import node_names
 from onnxgrad_cli.jobs.build import run_build
 from onnxgrad_cli.jobs.expand import Piece, expand_operators, run_expand
-from onnxgrad_cli.pipeline import LossSpec, Options
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.options import Options
 from onnxgrad_cli.standard.training_info import check_training_info, initial_model, pack, step_model
 from tests.cli_harness import MLP, WEIGHT, Shell, save, save_external
 

@@ -16,8 +16,9 @@ from benchmarks import models
 from benchmarks.build import OURS, elsewhere, measure
 from benchmarks.models.llama import llama
 from onnxgrad_cli.builder import build
-from onnxgrad_cli.passes.describe import describe
-from onnxgrad_cli.pipeline import LossSpec, Options
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.metadata import describe
+from onnxgrad_cli.options import Options
 
 SAMPLES = Path(__file__).parent.parent / "sample_models"
 LEVELS = [

@@ -6,9 +6,11 @@ import torch
 from onnx import TensorProto, helper
 
 from onnxgrad_cli.errors import UnsupportedError
-from onnxgrad_cli.graph import Graph, shape_of
-from onnxgrad_cli.passes.prepare import normalise
-from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.types import shape_of
+from onnxgrad_cli.passes.prepare.normalise import normalise
 from tests.harness import Case, const, fed, forward_model, sample, with_gradient
 
 rng = np.random.default_rng(3)
@@ -144,5 +146,5 @@ def test_the_default_of_stft_is_known_to_the_inference_of_shapes() -> None:
     node = helper.make_node("STFT", ["x", "step", "", "length"], ["y"])
     graph = Graph(helper.make_model(helper.make_graph([node], "stft", [x], [y], constants)))
     normalise(graph)
-    graph.infer()
+    infer_types(graph)
     assert shape_of(graph.types["y"]) == (1, 3, 5, 2)

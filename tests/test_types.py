@@ -18,14 +18,15 @@ import pytest
 from onnx import GraphProto, NodeProto, TensorProto, defs, helper, numpy_helper
 
 from onnxgrad_cli.builder import build
-from onnxgrad_cli.emit import is_float
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
-from onnxgrad_cli.graph import FLOATS, Graph, dtype_of, subgraphs, tensor_type
-from onnxgrad_cli.passes.prepare import FIRST_WITH_BFLOAT16
-from onnxgrad_cli.passes.upgrade import upgrade
-from onnxgrad_cli.pipeline import Options
-from onnxgrad_cli.proof.check import Arrays
-from onnxgrad_cli.proof.executor import Executor
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.nodes import subgraphs
+from onnxgrad_cli.ir.types import FLOATS, Arrays, dtype_of, is_float, tensor_type
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.prepare.opset import FIRST_WITH_BFLOAT16
+from onnxgrad_cli.passes.prepare.upgrade import upgrade
 from tests.harness import Case, Const, fed, forward_model, sample, with_gradient
 from tests.ops import ROWS
 
@@ -120,7 +121,7 @@ def half_model(case: Case, dtype: str) -> onnx.ModelProto | None:
         model = forward_model(case, symbolic=False)
         if dtype == "bfloat16" and case.opset < FIRST_WITH_BFLOAT16:
             graph = Graph(model)
-            graph.infer()
+            infer_types(graph)
             upgrade(graph, FIRST_WITH_BFLOAT16)
             model = graph.commit()
         return None if type_errors(model) else model
@@ -195,7 +196,7 @@ def test_what_a_rule_emits_takes_the_type(op: str, dtype: str) -> None:
             onnx.checker.check_model(backward, full_check=True)
         assert not type_errors(backward, strict=op not in UNINFERRED), row
         graph = Graph(backward)
-        graph.infer()
+        infer_types(graph)
         for node in graph.nodes:
             if node.op_type in SUMS and node.op_type != op and node.name.startswith("grad/"):
                 found = dtype_of(graph.types[node.input[0]])

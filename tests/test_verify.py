@@ -7,12 +7,14 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxgrad_cli import registry
+from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.builder import build
-from onnxgrad_cli.passes.describe import describe
-from onnxgrad_cli.pipeline import LossSpec, Options
-from onnxgrad_cli.proof import executor, verify
-from onnxgrad_cli.proof.verify import Proof, prove
+from onnxgrad_cli.execution import executor
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.metadata import describe
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.verification import proof as proofs
+from onnxgrad_cli.verification.proof import Proof, prove
 
 SAMPLES = Path(__file__).parent.parent / "sample_models"
 MLP = """
@@ -60,7 +62,7 @@ def test_a_wrong_gradient_fails_and_is_named(wrong: object) -> None:
 
 
 def test_float32_alone_finds_a_wrong_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxgrad_cli.proof.measure.to_double", _refuse)
+    monkeypatch.setattr("onnxgrad_cli.verification.measure.to_double", _refuse)
     assert proof_of("Tanh").status == "passed"
     assert "float32" in proof_of("Tanh").executor
     with registry.scoped():
@@ -85,7 +87,7 @@ def _refuse(model: onnx.ModelProto) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("name", ["digits_mlp", "digits_cnn", "tiny_transformer", "symbolic"])
 def test_float32_gives_no_false_alarm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxgrad_cli.proof.measure.to_double", _refuse)
+    monkeypatch.setattr("onnxgrad_cli.verification.measure.to_double", _refuse)
     options = Options(losses=(LossSpec("cross-entropy"),))
     model = build(onnx.load(SAMPLES / f"{name}.onnx"), options).model
     for seed in range(3):
@@ -134,7 +136,7 @@ def test_an_interrupt_while_onnxruntime_is_loaded_is_no_failed_check(monkeypatch
 
 
 def test_large_models_are_proved_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxgrad_cli.proof.verify.LARGE", 10)
+    monkeypatch.setattr("onnxgrad_cli.verification.proof.LARGE", 10)
     model = build(parse("Tanh")).model
     proof = prove(model, describe(model))
     assert proof.status == "skipped"
@@ -162,7 +164,7 @@ def test_a_model_of_many_nodes_is_proven_only_when_asked(monkeypatch):
     """onnxruntime optimizes in a time that grows with the square of the nodes: then it runs the model as it stands."""
     model = build(parse("Tanh")).model
     roles = describe(model)
-    monkeypatch.setattr(verify, "LONG", 3)
+    monkeypatch.setattr(proofs, "LONG", 3)
     monkeypatch.setattr(executor, "MANY", 3)
     proof = prove(model, roles)
     assert proof.status == "skipped" and "nodes: ask for it with --verify" in proof.reason

@@ -10,13 +10,13 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxgrad_cli import registry
+from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.errors import UnsupportedError, UsageError
 from onnxgrad_cli.jobs.verify_op import Request, Verification, run_verify_op
-from onnxgrad_cli.proof.check import jacobian, rounded
-from onnxgrad_cli.proof.coverage import Coverage, coverage
-from onnxgrad_cli.proof.examples import published_cases, published_examples
-from onnxgrad_cli.proof.torch_twins import EXPRESSIONS, SAME, expression_of
+from onnxgrad_cli.verification.coverage import Coverage, coverage
+from onnxgrad_cli.verification.differences import jacobian, rounded
+from onnxgrad_cli.verification.examples import published_cases, published_examples
+from onnxgrad_cli.verification.torch_twins import EXPRESSIONS, SAME, expression_of
 from tests.cli_harness import Shell
 
 SQUARE = ("--input", "2,2", "--input", "=4,")

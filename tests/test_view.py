@@ -23,9 +23,10 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, parser
 
 from onnxgrad_cli.builder import build
-from onnxgrad_cli.derivatives.classic import DerivativeOptions, onnx_derivative
+from onnxgrad_cli.compat.onnx_derivative import DerivativeOptions, onnx_derivative
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.pipeline import LossSpec, Options
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.options import Options
 from onnxgrad_cli.view import Box, Drawing, Edge, Group, Kind, draw, fold, render
 from onnxgrad_cli.view.drawing import LOOKS, boxes
 from onnxgrad_cli.view.layout import Place, layout

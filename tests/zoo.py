@@ -25,8 +25,9 @@ import onnxruntime
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.cost import cost
 from onnxgrad_cli.errors import OnnxgradError
-from onnxgrad_cli.passes.recompute import BUDGET
-from onnxgrad_cli.pipeline import LossSpec, Options, RecomputeSpec
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.options import Options, RecomputeSpec
+from onnxgrad_cli.passes.rematerialization.recompute import BUDGET
 from tests.harness import asked, changes
 
 BOUND = 1e-4

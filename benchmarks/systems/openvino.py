@@ -17,8 +17,8 @@ import onnx
 import openvino
 
 from benchmarks.turns import RATE, serve
-from onnxgrad_cli.graph import without_initializers
-from onnxgrad_cli.passes.describe import Roles, describe
+from onnxgrad_cli.ir.skeleton import without_initializers
+from onnxgrad_cli.metadata import Roles, describe
 
 
 class Step:

@@ -14,9 +14,9 @@ import numpy as np
 import onnx
 
 from benchmarks.turns import RATE, serve
-from onnxgrad_cli.passes.describe import Roles, describe
-from onnxgrad_cli.runtime.session import CPU, Buffer, feed, find_provider, open_session, take_out
-from onnxgrad_cli.runtime.trainer import Trainer
+from onnxgrad_cli.execution.session import CPU, Buffer, feed, find_provider, open_session, take_out
+from onnxgrad_cli.metadata import Roles, describe
+from onnxgrad_cli.training.trainer import Trainer
 
 
 class Gradients:

@@ -13,6 +13,7 @@ import click
 
 from onnxgrad_cli.cli.build import build
 from onnxgrad_cli.cli.check import check
+from onnxgrad_cli.cli.console import Console
 from onnxgrad_cli.cli.derive import derive
 from onnxgrad_cli.cli.expand import expand
 from onnxgrad_cli.cli.export import export
@@ -25,7 +26,6 @@ from onnxgrad_cli.cli.train import train
 from onnxgrad_cli.cli.tune import tune
 from onnxgrad_cli.cli.verify_op import verify_op
 from onnxgrad_cli.cli.view import view
-from onnxgrad_cli.cli.voice import Voice
 from onnxgrad_cli.errors import OnnxgradError
 
 EXIT_CODES = """\b
@@ -93,33 +93,33 @@ for _command in (
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; every error is told on stderr, none is raised."""
-    voice = Voice(arguments)
+    console = Console(arguments)
     try:
-        code = cli.main(list(arguments), prog_name="onnxgrad", standalone_mode=False, obj=voice) or 0
+        code = cli.main(list(arguments), prog_name="onnxgrad", standalone_mode=False, obj=console) or 0
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
     except click.ClickException as error:
         path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "onnxgrad"
-        voice.error(error.format_message(), f"see '{path} --help'", code=error.exit_code)
+        console.error(error.format_message(), f"see '{path} --help'", code=error.exit_code)
         code = error.exit_code
     except OnnxgradError as error:
-        voice.error(error.message, error.hint, getattr(error, "refusals", ()), error.exit_code)
+        console.error(error.message, error.hint, getattr(error, "refusals", ()), error.exit_code)
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        voice.error("interrupted", code=130)
+        console.error("interrupted", code=130)
         code = 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: nobody to tell
         return 1
     except Exception as error:
         text = str(error).strip()
-        voice.error(
+        console.error(
             f"internal: {type(error).__name__}{': ' + text if text else ''}",
             "this is a fault of onnxgrad: run it again with --traceback and report what it prints",
             code=1,
         )
         code = 1
-    voice.close(code)
+    console.close(code)
     return int(code)

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.options import MODEL, options, what_to_build
-from onnxgrad_cli.cli.voice import Voice, speaks
 
 STREAM = "-"
 
@@ -50,22 +50,22 @@ STREAM = "-"
 @click.option("--force", is_flag=True, help="Replace files that onnxgrad did not write.")
 @speaks
 @click.pass_obj
-def build(voice: Voice, /, model: str, out: str | None, **values: Any) -> int:
+def build(console: Console, /, model: str, out: str | None, **values: Any) -> int:
     """Make a training model of MODEL (- is stdin): its graph, a loss, and one gradient per weight."""
     to_stdout = out == STREAM or (out is None and model == STREAM and values["artifacts"] is None)
-    if to_stdout and voice.json:
+    if to_stdout and console.json:
         raise click.UsageError("the model and --json can't both go to stdout: name a file with -o")
-    voice.done = "stopped" if values["stop_after"] else "built"
+    console.done = "stopped" if values["stop_after"] else "built"
     from onnxgrad_cli.jobs.build import run_build
 
     report = run_build(
         model,
         out,
         options(values),
-        command=voice.command,
-        tell=voice.say,
-        check=voice.level > 1,
+        command=console.command,
+        tell=console.say,
+        check=console.level > 1,
         reports=values.pop("report"),
         **values,
     )
-    return voice.report(report, to_stderr=to_stdout)
+    return console.report(report, to_stderr=to_stdout)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
+from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.options import DIM
-from onnxgrad_cli.cli.voice import Voice, speaks
 
 
 @click.command(short_help="Prove the gradients of a training model.")
@@ -23,14 +23,14 @@ from onnxgrad_cli.cli.voice import Voice, speaks
 @click.option("--seed", type=int, default=0, show_default=True, help="Of random data and directions.")
 @speaks
 @click.pass_obj
-def check(voice: Voice, train: str, data: Path | None, dim: tuple[tuple[str, int], ...], seed: int) -> int:
+def check(console: Console, train: str, data: Path | None, dim: tuple[tuple[str, int], ...], seed: int) -> int:
     """Prove the gradients of TRAIN (- is stdin), which `onnxgrad build` made, against differences of its loss."""
     from onnxgrad_cli.jobs.check import run_check
 
-    proof = run_check(train, data=data, sizes=dict(dim), seed=seed, tell=voice.say)
-    voice.done = proof.status
+    proof = run_check(train, data=data, sizes=dict(dim), seed=seed, tell=console.say)
+    console.done = proof.status
     lines = [f"{step.status:8}{step.name}: {step.detail} ({step.seconds:.2f} s)" for step in proof.steps]
-    voice.result(dataclasses.asdict(proof), "\n".join(lines))
+    console.result(dataclasses.asdict(proof), "\n".join(lines))
     if proof.reason:
-        voice.say(f"not proved: {proof.reason}")
+        console.say(f"not proved: {proof.reason}")
     return 4 if proof.failed else 0

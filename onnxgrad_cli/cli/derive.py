@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
+from onnxgrad_cli.cli.console import Console, speaks, table
 from onnxgrad_cli.cli.options import MODEL, how_to_read, options
-from onnxgrad_cli.cli.voice import Voice, speaks, table
 
 KINDS = ("vjp", "jvp", "hvp", "jacobian", "hessian")
 FLAGS = {"keep-yield-op": "KeepYieldOp", "keep-outputs": "KeepOutputs", "fill-grad": "FillGrad", "loss": "Loss"}
@@ -47,16 +47,16 @@ FLAGS = {"keep-yield-op": "KeepYieldOp", "keep-outputs": "KeepOutputs", "fill-gr
 @click.option("--force", is_flag=True, help="Replace files that onnxgrad did not write.")
 @speaks
 @click.pass_obj
-def derive(voice: Voice, /, model: str, out: str | None, flags: tuple[str, ...], **values: Any) -> int:
+def derive(console: Console, /, model: str, out: str | None, flags: tuple[str, ...], **values: Any) -> int:
     """Make a model that computes derivatives of the outputs of MODEL (- is stdin)."""
     to_stdout = out == "-" or (out is None and model == "-")
-    if to_stdout and voice.json:
+    if to_stdout and console.json:
         raise click.UsageError("the model and --json can't both go to stdout: name a file with -o")
-    voice.done = "derived"
+    console.done = "derived"
     from functools import reduce
     from operator import or_
 
-    from onnxgrad_cli.derivatives.classic import DerivativeOptions
+    from onnxgrad_cli.compat.onnx_derivative import DerivativeOptions
     from onnxgrad_cli.jobs.derive import run_derive
 
     flag = reduce(or_, (DerivativeOptions[FLAGS[name]] for name in flags), DerivativeOptions.Zero)
@@ -65,13 +65,13 @@ def derive(voice: Voice, /, model: str, out: str | None, flags: tuple[str, ...],
         ports = _ports(derived)
         rows = [(kind, name, of) for kind, each in ports.items() for name, of in each.items()]
         rows += [("file", str(file), "") for file in files]
-        voice.result({**ports, "files": [str(file) for file in files]}, table(("", "name", "type"), rows))
+        console.result({**ports, "files": [str(file) for file in files]}, table(("", "name", "type"), rows))
     return 0
 
 
 def _ports(model: Any) -> dict[str, dict[str, str]]:
     """What goes in and out of a model: name -> type."""
-    from onnxgrad_cli.graph import in_words
+    from onnxgrad_cli.ir.types import in_words
 
     return {
         "input": {value.name: in_words(value.type) for value in model.graph.input},

@@ -6,8 +6,8 @@ import dataclasses
 
 import click
 
+from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.options import MODEL
-from onnxgrad_cli.cli.voice import Voice, speaks
 
 STREAM = "-"
 MOST = 12
@@ -21,7 +21,7 @@ MOST = 12
 @click.option("--force", is_flag=True, help="Replace files that onnxgrad did not write.")
 @speaks
 @click.pass_obj
-def expand(voice: Voice, model: str, out: str | None, keep_outputs: bool, force: bool) -> int:
+def expand(console: Console, model: str, out: str | None, keep_outputs: bool, force: bool) -> int:
     """Write MODEL (- is stdin) in standard operators, and each training information in it as models beside it.
 
     Gradient nodes and the optimizers of ai.onnx.preview.training become the graphs that compute them. A model with
@@ -29,9 +29,9 @@ def expand(voice: Voice, model: str, out: str | None, keep_outputs: bool, force:
     begins with; and so on for each further one.
     """
     to_stdout = out == STREAM or (out is None and model == STREAM)
-    if to_stdout and voice.json:
+    if to_stdout and console.json:
         raise click.UsageError("the model and --json can't both go to stdout: name a file with -o")
-    voice.done = "expanded"
+    console.done = "expanded"
     from onnxgrad_cli.jobs.expand import Piece, run_expand
 
     def lines(piece: Piece) -> list[str]:
@@ -43,8 +43,8 @@ def expand(voice: Voice, model: str, out: str | None, keep_outputs: bool, force:
         more = len(piece.bindings) - MOST
         return [*said, f"  ... and {more} more"] if more > 0 else said
 
-    pieces = run_expand(model, out, keep_outputs=keep_outputs, force=force, tell=voice.say)
+    pieces = run_expand(model, out, keep_outputs=keep_outputs, force=force, tell=console.say)
     if not to_stdout:
         data = [dataclasses.asdict(piece) for piece in pieces]
-        voice.result(data, "\n".join(line for piece in pieces for line in lines(piece)))
+        console.result(data, "\n".join(line for piece in pieces for line in lines(piece)))
     return 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from onnxgrad_cli.cli.voice import Voice, speaks
+from onnxgrad_cli.cli.console import Console, speaks
 
 
 @click.command(short_help="Write a checkpoint's weights into the model.")
@@ -17,12 +17,12 @@ from onnxgrad_cli.cli.voice import Voice, speaks
 @click.option("--force", is_flag=True, help="Replace a file that onnxgrad did not write.")
 @speaks
 @click.pass_obj
-def export(voice: Voice, checkpoint: Path, model: str, out: str | None, use_ema: bool, force: bool) -> int:
+def export(console: Console, checkpoint: Path, model: str, out: str | None, use_ema: bool, force: bool) -> int:
     """Write MODEL with the weights of CHECKPOINT: a file in the folder of a run of `onnxgrad train`, or an adapter."""
-    voice.done = "exported"
+    console.done = "exported"
     from onnxgrad_cli.jobs.export import run_export
 
     files = [str(file) for file in run_export(checkpoint, model, out, use_ema=use_ema, force=force)]
     if files:
-        voice.result({"files": files}, "\n".join(files))
+        console.result({"files": files}, "\n".join(files))
     return 0

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
+from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.options import MODEL, options, what_to_build
-from onnxgrad_cli.cli.voice import Voice, speaks
 
 
 @click.command(short_help="Say what could be trained, and what could not.")
@@ -15,8 +15,8 @@ from onnxgrad_cli.cli.voice import Voice, speaks
 @what_to_build
 @speaks
 @click.pass_obj
-def inspect(voice: Voice, /, model: str, **values: Any) -> int:
+def inspect(console: Console, /, model: str, **values: Any) -> int:
     """Say what would be trained in MODEL, and what can't be differentiated and why; write nothing."""
     from onnxgrad_cli.jobs.build import inspect as run
 
-    return voice.report(run(model, options(values), command=voice.command, tell=voice.say))
+    return console.report(run(model, options(values), command=console.command, tell=console.say))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
+from onnxgrad_cli.cli.console import Console, speaks, table
 from onnxgrad_cli.cli.options import settings_data, settings_lines
-from onnxgrad_cli.cli.voice import Voice, speaks, table
 
 
 @click.command(short_help="List the losses.")
 @speaks
 @click.pass_obj
-def losses(voice: Voice) -> int:
+def losses(console: Console) -> int:
     """List the losses, the labels they want, and what each takes with --loss-option."""
     from onnxgrad_cli.losses import LOSSES
     from onnxgrad_cli.losses.registry import LABELS
@@ -34,8 +34,8 @@ def losses(voice: Voice) -> int:
     labels = "\n".join(
         f"label {text}: {', '.join(loss.name for loss in found if loss.label == kind)}" for kind, text in LABELS.items()
     )
-    voice.result(data, f"{table(('loss', 'what it is'), rows)}\n\n{labels}")
-    voice.say(
+    console.result(data, f"{table(('loss', 'what it is'), rows)}\n\n{labels}")
+    console.say(
         "any other loss can be given as a file: --loss FILE.onnx (inputs prediction and label, one scalar output)"
     )
     return 0

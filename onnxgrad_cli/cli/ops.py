@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onnxgrad_cli.cli.console import Console, markdown_table, speaks, table
 from onnxgrad_cli.cli.options import load_rules
-from onnxgrad_cli.cli.voice import Voice, speaks, table
 
 if TYPE_CHECKING:
-    from onnxgrad_cli.proof.coverage import Coverage
+    from onnxgrad_cli.verification.coverage import Coverage
 
 KINDS = {
     "rule": "a rule of its own",
@@ -27,6 +27,7 @@ KINDS = {
     "refused": "refused, with the reason",
 }
 
+
 HEAD = ("operator", "versions", "how", "operands", "zero", "at kinks and ties", "proof")
 
 
@@ -37,9 +38,9 @@ HEAD = ("operator", "versions", "how", "operands", "zero", "at kinks and ties", 
 @click.option("--tags", is_flag=True, help="Hold the standard's differentiability tags against what is proven.")
 @speaks
 @click.pass_obj
-def ops(voice: Voice, pattern: str, rules: tuple[str, ...], markdown: bool, tags: bool) -> int:
+def ops(console: Console, pattern: str, rules: tuple[str, ...], markdown: bool, tags: bool) -> int:
     """List the operators: what has a gradient, the convention where a derivative does not exist, what is refused."""
-    from onnxgrad_cli.proof.coverage import coverage
+    from onnxgrad_cli.verification.coverage import coverage
 
     for file in rules:
         load_rules(Path(file))
@@ -47,14 +48,14 @@ def ops(voice: Voice, pattern: str, rules: tuple[str, ...], markdown: bool, tags
     if tags:
         from onnxgrad_cli.cli.tags import show_tags
 
-        return show_tags(voice, found, markdown)
-    if markdown and not voice.json:
+        return show_tags(console, found, markdown)
+    if markdown and not console.json:
         click.echo(document(found), nl=False)
         return 0
     rows = [(c.op_type, c.domain or "ai.onnx", c.kind, _operands(c), c.kink or c.reason) for c in found]
-    voice.result([_data(c) for c in found], table(("operator", "domain", "derivative", "operands", "at kinks"), rows))
+    console.result([_data(c) for c in found], table(("operator", "domain", "derivative", "operands", "at kinks"), rows))
     kinds = Counter(c.kind for c in found)
-    voice.say(f"{len(found)} operators: {', '.join(f'{kinds[kind]} {kind}' for kind in KINDS if kinds[kind])}")
+    console.say(f"{len(found)} operators: {', '.join(f'{kinds[kind]} {kind}' for kind in KINDS if kinds[kind])}")
     return 0
 
 
@@ -72,12 +73,9 @@ def _operands(c: Coverage) -> str:
     return ", ".join(with_gradient + others if c.kind not in ("zero", "no float", "refused") else with_gradient)
 
 
-# -- Markdown -----------------------------------------------------------------------------------------------
-
-
 def document(found: Sequence[Coverage]) -> str:
     """The table as a Markdown document: docs/operators.md is this, whole."""
-    from onnxgrad_cli.registry import NEWEST_OPSET
+    from onnxgrad_cli.autodiff.registry import NEWEST_OPSET
 
     kinds = Counter(c.kind for c in found)
     lines = [
@@ -120,14 +118,6 @@ def document(found: Sequence[Coverage]) -> str:
         ),
     ]
     return "\n".join(lines) + "\n"
-
-
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Rows as the lines of a Markdown table."""
-    lines = [" | ".join(str(cell).replace("|", "\\|") for cell in row) for row in rows]
-    return (
-        [f"| {line} |" for line in (" | ".join(head), " | ".join("---" for _ in head), *lines)] if lines else ["None."]
-    )
 
 
 def _link(c: Coverage) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
+from onnxgrad_cli.cli.console import Console, speaks, table
 from onnxgrad_cli.cli.options import settings_data, settings_lines
-from onnxgrad_cli.cli.voice import Voice, speaks, table
 
 
 @click.command(short_help="List the optimizers.")
 @speaks
 @click.pass_obj
-def optimizers(voice: Voice) -> int:
+def optimizers(console: Console) -> int:
     """List the optimizers, the state they keep for each weight, and what each takes with --optimizer-option."""
     from onnxgrad_cli.optimizers import OPTIMIZERS
 
@@ -31,5 +31,5 @@ def optimizers(voice: Voice) -> int:
         rows.append((each.name, each.summary))
         rows.extend(("", f"  {line}") for line in settings_lines(each.options))
         rows.extend(("", f"  state <weight>_{slot}: {doc}") for slot, doc in each.slots.items())
-    voice.result(data, table(("optimizer", "what it does"), rows))
+    console.result(data, table(("optimizer", "what it does"), rows))
     return 0

@@ -11,8 +11,8 @@ import click
 from onnxgrad_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from onnxgrad_cli.pipeline import Options
-    from onnxgrad_cli.settings import Option
+    from onnxgrad_cli.common.settings import Option
+    from onnxgrad_cli.options import Options
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -64,7 +64,7 @@ def _dims(text: str) -> tuple[int | str, ...]:
 
 def _setting(text: str) -> object:
     """A number, true, false, a tuple of numbers, or the text itself."""
-    from onnxgrad_cli.settings import value_of
+    from onnxgrad_cli.common.settings import value_of
 
     if "," in text:
         return tuple(value_of(part) for part in text.split(",") if part.strip())
@@ -173,13 +173,13 @@ def options(values: dict[str, Any]) -> Options:
     """
     from dataclasses import fields
 
+    from onnxgrad_cli.autodiff.kernel_variants import load_tuned
     from onnxgrad_cli.losses import parse_loss
-    from onnxgrad_cli.lowerings import load_tuned
+    from onnxgrad_cli.options import Options
     from onnxgrad_cli.passes.adapters import parse_lora
-    from onnxgrad_cli.passes.groups import parse_group
     from onnxgrad_cli.passes.loss_scale import parse_loss_scale
-    from onnxgrad_cli.passes.recompute import parse_recompute
-    from onnxgrad_cli.pipeline import Options
+    from onnxgrad_cli.passes.optimizer.groups import parse_group
+    from onnxgrad_cli.passes.rematerialization.recompute import parse_recompute
 
     for file in values.pop("rules"):
         load_rules(Path(file))
@@ -230,7 +230,7 @@ def load_rules(path: Path) -> None:
     """
     import importlib.util
 
-    import onnxgrad_cli.rules  # noqa: F401  (the built-in rules come first, so that a file can override them)
+    import onnxgrad_cli.autodiff.rules  # noqa: F401  (the built-in rules come first, so that a file can override them)
     from onnxgrad_cli.errors import OnnxgradError
 
     if not path.is_file():

@@ -9,33 +9,32 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxgrad_cli.cli.ops import markdown_table
-from onnxgrad_cli.cli.voice import Voice, table
+from onnxgrad_cli.cli.console import Console, markdown_table, table
 
 if TYPE_CHECKING:
-    from onnxgrad_cli.proof.coverage import Coverage
-    from onnxgrad_cli.proof.tags import Tag
+    from onnxgrad_cli.verification.coverage import Coverage
+    from onnxgrad_cli.verification.tags import Tag
 
 HEAD = ("operator", "side", "operand", "tag", "proven", "verdict", "evidence")
 
 
-def show_tags(voice: Voice, found: Iterable[Coverage], markdown: bool) -> int:
+def show_tags(console: Console, found: Iterable[Coverage], markdown: bool) -> int:
     """Print the tags of operators, and how many agree."""
-    from onnxgrad_cli.proof.tags import tags
+    from onnxgrad_cli.verification.tags import tags
 
     rows = list(tags(found))
-    if markdown and not voice.json:
+    if markdown and not console.json:
         click.echo(document(rows), nl=False)
         return 0
     cells = [(_name(t), t.side, t.operand, t.tag or "none", t.found, t.verdict, t.evidence) for t in rows]
-    voice.result([asdict(tag) for tag in rows], table(HEAD, cells))
-    voice.say(f"{len(rows)} inputs and outputs: {_totals(rows)}")
+    console.result([asdict(tag) for tag in rows], table(HEAD, cells))
+    console.say(f"{len(rows)} inputs and outputs: {_totals(rows)}")
     return 0
 
 
 def document(rows: Sequence[Tag]) -> str:
     """The tags as a Markdown document: docs/differentiability.md is this, whole."""
-    from onnxgrad_cli.proof.tags import VERDICTS
+    from onnxgrad_cli.verification.tags import VERDICTS
 
     kinds = [Counter(tag.verdict for tag in rows if tag.side == side) for side in ("input", "output")]
     lines = [
@@ -82,7 +81,7 @@ def _link(tag: Tag) -> str:
 
 
 def _totals(rows: Iterable[Tag]) -> str:
-    from onnxgrad_cli.proof.tags import VERDICTS
+    from onnxgrad_cli.verification.tags import VERDICTS
 
     kinds = Counter(tag.verdict for tag in rows)
     return ", ".join(f"{kinds[verdict]} {verdict}" for verdict in VERDICTS if kinds[verdict])

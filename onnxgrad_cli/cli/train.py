@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onnxgrad_cli.cli.console import Console, speaks, table
 from onnxgrad_cli.cli.options import MODEL, options, what_to_build
-from onnxgrad_cli.cli.voice import Voice, speaks, table
 from onnxgrad_cli.errors import OnnxgradError
 
 if TYPE_CHECKING:
-    from onnxgrad_cli.runtime.communicator import Communicator
+    from onnxgrad_cli.training.run.communicator import Communicator
 
 NOT_HERE = {
     "yield",
@@ -94,28 +94,30 @@ NOT_HERE = {
 @what_to_build
 @speaks
 @click.pass_obj
-def train(voice: Voice, /, model: str, data: str, out: str | None, seed: int | None, **values: Any) -> int:
+def train(console: Console, /, model: str, data: str, out: str | None, seed: int | None, **values: Any) -> int:
     """Train MODEL on data, on onnxruntime alone, and write it with the weights found: same graph, opset and names."""
-    voice.done = "trained"
+    console.done = "trained"
     from onnxgrad_cli.jobs.train import Course, run_train
 
     names = [field.name for field in dataclasses.fields(Course) if field.name in values]
     course = Course(seed=seed or 0, **{name: values.pop(name) for name in names})
     where = {name: values[name] for name in ("val", "adapter", "run", "resume", "force")}
-    with _together(voice) as link:
+    with _together(console) as link:
         built = options({**values, "seed": seed})
-        with _progress(voice) as watch:
-            found = run_train(model, data, out, built, course, tell=voice.say, watch=watch, communicator=link, **where)
+        with _progress(console) as watch:
+            found = run_train(
+                model, data, out, built, course, tell=console.say, watch=watch, communicator=link, **where
+            )
     if link.rank:
         return 0 if found.reason != "stopped" else 130
-    voice.result(
+    console.result(
         {**dataclasses.asdict(found), "files": [str(file) for file in found.files]}, _summary(found.epochs, found.best)
     )
     for file in found.files:
-        voice.say(f"wrote {file}")
+        console.say(f"wrote {file}")
     if found.reason != "stopped":
         return 0
-    voice.say("interrupted: the checkpoint holds it all, --resume goes on")
+    console.say("interrupted: the checkpoint holds it all, --resume goes on")
     return 130
 
 
@@ -123,22 +125,22 @@ train.params = [param for param in train.params if param.name not in NOT_HERE]
 
 
 @contextmanager
-def _together(voice: Voice) -> Iterator[Communicator]:
+def _together(console: Console) -> Iterator[Communicator]:
     """What connects this process to those that mpirun has started with it, of which the first one alone speaks.
 
     Where one fails all are ended: they would wait for it for ever.
     """
-    from onnxgrad_cli.runtime.communicator import communicator
+    from onnxgrad_cli.training.run.communicator import communicator
 
     link = communicator()
     if link.rank:
-        voice.level, voice.json = -1, False
+        console.level, console.json = -1, False
     elif link.world > 1:
-        voice.say(f"{link.world} processes train together")
+        console.say(f"{link.world} processes train together")
     try:
         yield link
     except BaseException as error:
-        voice.at_failure = link.end
+        console.at_failure = link.end
         if link.rank:
             time.sleep(1)  # what fails in all processes is told by the first, which then ends them
         if link.rank and isinstance(error, OnnxgradError):
@@ -174,11 +176,11 @@ def _curves(epochs: Sequence[dict[str, float]]) -> Iterator[str]:
 
 
 @contextmanager
-def _progress(voice: Voice) -> Iterator[Callable[[int, int, float], None]]:
+def _progress(console: Console) -> Iterator[Callable[[int, int, float], None]]:
     """A bar on a terminal, and silence elsewhere."""
     import sys
 
-    if voice.level < 0 or not sys.stderr.isatty():
+    if console.level < 0 or not sys.stderr.isatty():
         yield lambda steps, of, loss: None
         return
     from rich.console import Console

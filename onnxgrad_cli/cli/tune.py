@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
+from onnxgrad_cli.cli.console import Console, speaks, table
 from onnxgrad_cli.cli.options import DIM, MODEL, options, what_to_build
-from onnxgrad_cli.cli.voice import Voice, speaks, table
 
 
 @click.command(short_help="Measure which forms of gradients are the fastest here.")
@@ -28,24 +28,24 @@ from onnxgrad_cli.cli.voice import Voice, speaks, table
 @speaks
 @click.pass_obj
 def tune(
-    voice: Voice, /, model: str, out: Path | None, size: tuple[tuple[str, int], ...], threads: int | None,
+    console: Console, /, model: str, out: Path | None, size: tuple[tuple[str, int], ...], threads: int | None,
     repeat: int, **values: Any,
 ) -> int:  # fmt: skip
     """Measure all forms of the gradients of MODEL that have several, and write those that are faster than the default.
 
     The results of a build are the same with any of them, to rounding.
     """
-    voice.done = "tuned"
+    console.done = "tuned"
     from onnxgrad_cli.jobs.tune import run_tune
 
     found, file = run_tune(
-        model, out, options(values), sizes=dict(size), threads=threads, repeat=repeat, tell=voice.say
+        model, out, options(values), sizes=dict(size), threads=threads, repeat=repeat, tell=console.say
     )
     data = {"measured": [dataclasses.asdict(each) for each in found], "file": str(file)}
     rows = [
         (each.place, each.default, each.best, f"{each.milliseconds[each.best] / each.milliseconds[each.default]:.2f}")
         for each in found
     ]
-    voice.result(data, table(("gradient", "by shape", "here", "of its time"), rows) if rows else "nothing to choose")
-    voice.say(f"wrote {file}")
+    console.result(data, table(("gradient", "by shape", "here", "of its time"), rows) if rows else "nothing to choose")
+    console.say(f"wrote {file}")
     return 0

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onnxgrad_cli.cli.console import Console, speaks, table
 from onnxgrad_cli.cli.options import SETTING
-from onnxgrad_cli.cli.voice import Voice, speaks, table
 
 if TYPE_CHECKING:
     import numpy as np
 
     from onnxgrad_cli.jobs.verify_op import Gradient, Trial, Verification
-    from onnxgrad_cli.proof.torch_twins import Twin
+    from onnxgrad_cli.verification.torch_twins import Twin
 
 FINEST = 1e-9
 """Differences below it are told as it: they are rounding, which is not the same everywhere."""
@@ -73,7 +73,7 @@ class Input(click.ParamType[Any]):
 @speaks
 @click.pass_obj
 def verify_op(
-    voice: Voice,
+    console: Console,
     op: str,
     against: str,
     case: int | None,
@@ -85,14 +85,14 @@ def verify_op(
 
     The examples are node tests that the onnx package publishes, or are made with --input. Exit code 4: they differ.
     """  # fmt: skip
-    voice.done = "passed"
+    console.done = "passed"
     from onnxgrad_cli.jobs.verify_op import Request, run_verify_op
 
     if case is not None and inputs:
         raise click.UsageError("--case and --input: an example is published or made, not both")
     request = Request(inputs, dict(attributes))
     found = run_verify_op(op, against=against, case=case, request=request, seed=seed)
-    voice.result(data(found), page(found, backward=voice.level > 0))
+    console.result(data(found), page(found, backward=console.level > 0))
     return 0 if found.passed else 4
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.options import MODEL
-from onnxgrad_cli.cli.voice import Voice, speaks
 
 
 @click.command(short_help="Draw a model.")
@@ -29,25 +29,25 @@ from onnxgrad_cli.cli.voice import Voice, speaks
 @speaks
 @click.pass_obj
 def view(
-    voice: Voice, model: str, out: str | None, kind: str | None, limit: int, depth: int | None, force: bool
+    console: Console, model: str, out: str | None, kind: str | None, limit: int, depth: int | None, force: bool
 ) -> int:
     """Draw MODEL (- is stdin): inputs, weights, forward, loss, backward, gradients and outputs, each in its colour.
 
     The nodes that compute the gradient of a node stand in a frame beside it. SVG, HTML and Mermaid need no other
     program; DOT is the language of Graphviz.
     """
-    voice.done = "drawn"
+    console.done = "drawn"
     from dataclasses import asdict
 
     from onnxgrad_cli.jobs.view import run_view
     from onnxgrad_cli.view.mermaid import too_large
 
     drawing, text = run_view(model, out, kind, limit=limit, depth=depth, force=force)
-    if voice.json or out not in (None, "-"):
-        voice.result(asdict(drawing), drawing.caption)
+    if console.json or out not in (None, "-"):
+        console.result(asdict(drawing), drawing.caption)
     else:
         click.echo(text, nl=False)
-        voice.say(drawing.caption)
+        console.say(drawing.caption)
     if too_large(text):
-        voice.say("Mermaid draws no more than 500 edges and 50,000 characters where it is not set up for more: fold")
+        console.say("Mermaid draws no more than 500 edges and 50,000 characters where it is not set up for more: fold")
     return 0

@@ -13,13 +13,14 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from onnxgrad_cli.derivatives.rows import jacobian
-from onnxgrad_cli.derivatives.subject import Subject, float_initializers, float_inputs, open_model
-from onnxgrad_cli.emit import Op, Val
+from onnxgrad_cli.autodiff.reverse import differentiate
+from onnxgrad_cli.derivatives.derivative_model import Subject, float_initializers, float_inputs, open_model
+from onnxgrad_cli.derivatives.jacobian import jacobian
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import UsageError, suggest
-from onnxgrad_cli.passes.backward import differentiate
-from onnxgrad_cli.passes.trainable import matching
-from onnxgrad_cli.pipeline import Options
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.parameters.select import matching
 
 
 def derive(

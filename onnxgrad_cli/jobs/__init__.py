@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.files import STREAM
-
-Tell = Callable[[str, int], None]
-"""Takes a line of narration and the verbosity it belongs to."""
-
-
-def silent(text: str, level: int) -> None:
-    """Tell nobody."""
 
 
 def target_of(source: Path | None, out: str | Path | None, word: str) -> Path | None:

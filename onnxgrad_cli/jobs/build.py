@@ -10,6 +10,7 @@ from pathlib import Path
 from onnx import ModelProto
 
 from onnxgrad_cli.builder import TrainingModel
+from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import CheckFailed, OnnxgradError, UnsupportedError, UsageError, suggest
 from onnxgrad_cli.files import (
     STREAM,
@@ -20,16 +21,19 @@ from onnxgrad_cli.files import (
     save_bytes,
     save_model,
 )
-from onnxgrad_cli.graph import Graph, copied, nbytes
-from onnxgrad_cli.jobs import Tell, make_folder, silent, target_of
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.skeleton import copied
+from onnxgrad_cli.ir.types import nbytes
+from onnxgrad_cli.jobs import make_folder, target_of
 from onnxgrad_cli.jobs.check import fit, read_data
+from onnxgrad_cli.metadata import describe
+from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes import VERIFY, pipeline_for
-from onnxgrad_cli.passes.describe import describe
-from onnxgrad_cli.pipeline import Options, Pass, Record
-from onnxgrad_cli.proof.verify import LARGE, Proof, prove
+from onnxgrad_cli.passes.pipeline import Pass, PassRecord
 from onnxgrad_cli.report import FORMATS, File, Report, make_report, render
 from onnxgrad_cli.report.model import Next
 from onnxgrad_cli.standard.training_info import check_request, pack, step_model
+from onnxgrad_cli.verification.proof import LARGE, Proof, prove
 
 FED = ("model input", "label", "sample weight")
 """The roles of what a step is fed besides the learning rate."""
@@ -87,8 +91,8 @@ def run_build(
     check_request(options)
     if artifacts is not None:
         # not above: onnxruntime comes with them, which takes a tenth of the time of a small build
-        from onnxgrad_cli.jobs.artifacts import kind, next_step, opens_frozen
-        from onnxgrad_cli.runtime.artifacts import TRAINING, make_artifacts, save_artifacts
+        from onnxgrad_cli.compat.artifacts import TRAINING, make_artifacts, save_artifacts
+        from onnxgrad_cli.compat.generate_artifacts import kind, next_step, opens_frozen
 
         _check_artifacts(options, out, stop_after)
         make_folder(artifacts, "--artifacts")
@@ -130,7 +134,7 @@ def run_build(
             start = time.perf_counter()
             proof = prove(trained, roles, path, original if comparable else None, data, sizes, force=bool(verify))
             nodes = len(built.graph.nodes)
-            built.records.append(Record(VERIFY, time.perf_counter() - start, nodes, nodes, False))
+            built.records.append(PassRecord(VERIFY, time.perf_counter() - start, nodes, nodes, False))
             if proof.failed:
                 raise CheckFailed(_why(proof), "the model was not written; --no-verify writes it all the same")
     except (UnsupportedError, CheckFailed) as found:
@@ -237,7 +241,7 @@ class _Dump:
         if folder:
             make_folder(folder, "--dump-passes")
 
-    def __call__(self, step: Pass, graph: Graph, record: Record) -> None:
+    def __call__(self, step: Pass, graph: Graph, record: PassRecord) -> None:
         self._count += 1
         change = record.nodes_after - record.nodes_before
         self.tell(f"{step.name:9}{record.seconds:7.3f} s {record.nodes_after:7,} nodes ({change:+,})", 1)

@@ -9,14 +9,14 @@ import numpy as np
 import onnx
 from onnx import ModelProto
 
+from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 from onnxgrad_cli.files import load_model
-from onnxgrad_cli.graph import dtype_of, shape_of
-from onnxgrad_cli.jobs import Tell, silent
-from onnxgrad_cli.passes.describe import Roles, describe
-from onnxgrad_cli.proof.verify import Proof, prove
-from onnxgrad_cli.runtime.data import npz, ranges_of
-from onnxgrad_cli.runtime.data.check import check_whole
+from onnxgrad_cli.ir.types import dtype_of, shape_of
+from onnxgrad_cli.metadata import Roles, describe
+from onnxgrad_cli.training.data import npz, ranges_of
+from onnxgrad_cli.training.data.validate import check_whole
+from onnxgrad_cli.verification.proof import Proof, prove
 
 
 def run_check(
@@ -42,7 +42,7 @@ def run_check(
     proto, path = load_model(model)
     roles = describe(proto)
     if path is not None:
-        from onnxgrad_cli.runtime.artifacts import with_stored  # not above: see `run_build`
+        from onnxgrad_cli.compat.artifacts import with_stored  # not above: see `run_build`
 
         proto = with_stored(proto, path)
     arrays = read_data(data) if data else {}

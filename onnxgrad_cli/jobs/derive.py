@@ -7,14 +7,14 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from onnxgrad_cli.derivatives.classic import DerivativeOptions, check, cotangents, loss_gradient
+from onnxgrad_cli.compat.onnx_derivative import DerivativeOptions, check, cotangents, loss_gradient
+from onnxgrad_cli.derivatives.derivative_model import float_initializers, float_inputs, open_model
 from onnxgrad_cli.derivatives.kinds import derive
-from onnxgrad_cli.derivatives.subject import float_initializers, float_inputs, open_model
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.files import STREAM, check_external_data, check_target, load_model, save_model
 from onnxgrad_cli.jobs import target_of
-from onnxgrad_cli.passes.trainable import matching
-from onnxgrad_cli.pipeline import Options
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.parameters.select import matching
 
 
 def run_derive(

@@ -13,16 +13,20 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from onnxgrad_cli.definitions.preview import PREVIEW
+from onnxgrad_cli.autodiff.definitions.preview import PREVIEW
+from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import Refusal, UnsupportedError, UsageError
 from onnxgrad_cli.files import STREAM, check_target, load_model, save_model
-from onnxgrad_cli.graph import Graph, with_bodies
-from onnxgrad_cli.jobs import Tell, silent, target_of
-from onnxgrad_cli.passes.expand import expand
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.jobs import target_of
 from onnxgrad_cli.passes.outputs import forget_domain
-from onnxgrad_cli.passes.prepare import FIRST_WITH_CONSTANTS, OLDEST_OPSET, infer, normalise, settle
-from onnxgrad_cli.passes.upgrade import upgrade
-from onnxgrad_cli.pipeline import Training
+from onnxgrad_cli.passes.prepare.expand import expand
+from onnxgrad_cli.passes.prepare.normalise import normalise
+from onnxgrad_cli.passes.prepare.opset import OLDEST_OPSET
+from onnxgrad_cli.passes.prepare.prepare import FIRST_WITH_CONSTANTS, infer_and_fold, settle
+from onnxgrad_cli.passes.prepare.upgrade import upgrade
+from onnxgrad_cli.record import Training
 from onnxgrad_cli.standard.gradient_operator import expand_gradients
 from onnxgrad_cli.standard.training_info import check_training_info, inference_model, initial_model, step_model
 
@@ -134,12 +138,12 @@ def expand_operators(model: ModelProto, path: Path | None = None) -> ModelProto:
     if any(node.domain == PREVIEW for node in graph.nodes):
         if graph.opset() is None:
             model.opset_import.add(domain="", version=OLDEST_OPSET)
-        infer(graph)
+        infer_and_fold(graph)
         if (graph.opset() or 0) < OLDEST_OPSET:
             normalise(graph)
-            infer(graph)
+            infer_and_fold(graph)
             upgrade(graph, OLDEST_OPSET)
-            infer(graph)
+            infer_and_fold(graph)
         expand(graph, PREVIEW)
     if _nodes(graph.commit()):  # in bodies or functions, or behind what only these let infer
         normalise(graph)

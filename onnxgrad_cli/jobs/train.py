@@ -13,36 +13,37 @@ from onnx import ModelProto
 
 import onnxgrad_cli
 from onnxgrad_cli.builder import TrainingModel, build
+from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.execution.session import find_provider
 from onnxgrad_cli.files import STREAM, check_target, load_model, save_bytes, save_model
-from onnxgrad_cli.graph import copied
-from onnxgrad_cli.jobs import Tell, silent, target_of
-from onnxgrad_cli.passes.describe import Roles
-from onnxgrad_cli.pipeline import Options
+from onnxgrad_cli.ir.skeleton import copied
+from onnxgrad_cli.jobs import target_of
+from onnxgrad_cli.metadata import Roles
+from onnxgrad_cli.options import Options
 from onnxgrad_cli.report import make_report
 from onnxgrad_cli.report.curve import Curve
 from onnxgrad_cli.report.html import html
 from onnxgrad_cli.report.markdown import markdown
 from onnxgrad_cli.report.training import PICTURE, Run, page
-from onnxgrad_cli.runtime.adapter_file import save_adapter
-from onnxgrad_cli.runtime.averages import check_averages
-from onnxgrad_cli.runtime.begin import draw_weights
-from onnxgrad_cli.runtime.communicator import Alone, Communicator
-from onnxgrad_cli.runtime.data import Batches, Data, fraction_of, held_out, open_data, ranges_of
-from onnxgrad_cli.runtime.evaluation import Evaluator
-from onnxgrad_cli.runtime.export import check_stored
-from onnxgrad_cli.runtime.folder import RunFolder
-from onnxgrad_cli.runtime.held import RATE, Held, drawing
-from onnxgrad_cli.runtime.interrupt import asked_to_stop
-from onnxgrad_cli.runtime.judge import Judge
-from onnxgrad_cli.runtime.loop import Loop
-from onnxgrad_cli.runtime.merge import merge
-from onnxgrad_cli.runtime.metrics import Named, default_metrics, parse_metric
-from onnxgrad_cli.runtime.parallel import ParallelTrainer, agree
-from onnxgrad_cli.runtime.schedules import parse_schedule
-from onnxgrad_cli.runtime.session import find_provider
-from onnxgrad_cli.runtime.shared import SharedJudge, shared_folder
-from onnxgrad_cli.runtime.trainer import Trainer
+from onnxgrad_cli.training.data import Batches, Data, fraction_of, held_out, open_data, ranges_of
+from onnxgrad_cli.training.eval_model import Evaluator
+from onnxgrad_cli.training.evaluate import Judge
+from onnxgrad_cli.training.loop import Loop
+from onnxgrad_cli.training.metrics import Named, default_metrics, parse_metric
+from onnxgrad_cli.training.run.adapter_file import save_adapter
+from onnxgrad_cli.training.run.communicator import Alone, Communicator
+from onnxgrad_cli.training.run.ema_weights import check_averages
+from onnxgrad_cli.training.run.export import check_stored
+from onnxgrad_cli.training.run.folder import RunFolder
+from onnxgrad_cli.training.run.interrupt import asked_to_stop
+from onnxgrad_cli.training.run.merge import merge
+from onnxgrad_cli.training.run.rank_zero import SharedJudge, shared_folder
+from onnxgrad_cli.training.schedules import parse_schedule
+from onnxgrad_cli.training.steps.base import RATE, Held, drawing
+from onnxgrad_cli.training.steps.init_weights import draw_weights
+from onnxgrad_cli.training.steps.parallel import ParallelTrainer, agree
+from onnxgrad_cli.training.trainer import Trainer
 
 Watch = Callable[[int, int, float], None]
 """Takes the steps taken, the steps there are to be, and the loss."""

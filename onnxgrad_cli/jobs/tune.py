@@ -13,17 +13,19 @@ import numpy as np
 import onnxruntime
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
+from onnxgrad_cli.autodiff.kernel_variants import TABLE, VariantChoice, load_tuned
 from onnxgrad_cli.builder import TrainingModel
+from onnxgrad_cli.common.narration import Tell, silent
+from onnxgrad_cli.compat.random_feed import random_feed
 from onnxgrad_cli.derivatives.kinds import derive
-from onnxgrad_cli.derivatives.random_feed import random_feed
 from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.execution.interleaved_timing import in_turn
+from onnxgrad_cli.execution.session import open_session
 from onnxgrad_cli.files import STREAM, load_model, save_bytes
-from onnxgrad_cli.graph import Graph, copied, shape_of
-from onnxgrad_cli.jobs import Tell, silent
-from onnxgrad_cli.lowerings import TABLE, Lowering, load_tuned
-from onnxgrad_cli.pipeline import Options
-from onnxgrad_cli.runtime.session import open_session
-from onnxgrad_cli.runtime.turns import in_turn
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.skeleton import copied
+from onnxgrad_cli.ir.types import shape_of
+from onnxgrad_cli.options import Options
 from onnxgrad_cli.targets import STANDARD
 
 GAIN = 0.95
@@ -139,11 +141,11 @@ def _bind(options: Options, built: TrainingModel, bound: Mapping[str, int]) -> O
     return replace(options, shapes={**options.shapes, **shapes})
 
 
-def _site(lowering: Lowering) -> tuple[str, str]:
+def _site(lowering: VariantChoice) -> tuple[str, str]:
     return lowering.node.output[0], lowering.name
 
 
-def _steps(lowering: Lowering, threads: int | None) -> dict[str, Callable[[], object]]:
+def _steps(lowering: VariantChoice, threads: int | None) -> dict[str, Callable[[], object]]:
     """A run of the node's gradients in each form.
 
     Raises:

@@ -16,14 +16,13 @@ from onnx.helper import tensor_dtype_to_np_dtype
 from onnx.shape_inference import infer_shapes
 
 from onnxgrad_cli.derivatives.kinds import derive
-from onnxgrad_cli.emit import is_float
 from onnxgrad_cli.errors import UnsupportedError, UsageError, suggest
-from onnxgrad_cli.graph import dtype_of
-from onnxgrad_cli.proof.check import Arrays, Jacobian, jacobian, rounded
-from onnxgrad_cli.proof.coverage import Coverage, coverage
-from onnxgrad_cli.proof.examples import LARGEST, Example, made_examples, published_examples
-from onnxgrad_cli.proof.executor import Executor, to_double
-from onnxgrad_cli.proof.torch_twins import Twin, expression_of
+from onnxgrad_cli.execution.executor import Executor, to_double
+from onnxgrad_cli.ir.types import Arrays, dtype_of, is_float
+from onnxgrad_cli.verification.coverage import Coverage, coverage
+from onnxgrad_cli.verification.differences import Jacobian, jacobian, rounded
+from onnxgrad_cli.verification.examples import LARGEST, Example, made_examples, published_examples
+from onnxgrad_cli.verification.torch_twins import Twin, expression_of
 
 
 @dataclass(frozen=True)

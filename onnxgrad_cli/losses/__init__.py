@@ -4,7 +4,7 @@ A loss says what label it wants and returns one number per element or per sample
 of several losses are the loss pass's business. Importing this package registers them all.
 """
 
+from onnxgrad_cli.common.settings import Option
 from onnxgrad_cli.losses.registry import LOSSES, Loss, loss, parse_loss
-from onnxgrad_cli.settings import Option
 
 __all__ = ["LOSSES", "Loss", "Option", "loss", "parse_loss"]

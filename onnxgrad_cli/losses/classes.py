@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 
-from onnxgrad_cli.emit import Op, Val
+from onnxgrad_cli.common.settings import Floats, require
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.fusion import Fusion
+from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.losses.registry import loss
 from onnxgrad_cli.losses.values import log_of, per_element
-from onnxgrad_cli.pipeline import Adjoint
-from onnxgrad_cli.settings import Floats, require
 
 OPTIONS = {
     "class_weights": "one weight per class; the mean divides by the sum of the weights met",
@@ -57,7 +58,7 @@ def log_softmax(op: Op, x: Val) -> Val:
     y = shifted - op.Log(total)
     if op.training is not None:
         kept = (powers.name, total.name)
-        op.training.adjoints[y.name] = Adjoint("ai.onnx::LogSoftmax", (x.name,), kept, through_log_softmax)
+        op.training.adjoints[y.name] = Fusion("ai.onnx::LogSoftmax", (x.name,), kept, through_log_softmax)
     return y
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from onnx import TensorProto, TypeProto
 
-from onnxgrad_cli.catalogue import Catalogue, Documented
-from onnxgrad_cli.emit import Val
+from onnxgrad_cli.common.catalogue import Catalogue, Documented
+from onnxgrad_cli.common.settings import Option, chosen, declared
+from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.graph import tensor_type
-from onnxgrad_cli.pipeline import LossSpec
-from onnxgrad_cli.settings import Option, chosen, declared
+from onnxgrad_cli.ir.types import tensor_type
+from onnxgrad_cli.losses.spec import LossSpec
 
 LABELS = {
     "same": "of the output's type and shape",

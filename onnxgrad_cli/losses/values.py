@@ -9,9 +9,10 @@ import math
 
 from onnx import TensorProto
 
-from onnxgrad_cli.emit import Op, Val
+from onnxgrad_cli.common.settings import Floats, require
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.losses.registry import loss
-from onnxgrad_cli.settings import Floats, require
 
 
 @loss("mse")

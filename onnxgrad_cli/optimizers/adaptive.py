@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
-from onnxgrad_cli.emit import Op, Val
+from onnxgrad_cli.common.settings import require
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.optimizers.descent import DECAY, decayed
 from onnxgrad_cli.optimizers.registry import State, optimizer
-from onnxgrad_cli.settings import require
 
 EPS = "added to the root that is divided by"
 SHRINK = "the weight shrinks by this times the rate"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from onnxgrad_cli.emit import Op, Val
+from onnxgrad_cli.common.settings import require
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.optimizers.registry import State, optimizer
-from onnxgrad_cli.settings import require
 
 DECAY = "added to the gradient: this times the weight"
 MOMENTUM = "how much of the sum so far stays"

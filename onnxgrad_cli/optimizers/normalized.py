@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from onnxgrad_cli.common.settings import require
+from onnxgrad_cli.emission.sums import norm
 from onnxgrad_cli.optimizers.adaptive import ADAM, MEANS, SHRINK, adam_step, decaying_mean, require_shares
 from onnxgrad_cli.optimizers.registry import optimizer
-from onnxgrad_cli.settings import require
-from onnxgrad_cli.sums import norm
 
 
 @optimizer(

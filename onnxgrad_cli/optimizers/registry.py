@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from onnxgrad_cli.catalogue import Catalogue, Documented
-from onnxgrad_cli.emit import Val
-from onnxgrad_cli.settings import Option, declared, exactly
+from onnxgrad_cli.common.catalogue import Catalogue, Documented
+from onnxgrad_cli.common.settings import Option, declared, exactly
+from onnxgrad_cli.emission.values import Val
 
 
 class State(Protocol):

@@ -3,20 +3,21 @@
 from dataclasses import replace
 
 from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.adapters import ADAPTERS
 from onnxgrad_cli.passes.backward import BACKWARD
-from onnxgrad_cli.passes.cleanup import CLEANUP
+from onnxgrad_cli.passes.cleanup.cleanup import CLEANUP
 from onnxgrad_cli.passes.gradient_op import GRADIENT
 from onnxgrad_cli.passes.identifiers import IDENTIFIERS
-from onnxgrad_cli.passes.loss import LOSS
+from onnxgrad_cli.passes.loss.append import LOSS
 from onnxgrad_cli.passes.loss_scale import LOSS_SCALE
-from onnxgrad_cli.passes.optimizer import OPTIMIZER
+from onnxgrad_cli.passes.optimizer.step import OPTIMIZER
 from onnxgrad_cli.passes.outputs import OUTPUTS
-from onnxgrad_cli.passes.prepare import PREPARE
-from onnxgrad_cli.passes.recompute import RECOMPUTE
+from onnxgrad_cli.passes.pipeline import Pass
+from onnxgrad_cli.passes.prepare.prepare import PREPARE
+from onnxgrad_cli.passes.rematerialization.recompute import RECOMPUTE
 from onnxgrad_cli.passes.target import TARGET
 from onnxgrad_cli.passes.yield_op import YIELD
-from onnxgrad_cli.pipeline import Options, Pass
 from onnxgrad_cli.targets import STANDARD
 
 PASSES = (PREPARE, LOSS, YIELD, BACKWARD, OUTPUTS, OPTIMIZER, CLEANUP, IDENTIFIERS)

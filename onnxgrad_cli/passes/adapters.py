@@ -16,11 +16,16 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, helper
 
-from onnxgrad_cli.emit import Op, Val, is_float
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.graph import Graph
-from onnxgrad_cli.passes.trainable import matching
-from onnxgrad_cli.pipeline import Adapter, LoraSpec, Options, Pass, Training
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.types import is_float
+from onnxgrad_cli.metadata import Adapter
+from onnxgrad_cli.options import LoraSpec, Options
+from onnxgrad_cli.passes.parameters.select import matching
+from onnxgrad_cli.passes.pipeline import Pass
+from onnxgrad_cli.record import Training
 
 Uses = Mapping[str, list[tuple[NodeProto, int]]]
 

@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterable
 import onnx
 from onnx import NodeProto, TensorProto
 
-from onnxgrad_cli.definitions.preview import PREVIEW
-from onnxgrad_cli.emit import Op
+from onnxgrad_cli.autodiff.definitions.preview import PREVIEW
+from onnxgrad_cli.autodiff.reverse import differentiate, or_zero
+from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.graph import Graph, dtype_of
-from onnxgrad_cli.passes.backward import differentiate, or_zero
-from onnxgrad_cli.pipeline import Options, Pass, Training
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.types import dtype_of
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.pipeline import Pass
+from onnxgrad_cli.record import Training
 
 
 def is_gradient(node: NodeProto) -> bool:

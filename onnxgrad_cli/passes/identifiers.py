@@ -12,11 +12,14 @@ from dataclasses import replace
 
 from onnx import GraphProto
 
-from onnxgrad_cli.emit import FORWARD
-from onnxgrad_cli.graph import Graph, subgraphs
-from onnxgrad_cli.passes.describe import embed
+from onnxgrad_cli.emission.emitter import FORWARD
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import subgraphs
+from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.gradient_op import rename_named
-from onnxgrad_cli.pipeline import Options, Pass, Training
+from onnxgrad_cli.passes.pipeline import Pass
+from onnxgrad_cli.passes.roles import embed
+from onnxgrad_cli.record import Training
 
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 

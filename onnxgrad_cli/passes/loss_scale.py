@@ -12,13 +12,17 @@ from typing import Literal
 import numpy as np
 from onnx import TensorProto
 
-from onnxgrad_cli.emit import Op, Val
+from onnxgrad_cli.common.settings import value_of
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.sums import total
+from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.graph import Graph, rename
-from onnxgrad_cli.passes.states import States
-from onnxgrad_cli.pipeline import Options, Pass, Training
-from onnxgrad_cli.settings import value_of
-from onnxgrad_cli.sums import total
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.renaming import rename
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.optimizer.state import States
+from onnxgrad_cli.passes.pipeline import Pass
+from onnxgrad_cli.record import Training
 
 LossScale = float | Literal["dynamic"]
 DYNAMIC: Literal["dynamic"] = "dynamic"

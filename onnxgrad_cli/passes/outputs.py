@@ -11,10 +11,14 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 
-from onnxgrad_cli.emit import ROLE
-from onnxgrad_cli.graph import Graph, dtype_of, with_bodies
-from onnxgrad_cli.passes.describe import embed
-from onnxgrad_cli.pipeline import Options, Pass, Training
+from onnxgrad_cli.emission.emitter import ROLE
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.types import dtype_of
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.pipeline import Pass
+from onnxgrad_cli.passes.roles import embed
+from onnxgrad_cli.record import Training
 
 
 def _run(graph: Graph, options: Options, training: Training) -> bool:

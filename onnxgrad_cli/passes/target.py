@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from onnxgrad_cli.graph import Graph
-from onnxgrad_cli.inference import declare
-from onnxgrad_cli.pipeline import Options, Pass, Targeted, Training
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import declare
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.pipeline import Pass
+from onnxgrad_cli.record import Targeted, Training
 from onnxgrad_cli.targets import find_target
 
 

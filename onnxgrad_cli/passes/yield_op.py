@@ -10,10 +10,12 @@ from collections.abc import Sequence
 
 import onnx
 
-from onnxgrad_cli.emit import is_float
-from onnxgrad_cli.graph import Graph
-from onnxgrad_cli.passes.backward import on_the_way
-from onnxgrad_cli.pipeline import Options, Pass, Training
+from onnxgrad_cli.autodiff.reverse import on_the_way
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.types import is_float
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.pipeline import Pass
+from onnxgrad_cli.record import Training
 
 
 def insert_yield(graph: Graph, outputs: Sequence[str], wanted: Sequence[str] = ()) -> dict[str, str]:

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from onnxgrad_cli.graph import Shape
-from onnxgrad_cli.pipeline import Recomputed, Targeted
+from onnxgrad_cli.ir.types import Shape
+from onnxgrad_cli.record import Recomputed, Targeted
 from onnxgrad_cli.report.model import GOOD, KINDS, Report
 
 MOST = 300
@@ -411,7 +411,7 @@ def _operators(report: Report) -> Section:
         if row.op in refused:
             rule = "refused, see above"
         elif row.rules:
-            own = "onnxgrad_cli.rules."
+            own = "onnxgrad_cli.autodiff.rules."
             rule = names([source.removeprefix(own) for source in row.rules])
             inside = row.model + row.loss
             rule = (*pieces(rule), f" ({row.differentiated:,} of {inside:,})") if row.differentiated != inside else rule

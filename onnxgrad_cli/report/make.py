@@ -16,14 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 from onnx import TensorProto
 
-from onnxgrad_cli import registry
+from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.cost import cost
-from onnxgrad_cli.emit import RANDOM
 from onnxgrad_cli.errors import Caution, CheckFailed, OnnxgradError, Refusal, UnsupportedError
-from onnxgrad_cli.graph import Graph, dtype_of, shape_of
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.randomness import RANDOM, is_random
+from onnxgrad_cli.ir.types import dtype_of, shape_of
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.metadata import STORED, Role, tool_version
+from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes import SUMMARIES, pipeline_for
-from onnxgrad_cli.passes.describe import STORED, Role, is_random, parts, roles, tool_version
-from onnxgrad_cli.pipeline import LossSpec, Options, Training
+from onnxgrad_cli.passes.roles import roles
+from onnxgrad_cli.record import Training, parts
 from onnxgrad_cli.report.model import (
     KINDS,
     Asked,
@@ -41,7 +45,7 @@ from onnxgrad_cli.targets.standard import standard_domain
 
 if TYPE_CHECKING:
     from onnxgrad_cli.builder import TrainingModel
-    from onnxgrad_cli.proof.verify import Proof
+    from onnxgrad_cli.verification.proof import Proof
 
 
 def make_report(

@@ -14,17 +14,19 @@ from pathlib import Path
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto
 
-from onnxgrad_cli import bodies
-from onnxgrad_cli.definitions.preview import PREVIEW
-from onnxgrad_cli.emit import Op
+from onnxgrad_cli.autodiff.definitions.preview import PREVIEW
+from onnxgrad_cli.autodiff.reverse import differentiate, or_zero
+from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.graph import Graph, reads, rename, with_bodies
-from onnxgrad_cli.passes.backward import differentiate, or_zero
-from onnxgrad_cli.passes.cleanup import tidy
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import reads, with_bodies
+from onnxgrad_cli.ir.renaming import rename, renamed
+from onnxgrad_cli.passes.cleanup.cleanup import tidy
 from onnxgrad_cli.passes.gradient_op import is_gradient
 from onnxgrad_cli.passes.outputs import forget_domain
-from onnxgrad_cli.passes.prepare import FIRST_WITH_CONSTANTS, normalise, settle
-from onnxgrad_cli.pipeline import Training
+from onnxgrad_cli.passes.prepare.normalise import normalise
+from onnxgrad_cli.passes.prepare.prepare import FIRST_WITH_CONSTANTS, settle
+from onnxgrad_cli.record import Training
 from onnxgrad_cli.standard.gradient_request import Request, read_what_is_named
 
 
@@ -111,7 +113,7 @@ def _copied(graph: Graph, request: Request) -> list[NodeProto]:
         if needed.intersection(node.output) and dependent.intersection(reads(node)):
             between.append(node)
             dependent.update(node.output)
-    copies = bodies.renamed(graph, GraphProto(node=between), names).node
+    copies = renamed(graph, GraphProto(node=between), names).node
     made = {a: b for old, new in zip(between, copies, strict=True) for a, b in zip(old.output, new.output, strict=True)}
     again = NodeProto()
     again.CopyFrom(request.node)

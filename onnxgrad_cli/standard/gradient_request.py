@@ -12,9 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import onnx
 from onnx import FunctionProto, GraphProto, NodeProto
 
-from onnxgrad_cli.emit import is_float
 from onnxgrad_cli.errors import Refusal, UnsupportedError, UsageError, suggest
-from onnxgrad_cli.graph import Graph, dtype_of, in_words, reads, rename, shape_of, subgraphs, with_bodies
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import reads, subgraphs, with_bodies
+from onnxgrad_cli.ir.renaming import rename
+from onnxgrad_cli.ir.types import dtype_of, in_words, is_float, shape_of
 from onnxgrad_cli.passes.gradient_op import is_gradient, xs_zs_y
 
 

@@ -14,12 +14,13 @@ import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnxgrad_cli.emit import Op, Val
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Caution
-from onnxgrad_cli.graph import HALVES, Graph, shape_of, tensor_type
-from onnxgrad_cli.passes.describe import parts
-from onnxgrad_cli.passes.presets import VIEWS
-from onnxgrad_cli.pipeline import Training
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.types import HALVES, shape_of, tensor_type
+from onnxgrad_cli.passes.parameters.presets import VIEWS
+from onnxgrad_cli.record import Training, parts
 
 KEEP = "keep"
 SPREAD = 0.02

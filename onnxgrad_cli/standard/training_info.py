@@ -17,13 +17,18 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, StringString
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import check_structure
-from onnxgrad_cli.graph import Graph, Shape, copied, dtype_of, node_names, reads, rename, shape_of
-from onnxgrad_cli.passes.describe import LOSS, ROLES, VERSION
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.nodes import node_names, reads
+from onnxgrad_cli.ir.renaming import rename
+from onnxgrad_cli.ir.skeleton import copied
+from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
+from onnxgrad_cli.metadata import LOSS, ROLES, VERSION
+from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.gradient_op import is_gradient, rename_named, xs_zs_y
 from onnxgrad_cli.passes.identifiers import as_identifier
-from onnxgrad_cli.passes.loss import fed_first
-from onnxgrad_cli.passes.prepare import name_nodes
-from onnxgrad_cli.pipeline import Options
+from onnxgrad_cli.passes.loss.append import fed_first
+from onnxgrad_cli.passes.prepare.normalise import name_nodes
 from onnxgrad_cli.standard.initialization import initialization, initializer
 
 FIRST_WITH_TRAINING = 7
@@ -338,7 +343,7 @@ def _defined(graph: GraphProto) -> Iterator[str]:
 def _type_faults(
     made: Graph, variables: Mapping[str, TensorProto], binding: Iterable[StringStringEntryProto]
 ) -> Iterator[str]:
-    made.infer()
+    infer_types(made)
     for pair in binding:
         have, want = made.types.get(pair.value), variables[pair.key]
         shape = shape_of(have)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from onnxgrad_cli.emit import Op
+from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UsageError, suggest
-from onnxgrad_cli.graph import Graph
+from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.targets.blocked import block_convolutions, suiting_form
 
 

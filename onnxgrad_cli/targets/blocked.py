@@ -15,8 +15,10 @@ from typing import Any
 
 from onnx import FunctionProto, NodeProto, TensorProto, helper, parser
 
-from onnxgrad_cli.emit import Op
-from onnxgrad_cli.graph import Graph, dtype_of, reads, shape_of
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.types import dtype_of, shape_of
 from onnxgrad_cli.targets.standard import DOMAIN, OWN, call
 
 BLOCK = 16

@@ -11,7 +11,8 @@ from typing import Any
 
 from onnx import FunctionProto, ModelProto, NodeProto, helper
 
-from onnxgrad_cli.graph import Graph, with_bodies
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import with_bodies
 
 DOMAIN = "onnxgrad.target."
 """What the domains of these functions begin with."""

@@ -17,9 +17,11 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, numpy_helper
 
-from onnxgrad_cli.emit import FORWARD, ROLE
-from onnxgrad_cli.graph import FLOATS, Graph, in_words, is_external, reads, subgraphs
-from onnxgrad_cli.passes.describe import ROLES
+from onnxgrad_cli.emission.emitter import FORWARD, ROLE
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import reads, subgraphs
+from onnxgrad_cli.ir.types import FLOATS, in_words, is_external
+from onnxgrad_cli.metadata import ROLES
 from onnxgrad_cli.report.document import visible
 from onnxgrad_cli.view.drawing import Box, Drawing, Edge, Group, Kind, Part, short
 

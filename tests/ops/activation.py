@@ -1,4 +1,4 @@
-"""Rows of onnxgrad_cli/rules/activation.py."""
+"""Rows of onnxgrad_cli/autodiff/rules/activation.py."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Rows of onnxgrad_cli/rules/attention.py."""
+"""Rows of onnxgrad_cli/autodiff/rules/attention.py."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Rows of onnxgrad_cli/rules/conv.py."""
+"""Rows of onnxgrad_cli/autodiff/rules/conv.py."""
 
 import numpy as np
 

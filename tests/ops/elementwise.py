@@ -1,4 +1,4 @@
-"""Rows of onnxgrad_cli/rules/elementwise.py."""
+"""Rows of onnxgrad_cli/autodiff/rules/elementwise.py."""
 
 import numpy as np
 

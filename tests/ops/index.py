@@ -1,4 +1,4 @@
-"""Rows of onnxgrad_cli/rules/index.py."""
+"""Rows of onnxgrad_cli/autodiff/rules/index.py."""
 
 import numpy as np
 

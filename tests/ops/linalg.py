@@ -1,4 +1,4 @@
-"""Rows of onnxgrad_cli/rules/linalg.py."""
+"""Rows of onnxgrad_cli/autodiff/rules/linalg.py."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Rows of onnxgrad_cli/rules/norm.py."""
+"""Rows of onnxgrad_cli/autodiff/rules/norm.py."""
 
 import numpy as np
 

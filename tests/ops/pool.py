@@ -1,4 +1,4 @@
-"""Rows of onnxgrad_cli/rules/pool.py."""
+"""Rows of onnxgrad_cli/autodiff/rules/pool.py."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Rows of onnxgrad_cli/rules/quantize.py; what goes through a pair is in tests/test_quantize.py."""
+"""Rows of onnxgrad_cli/autodiff/rules/quantize.py; what goes through a pair is in tests/test_quantize.py."""
 
 import ml_dtypes
 import numpy as np

@@ -1,4 +1,4 @@
-"""Rows of onnxgrad_cli/rules/reduce.py."""
+"""Rows of onnxgrad_cli/autodiff/rules/reduce.py."""
 
 import numpy as np
 

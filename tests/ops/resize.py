@@ -1,4 +1,4 @@
-"""Rows of onnxgrad_cli/rules/resize.py."""
+"""Rows of onnxgrad_cli/autodiff/rules/resize.py."""
 
 import numpy as np
 

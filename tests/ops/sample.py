@@ -1,4 +1,4 @@
-"""Rows of onnxgrad_cli/rules/sample.py."""
+"""Rows of onnxgrad_cli/autodiff/rules/interpolation.py."""
 
 import numpy as np
 

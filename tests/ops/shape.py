@@ -1,4 +1,4 @@
-"""Rows of onnxgrad_cli/rules/shape.py."""
+"""Rows of onnxgrad_cli/autodiff/rules/shape.py."""
 
 import numpy as np
 from onnx import TensorProto

@@ -1,4 +1,4 @@
-"""Rows of onnxgrad_cli/rules/transform.py."""
+"""Rows of onnxgrad_cli/autodiff/rules/fft.py."""
 
 import numpy as np
 

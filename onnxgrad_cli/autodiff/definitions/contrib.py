@@ -1,0 +1,274 @@
+"""What onnxruntime's optimizer and exporters write in the domain com.microsoft, in operators of the standard.
+
+They are the standard's operators with a bias, a residual or an activation fused into them, so taking them apart gives
+every part its gradient; the kernels of the optimizer come back when the training model is loaded. What onnxruntime has
+no CPU kernel for is refused: nothing would prove it.
+Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from onnx import TensorProto, numpy_helper
+
+from onnxgrad_cli.autodiff.definitions.recent import causal_conv_with_state, linear_attention
+from onnxgrad_cli.autodiff.registry import definition, refuse
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.errors import Unknown
+
+MICROSOFT = "com.microsoft"
+
+# -- products --------------------------------------------------------------------------------------------------------
+
+
+@definition("FusedMatMul TransposeMatMul", domain=MICROSOFT)
+def fused_matmul(op, a, b, *, alpha=1.0, transA=0, transB=0, transBatchA=0, transBatchB=0):
+    """alpha A B, of either the first axis moved to the rows, then rows and columns exchanged; vectors stay."""
+    if transA and b.rank == 1:
+        raise Unknown("it multiplies a transposed matrix by a vector, where onnxruntime's kernel does not transpose")
+    y = _turned(op, a, transA, transBatchA) @ _turned(op, b, transB, transBatchB)
+    return y if alpha == 1 else y * alpha
+
+
+def _turned(op: Op, x: Val, swap: int, batch: int) -> Val:
+    axes = list(range(x.rank))
+    if batch:
+        axes = [*axes[1:-1], 0, axes[-1]]
+    if swap and x.rank > 1:
+        axes = [*axes[:-2], axes[-1], axes[-2]]
+    return op.transpose(x, axes)
+
+
+@definition("FusedGemm", domain=MICROSOFT)
+def fused_gemm(
+    op, a, b, c=None, *, alpha=1.0, beta=1.0, transA=0, transB=0,
+    activation="", activation_alpha=None, activation_beta=None, activation_gamma=None,
+):  # fmt: skip
+    y = op.Gemm(a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
+    given = {"alpha": activation_alpha, "beta": activation_beta, "gamma": activation_gamma}
+    return _activated(op, y, activation, given)
+
+
+@definition("FusedConv", domain=MICROSOFT, needs_opset=14)
+def fused_conv(
+    op, x, weight, bias=None, z=None, *, activation="", activation_params=(),
+    auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None, pads=None, strides=None,
+):  # fmt: skip
+    """activation(Conv(x) + z)."""
+    y = op.Conv(
+        x, weight, bias, auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape, pads=pads,
+        strides=strides,
+    )  # fmt: skip
+    y = y if z is None else y + z
+    if activation == "Clip":
+        low, high = activation_params
+        return op.Clip(y, op.const(low, y), op.const(high, y))
+    return _activated(op, y, activation, dict(zip(ACTIVATIONS.get(activation, ()), activation_params, strict=False)))
+
+
+ACTIVATIONS = {
+    "": (),
+    "Elu": ("alpha",),
+    "HardSigmoid": ("alpha", "beta"),
+    "HardSwish": (),
+    "LeakyRelu": ("alpha",),
+    "Relu": (),
+    "Selu": ("alpha", "gamma"),
+    "Sigmoid": (),
+    "Softplus": (),
+    "Softsign": (),
+    "Tanh": (),
+    "ThresholdedRelu": ("alpha",),
+}
+"""The activations that are fused into products, and their parameters, none of which has a default there."""
+
+
+def _activated(op: Op, x: Val, activation: str, given: dict[str, float | None]) -> Val:
+    if activation not in ACTIVATIONS:
+        raise Unknown(f"its activation '{activation}' is not known")
+    parameters = {name: given.get(name) for name in ACTIVATIONS[activation]}
+    if None in parameters.values():
+        raise Unknown(f"its activation {activation} lacks a parameter")
+    return getattr(op, activation)(x, **parameters) if activation else x
+
+
+@definition("MatMulNBits", domain=MICROSOFT, needs_opset=21)
+def matmul_n_bits(
+    op, a, b, scales, zero_points=None, g_idx=None, bias=None, *, K, N, bits=4, block_size=128, accuracy_level=0,
+    weight_prepacked=0,
+):  # fmt: skip
+    """A Bᵀ + bias, B holding N rows of K values of a few bits in blocks of `block_size`, each of its own scale.
+
+    B is packed, the low bits first. It is constant, and so are the scales. Whatever `accuracy_level` allows a kernel,
+    A is not quantized.
+    """
+    if g_idx is not None or weight_prepacked:
+        raise Unknown("its weight is reordered or prepacked")
+    if zero_points is not None and zero_points.dtype != TensorProto.UINT8:
+        raise Unknown("its zero points are floats")
+    blocks = -(-K // block_size)
+    steps = _unpacked(op, b, bits, [N, blocks * block_size])
+    if zero_points is None:
+        middle = numpy_helper.from_array(np.array([2 ** (bits - 1)], np.uint8))
+        zeros = op.ConstantOfShape(op.ints([N, blocks]), value=middle, shape=[N, blocks])
+    else:
+        zeros = _unpacked(op, zero_points, bits, [N, -(-blocks * bits // 8) * 8 // bits])
+        zeros = op.Slice(zeros, op.ints([0]), op.ints([blocks]), op.ints([1]), shape=[N, blocks])
+    if scales.rank == 1:
+        steps, zeros = op.reshape(steps, [N * blocks, block_size]), op.reshape(zeros, [N * blocks])
+        weight = op.reshape(op.DequantizeLinear(steps, scales, zeros, axis=0), [N, blocks * block_size])
+    else:
+        weight = op.DequantizeLinear(steps, scales, zeros, axis=1, block_size=block_size)
+    if K % block_size:
+        weight = op.Slice(weight, op.ints([0]), op.ints([K]), op.ints([1]), shape=[N, K])
+    y = a @ op.swap_last(op.cast(weight, a))
+    return y if bias is None else y + bias
+
+
+def _unpacked(op: Op, packed: Val, bits: int, dims: Sequence[int]) -> Val:
+    """Bytes as the values of `bits` bits they hold, uint8, the low ones first."""
+    if bits not in (2, 4, 8):
+        raise Unknown(f"its weight has {bits} bits")
+    values = op.unsqueeze(packed, [packed.rank])
+    if bits < 8:
+        up = op.const(np.arange(8 - bits, -1, -bits), TensorProto.UINT8)  # what is above is shifted out
+        values = op.BitShift(op.BitShift(values, up, direction="LEFT"), op.const(8 - bits, up), direction="RIGHT")
+    return op.reshape(values, dims)
+
+
+# -- activations -----------------------------------------------------------------------------------------------------
+
+
+@definition("Gelu BiasGelu", domain=MICROSOFT, needs_opset=20)
+def gelu(op, x, bias=None):
+    return op.Gelu(x if bias is None else x + bias)
+
+
+@definition("FastGelu", domain=MICROSOFT, needs_opset=20)
+def fast_gelu(op, x, bias=None):
+    return op.Gelu(x if bias is None else x + bias, approximate="tanh")
+
+
+@definition("QuickGelu", domain=MICROSOFT)
+def quick_gelu(op, x, *, alpha=1.702):
+    return x * op.Sigmoid(x if alpha == 1 else x * alpha)
+
+
+# -- normalizations --------------------------------------------------------------------------------------------------
+
+
+@definition("SkipLayerNormalization", domain=MICROSOFT, needs_opset=17)
+def skip_layer_normalization(op, x, skip, gamma, beta=None, bias=None, *, epsilon=1e-12):
+    """y, mean, 1 / deviation, and what is normalized: x + skip + bias."""
+    total = _total(x, skip, bias)
+    return (*op.LayerNormalization(total, gamma, beta, axis=-1, epsilon=epsilon, outputs=3), total)
+
+
+@definition("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
+def skip_simplified_layer_normalization(op, x, skip, gamma, bias=None, *, epsilon=1e-12):
+    """y, nothing, 1 / root mean square, and what is normalized: x + skip + bias."""
+    total = _total(x, skip, bias)
+    y, r = _by_root_mean_square(op, total, gamma, -1, epsilon)
+    return y, None, r, total
+
+
+@definition("SimplifiedLayerNormalization")
+def simplified_layer_normalization(op, x, scale, *, axis=-1, epsilon=1e-5, stash_type=1):
+    """y and 1 / root mean square: of the default domain for onnxruntime, though the standard does not know it."""
+    if stash_type != 1:
+        raise Unknown("it computes in another type than float32")
+    return _by_root_mean_square(op, x, scale, axis, epsilon)
+
+
+def _total(x: Val, skip: Val, bias: Val | None) -> Val:
+    return x + skip if bias is None else x + skip + bias
+
+
+def _by_root_mean_square(op: Op, x: Val, scale: Val, axis: int, epsilon: float) -> tuple[Val, Val]:
+    """(x r scale, r), r = 1 / sqrt(mean(x²) + epsilon) over the axes from `axis` on. The backward graph reads r."""
+    v, axes = op.wide(x), list(range(axis % x.rank, x.rank))
+    r = 1 / op.Sqrt(op.mean(v * v, axes) + epsilon)
+    return op.cast(v * r * op.cast(scale, v), x), r
+
+
+@definition("EmbedLayerNormalization", domain=MICROSOFT, needs_opset=17)
+def embed_layer_normalization(
+    op, ids, segments, words, positions, segment, gamma, beta, mask=None, places=None, *,
+    epsilon=1e-12, mask_index_type=0,
+):  # fmt: skip
+    """The normalized sum of the embeddings, how many tokens of each sample the mask shows, and the sum itself."""
+    if places is None:
+        at = op.Slice(positions, op.ints([0]), op.dim(ids, 1), op.ints([0]), shape=(ids.shape[1], positions.shape[1]))
+    else:
+        at = op.Gather(positions, places)
+    total = op.Gather(words, ids) + at
+    if segments is not None:
+        total = total + op.Gather(segment, segments)
+    shown = op.cast(ids, TensorProto.INT32) * op.const(0, TensorProto.INT32)
+    if mask is not None:
+        shown = op.cast(op.Equal(mask, op.const(1, mask)), TensorProto.INT32)
+    count = op.sum(shown, [1], keepdims=False)
+    return op.LayerNormalization(total, gamma, beta, axis=-1, epsilon=epsilon), count, total
+
+
+# -- forms that the standard has as well -----------------------------------------------------------------------------
+
+
+@definition("ExpandDims", domain=MICROSOFT)
+def expand_dims(op, x, axis):
+    return op.Unsqueeze(x, op.cast(op.reshape(axis, [1]), TensorProto.INT64))
+
+
+@definition("GatherND", domain=MICROSOFT)
+def gather_nd(op, x, indices):
+    return op.GatherND(x, op.cast(indices, TensorProto.INT64))
+
+
+@definition("Pad", domain=MICROSOFT)
+def pad(op, x, pads, value=None, *, mode="constant"):
+    return op.Pad(x, op.reshape(pads, [-1]), None if value is None else op.Reshape(value, op.ints([])), mode=mode)
+
+
+@definition("Range", domain=MICROSOFT)
+def range_(op, start, limit, delta=None):
+    step = op.const(1, start) if delta is None else delta
+    return op.Range(*(op.Reshape(x, op.ints([])) if x.rank else x for x in (start, limit, step)))
+
+
+@definition("Trilu", domain=MICROSOFT, needs_opset=14)
+def trilu(op, x, k=None, *, upper=1):
+    return op.Trilu(x, k, upper=upper)
+
+
+@definition("CDist", domain=MICROSOFT)
+def cdist(op, a, b, *, metric="sqeuclidean"):
+    """The distance of each row of A from each row of B."""
+    if metric not in ("euclidean", "sqeuclidean"):
+        raise Unknown(f"its metric '{metric}' is not known")
+    kind = "ReduceL2" if metric == "euclidean" else "ReduceSumSquare"
+    return op.reduce(kind, op.unsqueeze(a, [1]) - op.unsqueeze(b, [0]), [2], keepdims=False)
+
+
+definition("CausalConvWithState", domain=MICROSOFT)(causal_conv_with_state)
+definition("LinearAttention", domain=MICROSOFT, needs_opset=16)(linear_attention)
+
+
+# -- what is refused by name -----------------------------------------------------------------------------------------
+
+refuse(
+    "AveragePool Conv GlobalAveragePool GlobalMaxPool MaxPool ReorderInput ReorderOutput Upsample",
+    "its data lie in blocks of channels, for one kind of processor",
+    "start from the model before it was optimized, or optimize it at ORT_ENABLE_EXTENDED at most",
+    domain="com.microsoft.nchwc",
+)
+refuse(
+    "BiasAdd BiasDropout BiasSoftmax BiasSplitGelu ComplexMul ComplexMulConj GatedRelativePositionBias GemmFloat8 "
+    "GemmaRotaryEmbedding GroupNorm Irfft NhwcConv NhwcFusedConv NhwcMaxPool PackedAttention "
+    "PackedMultiHeadAttention RelativePositionBias RemovePadding RestorePadding Rfft SkipGroupNorm",
+    "it is made for another processor: onnxruntime has no CPU kernel that would prove a gradient",
+    "start from the model before it was optimized, or optimize it for the CPU",
+    domain=MICROSOFT,
+)

@@ -1,0 +1,77 @@
+"""The operators of ai.onnx.preview.training, which onnxruntime has no kernels for; an optimizer is arithmetic.
+
+R is the learning rate, T counts the steps; then come all tensors X, all gradients G, all states of one kind, and so on.
+Source: the operators' pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnxgrad_cli.autodiff.registry import definition, refuse
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.optimizers.adaptive import mean_weight
+
+PREVIEW = "ai.onnx.preview.training"
+
+refuse(
+    "Gradient",
+    "it says what is differentiated, and leaves the how to its reader",
+    "write it out first: onnxgrad expand MODEL",
+    domain=PREVIEW,
+)
+
+
+@definition("Adagrad", domain=PREVIEW)
+def adagrad(op, rate, step, *values, norm_coefficient, decay_factor, epsilon):
+    r = rate / (1.0 + op.cast(step, rate) * decay_factor)
+    updated = []
+    for x, g, h in _each(values, 3):
+        g = norm_coefficient * x + g
+        h = h + g * g
+        updated.append((x - _times(op, r, g) / (op.Sqrt(h) + epsilon), h))
+    return _by_kind(updated)
+
+
+@definition("Adam", domain=PREVIEW)
+def adam(op, rate, step, *values, alpha, beta, epsilon, norm_coefficient, norm_coefficient_post):
+    begun = op.Greater(step, op.const(0, step))
+    t = op.cast(op.Where(begun, step, op.const(1, step)), rate)  # at T = 0 what is not taken would be 0 / 0
+    corrected = rate * op.Sqrt(mean_weight(op, beta, t)) / mean_weight(op, alpha, t)
+    r = op.Where(begun, corrected, rate)
+    updated = []
+    for x, g, v, h in _each(values, 4):
+        g = norm_coefficient * x + g
+        v = alpha * v + (1 - alpha) * g
+        h = beta * h + (1 - beta) * (g * g)
+        x = x - _times(op, r, v) / (op.Sqrt(h) + epsilon)
+        updated.append(((1 - norm_coefficient_post) * x, v, h))
+    return _by_kind(updated)
+
+
+@definition("Momentum", domain=PREVIEW)
+def momentum(op, rate, step, *values, alpha, beta, mode, norm_coefficient):
+    first = op.Equal(step, op.const(0, step))
+    share = op.Where(first, op.const(1.0, rate), op.const(beta, rate))
+    updated = []
+    for x, g, v in _each(values, 3):
+        g = norm_coefficient * x + g
+        v = alpha * v + _times(op, share, g)
+        updated.append((x - _times(op, rate, g + alpha * v if mode == "nesterov" else v), v))
+    return _by_kind(updated)
+
+
+def _each(values: Sequence[Val], kinds: int) -> list[tuple[Val, ...]]:
+    """The values of each tensor, of which all of one kind come after the other."""
+    count = len(values) // kinds
+    return [tuple(values[i::count]) for i in range(count)]
+
+
+def _by_kind(updated: Sequence[tuple[Val, ...]]) -> list[Val]:
+    return [value for kind in zip(*updated, strict=True) for value in kind]
+
+
+def _times(op: Op, factor: Val, x: Val) -> Val:
+    """A scalar, which may be of another float type than the tensor, times it."""
+    return op.cast(factor, x) * x

@@ -1,0 +1,106 @@
+"""Operators that are newer than what onnxruntime loads: written out, their models run on it and can be trained.
+
+What only takes more types since then is no matter of these; see `passes.lower`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from onnxgrad_cli.autodiff.registry import definition
+from onnxgrad_cli.autodiff.rules.attention import split_heads
+from onnxgrad_cli.emission.bodies import scan
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.errors import Unknown
+from onnxgrad_cli.ir.types import is_float
+
+GREATEST = 2**63 - 1
+
+
+@definition("Swish")
+def swish(op, x, *, alpha=1.0):
+    """x sigmoid(alpha x); onnxruntime 1.31 knows Swish at opset 24 only, not at those after it."""
+    return x * op.Sigmoid(x if alpha == 1.0 else x * alpha)
+
+
+@definition("SwiGLU")
+def swiglu(op, a, b, *, alpha=1.0):
+    return swish(op, a, alpha=alpha) * b
+
+
+@definition("Mod", versions=(28, None))
+def mod(op, a, b, *, fmod=0):
+    """Of floats, rounding the quotient down: C's fmod, shifted by b where the signs differ."""
+    if fmod or not is_float(a.type):
+        raise Unknown("it is what it was before opset 28")
+    r = op.Mod(a, b, fmod=1)
+    return r + op.Where(r * op.Sign(b) < 0, b, op.const(0.0, b))
+
+
+@definition("CausalConvWithState")
+def causal_conv_with_state(op, x, weight, bias=None, past_state=None, *, activation="none"):
+    """Each channel's own filter over the values before a token and itself; then the last k - 1 values.
+
+    Source: T. Dao and A. Gu, Transformers are SSMs, 2024, section 7.
+    """
+    size = op.size(weight, 2)
+    known = {weight.shape[0], x.shape[1], *(bias.shape if bias is not None else ())}
+    channels = next((count for count in known if isinstance(count, int)), None)
+    if channels is None:
+        raise Unknown("how many channels it has is unknown")
+    if past_state is None:
+        before = size - 1 if isinstance(size, int) else op.Sub(size, op.ints([1]))
+        past_state = op.zeros([op.size(x, 0), channels, before], x)
+    padded = op.Concat(past_state, x, axis=2)
+    y = op.Conv(padded, weight, bias, group=channels, shape=x.known_shape)
+    state = op.Slice(padded, op.dim(x, 2), op.ints([GREATEST]), op.ints([2]), shape=past_state.known_shape)
+    if activation != "none":
+        y = op.cast(op.wide(y) * op.Sigmoid(op.wide(y)), y)
+    return y, state
+
+
+@definition("LinearAttention", needs_opset=16)
+def linear_attention(
+    op, query, key, value, past_state=None, decay=None, beta=None, *,
+    q_num_heads=None, kv_num_heads=None, scale=0.0, update_rule="gated_delta", chunk_size=64,
+):  # fmt: skip
+    """A state S of [key size, value size] per head: decayed by exp(g), then + k (b (v - k S)), read out as q S.
+
+    Source: S. Yang et al., Gated Delta Networks, 2024, section 3.
+    """
+    by_time = [1, 0, 2, 3]
+    q, k, v = (op.wide(x) for x in (query, key, value))
+    q = split_heads(op, q, q_num_heads)
+    groups = op.Reshape(q, op.ints([0, 0, kv_num_heads, q_num_heads // kv_num_heads, -1]),
+                        shape=(*q.shape[:2], kv_num_heads, q_num_heads // kv_num_heads, q.shape[3]))  # fmt: skip
+    size = q.shape[3]
+    factor = scale or (1 / math.sqrt(size) if isinstance(size, int) else 1 / op.Sqrt(op.count(q, [3])))
+    q = op.transpose(groups, [1, 0, 2, 3, 4]) * factor
+    k, v = (op.unsqueeze(op.transpose(split_heads(op, x, kv_num_heads), by_time), [3]) for x in (k, v))
+    steps = [q, k, v]
+    gated, delta = "gated" in update_rule, "delta" in update_rule
+    if gated:
+        steps.append(op.unsqueeze(op.Exp(op.transpose(split_heads(op, op.wide(decay), kv_num_heads), by_time)), [4]))
+    if delta:
+        steps.append(op.unsqueeze(op.transpose(op.wide(beta), [1, 0, 2]), [3, 4]))
+    state = op.wide(past_state) if past_state is not None else op.zeros(
+        [op.size(query, 0), kv_num_heads, op.size(k, 4), op.size(v, 4)], k
+    )  # fmt: skip
+
+    def step(op: Op, states: list[Val], steps: list[Val]) -> tuple[list[Val], list[Val]]:
+        (s,), (q, k, v, *more) = states, steps
+        if gated:
+            s = s * more[0]
+        if delta:
+            v = more[-1] * (v - k @ s)
+        s = s + op.transpose(k, [0, 1, 3, 2]) @ v
+        if not op.same_shape(s, states[0]):  # by their symbols alone they might differ
+            s = op.Reshape(s, op.shape(states[0]), shape=states[0].shape)
+        return [s], [q @ s]
+
+    (last,), (y,) = scan(op, step, [state], steps)
+    width = value.shape[2]
+    width = q_num_heads * (width // kv_num_heads) if isinstance(width, int) else -1
+    y = op.reshape(op.transpose(y, [1, 0, 2, 3, 4]), [op.size(query, 0), op.size(query, 1), width])
+    return op.cast(y, query), op.cast(last, past_state if past_state is not None else query)

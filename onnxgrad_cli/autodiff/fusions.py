@@ -1,0 +1,150 @@
+"""Gelus that exporters write out in several nodes, each differentiated as the one operator that it means.
+
+The rules of the nodes keep the result of each; that of the operator keeps what goes in and, at most, what comes out.
+And what the backward part does not read, onnxruntime computes in one node of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from functools import wraps
+
+from onnx import NodeProto
+
+from onnxgrad_cli.autodiff import registry
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.fusion import Fusion
+from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.types import shape_of
+
+CLOSE = 1e-6
+"""How far a written constant may be from the one that is meant, relatively."""
+
+HEARTS = {"Erf": math.sqrt(0.5), "Tanh": math.sqrt(2 / math.pi)}
+"""The functions in the two forms of a Gelu, and the factor of what they are applied to."""
+
+Monomial = tuple[float, list[str]]
+"""A number times values."""
+
+
+def find_fusions(graph: Graph, kept: Collection[str]) -> dict[str, Fusion]:
+    """The results of Gelus that are written out, each with its adjoint.
+
+    Args:
+        graph: the forward graph.
+        kept: values whose own cotangents are asked for or given: none of them is inside.
+    """
+    hearts = {node.output[0]: node for node in graph.nodes if node.op_type in HEARTS and not node.domain}
+    sums = [node for node in graph.nodes if node.op_type == "Add" and not hearts.keys().isdisjoint(node.input[:])]
+    by_one = [node for node in sums if 1.0 in (_number(graph, name) for name in node.input)]
+    if not by_one or any(map(_is_changed, ("Add", "Div", "Erf", "Mul", "Pow", "Tanh"))):
+        return {}
+    formulas = _Formulas(graph, kept)
+    found = (formulas.gelu(hearts[name], node) for node in by_one for name in node.input if name in hearts)
+    return dict(filter(None, found))
+
+
+def _adjoint(x: str, y: str, approximate: str) -> Fusion:
+    """The rule of Gelu, for nodes that compute y from x."""
+    rule = registry.lookup("Gelu")
+    assert rule is not None and rule.function is not None
+    function = rule.function
+
+    @wraps(function)
+    def through(op: Op, g: Val, x: Val, y: Val | None = None) -> tuple[Val]:
+        return (function(op, g, y, x, approximate=approximate),)
+
+    return Fusion("ai.onnx::Gelu", (x,), (y,) if approximate == "tanh" else (), through)
+
+
+def _is_changed(op_type: str) -> bool:
+    """Whether somebody has given an operator a derivative of their own."""
+    rule = registry.lookup(op_type)
+    ours = rule is not None and rule.source.startswith("onnxgrad_cli.autodiff.rules.")
+    return not ours or bool(registry.stopped(op_type, ""))
+
+
+def _number(graph: Graph, name: str) -> float | None:
+    """A constant's only element; None where it is something else."""
+    array = graph.constant(name)
+    return float(array.reshape(())) if array is not None and array.size == 1 else None
+
+
+class _Formulas:
+    """A graph read as formulas, in which only results that nobody else reads are looked into."""
+
+    def __init__(self, graph: Graph, kept: Collection[str]) -> None:
+        self.graph, self.kept = graph, {*kept, *graph.output_names}
+        self.makers, self.uses = graph.producers(), graph.uses()
+
+    def gelu(self, heart: NodeProto, one_more: NodeProto) -> tuple[str, Fusion] | None:
+        """The Gelu around an Erf or a Tanh, to which 1 is added.
+
+        With its Erf it is x (1 + erf(x / sqrt 2)) / 2, with its Tanh x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2.
+
+        Returns:
+            the result, and its adjoint.
+        """
+        x = self.operand(heart)
+        if not x or not self.is_private(heart.output[0]):
+            return None
+        factors, node = sorted([x, one_more.output[0]]), one_more
+        while (above := self.reader(node.output[0], "Mul", "Div")) is not None:
+            node, y = above, above.output[0]
+            number, values = self.monomial(y)
+            if math.isclose(number, 0.5, rel_tol=CLOSE) and sorted(values) == factors and self.alike(x, y):
+                return y, _adjoint(x, y, "tanh" if heart.op_type == "Tanh" else "none")
+        return None
+
+    def operand(self, heart: NodeProto) -> str:
+        """The x to which the function is applied, scaled and with its cube; "" if it is applied to something else."""
+        number, values = self.part(heart.input[0])
+        if len(values) != 1 or not math.isclose(number, HEARTS[heart.op_type], rel_tol=CLOSE):
+            return ""
+        if heart.op_type == "Erf":
+            return values[0]
+        node = self.makers.get(values[0])
+        if node is None or node.op_type != "Add" or not self.is_private(values[0]):
+            return ""
+        for x, cube in (node.input, reversed(node.input)):
+            number, values = self.part(cube)
+            if values == [x] * 3 and math.isclose(number, 0.044715, rel_tol=CLOSE):
+                return x
+        return ""
+
+    def part(self, name: str) -> Monomial:
+        """What stands in a formula: a number, the factors of a product that nobody else reads, or a value."""
+        number = _number(self.graph, name)
+        if number is not None:
+            return number, []
+        return self.monomial(name) if self.is_private(name) else (1.0, [name])
+
+    def monomial(self, name: str) -> Monomial:
+        """The factors of a product, a quotient by a number, or a power."""
+        node = self.makers.get(name)
+        if node is not None and node.op_type == "Mul":
+            (a, these), (b, those) = map(self.part, node.input)
+            return a * b, these + those
+        by = _number(self.graph, node.input[1]) if node is not None and node.op_type in ("Div", "Pow") else None
+        if not by or node is None:
+            return 1.0, [name]
+        number, values = self.part(node.input[0])
+        if node.op_type == "Div":
+            return number / by, values
+        return (number**by, values * int(by)) if by in (2.0, 3.0) else (1.0, [name])
+
+    def reader(self, name: str, *op_types: str) -> NodeProto | None:
+        """The only node that reads a value, if it is such an operator and nobody wants the value."""
+        node = self.uses[name][0][0] if self.is_private(name) else None
+        return node if node is not None and node.op_type in op_types and not node.domain else None
+
+    def is_private(self, name: str) -> bool:
+        """Whether one node reads a value, once, and nobody wants it."""
+        return len(self.uses[name]) == 1 and name not in self.kept
+
+    def alike(self, a: str, b: str) -> bool:
+        """Whether two values surely have as many axes."""
+        shape, other = (shape_of(self.graph.types.get(name)) for name in (a, b))
+        return shape is not None and other is not None and len(shape) == len(other)

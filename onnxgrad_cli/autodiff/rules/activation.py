@@ -1,0 +1,199 @@
+"""Activation functions: the places where a network bends, and so where most conventions at kinks are decided.
+
+Every convention is PyTorch's. Where the derivative can be written with the output `y`, it is: that saves the input.
+"""
+
+from __future__ import annotations
+
+import math
+
+from onnx import TensorProto
+
+from onnxgrad_cli.autodiff.registry import no_gradient, rule
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.values import Val
+
+no_gradient("Hardmax", kink="0 at the jumps too")
+
+FAR = 100.0
+"""The square of an x at whose distance from 0 a Gelu is x or 0 in every type; float16 overflows at that of 256."""
+
+STEEP = 3e38
+"""The slope at which a HardSigmoid is a step: 1 for every positive normal float32, 0 for zero and below."""
+
+BELOW = -1e-30
+"""What a step adds to its slope: as good as 0, which OpenVINO takes for the default of 0.5, and so halves at zero."""
+
+
+def step(op: Op, x: Val) -> Val:
+    """1 where `x` > 0 and 0 elsewhere, in the type of `x`.
+
+    As a factor, a steep HardSigmoid takes 0.3 to 0.8 of the time of Cast(x > 0), which takes half of Where's
+    (1024x3072 and 4096x3136 float32, two threads); its derivative is zero, as a step's is. Other types than
+    float32 have no such kernel.
+    """
+    if x.dtype == TensorProto.FLOAT:
+        return op.HardSigmoid(x, alpha=STEEP, beta=BELOW)
+    return op.cast(x > 0, x)
+
+
+def split(op: Op, g: Val, x: Val) -> tuple[Val, Val]:
+    """`g` where `x` > 0 and `g` elsewhere, each zero in the other's place: a branch costs no rounding."""
+    above = g * step(op, x)
+    return above, g - above
+
+
+@rule("Relu", kink="0 at x = 0")
+def relu(op, g, y, x):
+    return g * step(op, y)
+
+
+@rule("LeakyRelu", kink="alpha at x = 0")
+def leaky_relu(op, g, y, x, *, alpha):
+    above, below = split(op, g, x)
+    return above + below * alpha
+
+
+@rule("PRelu", kink="the slope at x = 0")
+def prelu(op, g, y, x, slope):
+    above, below = split(op, g, x)
+    return above + below * slope, below * x if op.wants(slope) else None
+
+
+def _exponential(op: Op, g: Val, x: Val, scale: float, rate: float) -> Val:
+    """`g` above zero and g * scale * exp(x * rate) below."""
+    above, below = split(op, g, x)
+    decay = op.Exp(op.Min(x, 0.0) * rate if rate != 1.0 else op.Min(x, 0.0))
+    return above + below * (decay * scale if scale != 1.0 else decay)
+
+
+@rule("Elu", kink="alpha at x = 0")
+def elu(op, g, y, x, *, alpha):
+    """y = x above zero, alpha (exp(x) - 1) below. y + alpha would cancel where x is far below zero."""
+    return _exponential(op, g, x, alpha, 1.0)
+
+
+@rule("Selu", kink="gamma alpha at x = 0")
+def selu(op, g, y, x, *, alpha, gamma):
+    """y = gamma elu(x)."""
+    return _exponential(op, g * gamma, x, alpha, 1.0)
+
+
+@rule("Celu")
+def celu(op, g, y, x, *, alpha):
+    """y = max(0, x) + min(0, alpha (exp(x / alpha) - 1)): its derivative is continuous."""
+    return _exponential(op, g, x, 1.0, 1.0 / alpha)
+
+
+@rule("ThresholdedRelu", kink="0 at x = alpha")
+def thresholded_relu(op, g, y, x, *, alpha):
+    return g * op.cast(x > alpha, x)
+
+
+@rule("Shrink", kink="0 at |x| = lambd")
+def shrink(op, g, y, x, *, bias, lambd):
+    return g * op.cast(op.Abs(x) > lambd, x)
+
+
+@rule("HardSigmoid", kink="0 at both ends")
+def hard_sigmoid(op, g, y, x, *, alpha, beta):
+    if alpha >= STEEP / 2:
+        return None
+    return g * op.cast(op.And(y > 0, y < 1), x) * alpha
+
+
+@rule("HardSwish", kink="0 at x = -3, 1 at x = 3")
+def hard_swish(op, g, y, x):
+    """y = x h(x) with h = clip(x / 6 + 1/2, 0, 1): y' = h + x / 6 inside, which is 2 h - 1/2."""
+    h = op.HardSigmoid(x, alpha=1 / 6, beta=0.5)
+    return g * op.Where(op.And(h > 0, h < 1), h * 2 - 0.5, h)
+
+
+@rule("Softplus")
+def softplus(op, g, y, x):
+    return g * op.Sigmoid(x)
+
+
+@rule("Softsign")
+def softsign(op, g, y, x):
+    d = op.Abs(x) + 1
+    return g / (d * d)
+
+
+@rule("Sigmoid")
+def sigmoid(op, g, y, x):
+    return g * y * (1 - y)
+
+
+@rule("Tanh")
+def tanh(op, g, y, x):
+    return g * (1 - y * y)
+
+
+@rule("Gelu")
+def gelu(op, g, y, x, *, approximate):
+    """y = x cdf(x) of the normal distribution; 'tanh': y = x sigmoid(2 u), u = sqrt(2/pi) (x + 0.044715 x^3).
+
+    Source: D. Hendrycks and K. Gimpel, Gaussian Error Linear Units, 2016. The sigmoid form of the tanh
+    approximation takes 0.77 of the time of the textbook form (1024x3072).
+    """
+    if approximate == "tanh":
+        a = 2 * math.sqrt(2 / math.pi)
+        square = x * x if x.dtype != TensorProto.FLOAT16 else op.Min(x * x, FAR)
+        s = op.Sigmoid(x * (square * (0.044715 * a) + a))
+        return g * (s + y * (1 - s) * (square * (3 * 0.044715 * a) + a))
+    t = x * math.sqrt(0.5)
+    cdf = (op.Erf(t) + 1) * 0.5
+    pdf = op.Exp(-math.log(2 * math.pi) / 2 - t * t)
+    return g * (cdf + x * pdf)
+
+
+@rule("Mish")
+def mish(op, g, y, x):
+    """y = x tanh(softplus(x)). Source: D. Misra, Mish, 2019."""
+    t = op.Tanh(op.Softplus(x))
+    return g * (t + x * op.Sigmoid(x) * (1 - t * t))
+
+
+@rule("Softmax", versions=(13, None))
+def softmax(op, g, y, x, *, axis):
+    """Of a row that is -inf throughout y is nan; where the model replaces that, 0 comes back, but 0 nan = nan."""
+    if _replaced(op, y.name):
+        y = op.Where(op.IsNaN(y), op.const(0.0, y), y)
+    return y * (g - op.sum(y * g, [axis]))
+
+
+def _replaced(op: Op, name: str) -> bool:
+    """Whether elements of a value are chosen against, as exported attention does with rows masked throughout."""
+    return any(
+        (node.op_type == "Where" and position > 0)
+        or (node.op_type in ("Cast", "Identity") and _replaced(op, node.output[0]))
+        for node, position in op.readers(name)
+    )
+
+
+@rule("LogSoftmax", versions=(13, None))
+def log_softmax(op, g, y, x, *, axis):
+    """A sum, not a difference: where g is zero but at the labels, it is scattered onto the other term."""
+    return g + op.Exp(y) * -op.sum(g, [axis])
+
+
+@rule("Dropout", versions=(12, None))
+def dropout(op, gs, ys, x, ratio, training_mode, *, seed):
+    """y = x mask / (1 - ratio) in training, x otherwise. The mask is the node's own: a second draw is another one."""
+    g, mask = gs[0], ys[1] if len(ys) > 1 else None
+    if training_mode is None or (training_mode.const is not None and not training_mode.const):
+        return g, None, None
+    if mask is None:
+        why = op.no(
+            "a Dropout in training mode without its mask output",
+            "build with --mode train, which gives it one, or --mode eval, which takes it out",
+        )
+        return why, why, None
+    ratio = op.const(0.5, x) if ratio is None else ratio
+    if ratio.const is not None and ratio.const >= 1:
+        return None, None, None
+    scale = 1 / (1 - op.cast(ratio, x)) if ratio.const is None else op.const(1 / (1 - float(ratio.const)), x)
+    if training_mode.const is None:
+        scale = op.Where(training_mode, scale, op.const(1.0, x))
+    return g * (op.cast(mask, x) * scale), op.no("the ratio of a Dropout") if op.wants(ratio) else None, None

@@ -1,0 +1,437 @@
+"""Selections: what was taken from a place puts its cotangent back there, and a place taken twice gets the sum.
+
+ScatterND with a reduction is never emitted: with repeated indices and two threads onnxruntime loses updates.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto
+
+from onnxgrad_cli.autodiff.registry import rule
+from onnxgrad_cli.autodiff.rules.scatter_add import add_flat, add_rows, added, suits_flat
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.errors import Caution
+
+ENDLESS = 2**31 - 1
+"""An end from here on is how exporters write 'to the end'."""
+
+LEAST, GREATEST = -(2**63), 2**63 - 1
+
+
+# -- where the result is one window or grid of the operand: Pad puts it back -------------------------------------
+
+
+def _placed(op, g, x, before):
+    """`g` amid zeros in the shape of `x`; `before`: axis -> how many zeros come first."""
+    starts = [before.get(axis, 0) for axis in range(x.rank)]
+    ends = [op.size(x, axis) - starts[axis] - op.size(g, axis) if axis in before else 0 for axis in range(x.rank)]
+    if all(isinstance(size, int) and size == 0 for size in (*starts, *ends)):
+        return op.state(g, x.shape)
+    return op.Pad(g, op.vector([*starts, *ends]), shape=x.shape)
+
+
+@rule("Slice")
+def slice_(op, g, y, x, starts, ends, axes, steps):
+    """A negative step is turned round, a longer one filled up with zeros; then the window is put back."""
+    known = _slice_axes(x, starts, axes, steps)
+    if axes is None and steps is None and _cuts_nothing(op, x, starts, ends):
+        return g, None, None, None, None
+    if known is None:
+        return _put_back(op, g, x, lambda count: op.Slice(count, starts, ends, axes, steps)), None, None, None, None
+    axes, steps = known
+    before, strides = {}, {}
+    for i, (axis, step) in enumerate(zip(axes, steps, strict=True)):
+        if step == 1 and _is_whole(starts, ends, i):
+            continue
+        taken, first = op.size(g, axis), _first(op, starts, i, op.size(x, axis), step)
+        if taken == 0 and isinstance(taken, int):
+            return None, None, None, None, None
+        if step < 0:
+            g = _flipped(op, g, axis)
+            first = first + (taken - 1) * step
+        if abs(step) > 1:
+            strides[axis] = abs(step)
+        before[axis] = first
+    return _placed(op, _dilated(op, g, strides), x, before), None, None, None, None
+
+
+def _cuts_nothing(op, x, starts, ends):
+    """Whether `x` is cut to its own shape. The shape of the result does not tell: it may be inferred wrongly."""
+    maker = op.maker(ends)
+    if starts.const is None or starts.const.any() or maker is None or maker.op_type != "Shape" or maker.attribute:
+        return False
+    return op.same_shape(op.val(maker.input[0]), x)
+
+
+def _is_whole(starts, ends, i):
+    known = starts.const is not None and ends.const is not None
+    return known and starts.const[i] == 0 and ends.const[i] >= ENDLESS
+
+
+def _slice_axes(x, starts, axes, steps):
+    """The axes and their steps; None where they are known only at run time."""
+    if x.known_shape is None or (axes is None and not isinstance(starts.shape[0], int)):
+        return None
+    if any(values is not None and values.const is None for values in (axes, steps)):
+        return None
+    axes = [axis % x.rank for axis in (range(starts.shape[0]) if axes is None else axes.const.tolist())]
+    return axes, [1] * len(axes) if steps is None else steps.const.tolist()
+
+
+def _first(op, starts, i, size, step):
+    """The first index taken, as the operator clamps it: to [0, size], or [0, size - 1] where it steps back."""
+    last = size if step > 0 else size - 1
+    if starts.const is None:
+        start = op.cast(op.Slice(starts, op.ints([i]), op.ints([i + 1])), TensorProto.INT64)
+        start = op.Where(start < 0, start + size, start)
+        return op.Max(op.Min(start, last), op.ints([0]))
+    start = int(starts.const[i])
+    if isinstance(size, int):
+        return min(max(start + size if start < 0 else start, 0), last)
+    if start < 0:
+        return op.Max(op.Min(size + start, last), op.ints([0]))
+    return op.Min(op.ints([start]), last) if start else 0
+
+
+def _flipped(op, g, axis):
+    return op.Slice(g, op.ints([-1]), op.ints([LEAST]), op.ints([axis]), op.ints([-1]))
+
+
+def _dilated(op, g, strides):
+    """`g` with zeros after each element along some axes; `strides`: axis -> its new share of the axis."""
+    if not strides:
+        return g
+    dims, inner, pads = [], [], []
+    for axis in range(g.rank):
+        size, stride = op.size(g, axis), strides.get(axis, 1)
+        dims.append(size * stride if stride > 1 else size)
+        pads.append(0)
+        if stride > 1:
+            inner.append(len(pads))
+            pads.append(stride - 1)
+    apart = op.Pad(op.unsqueeze(g, inner), op.ints([*([0] * len(pads)), *pads]))
+    return op.reshape(apart, dims)
+
+
+@rule("Pad")
+def pad(op, g, y, x, pads, value, axes, *, mode):
+    """A constant border is cut off (a Slice is five times faster than negative pads); another one is folded back."""
+    if mode != "constant":
+        return _bordered(op, g, x, pads, axes, mode), None, None
+    gvalue = None
+    if op.wants(value):
+        border = op.Pad(op.fill(0.0, x), pads, op.const(1.0, g), axes)
+        gvalue = op.cast(op.reshape_like(op.sum(op.wide(op.reshape(g * border, [-1])), [0]), value), value)
+    if pads.const is None or (pads.const < 0).any():
+        return (
+            op.Pad(g, -pads if pads.const is None else op.ints(-pads.const), None, axes, shape=x.shape),
+            None,
+            gvalue,
+        )
+    before, after = np.split(pads.const, 2)
+    ends = op.ints([-count or GREATEST for count in after.tolist()])
+    return op.Slice(g, op.ints(before), ends, axes, shape=x.shape), None, gvalue
+
+
+def _bordered(op, g, x, pads, axes, mode):
+    if x.known_shape is None or (axes is not None and axes.const is None):
+        return _put_back(op, g, x, lambda count: op.Pad(count, pads, None, axes, mode=mode), repeats=True)
+    axes = [axis % x.rank for axis in (range(x.rank) if axes is None else axes.const.tolist())]
+    for i, axis in enumerate(axes):
+        here, size = [i, i + len(axes)], x.shape[axis]
+        known = None if pads.const is None else pads.const[here].tolist()
+        if known == [0, 0]:
+            continue
+        reach = {"reflect": -1, "wrap": 0}
+        if known and isinstance(size, int) and min(known) >= 0 and max(known) <= size + reach.get(mode, max(known)):
+            g = _folded(op, g, axis, mode, known[0], size, known[1])
+            continue
+        rows = op.Pad(op.steps(op.size(x, axis)), op.Gather(pads, op.ints(here)), mode=mode)
+        dims = [op.size(x if a == axis else g, a) for a in range(x.rank)]
+        g = add_rows(op, op.zeros(dims, g), g, rows, axis)
+    return op.state(g, x.shape)
+
+
+def _folded(op, g, axis, mode, before, size, after):
+    """The two borders added to the places they were copied from."""
+    pieces = list(op.split(g, [count for count in (before, size, after) if count], axis))
+    left, right = pieces.pop(0) if before else None, pieces.pop() if after else None
+    (total,) = pieces
+    places = {"reflect": (1, size - 1 - after), "edge": (0, size - 1), "wrap": (size - before, 0)}[mode]
+    for border, first in zip((left, right), places, strict=True):
+        if border is not None:
+            if mode == "reflect":
+                border = _flipped(op, border, axis)
+            if mode == "edge":
+                border = op.sum(border, [axis])
+            total = total + _placed(op, border, total, {axis: first})
+    return total
+
+
+# -- where the places are given by indices ------------------------------------------------------------------------
+
+
+def _count(op, x):
+    """The places of `x`, numbered in its shape."""
+    return op.reshape_like(op.Range(op.const(0), op.Size(x), op.const(1)), x)
+
+
+def _put_back(op, g, x, take, repeats=False):
+    """The cotangent of `x` where `take` is what selects from it, whatever is known only at run time.
+
+    Args:
+        take: selects from the numbered places as the operator does from `x`.
+        repeats: whether a place may be taken twice.
+    """
+    places, zeros = op.reshape(take(_count(op, x)), [-1]), op.reshape(op.fill(0.0, x), [-1])
+    g = op.reshape(g, [-1])
+    return op.reshape_like(added(op, zeros, places, g) if repeats else op.ScatterElements(zeros, places, g), x)
+
+
+def strides_of(sizes):
+    """How many rows lie between neighbours on each of some axes that are to be one axis of rows."""
+    strides = [1]
+    for size in reversed(sizes[1:]):
+        strides.insert(0, size * strides[0])
+    return strides
+
+
+@rule("Gather", needs_opset=16)
+def gather(op, g, y, x, indices, *, axis):
+    axis %= x.rank
+    if all(size == 1 for size in indices.shape):
+        one = op.reshape(g, [1 if a == axis else op.size(x, a) for a in range(x.rank)])
+        return _placed(op, one, x, {axis: _one_index(op, indices, op.size(x, axis))}), None
+    if indices.rank == 1 and (first := _in_order(indices.const)) is not None:
+        return _placed(op, g, x, {axis: first}), None
+    rows = op.cast(indices if indices.rank == 1 else op.reshape(indices, [-1]), TensorProto.INT64)
+    if indices.rank != 1:
+        sizes = [op.size(x, a) for a in range(x.rank)]
+        certain = all(isinstance(size, int) and size for size in sizes[:axis] + sizes[axis + 1 :])
+        sizes[axis] = -1 if certain else op.size(rows, 0)  # beside a size of 0, -1 could be anything
+        g = op.reshape(g, sizes)
+    shared = len(op.readers(x.name)) > 1
+    return op.state(add_rows(op, op.fill(0.0, x), g, rows, axis, shared), x.shape), None
+
+
+def _in_order(rows):
+    """The first of known rows that follow one another, as positions do; None where they don't."""
+    if rows is None or not len(rows) or rows[0] < 0 or (np.diff(rows) != 1).any():
+        return None
+    return int(rows[0])
+
+
+def _one_index(op, index, size):
+    if index.const is None:
+        return op.Mod(op.cast(op.reshape(index, [1]), TensorProto.INT64), size)
+    value = int(index.const.reshape(-1)[0])
+    return value + size if value < 0 else value
+
+
+@rule("GatherElements", needs_opset=16)
+def gather_elements(op, g, y, x, indices, *, axis):
+    """One index along the axis can't repeat: then nothing is to be added, and opset 13 will do."""
+    if indices.shape[axis] == 1:
+        return op.scatter(op.fill(0.0, x), indices, g, axis, repeats=False), None
+    column = _column(op, indices, x, axis)
+    if column is not None:
+        rows = op.cast(_vector(op, column, axis), TensorProto.INT64)
+        return add_rows(op, op.fill(0.0, x), g, rows, axis % x.rank), None
+    return added(op, op.fill(0.0, x), indices, g, axis), None
+
+
+@rule("GatherND", needs_opset=16)
+def gather_nd(op, g, y, x, indices, *, batch_dims):
+    """The indexed axes are one axis of rows, and so are the batch axes before them."""
+    depth = "?" if indices.known_shape is None else indices.shape[-1]
+    if isinstance(depth, str) or x.known_shape is None:
+        taken = _put_back(op, g, x, lambda count: op.GatherND(count, indices, batch_dims=batch_dims), repeats=True)
+        return taken, None
+    head = batch_dims + depth
+    sizes = [op.size(x, axis) for axis in range(x.rank)]
+    strides = strides_of(sizes[:head])
+    wrapped = op.Mod(indices, op.vector(sizes[batch_dims:head]))
+    rows = op.sum(wrapped * op.vector(strides[batch_dims:]), [-1], keepdims=False)
+    for axis in range(batch_dims):
+        steps = op.steps(sizes[axis]) * strides[axis]
+        rows = rows + op.unsqueeze(steps, range(1, rows.rank - axis))
+    tail = sizes[head:]
+    zeros = op.zeros([strides[0] * sizes[0], *tail], x)
+    added = add_rows(op, zeros, op.reshape(g, [-1, *tail]), op.reshape(rows, [-1]), 0)
+    return op.reshape_like(added, x), None
+
+
+SCATTER = (
+    "without reduction no index repeats; ties of max and min share evenly; the second derivative is 0 where several "
+    "factors of one product are 0"
+)
+
+
+@rule("ScatterElements", needs_opset=16, kink=SCATTER)
+def scatter_elements(op, g, y, x, indices, updates, *, axis, reduction):
+    column = _column(op, indices, x, axis)
+    if column is not None and reduction == "add" and axis % x.rank == 0:
+        _lay_flat(op, x, column, updates)
+    rows = None if column is None else _vector(op, column, axis)
+    return _scattered(op, g, y, x, indices, updates, axis, reduction, rows)
+
+
+def _column(op, indices, x, axis):
+    """What `indices` are an Expand of, if that names each slice of `x` along the axis as a whole; else None."""
+    maker = op.maker(indices)
+    if maker is None or maker.op_type != "Expand" or None in (indices.known_shape, x.known_shape):
+        return None
+    column, count, axis = op.val(maker.input[0]), indices.shape[axis], axis % x.rank
+    one_each = tuple(count if a == axis else 1 for a in range(x.rank))
+    whole = tuple(count if a == axis else size for a, size in enumerate(x.shape))
+    return column if column.known_shape == one_each and indices.shape == whole and "?" not in whole else None
+
+
+def _vector(op, column, axis):
+    return op.squeeze(column, [a for a in range(column.rank) if a != axis % column.rank])
+
+
+def _lay_flat(op, x, column, updates):
+    """Put ScatterElements of flat tensors in the place of the forward node: it adds the same in the same order."""
+    if op.training is None or op.training.forward_stays or not suits_flat(x, column.shape[0]):
+        return
+    forward = Op(op.graph)
+    forward.scope = forward.forward = op.node.name
+    maker = op.maker(updates)
+    if maker is not None and maker.op_type == "Slice" and op.same_shape(op.val(maker.input[0]), updates):
+        updates = op.val(maker.input[0])  # the whole of it, for which exporters cut it to the shape of the indices
+    x, column, updates = (forward.val(v.name) for v in (x, column, updates))
+    (name,) = op.node.output
+    value_type = op.graph.types[name]
+    forward.rename(add_flat(forward, x, updates, _vector(forward, column, 0)), name)
+    op.graph.types[name] = value_type
+    nodes = op.graph.nodes
+    op.graph.set_nodes([each for other in nodes for each in (forward.nodes if other is op.node else [other])])
+
+
+def _scattered(op, g, y, x, indices, updates, axis, reduction, rows=None):
+    """Each place is reduced from its own value and the updates that name it: whole rows, if their vector is known."""
+
+    def taken(values):
+        if rows is not None:
+            return op.Gather(values, rows, axis=axis)
+        return op.GatherElements(values, indices, axis=axis)
+
+    if reduction == "add":
+        return g, None, taken(g)
+    if reduction in (None, "none"):
+        return op.ScatterElements(g, indices, op.fill(0.0, updates), axis=axis), None, taken(g)
+    if reduction == "mul":
+        return _product(op, g, y, x, indices, updates, axis, taken)
+    kept, chosen = op.cast(op.Equal(x, y), g), op.cast(op.Equal(updates, taken(y)), g)
+    share = g / added(op, kept, indices, chosen, axis)
+    return kept * share, None, chosen * taken(share)
+
+
+def _product(op, g, y, x, indices, updates, axis, taken):
+    """A factor's derivative is the product of the others: y / factor, and if it is 0, what the rest makes without it.
+
+    Source: PyTorch's scatter_reduce with reduce='prod'.
+    """
+    zero, one = op.const(0.0, x), op.const(1.0, x)
+    none_x, none_u = op.Equal(x, zero), op.Equal(updates, zero)
+    some_x, some_u = op.Where(none_x, one, x), op.Where(none_u, one, updates)
+    rest = op.ScatterElements(some_x, indices, some_u, axis=axis, reduction="mul")
+    zeros = added(op, op.cast(none_x, x), indices, op.cast(none_u, x), axis)
+    alone = op.Where(op.Equal(zeros, one), rest, zero)
+    gx = g * op.Where(none_x, alone, y / some_x)
+    return gx, None, taken(g) * op.Where(none_u, taken(alone), taken(y) / some_u)
+
+
+@rule("ScatterND", kink=SCATTER)
+def scatter_nd(op, g, y, x, indices, updates, *, reduction):
+    """With max, min or mul as ScatterElements, on flat tensors and numbered places."""
+    if reduction in (None, "none"):
+        gx = op.ScatterND(g, indices, op.fill(0.0, updates))
+        return gx, None, op.state(op.GatherND(g, indices), updates.known_shape)
+    if not _distinct(indices.const):
+        text = (
+            f"{op.forward}: onnxruntime's ScatterND(reduction='{reduction}') loses updates where an index repeats and "
+            "there are two threads or more, so this model computes wrong numbers already; ScatterElements does not"
+        )
+        op.cautions.append(Caution("note", op.forward, text))
+    if reduction == "add":
+        return g, None, op.state(op.GatherND(g, indices), updates.known_shape)
+    places = op.reshape(op.GatherND(_count(op, x), indices), [-1])
+    flat_g, flat_y, flat_x, flat_updates = (op.reshape(value, [-1]) for value in (g, y, x, updates))
+    gx, _, gupdates = _scattered(op, flat_g, flat_y, flat_x, places, flat_updates, 0, reduction)
+    return op.reshape_like(gx, x), None, op.reshape_like(gupdates, updates)
+
+
+def _distinct(indices):
+    """Whether no row of known indices repeats; those from the end might."""
+    if indices is None or (indices < 0).any():
+        return False
+    rows = indices.reshape(-1, indices.shape[-1])
+    return len(np.unique(rows, axis=0)) == len(rows)
+
+
+@rule("TensorScatter", needs_opset=24)
+def tensor_scatter(op, g, y, past, update, starts, *, axis, mode):
+    """Each sample's update is one window along the axis, which may go round the end."""
+    axis %= past.rank
+    gpast = op.TensorScatter(g, op.fill(0.0, update), starts, axis=axis, mode=mode)
+    if starts is None:
+        return gpast, op.Slice(g, op.ints([0]), op.dim(update, axis), op.ints([axis]), shape=update.shape), None
+    rows = op.unsqueeze(starts, [1]) + op.steps(op.size(update, axis))
+    if mode == "circular":
+        rows = op.Mod(rows, op.size(g, axis))
+    rows = op.unsqueeze(rows, [*range(1, axis), *range(axis + 1, past.rank)])
+    return gpast, op.GatherElements(g, op.Expand(rows, op.shape(update), shape=update.shape), axis=axis), None
+
+
+@rule("Unique", needs_opset=16, kink="of equal elements, the first")
+def unique(op, gs, ys, x, *, axis, sorted):
+    first = ys[1] if len(ys) > 1 and ys[1] is not None else op.Unique(x, axis=axis, sorted=sorted, outputs=2)[1]
+    if axis is not None:
+        return add_rows(op, op.fill(0.0, x), gs[0], first, axis % x.rank)
+    flat = op.ScatterElements(op.reshape(op.fill(0.0, x), [-1]), first, gs[0])
+    return op.reshape_like(flat, x)
+
+
+@rule("TopK", kink="of equal elements, those that the operator returns")
+def top_k(op, gs, ys, x, k, *, axis, largest, sorted):
+    """The indices never repeat."""
+    return op.ScatterElements(op.fill(0.0, x), ys[1], gs[0], axis=axis), None
+
+
+@rule("Compress", needs_opset=16)
+def compress(op, g, y, x, condition, *, axis):
+    rows = op.reshape(op.NonZero(condition), [-1])
+    if axis is None:
+        flat = op.reshape(x, [-1])
+        return op.reshape_like(add_rows(op, op.fill(0.0, flat), g, rows, 0), x), None
+    return add_rows(op, op.fill(0.0, x), g, rows, axis % x.rank), None
+
+
+@rule("OneHot")
+def one_hot(op, g, y, indices, depth, values, *, axis):
+    """The values are (off, on)."""
+    hot = op.OneHot(indices, depth, op.const([0.0, 1.0], g), axis=axis)
+    on, off = op.sum(g * hot, keepdims=False), op.sum(g * (1 - hot), keepdims=False)
+    return None, None, op.Concat(op.unsqueeze(off, [0]), op.unsqueeze(on, [0]), axis=0)
+
+
+# -- where nothing is lost ---------------------------------------------------------------------------------------
+
+
+@rule("Where")
+def where(op, g, y, condition, a, b):
+    zero = op.const(0.0, g)
+    return None, op.Where(condition, g, zero), op.Where(condition, zero, g)
+
+
+@rule("CumSum")
+def cumsum(op, g, y, x, axis, *, exclusive, reverse):
+    return op.CumSum(g, axis, exclusive=exclusive, reverse=1 - reverse), None
+
+
+@rule("ReverseSequence")
+def reverse_sequence(op, g, y, x, lengths, *, batch_axis, time_axis):
+    return op.ReverseSequence(g, lengths, batch_axis=batch_axis, time_axis=time_axis), None

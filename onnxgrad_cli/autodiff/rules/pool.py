@@ -1,0 +1,207 @@
+"""Pooling over windows and over all positions.
+
+A maximum hands its cotangent to the element it took; an average is a linear map, one matrix an axis, and its
+gradient is that map's transpose.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from onnxgrad_cli.autodiff.registry import rule
+from onnxgrad_cli.autodiff.rules import windows
+from onnxgrad_cli.autodiff.rules.scatter_add import added
+
+DENSE = 1 << 18
+"""Entries of the band matrix of one axis up to which an average is spread by matrix products."""
+
+BEYOND = (
+    "ceil_mode with windows that start beyond the image: its shape was inferred wrongly before opset 22",
+    "export the model at opset 22, or without ceil_mode",
+)
+
+
+PADDED = (
+    "auto_pad SAME with dilations, or with strides beyond the kernel, for which onnxruntime pads as nobody else does",
+    "write its pads out",
+)
+
+
+@rule("MaxPool", kink="the first maximum of the window in row-major order takes all", needs_opset=16)
+def max_pool(op, g, ys, x, *, auto_pad, ceil_mode, dilations, kernel_shape, pads, storage_order, strides):
+    """Where windows don't overlap, MaxUnpool (0.9-1.7 of PyTorch's time); else cotangents are added up (3.2)."""
+    indices = ys[1] if len(ys) > 1 and not storage_order else None
+    if indices is None:
+        _, indices = op.MaxPool(
+            x,
+            outputs=2,
+            auto_pad=auto_pad,
+            ceil_mode=ceil_mode,
+            dilations=dilations,
+            kernel_shape=kernel_shape,
+            pads=pads,
+            strides=strides,
+        )
+    win = windows.window(kernel_shape, strides, dilations, pads)
+    win, late = windows.auto_window(op, win, x, auto_pad)
+    if why := _unlike(win, x, g, ceil_mode, auto_pad):
+        return op.no(*why)
+    apart = all(s >= k and d == 1 for s, k, d in zip(win.strides, win.sizes, win.dilations, strict=True))
+    if apart and not late and windows.remainder(win, x, g) == [0] * len(win.kernel):
+        pads = [*win.begins, *win.ends]
+        return op.MaxUnpool(
+            g, indices, kernel_shape=kernel_shape, strides=list(win.strides), pads=pads, shape=x.known_shape
+        )
+    return _scatter(op, g, indices, x)
+
+
+def _scatter(op, g, indices, x):
+    """Zeros in the shape of `x`, to which each entry of `g` is added at its flat index."""
+    zeros = op.fill(0.0, op.reshape(x, [-1]))
+    return op.reshape_like(added(op, zeros, op.reshape(indices, [-1]), op.reshape(g, [-1])), x)
+
+
+@rule("MaxUnpool")
+def max_unpool(op, g, y, x, indices, output_shape, *, kernel_shape, pads, strides):
+    """Each entry went to one place, so its cotangent stands there. Of entries sent to one place the last stays, and
+    takes it; where windows don't overlap, indices of MaxPool are distinct.
+    """
+    win = windows.window(kernel_shape, strides, None, pads)
+    overlap = any(s < k for s, k in zip(win.strides, win.sizes, strict=True))
+    if overlap and op.opset < 18:
+        return op.no("its windows overlap, so that indices may repeat", "export the model at opset 18 or newer")
+    if output_shape is not None and (output_shape.const is None or tuple(output_shape.const) != _unpooled(win, x)):
+        hint = "leave output_shape away, or fix the model's shapes so that it is seen to be the default"
+        return op.no("indices count in output_shape, or in the default: runtimes disagree", hint)
+    flat = op.reshape(indices, [-1])
+    taken = op.Gather(op.reshape(g, [-1]), flat)
+    if overlap:
+        entries = op.Range(op.const(0), op.Size(flat), op.const(1))
+        none = op.ConstantOfShape(op.Shape(op.reshape(y, [-1])), value=onnx.numpy_helper.from_array(np.full(1, -1)))
+        last = op.ScatterElements(none, flat, entries, reduction="max")
+        taken = op.Where(op.Equal(op.Gather(last, flat), entries), taken, op.const(0.0, g))
+    return op.reshape_like(taken, x)
+
+
+def _unpooled(win, x):
+    """The shape that MaxUnpool gives its result by itself; None where it is unknown."""
+    sizes = x.shape[2:]
+    if not all(isinstance(size, int) for size in sizes):
+        return None
+    spatial = zip(sizes, win.strides, win.begins, win.ends, win.kernel, strict=True)
+    return (*x.shape[:2], *((size - 1) * stride - begin - end + k for size, stride, begin, end, k in spatial))
+
+
+@rule("AveragePool")
+def average_pool(op, g, y, x, *, auto_pad, ceil_mode, count_include_pad, dilations, kernel_shape, pads, strides):
+    """Spread each cotangent, divided by how many elements its window had, over its window.
+
+    One product with a constant band matrix an axis (0.17-0.5 of PyTorch's time) where sizes are static, else one
+    transposed convolution with ones (0.6-1.4).
+    """
+    win = windows.window(kernel_shape, strides, dilations, pads)
+    win, late = windows.auto_window(op, win, x, auto_pad)
+    if why := _unlike(win, x, g, ceil_mode, auto_pad):
+        return op.no(*why)
+    bands = [_band(win, i, x.shape[2 + i], g.shape[2 + i], count_include_pad) for i in range(len(win.kernel))]
+    if all(band is not None for band in bands):
+        for axis, band in enumerate(bands, 2):
+            g = windows.along(op, g, axis, band.T)
+        return op.state(g, x.known_shape)
+    for i in range(len(win.kernel)):
+        g = g / _counts(op, win, i, x, g, late, ceil_mode, count_include_pad)
+    return _spread(op, g, win, x, late, exact=not ceil_mode)
+
+
+def _spread(op, g, win, x, late, exact=True):
+    """`g` added up over the windows that hold each element of `x`, a plane at a time."""
+    image = windows.pad(op, x, *late) if late else x
+    planes, flat = (op.reshape(v, [-1, 1, *(op.size(v, axis) for axis in win.axes)]) for v in (g, image))
+    ones = op.const(np.ones((1, 1, *win.kernel)), x)
+    result = op.reshape_like(windows.spread(op, planes, ones, flat, win, exact), image)
+    return windows.crop_like(op, result, late[0], x) if late else result
+
+
+def _unlike(win, x, g, ceil_mode, auto_pad):
+    """Why (reason, hint) the windows that run are not those that were inferred; None where they are."""
+    if ceil_mode and not _outputs_known(win, x, g):
+        return BEYOND
+    wide = zip(win.sizes, win.extents, win.strides, strict=True)
+    if auto_pad.startswith("SAME") and any(k != extent or s > k + 1 for k, extent, s in wide):
+        return PADDED
+    return None
+
+
+def _outputs_known(win, x, g):
+    """Whether no window that was inferred starts beyond the image and its leading pads."""
+    return all(
+        not isinstance(out, int) or not isinstance(size, int) or (out - 1) * stride < size + begin
+        for out, size, stride, begin in zip(g.shape[2:], x.shape[2:], win.strides, win.begins, strict=True)
+    )
+
+
+def _band(win, i, size, outputs, count_include_pad):
+    """The map of an average along one axis, [outputs, size]; None where sizes are unknown or it is too large."""
+    if not isinstance(size, int) or not isinstance(outputs, int) or size * outputs > DENSE:
+        return None
+    reads = np.arange(size) - (np.arange(outputs)[:, None] * win.strides[i] - win.begins[i])
+    inside = (reads >= 0) & (reads < win.extents[i]) & (reads % win.dilations[i] == 0)
+    return inside / _taps_inside(win, i, np.arange(outputs)[:, None], size, count_include_pad)
+
+
+def _taps_inside(win, i, outputs, size, count_include_pad):
+    """How many elements the windows number `outputs` average along one axis; numpy arrays or int64 values."""
+    low, high = (-win.begins[i], size + win.ends[i]) if count_include_pad else (0, size)
+    return windows.taps_below(win, i, outputs, high) - windows.taps_below(win, i, outputs, low)
+
+
+def _counts(op, win, i, x, g, late, ceil_mode, count_include_pad):
+    """The same for all windows, as a factor of g's type that broadcasts to it: a number where all are equal."""
+    padded = late or win.begins[i] or win.ends[i]
+    if (late or not ceil_mode) and (count_include_pad or not padded):
+        return float(win.kernel[i])
+    axis = 2 + i
+    outputs = op.steps(op.dim(g, axis))
+    if late:
+        begin = op.Gather(late[0], op.ints([i]))
+        counts = windows.taps_below(win, i, outputs, begin + op.dim(x, axis))
+        counts = counts - windows.taps_below(win, i, outputs, begin)
+    else:
+        counts = _taps_inside(win, i, outputs, op.dim(x, axis), count_include_pad)
+    return op.cast(op.reshape(counts, [-1, *[1] * (g.rank - axis - 1)]), g)
+
+
+@rule("GlobalAveragePool")
+def global_average_pool(op, g, y, x):
+    return op.expand_like(op.per(g, x, range(2, x.rank)), x)
+
+
+@rule("GlobalMaxPool", kink="the first maximum in row-major order takes all")
+def global_max_pool(op, g, y, x):
+    flat = windows.flat(op, x)
+    places = op.steps(op.dim(flat, 2))
+    taken = op.Equal(places, op.ArgMax(flat, axis=2, keepdims=1))
+    return op.reshape_like(op.Where(taken, op.Reshape(g, op.ints([0, 0, 1])), op.const(0.0, g)), x)
+
+
+@rule("LpPool", kink="0 where all elements of the window are 0")
+def lp_pool(op, g, y, x, *, auto_pad, ceil_mode, dilations, kernel_shape, p, pads, strides):
+    """d (Σ|x|ᵖ)^(1/p) / dx = sign(x) |x|^(p-1) y^(1-p), summed over the windows that hold x."""
+    win = windows.window(kernel_shape, strides, dilations, pads)
+    win, late = windows.auto_window(op, win, x, auto_pad)
+    if why := _unlike(win, x, g, ceil_mode, auto_pad):
+        return op.no(*why)
+    g = op.Where(y > 0.0, g / (op.Where(y > 0.0, y, op.const(1.0, y)) ** float(p - 1)), op.const(0.0, y))
+    return _spread(op, g, win, x, late, exact=not ceil_mode) * _signed_power(op, x, p)
+
+
+@rule("GlobalLpPool", kink="0 where all elements are 0")
+def global_lp_pool(op, g, y, x, *, p):
+    """As LpPool, with one window over all spatial axes; powers are taken of |x| / y, so that none is too small."""
+    return g * _signed_power(op, x / op.Where(y > 0.0, y, op.const(1.0, y)), p)
+
+
+def _signed_power(op, x, p):
+    """sign(x) |x|^(p-1)."""
+    return op.Sign(x) * op.Abs(x) ** float(p - 1) if p > 1 else op.Sign(x)

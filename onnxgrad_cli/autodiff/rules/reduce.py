@@ -1,0 +1,232 @@
+"""Reductions: the cotangent goes back along the reduced axes, weighted by each element's share in the result.
+
+The axes are an attribute before opset 18 (13 for ReduceSum) and an input after it, may be absent (all, or none),
+and may be known only at run time; `Reduced` hides the difference, so that each rule is its formula. Products, running
+ones too, are differentiated without a division, so that zeros in them are nothing special.
+"""
+
+from __future__ import annotations
+
+from onnx import TensorProto
+
+from onnxgrad_cli.autodiff.registry import no_gradient, rule
+
+no_gradient("ArgMax ArgMin")
+
+
+class Reduced:
+    """One reduction of `x`: `g` and `y`, its cotangent and value, with the reduced axes kept at size one.
+
+    `axes` is a list, or None for all of them; where they are known only at run time, `late` is their value.
+    """
+
+    def __init__(self, op, kind, g, y, x, axes_input, axes, keepdims, noop_with_empty_axes):
+        self.op, self.x = op, x
+        self.late = axes_input if axes_input is not None and axes_input.const is None else None
+        self.noop = noop_with_empty_axes or 0
+        if axes_input is not None and self.late is None:
+            axes = axes_input.const.reshape(-1).tolist()
+        self.axes = axes or ([] if self.noop else None)
+        if not keepdims and self.late is not None:
+            y = self._again(kind, x)
+            g = op.reshape_like(g, y)
+        elif not keepdims:
+            dropped = [axis % x.rank for axis in (range(x.rank) if self.axes is None else self.axes)]
+            g, y = op.unsqueeze(g, dropped), op.unsqueeze(y, dropped)
+        self.g, self.y = g, y
+
+    def _again(self, kind, x):
+        return self.op.emit(kind, x, self.late, keepdims=1, noop_with_empty_axes=self.noop)
+
+    def sum(self, x):
+        """The sum of `x` along the same axes, which are kept."""
+        if self.late is None:
+            return self.op.sum(x, self.axes)
+        return self.op.cast(self._again("ReduceSum", self.op.wide(x)), x)
+
+    def count(self, dtype):
+        """How many elements go into one result."""
+        op = self.op
+        if self.late is None:
+            return op.count(self.x, self.axes, dtype)
+        return op.Cast(op.Size(self.x), to=dtype) / op.Cast(op.Size(self.y), to=dtype)
+
+
+def reduction(kinds, kink=""):
+    """Register a formula (op, reduced) -> cotangent, of a shape that broadcasts to x, as the rule of `kinds`."""
+
+    def register(formula):
+        for kind in kinds.split():
+            rule(kind, kink=kink)(_derivative(kind, formula))
+        return formula
+
+    return register
+
+
+def _derivative(kind, formula):
+    def derivative(op, g, y, x, axes_input, *, axes, keepdims, noop_with_empty_axes):
+        reduced = Reduced(op, kind, g, y, x, axes_input, axes, keepdims, noop_with_empty_axes)
+        return op.expand_like(formula(op, reduced), x), None
+
+    derivative.__qualname__ = formula.__qualname__
+    return derivative
+
+
+@reduction("ReduceSum")
+def reduce_sum(op, r):
+    return r.g
+
+
+@reduction("ReduceMean")
+def reduce_mean(op, r):
+    """The count overflows in float16 and is inexact in bfloat16, so both divide in float32."""
+    if r.x.dtype in (TensorProto.FLOAT16, TensorProto.BFLOAT16):
+        return op.cast(op.cast(r.g, TensorProto.FLOAT) / r.count(TensorProto.FLOAT), r.x)
+    return r.g / r.count(r.x.dtype)
+
+
+@reduction("ReduceMax ReduceMin", kink="ties share evenly, as in torch.amax and torch.amin")
+def reduce_extreme(op, r):
+    chosen = op.cast(op.Equal(r.x, r.y), op.wide(r.g))
+    return op.cast(chosen * (op.wide(r.g) / r.sum(chosen)), r.x)
+
+
+@reduction("ReduceSumSquare")
+def reduce_sum_square(op, r):
+    return r.x * (2 * r.g)
+
+
+@reduction("ReduceL1", kink="0 at x = 0")
+def reduce_l1(op, r):
+    return op.Sign(r.x) * r.g
+
+
+@reduction("ReduceL2", kink="0 where the norm is 0")
+def reduce_l2(op, r):
+    """Where the norm is 0, so is every x."""
+    return r.x * (r.g / op.Where(op.Equal(r.y, 0), op.const(1.0, r.y), r.y))
+
+
+@reduction("ReduceLogSum")
+def reduce_log_sum(op, r):
+    return r.g / r.sum(r.x)
+
+
+@reduction("ReduceLogSumExp")
+def reduce_log_sum_exp(op, r):
+    return op.Exp(r.x - r.y) * r.g
+
+
+@reduction("ReduceProd")
+def reduce_prod(op, r):
+    """Without division, so that it is exact at zeros, to any order; one axis after the other.
+
+    Where the axes are known only at run time each axis is taken, and left as it is if it is none of them.
+    """
+    rank = r.x.rank
+    late = [None if r.late is None else _is_reduced(op, r, axis) for axis in range(rank)]
+    axes = [axis % rank for axis in (range(rank) if r.axes is None or r.late is not None else r.axes)]
+    partial = [r.x]
+    for axis in axes[:-1]:
+        product = op.prod(partial[-1], [axis])
+        partial.append(product if late[axis] is None else op.Where(late[axis], product, partial[-1]))
+    g = r.g
+    for x, axis in zip(reversed(partial), reversed(axes), strict=False):
+        if late[axis] is None and isinstance(x.shape[axis], int):
+            g = _through_tree(op, g, x, axis)
+        else:
+            g = _through_others(op, g, x, axis, late[axis])
+    return g
+
+
+def _is_reduced(op, r, axis):
+    """Whether `axis` is one of the axes known at run time, or all are because there are none."""
+    found = op.Equal(op.Mod(r.late, op.const(r.x.rank)), op.const(axis))
+    among = op.ReduceSum(op.Cast(found, to=TensorProto.INT64), keepdims=0) > op.const(0)
+    return among if r.noop else op.Or(among, op.Equal(op.Size(r.late), op.const(0)))
+
+
+def _through_tree(op, g, x, axis):
+    """Halves are multiplied pair by pair up to one; on the way down each takes the other's product."""
+    pairs = []
+    while (size := x.shape[axis]) > 1:
+        half = size // 2
+        a, b, *odd = op.split(x, [half, half, size % 2][: 2 + size % 2], axis)
+        pairs.append((a, b))
+        x = op.Concat(a * b, *odd, axis=axis) if odd else a * b
+    for a, b in reversed(pairs):
+        half = a.shape[axis]
+        odd = []
+        if g.shape[axis] > half:
+            g, *odd = op.split(g, [half, 1], axis)
+        g = op.Concat(g * b, g * a, *odd, axis=axis)
+    return g
+
+
+def _through_others(op, g, x, axis, late):
+    """Each element's factor is the product of the others, laid out as a square whose diagonal is one.
+
+    Where `late`, if there is one, is false the axis is not reduced, and every factor is one.
+    """
+    across, down = (op.steps(op.size(x, axis), i, x.rank + 1) for i in (axis, axis + 1))
+    left_out = op.Equal(across, down)
+    if late is not None:
+        left_out = op.Or(left_out, op.Not(late))
+    others = op.Where(left_out, op.const(1.0, x), op.unsqueeze(x, [axis]))
+    return g * op.squeeze(op.prod(others, [axis + 1]), [axis + 1])
+
+
+# -- running products --------------------------------------------------------------------------------------------
+
+
+@rule("CumProd")
+def cumprod(op, g, y, x, axis, *, exclusive, reverse):
+    """dX_j = Π_{k before j} x_k · r_j, where r_j = g_j + x_{j+1} r_{j+1} collects what comes after."""
+    if axis.const is None:
+        flat, seed = (op.reshape(v, around(op, x, axis, x.rank)) for v in (x, g))
+        return op.reshape_like(_through_products(op, seed, flat, 1, exclusive, reverse), x), None
+    axis = int(axis.const.reshape(-1)[0]) % x.rank
+    through = _through_doubling if isinstance(x.shape[axis], int) else _through_products
+    return through(op, g, x, axis, exclusive, reverse), None
+
+
+def _through_doubling(op, g, x, axis, exclusive, reverse):
+    """The recurrence in log2(size) rounds, each of which reaches twice as far.
+
+    Source: W. D. Hillis and G. L. Steele, Data parallel algorithms, CACM 29 (1986).
+    """
+
+    def ahead(v, count):
+        """What stands `count` places further on, and zeros beyond the end."""
+        begins, ends = ([sign * count if i == axis else 0 for i in range(x.rank)] for sign in (-1, 1))
+        return op.Pad(v, op.ints([*ends, *begins] if reverse else [*begins, *ends]), shape=x.shape)
+
+    factor = ahead(x, 1)
+    collected = ahead(g, 1) if exclusive else g
+    reach = 1
+    while reach < x.shape[axis]:
+        collected = collected + factor * ahead(collected, reach)
+        factor = factor * ahead(factor, reach)
+        reach *= 2
+    return op.CumProd(x, op.const(axis), exclusive=1, reverse=reverse) * collected
+
+
+def _through_products(op, g, x, axis, exclusive, reverse):
+    """The products between any two places, laid out as a square, weighted by the cotangent of the second."""
+    size = op.size(x, axis)
+    start, end = (op.steps(size, i, x.rank + 1) for i in (axis, axis + 1))
+    later, follows = (end < start, end <= start) if reverse else (end > start, end >= start)
+    factors = op.Where(later, op.unsqueeze(x, [axis]), op.const(1.0, x))
+    between = op.CumProd(factors, op.const(axis + 1), exclusive=exclusive, reverse=reverse)
+    weighted = op.Where(later if exclusive else follows, between * op.unsqueeze(g, [axis]), op.const(0.0, g))
+    collected = op.sum(weighted, [axis + 1], keepdims=False)
+    return op.CumProd(x, op.const(axis), exclusive=1, reverse=reverse) * collected
+
+
+def around(op, x, axis, rank):
+    """How many elements the first `rank` axes of `x` have before, along and after `axis`, a scalar of run time."""
+    shape = op.Slice(op.Shape(x), op.ints([0]), op.ints([rank]))
+    axis = op.Mod(op.reshape(op.cast(axis, TensorProto.INT64), [1]), op.const(x.rank))
+    every = op.steps(rank)
+    sides = (op.Where(chosen, shape, op.const(1)) for chosen in (every < axis, op.Equal(every, axis), every > axis))
+    return [op.ReduceProd(side, keepdims=1) for side in sides]

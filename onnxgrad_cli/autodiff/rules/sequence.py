@@ -1,0 +1,75 @@
+"""Sequences and optionals: the cotangent of a sequence is a sequence of the same length.
+
+Sequences whose length is known at build time are gone before anything is differentiated (passes/sequences.py); these
+rules are for the others, which grow in loops. Source: the operators' pages.
+"""
+
+from __future__ import annotations
+
+from onnxgrad_cli.autodiff.registry import no_gradient, rule
+from onnxgrad_cli.emission import bodies
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.values import Val
+
+no_gradient("SequenceLength OptionalHasElement")
+
+
+@rule("SequenceEmpty")
+def sequence_empty(op, g, y, *, dtype):
+    return ()
+
+
+@rule("SequenceConstruct", needs_opset=17)
+def sequence_construct(op, g, y, *xs):
+    return [op.SequenceAt(g, op.const(i), shape=x.known_shape) for i, x in enumerate(xs)]
+
+
+@rule("SequenceAt", needs_opset=17)
+def sequence_at(op, g, y, s, position):
+    zeros = op.SequenceErase(bodies.zeros_like(op, s), position)
+    return op.SequenceInsert(zeros, g, _counted(op, s, position)), None
+
+
+@rule("SequenceInsert", needs_opset=17)
+def sequence_insert(op, g, y, s, x, position):
+    at = op.const(-1) if position is None else _counted(op, s, position)
+    return op.SequenceErase(g, at), op.SequenceAt(g, at, shape=x.known_shape), None
+
+
+@rule("SequenceErase", needs_opset=17)
+def sequence_erase(op, g, y, s, position):
+    position = op.const(-1) if position is None else position
+    zero = op.fill(0.0, op.SequenceAt(s, position))
+    return op.SequenceInsert(g, zero, _counted(op, s, position)), None
+
+
+@rule("ConcatFromSequence", needs_opset=17)
+def concat_from_sequence(op, g, y, s, *, axis, new_axis):
+    if new_axis:
+        return op.SplitToSequence(g, axis=axis, keepdims=0)
+    sizes = bodies.map_elements(op, lambda op, x: op.Gather(op.Shape(x), op.ints([axis])), s)
+    return op.SplitToSequence(g, op.ConcatFromSequence(sizes, axis=0), axis=axis)
+
+
+@rule("SplitToSequence", needs_opset=17)
+def split_to_sequence(op, g, y, x, split, *, axis, keepdims):
+    whole = op.ConcatFromSequence(g, axis=axis, new_axis=int(split is None and not keepdims))
+    return op.state(whole, x.known_shape), None
+
+
+@rule("Optional")
+def optional(op, g, y, x, *, type):
+    return g
+
+
+@rule("OptionalGetElement")
+def optional_get_element(op, g, y, x):
+    return g
+
+
+def _counted(op: Op, s: Val, position: Val) -> Val:
+    """A position in `s`, counted from its begin: a negative one would mean another place in a longer sequence."""
+    if position.const is not None and position.const.item() >= 0:
+        return position
+    at = op.cast(position, 7)
+    return op.Where(at < 0, at + op.SequenceLength(s), at)

@@ -1,0 +1,242 @@
+"""The quartet that onnxruntime.training.artifacts has made known: training, evaluation and optimizer model, checkpoint.
+
+The three models hold no weights: these are inputs, and their values lie in the checkpoint alone. Whoever runs the
+models, in any language, reads it once and binds what comes out of a run to what goes into the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, helper, numpy_helper
+
+from onnxgrad_cli import metadata
+from onnxgrad_cli.builder import TrainingModel
+from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
+from onnxgrad_cli.execution.session import CPU, take_out
+from onnxgrad_cli.files import check_target, load_model, save_model
+from onnxgrad_cli.ir.skeleton import copied
+from onnxgrad_cli.ir.types import tensor_type
+from onnxgrad_cli.metadata import Roles
+from onnxgrad_cli.passes.optimizer.split import Halves, narrowed, split
+from onnxgrad_cli.passes.parameters.select import matching
+from onnxgrad_cli.training.eval_model import evaluation_model
+from onnxgrad_cli.training.run.folder import load_checkpoint
+from onnxgrad_cli.training.run.tensors import load_tensors, save_tensors
+from onnxgrad_cli.training.steps.base import Held
+from onnxgrad_cli.training.steps.split import SplitTrainer
+
+TRAINING, EVALUATION, OPTIMIZER, CHECKPOINT = (
+    "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """The quartet in memory.
+
+    Attributes:
+        training: from inputs, labels and weights to loss, gradients and next running statistics.
+        evaluation: from the same to the loss and the outputs, in inference mode.
+        optimizer: from gradients, weights, slots and the learning rate to the next weights and slots; None if there
+            is no optimizer.
+        values: weights, frozen parameters and state, by name.
+        roles: of the inputs of all three models; frozen parameters are 'constant'.
+    """
+
+    training: ModelProto
+    evaluation: ModelProto
+    optimizer: ModelProto | None
+    values: dict[str, np.ndarray]
+    roles: Roles
+
+
+def frozen_of(built: TrainingModel) -> list[str]:
+    """The weights that are frozen by name: parameters that are not trained."""
+    return matching(built.options.freeze, list(built.training.not_trained), "--freeze", "float weights")
+
+
+def make_artifacts(built: TrainingModel, original: ModelProto, outputs: Collection[str] = ()) -> Artifacts:
+    """Take a training model apart.
+
+    Args:
+        built: the training model, its values included; not changed.
+        original: the inference model it was made from.
+        outputs: outputs of that model that training and evaluation model are to have besides the loss.
+
+    Raises:
+        UsageError: the model has no such output.
+    """
+    own = [value.name for value in original.graph.output]
+    for name in outputs:
+        if name not in own:
+            raise UsageError(f"the model has no output '{name}'", suggest(name, own, "outputs"))
+    whole, path, frozen = built.model, built.graph.path, frozen_of(built)
+    optimizer = None
+    training = copied(whole)
+    if built.options.optimizer:
+        halves = split(whole)
+        training, optimizer = halves.gradient, halves.optimizer
+    roles = metadata.describe(training)
+    needed = {value.name for value in optimizer.graph.input} if optimizer else set()
+    kept = [n for n, role in roles.outputs.items() if role.role != "kept output" or n in needed or n in outputs]
+    training = _with_inputs(narrowed(training, kept), frozen)
+    roles = metadata.describe(training)
+    held = _stored(roles)
+    evaluation = evaluation_model(original, built.options, [*held, *frozen], path, outputs).model
+    steps = metadata.read(optimizer) if optimizer else None
+    training, values = take_out(training, held, path)
+    evaluation, more = take_out(evaluation, _stored(metadata.read(evaluation)), path)
+    values |= more
+    if optimizer is not None and steps is not None:
+        optimizer, more = take_out(optimizer, _stored(steps), path)
+        values |= more
+    inputs = {**dict.fromkeys(frozen, "constant"), **roles.inputs}
+    if steps:
+        inputs |= {name: role for name, role in steps.inputs.items() if role != "gradient"}
+        roles = replace(roles, slots={**roles.slots, **steps.slots})
+        values |= steps.begun(values)
+    return Artifacts(training, evaluation, optimizer, values, replace(roles, inputs=inputs))
+
+
+def _stored(roles: Roles) -> list[str]:
+    """The inputs that have a value of their own."""
+    return [name for name, role in roles.inputs.items() if role in metadata.STORED]
+
+
+def _with_inputs(model: ModelProto, names: Collection[str]) -> ModelProto:
+    """The model, with some of its initializers as inputs."""
+    roles = metadata.describe(model)
+    declared = {value.name for value in model.graph.input}
+    for tensor in model.graph.initializer:
+        if tensor.name in names and tensor.name not in declared:
+            value_type = tensor_type(tensor.data_type, list(tensor.dims))
+            model.graph.input.append(helper.make_value_info(tensor.name, value_type))
+            roles.inputs[tensor.name] = "constant"
+    metadata.write(model, roles)
+    return model
+
+
+def save_artifacts(
+    made: Artifacts, folder: Path, prefix: str = "", *, nominal: bool = False, source: Path | None = None,
+    force: bool = False,
+) -> list[Path]:  # fmt: skip
+    """Write the quartet, whole or not at all.
+
+    Args:
+        made: the artifacts.
+        folder: where they go; it must be there.
+        prefix: what their names begin with.
+        nominal: let the checkpoint have names, shapes and types only.
+        source: the file that the model was read from: it is not overwritten, and external data are relative to it.
+        force: replace files that onnxgrad did not write.
+
+    Returns:
+        The files written, the training model first.
+
+    Raises:
+        UsageError: a file would be replaced that must not be.
+        OnnxgradError: one can't be written.
+    """
+    models = {TRAINING: made.training, EVALUATION: made.evaluation, OPTIMIZER: made.optimizer}
+    files = {folder / f"{prefix}{name}": model for name, model in models.items() if model is not None}
+    checkpoint = folder / f"{prefix}{CHECKPOINT}"
+    for file in (*files, checkpoint):
+        check_target(file, None, source, force)
+    written: list[Path] = []
+    with ExitStack() as undo:
+        for file in (*files, checkpoint):
+            if not file.exists():
+                undo.callback(file.unlink, missing_ok=True)
+        for file, model in files.items():
+            written += save_model(model, file, source, force)
+        _save(checkpoint, made.values, made.roles, 0, nominal)
+        undo.pop_all()
+    return [*written, checkpoint]
+
+
+def save_checkpoint(path: str | Path, trainer: Held) -> None:
+    """Write what a trainer holds: `onnxgrad export` and `open_artifacts` read it.
+
+    Raises:
+        OnnxgradError: it can't be written.
+    """
+    _save(Path(path), {name: buffer.read() for name, buffer in trainer.buffers.items()}, trainer.roles, trainer.steps)
+
+
+def _save(path: Path, values: Mapping[str, np.ndarray], roles: Roles, steps: int, nominal: bool = False) -> None:
+    def named(role: str) -> list[str]:
+        return [name for name in values if roles.inputs.get(name) == role]
+
+    said: dict[str, Any] = {
+        "writer": f"onnxgrad {metadata.tool_version()}",  # first, where `files.is_ours` looks for it
+        "steps": steps,
+        "adapters": [asdict(adapter) for adapter in roles.adapters],
+        "averages": roles.averages,
+        "weights": named("weight"),
+        "frozen": named("constant"),
+        "state": named("state"),
+    }
+    if nominal:
+        said["nominal"] = {name: [str(array.dtype), list(array.shape)] for name, array in values.items()}
+    save_tensors(path, {} if nominal else values, {"progress": said})
+
+
+def open_artifacts(
+    folder: str | Path, prefix: str = "", *, checkpoint: str | Path | None = None, provider: str = CPU,
+    threads: int | None = None, seed: int = 0,
+) -> SplitTrainer:  # fmt: skip
+    """A trainer on the quartet in a folder.
+
+    Args:
+        folder, prefix: where it is.
+        checkpoint: another one than the one beside the models.
+        provider, threads, seed: see `Trainer`.
+
+    Raises:
+        UsageError: there is no optimizer model, or the checkpoint is of another model.
+        OnnxgradError: a file can't be read, or the checkpoint is a nominal one.
+    """
+    folder = Path(folder)
+    path = folder / f"{prefix}{TRAINING}"
+    if not (folder / f"{prefix}{OPTIMIZER}").exists():
+        raise UsageError(f"there is no '{folder / f'{prefix}{OPTIMIZER}'}'", "make the artifacts with an optimizer")
+    halves = Halves(load_model(path)[0], load_model(folder / f"{prefix}{OPTIMIZER}")[0])
+    values, said = load_checkpoint(Path(checkpoint) if checkpoint else folder / f"{prefix}{CHECKPOINT}")
+    trainer = SplitTrainer(halves, values, path=path, provider=provider, threads=threads, seed=seed)
+    trainer.steps = said["steps"]
+    return trainer
+
+
+def with_stored(model: ModelProto, path: Path) -> ModelProto:
+    """A training model of a quartet with the values of the checkpoint beside it; another model as it is.
+
+    Raises:
+        OnnxgradError: the checkpoint can't be read, or is a nominal one.
+    """
+    checkpoint = path.with_name(path.name.replace(TRAINING, CHECKPOINT))
+    stored = {tensor.name for tensor in model.graph.initializer}
+    lacking = [n for n, role in metadata.read(model).inputs.items() if role in metadata.STORED and n not in stored]
+    if not lacking or checkpoint == path or not checkpoint.exists():
+        return model
+    values = load_checkpoint(checkpoint)[0]
+    copy = copied(model)
+    copy.graph.initializer.extend(numpy_helper.from_array(values[name], name) for name in lacking if name in values)
+    return copy
+
+
+def nominal(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The types and shapes in a nominal checkpoint, by name.
+
+    Raises:
+        OnnxgradError: it is none, or can't be read.
+    """
+    said = load_tensors(path)[1].get("progress", {})
+    if "nominal" not in said:
+        raise OnnxgradError(f"'{path}' is no nominal checkpoint", "it was written without nominal_checkpoint")
+    return {name: (dtype, tuple(shape)) for name, (dtype, shape) in said["nominal"].items()}

@@ -1,0 +1,351 @@
+"""`add_loss_output` under its old name: a model whose first output is a loss, still without any gradient.
+
+The formulas are those of the losses of `build`; what is here is the old way to ask for them. The numbers that a loss
+needs are written as Constant nodes, so that no one takes them for weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable, Mapping
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
+
+from onnxgrad_cli.common.settings import declared, require
+from onnxgrad_cli.derivatives.derivative_model import float_initializers, open_model
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.sums import reduced
+from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
+from onnxgrad_cli.ir.renaming import rename
+from onnxgrad_cli.ir.types import is_external, is_float, shape_of, tensor_type
+from onnxgrad_cli.losses.classes import picked
+from onnxgrad_cli.losses.registry import LOSSES, Loss
+from onnxgrad_cli.losses.values import SMALLEST, mae, mse
+from onnxgrad_cli.passes.loss.append import penalty as penalty_of
+from onnxgrad_cli.passes.prepare.normalise import normalise
+from onnxgrad_cli.passes.prepare.opset import OLDEST_OPSET
+from onnxgrad_cli.passes.prepare.upgrade import upgrade
+
+Penalty = Mapping[str, float | Mapping[str, float]]
+
+
+def _elastic(op: Op, prediction: Val, label: Val, *, l1_weight: float = 0.5, l2_weight: float = 0.5) -> Val:
+    return mae(op, prediction, label) * l1_weight + mse(op, prediction, label) * l2_weight
+
+
+def _log(op: Op, prediction: Val, label: Val, *, eps: float = 1e-6, label_column: bool = True) -> Val:
+    smallest = SMALLEST[prediction.dtype]
+    require(smallest <= eps < 0.5, f"eps must lie between {smallest:.3g} and 0.5")
+    clipped = op.Clip(prediction, op.const(eps, prediction), op.const(1 - eps, prediction))
+    logs = op.Log(clipped / op.sum(clipped, [1]))
+    return picked(op, logs, op.squeeze(label, [1]) if label_column else label)[0]
+
+
+ELASTIC_OPTIONS = {"l1_weight": "the weight of the absolute error", "l2_weight": "the weight of the squared error"}
+LOG_OPTIONS = {
+    "eps": "probabilities are clipped to [eps, 1 - eps]",
+    "label_column": "the label is a column, [N, 1]; false: [N]",
+}
+ELASTIC = Loss("elastic", _elastic, "same", 0, declared(_elastic, ELASTIC_OPTIONS, "loss 'elastic'"), {})
+LOG = Loss("log", _log, "class", 2, declared(_log, LOG_OPTIONS, "loss 'log'"), {})
+
+SCORES: dict[str, tuple[Loss, str]] = {
+    "squared_error": (LOSSES.lookup("mse"), "sum"),
+    "l2": (LOSSES.lookup("mse"), "sum"),
+    "absolute_error": (LOSSES.lookup("mae"), "sum"),
+    "l1": (LOSSES.lookup("mae"), "sum"),
+    "elastic": (ELASTIC, "sum"),
+    "log": (LOG, "mean"),
+}
+"""The losses by their old names, each with the reduction that is its own."""
+
+
+def add_loss_output(
+    onx: ModelProto,
+    score_name: str = "squared_error",
+    loss_name: str = "loss",
+    label_name: str = "label",
+    weight_name: str | None = None,
+    penalty: Penalty | None = None,
+    output_index: int | str | None = None,
+    *,
+    reduction: str | None = None,
+    **kwargs: object,
+) -> ModelProto:
+    """Add a loss of one output to a model.
+
+    Inputs of the result are the model's, the label, and the sample weights if any; outputs are the loss, [1, 1], then
+    all those of the model. The loss has the output's type, or float32 where that is float16 or bfloat16. An
+    intermediate value that bears one of the new names gets another. A model below opset 13 is raised to it.
+
+    With y the output and t the label, the losses are
+
+    - 'squared_error' or 'l2': (y - t)²
+    - 'absolute_error' or 'l1': |y - t|
+    - 'elastic': l1_weight |y - t| + l2_weight (y - t)²; both weights are 0.5 unless given
+    - 'log': -log p[t], where p is y, one column a class, clipped to [eps, 1 - eps] and divided by the sum of its row;
+      eps is 1e-6. With label_column=False the label is [N], not [N, 1].
+
+    Args:
+        onx: the model; it is not changed.
+        score_name: the loss, one of the above.
+        loss_name: the name of the new output.
+        label_name: the name of the new input with the label: of the output's type and shape, or for 'log' the number
+            of each row's class, int64.
+        weight_name: the name of a new input [N], of the output's type, with a weight for each row of the output, which
+            multiplies all losses of that row. A mean divides by what it would without.
+        penalty: what is added for initializers, after the reduction: name -> {"l1": a, "l2": b} adds a Σ|w| + b Σw²,
+            name -> b adds b Σw².
+        output_index: the position or the name of the output that is judged; None where there is only one.
+        reduction: 'sum' over all elements (rows, for 'log'), or 'mean'; None is 'mean' for 'log', else 'sum'.
+        kwargs: what the loss takes besides: l1_weight, l2_weight, eps, label_column.
+
+    Raises:
+        UsageError: an argument does not fit the model or the loss.
+        UnsupportedError: the model is of an opset that can't be raised, or not known yet.
+    """
+    if score_name not in SCORES:
+        raise UsageError(f"there is no loss '{score_name}'", suggest(score_name, SCORES, "losses"))
+    loss, own_reduction = SCORES[score_name]
+    settings = _settings(score_name, loss, kwargs)
+    if reduction not in ("sum", "mean", None):
+        raise UsageError(f"reduction is {reduction!r}", "it is 'sum', 'mean', or None, the loss's own")
+    graph = open_model(onx, None)
+    output = _output(graph, output_index)
+    penalties = {} if penalty is None else _penalties(graph, penalty)
+    _free_names(graph, loss_name=loss_name, label_name=label_name, weight_name=weight_name)
+    _modernise(graph)
+    op = Op(graph)
+    op.scope = loss_name
+    prediction = op.val(output)
+    _refuse_unfit(prediction, loss)
+    graph.add_input(label_name, _label_type(loss, prediction, settings))
+    found = loss.function(op, op.wide(prediction), op.wide(op.val(label_name)), **settings)
+    if weight_name is not None:
+        found = found * _row_weights(op, weight_name, prediction, found)
+    total = reduced(op, "ReduceMean" if (reduction or own_reduction) == "mean" else "ReduceSum", found)
+    for name, (l1, l2) in penalties.items():
+        term = _penalty(op, op.val(name), l1, l2)
+        total = total if term is None else total + op.cast(term, total)
+    op.rename(op.reshape(total, [1, 1]), loss_name)
+    graph.nodes.extend(op.nodes)
+    own = list(graph.proto.graph.output)
+    del graph.proto.graph.output[:]
+    graph.add_output(loss_name)
+    graph.proto.graph.output.extend(own)
+    return _with_constants_as_nodes(graph.commit(), {tensor.name for tensor in onx.graph.initializer})
+
+
+def get_train_initializer(onx: ModelProto) -> dict[str, tuple[np.ndarray, TensorProto]]:
+    """The float initializers of a model, in order: name -> (values, tensor).
+
+    Raises:
+        UsageError: one stands in another file.
+    """
+    graph = Graph(onx)
+    found = {}
+    for name in float_initializers(graph):
+        tensor = graph.initializers[name]
+        if is_external(tensor):
+            raise UsageError(
+                f"the values of '{name}' stand in another file",
+                "read the model with its external data, or save it whole",
+            )
+        found[name] = (numpy_helper.to_array(tensor), tensor)
+    return found
+
+
+def penalty_loss_onnx(
+    name: str,
+    dtype: np.dtype | type | int,
+    l1: float | None = None,
+    l2: float | None = None,
+    existing_names: Iterable[str] = (),
+) -> tuple[list[TensorProto], list[NodeProto]]:
+    """The penalty l1 Σ|w| + l2 Σw² of a tensor as initializers and nodes, for a model of any opset from 7.
+
+    Args:
+        name: the tensor.
+        dtype: its type, numpy's or a TensorProto.DataType. The penalty has it too, or float32 for the half types.
+        l1, l2: the factors; None and 0 leave a term out.
+        existing_names: names that the new values don't get.
+
+    Returns:
+        The initializers and the nodes; the first output of the last node is the penalty, a scalar.
+
+    Raises:
+        UsageError: there is no factor, or one is no finite number, or the tensor is not float.
+    """
+    element = dtype if isinstance(dtype, int) else helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    value = helper.make_value_info(name, tensor_type(element, None))
+    if not is_float(value.type):
+        raise UsageError(f"'{name}' is not float, so it has no penalty", "name a float tensor")
+    model = helper.make_model(
+        helper.make_graph([], "penalty", [value], []), opset_imports=[helper.make_opsetid("", 13)]
+    )
+    graph = Graph(model)
+    infer_types(graph)
+    for taken in existing_names:
+        graph.fresh(taken)
+    op = Op(graph)
+    op.scope = f"penalty/{name}"
+    if _penalty(op, op.val(name), *_factors(name, {"l1": l1 or 0.0, "l2": l2 or 0.0})) is None:
+        raise UsageError(f"the penalty of '{name}' has no factor", "pass l1, l2 or both")
+    graph.nodes.extend(op.nodes)
+    result = graph.commit().graph
+    return list(result.initializer), list(result.node)
+
+
+def _settings(score_name: str, loss: Loss, given: Mapping[str, object]) -> dict[str, object]:
+    known = [option.name for option in loss.options]
+    for name in given:
+        if name not in known:
+            hint = suggest(name, known, "options") if known else f"{score_name} takes no options"
+            raise UsageError(f"{score_name} has no option '{name}'", hint)
+    return {option.name: option.default for option in loss.options} | loss.settings(given)
+
+
+def _output(graph: Graph, chosen: int | str | None) -> str:
+    names = graph.output_names
+    listed = ", ".join(f"{position} or '{name}'" for position, name in enumerate(names))
+    if chosen is None:
+        if len(names) != 1:
+            raise UsageError(f"the model has {len(names)} outputs", f"choose one with output_index: {listed}")
+        return names[0]
+    if isinstance(chosen, str):
+        if chosen not in names:
+            raise UsageError(f"output_index: the model has no output '{chosen}'", suggest(chosen, names, "outputs"))
+        return chosen
+    if isinstance(chosen, bool) or not isinstance(chosen, (int, np.integer)) or not 0 <= chosen < len(names):
+        raise UsageError(f"output_index is {chosen!r}", f"the outputs are {listed}")
+    return names[chosen]
+
+
+def _penalties(graph: Graph, penalty: Penalty) -> dict[str, tuple[float, float]]:
+    if not penalty:
+        raise UsageError("penalty is empty", 'leave it out, or name initializers: {"W": {"l1": 0.1, "l2": 0.1}}')
+    floats = float_initializers(graph)
+    for name in penalty:
+        if name not in floats:
+            raise UsageError(f"penalty: the model has no float initializer '{name}'", suggest(name, floats, "weights"))
+    return {name: _factors(name, factors) for name, factors in penalty.items()}
+
+
+def _factors(name: str, given: float | Mapping[str, float]) -> tuple[float, float]:
+    factors = given if isinstance(given, Mapping) else {"l2": given}
+    hint = 'a number, for "l2", or {"l1": a, "l2": b}'
+    if not factors or not set(factors) <= {"l1", "l2"}:
+        raise UsageError(f"penalty of '{name}': {given!r} has other keys than 'l1' and 'l2', or none", hint)
+    for value in factors.values():
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not math.isfinite(value):
+            raise UsageError(f"penalty of '{name}': {value!r} is not a finite number", hint)
+    return float(factors.get("l1", 0.0)), float(factors.get("l2", 0.0))
+
+
+def _penalty(op: Op, weight: Val, l1: float, l2: float) -> Val | None:
+    kinds = {"ReduceL1": l1, "ReduceSumSquare": l2}
+    terms = [penalty_of(op, kind, weight) * factor for kind, factor in kinds.items() if factor]
+    return None if not terms else terms[0] if len(terms) == 1 else terms[0] + terms[1]
+
+
+def _free_names(graph: Graph, **names: str | None) -> None:
+    """Make the names of what is added free: intermediate values get others, whatever the user named keeps its own."""
+    given = {argument: name for argument, name in names.items() if name is not None}
+    owned = {*graph.input_names, *graph.output_names, *graph.initializers}
+    owned.update(tensor.values.name for tensor in graph.proto.graph.sparse_initializer)
+    inner = _names_in_bodies(graph)
+    made = {output for node in graph.nodes for output in node.output}
+    seen: dict[str, str] = {}
+    for argument, name in given.items():
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"{argument} is {name!r}", "it is the name of a new value")
+        if name in seen:
+            raise UsageError(f"{seen[name]} and {argument} are both '{name}'", "choose another name for one of them")
+        seen[name] = argument
+        if name in owned or name in inner:
+            where = "in a body of a node" if name not in owned else "among its inputs, outputs and initializers"
+            raise UsageError(
+                f"{argument}: the model already has a '{name}' {where}", f"choose another name with {argument}=..."
+            )
+        if name in made:
+            _call(graph, name, graph.fresh(f"_{name}_"))
+        else:
+            graph.fresh(name)
+
+
+def _names_in_bodies(graph: Graph) -> Container[str]:
+    bodies = [body for node in with_bodies(graph.nodes) for body in subgraphs(node)]
+    values = {value.name for body in bodies for value in (*body.input, *body.initializer)}
+    return values | {name for body in bodies for node in body.node for name in node.output}
+
+
+def _call(graph: Graph, old: str, new: str) -> None:
+    rename(graph.nodes, {old: new})
+    for value in graph.proto.graph.value_info:
+        if value.name == old:
+            value.name = new
+    for annotation in graph.proto.graph.quantization_annotation:
+        if annotation.tensor_name == old:
+            annotation.tensor_name = new
+
+
+def _modernise(graph: Graph) -> None:
+    """Type every value, at an opset that the emitter knows."""
+    if graph.opset() is None:
+        graph.proto.opset_import.add(domain="", version=OLDEST_OPSET)
+    if (graph.opset() or 0) < OLDEST_OPSET:
+        normalise(graph)
+        infer_types(graph)
+        upgrade(graph, OLDEST_OPSET)
+    infer_types(graph)
+
+
+def _refuse_unfit(prediction: Val, loss: Loss) -> None:
+    name, shape = prediction.name, prediction.known_shape
+    if not is_float(prediction.type):
+        raise UsageError(f"'{name}' is not a float output, so it can't be judged", "choose another with output_index")
+    if shape is None:
+        raise UsageError(
+            f"the rank of output '{name}' is unknown, so its label can't be declared", "declare its shape in the model"
+        )
+    if loss is LOG and (len(shape) != 2 or shape[1] == 1):
+        raise UsageError(
+            f"log takes probabilities, one row a sample and one column a class; '{name}' is "
+            f"[{', '.join(map(str, shape))}]",
+            "choose the output that holds them with output_index",
+        )
+
+
+def _label_type(loss: Loss, prediction: Val, settings: Mapping[str, object]) -> TypeProto:
+    found = loss.label_type(prediction)
+    assert found is not None  # each of these losses has a label
+    if settings.get("label_column"):
+        return tensor_type(TensorProto.INT64, [*(shape_of(found) or ()), 1])
+    return found
+
+
+def _row_weights(op: Op, name: str, prediction: Val, found: Val) -> Val:
+    """The weights of the rows, in a shape that broadcasts to the losses."""
+    if not prediction.shape:
+        raise UsageError(f"weight_name does not go with '{prediction.name}', a scalar", "it weighs rows")
+    op.graph.add_input(name, tensor_type(prediction.dtype, [prediction.shape[0]]))
+    return op.unsqueeze(op.cast(op.val(name), found), range(1, found.rank))
+
+
+def _with_constants_as_nodes(model: ModelProto, own: Container[str]) -> ModelProto:
+    """Every initializer that is not the model's own becomes a Constant node."""
+    graph = model.graph
+    ours = [position for position, tensor in enumerate(graph.initializer) if tensor.name not in own]
+    tensors = [graph.initializer[position] for position in ours]
+    nodes = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in tensors]
+    nodes += graph.node
+    del graph.node[:]
+    graph.node.extend(nodes)
+    for position in reversed(ours):
+        del graph.initializer[position]
+    return model

@@ -1,0 +1,160 @@
+"""What every derivative model starts from: a prepared model, and what of it is differentiated with respect to what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from onnx import ModelProto
+
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.files import mark
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.skeleton import copied
+from onnxgrad_cli.ir.types import FLOATS, is_float
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.backward import BACKWARD
+from onnxgrad_cli.passes.cleanup.cleanup import CLEANUP
+from onnxgrad_cli.passes.identifiers import make_identifiers
+from onnxgrad_cli.passes.outputs import settle_yield
+from onnxgrad_cli.passes.prepare import prepare
+from onnxgrad_cli.passes.yield_op import insert_yield
+from onnxgrad_cli.record import Training
+
+
+@dataclass
+class Subject:
+    """A model under work, and the choice.
+
+    Attributes:
+        graph: the model; its outputs are still its own.
+        inputs, weights: what it is differentiated with respect to, each in order.
+        options: shapes and modes, as for a build.
+        outputs: the float outputs that are differentiated.
+        added: inputs that were added, which come last.
+        training: what the passes note.
+    """
+
+    graph: Graph
+    inputs: list[str]
+    weights: list[str]
+    options: Options
+    outputs: list[str] = field(default_factory=list)
+    added: list[str] = field(default_factory=list)
+    training: Training = field(default_factory=Training)
+
+    @property
+    def wanted(self) -> list[str]:
+        """What it is differentiated with respect to."""
+        return [*self.inputs, *self.weights]
+
+    def prepare(self) -> None:
+        """Bring the graph into the form that can be differentiated, and take all its float outputs for `outputs`.
+
+        Raises:
+            UsageError: there is nothing to differentiate.
+        """
+        graph = self.graph
+        if not self.wanted:
+            raise UsageError(
+                "there is nothing to differentiate with respect to", "name float inputs or float initializers"
+            )
+        graph.vary(self.wanted)  # before anything is made of their values
+        prepare.bring(graph, self.options, self.training)
+        self.training.straight_through = self.options.quantization == "ste"
+        self.outputs = [name for name in graph.output_names if is_float(graph.types.get(name))]
+        if not self.outputs:
+            raise UsageError("the model has no float output to differentiate", "a gradient needs a float output")
+
+    def vjp(self, cotangents: str = "input") -> list[str]:
+        """Append the backward part of the chosen outputs; returns the gradients, in order.
+
+        Args:
+            cotangents: 'input', 'ones' or 'keep', what becomes of the YieldOp that hands them in.
+        """
+        graph, training = self.graph, self.training
+        others = [n for n in graph.output_names if cotangents == "keep" and not is_float(graph.types.get(n))]
+        ends = [name for name in graph.output_names if name in self.outputs or name in others]
+        training.yielded = insert_yield(graph, ends, self.wanted)
+        training.trained = self.wanted
+        BACKWARD.run(graph, replace(self.options, yield_=cotangents), training)
+        settle_yield(graph, cotangents, training.yielded)
+        self.added += training.yielded.values() if cotangents == "input" else ()
+        return list(training.gradients.values())
+
+    def finish(self, outputs: Iterable[str], feed_weights: bool = True) -> ModelProto:
+        """Declare what goes in and out, remove what nobody reads, and return the model.
+
+        Inputs are the model's own, then, with `feed_weights`, the weights, which keep their values, then other
+        initializers that could be fed, then what was added.
+        """
+        graph = self.graph
+        own = {value.name: value for value in graph.proto.graph.input}
+        for name in self.weights if feed_weights else ():
+            if name not in own:
+                graph.add_input(name, graph.types[name])
+        declared = {value.name: value for value in graph.proto.graph.input}
+        plain = [n for n in own if n not in self.weights and n not in graph.initializers and n not in self.added]
+        overridable = [n for n in own if n not in self.weights and n in graph.initializers]
+        names = (*plain, *self.weights, *overridable, *self.added)
+        ordered = [declared[name] for name in names if name in declared]
+        del graph.proto.graph.input[:]
+        graph.proto.graph.input.extend(ordered)
+        results = {value.name: value for value in graph.proto.graph.output}
+        del graph.proto.graph.output[:]
+        for name in outputs:
+            graph.add_output(name, results[name].type if name in results else None)
+        CLEANUP.run(graph, self.options, self.training)
+        self._forget_unread()
+        if self.options.identifiers:
+            make_identifiers(graph)
+        model = graph.commit()
+        mark(model)
+        return model
+
+    def _forget_unread(self) -> None:
+        """Drop the constants of forward nodes that are gone, and what was declared of their results."""
+        graph = self.graph
+        graph.drop_unread(list(graph.initializers))
+        made = {name for node in graph.nodes for name in node.output}
+        declared = graph.proto.graph.value_info
+        kept = [value for value in declared if value.name in made]
+        del declared[:]
+        declared.extend(kept)
+
+    def add_input(self, stem: str, like: str) -> str:
+        """Add an input of the type of a value, after all others; returns its name."""
+        name = self.graph.fresh(stem)
+        self.graph.add_input(name, self.graph.types[like])
+        self.added.append(name)
+        return name
+
+
+def open_model(model: ModelProto, path: Path | None, options: Options | None = None) -> Graph:
+    """A copy of a model as a graph; what an earlier build has said of it is forgotten.
+
+    Raises:
+        UnsupportedError: its opset is newer than what is known.
+    """
+    copy = copied(model)
+    graph = Graph(copy, path)
+    prepare.admit(graph, options or Options())
+    return graph
+
+
+def float_inputs(graph: Graph) -> list[str]:
+    """The float inputs that must be fed, in order."""
+    values = graph.proto.graph.input
+    return [value.name for value in values if is_float(value.type) and value.name not in graph.initializers]
+
+
+def float_initializers(graph: Graph) -> list[str]:
+    """The float initializers, in order."""
+    return [name for name, tensor in graph.initializers.items() if tensor.data_type in FLOATS]
+
+
+def without(names: Sequence[str], others: Iterable[str]) -> list[str]:
+    """Those of `names` that are not among `others`."""
+    gone = set(others)
+    return [name for name in names if name not in gone]

@@ -1,0 +1,1 @@
+"""How rules, losses and optimizers write: values with operators, and the emitter of typed nodes."""

@@ -1,0 +1,161 @@
+"""Subgraphs: the branches of If and the bodies of Loop and Scan, as graphs of their own and back.
+
+A body becomes a `Graph` whose inputs are its own and, after them, the values it captures from outside; so every pass
+that works on a model works on it. Names, symbols and constants are shared with the graph around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import onnx
+from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto
+
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.errors import Unknown
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import captured_by
+from onnxgrad_cli.ir.types import Shape, dtype_of, element_type, shape_of, tensor_type
+
+
+def close(inner: Graph, op: Op, inputs: Sequence[Val], outputs: Sequence[Val]) -> GraphProto:
+    """The body that computes `outputs` from `inputs` and what it captures: the nodes of `inner` and then those of `op`,
+    as far as they are needed."""
+    results = [inner.fresh(f"{value.name}_out") for value in outputs]  # two outputs never share a name
+    copies = [
+        onnx.helper.make_node("Identity", [value.name], [name], name=inner.fresh(f"{name}/Identity"))
+        for value, name in zip(outputs, results, strict=True)
+    ]
+    inner.nodes = [*inner.nodes, *op.nodes, *copies]
+    del inner.proto.graph.output[:]
+    inner.proto.graph.output.extend(declared(n, value.type) for n, value in zip(results, outputs, strict=True))
+    inner.remove_unused()
+    body = inner.commit().graph
+    del body.input[:]
+    body.input.extend(declared(value.name, value.type) for value in inputs)
+    read = set(captured_by(GraphProto(node=body.node, output=body.output)))
+    kept = [tensor for tensor in body.initializer if tensor.name in read]
+    del body.initializer[:]
+    body.initializer.extend(kept)
+    return body
+
+
+def scan(
+    op: Op,
+    body: Callable[..., tuple[Sequence[Val], Sequence[Val]]],
+    states: Sequence[Val],
+    steps: Sequence[Val],
+    *,
+    reverse: bool = False,
+) -> tuple[list[Val], list[Val]]:
+    """Emit a Scan of `body(op, states, steps) -> (states, results)` over axis 0 of `steps`, from its end if `reverse`.
+
+    Returns:
+        The last states, and each step's results stacked in the order of `steps`.
+    """
+    inner = Op(op.graph)
+    inner.role, inner.forward, inner.scope = op.role, op.forward, f"{op.scope}/step"
+
+    def given(like: Val, shape: Shape) -> Val:
+        name = op.graph.fresh(f"{inner.scope}/in")
+        op.graph.types[name] = tensor_type(like.dtype, shape)
+        return inner.val(name)
+
+    inputs = [given(v, v.shape) for v in states], [given(v, v.shape[1:]) for v in steps]
+    after, results = body(inner, *inputs)
+    made = {name for node in inner.nodes for name in node.output}
+    outputs = [v if v.name in made else inner.Identity(v) for v in (*after, *results)]
+
+    def declare(values: Iterable[Val]) -> list[ValueInfoProto]:
+        return [onnx.helper.make_value_info(v.name, v.type or TypeProto()) for v in values]
+
+    found = op.emit(
+        "Scan",
+        *states,
+        *steps,
+        outputs=len(outputs),
+        body=onnx.helper.make_graph(
+            inner.nodes, op.graph.fresh(f"{inner.scope}/body"), declare([*inputs[0], *inputs[1]]), declare(outputs)
+        ),
+        num_scan_inputs=len(steps),
+        scan_input_directions=[int(reverse)] * len(steps),
+        scan_output_directions=[int(reverse)] * len(results),
+    )
+    found = list(found) if len(outputs) > 1 else [found]
+    return found[: len(states)], found[len(states) :]
+
+
+def when(op: Op, condition: Val, then: Callable[[Op], Mapping[str, Val]]) -> dict[str, Val]:
+    """Emit an If in which values are replaced where `condition` holds, and else stay, without any work.
+
+    Args:
+        condition: a boolean scalar.
+        then: writes what is done with the emitter it gets, and returns value -> what replaces it, of the same type.
+
+    Returns:
+        What `then` has named -> its value after that.
+    """
+
+    def branch(inner: Op, values: Mapping[str, Val]) -> GraphProto:
+        results = {op.graph.fresh(f"{name}_out"): value for name, value in values.items()}
+        inner.rename_all(results)
+        outputs = [onnx.helper.make_value_info(name, op.graph.types[name]) for name in results]
+        return onnx.helper.make_graph(inner.nodes, op.graph.fresh(f"{inner.scope}/body"), [], outputs)
+
+    taken, left = Op(op.graph), Op(op.graph)
+    taken.role = left.role = op.role
+    taken.scope, left.scope = f"{op.scope}/then", f"{op.scope}/else"
+    scope = taken.scope
+    after = then(taken)
+    taken.scope = scope
+    found = op.emit(
+        "If",
+        condition,
+        outputs=len(after),
+        types=[op.val(name).type or TypeProto() for name in after],
+        then_branch=branch(taken, after),
+        else_branch=branch(left, {name: left.val(name) for name in after}),
+    )
+    return dict(zip(after, found if len(after) > 1 else [found], strict=True))
+
+
+def declared(name: str, value_type: TypeProto | None) -> ValueInfoProto:
+    """A declaration of a value in a body: its element type and rank, for sizes may differ from run to run."""
+    shape = shape_of(value_type)
+    if value_type is None or shape is None:
+        return onnx.helper.make_value_info(name, value_type or TypeProto())
+    return onnx.helper.make_value_info(name, tensor_type(dtype_of(value_type), [None] * len(shape)))
+
+
+def map_elements(op: Op, function: Callable[..., Val], *sequences: Val) -> Val:
+    """The sequence of `function(op, *elements)` over the elements of sequences of one length."""
+    model = ModelProto(ir_version=op.graph.proto.ir_version, graph=GraphProto(name="elements"))
+    model.opset_import.extend(op.graph.proto.opset_import)
+    inner = Graph(model)
+    inner.share_names(op.graph)
+    within = Op(inner)
+    within.role, within.forward = op.role, op.forward
+    elements = []
+    for sequence in sequences:
+        value_type = element_type(sequence.type)
+        if value_type is None:
+            raise Unknown(f"the type of the elements of '{sequence.name}' is unknown")
+        elements.append(inner.fresh(f"{sequence.name}_element"))
+        inner.add_input(elements[-1], value_type)
+    values = [within.val(name) for name in elements]
+    result = function(within, *values)
+    assert result.type is not None
+    body = close(inner, within, values, [result])
+    types = [onnx.helper.make_sequence_type_proto(result.type)]
+    return op.emit("SequenceMap", *sequences, body=body, types=types)
+
+
+def add(op: Op, a: Val, b: Val) -> Val:
+    """The sum of two cotangents of one value, element by element where that is a sequence."""
+    return map_elements(op, lambda _, x, y: x + y, a, b) if a.is_sequence else a + b
+
+
+def zeros_like(op: Op, x: Val) -> Val:
+    """The zero cotangent of a value in full: a tensor, or a sequence of them."""
+    return map_elements(op, lambda op, e: op.fill(0.0, e), x) if x.is_sequence else op.fill(0.0, x)

@@ -1,0 +1,151 @@
+"""Running a model on numpy arrays: on onnxruntime, in float64 too, or on onnx.reference where that has no kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import numpy as np
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from onnxgrad_cli.ir.types import Arrays, element_type
+from onnxgrad_cli.targets.standard import to_standard
+
+if TYPE_CHECKING:
+    from onnx.reference.op_run import OpRun
+
+
+MANY = 5_000
+"""Nodes beyond which onnxruntime runs a model as it stands: the time of its optimizations grows with the square of the
+nodes (17 s for 10,000 nodes, and 1.5 s without)."""
+
+
+class Executor:
+    """Runs a model: on onnxruntime where it has kernels for its types and attributes, else on onnx.reference.
+
+    `prefer='reference'` takes onnx.reference at once; `fallback=False` raises onnxruntime's own error instead; `ops`
+    are the Python implementations of operators that neither has, for onnx.reference.
+    """
+
+    def __init__(
+        self,
+        model: ModelProto,
+        prefer: str = "onnxruntime",
+        threads: int = 1,
+        fallback: bool = True,
+        ops: Sequence[type[OpRun]] = (),
+    ) -> None:
+        onnxruntime = _onnxruntime()
+        self.name = "onnx.reference"
+        self._outputs = [output.name for output in model.graph.output]
+        if prefer == "onnxruntime" and not ops:
+            errors = onnxruntime.capi.onnxruntime_pybind11_state
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = threads
+            options.log_severity_level = 4
+            if len(model.graph.node) > MANY:
+                options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            try:
+                session = onnxruntime.InferenceSession(
+                    model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+                )
+            except (errors.NotImplemented, errors.Fail) as error:  # no kernel, none with these attributes, or too new
+                known = any(text in str(error) for text in ("not supported", "Current official support"))
+                if not fallback or not (known or isinstance(error, errors.NotImplemented)):
+                    raise
+            else:
+                self.name = f"onnxruntime {onnxruntime.__version__}"
+                self._run = session.run
+                return
+        from onnxgrad_cli.execution.reference import evaluator  # its import takes longer than a small build
+
+        self._run = evaluator(model, ops).run
+
+    def __call__(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
+        """The model's outputs by name."""
+        return dict(zip(self._outputs, self._run(None, dict(feeds)), strict=True))
+
+
+def _onnxruntime() -> ModuleType:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # its native part has wrapped it
+            raise KeyboardInterrupt from None
+        raise
+    return onnxruntime
+
+
+def to_double(model: ModelProto) -> ModelProto:
+    """A copy of a model that computes in float64 where it did in float32, float16 or bfloat16."""
+    double = ModelProto()
+    double.CopyFrom(model)
+    to_standard(double)
+    del double.graph.value_info[:]
+    _widen(double.graph)
+    for function in double.functions:
+        _widen_function(function)
+    return double
+
+
+_NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_STAYS = {"Resize": 2, "Upsample": 1}
+"""The input of an operator that is float32 by its definition."""
+
+
+def _widen_tensor(tensor: TensorProto) -> None:
+    if tensor.data_type in _NARROW:
+        name = tensor.name
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), name))
+
+
+def _widen(graph: GraphProto) -> None:
+    stay = {name for node in graph.node if (at := _STAYS.get(node.op_type)) for name in node.input[at : at + 1]}
+    for tensor in graph.initializer:
+        if tensor.name not in stay:
+            _widen_tensor(tensor)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        element = element_type(value.type)
+        if element is not None and element.tensor_type.elem_type in _NARROW and value.name not in stay:
+            element.tensor_type.elem_type = TensorProto.DOUBLE
+    _widen_nodes(graph.node)
+
+
+def _widen_function(function: FunctionProto) -> None:
+    """What a function takes from a float attribute is float32, so that it is cast."""
+    nodes: list[NodeProto] = []
+    for node in function.node:
+        nodes.append(node)
+        given = [a.type for a in node.attribute if a.ref_attr_name]
+        if node.op_type == "Constant" and (AttributeProto.FLOAT in given or AttributeProto.FLOATS in given):
+            (name,) = node.output
+            node.output[0] = f"{name}_narrow"
+            nodes.append(helper.make_node("Cast", [node.output[0]], [name], to=TensorProto.DOUBLE))
+    written = FunctionProto(node=nodes)
+    del function.node[:]
+    function.node.extend(written.node)
+    _widen_nodes(function.node)
+    for attribute in function.attribute_proto:
+        if attribute.type == AttributeProto.TENSOR:
+            _widen_tensor(attribute.t)
+
+
+def _widen_nodes(nodes: Iterable[NodeProto]) -> None:
+    for node in nodes:
+        if node.op_type == "ConstantOfShape" and not node.attribute:  # float32 zeros, by default
+            node.attribute.append(helper.make_attribute("value", numpy_helper.from_array(np.zeros(1))))
+        if node.op_type == "SequenceEmpty" and not node.attribute:
+            node.attribute.append(helper.make_attribute("dtype", TensorProto.DOUBLE))
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.TENSOR:
+                _widen_tensor(attribute.t)
+            elif attribute.ref_attr_name:
+                continue
+            elif node.op_type == "Constant" and attribute.type in (AttributeProto.FLOAT, AttributeProto.FLOATS):
+                wide = np.asarray(helper.get_attribute_value(attribute), np.float64)
+                attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(wide)))
+            elif attribute.type == AttributeProto.GRAPH:
+                _widen(attribute.g)
+            elif attribute.name in ("to", "dtype") and attribute.i in _NARROW:
+                attribute.i = TensorProto.DOUBLE

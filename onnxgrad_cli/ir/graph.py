@@ -1,0 +1,261 @@
+"""The one mutable view of a model that every pass works on: nodes as a list, values by name, types beside them.
+
+It is a thin layer over the protobuf, which stays the base, so that whatever this tool does not understand goes
+out as it came in. Weights are never touched: inline ones stay where they are, external ones stay references.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto, TypeProto, numpy_helper
+
+from onnxgrad_cli.ir.nodes import captured, dims_in, node_names, read_by, reads
+from onnxgrad_cli.ir.skeleton import skeleton
+from onnxgrad_cli.ir.types import SMALL, is_external, nbytes, tensor_type
+
+
+class Graph:
+    """A model under work.
+
+    Attributes:
+        proto: the model; its `graph.node` is stale until `commit()`.
+        nodes: the nodes in topological order.
+        types: the type of every value whose type is known.
+        initializers: every initializer by name (views into `proto`; values may be external).
+        path: where the model was read from, if it was a file: external data are relative to it.
+        kept: nodes, by name, that could not be replaced by their definition, and why.
+        stated: values whose shape was stated, so that it may not be inferred from the model again.
+        given: every name that the model had before anything was done to it.
+        varied: values that may change at run time though they look constant.
+    """
+
+    def __init__(self, proto: ModelProto, path: Path | None = None) -> None:
+        self.proto = proto
+        self.path = path
+        self.nodes: list[NodeProto] = list(proto.graph.node)
+        self.types: dict[str, TypeProto] = {}
+        self.kept: dict[str, str] = {}
+        self.stated: set[str] = set()
+        self.initializers: dict[str, TensorProto] = {t.name: t for t in proto.graph.initializer}
+        self.given = frozenset(node_names(proto.graph))
+        self._names = set(self.given)
+        self._counters: dict[str, int] = defaultdict(int)
+        self._constants: dict[str, np.ndarray | None] = {}
+        self.varied: set[str] = set()
+        self._shared: dict[bytes, TypeProto] = {}
+        self._pooled: set[str] = set()
+        borne = (dim.dim_param[2:] for dim in dims_in(proto.graph) if dim.dim_param.startswith("_d"))
+        self._symbols = itertools.count(1 + max((int(n) for n in borne if n.isdecimal()), default=0))
+        self._fed = {value.name for value in proto.graph.input}
+        self._outer: Graph | None = None
+
+    def opset(self, domain: str = "") -> int | None:
+        """The version of `domain` that the model imports; None when it does not."""
+        for entry in self.proto.opset_import:
+            if (entry.domain or "") == ("" if domain == "ai.onnx" else domain) or (
+                entry.domain == "ai.onnx" and not domain
+            ):
+                return int(entry.version)
+        return None
+
+    def fresh(self, stem: str) -> str:
+        """A name that nothing in the model bears: `stem`, or `stem_1`, `stem_2`, ... where it is taken."""
+        name = stem
+        while name in self._names:
+            self._counters[stem] += 1
+            name = f"{stem}_{self._counters[stem]}"
+        self._names.add(name)
+        return name
+
+    def fresh_symbol(self) -> str:
+        """A symbol that no dimension bears."""
+        return f"_d{next(self._symbols)}"
+
+    def share_names(self, other: Graph) -> None:
+        """Draw fresh names and symbols from the same stock as `other`, so that both can be parts of one model."""
+        self._names, self._counters, self._symbols = other._names, other._counters, other._symbols
+        self._outer = other
+
+    def use_domain(self, domain: str) -> None:
+        """Import a domain, at version 1 where the model does not import it yet."""
+        if self.opset(domain) is None:
+            self.proto.opset_import.add(domain=domain, version=1)
+        if self._outer is not None:
+            self._outer.use_domain(domain)
+
+    def taken(self, name: str) -> bool:
+        """Whether a value or a node bears `name`."""
+        return name in self._names
+
+    @property
+    def input_names(self) -> list[str]:
+        """The graph's inputs in order, overridable initializers included."""
+        return [value.name for value in self.proto.graph.input]
+
+    @property
+    def output_names(self) -> list[str]:
+        """The graph's outputs in order."""
+        return [value.name for value in self.proto.graph.output]
+
+    def set_nodes(self, nodes: Iterable[NodeProto]) -> None:
+        """Replace the nodes by others, whose names may be new."""
+        self.nodes = list(nodes)
+        for node in self.nodes:
+            self._names.update((node.name, *node.output[:]))
+
+    def made(self) -> Iterator[str]:
+        """Every value that a node makes."""
+        return itertools.chain.from_iterable(node.output[:] for node in self.nodes)
+
+    def producers(self) -> dict[str, NodeProto]:
+        """The node that makes each value."""
+        return {name: node for node in self.nodes for name in node.output[:] if name}
+
+    def ancestors(self, names: Iterable[str], stop: Collection[str] = ()) -> set[str]:
+        """Every value that `names` are computed from, and they themselves; nothing behind what is in `stop`."""
+        needed = set(names)
+        for node in reversed(self.nodes):
+            if any(name in needed and name not in stop for name in node.output[:]):
+                needed.update(reads(node))
+        return needed
+
+    def distinct_types(self) -> list[TypeProto]:
+        """The types of all values, each once as far as values share it: they are few."""
+        return list({id(value_type): value_type for value_type in self.types.values()}.values())
+
+    def uses(self) -> dict[str, list[tuple[NodeProto, int]]]:
+        """Where each value is read: (node, input position), position -1 for a capture by a subgraph."""
+        uses: dict[str, list[tuple[NodeProto, int]]] = defaultdict(list)
+        for node in self.nodes:
+            for position, name in enumerate(node.input[:]):
+                if name:
+                    uses[name].append((node, position))
+            for name in captured(node) if node.attribute else ():
+                uses[name].append((node, -1))
+        return uses
+
+    def constant(self, name: str) -> np.ndarray | None:
+        """The values of `name` where they are small and can't be overridden at run time; else None."""
+        if name in self.varied:
+            return None
+        if name not in self._constants:
+            tensor = self.initializers.get(name)
+            known = tensor is not None and not is_external(tensor) and nbytes(tensor) <= SMALL
+            fixed = tensor if known and name not in self._fed else None
+            self._constants[name] = None if fixed is None else numpy_helper.to_array(fixed)
+        return self._constants[name]
+
+    def vary(self, names: Iterable[str]) -> None:
+        """Declare values that may change at run time (trained weights): `constant` never gives them out."""
+        self.varied.update(names)
+
+    def add_initializer(self, name: str, array: np.ndarray) -> None:
+        """Add a constant called `name` (which must be fresh); `commit` writes it if anybody reads it."""
+        tensor = numpy_helper.from_array(np.asarray(array), name)
+        self.initializers[name] = tensor
+        self.types[name] = tensor_type(tensor.data_type, list(tensor.dims))
+        self._names.add(name)
+        self._pooled.add(name)
+
+    def added(self, name: str) -> bool:
+        """Whether `name` is a constant that a pass of this tool has added."""
+        return name in self._pooled
+
+    def hand_constants_to(self, outer: Graph) -> None:
+        """Give the constants that were added to the graph around this one, where all can read them."""
+        for name in self._pooled:
+            tensor = self.initializers[name]
+            outer.initializers[name] = tensor
+            outer.types[name] = tensor_type(tensor.data_type, list(tensor.dims))
+            outer._pooled.add(name)
+        self._pooled.clear()
+
+    def unlist_initializers(self) -> None:
+        """Take the initializers out of the inputs, so that they are constants; trained ones come back as inputs."""
+        own = [value for value in self.proto.graph.input if value.name not in self.initializers]
+        del self.proto.graph.input[:]
+        self.proto.graph.input.extend(own)
+        self._fed = {value.name for value in own}
+        self._constants.clear()
+
+    def drop_unread(self, names: Iterable[str]) -> None:
+        """Remove those initializers of `names` that no node reads and nobody can feed or fetch."""
+        kept = {*read_by(self.nodes), *self._fed, *self.output_names}
+        gone = {name for name in names if name in self.initializers and name not in kept}
+        for position in reversed(range(len(self.proto.graph.initializer))):
+            if self.proto.graph.initializer[position].name in gone:
+                del self.proto.graph.initializer[position]
+        for name in gone:
+            del self.initializers[name]
+            self._pooled.discard(name)
+
+    def add_input(self, name: str, value_type: TypeProto) -> None:
+        """Declare a graph input; a weight declared so becomes an overridable initializer."""
+        self.proto.graph.input.append(onnx.helper.make_value_info(name, value_type))
+        self.types[name] = value_type
+        self._names.add(name)
+        self._fed.add(name)
+        self._constants.pop(name, None)
+
+    def add_output(self, name: str, value_type: TypeProto | None = None) -> None:
+        """Declare a graph output."""
+        value_type = value_type or self.types[name]
+        self.proto.graph.output.append(onnx.helper.make_value_info(name, value_type))
+
+    def commit(self) -> ModelProto:
+        """Write nodes and pooled constants back into the protobuf and return it."""
+        graph = self.proto.graph
+        if self._pooled:
+            live = self._pooled.intersection(read_by(self.nodes)).union(self.output_names)
+            graph.initializer.extend(
+                self.initializers[name] for name in self.initializers if name in self._pooled and name in live
+            )
+            for name in self._pooled - live:
+                del self.initializers[name]
+            self._pooled.clear()
+        nodes = self.nodes
+        del graph.node[:]
+        graph.node.extend(nodes)
+        self.nodes = list(graph.node)
+        return self.proto
+
+    def skeleton(self) -> ModelProto:
+        """The model without its weights; see `skeleton`."""
+        return skeleton(self.proto, self.nodes, self.initializers)
+
+    def shared(self, value_type: TypeProto) -> TypeProto:
+        """The one object for all types equal to this one: a large graph has few, and what is the same is soon seen."""
+        return self._shared.setdefault(value_type.SerializeToString(), value_type)
+
+    def named(self, value_type: TypeProto, symbols: dict[str, str] | None = None) -> TypeProto:
+        """The type itself, after each unnamed dimension got a symbol of its own: it equals itself, if nothing else.
+
+        With `symbols`, the others are onnx's, which starts to count anew at each inference: they get ours for good.
+        """
+        for dim in value_type.tensor_type.shape.dim:
+            if not dim.HasField("dim_value"):
+                if not dim.dim_param:
+                    dim.dim_param = self.fresh_symbol()
+                elif symbols is not None:
+                    if dim.dim_param not in symbols:
+                        symbols[dim.dim_param] = self.fresh_symbol()
+                    dim.dim_param = symbols[dim.dim_param]
+        return value_type
+
+    def remove_unused(self, keep: Iterable[str] = ()) -> int:
+        """Drop every node whose results nobody reads, and every constant only they read; returns how many nodes."""
+        needed = set(self.output_names) | set(keep)
+        kept = []
+        for node in reversed(self.nodes):
+            if not needed.isdisjoint(node.output[:]):
+                kept.append(node)
+                needed.update(reads(node))
+        removed = len(self.nodes) - len(kept)
+        self.nodes = kept[::-1]
+        return removed

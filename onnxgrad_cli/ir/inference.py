@@ -1,0 +1,309 @@
+"""The types of a graph's values: onnx infers them, on the model without its weights; here is what it does not know.
+
+Some operators it types not at all, or as in one run of a loop; and its symbols count anew at each inference, so they
+get names of ours, lest two sizes should share one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
+
+from onnxgrad_cli.errors import OnnxgradError, Unknown
+from onnxgrad_cli.ir.einsum import einsum_shape
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import body_of, captured_by, dims_in, reads
+from onnxgrad_cli.ir.types import Dim, Shape, dtype_of, element_type, shape_of, tensor_type, without_shape
+
+LIKE_INPUT = frozenset({"Gradient", "GroupNormalization", "Inverse"})
+"""Operators for which onnx infers no type; each output has that of the input at its place."""
+
+
+Types = dict[str, TypeProto]
+
+
+class _Operand(NamedTuple):
+    name: str
+    shape: Shape
+
+
+def infer_types(graph: Graph) -> None:
+    """Infer the type of every value, on the skeleton, and keep what is found in `graph.types`.
+
+    Raises:
+        OnnxgradError: the graph contradicts itself (a node's inputs don't fit its operator).
+    """
+    bare = graph.skeleton()
+    for name, tensor in graph.initializers.items():
+        graph.types[name] = graph.shared(tensor_type(tensor.data_type, list(tensor.dims)))
+    for value in bare.graph.input:  # an unnamed size gets its symbol first, so that it is known again wherever it goes
+        graph.named(value.type)
+    stated: set[str] = set()
+    while True:
+        symbols = {dim.dim_param: dim.dim_param for dim in dims_in(bare.graph)}
+        inferred, error = _inferred(bare)
+        found = inferred.graph
+        as_it_is: dict[bytes, TypeProto] = {}  # types whose sizes have no other names with us
+        for value in (*found.output, *found.input, *found.value_info):
+            if value.name in graph.initializers:
+                continue
+            given = value.type.SerializeToString()
+            value_type = as_it_is.get(given)
+            if value_type is None:
+                value_type = graph.shared(graph.named(value.type, symbols))
+                if value_type.SerializeToString() == given:
+                    as_it_is[given] = value_type
+            graph.types[value.name] = value_type
+        more = _beyond_onnx(graph, stated)  # what follows a value without a type is a contradiction to onnx
+        if not more and error:
+            raise OnnxgradError(f"the model's shapes contradict each other: {str(error).strip()}") from error
+        if not more:
+            break
+        stated.update(more)
+        for value in bare.graph.output:
+            if value.name in more:
+                value.type.CopyFrom(more.pop(value.name))
+        bare.graph.value_info.extend(itertools.starmap(onnx.helper.make_value_info, more.items()))
+
+
+def declare(graph: Graph) -> None:
+    """Write into the model the types whose shape would not be inferred from it again."""
+    if graph.stated.isdisjoint(graph.made()):
+        return
+    again = _inferred(graph.skeleton())[0].graph
+    found = {v.name for v in (*again.input, *again.output, *again.value_info) if shape_of(v.type) is not None}
+    lost = [name for node in graph.nodes for name in node.output if name and name not in found]
+    types = {name: graph.types[name] for name in lost if shape_of(graph.types.get(name)) is not None}
+    values = graph.proto.graph.value_info
+    kept = [value for value in values if value.name not in types]
+    if types:
+        del values[:]
+        values.extend(kept)
+        values.extend(itertools.starmap(onnx.helper.make_value_info, types.items()))
+
+
+def _inferred(bare: ModelProto) -> tuple[ModelProto, Exception | None]:
+    """The model with what types can be inferred, and what contradicts, if anything does."""
+    try:
+        return onnx.shape_inference.infer_shapes(bare, strict_mode=True, data_prop=True), None
+    except onnx.shape_inference.InferenceError:
+        pass  # data propagation takes some float vectors for shapes, and then refuses valid models
+    try:
+        return onnx.shape_inference.infer_shapes(bare, strict_mode=True), None
+    except onnx.shape_inference.InferenceError as error:
+        return onnx.shape_inference.infer_shapes(bare), error
+
+
+def _beyond_onnx(graph: Graph, stated: set[str]) -> Types:
+    """Types that onnx does not infer, or not as well, of the first node of which some have not been `stated`."""
+    makers = graph.producers()
+    for node in graph.nodes:
+        found: Types = {}
+        if node.op_type in LIKE_INPUT:
+            pairs = zip(node.output, node.input, strict=False)
+            found = {made: graph.types[given] for made, given in pairs if given in graph.types}
+        elif node.op_type == "Loop" and all(name in graph.types for name in reads(node)):
+            found = dict(zip(node.output, loop_types(graph, node)[1], strict=False))
+        elif node.op_type == "SequenceAt":
+            found = _element(graph, node.output[0])
+        elif node.op_type == "Einsum" and len(node.input) > 1:
+            found = _einsum(graph, node)
+        elif node.op_type == "Slice":
+            found = _cut_to_fit(graph, node, makers)
+        found = {name: value_type for name, value_type in found.items() if name and name not in stated}
+        if found:
+            return found
+    return {}
+
+
+def _element(graph: Graph, name: str) -> Types:
+    """onnx gives all elements of a sequence one symbol, be they of different sizes."""
+    value_type = graph.types.get(name)
+    shape = [size if isinstance(size, int) else None for size in shape_of(value_type) or ()]
+    return {name: graph.named(tensor_type(dtype_of(value_type), shape))} if None in shape else {}
+
+
+def _cut_to_fit(graph: Graph, node: NodeProto, makers: dict[str, NodeProto]) -> Types:
+    """A tensor cut to another's shape, which is its own, is whole: so exporters write what is added up by index."""
+    if len(node.input) != 3:  # axes or steps, or all of them attributes
+        return {}
+    data, starts, ends = node.input
+    shape, maker = shape_of(graph.types.get(data)), makers.get(ends)
+    first = graph.constant(starts) if starts in graph.initializers else None
+    if shape is None or first is None or maker is None or maker.op_type != "Shape" or maker.attribute:
+        return {}
+    fits = first.tolist() == [0] * len(shape) and shape_of(graph.types.get(maker.input[0])) == shape
+    whole = fits and "?" not in shape and shape_of(graph.types.get(node.output[0])) != shape
+    return {node.output[0]: graph.types[data]} if whole else {}
+
+
+def _einsum(graph: Graph, node: NodeProto) -> Types:
+    """onnx takes an axis from the first operand that has it; but to a size of 1 nothing can be said against it."""
+    (name,) = node.output
+    inferred = shape_of(graph.types.get(name))
+    shapes = [shape_of(graph.types.get(x)) for x in node.input]
+    operands = [_Operand(x, s) for x, s in zip(node.input, shapes, strict=True) if s is not None]
+    if len(operands) < len(node.input):
+        return {}
+    try:
+        shape = einsum_shape(onnx.helper.get_node_attr_value(node, "equation").decode(), operands)
+    except Unknown:
+        return {}
+    if inferred is None or len(inferred) != len(shape):
+        return {}
+    wider = [a if a == 1 else b for a, b in zip(inferred, shape, strict=True)]
+    return {} if wider == list(inferred) else {name: graph.named(tensor_type(dtype_of(graph.types[name]), wider))}
+
+
+def inside(graph: Graph, body: GraphProto, types: Sequence[TypeProto]) -> Graph:
+    """A body, typed, as a graph whose inputs have `types`, and what it captures the types it has outside.
+
+    Raises:
+        Unknown: the type of a captured value is unknown.
+    """
+    model = ModelProto(ir_version=graph.proto.ir_version, graph=body)
+    model.opset_import.extend(graph.proto.opset_import)
+    model.functions.extend(graph.proto.functions)
+    for value, value_type in zip(model.graph.input, types, strict=True):
+        value.type.CopyFrom(value_type)
+    for value in model.graph.output:
+        value.type.CopyFrom(without_shape(value.type))
+    inner = Graph(model)
+    inner.share_names(graph)
+    for name in dict.fromkeys(captured_by(body)):
+        if name not in graph.types:
+            raise Unknown(f"the type of '{name}' is unknown")
+        if graph.constant(name) is not None:
+            inner.initializers[name] = graph.initializers[name]
+        else:
+            inner.add_input(name, graph.types[name])
+    infer_types(inner)
+    return inner
+
+
+def input_types(graph: Graph, node: NodeProto) -> list[TypeProto]:
+    """The types of the inputs of a node's bodies; those of an If have none.
+
+    Raises:
+        Unknown: the type of an input of the node, or of a captured value, is unknown.
+    """
+    if node.op_type == "Loop":
+        return loop_types(graph, node)[0]
+    if node.op_type == "If":
+        return []
+    if node.op_type != "Scan":
+        raise Unknown(f"the types in the body of a {node.op_type} are unknown")
+    given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    missing = [name for name in node.input if name not in graph.types]
+    if missing:
+        raise Unknown(f"the type of '{missing[0]}' is unknown")
+    types = [graph.types[name] for name in node.input]
+    sliced = given["num_scan_inputs"]
+    axes = given.get("scan_input_axes") or [0] * sliced
+    states = len(types) - sliced
+    return types[:states] + [_slice(t, axis) for t, axis in zip(types[states:], axes, strict=True)]
+
+
+def _slice(value_type: TypeProto, axis: int) -> TypeProto:
+    """The type of a slice along `axis`."""
+    shape = shape_of(value_type)
+    kept = None if shape is None else [size for at, size in enumerate(shape) if at != axis % len(shape)]
+    return tensor_type(dtype_of(value_type), kept)
+
+
+def loop_types(graph: Graph, node: NodeProto) -> tuple[list[TypeProto], list[TypeProto]]:
+    """The types of the inputs of a Loop's body, and of the Loop's outputs.
+
+    A dimension of a state that an iteration provably keeps is the same in all of them; one that it may change gets a
+    symbol of its own. (onnx gives the states of a Loop no shape at all.)
+
+    Raises:
+        Unknown: the type of an initial value or of a captured one is unknown.
+    """
+    body = body_of(node, "body")
+    initial = list(node.input[2:])
+    for name in initial:
+        if name not in graph.types:
+            raise Unknown(f"the type of '{name}' is unknown")
+    states = [graph.types[name] for name in initial]
+    empty = {name for made in graph.nodes if made.op_type == "SequenceEmpty" for name in made.output}
+    inserted = {made.input[0]: made.input[1] for made in body.node if made.op_type == "SequenceInsert"}
+    first = [inserted.get(value.name) if n in empty else None for n, value in zip(initial, body.input[2:], strict=True)]
+    counters = [tensor_type(TensorProto.INT64, []), tensor_type(TensorProto.BOOL, [])]
+    varying: set[str] = set()
+    while True:
+        inner = inside(graph, body, [*counters, *states])
+        after = [inner.types.get(value.name, TypeProto()) for value in body.output]
+        merged = [_meet(graph, *pair, varying) for pair in zip(states, after[1:], strict=False)]
+        for j, name in enumerate(first):
+            if name in inner.types:  # onnx takes an empty sequence for one of elements without a shape
+                merged[j] = _of_any_element(onnx.helper.make_sequence_type_proto(inner.types[name]))
+        first = [None] * len(first)
+        if merged == states:
+            break
+        states = merged
+    trips = fixed_trips(graph, node, inner)
+    length = graph.fresh_symbol() if trips is None else trips
+    final = [_with_fresh(graph, value_type, varying) for value_type in states]
+    stacked = []
+    for value_type in after[1 + len(states) :]:
+        inner_shape = shape_of(value_type)
+        stacked.append(tensor_type(dtype_of(value_type), None if inner_shape is None else [length, *inner_shape]))
+    return [*counters, *states], [*final, *stacked]
+
+
+def fixed_trips(graph: Graph, node: NodeProto, inner: Graph) -> int | None:
+    """How often a Loop with the typed body `inner` runs, where that is known at build time."""
+    limit, start = (graph.constant(name) if name else None for name in node.input[:2])
+    starts = not node.input[1] or (start is not None and bool(start.all()))
+    return int(limit.item()) if limit is not None and starts and _keeps_going(inner) else None
+
+
+def _keeps_going(inner: Graph) -> bool:
+    """Whether the condition that a body returns is always true, given that it was before."""
+    made = inner.producers()
+    name = inner.output_names[0]
+    while name in made and made[name].op_type == "Identity":
+        name = made[name].input[0]
+    known = inner.constant(name)
+    if name in made and made[name].op_type == "Constant":
+        known = onnx.numpy_helper.to_array(made[name].attribute[0].t)
+    return name == inner.input_names[1] or (known is not None and bool(known.all()))
+
+
+def _meet(graph: Graph, before: TypeProto, after: TypeProto, varying: set[str]) -> TypeProto:
+    """The type that a state has before and after an iteration."""
+    if not before.HasField("tensor_type"):
+        return _of_any_element(after)  # onnx has met the types of the elements
+    old, new = shape_of(before), shape_of(after)
+    if old is None or new is None or len(old) != len(new):
+        return tensor_type(dtype_of(before), None)
+    shape: list[Dim] = []
+    for was, now in zip(old, new, strict=True):
+        if was != now and was not in varying:
+            was = graph.fresh_symbol()
+            varying.add(was)
+        shape.append(was)
+    return tensor_type(dtype_of(before), shape)
+
+
+def _of_any_element(value_type: TypeProto) -> TypeProto:
+    """The type of a sequence whose elements may differ in every size that is not a number."""
+    element = element_type(value_type)
+    shape = shape_of(element)
+    if element is None or shape is None:
+        return value_type
+    sizes = [size if isinstance(size, int) else None for size in shape]
+    return onnx.helper.make_sequence_type_proto(tensor_type(dtype_of(element), sizes))
+
+
+def _with_fresh(graph: Graph, value_type: TypeProto, varying: set[str]) -> TypeProto:
+    """The type of a state after the last iteration."""
+    shape = shape_of(value_type)
+    if shape is None:
+        return value_type
+    return tensor_type(dtype_of(value_type), [graph.fresh_symbol() if dim in varying else dim for dim in shape])

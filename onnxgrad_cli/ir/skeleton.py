@@ -1,0 +1,95 @@
+"""Copies of a model without its weights, and what comes back from them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+
+from onnxgrad_cli.ir.types import SMALL, is_external, nbytes, tensor_type
+
+if TYPE_CHECKING:
+    from onnxgrad_cli.ir.graph import Graph
+
+
+def copied(model: ModelProto) -> ModelProto:
+    """A copy of a model."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    return copy
+
+
+def without_initializers(model: ModelProto, names: Collection[str]) -> ModelProto:
+    """A copy of a model without some of its initializers, whose values are never copied."""
+    copy = ModelProto()
+    copy_fields(model, copy, ("graph",))
+    copy_fields(model.graph, copy.graph, ("initializer",))
+    copy.graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name not in names)
+    return copy
+
+
+def skeleton(
+    model: ModelProto,
+    nodes: Iterable[NodeProto] | None = None,
+    initializers: Mapping[str, TensorProto] | None = None,
+) -> ModelProto:
+    """A model without its weights: large initializers become typed inputs, small ones stay.
+
+    Args:
+        nodes, initializers: those in place of the model's own.
+    """
+    whole = model.graph
+    initializers = {t.name: t for t in whole.initializer} if initializers is None else initializers
+    bare = ModelProto(ir_version=max(model.ir_version, 4), producer_name="onnxgrad")
+    bare.opset_import.extend(model.opset_import)
+    bare.functions.extend(model.functions)
+    graph = bare.graph
+    graph.name = whole.name or "graph"
+    graph.input.extend(whole.input)
+    declared = {value.name for value in whole.input}
+    outputs = {v.name: v for v in whole.output if v.name not in declared and v.name not in initializers}
+    graph.output.extend(outputs.values())  # onnx would forget the shape of what is declared twice
+    graph.value_info.extend(whole.value_info)
+    for name, tensor in initializers.items():
+        if is_external(tensor) or nbytes(tensor) > SMALL:
+            if name not in declared:
+                value_type = tensor_type(tensor.data_type, list(tensor.dims))
+                graph.input.append(onnx.helper.make_value_info(name, value_type))
+        else:
+            graph.initializer.append(tensor)
+    for sparse in whole.sparse_initializer:
+        value_type = tensor_type(sparse.values.data_type, list(sparse.dims))
+        graph.input.append(onnx.helper.make_value_info(sparse.values.name, value_type))
+    graph.node.extend(whole.node if nodes is None else nodes)
+    return bare
+
+
+def copy_fields(source: ModelProto | GraphProto, target: ModelProto | GraphProto, but: Collection[str]) -> None:
+    """Copy all fields of a message that are set, but those of these names."""
+    for field, value in source.ListFields():
+        if field.name in but:
+            continue
+        if field.is_repeated:
+            getattr(target, field.name).extend(value)
+        elif field.message_type:
+            getattr(target, field.name).CopyFrom(value)
+        else:
+            setattr(target, field.name, value)
+
+
+def adopt(graph: Graph, rewritten: onnx.ModelProto) -> None:
+    """Take nodes and opsets of a rewritten skeleton; the weights stay as they are."""
+    props = {output: node.metadata_props for node in graph.nodes for output in node.output if output}
+    for node in rewritten.graph.node:
+        if not node.metadata_props and node.output and node.output[0] in props:
+            node.metadata_props.extend(props[node.output[0]])
+    graph.set_nodes(rewritten.graph.node)
+    del graph.proto.opset_import[:]
+    graph.proto.opset_import.extend(rewritten.opset_import)
+    graph.proto.ir_version = max(graph.proto.ir_version, rewritten.ir_version)
+    for tensor in rewritten.graph.initializer:
+        if tensor.name not in graph.initializers:
+            graph.proto.graph.initializer.append(tensor)
+            graph.initializers[tensor.name] = graph.proto.graph.initializer[-1]

@@ -1,0 +1,270 @@
+"""What a training model says of itself: the schema of its metadata, written into the model and read from it.
+
+Whoever holds a training model alone (`onnxgrad check`, a training loop, a reader in Netron) needs to know which
+output is the gradient of which weight. Names are a convention and may be taken; the model's metadata say it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, numpy_helper
+
+import onnxgrad_cli
+from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.ir.skeleton import copied
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A low-rank adapter: a weight W acts as W plus alpha / rank times the product of two thin factors.
+
+    Attributes:
+        weight: the initializer that it adds to, which is frozen.
+        a: the factor that meets the input. For W of [in, out], A is [in, rank], B is [rank, out], and the product A B;
+            for W of [out, in], as of Gemm(transB=1) or Conv, A is [rank, in], B is [out, rank], and the product B A.
+        b: the other factor, which begins at zero.
+        rank, alpha: as asked for.
+    """
+
+    weight: str
+    a: str
+    b: str
+    rank: int
+    alpha: float
+
+    @property
+    def scale(self) -> float:
+        """What the product of the factors is multiplied with."""
+        return self.alpha / self.rank
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A state of the optimizer, which holds one number throughout before the first step.
+
+    Attributes:
+        of: the weight that it belongs to; "" for one of the whole.
+        kind: what it is there: 'm', 'acc', 'ema', ...; for one of the whole 'step', 'loss_scale', ...
+        dtype: the element type, as numpy calls it.
+        shape: the sizes.
+        initial: the number.
+    """
+
+    of: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    initial: float
+
+
+VERSION, LOSS, ROLES = "onnxgrad.version", "onnxgrad.loss", "onnxgrad.roles"
+"""The keys in the model's metadata_props."""
+
+
+STORED = frozenset({"weight", "state", "constant"})
+"""The roles of inputs that have a value before the first step: a stored one, or for state the one that is described."""
+
+
+AVERAGE = "ema"
+"""The kind of a state that holds the average of a weight."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """What an output is: 'loss', 'gradient' or 'next state' `of` an input or weight, or 'kept output'."""
+
+    role: str
+    of: str = ""
+
+
+@dataclass(frozen=True)
+class Term:
+    """One loss: its name or file name, the output it judges, the label input ("" for none), its weight.
+
+    `classes` is how many there are, where the label is a class number; else 0. `ignore_index` is the label of samples
+    that do not count; None where there is none, or a version of the tool that did not write it has made the model.
+    """
+
+    name: str
+    output: str
+    label: str
+    weight: float
+    classes: int = 0
+    ignore_index: int | None = None
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What a training model says of itself.
+
+    Attributes:
+        version: of the tool that made it.
+        losses: the terms of its loss.
+        reduction: 'mean' or 'sum'.
+        inputs: input -> 'model input', 'label', 'sample weight', 'learning rate', 'weight' (trained), 'state',
+            'loss gradient' or 'constant' (one that can be overridden but isn't trained), in order; an optimizer alone
+            has each 'gradient' too, by the name under which the gradient model gives it.
+        outputs: output -> its role, in order.
+        estimated: whether gradients are straight-through estimates, which no difference of the loss agrees with.
+        partial: inputs and weights whose gradient leaves out paths at which `stop_gradient` stops it.
+        optimizer: the name of the optimizer whose step is part of the model; "" where there is none.
+        adapters: the low-rank adapters in the model, whose factors are weights.
+        slots: what of the state is the optimizer's, and how it begins; the rest are running statistics, which begin as
+            they are stored.
+    """
+
+    version: str
+    losses: tuple[Term, ...]
+    reduction: str
+    inputs: dict[str, str]
+    outputs: dict[str, Role]
+    estimated: bool = False
+    partial: tuple[str, ...] = ()
+    optimizer: str = ""
+    adapters: tuple[Adapter, ...] = ()
+    slots: dict[str, Slot] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> str:
+        """The output that holds the loss."""
+        return next(name for name, role in self.outputs.items() if role.role == "loss")
+
+    @property
+    def successors(self) -> dict[str, str]:
+        """Weight or state -> the output that replaces it at the next step."""
+        return {role.of: name for name, role in self.outputs.items() if role.role == "next state"}
+
+    @property
+    def gradients(self) -> dict[str, str]:
+        """Weight or input -> the output that holds its gradient."""
+        return {role.of: name for name, role in self.outputs.items() if role.role == "gradient"}
+
+    @property
+    def fed(self) -> list[str]:
+        """The inputs that are new at each step: data, labels, the learning rate."""
+        return [name for name, role in self.inputs.items() if role not in STORED]
+
+    @property
+    def sampled(self) -> list[str]:
+        """Of what is `fed`, what data hold: all but the learning rate."""
+        return [name for name in self.fed if self.inputs[name] != "learning rate"]
+
+    @property
+    def averages(self) -> dict[str, str]:
+        """Weight -> the state that holds its exponential moving average, where such are kept."""
+        return {slot.of: name for name, slot in self.slots.items() if slot.kind == AVERAGE}
+
+    def begun(self, stored: Collection[str]) -> dict[str, np.ndarray]:
+        """What the optimizer's state holds before the first step, of what is not in `stored`."""
+        return {
+            name: np.full(slot.shape, slot.initial, slot.dtype)
+            for name, slot in self.slots.items()
+            if name not in stored
+        }
+
+
+def tool_version() -> str:
+    """The version of onnxgrad that runs."""
+    return onnxgrad_cli.__version__
+
+
+def write(model: ModelProto, found: Roles) -> None:
+    """Write a description into a model's metadata, in place of the one it has."""
+    terms = {"terms": [asdict(term) for term in found.losses], "reduction": found.reduction}
+    ports: dict[str, Any] = {
+        "inputs": found.inputs, "outputs": {name: vars(role) for name, role in found.outputs.items()}
+    }  # fmt: skip
+    if found.estimated:
+        ports["estimated"] = True
+    if found.partial:
+        ports["partial"] = found.partial
+    if found.optimizer:
+        ports["optimizer"] = found.optimizer
+    if found.adapters:
+        ports["adapters"] = [asdict(adapter) for adapter in found.adapters]
+    if found.slots:
+        ports["state"] = {name: asdict(slot) for name, slot in found.slots.items()}
+    props = model.metadata_props
+    for old in [entry for entry in props if entry.key in (VERSION, LOSS, ROLES)]:
+        props.remove(old)
+    # The version comes last: `files.is_ours` looks for it at the end.
+    for key, value in ((LOSS, json.dumps(terms)), (ROLES, json.dumps(ports)), (VERSION, found.version)):
+        props.add(key=key, value=value)
+
+
+def describe(model: ModelProto) -> Roles:
+    """What a training model says of itself.
+
+    Raises:
+        UsageError: the model carries no description: onnxgrad did not make it, or another tool dropped it.
+        OnnxgradError: the description can't be read, or the model no longer is what it describes.
+    """
+    found = read(model)
+    if not any(role.role == "loss" for role in found.outputs.values()):
+        raise UsageError(
+            "the model is no training model made by onnxgrad: its description names no loss",
+            "an initialization has none, nor has a step of another tool; make one with `onnxgrad build MODEL`",
+        )
+    return found
+
+
+def read(model: ModelProto) -> Roles:
+    """What any part of a training says of itself, an optimizer's step alone too; see `describe`."""
+    props = {entry.key: entry.value for entry in model.metadata_props}
+    if ROLES not in props and model.training_info:
+        raise UsageError(
+            "the model is no training model: it describes its training in its training information",
+            "`onnxgrad expand MODEL` writes that as models of their own; take the one called step0",
+        )
+    if ROLES not in props:
+        raise UsageError(
+            f"the model is no training model made by onnxgrad: its metadata have no entry '{ROLES}'",
+            "make one with `onnxgrad build MODEL`; if this was one, another tool has dropped its metadata",
+        )
+    try:
+        ports, loss = json.loads(props[ROLES]), json.loads(props.get(LOSS, '{"terms": [], "reduction": ""}'))
+        found = Roles(
+            props.get(VERSION, "unknown"),
+            tuple(Term(**term) for term in loss["terms"]),
+            loss["reduction"],
+            dict(ports["inputs"]),
+            {name: Role(**role) for name, role in ports["outputs"].items()},
+            bool(ports.get("estimated")),
+            tuple(ports.get("partial", ())),
+            ports.get("optimizer", ""),
+            tuple(Adapter(**adapter) for adapter in ports.get("adapters", ())),
+            {name: Slot(**{**slot, "shape": tuple(slot["shape"])}) for name, slot in ports.get("state", {}).items()},
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise OnnxgradError(f"the model's entry '{ROLES}' can't be read: {error}", "build it again") from error
+    _fits(found, model)
+    return found
+
+
+def _fits(found: Roles, model: ModelProto) -> None:
+    def compare(kind: str, described: Any, values: Any) -> None:
+        there = {value.name for value in values}
+        gone = [name for name in described if name not in there]
+        if gone:
+            raise OnnxgradError(
+                f"the model's description names the {kind} '{gone[0]}', which it does not have",
+                "it was changed after it was built: build it again",
+            )
+
+    compare("input", found.inputs, model.graph.input)
+    compare("output", found.outputs, model.graph.output)
+
+
+def started(model: ModelProto, roles: Roles) -> ModelProto:
+    """A training model whose state is stored: the model itself, or else a copy, where state is described alone."""
+    values = roles.begun([tensor.name for tensor in model.graph.initializer])
+    if not values:
+        return model
+    copy = copied(model)
+    copy.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items())
+    return copy

@@ -1,0 +1,60 @@
+"""Remove what nobody reads: backward nodes that a rule wrote for operands without takers; and turn products.
+
+And keep views apart from DequantizeLinear: onnxruntime's optimizer puts a QuantizeLinear behind them, of a wrong type
+(1.31 can't load that from opset 21 on, older versions make negative numbers zero).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from onnx import NodeProto, helper
+
+from onnxgrad_cli.emission.emitter import ROLE
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import declare
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.cleanup.transposed_products import turn_products
+from onnxgrad_cli.passes.pipeline import Pass
+from onnxgrad_cli.record import Training
+
+VIEWS = frozenset("Expand Flatten Identity MaxPool Reshape Slice Squeeze Transpose Unsqueeze".split())
+"""Operators past which onnxruntime takes a DequantizeLinear, or which it removes before it looks for those."""
+
+
+def _run(graph: Graph, options: Options, training: Training) -> bool:
+    turned = turn_products(graph)
+    return tidy(graph) or turned
+
+
+def tidy(graph: Graph, keep: Iterable[str] = ()) -> bool:
+    """Remove what nobody reads but `keep`, and leave what is left in a form that lasts; whether it changed."""
+    removed = graph.remove_unused(keep) > 0
+    changed = _keep_apart(graph) or removed
+    declare(graph)
+    return changed
+
+
+def _keep_apart(graph: Graph) -> bool:
+    """Let backward views read the sum of one operand, which is a copy, instead of a DequantizeLinear's result."""
+    made = {node.output[0] for node in graph.nodes if node.op_type == "DequantizeLinear"}
+    if not made:
+        return False
+    copies: dict[str, str] = {}
+    nodes: list[NodeProto] = []
+    for node in graph.nodes:
+        backward = any(entry.key == ROLE and entry.value == "backward" for entry in node.metadata_props)
+        if backward and node.op_type in VIEWS and node.input[0] in made:
+            name = node.input[0]
+            if name not in copies:
+                copies[name] = graph.fresh(f"{name}_copy")
+                graph.types[copies[name]] = graph.types[name]
+                nodes.append(helper.make_node("Sum", [name], [copies[name]], name=graph.fresh(f"{node.name}/Sum")))
+                nodes[-1].metadata_props.extend(node.metadata_props)
+            node.input[0] = copies[name]
+        nodes.append(node)
+    graph.nodes = nodes
+    return bool(copies)
+
+
+CLEANUP = Pass("cleanup", "nodes nobody reads removed, transposed products turned", _run, ("optimizer",))

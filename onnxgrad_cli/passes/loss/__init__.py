@@ -1,0 +1,1 @@
+"""The loss, appended to the model."""

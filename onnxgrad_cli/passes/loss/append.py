@@ -1,0 +1,167 @@
+"""Append the loss: label inputs declared, each loss written on its output, reduced, weighted and summed.
+
+The result is one scalar called `loss`. It is computed in float32 where the output is narrower.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from onnx import TensorProto, TypeProto
+
+from onnxgrad_cli import losses
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.sums import reduced
+from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.errors import Caution, UsageError, suggest
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.types import dtype_of, in_words, shape_of, tensor_type
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.losses.values import weighted_mean
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.loss.file import LossFile
+from onnxgrad_cli.passes.pipeline import Pass
+from onnxgrad_cli.record import Training
+
+NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+def _run(graph: Graph, options: Options, training: Training) -> bool:
+    op = Op(graph)
+    op.role, op.training = "loss", training
+    _refuse_unknown_options(options)
+    terms = []
+    for spec, name in zip(options.losses, training.predictions, strict=True):
+        op.scope = f"loss/{Path(spec.name).stem}"
+        term = _term(op, options, training, spec, op.val(name))
+        terms.append(term if spec.weight == 1.0 else term * spec.weight)
+    for kind, factor in (("ReduceL1", options.l1), ("ReduceSumSquare", options.l2)):
+        op.scope = f"loss/{kind}"
+        if factor:
+            terms += [penalty(op, kind, op.val(name)) * factor for name in training.trained]
+    op.scope = "loss"
+    widest = max((term.dtype for term in terms), key=(TensorProto.FLOAT, TensorProto.DOUBLE).index)
+    total = op.cast(terms[0], widest) if len(terms) == 1 else op.Sum(*(op.cast(term, widest) for term in terms))
+    training.loss = _named(op, total, "loss")
+    graph.nodes.extend(op.nodes)
+    fed_first(graph)
+    return True
+
+
+def _refuse_unknown_options(options: Options) -> None:
+    found = [losses.LOSSES.lookup(spec.name) for spec in options.losses if not _is_file(spec)]
+    known = {option.name: option for loss in found for option in loss.options}
+    for name in options.loss_options:
+        if name not in known:
+            names = ", ".join(spec.name for spec in options.losses)
+            raise UsageError(f"{names} has no option '{name}'", suggest(name, known, "options"))
+
+
+def _is_file(spec: LossSpec) -> bool:
+    return spec.name.endswith(".onnx")
+
+
+def _term(op: Op, options: Options, training: Training, spec: LossSpec, prediction: Val) -> Val:
+    loss = LossFile(spec.name, op.graph) if _is_file(spec) else losses.LOSSES.lookup(spec.name)
+    label_type = loss.label_type(prediction)
+    label = None if label_type is None else _label(op, training, spec.label or options.label, label_type)
+    training.judged.append("" if label is None else label.name)
+    if isinstance(loss, LossFile):
+        if options.sample_weight:
+            raise UsageError(
+                f"--sample-weight does not go with '{spec.name}'", "a loss from a file gives one number for the batch"
+            )
+        return _wide(op, loss(op, prediction, label))
+    _caution(op, training, loss, prediction)
+    values = [_wide(op, prediction)] if label is None else [_wide(op, prediction), _wide(op, label)]
+    result = loss.function(op, *values, **loss.settings(options.loss_options))
+    found, weights = result if isinstance(result, tuple) else (result, None)
+    if options.sample_weight:
+        found = found * _sample_weight(op, training, options.sample_weight, loss, prediction, found)
+    if options.reduction == "sum":
+        return reduced(op, "ReduceSum", found)
+    if weights is None:
+        return reduced(op, "ReduceMean", found)
+    divisor = reduced(op, "ReduceSum", weights)
+    training.divisors[len(training.judged) - 1] = divisor.name
+    return weighted_mean(op, reduced(op, "ReduceSum", found), divisor)
+
+
+def _wide(op: Op, x: Val) -> Val:
+    return op.cast(x, TensorProto.FLOAT) if x.dtype in NARROW else x
+
+
+def _label(op: Op, training: Training, name: str, label_type: TypeProto) -> Val:
+    graph = op.graph
+    if name in training.labels:
+        old = graph.types[name]
+        if (dtype_of(old), shape_of(old)) != (dtype_of(label_type), shape_of(label_type)):
+            raise UsageError(
+                f"two losses want a label '{name}' of different types: {in_words(old)} and {in_words(label_type)}",
+                "name each label: --loss NAME:OUTPUT:LABEL",
+            )
+        return op.val(name)
+    _refuse_taken(graph, name, "--label")
+    graph.add_input(name, label_type)
+    training.labels.append(name)
+    return op.val(name)
+
+
+def _refuse_taken(graph: Graph, name: str, option: str) -> None:
+    if not name or graph.taken(name):
+        reason = f"the model already has a value or a node called '{name}'" if name else "a name is missing"
+        raise UsageError(f"{option}: {reason}", f"choose another name with {option}")
+
+
+def _caution(op: Op, training: Training, loss: losses.Loss, prediction: Val) -> None:
+    producer = next((node for node in op.graph.nodes if prediction.name in node.output), None)
+    if producer is not None and producer.op_type in loss.rather:
+        text = (
+            f"output '{prediction.name}' comes from a {producer.op_type}, which {loss.name} does not expect: "
+            f"{loss.rather[producer.op_type]} does"
+        )
+        training.cautions.append(Caution("note", prediction.name, text))
+
+
+def _sample_weight(op: Op, training: Training, name: str, loss: losses.Loss, prediction: Val, found: Val) -> Val:
+    """One weight per sample, in a shape that broadcasts to the losses. The mean still divides by what it did."""
+    if not found.known_shape or not prediction.known_shape:
+        raise UsageError(
+            f"--sample-weight does not go with {loss.name} of '{prediction.name}', which is one number for the batch",
+            "leave it out, or choose an output with a batch axis",
+        )
+    if training.sample_weight is None:
+        _refuse_taken(op.graph, name, "--sample-weight")
+        op.graph.add_input(name, tensor_type(found.dtype, [prediction.shape[0]]))
+        training.sample_weight = name
+    return op.unsqueeze(op.cast(op.val(name), found), range(1, found.rank))
+
+
+def penalty(op: Op, kind: str, weight: Val) -> Val:
+    """The sum of a weight's magnitudes ('ReduceL1') or squares ('ReduceSumSquare'), a scalar."""
+    return reduced(op, kind, _wide(op, weight))
+
+
+def _named(op: Op, total: Val, stem: str) -> str:
+    """Give the total its name: the node that makes it writes that, or else a node of its own does."""
+    name = op.graph.fresh(stem)
+    if not any(total.name in node.output for node in op.nodes):
+        total = op.Identity(total)
+    for node in op.nodes:
+        for field in (node.input, node.output):
+            field[:] = [name if old == total.name else old for old in field]
+    assert total.type is not None
+    op.graph.types[name] = total.type
+    return name
+
+
+def fed_first(graph: Graph) -> None:
+    """Order the inputs: what must be fed, then what has a value (models of old declare their weights as inputs)."""
+    inputs = list(graph.proto.graph.input)
+    ordered = sorted(inputs, key=lambda value: value.name in graph.initializers)
+    if [v.name for v in ordered] != [v.name for v in inputs]:
+        del graph.proto.graph.input[:]
+        graph.proto.graph.input.extend(ordered)
+
+
+LOSS = Pass("loss", "the loss appended to the model", _run, ("prepare",))

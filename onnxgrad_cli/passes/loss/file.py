@@ -1,0 +1,177 @@
+"""Any loss as a file: a model with the inputs prediction and label and one scalar output, spliced in as it is.
+
+It is brought to the model's opset and typed for the output it judges, so that what doesn't fit is refused here,
+in the terms of the two files, and not later inside a rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from onnx import GraphProto, NodeProto, TypeProto, ValueInfoProto, numpy_helper
+
+from onnxgrad_cli.emission.emitter import ROLE, Op
+from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.files import load_model
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.nodes import subgraphs
+from onnxgrad_cli.ir.types import dtype_of, is_external, is_float, shape_of, tensor_type
+from onnxgrad_cli.passes.prepare.normalise import normalise
+from onnxgrad_cli.passes.prepare.opset import convert
+
+ORDER = {"prediction": 0, "label": 2}
+"""Where an input that is called so stands; one of another name stands between."""
+
+
+def in_order(inputs: Sequence[ValueInfoProto]) -> list[ValueInfoProto]:
+    """The inputs of a file that judges: the prediction, then the label; by these names, else as the file has them."""
+    return sorted(inputs, key=lambda value: ORDER.get(value.name, 1))
+
+
+class LossFile:
+    """A loss read from `path`, brought to the opset of `graph`.
+
+    Raises:
+        UsageError: it is no valid model, its inputs or outputs are not those of a loss, or its opset can't be had.
+    """
+
+    def __init__(self, path: str, graph: Graph) -> None:
+        self.path = path
+        try:
+            self._graph = Graph(load_model(path)[0], Path(path))
+        except OnnxgradError as error:
+            raise UsageError(f"--loss: {error.message}", error.hint) from error
+        if any(is_external(tensor) for tensor in self._graph.initializers.values()):
+            raise self._unfit("keeps tensors in another file", "save it with its tensors inside")
+        if self._graph.proto.graph.sparse_initializer:
+            raise self._unfit("has sparse initializers", "store them as dense ones")
+        normalise(self._graph)
+        self._convert(graph)
+        inputs = [v for v in self._graph.proto.graph.input if v.name not in self._graph.initializers]
+        outputs = self._graph.output_names
+        if len(inputs) not in (1, 2):
+            extra = "".join(f", '{value.name}'" for value in inputs[2:])
+            raise self._unfit(
+                f"has {len(inputs)} inputs{extra and ': beside prediction and label'}{extra}",
+                "a loss takes a prediction and a label; store everything else inside the file",
+            )
+        if len(outputs) != 1:
+            raise self._unfit(f"has {len(outputs)} outputs", "a loss has one, a scalar")
+        self._prediction, *others = in_order(inputs)
+        self._label = others[0] if others else None
+        if not is_float(self._prediction.type):
+            raise self._unfit(f"takes a prediction '{self._prediction.name}' that is no float tensor", "")
+
+    def _unfit(self, what: str, hint: str) -> UsageError:
+        return UsageError(f"the loss '{self.path}' {what}", hint or None)
+
+    def _convert(self, graph: Graph) -> None:
+        theirs, ours = self._graph.opset(), graph.opset()
+        if ours is not None and theirs not in (None, ours):
+            try:
+                convert(self._graph, ours)
+            except Exception as error:  # the converter raises RuntimeError, ConvertError and more
+                reason = str(error).strip().splitlines()[-1].rpartition(": ")[2]
+                raise self._unfit(
+                    f"is at opset {theirs}, the model at {ours}, and it can't be converted: {reason}",
+                    f"save the loss at opset {ours}",
+                ) from error
+            normalise(self._graph)
+        for entry in self._graph.proto.opset_import:
+            if entry.domain in ("", "ai.onnx"):
+                continue
+            version = graph.opset(entry.domain)
+            if version is None:
+                graph.proto.opset_import.append(entry)
+            elif version != entry.version:
+                raise self._unfit(
+                    f"uses {entry.domain} {entry.version}, the model {version}", f"save it for {entry.domain} {version}"
+                )
+
+    def label_type(self, prediction: Val) -> TypeProto | None:
+        """The type of the label for an output: the file's symbols are the output's sizes. None without a label.
+
+        Raises:
+            UsageError: the file takes an output of another shape.
+        """
+        declared, shape = shape_of(self._prediction.type), prediction.known_shape
+        sizes = {}
+        if declared is not None and shape is not None:
+            sizes = dict(zip(declared, shape, strict=False))
+            apart = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes.items())
+            if apart or len(declared) != len(shape):
+                raise self._unfit(
+                    f"takes a prediction [{', '.join(map(str, declared))}]; "
+                    f"'{prediction.name}' is [{', '.join(map(str, shape))}]",
+                    "choose another output with NAME:OUTPUT, or give the file symbolic axes",
+                )
+        if self._label is None:
+            return None
+        dims = shape_of(self._label.type)
+        if dims is None:
+            return self._label.type
+        known = [sizes.get(dim, None if dim == "?" else dim) if isinstance(dim, str) else dim for dim in dims]
+        return tensor_type(dtype_of(self._label.type), known)
+
+    def __call__(self, op: Op, prediction: Val, label: Val | None) -> Val:
+        """Write the loss into `op`, and return its scalar.
+
+        Raises:
+            UsageError: the types inside contradict each other for this output, or the result is no scalar.
+        """
+        inner = self._graph
+        prediction = op.cast(prediction, dtype_of(self._prediction.type))
+        given = {self._prediction.name: prediction, **({self._label.name: label} if self._label and label else {})}
+        for value in inner.proto.graph.input:
+            if value.name in given:
+                value.type.CopyFrom(given[value.name].type)
+        del inner.proto.graph.value_info[:]
+        try:
+            infer_types(inner)
+        except OnnxgradError as error:
+            raise self._unfit(f"does not fit the output '{prediction.name}': {error.message}", "") from error
+        (output,) = inner.output_names
+        shape = shape_of(inner.types[output])
+        if not is_float(inner.types[output]) or shape is None or any(dim != 1 for dim in shape):
+            raise self._unfit(f"gives '{output}', which is no float scalar", "reduce it inside the file")
+        result = self._splice(op, given)[output]
+        return op.squeeze(op.val(result), range(len(shape)))
+
+    def _splice(self, op: Op, given: Mapping[str, Val]) -> dict[str, str]:
+        inner, names = self._graph, {name: value.name for name, value in given.items()}
+        for name, tensor in inner.initializers.items():
+            names[name] = op.graph.fresh(f"{op.scope}/{name}")
+            op.graph.add_initializer(names[name], numpy_helper.to_array(tensor))
+        for node in inner.nodes:
+            for name in node.output:
+                if name:
+                    names[name] = op.graph.fresh(f"{op.scope}/{name}")
+                    op.graph.types[names[name]] = inner.types.get(name, TypeProto())
+            copy = NodeProto()
+            copy.CopyFrom(node)
+            copy.name = op.graph.fresh(f"{op.scope}/{node.name}")
+            copy.metadata_props.add(key=ROLE, value=op.role)
+            _rename(copy, names)
+            op.nodes.append(copy)
+        return names
+
+
+def _rename(node: NodeProto, names: Mapping[str, str]) -> None:
+    """Rename what a node and the graphs inside it read and write; a name that a graph inside owns stays."""
+    for field in (node.input, node.output):
+        field[:] = [names.get(name, name) for name in field]
+    for graph in subgraphs(node):
+        _rename_inside(graph, names)
+
+
+def _rename_inside(graph: GraphProto, names: Mapping[str, str]) -> None:
+    own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    own.update(name for node in graph.node for name in node.output)
+    visible = {old: new for old, new in names.items() if old not in own}
+    for node in graph.node:
+        _rename(node, visible)
+    for value in graph.output:
+        value.name = visible.get(value.name, value.name)

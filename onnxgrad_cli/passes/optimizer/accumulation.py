@@ -1,0 +1,69 @@
+"""Gradients gathered over several runs, so that a step is taken as on a batch of all their samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from onnx import TensorProto
+
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.errors import Caution, UsageError
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.optimizer.state import States
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What was gathered so far, this run's gradients included.
+
+    Attributes:
+        totals: weight -> the sum of its gradients.
+        due: whether it is time for a step.
+        after: state -> what it holds after this run.
+    """
+
+    totals: dict[str, Val]
+    due: Val
+    after: dict[str, Val]
+
+
+def check_accumulation(options: Options) -> None:
+    """Refuse a number of runs that is none, and what is not the same on one large batch.
+
+    Raises:
+        UsageError: it is to be refused.
+    """
+    if options.accumulate < 1:
+        raise UsageError(f"--accumulate must be 1 or more, not {options.accumulate}", "1 takes a step at each run")
+    if options.accumulate > 1 and options.reduction == "sum" and (options.l1 or options.l2):
+        raise UsageError(
+            "--accumulate does not go with --l1 or --l2 and --reduction sum: the penalty would count at each run",
+            "use --reduction mean",
+        )
+
+
+def cautions(options: Options) -> Iterator[Caution]:
+    """Where a mean over the batch is not the mean of the runs' means."""
+    uneven = [name for name in ("class_weights", "ignore_index") if name in options.loss_options]
+    if options.accumulate > 1 and options.reduction == "mean" and uneven:
+        text = (
+            f"--accumulate: with {' and '.join(uneven)} the mean of a run divides by what its labels weigh, and all "
+            "runs count alike: nearly what one batch of all their samples gives"
+        )
+        yield Caution("note", "--accumulate", text)
+
+
+def accumulate(op: Op, states: States, gradients: Mapping[str, Val], runs: int) -> Gathered:
+    """Add this run's gradients to those before them, or begin anew with them after a step."""
+    op.scope = "optimizer/accumulation"
+    position = states.whole(op, "accumulated", 0, TensorProto.INT64)
+    first, now = op.Equal(position, op.const(0)), position + 1
+    due = op.Equal(now, op.const(runs))
+    totals, after = {}, {}
+    for name, gradient in gradients.items():
+        before = states.of(op, name, "acc", 0.0, gradient.dtype)
+        totals[name] = after[before.name] = op.Where(first, gradient, before + gradient)
+    after[position.name] = op.Where(due, op.const(0), now)
+    return Gathered(totals, due, after)

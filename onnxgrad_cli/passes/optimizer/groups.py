@@ -1,0 +1,64 @@
+"""Parameter groups: what an optimizer does differently to weights of certain names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onnxgrad_cli.common.settings import pairs
+from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.optimizers import Optimizer
+from onnxgrad_cli.options import Group, Options
+from onnxgrad_cli.passes.parameters.select import matching
+
+RATE = "lr"
+"""What a group calls its factor of the learning rate."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the optimizer does with one weight: its options, and a factor of the learning rate."""
+
+    options: dict[str, Any]
+    factor: float = 1.0
+
+
+def parse_group(text: str) -> Group:
+    """Read `GLOB:KEY=VALUE,...`; the last colon counts, for names may hold some.
+
+    Raises:
+        UsageError: it is not of that form.
+    """
+    pattern, _, rest = text.rpartition(":")
+    found = pairs(rest, text, "GLOB:KEY=VALUE,KEY=VALUE")
+    if not pattern or not found:
+        raise UsageError(f"--group: '{text}' is not of the form GLOB:KEY=VALUE", "such as '*.bias:weight_decay=0'")
+    return Group(pattern, found)
+
+
+def settings(optimizer: Optimizer, options: Options, weights: Sequence[str]) -> dict[str, Settings]:
+    """What the optimizer does with each weight.
+
+    Raises:
+        UsageError: a group names no weight, the optimizer has no such option, or a value is of another kind.
+    """
+    given: dict[str, dict[str, object]] = {weight: dict(options.optimizer_options) for weight in weights}
+    known = [*(option.name for option in optimizer.options), RATE]
+    optimizer.settings(options.optimizer_options)
+    for group in options.group:
+        for name in group.options:
+            if name not in known:
+                raise UsageError(
+                    f"--group '{group}': {optimizer.name} has no option '{name}'", suggest(name, known, "options")
+                )
+        for weight in matching(group.pattern, list(weights), "--group", "trained weights"):
+            given[weight] |= group.options
+    return {weight: _settings(optimizer, each) for weight, each in given.items()}
+
+
+def _settings(optimizer: Optimizer, given: dict[str, object]) -> Settings:
+    factor = given.pop(RATE, 1.0)
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 <= factor < float("inf"):
+        raise UsageError(f"--group: {RATE} takes a factor of the learning rate, not {factor!r}", "such as lr=0.1")
+    return Settings(optimizer.settings(given), float(factor))

@@ -1,0 +1,180 @@
+"""Append the optimizer: a training model then takes a whole step in one run.
+
+The learning rate is fed; the count of steps and each weight's slots are state, which comes in and goes out as the
+weights do: what replaces `<name>` is the output `<name>_next`. Where a step is not taken at each run, it stands in the
+branch of an If, so that the other runs don't pay for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from onnx import TensorProto
+
+from onnxgrad_cli.emission.bodies import when
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.types import tensor_type
+from onnxgrad_cli.optimizers import OPTIMIZERS, Optimizer
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.loss.append import fed_first
+from onnxgrad_cli.passes.loss_scale import DYNAMIC, adapted, are_finite, scale_in
+from onnxgrad_cli.passes.optimizer.accumulation import accumulate, cautions, check_accumulation
+from onnxgrad_cli.passes.optimizer.clipping import check_clipping, clipped
+from onnxgrad_cli.passes.optimizer.ema import averaged, check_average
+from onnxgrad_cli.passes.optimizer.groups import settings
+from onnxgrad_cli.passes.optimizer.state import States
+from onnxgrad_cli.passes.pipeline import Pass
+from onnxgrad_cli.passes.roles import embed
+from onnxgrad_cli.record import Training
+
+LEARNING_RATE, STEP = "learning_rate", "step"
+
+FOR_STEPS = ("optimizer_options", "group", "clip_norm", "clip_value", "accumulate", "ema", "embed_state")
+"""Options that say how a step is taken."""
+
+
+def _run(graph: Graph, options: Options, training: Training) -> bool:
+    if not options.optimizer:
+        _refuse_options(options)
+        return False
+    for check in (check_clipping, check_accumulation, check_average):
+        check(options)
+    if not training.trained:
+        raise UsageError("--optimizer: no weight is trained", "choose weights with --train GLOB")
+    training.cautions.extend(cautions(options))
+    op = Op(graph)
+    op.role = op.scope = "optimizer"
+    step = _Step(op, options, training)
+    gradients = {name: op.wide(op.val(training.gradients[name])) for name in training.trained}
+    if options.accumulate > 1:
+        gathered = accumulate(op, step.states, gradients, options.accumulate)
+        op.scope = "optimizer"
+        after = when(op, gathered.due, lambda inner: step.taken(inner, gathered.totals)) | gathered.after
+    else:
+        after = step.taken(op, gradients)
+    _hand_out(op, training, after)
+    fed_first(graph)
+    embed(graph, options, training)
+    return True
+
+
+def _refuse_options(options: Options) -> None:
+    for name in FOR_STEPS:
+        if getattr(options, name) != getattr(Options(), name):
+            flag = name.removesuffix("s").replace("_", "-")
+            raise UsageError(f"--{flag}: there is no optimizer", "choose one with --optimizer NAME")
+
+
+class _Step:
+    """A step of the optimizer on all weights."""
+
+    def __init__(self, op: Op, options: Options, training: Training) -> None:
+        self.options, self.training = options, training
+        self.states = States(op.graph, options, training)
+        self.optimizer = OPTIMIZERS.lookup(options.optimizer)
+        self.settings = settings(self.optimizer, options, training.trained)
+        self.rate = _learning_rate(op, training, [op.val(name) for name in training.trained]).name
+        self.count = self.states.whole(op, STEP, 0, TensorProto.INT64).name
+
+    def taken(self, op: Op, gradients: Mapping[str, Val]) -> dict[str, Val]:
+        """Take the step, unless a gradient is not finite and a dynamic scale of the loss is there to mend that.
+
+        Returns:
+            weight or state -> what replaces it.
+        """
+        if self.options.loss_scale != DYNAMIC:
+            return self._taken(op, gradients)
+        op.scope = "optimizer/loss_scale"
+        scale, good_steps = scale_in(op, self.states, self.training)
+        good = are_finite(op, [op.val(gradient.name) for gradient in gradients.values()])
+        after = when(op, good, lambda inner: self._taken(inner, gradients))
+        return after | adapted(op, scale, good_steps, good)
+
+    def _taken(self, op: Op, gradients: Mapping[str, Val]) -> dict[str, Val]:
+        weights: dict[str, Val] = {}
+        states: dict[str, Val] = {}
+        rate, count = op.val(self.rate), op.val(self.count)
+        for name, gradient in clipped(op, self._mean(op, gradients), self.options).items():
+            op.scope = f"optimizer/{name}"
+            weight, chosen = op.val(name), self.settings[name]
+            work = op.wide(weight)
+            factor = op.cast(rate, work) if chosen.factor == 1 else op.cast(rate, work) * chosen.factor
+            state = _State(op, self.states, self.optimizer, name, work, factor, count)
+            weights[name] = op.cast(self.optimizer.function(op, work, gradient, state, **chosen.options), weight)
+            states |= state.stepped
+            if self.options.ema is not None:
+                states |= averaged(op, self.states, name, op.wide(weights[name]), count, self.options.ema)
+        return {**weights, self.count: count + 1, **states}
+
+    def _mean(self, op: Op, gradients: Mapping[str, Val]) -> dict[str, Val]:
+        """The gradients of one batch of all samples: of several runs, the mean where the loss is one."""
+        given = {name: op.val(gradient.name) for name, gradient in gradients.items()}
+        runs = self.options.accumulate
+        if runs == 1 or self.options.reduction == "sum":
+            return given
+        op.scope = "optimizer/accumulation"
+        return {name: gradient / runs for name, gradient in given.items()}
+
+
+def _learning_rate(op: Op, training: Training, weights: list[Val]) -> Val:
+    """The learning rate, a scalar: float64 where a weight is, else float32."""
+    double = any(weight.dtype == TensorProto.DOUBLE for weight in weights)
+    training.learning_rate = op.graph.fresh(LEARNING_RATE)
+    op.graph.add_input(training.learning_rate, tensor_type(TensorProto.DOUBLE if double else TensorProto.FLOAT, []))
+    return op.val(training.learning_rate)
+
+
+class _State:
+    """The slots of one weight; see `optimizers.State`."""
+
+    def __init__(
+        self, op: Op, states: States, optimizer: Optimizer, weight: str, like: Val, rate: Val, count: Val
+    ) -> None:
+        self.rate = rate
+        self._op, self._states, self._optimizer, self._weight = op, states, optimizer, weight
+        self._like, self._count = like, count
+        self._starts: dict[str, float] = {}
+        self._names: dict[str, str] = {}
+        self._now: dict[str, Val] = {}
+
+    @property
+    def count(self) -> Val:
+        return self._op.cast(self._count, self._like)
+
+    @property
+    def stepped(self) -> dict[str, Val]:
+        """What each slot becomes, by the name of its input."""
+        return {name: self._now[slot] for slot, name in self._names.items()}
+
+    def start(self, slot: str, value: float) -> None:
+        self._starts[slot] = value
+
+    def __getitem__(self, slot: str) -> Val:
+        if slot not in self._names:
+            if slot not in self._optimizer.slots:
+                raise OnnxgradError(f"optimizer {self._optimizer.name} has declared no slot '{slot}'")
+            start = self._starts.get(slot, 0.0)
+            self._now[slot] = self._states.of(self._op, self._weight, slot, start, self._like.dtype)
+            self._names[slot] = self._now[slot].name
+        return self._now[slot]
+
+    def __setitem__(self, slot: str, value: Val) -> None:
+        assert self[slot].type is not None  # a slot is stored even if it is not read
+        self._now[slot] = value
+
+
+def _hand_out(op: Op, training: Training, updated: dict[str, Val]) -> None:
+    """Declare what each weight and state becomes as outputs called after it."""
+    graph = op.graph
+    successors = {name: graph.fresh(f"{name}_next") for name in updated}
+    op.rename_all({successors[name]: value for name, value in updated.items()})
+    for name, successor in successors.items():
+        graph.add_output(successor, graph.types[name])
+    training.state.update(successors)
+    graph.nodes.extend(op.nodes)
+
+
+OPTIMIZER = Pass("optimizer", "the optimizer's step, if one is asked for", _run, ("outputs",))

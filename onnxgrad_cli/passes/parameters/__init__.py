@@ -1,0 +1,1 @@
+"""The choice of parameters: which float tensors are trained, and which are constants by the role they play."""

@@ -1,0 +1,1 @@
+"""Bring any model into the one form the other passes know."""

@@ -1,0 +1,125 @@
+"""Replace operators that have no rule by what they mean in operators that have one.
+
+First by the definitions of this project, then by the function body that the standard itself gives many operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import onnx
+from onnx import NodeProto
+
+from onnxgrad_cli.autodiff import registry
+from onnxgrad_cli.autodiff.reverse import node_attributes, stopped
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.errors import OnnxgradError, Unknown
+from onnxgrad_cli.ir.graph import Graph
+
+
+def expand(graph: Graph, domain: str | None = None) -> bool:
+    """Replace each node that has a definition and no rule, as far as the types of its inputs are known.
+
+    Nodes behind an operator that onnx knows no type for are typed on the way. A definition that does not cover a node
+    leaves it alone, and `graph.kept` says why. With `domain`, only operators of that domain are replaced.
+
+    Returns:
+        Whether anything was replaced; types must be inferred again then, and may let more be replaced.
+    """
+    typing = Op(graph)
+    definition_of = cache(lambda op_type, domain: registry.lookup_definition(*_key(graph, op_type, domain)))
+    stands = _stands(graph)
+    nodes: list[NodeProto] = []
+    changed = False
+    for node in graph.nodes:
+        asked = domain in (None, node.domain) and not stands(node)
+        definition = definition_of(node.op_type, node.domain) if asked else None
+        if definition is None:
+            _type(typing, node)
+            nodes.append(node)
+            continue
+        try:
+            nodes += _expanded(graph, node, definition)
+            changed = True
+        except Unknown as reason:
+            graph.kept[node.name] = str(reason)
+            nodes.append(node)
+    if changed:
+        graph.set_nodes(nodes)
+    return changed
+
+
+def standard_functions(graph: Graph) -> list[tuple[str, str]]:
+    """The operators, as (domain, name), that only the function body of the standard can differentiate.
+
+    Many bodies depend on the types of the inputs, so an operator is left out as long as one of its nodes lacks some.
+    """
+    typed: dict[tuple[str, str], bool] = {}
+    stands = _stands(graph)
+    for node in graph.nodes:
+        if stands(node):
+            continue
+        key = _key(graph, node.op_type, node.domain)
+        if registry.lookup_definition(*key) is None and _has_body(*key):
+            operator = (node.domain, node.op_type)
+            typed[operator] = typed.get(operator, True) and all(x in graph.types for x in node.input if x)
+    return [operator for operator, known in typed.items() if known]
+
+
+def _has_body(op_type: str, domain: str, opset: int) -> bool:
+    try:
+        schema: Any = onnx.defs.get_schema(op_type, opset, "" if domain == "ai.onnx" else domain)
+    except onnx.defs.SchemaError:
+        return False
+    return bool(schema.has_function or schema.has_context_dependent_function)
+
+
+def _key(graph: Graph, op_type: str, domain: str) -> tuple[str, str, int]:
+    return op_type, domain, graph.opset(domain) or 1
+
+
+def _stands(graph: Graph) -> Callable[[NodeProto], bool]:
+    """Whether a node is differentiated as it is: it has a rule, or operands at which gradients stop."""
+    has_rule = cache(lambda op_type, domain: registry.lookup(*_key(graph, op_type, domain)) is not None)
+    return lambda node: has_rule(node.op_type, node.domain) or bool(stopped(node))
+
+
+def _type(op: Op, node: NodeProto) -> None:
+    """Type a node's outputs from its inputs, where they have no type yet and onnx knows one."""
+    if all([not name or name in op.graph.types for name in node.output[:]]):
+        return
+    try:
+        op.graph.types.update(op.infer(node))
+    except (Unknown, OnnxgradError, onnx.defs.SchemaError, onnx.checker.ValidationError):
+        return
+
+
+def _expanded(graph: Graph, node: NodeProto, definition: registry.Definition) -> Sequence[NodeProto]:
+    op = Op(graph)
+    op.scope = op.forward = node.name
+    asked = registry.Signature.of_definition(definition.function)
+    xs: list[Val | None] = [op.val(name) if name else None for name in node.input]
+    untyped = [x.name for x in xs if x is not None and x.type is None]
+    if untyped:
+        raise Unknown(f"the type of '{untyped[0]}' is unknown")
+    if not asked.variadic:
+        if len(xs) > asked.inputs:
+            raise Unknown(f"its definition knows {asked.inputs} inputs, the node has {len(xs)}")
+        xs += [None] * (asked.inputs - len(xs))
+    attributes, unknown = node_attributes(op, node, asked)
+    if unknown:
+        raise Unknown(f"attribute {unknown} is not covered by its definition")
+    result = definition.function(op, *xs, **attributes)
+    ys = result if isinstance(result, (tuple, list)) else (result,)
+    for position, name in enumerate(node.output):
+        if not name:
+            continue
+        y = ys[position] if position < len(ys) else None
+        if y is not None:
+            op.rename(y, name)
+        elif op.readers(name) or name in graph.output_names:
+            raise Unknown(f"its output '{name}' is not covered by its definition")
+    return op.nodes

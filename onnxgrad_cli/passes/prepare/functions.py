@@ -1,0 +1,212 @@
+"""Write out the functions that a model defines itself wherever it calls them, but for those that have a rule.
+
+onnx's own inliner forgets the default values of their attributes and leaves functions alone that import another opset
+than the model; and a weight in a function that is called twice would become two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import onnx
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
+
+from onnxgrad_cli.autodiff import registry
+from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
+from onnxgrad_cli.ir.renaming import renamed
+from onnxgrad_cli.passes.prepare.upgrade import upgrade
+
+Key = tuple[str, str, str]
+
+
+def inline(graph: Graph, constant: Callable[[NodeProto], TensorProto | None]) -> None:
+    """Replace every call of a function of the model, in bodies too, by the nodes of the function.
+
+    A call stays where its operator has a rule, or operands at which gradients stop: the function computes it then, and
+    the rule differentiates it. Not so in onnxruntime's own domains, whose rules are for its kernels.
+
+    Args:
+        graph: the model; of its functions those are left that it still calls.
+        constant: the tensor that a Constant node holds.
+
+    Raises:
+        OnnxgradError: a function calls itself.
+        UnsupportedError: a function bears the name of a standard operator, or is written for another opset, in which
+            one of its operators is another one.
+    """
+    if graph.proto.functions:
+        inliner = _Inliner(graph, constant)
+        graph.set_nodes(inliner.nodes(graph.nodes, ()))
+        kept = onnx.ModelProto(functions=inliner.called(graph.nodes)).functions
+        del graph.proto.functions[:]
+        graph.proto.functions.extend(kept)
+
+
+class _Inliner:
+    def __init__(self, graph: Graph, constant: Callable[[NodeProto], TensorProto | None]) -> None:
+        self.graph = graph
+        self.constant = constant
+        self.functions: dict[Key, FunctionProto] = {
+            (_domain(f.domain), f.name, f.overload): f for f in graph.proto.functions
+        }
+        self.constants: dict[Key, dict[str, str]] = {}
+
+    def nodes(self, nodes: Iterable[NodeProto], callers: tuple[Key, ...]) -> list[NodeProto]:
+        """The nodes without calls; `callers` are the functions they stand in."""
+        found: list[NodeProto] = []
+        for node in nodes:
+            for body in subgraphs(node):
+                inner = self.nodes(list(body.node), callers)
+                written = GraphProto(node=inner)
+                del body.node[:]
+                body.node.extend(written.node)
+            key = (_domain(node.domain), node.op_type, node.overload)
+            if key not in self.functions or self.stands(key):
+                found.append(node)
+                continue
+            if key in callers:
+                raise OnnxgradError(f"function '{_name(key)}' calls itself", "it is not a valid ONNX model")
+            found += self.nodes(self.body(node, key), (*callers, key))
+        return found
+
+    def stands(self, key: Key) -> bool:
+        """Whether the calls of a function are differentiated as they are."""
+        domain, op_type, overload = key
+        if overload or not domain or domain.startswith("com.microsoft"):
+            return False
+        rule = registry.lookup(op_type, domain, self.graph.opset(domain) or 1)
+        return rule is not None or bool(registry.stopped(op_type, domain))
+
+    def called(self, nodes: Iterable[NodeProto]) -> list[FunctionProto]:
+        """The functions that nodes call, and those that these call, at the model's opset."""
+        found: dict[Key, FunctionProto] = {}
+        waiting = list(with_bodies(nodes))
+        while waiting:
+            node = waiting.pop()
+            key = (_domain(node.domain), node.op_type, node.overload)
+            if key in self.functions and key not in found:
+                found[key] = self.raised(self.functions[key])
+                self.check(found[key], key)
+                for entry in found[key].opset_import:
+                    entry.version = self.graph.opset(entry.domain) or entry.version
+                waiting += with_bodies(found[key].node)
+        return [function for key, function in self.functions.items() if key in found]
+
+    def raised(self, function: FunctionProto) -> FunctionProto:
+        """The function at the model's opset of the default domain, where it is of an older one."""
+        own = next((entry.version for entry in function.opset_import if not _domain(entry.domain)), None)
+        opset = self.graph.opset()
+        if own is None or opset is None or own >= opset:
+            return function
+        alone = onnx.ModelProto(graph=GraphProto(name=function.name, node=function.node))
+        alone.opset_import.extend(function.opset_import)
+        work = Graph(alone)
+        upgrade(work, opset)
+        added = [tensor for name, tensor in work.initializers.items() if work.added(name)]
+        held = [onnx.helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in added]
+        nodes = GraphProto(node=[*held, *work.nodes]).node
+        del function.node[:], function.opset_import[:]
+        function.node.extend(nodes)
+        function.opset_import.extend(alone.opset_import)
+        return function
+
+    def body(self, call: NodeProto, key: Key) -> list[NodeProto]:
+        """The nodes of the function `key` for one call, under names of their own."""
+        function = self.functions[key]
+        if key not in self.constants:
+            self.check(function, key)
+            self.constants[key] = self.hoisted(function)
+        copy = GraphProto()
+        copy.node.extend(node for node in function.node if not self.constants[key].keys() & set(node.output))
+        for node in copy.node:
+            node.name = f"{call.name or call.op_type}/{node.name or node.op_type}"
+        names = dict(self.constants[key])
+        names.update(zip(function.input, [*call.input, *[""] * len(function.input)], strict=False))
+        made = {name for node in copy.node for name in node.output}
+        taken = {formal: actual for formal, actual in zip(function.output, call.output, strict=False) if actual}
+        names.update((formal, actual) for formal, actual in taken.items() if formal in made)
+        nodes = list(renamed(self.graph, copy, names).node)
+        given = {a.name: a for a in (*function.attribute_proto, *call.attribute)}
+        for node in nodes:
+            _fill(node, given)
+            if not node.metadata_props:
+                node.metadata_props.extend(call.metadata_props)
+        for formal, actual in taken.items():
+            if formal not in made:  # an input, or a constant, returned as it is
+                name = self.graph.fresh(f"{call.name or call.op_type}/Identity")
+                nodes.append(onnx.helper.make_node("Identity", [names[formal]], [actual], name=name))
+        return nodes
+
+    def hoisted(self, function: FunctionProto) -> dict[str, str]:
+        """The function's constants as initializers, so that each stays one however often it is called."""
+        names = {}
+        for node in function.node:
+            tensor = None if any(a.ref_attr_name for a in node.attribute) else self.constant(node)
+            if tensor is not None:
+                names[node.output[0]] = name = self.graph.fresh(node.output[0])
+                initializer = self.graph.proto.graph.initializer.add()
+                initializer.CopyFrom(tensor)
+                initializer.name = name
+                self.graph.initializers[name] = initializer
+        return names
+
+    def check(self, function: FunctionProto, key: Key) -> None:
+        """Refuse what no two runtimes agree on; import what only the function imports."""
+        if onnx.defs.has(function.name, key[0]):
+            raise UnsupportedError(
+                f"the model defines a function '{_name(key)}', and there is a standard operator of that name",
+                hint="rename the function where it is defined and called: runtimes differ in which of the two they run",
+            )
+        for entry in function.opset_import:
+            version = self.graph.opset(entry.domain)
+            if version is None:
+                self.graph.proto.opset_import.append(entry)
+            elif version != entry.version:
+                for node in with_bodies(function.node):
+                    if _domain(node.domain) == _domain(entry.domain):
+                        self.check_operator(node, key, entry.version, version)
+
+    def check_operator(self, node: NodeProto, key: Key, own: int, version: int) -> None:
+        """Refuse an operator that is another one at the model's `version` than at the function's `own`."""
+        domain = _domain(node.domain)
+        if (domain, node.op_type, node.overload) in self.functions:
+            return
+        try:
+            since = {onnx.defs.get_schema(node.op_type, each, domain).since_version for each in (own, version)}
+        except onnx.defs.SchemaError:
+            since = set()
+        if len(since) != 1:
+            raise UnsupportedError(
+                f"function '{_name(key)}' is written for opset {own} of '{domain or 'ai.onnx'}', the model for "
+                f"{version}, in which {node.op_type} is another operator or none",
+                hint="export the model with one opset for both",
+            )
+
+
+def _fill(node: NodeProto, given: Mapping[str, AttributeProto]) -> None:
+    """Put the attributes of a call where a node of the function refers to them; without one, the node has none."""
+    kept = []
+    for attribute in node.attribute:
+        if attribute.ref_attr_name and attribute.ref_attr_name in given:
+            name = attribute.name
+            attribute.CopyFrom(given[attribute.ref_attr_name])
+            attribute.name = name
+            kept.append(attribute)
+        elif not attribute.ref_attr_name:
+            kept.append(attribute)
+            for graph in (attribute.g, *attribute.graphs):
+                for inner in graph.node:
+                    _fill(inner, given)
+    filled = NodeProto(attribute=kept)
+    del node.attribute[:]
+    node.attribute.extend(filled.attribute)
+
+
+def _domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def _name(key: Key) -> str:
+    return "::".join(part for part in key if part)

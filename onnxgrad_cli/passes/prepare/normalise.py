@@ -1,0 +1,93 @@
+"""Functions inlined, constants held as initializers, every node named."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import NodeProto, numpy_helper
+
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import dims_in, subgraphs, with_bodies
+from onnxgrad_cli.ir.types import UNNAMED
+from onnxgrad_cli.passes.prepare.functions import inline
+from onnxgrad_cli.passes.prepare.rnn_layout import time_first
+from onnxgrad_cli.passes.prepare.subgraphs import hoist, separate_outputs
+from onnxgrad_cli.targets.standard import to_standard
+
+
+def normalise(graph: Graph) -> None:
+    """Inline functions, hold constants as initializers, and name every node."""
+    to_standard(graph.proto, graph.nodes)
+    inline(graph, _constant_tensor)
+    _forget_symbols(graph)
+    _hoist_constants(graph)
+    separate_outputs(graph)
+    name_nodes(graph)
+    _write_defaults(graph)
+    time_first(graph)
+
+
+def _forget_symbols(graph: Graph) -> None:
+    """Forget the symbols that may mean two sizes: those that onnx or we have counted, which models merged into one
+    share, and those of bodies, each of which has its own."""
+    proto = graph.proto.graph
+    for values, counted in ((proto.input, ("_d",)), ((*proto.output, *proto.value_info), ("_d", "unk__"))):
+        for dim in (dim for value in values for dim in value.type.tensor_type.shape.dim):
+            if dim.dim_param.startswith(counted) and UNNAMED.fullmatch(dim.dim_param):
+                dim.ClearField("dim_param")
+    for node in with_bodies(graph.nodes):
+        for body in subgraphs(node):
+            for dim in dims_in(body):
+                dim.ClearField("dim_param")
+
+
+def _hoist_constants(graph: Graph) -> None:
+    """Constant nodes become initializers of the same name: weights are found there, and inference skips them."""
+    hoist(graph, _constant_tensor)
+    kept = []
+    for node in graph.nodes:
+        tensor = _constant_tensor(node)
+        if tensor is None or node.output[0] in graph.output_names:
+            kept.append(node)
+            continue
+        tensor.name = node.output[0]
+        graph.proto.graph.initializer.append(tensor)
+        graph.initializers[tensor.name] = graph.proto.graph.initializer[-1]
+    graph.nodes = kept
+
+
+def _constant_tensor(node: NodeProto) -> onnx.TensorProto | None:
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+        return None
+    (attribute,) = node.attribute
+    value = onnx.helper.get_attribute_value(attribute)
+    if attribute.name == "value":
+        return value
+    dtypes = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+    if attribute.name in dtypes:
+        return numpy_helper.from_array(np.asarray(value, dtypes[attribute.name]))
+    return None
+
+
+def name_nodes(graph: Graph) -> None:
+    """Backward nodes are named after forward nodes, so each of these needs a name, and onnxruntime wants one owner.
+
+    It wants every output of Split named too: else it dies.
+    """
+    seen: set[str] = set()
+    for node in graph.nodes:
+        if not node.name or node.name in seen:
+            node.name = graph.fresh(node.name or f"{node.op_type}_{next(iter(node.output), '')}")
+        seen.add(node.name)
+        if node.op_type == "Split":
+            node.output[:] = [name or graph.fresh(f"{node.name}_unread") for name in node.output]
+
+
+_UNKNOWN_DEFAULTS = {"MeanVarianceNormalization": ("axes", [0, 2, 3]), "STFT": ("onesided", 1)}
+"""Attributes whose default the inference of shapes does not know: it follows the operator's body, or takes another."""
+
+
+def _write_defaults(graph: Graph) -> None:
+    for node in graph.nodes:
+        if node.op_type in _UNKNOWN_DEFAULTS and not node.attribute:
+            node.attribute.append(onnx.helper.make_attribute(*_UNKNOWN_DEFAULTS[node.op_type]))

@@ -1,0 +1,122 @@
+"""Bring the branches of If and the bodies of Loop and Scan into the form that the graph around them has.
+
+Their constants become initializers of the model, so that weights are found wherever they stand; an If whose condition
+is constant becomes its branch; and every step that replaces nodes of the model replaces those of bodies too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import onnx
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
+
+from onnxgrad_cli.errors import Unknown
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import input_types, inside
+from onnxgrad_cli.ir.nodes import body_of, subgraphs, with_bodies
+from onnxgrad_cli.ir.renaming import rename, renamed
+
+
+def hoist(graph: Graph, constant: Callable[[NodeProto], TensorProto | None]) -> None:
+    """Make the initializers and constants of all bodies initializers of the model; a name that occurs once stays."""
+    every = [body for node in with_bodies(graph.nodes) if node.attribute for body in subgraphs(node)]
+    if not every:
+        return
+    made = Counter(name for node in with_bodies(graph.nodes) for name in node.output)
+    made.update(value.name for body in every for value in (*body.input, *body.initializer))
+    made.update({*graph.initializers, *graph.input_names})
+    for body in every:
+        _hoist(graph, body, constant, made)
+
+
+def _hoist(
+    graph: Graph, body: GraphProto, constant: Callable[[NodeProto], TensorProto | None], made: Counter[str]
+) -> None:
+    fed = {value.name for value in body.input}
+    found = {tensor.name: tensor for tensor in body.initializer if tensor.name not in fed}
+    for node in body.node:
+        tensor = constant(node)
+        if tensor is not None:
+            found[node.output[0]] = tensor
+    if not found:
+        return
+    returned = [value.name for value in body.output if value.name in found]
+    alone = {name for name in found if made[name] == 1 and name not in returned}
+    names = {name: name if name in alone else graph.fresh(name) for name in found}
+    for name, tensor in found.items():
+        copy = graph.proto.graph.initializer.add()
+        copy.CopyFrom(tensor)
+        copy.name = names[name]
+        graph.initializers[copy.name] = copy
+    kept = [tensor for tensor in body.initializer if tensor.name not in found]
+    nodes = [node for node in body.node if not names.keys() & set(node.output)]
+    rename(nodes, names)
+    del body.initializer[:], body.node[:]
+    body.initializer.extend(kept)
+    body.node.extend(nodes)
+    for name in dict.fromkeys(returned):  # a body returns its own values only
+        body.node.add(op_type="Identity", name=graph.fresh(f"{name}/Identity"), input=[names[name]], output=[name])
+
+
+def separate_outputs(graph: Graph) -> None:
+    """Let every body return values of its own, each once: onnxruntime leaves unset what a body returns for the second
+    time, and what a Scan's body returns of its inputs."""
+    for node in with_bodies(graph.nodes):
+        for body in subgraphs(node):
+            returned = {value.name for value in body.input} if node.op_type == "Scan" else set()
+            for value in body.output:
+                name = value.name
+                if name in returned:
+                    value.name = graph.fresh(f"{name}_out")
+                    identity = graph.fresh(f"{value.name}/Identity")
+                    body.node.add(op_type="Identity", name=identity, input=[name], output=[value.name])
+                returned.add(name)
+
+
+def choose_branches(graph: Graph) -> bool:
+    """Put the branch that is always taken in the place of an If whose condition is constant; whether there is one."""
+    nodes: list[NodeProto] = []
+    changed = False
+    for node in graph.nodes:
+        condition = graph.constant(node.input[0]) if node.op_type == "If" else None
+        if condition is None:
+            nodes.append(node)
+            continue
+        changed = True
+        branch = renamed(graph, body_of(node, "then_branch" if condition.all() else "else_branch"))
+        for tensor in branch.initializer:
+            graph.proto.graph.initializer.append(tensor)
+            graph.initializers[tensor.name] = graph.proto.graph.initializer[-1]
+        nodes += branch.node
+        for name, value in zip(node.output, branch.output, strict=True):
+            if name:
+                identity = graph.fresh(f"{node.name}/Identity")
+                nodes.append(onnx.helper.make_node("Identity", [value.name], [name], name=identity))
+    if changed:
+        graph.set_nodes(nodes)
+    return changed
+
+
+def settle_bodies(graph: Graph, settle: Callable[[Graph], None]) -> bool:
+    """Do to every body what `settle` does to a graph; whether that changed any."""
+    changed = False
+    for node in graph.nodes:
+        for given in node.attribute:
+            if given.type != AttributeProto.GRAPH:
+                continue
+            try:
+                inner = inside(graph, given.g, input_types(graph, node))
+            except Unknown:  # left as it is; whoever needs its types says so
+                continue
+            before = [n.SerializeToString() for n in inner.nodes]
+            settle(inner)
+            if before != [n.SerializeToString() for n in inner.nodes]:
+                own = len(given.g.input)
+                inner.hand_constants_to(graph)
+                body = inner.commit().graph
+                del body.input[own:]
+                given.g.CopyFrom(body)
+                changed = True
+    return changed

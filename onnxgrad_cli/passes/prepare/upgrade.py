@@ -1,0 +1,415 @@
+"""Raise a model to a newer opset, each operator that has changed its form since into the new one.
+
+onnx's own converter does this too, but changes what some models compute without a word: it takes Resize 10 and
+Upsample to half-pixel coordinates and Hardmax to another axis, and writes float32 constants into models of other types.
+Here every step of an operator is either one of the changes below, or one whose schema takes the node as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import GraphProto, NodeProto, TypeProto, helper
+
+from onnxgrad_cli.errors import Refusal, UnsupportedError
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import reads, subgraphs
+from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
+
+Change = Callable[["_Upgrade", NodeProto], Sequence[NodeProto] | None]
+CHANGES: dict[tuple[str, int], Change] = {}
+"""(operator, the opset that changed its form) -> what rewrites a node: in place (None), or by others."""
+
+OF_ONNXRUNTIME = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
+"""Operators that onnxruntime's optimizer writes into the default domain of any opset, in the form of today."""
+
+
+def upgrade(graph: Graph, opset: int) -> None:
+    """Take a graph, and the graphs inside it, to a newer opset of the default domain; other domains stay.
+
+    Args:
+        graph: changed in place. Its types, if it has any, are those of the old opset and remain right.
+        opset: not below the graph's own.
+
+    Raises:
+        UnsupportedError: nodes have no form at that opset; all of them are listed.
+
+    Source: the operators' pages and change log, https://onnx.ai/onnx/operators.
+    """
+    work = _Upgrade(graph)
+    for version in range(work.opset + 1, opset + 1):
+        work.step(version)
+    if work.refused:
+        raise UnsupportedError(
+            f"what is at opset {work.opset} can't be converted to opset {opset}, which its gradient needs:",
+            work.refused.values(),
+            hint=f"export the model at opset {opset} or newer",
+        )
+    for entry in graph.proto.opset_import:
+        if entry.domain in ("", "ai.onnx"):
+            entry.version = opset
+    imports = [e for e in graph.proto.opset_import if e.domain in ("", "ai.onnx")]
+    graph.proto.ir_version = max(graph.proto.ir_version, helper.find_min_ir_version_for(imports))
+
+
+class _Unfit(Exception):
+    """Why a node has no form at the next opset."""
+
+
+class _Upgrade:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.opset = graph.opset() or 1
+        self.refused: dict[str, Refusal] = {}
+        self.read = {name for node in graph.nodes for name in reads(node)} | set(graph.output_names)
+        self.types = dict(graph.types)
+        if not self.types or any(subgraphs(node) for node in graph.nodes):
+            inferred = onnx.shape_inference.infer_shapes(graph.skeleton()).graph
+            self.types = {**types_in(inferred), **self.types}
+
+    def step(self, version: int) -> None:
+        self.graph.set_nodes(self._stepped(self.graph.nodes, version))
+
+    def _stepped(self, nodes: Iterable[NodeProto], version: int) -> list[NodeProto]:
+        result: list[NodeProto] = []
+        for node in nodes:
+            for inner in subgraphs(node) if node.attribute else ():
+                stepped = self._stepped(inner.node, version)
+                del inner.node[:]
+                inner.node.extend(stepped)
+            try:
+                result += self._next(node, version)
+            except _Unfit as reason:
+                label = node.name or node.output[0]
+                self.refused.setdefault(node.output[0], Refusal(label, node.op_type, str(reason)))
+                result.append(node)
+        return result
+
+    def _next(self, node: NodeProto, version: int) -> Sequence[NodeProto]:
+        if node.domain not in ("", "ai.onnx") or node.output[0] in self.refused:
+            return [node]
+        change = CHANGES.get((node.op_type, version))
+        if change is not None:
+            replaced = change(self, node)
+            return [node] if replaced is None else replaced
+        old, new = _schema(node.op_type, version - 1), _schema(node.op_type, version)
+        if old is None and node.op_type in OF_ONNXRUNTIME:
+            return [node]
+        if old is None or new is None:
+            raise _Unfit(f"opset {version - 1} has no such operator")
+        if new.since_version == version:
+            _same_form(node, old, new)
+        return [node]
+
+    # -- what a change asks for and writes ----------------------------------------------------------------------
+
+    def dtype(self, name: str) -> int:
+        found = dtype_of(self.types.get(name))
+        if not found:
+            raise _Unfit(f"the type of '{name}' is unknown")
+        return found
+
+    def shape(self, name: str) -> Shape | None:
+        return shape_of(self.types.get(name))
+
+    def constant(self, values: Any, dtype: Any = np.int64) -> str:
+        name = self.graph.fresh("const")
+        self.graph.add_initializer(name, np.asarray(values, dtype))
+        return name
+
+    def node(self, op_type: str, inputs: Sequence[str], like: NodeProto, **attributes: Any) -> NodeProto:
+        name = self.graph.fresh(f"{like.name or like.output[0]}/{op_type}")
+        return helper.make_node(op_type, inputs, [self.graph.fresh(f"{name}_out")], name=name, **attributes)
+
+
+def types_in(graph: GraphProto) -> dict[str, TypeProto]:
+    """The types that a graph, and the graphs inside it, declare."""
+    types = {value.name: value.type for value in (*graph.input, *graph.value_info, *graph.output)}
+    types |= {t.name: helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in graph.initializer}
+    for node in graph.node:
+        for inner in subgraphs(node):
+            types |= types_in(inner)
+    return types
+
+
+_SCHEMAS: dict[tuple[str, int], onnx.defs.OpSchema | None] = {}
+
+
+def _schema(op_type: str, version: int) -> onnx.defs.OpSchema | None:
+    key = (op_type, version)
+    if key not in _SCHEMAS:
+        try:
+            found = onnx.defs.get_schema(op_type, version, "")
+        except onnx.defs.SchemaError:
+            found = None
+        _SCHEMAS[key] = found
+    return _SCHEMAS[key]
+
+
+def _same_form(node: NodeProto, old: onnx.defs.OpSchema, new: onnx.defs.OpSchema) -> None:
+    """See that the new schema takes a node as it is; a default that it changed is written out."""
+    if new.deprecated:
+        raise _Unfit(f"opset {new.since_version} removed it")
+    given = {attribute.name for attribute in node.attribute}
+    lost = sorted(given - set(new.attributes))
+    missing = sorted(n for n, a in new.attributes.items() if a.required and n not in given)
+    if lost or missing:
+        raise _Unfit(f"opset {new.since_version} changed its attribute {', '.join(lost or missing)}")
+    if not new.min_input <= len(node.input) <= new.max_input or len(node.output) > new.max_output:
+        raise _Unfit(f"opset {new.since_version} changed its inputs or outputs")
+    for name, attribute in old.attributes.items():
+        if name not in given and name in new.attributes:
+            default = attribute.default_value
+            if default.type and default != new.attributes[name].default_value:
+                node.attribute.append(default)
+
+
+def _take(node: NodeProto, name: str, default: Any = None) -> Any:
+    """An attribute's value (bytes decoded); the node has it no more."""
+    for position, attribute in enumerate(node.attribute):
+        if attribute.name == name:
+            value = helper.get_attribute_value(attribute)
+            del node.attribute[position]
+            return value.decode() if isinstance(value, bytes) else value
+    return default
+
+
+def _give(node: NodeProto, **attributes: Any) -> None:
+    """Set attributes."""
+    for name, value in attributes.items():
+        _take(node, name)
+        node.attribute.append(helper.make_attribute(name, value))
+
+
+def change(op_types: str, version: int) -> Callable[[Change], Change]:
+    """Register the change of form that some operators went through at an opset."""
+
+    def register(function: Change) -> Change:
+        CHANGES.update({(op_type, version): function for op_type in op_types.split()})
+        return function
+
+    return register
+
+
+# -- attributes that became inputs ------------------------------------------------------------------------------
+
+
+@change("ReduceSum Squeeze Unsqueeze", 13)
+@change("ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSumSquare", 18)
+def _axes(up: _Upgrade, node: NodeProto) -> None:
+    axes = _take(node, "axes")
+    if axes:  # for a reduction none at all meant all of them, as the absent input does
+        node.input.append(up.constant(axes))
+
+
+@change("Split", 13)
+def _split(up: _Upgrade, node: NodeProto) -> None:
+    sizes = _take(node, "split")
+    if sizes:
+        node.input.append(up.constant(sizes))
+
+
+@change("Split", 18)
+def _split_evenly(up: _Upgrade, node: NodeProto) -> None:
+    if len(node.input) < 2 or not node.input[1]:
+        _give(node, num_outputs=len(node.output))
+
+
+@change("Slice", 10)
+def _slice(up: _Upgrade, node: NodeProto) -> None:
+    given = [_take(node, name) for name in ("starts", "ends", "axes")]
+    node.input.extend(up.constant(values) for values in given if values is not None)
+
+
+@change("TopK", 10)
+def _top_k(up: _Upgrade, node: NodeProto) -> None:
+    node.input.append(up.constant([_take(node, "k")]))
+
+
+@change("Clip", 11)
+def _clip(up: _Upgrade, node: NodeProto) -> None:
+    bounds = [_take(node, "min"), _take(node, "max")]
+    if bounds == [None, None]:
+        return
+    dtype = helper.tensor_dtype_to_np_dtype(up.dtype(node.input[0]))
+    with np.errstate(over="ignore"):  # the largest float32, the old default, is beyond float16
+        node.input.extend("" if bound is None else up.constant(bound, dtype) for bound in bounds)
+    if bounds[1] is None:
+        del node.input[2:]
+
+
+@change("Pad", 11)
+def _pad(up: _Upgrade, node: NodeProto) -> None:
+    pads, value = _take(node, "pads"), _take(node, "value", 0.0)
+    node.input.append(up.constant(pads))
+    if value:
+        node.input.append(up.constant(value, helper.tensor_dtype_to_np_dtype(up.dtype(node.input[0]))))
+
+
+@change("Dropout", 10)
+def _dropout_mask(up: _Upgrade, node: NodeProto) -> None:
+    if any(name in up.read for name in node.output[1:]):
+        raise _Unfit("its mask, which before opset 10 an inference leaves unset, is read")
+    del node.output[1:]
+
+
+@change("Dropout", 12)
+def _dropout(up: _Upgrade, node: NodeProto) -> None:
+    node.input.append(up.constant(_take(node, "ratio", 0.5), np.float32))
+
+
+@change("DFT", 20)
+def _dft(up: _Upgrade, node: NodeProto) -> None:
+    node.input.extend([""] * (2 - len(node.input)))
+    node.input.append(up.constant(_take(node, "axis", 1)))
+
+
+# -- operators under another name ---------------------------------------------------------------------------------
+
+
+@change("Scatter", 11)
+def _scatter(up: _Upgrade, node: NodeProto) -> None:
+    node.op_type = "ScatterElements"
+
+
+@change("Upsample", 9)
+def _upsample(up: _Upgrade, node: NodeProto) -> None:
+    node.input.append(up.constant(_take(node, "scales"), np.float32))
+
+
+@change("Upsample", 10)
+def _resize(up: _Upgrade, node: NodeProto) -> None:
+    node.op_type = "Resize"
+
+
+# -- changes of meaning -------------------------------------------------------------------------------------------
+
+
+@change("Resize", 11)
+def _coordinates(up: _Upgrade, node: NodeProto) -> Sequence[NodeProto] | None:
+    """What was unsaid before: where samples lie, and that 'nearest' rounds down, or up where the axis shrinks."""
+    x, scales = node.input
+    node.input[:] = [x, up.constant([], np.float32), scales]
+    _give(node, coordinate_transformation_mode="asymmetric")
+    if next((a.s for a in node.attribute if a.name == "mode"), b"nearest") != b"nearest":
+        return None
+    known = up.graph.constant(scales)
+    if known is None:
+        raise _Unfit(f"whether '{scales}' shrinks or grows an axis, on which its rounding depends, is not known")
+    if np.all(known >= 1) or np.all(known <= 1):
+        _give(node, nearest_mode="floor" if np.all(known >= 1) else "ceil")
+        return None
+    grown = NodeProto()
+    grown.CopyFrom(node)
+    grown.name = up.graph.fresh(f"{node.name or node.output[0]}/Resize")
+    grown.output[0] = up.graph.fresh(f"{grown.name}_out")
+    grown.input[2] = up.constant(np.maximum(known, 1), np.float32)
+    _give(grown, nearest_mode="floor")
+    node.input[0], node.input[2] = grown.output[0], up.constant(np.minimum(known, 1), np.float32)
+    _give(node, nearest_mode="ceil")
+    return [grown, node]
+
+
+@change("Softmax LogSoftmax Hardmax", 13)
+def _one_axis(up: _Upgrade, node: NodeProto) -> Sequence[NodeProto] | None:
+    """Every axis from `axis` on was taken as one; now it is that axis alone."""
+    axis, shape = _take(node, "axis", 1), up.shape(node.input[0])
+    if shape is not None:
+        rest = range(axis % len(shape), len(shape))
+        wide = [i for i in rest if shape[i] != 1]
+        if len(wide) < 2:
+            _give(node, axis=(wide or [*rest])[0])
+            return None
+    flat = up.node("Flatten", node.input, node, axis=axis)
+    shape_node = up.node("Shape", node.input, node)
+    y = node.output[0]
+    node.input[0], node.output[0] = flat.output[0], up.graph.fresh(f"{y}_flat")
+    _give(node, axis=1)
+    back = up.node("Reshape", [node.output[0], shape_node.output[0]], node)
+    back.output[0] = y
+    return [flat, node, shape_node, back]
+
+
+@change("BatchNormalization", 9)
+def _batch_normalization(up: _Upgrade, node: NodeProto) -> Sequence[NodeProto] | None:
+    if _take(node, "spatial", 1):
+        return None
+    if any(name in up.read for name in node.output[1:]):
+        raise _Unfit("it takes statistics of every element (spatial=0) in training")
+    x, scale, b, mean, var = node.input
+    epsilon = up.constant(_take(node, "epsilon", 1e-5), helper.tensor_dtype_to_np_dtype(up.dtype(x)))
+    nodes = [up.node("Sub", [x, mean], node), up.node("Add", [var, epsilon], node)]
+    nodes.append(up.node("Sqrt", [nodes[1].output[0]], node))
+    nodes.append(up.node("Div", [nodes[0].output[0], nodes[2].output[0]], node))
+    nodes.append(up.node("Mul", [nodes[3].output[0], scale], node))
+    nodes.append(up.node("Add", [nodes[4].output[0], b], node))
+    nodes[-1].output[0] = node.output[0]
+    return nodes
+
+
+@change("BatchNormalization", 14)
+def _training_mode(up: _Upgrade, node: NodeProto) -> None:
+    if any(node.output[1:]):
+        if any(name in up.read for name in node.output[3:]):
+            raise _Unfit("its outputs saved_mean and saved_var are read, which opset 14 has no more")
+        _give(node, training_mode=1)
+        del node.output[3:]
+
+
+@change("Scan", 9)
+def _scan(up: _Upgrade, node: NodeProto) -> Sequence[NodeProto]:
+    """There was a batch axis before the scanned one: now one Scan goes through the batch, one through a sample."""
+    if node.input[0]:
+        raise _Unfit("its sequences have lengths of their own, which opset 9 has no more")
+    given = list(node.input[1:])
+    inner = up.node("Scan", [up.graph.fresh(f"{name}_sample") for name in given], node)
+    inner.output[:] = [up.graph.fresh(f"{name or node.name}_sample") for name in node.output]
+    body = _take(node, "body")
+    _give(inner, body=body, num_scan_inputs=_take(node, "num_scan_inputs"))
+    directions = _take(node, "directions")
+    if directions:
+        _give(inner, scan_input_directions=directions)
+
+    def declared(name: str, like: str) -> onnx.ValueInfoProto:
+        shape = up.shape(like)
+        return helper.make_tensor_value_info(name, up.dtype(like), None if shape is None else [None] * (len(shape) - 1))
+
+    inputs = [declared(*pair) for pair in zip(inner.input, given, strict=True)]
+    outputs = [declared(*pair) for pair in zip(inner.output, node.output, strict=True)]
+    del node.input[0]
+    samples = helper.make_graph([inner], up.graph.fresh(f"{node.name}/samples"), inputs, outputs)
+    _give(node, body=samples, num_scan_inputs=len(given))
+    return [node]
+
+
+@change("RoiAlign", 16)
+def _roi_align(up: _Upgrade, node: NodeProto) -> None:
+    _give(node, coordinate_transformation_mode="output_half_pixel")
+
+
+@change("GridSample", 20)
+def _grid_sample(up: _Upgrade, node: NodeProto) -> None:
+    mode = _take(node, "mode", "bilinear")
+    _give(node, mode={"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode))
+
+
+@change("GroupNormalization", 21)
+def _group_normalization(up: _Upgrade, node: NodeProto) -> Sequence[NodeProto]:
+    """Scale and bias, which were one a group, become one a channel."""
+    groups = next(a.i for a in node.attribute if a.name == "num_groups")
+    if up.dtype(node.input[0]) == onnx.TensorProto.DOUBLE:
+        _give(node, stash_type=onnx.TensorProto.DOUBLE)
+    channels = up.node("Shape", node.input[:1], node, start=1, end=2)
+    each = up.node("Div", [channels.output[0], up.constant([groups])], node)
+    wide = up.node("Concat", [up.constant([1]), each.output[0]], node, axis=0)
+    nodes = [channels, each, wide]
+    for position in (1, 2):
+        column = up.node("Reshape", [node.input[position], up.constant([groups, 1])], node)
+        repeated = up.node("Expand", [column.output[0], wide.output[0]], node)
+        vector = up.node("Reshape", [repeated.output[0], up.constant([-1])], node)
+        node.input[position] = vector.output[0]
+        nodes += [column, repeated, vector]
+    return [*nodes, node]

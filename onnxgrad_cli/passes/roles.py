@@ -1,0 +1,73 @@
+"""The roles of inputs and outputs as the passes have declared them, for the model's metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.types import is_float, shape_of
+from onnxgrad_cli.losses import LOSSES
+from onnxgrad_cli.metadata import Role, Roles, Term, tool_version, write
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.record import Training
+
+
+def roles(graph: Graph, options: Options, training: Training) -> Roles:
+    """The roles of a model's inputs and outputs, as the passes have declared them so far."""
+    successors = {successor: name for name, successor in training.state.items()}
+    gradients = {gradient: name for name, gradient in training.gradients.items()}
+    trained, labels = set(training.trained), set(training.labels)
+
+    def of_input(name: str) -> str:
+        if name in labels:
+            return "label"
+        if name == training.sample_weight:
+            return "sample weight"
+        if name == training.learning_rate:
+            return "learning rate"
+        if name in trained:
+            return "weight"
+        if name in training.state:
+            return "state"
+        if name in training.yielded.values():
+            return "loss gradient"
+        return "constant" if name in graph.initializers else "model input"
+
+    def of_output(name: str) -> Role:
+        if name == training.loss:
+            return Role("loss")
+        if name in gradients:
+            return Role("gradient", gradients[name])
+        if name in successors:
+            return Role("next state", successors[name])
+        return Role("kept output")
+
+    return Roles(
+        tool_version(),
+        tuple(_terms(graph, options, training)),
+        options.reduction,
+        {name: of_input(name) for name in graph.input_names},
+        {name: of_output(name) for name in graph.output_names},
+        any(full.endswith("::QuantizeLinear") for full, _ in training.rules),
+        tuple(dict.fromkeys(training.partial)),
+        options.optimizer,
+        tuple(training.adapters),
+        dict(training.slots),
+    )
+
+
+def _terms(graph: Graph, options: Options, training: Training) -> Iterator[Term]:
+    for spec, output, label in zip(options.losses, training.predictions, training.judged, strict=False):
+        from_file = spec.name.endswith(".onnx")
+        name = Path(spec.name).name if from_file else spec.name
+        ignored = None if from_file else LOSSES.lookup(spec.name).ignored(options.loss_options)
+        numbered = label and not is_float(graph.types[label])
+        shape = shape_of(graph.types[output]) or ()
+        classes = shape[1] if numbered and len(shape) > 1 else 0
+        yield Term(name, output, label, spec.weight, classes if isinstance(classes, int) else 0, ignored)
+
+
+def embed(graph: Graph, options: Options, training: Training) -> None:
+    """Write the roles into the model's metadata, in place of those of an earlier build."""
+    write(graph.proto, roles(graph, options, training))

@@ -1,0 +1,127 @@
+"""What the passes have found out so far: `Training`, which later passes, the proof and the report read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from onnxgrad_cli.autodiff.kernel_variants import KernelVariants
+from onnxgrad_cli.emission.emitter import ROLE
+from onnxgrad_cli.emission.fusion import Fusion
+from onnxgrad_cli.errors import Caution
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.metadata import Adapter, Slot
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """What is computed again, as it was done.
+
+    Attributes:
+        asked: the request.
+        nodes: how many nodes run twice.
+        kept_before, kept: bytes of forward values that the backward part reads, without and with it.
+        flops: the operations that it adds.
+    """
+
+    asked: str
+    nodes: int
+    kept_before: int
+    kept: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class Targeted:
+    """What was done for a target.
+
+    Attributes:
+        name: the target.
+        nodes: how many nodes are computed by operators of its own.
+        operators: those, as 'domain::Op' -> how many there are.
+    """
+
+    name: str
+    nodes: int
+    operators: dict[str, int]
+
+
+@dataclass
+class Training:
+    """What is known of the training model so far.
+
+    Attributes:
+        inputs: the model's own inputs that are fed, in order.
+        trained: the weights that get a gradient, in order.
+        not_trained: every other float weight, with the reason.
+        adaptable: the weights that would be trained if there were no adapters.
+        adapters: the low-rank adapters, whose factors are trained.
+        grad_of_input: the inputs that get a gradient.
+        predictions, labels: what the losses compare: the output that each judges, and the label inputs there are.
+        judged: the label of each loss, "" where it has none; empty until the losses are written.
+        divisors: the value by which a loss is divided, by its position, where that is not the number of its elements.
+        sample_weight: the input with one weight per sample.
+        loss: the value of the loss; "" where there is none, as in derivative models.
+        yielded: the values at which the forward part ends, each with the name of its cotangent.
+        learning_rate: the input with the learning rate; "" without an optimizer.
+        state: what an output replaces at the next step (running statistics; with an optimizer weights, its slots and
+            the count of steps): name -> successor.
+        slots: the state that is the optimizer's, by the name of the input that holds it.
+        gradients: weight or input -> name of its gradient.
+        rules: how often each rule was used, by 'domain::Op', with its source.
+        kinks: the conventions that were followed, by operator.
+        cautions: what a careful reader should know.
+        forward_nodes: how many nodes belong to the model and its loss.
+        straight_through: whether rounding to integers counts as the identity.
+        forward_stays: whether the forward nodes must stay as they are.
+        lowerings: which of several forms of a gradient were written.
+        partial: weights and inputs whose gradient leaves out paths, for `stop_gradient` declares so.
+        recomputed: what is computed again in the backward part.
+        targeted: what was done for a target that is not any runtime.
+        adjoints: values that several nodes make together -> the rule for all of them.
+    """
+
+    inputs: list[str] = field(default_factory=list)
+    trained: list[str] = field(default_factory=list)
+    not_trained: dict[str, str] = field(default_factory=dict)
+    adaptable: list[str] = field(default_factory=list)
+    adapters: list[Adapter] = field(default_factory=list)
+    grad_of_input: list[str] = field(default_factory=list)
+    predictions: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    judged: list[str] = field(default_factory=list)
+    divisors: dict[int, str] = field(default_factory=dict)
+    sample_weight: str | None = None
+    learning_rate: str = ""
+    loss: str = ""
+    yielded: dict[str, str] = field(default_factory=dict)
+    state: dict[str, str] = field(default_factory=dict)
+    slots: dict[str, Slot] = field(default_factory=dict)
+    gradients: dict[str, str] = field(default_factory=dict)
+    rules: Counter[tuple[str, str]] = field(default_factory=Counter)
+    kinks: dict[str, str] = field(default_factory=dict)
+    cautions: list[Caution] = field(default_factory=list)
+    forward_nodes: int = 0
+    straight_through: bool = False
+    forward_stays: bool = False
+    lowerings: KernelVariants = field(default_factory=KernelVariants)
+    partial: list[str] = field(default_factory=list)
+    recomputed: Recomputed | None = None
+    targeted: Targeted | None = None
+    adjoints: dict[str, Fusion] = field(default_factory=dict)
+
+
+def parts(graph: Graph, training: Training) -> list[str]:
+    """The part each node belongs to: 'model', 'loss', 'backward' (what comes after the loss) or 'optimizer'."""
+    found: list[str] = []
+    after = False
+    for node in graph.nodes:
+        if after and not training.learning_rate:  # most nodes of a large model: their metadata need not be looked at
+            return found + ["backward"] * (len(graph.nodes) - len(found))
+        tag = next((p.value for p in node.metadata_props if p.key == ROLE), "")
+        if after:
+            found.append("optimizer" if tag == "optimizer" else "backward")
+            continue
+        after = bool(training.loss) and training.loss in node.output[:]
+        found.append("loss" if after or tag == "loss" else "model")
+    return found

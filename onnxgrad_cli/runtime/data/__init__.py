@@ -1,8 +1,0 @@
-"""Data for training: one module a format, one that checks what was read, one that shuffles it and deals it out."""
-
-from onnxgrad_cli.runtime.data.batches import Batches, Part
-from onnxgrad_cli.runtime.data.opened import Data, open_data
-from onnxgrad_cli.runtime.data.ports import Range, ports_of, ranges_of
-from onnxgrad_cli.runtime.data.split import fraction_of, held_out
-
-__all__ = ["Batches", "Data", "Part", "Range", "fraction_of", "held_out", "open_data", "ports_of", "ranges_of"]

@@ -1,0 +1,92 @@
+"""Which columns of a table are which input: one rule for every format that has columns.
+
+An input with one number a sample is the column of its name. One with more is the columns `name_0`, `name_1`, ... or
+`name[0]`, `name[1]`, ..., or one column of lists; a single input that has none of these takes what is left, but for
+the column without a name in which pandas writes the numbers of the rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import count, takewhile
+from pathlib import Path
+
+import numpy as np
+
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.ir.types import in_words, shape_of
+from onnxgrad_cli.training.data.ports import Ports
+
+Chosen = Mapping[str, Sequence[str]]
+"""Input -> its columns, in order."""
+
+
+def choose(path: Path, names: Sequence[str], ports: Ports) -> tuple[Chosen, list[str]]:
+    """The columns of each input, and those that are none's.
+
+    Args:
+        path: the file, for messages.
+        names: its columns.
+        ports: the inputs; one that has no columns is left out.
+
+    Raises:
+        UsageError: two columns have one name, or an input has fewer or more columns than it takes.
+    """
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"'{path}' has two columns '{twice}'", "give each column its own name")
+    chosen = {port: found for port in ports if (found := _named(port, names, ports))}
+    wide = [port for port in ports if port not in chosen and width(ports, port) != 1]
+    left = [name for name in _left(names, chosen) if name and not name.startswith("__index_level_")]  # of pandas
+    if len(wide) == 1 and left:
+        chosen[wide[0]] = left
+    for port, found in chosen.items():
+        wanted = width(ports, port)
+        if wanted not in (None, len(found)) and list(found) != [port]:
+            raise UsageError(
+                f"'{path}': '{port}' is {in_words(ports[port])} and takes {wanted} columns, there "
+                f"{'is' if len(found) == 1 else 'are'} {len(found)}: {_listed(found)}",
+                f"call them {port}_0 to {port}_{wanted - 1}" if wanted else None,
+            )
+    return chosen, _left(names, chosen)
+
+
+def width(ports: Ports, port: str) -> int | None:
+    """How many numbers a sample of an input has; None where that is not known."""
+    sizes = _sizes(ports, port)
+    return None if sizes is None else math.prod(sizes)
+
+
+def shaped(array: np.ndarray, ports: Ports, port: str) -> np.ndarray:
+    """The numbers of each sample, (N, ...), in the shape that the input has, if they are as many."""
+    sizes = _sizes(ports, port)
+    if sizes is None or math.prod(sizes) != math.prod(array.shape[1:]):
+        return array
+    return array.reshape(len(array), *sizes)
+
+
+def _sizes(ports: Ports, port: str) -> list[int] | None:
+    shape = shape_of(ports[port])
+    sizes = [size for size in (shape or ())[1:] if isinstance(size, int)]
+    return sizes if shape is not None and len(sizes) == max(len(shape) - 1, 0) else None
+
+
+def _named(port: str, names: Sequence[str], ports: Ports) -> list[str]:
+    if port in names:
+        return [port]
+    others = set(names) - set(ports)
+    for form in (f"{port}_{{}}", f"{port}[{{}}]"):
+        found = list(takewhile(others.__contains__, map(form.format, count())))
+        if found:
+            return found
+    return []
+
+
+def _left(names: Sequence[str], chosen: Chosen) -> list[str]:
+    taken = {name for columns in chosen.values() for name in columns}
+    return [name for name in names if name not in taken]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")

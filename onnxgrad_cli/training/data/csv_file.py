@@ -1,0 +1,121 @@
+"""Data in a .csv file (or .tsv, with tabs) whose first line names the columns; `columns` says which input they are.
+
+Cells are parsed a few thousand lines at a time, so that the text is never held whole; the numbers must fit in memory.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.ir.types import is_float
+from onnxgrad_cli.training.data.columns import Chosen, choose, shaped
+from onnxgrad_cli.training.data.ports import Ports
+from onnxgrad_cli.training.data.reading import Found, reading
+
+LINES = 4096
+"""How many lines are parsed at once."""
+
+WORDS = {"true": "1", "false": "0"}
+WHOLE = re.compile(r"([+-]?\d+)\.0*")
+
+Rows = list[tuple[int, list[str]]]
+"""The line on which each row ends, and its cells."""
+
+
+def read(path: Path, ports: Ports) -> Found:
+    """The columns of a table in text.
+
+    Raises:
+        UsageError: it can't be read, a row has too few or too many fields, or a cell is no number.
+    """
+    with (
+        reading(path, "a table in text", "save it as UTF-8, with quotes around what holds commas", csv.Error),
+        path.open(newline="", encoding="utf-8-sig") as file,
+    ):
+        reader = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
+        header = [name.strip() for name in next(reader, [])]
+        if len(header) == 1 and header[0] not in ports and any(mark in header[0] for mark in ",;|\t"):
+            raise UsageError(
+                f"'{path}': its first line is one column: {header[0]}",
+                "a .csv file has commas between its columns, and points in numbers; a .tsv file has tabs",
+            )
+        chosen, others = choose(path, header, ports)
+        parse = _Parser(path, header, chosen, ports)
+        blocks = [parse(block) for block in _blocks((reader.line_num, row) for row in reader if row)] or [parse([])]
+    arrays = {port: np.concatenate([block[port] for block in blocks]) for port in chosen}
+    others = [name or "the column without a name" for name in others]
+    return Found({port: shaped(array, ports, port) for port, array in arrays.items()}, others)
+
+
+def _blocks(rows: Iterable[tuple[int, list[str]]]) -> Iterator[Rows]:
+    rows = iter(rows)
+    while block := list(islice(rows, LINES)):
+        yield block
+
+
+class _Parser:
+    """Turns rows into an array (rows, columns) for each input."""
+
+    def __init__(self, path: Path, header: Sequence[str], chosen: Chosen, ports: Ports) -> None:
+        self.path, self.header = path, header
+        self.places = {port: [header.index(name) for name in names] for port, names in chosen.items()}
+        self.types = {port: np.dtype(np.float64 if is_float(ports[port]) else np.int64) for port in chosen}
+
+    def __call__(self, rows: Rows) -> dict[str, np.ndarray]:
+        for line, row in rows:
+            if len(row) != len(self.header):
+                raise UsageError(
+                    f"'{self.path}', line {line}: {len(row)} fields, the first line names {len(self.header)} columns",
+                    "quote fields that hold commas",
+                )
+        return {port: self._parse(port, rows) for port in self.places}
+
+    def _parse(self, port: str, rows: Rows) -> np.ndarray:
+        places, dtype = self.places[port], self.types[port]
+        cells = np.array([[row[at] for at in places] for _, row in rows], str).reshape(len(rows), len(places))
+        try:
+            return _numbers(cells, dtype)
+        except (ValueError, OverflowError):
+            raise self._bad_cell(port, rows) from None
+
+    def _bad_cell(self, port: str, rows: Rows) -> UsageError:
+        dtype = self.types[port]
+        cells = ((line, at, row[at]) for line, row in rows for at in self.places[port])
+        line, at, cell = next(found for found in cells if not _is(found[2], dtype))
+        what = f"'{cell}' is no {'whole ' * (dtype.kind == 'i')}number" if cell.strip() else "the cell is empty"
+        return UsageError(
+            f"'{self.path}', line {line}, column '{self.header[at]}', which '{port}' takes: {what}",
+            "correct the cell, or name the columns of each input: NAME, or NAME_0, NAME_1, ...",
+        )
+
+
+def _numbers(cells: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Cells as numbers. numpy takes 2024_01 as Python does, which in a table is no number."""
+    if (np.char.find(cells, "_") >= 0).any():
+        raise ValueError("an underscore")
+    try:
+        return cells.astype(dtype)
+    except ValueError:
+        return np.vectorize(_plain, otypes=[object])(cells).astype(str).astype(dtype)
+
+
+def _plain(cell: str) -> str:
+    """A cell as numpy reads it: pandas writes True and False, and 1.0 where its whole numbers were read as floats."""
+    word = cell.strip()
+    whole = WHOLE.fullmatch(word)
+    return whole[1] if whole else WORDS.get(word.lower(), word)
+
+
+def _is(cell: str, dtype: np.dtype) -> bool:
+    try:
+        _numbers(np.array([cell]), dtype)
+    except (ValueError, OverflowError):
+        return False
+    return True

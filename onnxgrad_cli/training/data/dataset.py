@@ -1,0 +1,135 @@
+"""Data that are known to fit a training model, in any format, of which batches are taken by the number of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+from onnx import helper
+
+from onnxgrad_cli.common.narration import Tell, silent
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.ir.types import dtype_of
+from onnxgrad_cli.training.data import onnx_test_sets
+from onnxgrad_cli.training.data.ports import Ports, Range
+from onnxgrad_cli.training.data.reading import Found
+from onnxgrad_cli.training.data.validate import check
+
+FORMATS = {
+    ".npz": "npz",
+    ".csv": "csv_file",
+    ".tsv": "csv_file",
+    ".parquet": "parquet",
+    ".safetensors": "safetensors_file",
+}
+"""The suffixes of files, with the modules that read them."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Samples for a training model.
+
+    Attributes:
+        source: the file or folder they are from.
+        arrays: input -> its samples, the first axis; they may lie in files.
+        dtypes: input -> the type in which the model takes it.
+        size: how many samples there are.
+        sizes: symbol -> its size, of those that are not the batch.
+        batch_size: how many samples the model takes at once; None if any number.
+        samples: which rows of the arrays they are, int64 (size,); None is all.
+    """
+
+    source: Path
+    arrays: Mapping[str, np.ndarray]
+    dtypes: Mapping[str, np.dtype]
+    size: int
+    sizes: Mapping[str, int]
+    batch_size: int | None = None
+    samples: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return self.size
+
+    def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Some samples, as a run is fed them: contiguous copies in the model's types.
+
+        Args:
+            indices: the numbers of the samples, integers of shape (n,).
+        """
+        rows = self.rows(indices)
+        taken = {name: _take(array, rows) for name, array in self.arrays.items()}
+        return {name: np.asarray(array, self.dtypes[name], order="C") for name, array in taken.items()}
+
+    def rows(self, indices: np.ndarray) -> np.ndarray:
+        """Which rows of the arrays samples are, by their numbers."""
+        return indices if self.samples is None else self.samples[indices]
+
+
+def open_data(
+    source: str | Path,
+    ports: Ports,
+    ranges: Mapping[str, Range] | None = None,
+    *,
+    prefix: str = "",
+    finite: bool = True,
+    tell: Tell = silent,
+) -> Data:
+    """Open data for a training model, and make sure that they fit it.
+
+    Args:
+        source: an .npz, .csv, .tsv, .parquet or .safetensors file, a folder of .npy files, or an ONNX test_data_set_N
+            or a folder of these.
+        ports: what is fed, with its types; see `ports_of`.
+        ranges: the whole numbers that inputs may hold; see `ranges_of`.
+        prefix: what the names in the data have before those of the inputs, such as 'train_'.
+        finite: refuse nan and infinity.
+        tell: takes what is narrated.
+
+    Raises:
+        UsageError: they can't be read, or don't fit; the message names file, input and sample.
+    """
+    path = Path(source)
+    wanted = {prefix + name: value_type for name, value_type in ports.items()}
+    found = _read(path, wanted)
+    checked = check(path, found, wanted, {prefix + name: range_ for name, range_ in (ranges or {}).items()}, finite)
+    if found.others:
+        tell(f"'{path}' has more than the model is fed, left out: {_listed(found.others)}", 0)
+    dtypes = {name: helper.tensor_dtype_to_np_dtype(dtype_of(value_type)) for name, value_type in ports.items()}
+    arrays = {name: _kept(found.arrays[prefix + name], dtypes[name]) for name in ports}
+    return Data(path, arrays, dtypes, checked.size, checked.sizes, checked.batch_size)
+
+
+def _read(path: Path, ports: Ports) -> Found:
+    if not path.exists():
+        raise UsageError(f"no such file or folder: '{path}'")
+    if path.is_dir():
+        name = "onnx_test_sets" if onnx_test_sets.folders(path) else "npy_folder"
+    elif path.suffix.lower() in FORMATS:
+        name = FORMATS[path.suffix.lower()]
+    else:
+        hint = (
+            "put it in a folder, called as the input" if path.suffix == ".npy" else f"{', '.join(FORMATS)}, or a folder"
+        )
+        raise UsageError(f"'{path}' is of no format that data are read from", hint)
+    return import_module(f"onnxgrad_cli.training.data.{name}").read(path, ports)
+
+
+def _kept(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """An array in memory is cast once, if it does not grow by it; one in a file stays there."""
+    in_file = isinstance(array, np.memmap)
+    return array if in_file or dtype.itemsize > array.itemsize else np.asarray(array, dtype, order="C")
+
+
+def _take(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """Samples of an array; `take` is faster than an index, but copies an array whole that is not laid out plainly."""
+    if not array.ndim:
+        return array
+    plain = array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative
+    return array.take(indices, axis=0) if plain else array[indices]
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (f", ... ({len(names)} in all)" if len(names) > 8 else "")

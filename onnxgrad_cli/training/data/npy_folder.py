@@ -1,0 +1,26 @@
+"""Data in a folder of .npy files that are called as the inputs; they are mapped, so they may be larger than memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from onnxgrad_cli.training.data.ports import Ports
+from onnxgrad_cli.training.data.reading import Found, reading
+
+
+def read(path: Path, ports: Ports) -> Found:
+    """The arrays of a folder. The slashes in an input's name are folders in it.
+
+    Raises:
+        UsageError: a file can't be read.
+    """
+    files = {file.relative_to(path).as_posix().removesuffix(".npy"): file for file in sorted(path.rglob("*.npy"))}
+    arrays = {name: _mapped(file) for name, file in files.items() if name in ports}
+    return Found(arrays, [name for name in files if name not in ports])
+
+
+def _mapped(file: Path) -> np.ndarray:
+    with reading(file, "an .npy file", "write one with numpy.save(FILE, array)"):
+        return np.load(file, mmap_mode="r", allow_pickle=False)

@@ -1,0 +1,53 @@
+"""Data in a Parquet file, by pyarrow; `columns` says which of its columns are which input.
+
+Only the columns that are wanted are read, and these into memory. A column may hold lists, all of one length.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.training.data.columns import choose, shaped
+from onnxgrad_cli.training.data.ports import Ports
+from onnxgrad_cli.training.data.reading import Found, library, reading
+
+
+def read(path: Path, ports: Ports) -> Found:
+    """The columns of a Parquet file.
+
+    Raises:
+        UsageError: it can't be read, pyarrow is missing, a value is missing, or lists differ in length.
+    """
+    arrow = library("pyarrow", "parquet", path)
+    files = library("pyarrow.parquet", "parquet", path)
+    with reading(path, "a Parquet file", "write it again", arrow.ArrowException):
+        file = files.ParquetFile(path)
+        chosen, others = choose(path, file.schema_arrow.names, ports)
+        table = file.read(columns=[name for names in chosen.values() for name in names])
+    arrays = {}
+    for port, names in chosen.items():
+        columns = [_array(path, name, table.column(name).combine_chunks()) for name in names]
+        arrays[port] = shaped(columns[0] if len(columns) == 1 else np.stack(columns, 1), ports, port)
+    return Found(arrays, others)
+
+
+def _array(path: Path, name: str, column: Any) -> np.ndarray:
+    """A column as an array, its lists as further axes."""
+    if column.null_count:
+        row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+        raise UsageError(
+            f"'{path}', column '{name}': no value in row {row} (the first is 0)", "fill it or drop the row"
+        )
+    if not hasattr(column, "values"):
+        return column.to_numpy(zero_copy_only=False)
+    lengths = np.unique(column.value_lengths().to_numpy(zero_copy_only=False))
+    if len(lengths) > 1:
+        raise UsageError(
+            f"'{path}', column '{name}': lists of {lengths[0]} to {lengths[-1]} elements", "pad them to one length"
+        )
+    inner = _array(path, name, column.flatten())
+    return inner.reshape(len(column), int(lengths[0]) if len(lengths) else 0, *inner.shape[1:])

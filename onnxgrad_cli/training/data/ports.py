@@ -1,0 +1,97 @@
+"""What a training model wants of data: the types of its inputs and labels, and the numbers that they may hold.
+
+A class that does not exist or a token that has no row makes a run fail, or worse, in the middle of an epoch. What the
+model says of itself is enough to know it before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from onnx import ModelProto, TypeProto
+
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.ir.types import is_float
+from onnxgrad_cli.losses import LOSSES
+from onnxgrad_cli.metadata import Roles, Term, describe
+from onnxgrad_cli.verification.feeds import index_limits
+
+Ports = Mapping[str, TypeProto]
+"""What is fed: name -> type. The first axis is the sample; what has no axis is the same for all samples."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """The whole numbers that an input may hold.
+
+    Attributes:
+        low, high: the least and the greatest; None where that is not known.
+        besides: others that it may hold too.
+        why: what sets the bounds, in words.
+    """
+
+    low: int | None
+    high: int | None
+    besides: frozenset[int] = frozenset()
+    why: str = ""
+
+    def __contains__(self, number: int) -> bool:
+        above = self.low is None or number >= self.low
+        return number in self.besides or (above and (self.high is None or number <= self.high))
+
+    def __and__(self, other: Range) -> Range:
+        low = max((n for n in (self.low, other.low) if n is not None), default=None)
+        high = min((n for n in (self.high, other.high) if n is not None), default=None)
+        besides = frozenset(n for n in self.besides | other.besides if n in self and n in other)
+        return Range(low, high, besides, " and ".join(filter(None, (self.why, other.why))))
+
+
+def ports_of(model: ModelProto) -> dict[str, TypeProto]:
+    """What a training model is fed besides the learning rate: its inputs, labels and sample weights, with their types.
+
+    Raises:
+        UsageError: it is no training model.
+    """
+    types = {value.name: value.type for value in model.graph.input}
+    return {name: types[name] for name in describe(model).sampled}
+
+
+def ranges_of(model: ModelProto) -> dict[str, Range]:
+    """The whole numbers that inputs of a training model may hold: classes of labels, rows of the tables they index.
+
+    Args:
+        model: the training model.
+
+    Raises:
+        UsageError: it is no training model.
+    """
+    roles, ports = describe(model), ports_of(model)
+    found: dict[str, Range] = {}
+    for name, rows in index_limits(model, {}).items():
+        if name in ports:
+            found[name] = Range(-rows, rows - 1, why=f"it indexes a table of {rows} rows")
+    for label, classes in _classes(roles, ports):
+        found[label] = found[label] & classes if label in found else classes
+    return found
+
+
+def _classes(roles: Roles, ports: Ports) -> list[tuple[str, Range]]:
+    numbered = [term for term in roles.losses if term.label in ports and not is_float(ports[term.label])]
+    return [(term.label, found) for term in numbered if (found := _range_of(term))]
+
+
+def _range_of(term: Term) -> Range | None:
+    """The labels that a loss takes; None for one from a file, whose labels may be anything."""
+    try:
+        loss = LOSSES.lookup(term.name)
+    except UsageError:
+        return None
+    if loss.label != "class":
+        return None
+    return Range(
+        0,
+        term.classes - 1 if term.classes else None,
+        frozenset() if term.ignore_index is None else frozenset({term.ignore_index}),
+        f"there are {term.classes} classes" if term.classes else "it is the number of a class",
+    )

@@ -1,0 +1,24 @@
+"""Data in a .safetensors file, whose keys are the names of the inputs. What is wanted of it is read into memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from onnxgrad_cli.training.data.ports import Ports
+from onnxgrad_cli.training.data.reading import Found, library, reading
+
+
+def read(path: Path, ports: Ports) -> Found:
+    """The arrays of a safetensors file.
+
+    Raises:
+        UsageError: it can't be read, or the package safetensors is missing.
+    """
+    safetensors = library("safetensors", "train", path)
+    kinds = (safetensors.SafetensorError, TypeError, AttributeError)  # the latter for types that numpy lacks
+    with (
+        reading(path, "a safetensors file", "write it with safetensors.numpy.save_file", *kinds),
+        safetensors.safe_open(path, framework="numpy") as file,
+    ):
+        names = list(file.keys())
+        return Found({n: file.get_tensor(n) for n in names if n in ports}, [n for n in names if n not in ports])

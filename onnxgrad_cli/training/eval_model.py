@@ -1,0 +1,129 @@
+"""The model as it is judged: its loss and its outputs in inference, on the weights that a trainer holds now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto
+
+from onnxgrad_cli.builder import TrainingModel
+from onnxgrad_cli.execution.session import CPU, Buffer, feed, open_session
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.skeleton import copied, without_initializers
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.roles import embed
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What came of a batch: the loss, and the outputs that the losses judge, by name."""
+
+    loss: float
+    outputs: Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The inference model with its loss; BatchNormalization and Dropout are in inference mode.
+
+    Attributes:
+        model: takes the model's inputs and the labels, and `weights` as inputs with a value; describes itself.
+        loss: the output with the loss.
+        outputs: the outputs that the losses judge, and those asked for besides.
+        weights: what of the weights it has.
+    """
+
+    model: ModelProto
+    loss: str
+    outputs: list[str]
+    weights: list[str]
+
+
+def evaluation_model(
+    model: ModelProto,
+    options: Options,
+    weights: Iterable[str],
+    path: Path | None = None,
+    outputs: Iterable[str] = (),
+) -> Evaluation:
+    """The model by which a training is judged.
+
+    Args:
+        model: the inference model; not changed.
+        options: what was built of it: its losses, and what they judge.
+        weights: the names of what a trainer holds.
+        path: where the model was read from; external data are relative to it.
+        outputs: outputs of the model that are wanted besides those that are judged.
+    """
+    copy = copied(model)
+    mode = "eval" if options.mode == "train" else options.mode
+    built = TrainingModel(Graph(copy, path), replace(options, mode=mode, optimizer="", optimizer_options={}))
+    built.run(stop_after="loss")
+    graph, training = built.graph, built.training
+    judged = list(dict.fromkeys([*training.predictions, *outputs]))
+    del graph.proto.graph.output[:]
+    for name in (training.loss, *judged):
+        graph.add_output(name)
+    graph.remove_unused()
+    bound = [name for name in weights if name in graph.initializers]
+    for name in bound:
+        if name not in graph.input_names:
+            graph.add_input(name, graph.types[name])
+    embed(graph, built.options, training)
+    return Evaluation(graph.commit(), training.loss, judged, bound)
+
+
+class Evaluator:
+    """A session on the inference model with its loss; see `evaluation_model`.
+
+    Attributes:
+        inputs: what it is fed: the model's inputs and the labels, names.
+    """
+
+    def __init__(
+        self,
+        model: ModelProto,
+        options: Options,
+        weights: Mapping[str, object],
+        *,
+        path: Path | None = None,
+        provider: str = CPU,
+        threads: int | None = None,
+    ) -> None:
+        """Open a session on a model, which is not changed.
+
+        Args:
+            model: the inference model.
+            options: what was built of it: its losses, and what they judge.
+            weights: the names of what a trainer holds.
+            path: where the model was read from; external data are relative to it.
+            provider, threads: see `Trainer`.
+        """
+        found = evaluation_model(model, options, weights, path)
+        self._loss, self._outputs, self._bound = found.loss, found.outputs, found.weights
+        bare = without_initializers(found.model, self._bound)
+        fed = set(self._bound) | {tensor.name for tensor in bare.graph.initializer}
+        self.inputs = [value.name for value in bare.graph.input if value.name not in fed]
+        self._session = open_session(bare, path, provider, threads)
+        self._device = provider
+
+    def __call__(self, feeds: Mapping[str, np.ndarray], weights: Mapping[str, Buffer]) -> Judged:
+        """The loss and the outputs of a batch.
+
+        Args:
+            feeds: an array for each of `inputs`; what else is there is left out.
+            weights: what a trainer holds: `Trainer.buffers`.
+        """
+        binding = self._session.io_binding()
+        for name in self.inputs:
+            feed(binding, name, feeds[name])
+        for name in self._bound:
+            binding.bind_ortvalue_input(name, weights[name].value)
+        for name in (self._loss, *self._outputs):
+            binding.bind_output(name)
+        self._session.run_with_iobinding(binding)
+        loss, *outputs = binding.copy_outputs_to_cpu()
+        return Judged(float(loss), dict(zip(self._outputs, outputs, strict=True)))

@@ -1,0 +1,65 @@
+"""How good the weights are at the moment: the loss and the metrics over a whole set of data, in inference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from onnxgrad_cli.execution.session import Buffer
+from onnxgrad_cli.metadata import Term
+from onnxgrad_cli.training.data import Batches, Data
+from onnxgrad_cli.training.eval_model import Evaluator
+from onnxgrad_cli.training.metrics import Named
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Judges weights on data that are not trained on.
+
+    Attributes:
+        evaluator: the model in inference.
+        data: what it is judged on.
+        batches: the order in which it is seen: that of the data.
+        term: the loss whose output and label the metrics compare.
+        metrics: what is measured besides the loss.
+        averages: weight -> the state that is judged in its place.
+    """
+
+    evaluator: Evaluator
+    data: Data
+    batches: Batches
+    term: Term
+    metrics: Sequence[Named]
+    averages: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """What is measured."""
+        return ["loss", *(named.name for named in self.metrics)]
+
+    def check(self, weights: Mapping[str, Buffer]) -> None:
+        """Make sure, on one batch, that the metrics take what the model gives.
+
+        Raises:
+            UsageError: one does not.
+        """
+        first = self.data.batch(np.arange(min(self.batches.size, len(self.data))))
+        judged = self.evaluator(first, weights)
+        for named in self.metrics:
+            named.begin().update(judged.outputs[self.term.output], first[self.term.label])
+
+    def __call__(self, weights: Mapping[str, Buffer]) -> dict[str, float]:
+        """The loss, as 'loss', and each metric by its name. The loss is the mean over batches, by their sizes."""
+        begun = {named.name: named.begin() for named in self.metrics}
+        weights = {**weights, **{name: weights[average] for name, average in self.averages.items()}}
+        total, count = 0.0, 0
+        for part in self.batches:
+            feeds = self.data.batch(part.indices)
+            judged = self.evaluator(feeds, weights)
+            total += judged.loss * len(part.indices)
+            count += len(part.indices)
+            for metric in begun.values():
+                metric.update(judged.outputs[self.term.output], feeds[self.term.label])
+        return {"loss": total / count, **{name: metric.value() for name, metric in begun.items()}}

@@ -1,0 +1,213 @@
+"""The training loop: batch after batch, with what is measured, saved and decided between them.
+
+All that the course of a run depends on is in its progress: weights, state, the place in the data, the schedule, and
+what early stopping has seen. A run that goes on from a checkpoint takes the steps that it would have taken.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.training.data import Batches, Data
+from onnxgrad_cli.training.evaluate import Judge
+from onnxgrad_cli.training.run.folder import Log, RunFolder
+from onnxgrad_cli.training.schedules import Schedule
+from onnxgrad_cli.training.steps.base import Held, NotFinite
+
+
+@dataclass
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        epochs: what each epoch has come to: its mean loss as 'loss', and what was measured as 'val_<name>'.
+        best: the epoch with the best validation, counted from 1; 0 as long as there is none.
+        total, seen: the sum of the losses of this epoch's samples, and how many these are.
+    """
+
+    epochs: list[dict[str, float]] = field(default_factory=list)
+    best: int = 0
+    total: float = 0.0
+    seen: int = 0
+
+
+@dataclass
+class Loop:
+    """A run.
+
+    Attributes:
+        trainer, data, batches, schedule: what takes the steps, on what, in which order, with which rates.
+        judge: what judges an epoch; None is the loss of training alone.
+        watched: what of the judgement counts: 'loss', or a metric; `higher`: whether more of it is better.
+        epochs: how many there are to be.
+        patience: after how many epochs without a better one the run ends; None is never.
+        save_every: how many steps lie between checkpoints; 0 saves at the ends of epochs alone.
+        folder: where they go.
+        stop: whether somebody asks for an end, asked after each step.
+        model: what the steps compute, in short: a checkpoint goes on with the same alone.
+        watch: called after each step with the steps taken and the loss.
+    """
+
+    trainer: Held
+    data: Data
+    batches: Batches
+    schedule: Schedule
+    judge: Judge | None
+    watched: str
+    higher: bool
+    epochs: int
+    patience: int | None
+    save_every: int
+    folder: RunFolder
+    stop: Callable[[], bool]
+    watch: Callable[[int, float], None]
+    model: str = ""
+    progress: Progress = field(default_factory=Progress)
+
+    def resume(self) -> None:
+        """Go on from the folder's checkpoint.
+
+        Raises:
+            UsageError: it is of another model, other data or other options.
+        """
+        values, said = self.folder.load()
+        self._check_same(values, said)
+        self.trainer.load(values, said["steps"])
+        self.batches.restore(said["batches"])
+        self.schedule.restore(said["schedule"])
+        self.progress = Progress(**said["run"])
+
+    def _check_same(self, values: Mapping[str, Any], said: Mapping[str, Any]) -> None:
+        """Make sure that nothing would begin anew in the middle of a run, act otherwise or be judged otherwise."""
+        held = [*self.trainer.weights(), *self.trainer.state()]
+        missing = next((name for name in held if name not in values), None)
+        if missing is not None:
+            raise UsageError(
+                f"the run was begun without '{missing}': other weights were trained, or by another optimizer",
+                "go on with the same options, or begin anew with --run",
+            )
+        if said["adapters"] != [asdict(adapter) for adapter in self.trainer.roles.adapters]:
+            raise UsageError("the run was begun with other adapters", "go on with the same --lora, or begin anew")
+        if said.get("model", self.model) != self.model:
+            raise UsageError(
+                "the run was begun with another model or other options: its steps were not these",
+                "go on with the same ones, or begin anew with --run; `onnxgrad export` makes a model of its checkpoint",
+            )
+        epochs = said["run"]["epochs"]
+        told = ["loss", *(f"val_{name}" for name in self.judge.names)] if self.judge else ["loss"]
+        if epochs and list(epochs[0]) != told:
+            raise UsageError(
+                f"the run was begun with {', '.join(epochs[0])} to judge an epoch by, now it is {', '.join(told)}",
+                "go on with the same --val and --metric, or begin anew with --run",
+            )
+
+    def run(self) -> str:
+        """Take all steps that are left.
+
+        Returns:
+            Why it ended: 'done', 'no better' or 'stopped'.
+
+        Raises:
+            OnnxgradError: the loss was no finite number, or something could not be written.
+        """
+        with self.folder.log(self.trainer.steps) as log:
+            while len(self.progress.epochs) < self.epochs:
+                if self._out_of_patience():
+                    return "no better"
+                if not self._epoch(log):
+                    self._save(log)
+                    return "stopped"
+        return "done"
+
+    def _epoch(self, log: Log) -> bool:
+        """Train on what is left of an epoch, and judge it; False where an end was asked for before."""
+        for part in self.batches:
+            start = time.perf_counter()
+            rate = self.schedule.rate(self.trainer.steps)
+            loss = self._step(part.indices, rate)
+            self.progress.total += loss * part.whole
+            self.progress.seen += part.whole
+            steps = self.trainer.steps
+            line = {"step": steps, "epoch": len(self.progress.epochs) + 1, "loss": loss, "rate": rate}
+            log.add({**line, "seconds": round(time.perf_counter() - start, 6)})
+            self.watch(steps, loss)
+            ends = self.batches.position == 0
+            if self.stop() and not ends:
+                return False
+            if self.save_every and steps % self.save_every == 0 and not ends:
+                self._save(log)
+        self._close_epoch(log)
+        return not self.stop()
+
+    def _step(self, indices: Any, rate: float) -> float:
+        try:
+            return self.trainer.step(self.data.batch(indices), rate)
+        except NotFinite as error:
+            shown = ", ".join(map(str, indices[:8].tolist())) + (", ..." if len(indices) > 8 else "")
+            raise OnnxgradError(
+                f"step {self.trainer.steps + 1}: {error.message}, on the samples {shown}",
+                f"try a smaller learning rate, or look at these samples; {self._where()}",
+            ) from None
+
+    def _close_epoch(self, log: Log) -> None:
+        progress = self.progress
+        found = {"loss": progress.total / progress.seen}
+        if self.judge:
+            judged = self.judge(self.trainer.buffers)
+            self.schedule.observe(judged["loss"])
+            found |= {f"val_{name}": value for name, value in judged.items()}
+        progress.epochs.append(found)
+        progress.total, progress.seen = 0.0, 0
+        log.add({"step": self.trainer.steps, "epoch": len(progress.epochs), **found})
+        better = self._is_best(found)
+        if better:
+            progress.best = len(progress.epochs)
+        self._save(log, best=better)
+
+    def _is_best(self, found: dict[str, float]) -> bool:
+        value = found[self.watched]
+        if not self.progress.best:
+            return math.isfinite(value)
+        before = self.progress.epochs[self.progress.best - 1][self.watched]
+        return value > before if self.higher else value < before
+
+    def _out_of_patience(self) -> bool:
+        return self.patience is not None and len(self.progress.epochs) - self.progress.best >= self.patience
+
+    def _save(self, log: Log, best: bool = False) -> None:
+        weights = self.trainer.weights()
+        for name, array in weights.items():
+            if not np.isfinite(array).all():
+                raise OnnxgradError(
+                    f"step {self.trainer.steps}: '{name}' is no longer finite",
+                    f"try a smaller learning rate; {self._where()}",
+                )
+        said = {
+            "steps": self.trainer.steps,
+            "batches": self.batches.state(),
+            "schedule": self.schedule.state(),
+            "run": asdict(self.progress),
+            "weights": list(weights),
+            "adapters": [asdict(adapter) for adapter in self.trainer.roles.adapters],
+            "model": self.model,
+            "averages": self.trainer.roles.averages,
+        }
+        try:
+            log.write()
+            self.folder.save({**weights, **self.trainer.state()}, said, best)
+        except OnnxgradError as error:
+            raise OnnxgradError(
+                f"step {self.trainer.steps}: {error.message}", f"mend it and go on with --resume: {self._where()}"
+            ) from error
+
+    def _where(self) -> str:
+        return (
+            f"'{self.folder.path}' has the last good checkpoint" if self.folder.begun else "there is no checkpoint yet"
+        )

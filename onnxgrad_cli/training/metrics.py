@@ -1,0 +1,341 @@
+"""How good a model is, in numbers that people know: taken batch by batch, exact however the data are cut.
+
+A metric keeps sums, not means of batches, so that a short last batch counts for what it is. One from a file is any
+ONNX model that compares a prediction with a label; its batches are weighted by their sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from onnx import helper
+
+from onnxgrad_cli.common.catalogue import Catalogue, Documented
+from onnxgrad_cli.common.settings import Option, declared, exactly, require, spelled
+from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.files import load_external_data, load_model
+from onnxgrad_cli.ir.types import dtype_of, is_float
+from onnxgrad_cli.metadata import Term
+from onnxgrad_cli.passes.loss.file import in_order
+
+
+class Metric(Protocol):
+    """A number that judges predictions; nan as long as there are none."""
+
+    def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
+        """Take a batch: what the model has put out, (N, ...), and what it should have."""
+
+    def value(self) -> float:
+        """The metric of all batches so far."""
+
+
+@dataclass(frozen=True)
+class Kind(Documented):
+    """A kind of metric.
+
+    Attributes:
+        name: what it is called on the command line.
+        function: `function(**options)` begins a metric.
+        higher: whether more is better.
+        options: what it takes.
+    """
+
+    name: str
+    function: Callable[..., Metric]
+    higher: bool
+    options: tuple[Option, ...]
+
+
+@dataclass(frozen=True)
+class Named:
+    """A metric that was asked for: how, whether more of it is better, and what begins it anew."""
+
+    name: str
+    higher: bool
+    begin: Callable[[], Metric]
+
+
+METRICS: Catalogue[Kind] = Catalogue("metric", "metrics", [], "any other metric can be given as a file, NAME.onnx")
+"""Those of classes, then those of numbers."""
+
+
+def metric(
+    name: str, *, higher: bool, options: Mapping[str, str] | None = None, override: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the decorated class as a metric; its keyword-only parameters are its options.
+
+    Args:
+        name, higher: see `Kind`.
+        options: option -> what it does. Kinds and defaults are read from the signature.
+        override: replace a metric of this name instead of refusing.
+
+    Raises:
+        OnnxgradError: there is a metric of this name, or an option is not documented.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        METRICS.add(name, Kind(name, function, higher, declared(function, options, f"metric '{name}'")), override)
+        return function
+
+    return register
+
+
+def parse_metric(text: str, **defaults: object) -> Named:
+    """Read `NAME[:KEY=VALUE,...]` or `FILE.onnx`; of a file, less is better, unless `:higher=true` is said.
+
+    Args:
+        text: a name of `METRICS` or a file, with options.
+        defaults: options where `text` says none, of which those count that the metric has.
+
+    Raises:
+        UsageError: there is no such metric, an option does not fit, or the file is no metric.
+    """
+    name, options = spelled(text)
+    if name.endswith(".onnx"):
+        given = exactly(FILE_OPTIONS, options, name)
+        judge = _File(name)
+        return Named(Path(name).stem, given.get("higher", False), judge.begin)
+    kind = METRICS.lookup(name)
+    known = {option.name for option in kind.options}
+    settings = exactly(kind.options, {k: v for k, v in defaults.items() if k in known} | options, name)
+    kind.function(**settings)
+    return Named(text, kind.higher, lambda: kind.function(**settings))
+
+
+DEFAULTS = {
+    "cross-entropy": ("accuracy",),
+    "nll": ("accuracy",),
+    "log": ("accuracy",),
+    "bce": ("accuracy",),
+    "bce-logits": ("accuracy:threshold=0",),
+    "mse": ("rmse", "r2"),
+    "mae": ("mae", "r2"),
+    "huber": ("mae", "r2"),
+    "smooth-l1": ("mae", "r2"),
+    "elastic": ("mae", "r2"),
+}
+"""Loss -> the metrics that say in other words what it says."""
+
+
+def default_metrics(term: Term, loss_options: Mapping[str, object] | None = None) -> list[Named]:
+    """What is told of a loss besides its value: the accuracy of classes, rmse and r2 of numbers, else nothing."""
+    ignored = {} if term.ignore_index is None else {"ignore_index": term.ignore_index}
+    return [parse_metric(text, **{**ignored, **(loss_options or {})}) for text in DEFAULTS.get(term.name, ())]
+
+
+# -- of classes ----------------------------------------------------------------------------------------
+
+IGNORED = {"ignore_index": "the label of samples that do not count"}
+
+
+class _Share:
+    """The share of what was right; where nothing counted, nan."""
+
+    def __init__(self) -> None:
+        self._right = self._count = 0
+
+    def _take(self, right: np.ndarray, counted: np.ndarray) -> None:
+        self._right += int(np.count_nonzero(right & counted))
+        self._count += int(np.count_nonzero(counted))
+
+    def value(self) -> float:
+        return self._right / self._count if self._count else float("nan")
+
+
+@metric(
+    "accuracy",
+    higher=True,
+    options={**IGNORED, "threshold": "above which a prediction means yes, where there are no classes: 0 for logits"},
+)
+class _Accuracy(_Share):
+    """The share of labels that are met: by the class of the largest output, or by yes and no.
+
+    Predictions (N, C, ...) with labels (N, ...) are classes; of the labels' shape they are yes and no, one by one.
+    """
+
+    def __init__(self, *, threshold: float = 0.5, ignore_index: int = -100) -> None:
+        super().__init__()
+        self._threshold, self._ignored = threshold, ignore_index
+
+    def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
+        if predictions.shape == labels.shape:
+            right = (predictions > self._threshold) == (labels > 0.5)
+        else:
+            _check_classes("accuracy", predictions, labels)
+            right = predictions.argmax(1) == labels
+        self._take(right, labels != self._ignored)
+
+
+@metric("top-k", higher=True, options={"k": "how many of the largest outputs may hold the label", **IGNORED})
+class _TopK(_Share):
+    """The share of labels that are among the k largest outputs."""
+
+    def __init__(self, *, k: int = 5, ignore_index: int = -100) -> None:
+        super().__init__()
+        require(k > 0, f"k must be above 0, not {k}")
+        self._k, self._ignored = k, ignore_index
+
+    def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
+        _check_classes("top-k", predictions, labels)
+        order = np.argsort(-np.asarray(predictions, np.float64), 1, kind="stable")
+        best = order[:, : self._k]
+        self._take((best == labels[:, None]).any(1), labels != self._ignored)
+
+
+def _check_classes(name: str, predictions: np.ndarray, labels: np.ndarray) -> None:
+    shape = (*predictions.shape[:1], *predictions.shape[2:])
+    if predictions.ndim < 2 or shape != labels.shape:
+        raise UsageError(
+            f"{name} does not go with predictions {list(predictions.shape)} and labels {list(labels.shape)}",
+            "labels are the numbers of classes, of the output's shape without its axis 1",
+        )
+
+
+# -- of numbers ----------------------------------------------------------------------------------------
+
+
+class _Mean:
+    """The mean over all elements of a measure of the differences."""
+
+    def __init__(self) -> None:
+        self._sum, self._count = 0.0, 0
+
+    def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
+        off = _wide(predictions, labels)
+        self._sum += float(self.measure(off[0] - off[1]).sum())
+        self._count += labels.size
+
+    def value(self) -> float:
+        return self._sum / self._count if self._count else float("nan")
+
+    measure: Callable[..., np.ndarray]
+
+
+@metric("mae", higher=False)
+class _AbsoluteError(_Mean):
+    """The mean of the magnitudes of the differences, over all elements."""
+
+    measure = staticmethod(np.abs)
+
+
+@metric("mse", higher=False)
+class _SquaredError(_Mean):
+    """The mean of the squares of the differences, over all elements."""
+
+    measure = staticmethod(np.square)
+
+
+@metric("rmse", higher=False)
+class _RootOfSquaredError(_SquaredError):
+    """The root of the mean of the squares of the differences, over all elements."""
+
+    def value(self) -> float:
+        return float(np.sqrt(super().value()))
+
+
+@metric("r2", higher=True)
+class _R2:
+    """The share of the labels' variance that is explained; the mean over the outputs. As sklearn.metrics.r2_score.
+
+    Means and squares are merged as in T. F. Chan et al., Updating formulae and a pairwise algorithm, 1979. A label
+    that never changes has 1 if it is met exactly, else 0.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._mean = self._spread = self._off = np.zeros(())
+
+    def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
+        found, wanted = (array.reshape(len(labels), -1) for array in _wide(predictions, labels))
+        count, mean = len(wanted), wanted.mean(0)
+        shift = mean - self._mean
+        share = count / (self._count + count)
+        self._spread = self._spread + np.square(wanted - mean).sum(0) + shift**2 * self._count * share
+        self._mean = self._mean + shift * share
+        self._off = self._off + np.square(found - wanted).sum(0)
+        self._count += count
+
+    def value(self) -> float:
+        if self._count < 2:
+            return float("nan")
+        known = self._spread > 0
+        share = 1 - self._off / np.where(known, self._spread, 1.0)
+        return float(np.where(known, share, self._off == 0).mean())
+
+
+def _wide(predictions: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    if predictions.shape != labels.shape:
+        raise UsageError(
+            f"predictions {list(predictions.shape)} can't be compared with labels {list(labels.shape)} one by one",
+            "choose a metric of classes: accuracy or top-k",
+        )
+    return predictions.astype(np.float64), labels.astype(np.float64)
+
+
+# -- from a file ---------------------------------------------------------------------------------------
+
+
+def _file(*, higher: bool = False) -> None: ...
+
+
+FILE_OPTIONS = declared(_file, {"higher": "whether more is better"}, "metric file")
+
+
+class _File:
+    """A metric as a model with the inputs prediction and label and one scalar output."""
+
+    def __init__(self, path: str) -> None:
+        model, source = load_model(path)
+        load_external_data(model, source)
+        self.path, graph = path, model.graph
+        stored = {tensor.name for tensor in graph.initializer}
+        inputs = [value for value in graph.input if value.name not in stored]
+        if len(inputs) != 2 or len(graph.output) != 1:
+            raise UsageError(
+                f"the metric '{path}' has {len(inputs)} inputs and {len(graph.output)} outputs",
+                "a metric takes a prediction and a label, and gives one number",
+            )
+        if not is_float(graph.output[0].type):
+            raise UsageError(f"the metric '{path}' gives '{graph.output[0].name}', which is no float", "cast it inside")
+        self._types = {value.name: helper.tensor_dtype_to_np_dtype(dtype_of(value.type)) for value in in_order(inputs)}
+        self._run = Executor(model)
+
+    def begin(self) -> Metric:
+        return _FileMean(self)
+
+    def __call__(self, predictions: np.ndarray, labels: np.ndarray) -> float:
+        feeds = dict(zip(self._types, (predictions, labels), strict=True))
+        for name, array in feeds.items():
+            wanted = self._types[name]
+            if not np.can_cast(array.dtype, wanted, "same_kind"):
+                raise UsageError(
+                    f"the metric '{self.path}' takes '{name}' as {wanted}, not {array.dtype}", "cast it inside"
+                )
+            feeds[name] = np.asarray(array, wanted, order="C")
+        try:
+            (found,) = self._run(feeds).values()
+        except Exception as error:  # of many kinds, none of them public
+            shapes = f"predictions {list(predictions.shape)} and labels {list(labels.shape)}"
+            raise OnnxgradError(f"the metric '{self.path}' does not take {shapes}: {error}".strip()) from error
+        if found.size != 1:
+            raise UsageError(f"the metric '{self.path}' gives {found.size} numbers", "reduce them inside the file")
+        return float(found.reshape(()))
+
+
+class _FileMean:
+    """The mean of what a file gives for each batch, weighted by the batches' sizes."""
+
+    def __init__(self, judge: _File) -> None:
+        self._judge, self._sum, self._count = judge, 0.0, 0
+
+    def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
+        self._sum += self._judge(predictions, labels) * len(labels)
+        self._count += len(labels)
+
+    def value(self) -> float:
+        return self._sum / self._count if self._count else float("nan")

@@ -1,0 +1,70 @@
+"""What adapter training has found, in a file of its own: far smaller than the model, and of use only beside it.
+
+A safetensors file with the factors, `<weight>_lora_A` and `<weight>_lora_B`, and the weights that were trained in full.
+Its metadata say which weight each pair belongs to, with rank and alpha. For a weight of [out, in] (Gemm with transB,
+Linear behind a Transpose, Conv) the factors are those that peft calls `lora_A.weight` and `lora_B.weight`; for one of
+[in, out] they are the transposes of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.metadata import Adapter
+from onnxgrad_cli.training.run.tensors import load_tensors, save_tensors
+
+ADAPTERS = "onnxgrad.adapters"
+"""The entry of the metadata that describes the adapters."""
+
+
+def save_adapter(path: Path, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> None:
+    """Write adapters, whole or not at all.
+
+    Args:
+        path: the file.
+        adapters: as `describe(training_model).adapters` has them.
+        values: their factors by name, and weights that were trained in full.
+
+    Raises:
+        OnnxgradError: a factor is missing, the file can't be written, or the package safetensors is missing.
+    """
+    _check(adapters, values)
+    save_tensors(path, values, {ADAPTERS: [asdict(adapter) for adapter in adapters]})
+
+
+def load_adapter(path: Path) -> tuple[list[Adapter], dict[str, np.ndarray]]:
+    """The adapters in a file, and the values of their factors and of the weights that were trained in full.
+
+    Raises:
+        OnnxgradError: the file can't be read, holds no adapters, or the package safetensors is missing.
+    """
+    values, words = load_tensors(path)
+    try:
+        adapters = [Adapter(**each) for each in words[ADAPTERS]]
+    except (KeyError, TypeError):
+        raise OnnxgradError(
+            f"'{path}' holds no adapters of onnxgrad", "it is a safetensors file of another kind"
+        ) from None
+    _check(adapters, values)
+    return adapters, values
+
+
+def is_adapter(path: Path) -> bool:
+    """Whether a file holds adapters.
+
+    Raises:
+        OnnxgradError: it can't be read, or the package safetensors is missing.
+    """
+    return ADAPTERS in load_tensors(path)[1]
+
+
+def _check(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> None:
+    for adapter in adapters:
+        for name in (adapter.a, adapter.b):
+            if name not in values:
+                raise OnnxgradError(f"the adapter of '{adapter.weight}' is incomplete: '{name}' is missing")

@@ -1,0 +1,168 @@
+"""The folder of a run: its checkpoints and its log, held by one process at a time.
+
+A checkpoint is written under a temporary name and renamed once the disk has it, so that a process that is killed, or
+a machine that loses its power, at any moment leaves a whole one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from onnxgrad_cli.common import strict_json
+from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.files import save_bytes, told
+from onnxgrad_cli.training.run.tensors import load_tensors, save_tensors
+
+CHECKPOINT, BEST, LOG, LOCK = "checkpoint.safetensors", "best.safetensors", "train.jsonl", "lock"
+
+
+class Log:
+    """One JSON object a line. Lines are gathered and written once a second: alone, each costs more than a small step.
+
+    Who is killed may lose those of the last second; no checkpoint is of a step that the log does not have, for the
+    loop has them written before it saves.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lines: list[Mapping[str, Any]] = []
+        self._written = time.monotonic()
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Write a line, now or soon.
+
+        Raises:
+            OnnxgradError: the file can't be written.
+        """
+        self._lines.append(line)
+        if time.monotonic() - self._written > 1:
+            self.write()
+
+    def write(self) -> None:
+        """Write all lines that are not yet written.
+
+        Raises:
+            OnnxgradError: the file can't be written.
+        """
+        with told(self._path), self._path.open("a", encoding="utf-8") as stream:
+            stream.writelines(strict_json.dumps(line) + "\n" for line in self._lines)
+        self._lines, self._written = [], time.monotonic()
+
+
+class RunFolder:
+    """A folder that this process holds."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return (self.path / CHECKPOINT).exists()
+
+    def save(self, values: Mapping[str, np.ndarray], progress: Mapping[str, Any], best: bool = False) -> None:
+        """Write a checkpoint.
+
+        Args:
+            values: weights and state.
+            progress: what else it takes to go on; JSON must hold it.
+            best: keep it as the best one, too.
+
+        Raises:
+            OnnxgradError: it can't be written; the one before is whole.
+        """
+        for name in (BEST,) * best + (CHECKPOINT,):
+            save_tensors(self.path / name, values, {"progress": progress})
+
+    def load(self, best: bool = False) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """The values and the progress of the last checkpoint, or of the best one.
+
+        Raises:
+            OnnxgradError: it can't be read.
+        """
+        return load_checkpoint(self.path / (BEST if best else CHECKPOINT))
+
+    def history(self) -> list[dict[str, Any]]:
+        """What the log says."""
+        return [json.loads(line) for line in _lines(self.path / LOG)]
+
+    @contextmanager
+    def log(self, steps: int) -> Iterator[Log]:
+        """The log; what it says of steps after `steps` is forgotten, for they come again."""
+        file = self.path / LOG
+        kept = [line for line in _lines(file) if json.loads(line)["step"] <= steps] if steps else []
+        save_bytes("".join(kept).encode(), file)
+        log = Log(file)
+        try:
+            yield log
+        except BaseException:
+            with suppress(OnnxgradError):  # the first error is the one to tell
+                log.write()
+            raise
+        log.write()
+
+
+def _lines(file: Path) -> list[str]:
+    """The whole lines of a log: the last one may have been cut."""
+    if not file.exists():
+        return []
+    return [line for line in file.read_text("utf-8").splitlines(keepends=True) if line.endswith("}\n")]
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The values in a checkpoint, and the progress of its run.
+
+    Raises:
+        OnnxgradError: there is none, or it is a file of another kind, or one without values.
+    """
+    values, words = load_tensors(path)
+    if "progress" not in words:
+        raise OnnxgradError(f"'{path}' is no checkpoint of onnxgrad", "`onnxgrad train` writes them")
+    if "nominal" in words["progress"]:
+        raise OnnxgradError(f"'{path}' is a nominal checkpoint: it has names, shapes and types, but no values")
+    return values, words["progress"]
+
+
+@contextmanager
+def run_folder(path: Path) -> Iterator[RunFolder]:
+    """Make a folder, and hold it as long as the block runs.
+
+    Raises:
+        UsageError: another process holds it.
+        OnnxgradError: it can't be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / LOCK).open("a+")
+    except OSError as error:
+        raise OnnxgradError(f"--run: '{path}' can't be made: {error.strerror}") from None
+    with lock:
+        if not _hold(lock):
+            raise UsageError(f"--run: another run is going on in '{path}'", "name another folder with --run")
+        for unfinished in path.glob(".*.tmp"):  # of one who was killed while it wrote
+            unfinished.unlink(missing_ok=True)
+        yield RunFolder(path)
+
+
+def _hold(lock: IO[str]) -> bool:
+    """Lock a file until it is closed, which the system does when the process ends, however it ends."""
+    try:
+        if os.name == "nt":
+            import msvcrt
+
+            msvcrt.locking(lock.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        else:
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,94 @@
+"""How a run hears that it is to end: an interrupt asks for it, and the run ends after its step, with a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from onnxgrad_cli.common.narration import Tell
+from onnxgrad_cli.training.run.communicator import Communicator, any_of
+
+
+@contextmanager
+def asked_to_stop(link: Communicator, folder: Path, tell: Tell) -> Iterator[Callable[[], bool]]:
+    """Let an interrupt ask for an end instead of making one; a second one does make it.
+
+    Several processes end at the same step. Where one of them has died the others can't reach it: so the request is
+    told at once.
+
+    Args:
+        link: connects the processes.
+        folder: of the run, which is named in what is told.
+        tell: takes a line of narration and the verbosity it belongs to.
+
+    Returns:
+        Whether any process was asked, as a function that all of them call at the same time.
+    """
+    asked: list[int] = []
+
+    def ask(number: int, frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    try:
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: nobody can ask
+        before = {}
+    ears = _told_at_once(folder, tell) if link.world > 1 and before else nullcontext()
+    try:
+        with ears:
+            yield lambda: any_of(link, bool(asked))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let an interrupt wait for the end of what would be lost if it came between."""
+    heard: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        if before is not None:  # else it is not Python that hears it
+            signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    except ValueError:  # not the main thread, which alone is interrupted
+        before = None
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
+        for number in heard:
+            signal.raise_signal(number)
+
+
+@contextmanager
+def _told_at_once(folder: Path, tell: Tell) -> Iterator[None]:
+    """Tell of a signal when it comes, even while the main thread waits for another process."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer)
+
+    def listen() -> None:
+        with open(reader, "rb", buffering=0) as heard:
+            if heard.read(1):
+                tell(
+                    f"the run is being ended, or another of its processes has died: '{folder}' has the last "
+                    "checkpoint, --resume goes on from it",
+                    0,
+                )
+
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(writer)
+        listener.join(1)

@@ -1,0 +1,85 @@
+"""Low-rank adapters folded into the weights they belong to: the model then computes the same without them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto, numpy_helper
+
+from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.files import load_external_data
+from onnxgrad_cli.metadata import Adapter
+from onnxgrad_cli.training.run.export import stored_tensors, with_weights
+
+
+def merge(
+    model: ModelProto,
+    adapters: Sequence[Adapter],
+    values: Mapping[str, np.ndarray],
+    path: Path | None = None,
+    state: Mapping[str, np.ndarray] | None = None,
+) -> ModelProto:
+    """A copy of an inference model with what training has found: its weights, with adapters merged into them.
+
+    Args:
+        model: the model that the training model was built from; not changed. Of external data only the adapted
+            weights are read.
+        adapters: as `describe(training_model).adapters` or `load_adapter` has them.
+        values: the factors by name, and weights that were trained in full.
+        path: where the model was read from; external data are relative to it.
+        state: what a trainer holds besides, of which the model takes what it has (running statistics).
+
+    Raises:
+        OnnxgradError: a factor is missing or does not fit, or this is another model.
+    """
+    return with_weights(model, merged(model, adapters, values, path), state or {})
+
+
+def merged(
+    model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], path: Path | None = None
+) -> dict[str, np.ndarray]:
+    """The new values of the model's own weights: W + alpha / rank times the product of the factors, and those of
+    `values` that are no factors, as they are; see `merge`."""
+    before = _read(model, {adapter.weight for adapter in adapters}, path)
+    factors = {name for adapter in adapters for name in (adapter.a, adapter.b)}
+    after = {name: array for name, array in values.items() if name not in factors}
+    for adapter in adapters:
+        after[adapter.weight] = _sum(before[adapter.weight], adapter, values)
+    return after
+
+
+def _read(model: ModelProto, names: Collection[str], path: Path | None) -> dict[str, np.ndarray]:
+    taken = ModelProto()
+    for tensor, name in stored_tensors(model.graph):
+        if name in names:
+            taken.graph.initializer.add().CopyFrom(tensor)
+            taken.graph.initializer[-1].name = name
+    missing = sorted(set(names) - {tensor.name for tensor in taken.graph.initializer})
+    if missing:
+        raise OnnxgradError(
+            f"the model has no weight '{missing[0]}' to merge its adapter into",
+            "it stands in a function, or this is another model than the one that was adapted",
+        )
+    load_external_data(taken, path)
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in taken.graph.initializer}
+
+
+def _sum(weight: np.ndarray, adapter: Adapter, values: Mapping[str, np.ndarray]) -> np.ndarray:
+    """W + alpha / rank times the product of the factors, computed in float64 and rounded once."""
+    for name in (adapter.a, adapter.b):
+        if name not in values:
+            raise OnnxgradError(f"the adapter of '{adapter.weight}' is incomplete: there is no '{name}'")
+    a, b = values[adapter.a], values[adapter.b]
+    rank, dims = adapter.rank, weight.shape
+    shapes = [(*dims[:1], rank, *dims[2:]), (rank, *dims[1:])]
+    left, right = (a, b) if a.shape == shapes[0] else (b, a)
+    if [left.shape, right.shape] != shapes:
+        raise OnnxgradError(
+            f"the adapter of '{adapter.weight}' does not fit: the weight is {list(dims)}, its factors are "
+            f"{list(a.shape)} and {list(b.shape)}",
+            "this is another model than the one that was adapted",
+        )
+    product = left.astype(np.float64).reshape(-1, rank) @ right.astype(np.float64).reshape(rank, -1)
+    return (weight.astype(np.float64) + adapter.scale * product.reshape(dims)).astype(weight.dtype)

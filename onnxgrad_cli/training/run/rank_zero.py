@@ -1,0 +1,77 @@
+"""What one process does for all that train together: it holds the folder of the run, and it judges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxgrad_cli.execution.session import Buffer
+from onnxgrad_cli.training.evaluate import Judge
+from onnxgrad_cli.training.run.communicator import Alone, Communicator
+from onnxgrad_cli.training.run.folder import Log, RunFolder, run_folder
+
+
+class _Unwritten(Log):
+    """The log of a process that writes none."""
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Forget a line."""
+
+    def write(self) -> None:
+        """Write nothing."""
+
+
+class SharedFolder(RunFolder):
+    """The folder of a run of several processes: the first one writes to it, all hear what it reads there."""
+
+    def __init__(self, path: Path, communicator: Communicator) -> None:
+        super().__init__(path)
+        self._communicator = communicator
+
+    def save(self, values: Mapping[str, np.ndarray], progress: Mapping[str, Any], best: bool = False) -> None:
+        """See `RunFolder.save`."""
+        if self._communicator.rank == 0:
+            super().save(values, progress, best)
+
+    def load(self, best: bool = False) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """See `RunFolder.load`; all processes call it at the same time."""
+        return self._communicator.told(super().load(best) if self._communicator.rank == 0 else None)
+
+    @contextmanager
+    def log(self, steps: int) -> Iterator[Log]:
+        """See `RunFolder.log`."""
+        if self._communicator.rank:
+            yield _Unwritten(self.path)
+        else:
+            with super().log(steps) as log:
+                yield log
+
+
+@contextmanager
+def shared_folder(path: Path, communicator: Communicator) -> Iterator[RunFolder]:
+    """Hold a folder as long as the block runs, one process for all; see `run_folder`."""
+    if communicator.rank:
+        yield SharedFolder(path, communicator)
+        return
+    with run_folder(path) as folder:
+        yield folder if communicator.world == 1 else SharedFolder(path, communicator)
+
+
+@dataclass(frozen=True)
+class SharedJudge(Judge):
+    """A judge whom all processes hear, and who works in the first one.
+
+    Attributes:
+        communicator: connects them.
+    """
+
+    communicator: Communicator = Alone()  # noqa: RUF009
+
+    def __call__(self, weights: Mapping[str, Buffer]) -> dict[str, float]:
+        """See `Judge`; all processes call it at the same time."""
+        return self.communicator.told(super().__call__(weights) if self.communicator.rank == 0 else None)

@@ -1,0 +1,113 @@
+"""A training model at work: each step takes a batch, and weights and state stay where onnxruntime has put them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from onnx import ModelProto
+
+from onnxgrad_cli.builder import TrainingModel
+from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.execution.session import CPU, Buffer, open_session, take_out
+from onnxgrad_cli.files import load_model
+from onnxgrad_cli.metadata import describe
+from onnxgrad_cli.training.run.interrupt import uninterrupted
+from onnxgrad_cli.training.steps.base import RATE, Held, NotFinite, loosen, numpy_type
+from onnxgrad_cli.training.steps.sliced import SHIFT, SlicedStep, parts_of
+from onnxgrad_cli.training.steps.whole import WholeStep
+
+__all__ = ["NotFinite", "Trainer"]
+
+
+class Trainer(Held):
+    """A training model with an optimizer, its weights and its state.
+
+    Attributes:
+        roles: what the model's inputs and outputs are for.
+        inputs: what a step must be fed: the model's inputs and the labels.
+        steps: how many were taken.
+    """
+
+    def __init__(
+        self,
+        model: ModelProto | TrainingModel | str | Path,
+        *,
+        path: Path | None = None,
+        provider: str = CPU,
+        threads: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Open a session on a training model; the model is not changed.
+
+        Args:
+            model: a model that `build` has made with an optimizer, or the file it is in, which takes less memory:
+                then its weights are nowhere else.
+            path: where a model was read from; external data are relative to it.
+            provider: the execution provider, by its full name.
+            threads: how many the processor uses; None is onnxruntime's choice.
+            seed: of what the model draws at random (Dropout); each step has its own random numbers.
+
+        Raises:
+            UsageError: the model has no optimizer, or is no training model.
+            OnnxgradError: onnxruntime refuses the model, or the file can't be read.
+        """
+        if isinstance(model, TrainingModel):
+            model, path = model.model, model.graph.path
+        elif isinstance(model, (str, Path)):
+            model, path = load_model(model)
+        roles = describe(model)
+        rates = [name for name, role in roles.inputs.items() if role == "learning rate"]
+        if not rates:
+            raise UsageError("the training model has no optimizer", "build it with --optimizer NAME")
+        copy, values = take_out(model, roles.successors, path)
+        del model  # so that the buffers may lie where it was
+        values |= roles.begun(values)
+        types = {value.name: value.type for value in (*copy.graph.input, *copy.graph.output)}
+        inputs = {name: types[name] for name in roles.sampled}
+        parts = parts_of(copy, values) if provider == CPU else None  # elsewhere memory has no addresses to slice it by
+        self._seed = loosen(copy if parts is None else parts.gradient, seed)
+        super().__init__(roles, inputs, values, provider, parts.rows if parts else (), SHIFT)
+        scalars = {name: Buffer(np.zeros((), numpy_type(types[name])), provider) for name in (roles.loss, *rates)}
+        self._rate = scalars[rates[0]]
+
+        def start(part: ModelProto) -> onnxruntime.InferenceSession:
+            return open_session(part, path, provider, threads, in_turn=parts is not None)
+
+        self._step: WholeStep | SlicedStep
+        self._unbroken: Callable[[], AbstractContextManager[None]]
+        if parts is None:
+            self._step = WholeStep(copy, roles, self._sides, scalars, start)
+        else:
+            self._step = SlicedStep(parts, self._sides, self._successors, scalars, start)
+        self._unbroken = nullcontext if parts is None else uninterrupted  # of overlapping sides one is there at a time
+
+    @property
+    def sessions(self) -> list[onnxruntime.InferenceSession]:
+        """Those that a step runs."""
+        return self._step.sessions
+
+    def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float = RATE) -> float:
+        """Take a step on a batch; see `Held.step`."""
+        self._check(feeds)
+        self._rate.write(np.asarray(learning_rate))
+        self._draw(self._seed)
+        try:
+            loss = self._step.begin(feeds, self._now)
+        except Exception as error:  # of many kinds, none of them public
+            raise self._failed(feeds, error) from error
+        with self._unbroken():
+            if math.isfinite(loss):
+                self._finish()
+            return self._take(loss)
+
+    def _finish(self) -> None:
+        try:
+            self._step.finish(self._now)
+        except Exception as error:
+            hint = "go on from the last checkpoint: weights and state are neither those before nor after the step"
+            raise OnnxgradError(f"the optimizer's step fails: {str(error).strip()}", hint) from error

@@ -1,0 +1,227 @@
+"""Examples of an operator: one node, a value for each of its inputs, and what comes out.
+
+They are the node tests that the onnx package carries, so that neither the nodes nor the numbers are ours; or a node is
+made of what a user asks for, with random numbers.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec, module_from_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from onnxgrad_cli.autodiff.registry import NEWEST_OPSET
+from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
+from onnxgrad_cli.ir.types import HALVES, Arrays, dtype_of, is_float
+
+LARGEST = 10_000_000
+"""Entries of the Jacobian of an example; of a larger one nobody reads it, and it would take minutes."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A model of one node at a point.
+
+    Attributes:
+        name: where it is from.
+        model: its inputs are the node's float inputs; the others are initializers.
+        point: a value for each input.
+        expected: the published outputs; empty where there are none.
+    """
+
+    name: str
+    model: ModelProto
+    point: Arrays
+    expected: Arrays
+
+    @property
+    def node(self) -> NodeProto:
+        """The node."""
+        return self.model.graph.node[0]
+
+    @property
+    def values(self) -> Arrays:
+        """The values of all inputs of the node, constant ones too."""
+        return {t.name: numpy_helper.to_array(t) for t in self.model.graph.initializer} | self.point
+
+    @property
+    def entries(self) -> int:
+        """The size of the Jacobian of all float outputs that were published with respect to all float inputs."""
+        floats = [v.name for v in self.model.graph.output if is_float(v.type)]
+        return sum(x.size for x in self.point.values()) * sum(np.size(self.expected[name]) for name in floats)
+
+    def elsewhere(self) -> Example:
+        """The same node at a point nearer to zero: signs, zeros and what is finite stay."""
+        rng = np.random.default_rng(0)
+        moved = {n: np.asarray(x * rng.uniform(0.9, 1.0, x.shape), x.dtype) for n, x in self.point.items()}
+        return replace(self, name=f"{self.name}, its inputs times 0.9 to 1", point=moved, expected={})
+
+
+@cache
+def published_cases(file: str) -> list[Any]:
+    """The cases of one file of onnx.backend.test.case.node, which adds them to one list of all files as it is run."""
+    published = _published()
+    aside = published._NodeTestCases, published._existing_names, published._TargetOpType
+    published._NodeTestCases, published._existing_names, published._TargetOpType = [], {}, None
+    spec = find_spec(f"{published.__name__}.{file}")
+    assert spec is not None and spec.loader is not None
+    try:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            spec.loader.exec_module(module_from_spec(spec))
+        return published._NodeTestCases
+    finally:
+        published._NodeTestCases, published._existing_names, published._TargetOpType = aside
+
+
+def published_examples(op_type: str, domain: str = "") -> list[Example]:
+    """The published examples of an operator that have a float input and a float output, in the order of their files."""
+    folder = Path(next(iter(_published().__path__)))
+    files = [file.stem for file in sorted(folder.glob("*.py")) if f'"{op_type}"' in file.read_text("utf-8")]
+    return [example for file in files for case in published_cases(file) for example in _example(case, op_type, domain)]
+
+
+def made_examples(
+    op_type: str,
+    domain: str,
+    inputs: Sequence[tuple[int, ...] | np.ndarray | None],
+    attributes: Mapping[str, object],
+    seed: int,
+) -> list[Example]:
+    """Two examples of a node that was asked for, with different random numbers.
+
+    Args:
+        op_type, domain: the operator.
+        inputs: for each input a shape of random numbers, an array that is a constant, or None where it is absent.
+        attributes: by name.
+        seed: of the numbers, which are multiples of 1/64, so that differences of linear operators are exact.
+
+    Raises:
+        UsageError: an attribute or the number of inputs is not the operator's, or the node is invalid.
+    """
+    schema = _schema(op_type, domain)
+    names = _input_names(schema, op_type, len(inputs))
+    given = {name: x for name, x in zip(names, inputs, strict=True) if x is not None}
+    shapes = {name: x for name, x in given.items() if isinstance(x, tuple)}
+    constants = {name: np.asarray(x) for name, x in given.items() if not isinstance(x, tuple)}
+    single = onnx.defs.OpSchema.FormalParameterOption.Single
+    outputs = [o.name for o in schema.outputs if o.option == single] if schema else []
+    node = helper.make_node(op_type, [n if n in given else "" for n in names], outputs or ["y"], domain=domain)
+    node.attribute.extend(_attribute(schema, op_type, *pair) for pair in attributes.items())
+    graph = helper.make_graph(
+        [node],
+        op_type,
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()],
+        [onnx.ValueInfoProto(name=name) for name in node.output],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    imports = [helper.make_opsetid("", NEWEST_OPSET), *([helper.make_opsetid(domain, 1)] if domain else [])]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    except Exception as error:  # onnx raises several kinds
+        raise UsageError(f"{op_type} does not take that: {_line(error)}") from error
+    for value, found in zip(graph.output, inferred.graph.output, strict=True):
+        if found.type.WhichOneof("value") is None:
+            found = helper.make_tensor_value_info(value.name, TensorProto.FLOAT, None)
+        next(v for v in model.graph.output if v.name == value.name).CopyFrom(found)
+    rng = np.random.default_rng(seed)
+    drawn = [{name: np.round(64 * rng.normal(0, 2, shape)) / 64 for name, shape in shapes.items()} for _ in range(2)]
+    points = [{name: np.asarray(x, np.float32) for name, x in point.items()} for point in drawn]
+    return [Example(f"random numbers of seed {seed}", model, point, {}) for point in points]
+
+
+def _published() -> Any:
+    from onnx.backend.test.case import node
+
+    return node
+
+
+def _example(case: Any, op_type: str, domain: str) -> Iterator[Example]:
+    graph = case.model.graph
+    node = graph.node[0] if len(graph.node) == 1 else None
+    if node is None or (node.op_type, node.domain) != (op_type, domain):
+        return
+    values = [*graph.input, *graph.output]
+    if not all(value.type.HasField("tensor_type") for value in values):
+        return
+    inputs, results = ([_array(x) for x in data] for data in case.data_sets[0])
+    point = {value.name: x for value, x in zip(graph.input, inputs, strict=True)}
+    expected = {value.name: x for value, x in zip(graph.output, results, strict=True)}
+    model = ModelProto()
+    model.CopyFrom(case.model)
+    floats = [value for value in graph.input if is_float(value.type)]
+    del model.graph.input[:]
+    model.graph.input.extend(floats)
+    wanted = {value.name for value in floats}
+    model.graph.initializer.extend(numpy_helper.from_array(x, n) for n, x in point.items() if n not in wanted)
+    example = Example(case.name, model, {n: x for n, x in point.items() if n in wanted}, expected)
+    halves = any(dtype_of(value.type) in HALVES for value in values)
+    if not halves and any(is_float(value.type) for value in graph.output) and example.entries:
+        yield example
+
+
+def _array(x: Any) -> np.ndarray:
+    return numpy_helper.to_array(x) if isinstance(x, TensorProto) else np.asarray(x)
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+# -- a node that was asked for ------------------------------------------------------------------------------
+
+
+def _schema(op_type: str, domain: str) -> onnx.defs.OpSchema | None:
+    try:
+        return onnx.defs.get_schema(op_type, NEWEST_OPSET, domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _input_names(schema: onnx.defs.OpSchema | None, op_type: str, count: int) -> list[str]:
+    if schema is None:
+        return [f"x{i}" for i in range(count)]
+    names = [parameter.name for parameter in schema.inputs]
+    if not schema.min_input <= count <= schema.max_input:
+        raise UsageError(f"{op_type} has no form with {count} inputs", f"its inputs: {', '.join(names)}")
+    return [*names[:count], *(f"{names[-1]}_{i}" for i in range(2, count - len(names) + 2))]
+
+
+_LISTS: dict[int, Callable[[Any], Any]] = {
+    AttributeProto.INTS: int,
+    AttributeProto.FLOATS: float,
+    AttributeProto.STRINGS: str,
+}
+_SINGLE: dict[int, Callable[[Any], Any]] = {
+    AttributeProto.INT: int,
+    AttributeProto.FLOAT: float,
+    AttributeProto.STRING: str,
+}
+
+
+def _attribute(schema: onnx.defs.OpSchema | None, op_type: str, name: str, value: Any) -> AttributeProto:
+    """An attribute, in the type that the schema gives it."""
+    if schema is None:
+        return helper.make_attribute(name, int(value) if isinstance(value, bool) else value)
+    if name not in schema.attributes:
+        raise UsageError(f"{op_type} has no attribute '{name}'", suggest(name, schema.attributes, "attributes"))
+    declared: Any = schema.attributes[name].type
+    kind = AttributeProto.AttributeType.Value(declared.name)
+    try:
+        if kind in _LISTS:
+            values = value if isinstance(value, tuple) else (value,)
+            return helper.make_attribute(name, [_LISTS[kind](each) for each in values], attr_type=kind)
+        if kind in _SINGLE:
+            return helper.make_attribute(name, _SINGLE[kind](value), attr_type=kind)
+    except (TypeError, ValueError):
+        raise UsageError(f"--attribute: '{value}' is no value of {name}") from None
+    raise OnnxgradError(f"'{name}' is a tensor or a graph, which can't be given here", "take a published example")

@@ -1,0 +1,253 @@
+"""The functions of PyTorch that ONNX operators are mapped to: each is an expression, which is shown, then evaluated.
+
+In an expression stand the operator's inputs and attributes by the names that the schema gives them (an absent one is
+None), the last input of a variadic operator as a list, `torch` and its `F`, `given(value, default)`, and what this
+module calls `dims` (the axes of a reduction), `pad` (padding as PyTorch's pools and convolutions take it) and `outputs`
+(how many the node has). An expression counts only where its value is that of the node.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
+from onnxgrad_cli.ir.types import Arrays
+from onnxgrad_cli.verification.examples import Example
+
+SAME = (
+    "Abs Acos Acosh Add Asin Asinh Atan Atanh Ceil Cos Cosh Det Div Erf Exp Floor Log MatMul Mul Pow "
+    "Reciprocal Round Sigmoid Sign Sin Sinh Sqrt Sub Tan Tanh"
+).split()
+"""Operators that have their own name in torch, and take the same operands."""
+
+EXPRESSIONS = {
+    "AffineGrid": "F.affine_grid(theta, size.tolist(), bool(align_corners))",
+    "Attention": "F.scaled_dot_product_attention(Q, K, V, attn_mask, 0.0, bool(is_causal), scale=scale, "
+    "enable_gqa=True)",
+    "AveragePool": "getattr(F, f'avg_pool{X.ndim - 2}d')"
+    "(X, kernel_shape, strides or 1, pad, bool(ceil_mode), bool(count_include_pad))",
+    "BatchNormalization": "((X.movedim(1, -1) - input_mean) / torch.sqrt(input_var + epsilon) * scale + B)"
+    ".movedim(-1, 1)",
+    "Celu": "F.celu(X, alpha)",
+    "Clip": "torch.clamp(input, min, max)",
+    "Col2Im": "F.fold(input, image_shape.tolist(), block_shape.tolist(), dilations or 1, pad, strides or 1)",
+    "Compress": "torch.index_select(input, axis, condition.nonzero()[:, 0])",
+    "Concat": "torch.cat(inputs, axis)",
+    "Conv": "getattr(F, f'conv{X.ndim - 2}d')(X, W, B, strides or 1, pad, dilations or 1, group)",
+    "ConvTranspose": "getattr(F, f'conv_transpose{X.ndim - 2}d')"
+    "(X, W, B, strides or 1, pad, output_padding or 0, group, dilations or 1)",
+    "CumSum": "torch.cumsum(x, int(axis))",
+    "CumProd": "torch.cumprod(x, int(axis))",
+    "DepthToSpace": "F.pixel_shuffle(input, blocksize)",
+    "Dropout": "F.dropout(data, float(given(ratio, 0.5)), bool(training_mode))",
+    "Einsum": "torch.einsum(equation, *Inputs)",
+    "Elu": "F.elu(X, alpha)",
+    "Expand": "input.expand(torch.broadcast_shapes(input.shape, shape.tolist()))",
+    "Flatten": "input.reshape(math.prod(input.shape[:axis]), -1)",
+    "Gather": "data[(slice(None),) * (axis % data.ndim) + (indices,)]",
+    "GatherElements": "torch.gather(data, axis, indices % data.shape[axis])",
+    "GatherND": "data[tuple(indices.movedim(-1, 0))]",
+    "Gelu": "F.gelu(X, approximate=approximate)",
+    "Gemm": "alpha * (A.T if transA else A) @ (B.T if transB else B) + beta * given(C, 0)",
+    "GlobalAveragePool": "torch.mean(X, list(range(2, X.ndim)), keepdim=True)",
+    "GlobalMaxPool": "torch.amax(X, list(range(2, X.ndim)), keepdim=True)",
+    "GridSample": "F.grid_sample(X, grid, {'linear': 'bilinear', 'cubic': 'bicubic'}.get(mode, mode), padding_mode, "
+    "bool(align_corners))",
+    "GroupNormalization": "F.group_norm(X, num_groups, scale, bias, epsilon)",
+    "HardSigmoid": "torch.clamp(alpha * X + beta, 0, 1)",
+    "HardSwish": "F.hardswish(X)",
+    "Identity": "torch.clone(input)",
+    "InstanceNormalization": "F.instance_norm(input, None, None, scale, B, eps=epsilon)",
+    "LRN": "F.local_response_norm(X, size, alpha, beta, bias)",
+    "LayerNormalization": "F.layer_norm(X, X.shape[axis:], Scale, B, epsilon)",
+    "LeakyRelu": "F.leaky_relu(X, alpha)",
+    "LogSoftmax": "F.log_softmax(input, axis)",
+    "LpNormalization": "F.normalize(input, p, axis)",
+    "Max": "reduce(torch.maximum, data_0)",
+    "MaxPool": "getattr(F, f'max_pool{X.ndim - 2}d')"
+    "(X, kernel_shape, strides or 1, pad, dilations or 1, bool(ceil_mode))",
+    "Mean": "reduce(torch.add, data_0) / len(data_0)",
+    "Min": "reduce(torch.minimum, data_0)",
+    "Mish": "F.mish(X)",
+    "Mod": "torch.fmod(A, B)",
+    "Neg": "torch.neg(X)",
+    "NegativeLogLikelihoodLoss": "F.nll_loss(input, target, weight, ignore_index=given(ignore_index, -100), "
+    "reduction=reduction)",
+    "PRelu": "torch.where(X > 0, X, slope * X)",
+    "Pad": "F.pad(data - given(constant_value, 0), pads.reshape(2, -1).T.flip(0).ravel().tolist(), mode) "
+    "+ given(constant_value, 0)",
+    "RMSNormalization": "F.rms_norm(X, X.shape[axis:], scale, epsilon)",
+    "ReduceL1": "torch.linalg.vector_norm(data, 1, dims, bool(keepdims))",
+    "ReduceL2": "torch.linalg.vector_norm(data, 2, dims, bool(keepdims))",
+    "ReduceLogSum": "torch.log(torch.sum(data, dims, bool(keepdims)))",
+    "ReduceLogSumExp": "torch.logsumexp(data, dims, bool(keepdims))",
+    "ReduceMax": "torch.amax(data, dims, bool(keepdims))",
+    "ReduceMean": "torch.mean(data, dims, bool(keepdims))",
+    "ReduceMin": "torch.amin(data, dims, bool(keepdims))",
+    "ReduceProd": "reduce(lambda x, axis: torch.prod(x, axis, True), dims, data)",
+    "ReduceSum": "torch.sum(data, dims, bool(keepdims))",
+    "ReduceSumSquare": "torch.sum(torch.square(data), dims, bool(keepdims))",
+    "Relu": "torch.relu(X)",
+    "Reshape": "torch.reshape(data, shape.tolist())",
+    "ScatterElements": "torch.scatter(data, axis, indices % data.shape[axis], updates)",
+    "ScatterND": "torch.index_put(data, tuple(indices.movedim(-1, 0)), updates, reduction == 'add')",
+    "Selu": "gamma * F.elu(X, alpha)",
+    "Shrink": "(F.softshrink if bias else F.hardshrink)(input, lambd)",
+    "Softmax": "F.softmax(input, axis)",
+    "SoftmaxCrossEntropyLoss": "F.cross_entropy(scores, labels, weights, "
+    "ignore_index=given(ignore_index, -100), reduction=reduction)",
+    "Softplus": "F.softplus(X)",
+    "Softsign": "F.softsign(input)",
+    "SpaceToDepth": "F.pixel_unshuffle(input, blocksize)",
+    "Split": "torch.split(input, -(-input.shape[axis] // outputs) if split is None else split.tolist(), axis)",
+    "Squeeze": "torch.squeeze(data, dims)",
+    "Sum": "reduce(torch.add, data_0)",
+    "Swish": "X * torch.sigmoid(alpha * X)",
+    "ThresholdedRelu": "F.threshold(X, alpha, 0.0)",
+    "Tile": "torch.tile(input, repeats.tolist())",
+    "TopK": "torch.topk(X, int(K), axis, bool(largest), bool(sorted))",
+    "Transpose": "torch.permute(data, perm or list(range(data.ndim))[::-1])",
+    "Trilu": "(torch.triu if upper else torch.tril)(input, int(given(k, 0)))",
+    "Unsqueeze": "reduce(torch.unsqueeze, sorted(axes.tolist()), data)",
+    "Where": "torch.where(condition, X, Y)",
+}
+"""Operators that are one function of PyTorch, or a short expression of some."""
+
+
+class Twin:
+    """An example, computed by PyTorch.
+
+    Attributes:
+        expression: what the operator is mapped to.
+        values: what the names in the expression stand for in this node, as far as they are not tensors.
+        tensors: the same of the tensors, as the names of the node's inputs.
+        outputs: the node's outputs that the expression gives.
+    """
+
+    def __init__(self, example: Example, outputs: Arrays) -> None:
+        """Evaluate the expression.
+
+        Args:
+            example: the node and the point.
+            outputs: what the node computes there.
+
+        Raises:
+            OnnxgradError: PyTorch is not installed.
+            UnsupportedError: there is no mapping, or not one for these attributes.
+        """
+        try:
+            import torch
+        except ImportError:
+            raise OnnxgradError(
+                "PyTorch is not installed", "pip install 'onnxgrad[torch]', or --against math"
+            ) from None
+        self._torch = torch
+        self._example = example
+        self.expression = expression_of(example.node.op_type, example.node.domain)
+        self._leaves = {n: torch.tensor(x, requires_grad=n in example.point) for n, x in example.values.items()}
+        named = _named(example)
+        used = set(re.findall(r"\w+", self.expression))
+        self.tensors = {name: x for name, x in named.tensors.items() if name in used}
+        self.values = {name: x for name, x in named.values.items() if name in used}
+        leaves = {name: self._leaf(x) for name, x in named.tensors.items()}
+        names = {**named.values, **leaves, "torch": torch, "F": torch.nn.functional, **HELPERS}
+        try:
+            result = eval(self.expression, names)  # one of the constants above
+        except Exception as error:  # whatever PyTorch says of arguments that it has no form for
+            raise _differs(example, str(error).strip().splitlines()[0]) from error
+        results = result if isinstance(result, (tuple, list)) else [result]
+        self._results = dict(zip(example.node.output, results, strict=False))
+        for name, y in self._results.items():
+            if name in outputs and not _equal(y.detach().numpy(), outputs[name]):
+                raise _differs(example, f"it computes another '{name}'")
+        self.outputs = [name for name in self._results if name in outputs]
+
+    def _leaf(self, name: str | list[str] | None) -> Any:
+        if isinstance(name, list):
+            return [self._leaf(each) for each in name]
+        return None if name is None else self._leaves[name]
+
+    def backward(self, cotangents: Arrays) -> Arrays:
+        """The gradient of each input, given cotangents of `outputs`; zeros where PyTorch has none."""
+        pairs = [(self._results[n], self._torch.tensor(np.asarray(c))) for n, c in cotangents.items()]
+        pairs = [(y, c.to(y.dtype)) for y, c in pairs if y.requires_grad]
+        if pairs:
+            self._torch.autograd.backward([y for y, _ in pairs], grad_tensors=[c for _, c in pairs])
+        found = {name: self._leaves[name].grad for name in self._example.point}
+        zeros = {name: np.zeros_like(x) for name, x in self._example.point.items()}
+        return {name: zeros[name] if g is None else g.numpy() for name, g in found.items()}
+
+
+def expression_of(op_type: str, domain: str = "") -> str:
+    """The expression that an operator is mapped to.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
+    if not domain and op_type in EXPRESSIONS:
+        return EXPRESSIONS[op_type]
+    if not domain and op_type in SAME:
+        operands = ", ".join(parameter.name for parameter in onnx.defs.get_schema(op_type).inputs)
+        return f"torch.{'linalg.' if op_type == 'Det' else ''}{op_type.lower()}({operands})"
+    raise UnsupportedError(f"{op_type} has no mapping to one function of PyTorch", hint="use --against math")
+
+
+def _differs(example: Example, why: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"what {example.node.op_type} is mapped to has no form for {example.name}: {why}",
+        hint="take another example with --case or --input, or --against math",
+    )
+
+
+def _equal(found: np.ndarray, expected: np.ndarray) -> bool:
+    return found.shape == expected.shape and bool(np.allclose(found, expected, 1e-5, 1e-6, equal_nan=True))
+
+
+@dataclass(frozen=True)
+class _Named:
+    """The names of an expression: tensors as names of the node's inputs, and the values of all else."""
+
+    tensors: dict[str, Any]
+    values: dict[str, Any]
+
+
+def _named(example: Example) -> _Named:
+    node = example.node
+    opset = next(entry.version for entry in example.model.opset_import if not entry.domain)
+    newest, schema = onnx.defs.get_schema(node.op_type), onnx.defs.get_schema(node.op_type, opset)
+    given: list[str | None] = [name or None for name in node.input]
+    tensors: dict[str, Any] = {parameter.name: None for parameter in newest.inputs}
+    tensors |= {p.name: given[i] if i < len(given) else None for i, p in enumerate(schema.inputs)}
+    if schema.inputs[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic:
+        tensors[schema.inputs[-1].name] = given[len(schema.inputs) - 1 :]
+    values: dict[str, Any] = {}
+    for name, attribute in schema.attributes.items():
+        default = attribute.default_value
+        values[name] = onnx.helper.get_attribute_value(default) if default.type else None
+    values |= {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    values = {name: x.decode() if isinstance(x, bytes) else x for name, x in values.items()}
+    constants = example.values
+    axes = constants[tensors["axes"]] if tensors.get("axes") else values.get("axes")
+    listed = range(constants[node.input[0]].ndim) if axes is None else np.ravel(axes).tolist()
+    made = {"outputs": len(node.output), "dims": list(listed), "pad": _pad(values.get("pads"), values.get("auto_pad"))}
+    absent = {name: None for name in newest.attributes if name not in values and name not in tensors}
+    return _Named({n: x for n, x in tensors.items() if n not in values}, {**made, **absent, **values})
+
+
+def _pad(pads: Any, auto: Any) -> Any:
+    """Padding as PyTorch takes it, the same at both ends; it refuses what has another form."""
+    if auto not in (None, "NOTSET", "VALID"):
+        return auto
+    half = len(pads or ()) // 2
+    return 0 if not pads else pads[:half] if pads[:half] == pads[half:] else pads
+
+
+HELPERS = {"math": math, "reduce": reduce, "given": lambda value, default: default if value is None else value}
+"""What else an expression may use."""
