@@ -1,4 +1,4 @@
-"""THE TABLE: one row an operator, attribute family and opset boundary; one module a family, as in `onnxgrad_cli/autodiff/rules`.
+"""THE TABLE: one row an operator, attribute family and opset boundary; one module a family of rules.
 
 A row is a `Case` of tests/harness.py. `tests/test_rules.py` runs every row, and proves that rows equal rules.
 """

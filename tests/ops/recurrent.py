@@ -1,4 +1,4 @@
-"""Rows of onnxgrad_cli/autodiff/rules/recurrent.py, in float64 on onnx.reference: onnxruntime has these layers in float32 only.
+"""Rows of autodiff/rules/recurrent.py, in float64 on onnx.reference: onnxruntime has these layers in float32 only.
 
 tests/test_recurrent.py holds that executor against onnxruntime, and the gradients against PyTorch.
 """
