@@ -24,8 +24,7 @@ from onnxgrad_cli.options import Options
 from onnxgrad_cli.targets import STANDARD
 from onnxgrad_cli.verification.coverage import full_name
 from tests import proofs
-from tests.harness import asked
-from tests.test_backend_nodes import (
+from tests.autodiff.test_backend_nodes import (
     BESIDE,
     FILES,
     KINDS,
@@ -38,6 +37,7 @@ from tests.test_backend_nodes import (
     by_case,
     verdicts,
 )  # fmt: skip
+from tests.harness import asked
 
 REPORT = Path("build/conformance.md")
 

@@ -27,7 +27,7 @@ from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.passes.prepare import prepare
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.verification.coverage import PROOFS, full_name, operand_names, output_names
-from tests import ops as table
+from tests.autodiff import rows as table
 from tests.harness import Case, Const, forward_model
 
 PARTS = ("operands", "outputs")
@@ -166,7 +166,9 @@ def _entry(files: list[str]) -> dict[str, Any]:
 
 def _files_of_definitions() -> dict[str, list[str]]:
     """The tests of each definition, which are files that name the operator, beside or instead of rows."""
-    tests = {f"tests/{file.name}": file.read_text() for file in sorted(Path(__file__).parent.glob("test_*.py"))}
+    home = Path(__file__).parents[1]
+    files = sorted(Path(__file__).parent.rglob("test_*.py"))
+    tests = {file.relative_to(home).as_posix(): file.read_text() for file in files}
     return {
         full_name(each.op_type, each.domain): [name for name, text in tests.items() if f'"{each.op_type}"' in text]
         for each in registry.all_definitions()
@@ -176,7 +178,7 @@ def _files_of_definitions() -> dict[str, list[str]]:
 def tables() -> dict[str, list[Case]]:
     """The rows of each file of the table."""
     names = [module.name for module in iter_modules(table.__path__)]
-    return {f"tests/ops/{name}.py": import_module(f"{table.__name__}.{name}").ROWS for name in names}
+    return {f"tests/autodiff/rows/{name}.py": import_module(f"{table.__name__}.{name}").ROWS for name in names}
 
 
 def update(**parts: Any) -> None:

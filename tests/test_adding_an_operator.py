@@ -17,8 +17,8 @@ import torch
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.verification.gradcheck import gradcheck
+from tests.autodiff.rows import ROWS
 from tests.harness import Case, check_case, with_gradient
-from tests.ops import ROWS
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "adding-an-operator.md").read_text()

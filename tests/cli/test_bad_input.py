@@ -1,0 +1,492 @@
+"""Everything that can be wrong with what a user gives: the message, the exit code, and nothing left behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import parser
+
+from onnxgrad_cli import files
+from onnxgrad_cli.errors import OnnxgradError
+from tests.cli_harness import (
+    INTEGERS,
+    MLP,
+    NO_WEIGHTS,
+    PROGRAM,
+    UNKNOWN_OPS,
+    WEIGHT,
+    Shell,
+    save,
+    save_external,
+)
+
+BUILD = ("--label", "t", "-o", "out/train.onnx")
+AS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    save(MLP, tmp_path / "mlp.onnx")
+    return Shell(tmp_path, capsys)
+
+
+def refused(shell: Shell, code: int, *words: str, command: tuple[object, ...]) -> str:
+    """The command fails with this code, says these words, and changes no file."""
+    before = shell.files()
+    result = shell(*command)
+    assert result.code == code, result.err
+    assert result.err.lstrip().startswith("error: "), result.err
+    assert "Traceback" not in result.err and not result.out
+    for word in words:
+        assert word in result.err, f"{word!r} not in {result.err!r}"
+    assert shell.files() == before
+    return result.err
+
+
+# -- the model's file ---------------------------------------------------------------------------------------
+
+
+def test_no_such_file(shell: Shell) -> None:
+    refused(shell, 1, "no such file: 'mpl.onnx'", "did you mean mlp.onnx?", command=("build", "mpl.onnx", *BUILD))
+    refused(shell, 1, "there is no folder 'gone'", command=("build", "gone/mlp.onnx", *BUILD))
+
+
+def test_empty_file(shell: Shell) -> None:
+    Path("empty.onnx").touch()
+    refused(shell, 1, "'empty.onnx' is empty", command=("build", "empty.onnx", *BUILD))
+
+
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.97, 0.999])
+def test_truncated(shell: Shell, share: float) -> None:
+    whole = Path("mlp.onnx").read_bytes()
+    Path("cut.onnx").write_bytes(whole[: int(share * len(whole))])
+    refused(shell, 1, "'cut.onnx' is no", "hint: ", "again", command=("build", "cut.onnx", *BUILD))
+
+
+def test_truncated_everywhere(tmp_path: Path) -> None:
+    whole, cut = save(MLP, tmp_path / "mlp.onnx").read_bytes(), tmp_path / "cut.onnx"
+    for length in range(len(whole) - 20):  # what follows the graph is the opset
+        cut.write_bytes(whole[:length])
+        with pytest.raises(files.OnnxgradError):
+            files.load_model(cut)
+
+
+def test_text_file(shell: Shell) -> None:
+    Path("notes.onnx").write_text(MLP)
+    refused(shell, 1, "'notes.onnx' is a text file", "onnx.parser", command=("build", "notes.onnx", *BUILD))
+
+
+def test_git_lfs_pointer(shell: Shell) -> None:
+    Path("lfs.onnx").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+    refused(shell, 1, "Git LFS pointer", "git lfs pull", command=("build", "lfs.onnx", *BUILD))
+
+
+def test_archive(shell: Shell) -> None:
+    Path("model.pt").write_bytes(b"PK\x03\x04" + bytes(100))
+    refused(shell, 1, "zip archive", "torch.onnx", command=("build", "model.pt", *BUILD))
+
+
+def test_directory(shell: Shell) -> None:
+    refused(shell, 1, "'out' is a directory", command=("build", "out", *BUILD))
+
+
+@pytest.mark.skipif(AS_ROOT, reason="root may read everything")
+def test_not_readable(shell: Shell) -> None:
+    Path("mlp.onnx").chmod(0)
+    refused_ = shell("build", "mlp.onnx", *BUILD)
+    assert refused_.code == 1 and "can't be read" in refused_.err
+
+
+def test_no_graph(shell: Shell) -> None:
+    Path("bare.onnx").write_bytes(onnx.ModelProto(ir_version=8, producer_name="test").SerializeToString())
+    refused(shell, 1, "without a graph", command=("build", "bare.onnx", *BUILD))
+
+
+def test_fails_the_checker(shell: Shell) -> None:
+    model = parser.parse_model(MLP)
+    model.graph.node[0].input[0] = "nobody"
+    onnx.save(model, "broken.onnx")
+    refused(shell, 1, "no valid ONNX model", "nobody", command=("build", "broken.onnx", *BUILD))
+
+
+def test_shapes_contradict_each_other(shell: Shell) -> None:
+    save(MLP.replace("float[batch, 4] x", "float[batch, 5] x"), Path("shapes.onnx"))
+    refused(shell, 1, "contradict", command=("build", "shapes.onnx", *BUILD))
+
+
+@pytest.mark.parametrize("command", ["inspect", "check"])
+def test_other_commands_read_alike(shell: Shell, command: str) -> None:
+    Path("empty.onnx").touch()
+    refused(shell, 1, "'empty.onnx' is empty", command=(command, "empty.onnx"))
+
+
+def test_check_needs_a_training_model(shell: Shell) -> None:
+    refused(shell, 2, "no training model", "onnxgrad build", command=("check", "mlp.onnx"))
+
+
+# -- external data ------------------------------------------------------------------------------------------
+
+
+def test_external_data_missing(shell: Shell) -> None:
+    save_external(Path("external.onnx"))
+    refused(shell, 1, "'weights.bin' is missing", "'w'", command=("build", "external.onnx", *BUILD))
+
+
+@pytest.mark.parametrize(("entries", "stored"), [({}, 95), ({"offset": 8, "length": 96}, 96), ({"offset": 200}, 96)])
+def test_external_data_cut_short(shell: Shell, entries: dict[str, int], stored: int) -> None:
+    save_external(Path("external.onnx"), **entries)
+    Path("weights.bin").write_bytes(bytes(stored))
+    refused(shell, 1, "cut short", f"has {stored}", command=("build", "external.onnx", *BUILD))
+
+
+@pytest.mark.parametrize("entries", [{"length": 95}, {"offset": -1}])
+def test_external_data_contradict_the_tensor(shell: Shell, entries: dict[str, int]) -> None:
+    save_external(Path("external.onnx"), **entries)
+    Path("weights.bin").write_bytes(bytes(96))
+    refused(shell, 1, "can't be right", "96 bytes", command=("build", "external.onnx", *BUILD))
+
+
+def test_external_data_outside_the_folder(shell: Shell, tmp_path: Path) -> None:
+    Path("inner").mkdir()
+    Path("weights.bin").write_bytes(WEIGHT.tobytes())
+    Path("inner/link.bin").symlink_to("../weights.bin")
+    for location in ("../weights.bin", str(tmp_path / "inner" / "weights.bin"), "link.bin"):
+        save_external(Path("inner/external.onnx"), location)
+        refused(shell, 1, "outside the model's folder", location, command=("build", "inner/external.onnx", *BUILD))
+
+
+def test_linked_model_has_its_data_beside_the_target(shell: Shell) -> None:
+    Path("blobs").mkdir()
+    Path("links").mkdir()
+    Path("blobs/5678").write_bytes(WEIGHT.tobytes())
+    save_external(Path("blobs/1234"))
+    Path("links/model.onnx").symlink_to("../blobs/1234")
+    Path("links/weights.bin").symlink_to("../blobs/5678")
+    result = shell("build", "links/model.onnx", *BUILD)
+    assert result.code == 0, result.err
+    assert Path("out/weights.bin").read_bytes() == WEIGHT.tobytes()
+
+
+# -- what is asked ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--output", "yy"), ("no output 'yy'", "y")),
+        (("--train", "w3"), ("'w3' matches no float weight", "did you mean")),
+        (("--freeze", "b2"), ("'b2' matches no float weight", "b1")),
+        (("--grad-of-input", "z"), ("'z' matches no float input", "x")),
+        (("--dim", "bach=8"), ("no input has a dimension 'bach'", "batch")),
+        (("--shape", "xx:1,4"), ("no input 'xx'", "x")),
+        (("--shape", "x:1,5"), ("'x' has size 4 where 5 was given",)),
+        (("--stop-after", "backwards"), ("no pass 'backwards'", "did you mean backward?")),
+        (("--report", "report.doc"), ("'report.doc'", "formats")),
+        (("--loss", "msee"), ("msee", "did you mean")),
+        (("--label", "x"), ("'x'",)),
+        (("--rules", "gone.py"), ("no such file: 'gone.py'",)),
+        (("--config", "gone.toml"), ("'gone.toml' can't be read",)),
+        (("--dim", "batch"), ("SYMBOL=SIZE",)),
+        (("--dim", "batch=0"), ("SYMBOL=SIZE",)),
+        (("--shape", "1,4"), ("INPUT:DIM",)),
+        (("--l1", "-1"), ("--l1",)),
+        (("--lable", "y"), ("--lable", "--label")),
+    ],
+)
+def test_option_does_not_fit(shell: Shell, options: tuple[str, ...], words: tuple[str, ...]) -> None:
+    refused(shell, 2, *words, "hint: " if len(words) > 1 else "", command=("build", "mlp.onnx", *BUILD, *options))
+
+
+def test_label_collides_with_a_value_inside(shell: Shell) -> None:
+    refused(shell, 2, "'h'", command=("build", "mlp.onnx", "--label", "h", "-o", "out/train.onnx"))
+
+
+def test_loss_does_not_fit_the_output(shell: Shell) -> None:
+    save(NO_WEIGHTS, Path("rank1.onnx"))
+    options = ("--loss", "cross-entropy", "--grad-of-input", "x")
+    refused(shell, 2, "cross-entropy", command=("build", "rank1.onnx", *BUILD, *options))
+
+
+def test_integer_model(shell: Shell) -> None:
+    save(INTEGERS, Path("integers.onnx"))
+    refused(shell, 2, "no float output", command=("build", "integers.onnx", *BUILD))
+
+
+def test_unknown_command(shell: Shell) -> None:
+    refused(shell, 2, "'biuld'", "'build'", command=("biuld", "mlp.onnx"))
+
+
+def test_config_with_unknown_option(shell: Shell) -> None:
+    Path("c.toml").write_text('lable = "y"\n')
+    refused(shell, 2, "unknown option 'lable'", "label", command=("build", "mlp.onnx", "--config", "c.toml"))
+    Path("c.toml").write_text("label = \n")
+    refused(shell, 2, "no TOML", command=("build", "mlp.onnx", "--config", "c.toml"))
+
+
+def test_rules_that_fail(shell: Shell) -> None:
+    Path("r.py").write_text("1 / 0\n")
+    refused(shell, 2, "'r.py' fails: ZeroDivisionError", command=("build", "mlp.onnx", *BUILD, "--rules", "r.py"))
+    Path("r.py").write_text("from onnxgrad_cli import rule\n@rule('Sigmoid')\ndef mine(op, g, y, x):\n    return g\n")
+    refused(shell, 1, "two rules for ai.onnx::Sigmoid", command=("build", "mlp.onnx", *BUILD, "--rules", "r.py"))
+
+
+def test_data_that_do_not_fit(shell: Shell) -> None:
+    import numpy as np
+
+    np.savez("d.npz", zz=np.zeros(3))
+    build = ("build", "mlp.onnx", *BUILD, "--test-data")
+    refused(shell, 2, "no input of the training model is called 'zz'", command=(*build, "d.npz"))
+    refused(shell, 1, "no such file: 'gone.npz'", command=(*build, "gone.npz"))
+    refused(shell, 1, "can't be read as an .npz file", command=(*build, "mlp.onnx"))
+    for name, content in (("cut.npz", b"PK\x03\x04 cut short"), ("none.npz", b"")):
+        Path(name).write_bytes(content)
+        refused(shell, 1, f"'{name}' can't be read as an .npz file", command=(*build, name))
+
+
+# -- what can't be differentiated: exit code 3, and the report is written ----------------------------------
+
+
+@pytest.fixture
+def unsupported(shell: Shell) -> Iterator[Shell]:
+    """The shell in which a build is refused: exactly one file appears, the report."""
+    before = shell.files()
+    yield shell
+    assert set(shell.files()) - set(before) <= {"out/train.onnx.report.md", "unknown.onnx", "bare.onnx"}
+    assert "Refused" in Path("out/train.onnx.report.md").read_text()
+
+
+def test_unknown_operators_are_listed_at_once(unsupported: Shell) -> None:
+    save(UNKNOWN_OPS, Path("unknown.onnx"))
+    result = unsupported("build", "unknown.onnx", *BUILD)
+    assert result.code == 3
+    assert "my.ops::Twirl" in result.err and "my.ops::Swirl" in result.err and "--rules" in result.err
+    report = Path("out/train.onnx.report.md").read_text()
+    assert "my.ops::Twirl" in report and "my.ops::Swirl" in report
+
+
+def test_refusal_as_json(unsupported: Shell) -> None:
+    save(UNKNOWN_OPS, Path("unknown.onnx"))
+    result = unsupported("build", "unknown.onnx", *BUILD, "--json")
+    assert result.code == 3
+    assert result.json["status"] == "refused"
+    assert [refusal["op_type"] for refusal in result.json["refusals"]].count("my.ops::Twirl") == 1
+
+
+def test_nothing_to_train(unsupported: Shell) -> None:
+    save(NO_WEIGHTS, Path("bare.onnx"))
+    result = unsupported("build", "bare.onnx", *BUILD)
+    assert result.code == 3
+    assert "nothing to train" in result.err and "--grad-of-input" in result.err
+
+
+# -- the files that are written -----------------------------------------------------------------------------
+
+
+def test_output_is_the_input(shell: Shell) -> None:
+    os.link("mlp.onnx", "hard.onnx")
+    Path("soft.onnx").symlink_to("mlp.onnx")
+    for out in ("mlp.onnx", "./mlp.onnx", "hard.onnx", "soft.onnx"):
+        for force in ((), ("--force",)):
+            refused(shell, 2, "never overwritten", command=("build", "mlp.onnx", "--label", "t", "-o", out, *force))
+    refused(shell, 2, "never overwritten", command=("build", "mlp.onnx", *BUILD, "--report", "mlp.onnx"))
+
+
+def test_output_is_the_external_data(shell: Shell) -> None:
+    save_external(Path("external.onnx"))
+    Path("weights.bin").write_bytes(WEIGHT.tobytes())
+    command = ("build", "external.onnx", "--label", "t", "-o", "weights.bin", "--force")
+    refused(shell, 2, "never overwritten", command=command)
+
+
+def test_same_file_twice(shell: Shell) -> None:
+    refused(shell, 2, "written twice", command=("build", "mlp.onnx", *BUILD, "--report", "r.md", "--report", "r.md"))
+
+
+def test_foreign_file_is_kept(shell: Shell) -> None:
+    save(NO_WEIGHTS, Path("out/train.onnx"))
+    refused(shell, 2, "exists, and onnxgrad did not write it", "--force", command=("build", "mlp.onnx", *BUILD))
+    assert shell("build", "mlp.onnx", *BUILD, "--force").code == 0
+    assert shell("build", "mlp.onnx", *BUILD).code == 0, "a file of its own is replaced without asking"
+    Path("out/notes.md").write_text("# Shopping\n")
+    refused(shell, 2, "--force", command=("build", "mlp.onnx", *BUILD, "--report", "out/notes.md"))
+
+
+def test_other_data_file_is_kept(shell: Shell) -> None:
+    save_external(Path("external.onnx"))
+    Path("weights.bin").write_bytes(WEIGHT.tobytes())
+    Path("out/weights.bin").write_bytes(b"something else")
+    refused(shell, 2, "'out/weights.bin' is another file", command=("build", "external.onnx", *BUILD))
+    assert shell("build", "external.onnx", *BUILD, "--force").code == 0
+    assert Path("out/weights.bin").read_bytes() == WEIGHT.tobytes()
+
+
+def test_output_path_not_writable(shell: Shell) -> None:
+    for out, words in (
+        ("gone/train.onnx", "no folder 'gone'"),
+        ("out", "'out' is a directory"),
+        ("/proc/train.onnx", "can't be written"),
+        ("mlp.onnx/train.onnx", "no folder 'mlp.onnx'"),
+    ):
+        refused(shell, 1, words, command=("build", "mlp.onnx", "--label", "t", "-o", out, "--no-report"))
+
+
+@pytest.mark.skipif(AS_ROOT, reason="root may write everywhere")
+def test_folder_not_writable(shell: Shell) -> None:
+    Path("out").chmod(0o555)
+    refused(shell, 1, "permission denied", command=("build", "mlp.onnx", *BUILD))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_device_is_full(shell: Shell) -> None:
+    command = ("build", "mlp.onnx", "--label", "t", "-o", "/dev/full", "--no-report")
+    refused(shell, 1, "no space is left", command=command)
+    assert Path("/dev/full").is_char_device(), "a device is written to, never replaced"
+
+
+def test_disk_full_at_save(shell: Shell) -> None:
+    """The limit on a file's size is met in the middle of a write, as the end of a disk is."""
+    import resource
+
+    before = shell.files()
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+
+    done = subprocess.run(
+        [*PROGRAM, "build", "mlp.onnx", *BUILD, "--no-report"],
+        capture_output=True, text=True, preexec_fn=limit, env=_environment(), check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "'out/train.onnx' can't be written: no space is left" in done.stderr
+    assert shell.files() == before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows knows no disk's copy of a folder")
+def test_a_durable_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk has the bytes, then the file its name, then the disk has the name; another file waits for nothing."""
+    out, seen = tmp_path / "out", []
+    out.write_bytes(b"old")
+
+    def sync(place: int) -> None:
+        of = os.fstat(place)
+        seen.append((stat.S_ISDIR(of.st_mode), of.st_size if stat.S_ISREG(of.st_mode) else of.st_ino, out.read_bytes()))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    files.save_bytes(b"newer", out)
+    assert (seen, out.read_bytes()) == ([], b"newer")
+    files.save_bytes(b"the newest", out, durable=True)
+    assert seen == [(False, 10, b"newer"), (True, tmp_path.stat().st_ino, b"the newest")]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows knows no disk's copy of a folder")
+@pytest.mark.parametrize(
+    ("code", "folder", "words"),
+    [
+        (errno.ENOSPC, False, "no space is left"),  # a file system may find its place at this moment only
+        (errno.EIO, False, "Input/output error"),
+        (errno.EIO, True, "Input/output error"),
+        (errno.EINVAL, True, ""),  # it can't be asked for that
+    ],
+)
+def test_a_disk_that_does_not_take_what_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, folder: bool, words: str
+) -> None:
+    def sync(place: int) -> None:
+        if stat.S_ISDIR(os.fstat(place).st_mode) == folder:
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    out = tmp_path / "out"
+    for before in (None, b"old"):
+        if before:
+            out.write_bytes(before)
+        if words:
+            with pytest.raises(OnnxgradError, match=words):
+                files.save_bytes(b"new", out, durable=True)
+        else:
+            files.save_bytes(b"new", out, durable=True)
+        expected = b"new" if not words or (folder and before) else before
+        assert [file.read_bytes() for file in tmp_path.iterdir()] == ([expected] if expected else [])
+        out.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("where", ["data", "model"])
+def test_failure_at_save_brings_back_what_was(shell: Shell, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """External data are copied first: neither they nor the model stay when either can't be written."""
+    save_external(Path("external.onnx"), "sub/weights.bin")
+    Path("sub").mkdir()
+    Path("sub/weights.bin").write_bytes(WEIGHT.tobytes())
+    replace = Path.replace
+
+    def fail(self: Path, target: Path) -> Path:
+        if target.name == {"data": "weights.bin", "model": "train.onnx"}[where]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", fail)
+    refused(shell, 1, "no space is left", command=("build", "external.onnx", *BUILD))
+    assert not Path("out/sub").exists()
+
+
+# -- interruption -------------------------------------------------------------------------------------------
+
+
+def test_interrupted_at_save(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(self: Path, target: Path) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupt)
+    refused(shell, 130, "interrupted", command=("build", "mlp.onnx", *BUILD))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_in_the_middle(shell: Shell, number: signal.Signals) -> None:
+    """The rules' file is run in the middle of the command: there the signal comes."""
+    Path("rules.py").write_text(
+        "import os, signal\n"
+        "from onnxgrad_cli import rule\n"
+        "@rule('Sigmoid', override=True)\n"
+        "def sigmoid(op, g, y, x):\n"
+        f"    os.kill(os.getpid(), {int(number)})\n"
+        "    return g * y * (1 - y)\n"
+    )
+    before = shell.files()
+    done = subprocess.run(
+        [*PROGRAM, "build", "mlp.onnx", *BUILD, "--rules", "rules.py"],
+        capture_output=True, text=True, env=_environment(), check=False,
+    )  # fmt: skip
+    assert done.returncode == 130, done.stderr
+    assert "interrupted" in done.stderr and "Traceback" not in done.stderr
+    assert shell.files() == before
+
+
+def test_interrupted_while_it_waits_for_stdin(shell: Shell) -> None:
+    before = shell.files()
+    process = subprocess.Popen(
+        [*PROGRAM, "build", "-", *BUILD], stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment()
+    )
+    assert process.stdin and process.stderr
+    process.stdin.write(bytes(1 << 17))  # more than a pipe holds: now it reads
+    process.stdin.flush()
+    time.sleep(0.5)  # now it waits for more; between two reads Python would hear of the signal after the next one
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130 and "interrupted" in process.stderr.read().decode()
+    process.stdin.close()
+    process.stderr.close()
+    assert shell.files() == before
+
+
+def _environment() -> dict[str, str]:
+    home = str(Path(__file__).parents[2])
+    return {**os.environ, "PYTHONPATH": home}

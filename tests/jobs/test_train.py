@@ -1,0 +1,398 @@
+"""`onnxgrad train`: from a model and a file of data to a better model, and what becomes of a run that is cut off."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from onnxgrad_cli.training.run.folder import LOG, load_checkpoint, run_folder
+from tests.cli_harness import MLP, Shell, save
+
+pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
+
+ROOT = Path(__file__).parents[2]
+DIGITS = str(ROOT / "sample_models" / "digits.npz")
+ON_DIGITS = (
+    "--loss", "cross-entropy", "--data", DIGITS, "--prefix", "train_", "--label", "y",
+    "--val", DIGITS, "--val-prefix", "test_", "--threads", "1",
+)  # fmt: skip
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    save(MLP, tmp_path / "mlp.onnx")
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((50, 4)).astype(np.float32)
+    np.savez("data.npz", x=x, label=np.stack([x.sum(1), x[:, 0]], 1))
+    return Shell(tmp_path, capsys)
+
+
+def answers(model: str | Path, **feeds: np.ndarray) -> np.ndarray:
+    return onnxruntime.InferenceSession(model).run(None, feeds)[0]
+
+
+def test_digits_learn(shell: Shell) -> None:
+    model = str(ROOT / "sample_models" / "digits_cnn.onnx")
+    arguments = ("--mode", "train", "--epochs", "5", "--schedule", "one-cycle", "--learning-rate", "0.01")
+    result = shell("train", model, *ON_DIGITS, *arguments, "-o", "digits.onnx", "--json")
+    assert result.code == 0, result.err
+    digits = np.load(DIGITS)
+    accuracy = np.mean(answers("digits.onnx", x=digits["test_x"]).argmax(1) == digits["test_y"])
+    assert accuracy > 0.97
+    epochs, best = result.json["epochs"], result.json["best"]
+    assert best == 1 + min(range(5), key=lambda i: epochs[i]["val_loss"])
+    np.testing.assert_allclose(epochs[best - 1]["val_accuracy"], accuracy)
+    before, after = onnx.load(model), onnx.load("digits.onnx")
+    assert [node.SerializeToString() for node in before.graph.node] == [n.SerializeToString() for n in after.graph.node]
+    assert before.opset_import == after.opset_import and before.graph.input == after.graph.input
+
+
+def test_a_regression_ends_where_least_squares_do(shell: Shell) -> None:
+    model = str(ROOT / "sample_models" / "linear_regression.onnx")
+    data = np.load(ROOT / "sample_models" / "linear_regression.npz")
+    x_name = onnx.load(model).graph.input[0].name
+    x, y = data["x"], data["y"]
+    np.savez("line.npz", **{x_name: x, "label": y})
+    arguments = ("--epochs", "300", "--batch-size", "64", "--learning-rate", "0.05", "--schedule", "cosine")
+    result = shell("train", model, "--data", "line.npz", *arguments, "--threads", "1", "-o", "line.onnx")
+    assert result.code == 0, result.err
+    design = np.concatenate([x, np.ones((len(x), 1))], 1)
+    wanted = design @ np.linalg.lstsq(design, y.reshape(len(x), -1), rcond=None)[0]
+    np.testing.assert_allclose(answers("line.onnx", **{x_name: x}), wanted, atol=2e-2)
+
+
+def test_one_epoch_is_that_of_pytorch(shell: Shell) -> None:
+    result = shell("train", "mlp.onnx", "--data", "data.npz", "--optimizer", "sgd", "--epochs", "1", "--batch-size",
+                   "8", "--learning-rate", "0.001", "--threads", "1", "-o", "trained.onnx")  # fmt: skip
+    assert result.code == 0, result.err
+    tensors = {t.name: torch.tensor(onnx.numpy_helper.to_array(t)) for t in onnx.load("mlp.onnx").graph.initializer}
+    weights = [tensors[name].requires_grad_() for name in ("w1", "b1", "w2")]
+    data = np.load("data.npz")
+    order = np.random.Generator(np.random.PCG64((0, 0))).permutation(50)
+    for start in range(0, 50, 8):
+        batch = order[start : start + 8]
+        x, y = (torch.tensor(np.float32(data[name][batch])) for name in ("x", "label"))
+        loss = torch.mean((torch.sigmoid(x @ weights[0] + weights[1]) @ weights[2] - y) ** 2)
+        gradients = torch.autograd.grad(loss, weights)
+        with torch.no_grad():
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight -= 0.001 * gradient
+    found = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load("trained.onnx").graph.initializer}
+    for name, weight in zip(("w1", "b1", "w2"), weights, strict=True):
+        np.testing.assert_allclose(found[name], weight.detach(), atol=1e-5)
+
+
+def test_the_log_has_a_line_a_step(shell: Shell) -> None:
+    shell("train", "mlp.onnx", "--data", "data.npz", "--epochs", "2", "--batch-size", "20", "-o", "t.onnx")
+    lines = [json.loads(line) for line in (Path("t.onnx.run") / LOG).read_text().splitlines()]
+    steps = [line for line in lines if "rate" in line]
+    assert [line["step"] for line in steps] == [1, 2, 3, 4, 5, 6]
+    epochs = [line for line in lines if "rate" not in line]
+    sizes = np.array([20, 20, 10])
+    np.testing.assert_allclose(epochs[0]["loss"], np.dot([s["loss"] for s in steps[:3]], sizes) / 50, rtol=1e-9)
+
+
+def test_what_is_no_number_is_null(shell: Shell) -> None:
+    """r2 of a single sample is not defined, and JSON knows no NaN."""
+    arrays = dict(np.load("data.npz"))
+    np.savez("one.npz", **{name: array[:1] for name, array in arrays.items()})
+    result = shell(
+        "train", "mlp.onnx", "--data", "data.npz", "--val", "one.npz", "--epochs", "1", "--run", "r", "--json"
+    )
+    assert result.code == 0, result.err
+    lines = Path("r", LOG).read_text().splitlines()
+    for text in (result.out, lines[-1]):
+        assert "NaN" not in text and '"val_r2": null' in text
+
+
+def test_early_stopping_keeps_the_best(shell: Shell) -> None:
+    arguments = ("--epochs", "50", "--patience", "2", "--learning-rate", "5", "--optimizer", "sgd", "--batch-size", "8")
+    result = shell("train", "mlp.onnx", "--data", "data.npz", "--val", "data.npz", *arguments, "--threads", "1",
+                   "-o", "t.onnx", "--json")  # fmt: skip
+    if result.code == 1:
+        assert "try a smaller learning rate" in result.err
+        return
+    found = result.json
+    assert found["reason"] == "no better" and len(found["epochs"]) == found["best"] + 2
+    data = np.load("data.npz")
+    loss = np.mean((answers("t.onnx", x=data["x"]) - data["label"]) ** 2)
+    np.testing.assert_allclose(loss, found["epochs"][found["best"] - 1]["val_loss"], rtol=1e-4)
+
+
+def test_lora_is_merged(shell: Shell) -> None:
+    arguments = ("--lora", "1", "--epochs", "3", "--learning-rate", "0.05", "--threads", "1")
+    result = shell("train", "mlp.onnx", "--data", "data.npz", *arguments, "-o", "t.onnx")
+    assert result.code == 0, result.err
+    before, after = ({t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(f).graph.initializer}
+                     for f in ("mlp.onnx", "t.onnx"))  # fmt: skip
+    assert before.keys() == after.keys()
+    assert np.linalg.matrix_rank(after["w1"] - before["w1"], tol=1e-4) == 1
+    np.testing.assert_array_equal(before["b1"], after["b1"])
+
+
+def test_an_adapter_alone_is_enough(shell: Shell) -> None:
+    arguments = ("--lora", "1", "--train", "b1", "--epochs", "2", "--adapter", "small.safetensors")
+    result = shell("train", "mlp.onnx", "--data", "data.npz", *arguments, "-o", "t.onnx")
+    assert result.code == 0, result.err
+    assert shell("export", "small.safetensors", "--model", "mlp.onnx", "-o", "again.onnx").code == 0
+    assert Path("again.onnx").read_bytes() == Path("t.onnx").read_bytes()
+    result = shell("train", "mlp.onnx", "--data", "data.npz", "--adapter", "x.safetensors", "-o", "u.onnx")
+    assert result.code == 2 and "no adapters are trained" in result.err
+
+
+def test_the_same_run_writes_the_same_adapter(shell: Shell) -> None:
+    arguments = ("train", "mlp.onnx", "--data", "data.npz", "--lora", "1", "--epochs", "1", "-q")
+    names = [f"{i}.safetensors" for i in range(6)]
+    for name in names:
+        assert shell(*arguments, "-o", f"{name}.onnx", "--adapter", name).code == 0
+    assert len({Path(name).read_bytes() for name in names}) == 1
+
+
+def test_a_checkpoint_becomes_a_model(shell: Shell) -> None:
+    shell("train", "mlp.onnx", "--data", "data.npz", "--epochs", "2", "-o", "t.onnx")
+    result = shell("export", "t.onnx.run/checkpoint.safetensors", "--model", "mlp.onnx", "-o", "again.onnx")
+    assert result.code == 0, result.err
+    assert Path("again.onnx").read_bytes() == Path("t.onnx").read_bytes()
+    save(MLP.replace("w1", "other"), Path("other.onnx"))
+    result = shell("export", "t.onnx.run/checkpoint.safetensors", "--model", "other.onnx", "-o", "no.onnx")
+    assert result.code == 1 and "no weight 'w1'" in result.err and not Path("no.onnx").exists()
+    result = shell("export", "data.npz", "--model", "mlp.onnx", "-o", "no.onnx")
+    assert result.code == 1 and "no safetensors file" in result.err
+
+
+# -- what is told before the first step, and what ends a run -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--data", "gone.npz"), 2, "gone.npz"),
+        (("--data", "data.npz", "--label", "y"), 2, "'y'"),
+        (("--data", "data.npz", "--batch-size", "0"), 2, "batch-size"),
+        (("--data", "data.npz", "--patience", "3"), 2, "add --val"),
+        (("--data", "data.npz", "--schedule", "plateau"), 2, "add --val"),
+        (("--data", "data.npz", "--schedule", "cosin"), 2, "did you mean cosine"),
+        (("--data", "data.npz", "--provider", "quantum"), 2, "no 'quantum'"),
+        (("--data", "data.npz", "--val", "data.npz", "--metric", "acuracy"), 2, "did you mean accuracy"),
+        (("--data", "data.npz", "--val", "data.npz", "--metric", "top-k"), 2, "top-k does not go with"),
+        (("--data", "data.npz", "--val", "data.npz", "--metric", "mae", "--metric", "mae"), 2, "be called 'mae'"),
+        (("--data", "data.npz", "--resume"), 2, "holds no checkpoint"),
+        (("--data", "data.npz", "-o", "mlp.onnx"), 2, "never overwritten"),
+        (("--data", "data.npz", "--optimizer", "adm"), 2, "did you mean adam"),
+        (("--data", "data.npz", "--lora", "2", "--adapter", "a.onnx", "-o", "a.onnx"), 2, "name another file"),
+    ],
+)
+def test_refused_before_the_first_step(shell: Shell, arguments: tuple[str, ...], code: int, words: str) -> None:
+    result = shell("train", "mlp.onnx", *arguments)
+    assert result.code == code and words in result.err, result.err
+    assert not list(Path().glob("*trained*.onnx")) and not list(Path().glob("*/train.jsonl"))
+
+
+def test_a_loss_that_is_no_number_names_step_and_samples(shell: Shell) -> None:
+    shell("train", "mlp.onnx", "--data", "data.npz", "--epochs", "1", "--run", "run", "-o", "t.onnx")
+    values, progress = load_checkpoint(Path("run/checkpoint.safetensors"))
+    arguments = ("--optimizer", "sgd", "--learning-rate", "1e30", "--epochs", "3", "--run", "wild", "-o", "u.onnx")
+    result = shell("train", "mlp.onnx", "--data", "data.npz", *arguments)
+    assert result.code == 1 and "step 2" in result.err and "on the samples" in result.err, result.err
+    assert not Path("u.onnx").exists()
+    assert progress["steps"] == 2 and np.isfinite(values["w1"]).all()
+
+
+def test_a_folder_holds_one_run(shell: Shell) -> None:
+    assert shell("train", "mlp.onnx", "--data", "data.npz", "--epochs", "1", "-o", "t.onnx").code == 0
+    result = shell("train", "mlp.onnx", "--data", "data.npz", "--epochs", "1", "-o", "t.onnx")
+    assert result.code == 2 and "holds a run already" in result.err and "--resume" in result.err
+    arguments = ("--epochs", "2", "--batch-size", "8", "--resume", "-o", "t.onnx")
+    result = shell("train", "mlp.onnx", "--data", "data.npz", *arguments)
+    assert result.code == 2 and "begun with size 32, now it is 8" in result.err
+
+
+@pytest.mark.parametrize(
+    ("begun", "more"),
+    [
+        (("--optimizer", "sgd"), ("--optimizer", "adam")),
+        (("--freeze", "w1"), ()),
+        (("--lora", "2"), ("--lora", "2:8")),
+        ((), ("--val", "data.npz")),
+        (("--val", "data.npz", "--metric", "mae"), ("--val", "data.npz", "--metric", "r2")),
+    ],
+)
+def test_a_run_goes_on_as_it_was_begun(shell: Shell, begun: tuple[str, ...], more: tuple[str, ...]) -> None:
+    assert shell("train", "mlp.onnx", "--data", "data.npz", "--epochs", "1", *begun, "-o", "t.onnx").code == 0
+    result = shell("train", "mlp.onnx", "--data", "data.npz", "--epochs", "2", *more, "-o", "t.onnx", "--resume")
+    assert result.code == 2 and "the run was begun with" in result.err, result.err
+
+
+def test_data_for_validation_that_a_fixed_batch_leaves_out(shell: Shell) -> None:
+    save(MLP.replace("batch", "8"), Path("eight.onnx"))
+    arrays = dict(np.load("data.npz"))
+    np.savez("few.npz", **{name: array[:5] for name, array in arrays.items()})
+    arguments = ("train", "eight.onnx", "--data", "data.npz", "--batch-size", "8", "--epochs", "1", "-o", "t.onnx")
+    result = shell(*arguments, "--val", "few.npz")
+    assert result.code == 2 and "fewer than a batch of 8" in result.err and not Path("t.onnx.run").exists()
+    result = shell(*arguments, "--val", "data.npz")
+    assert result.code == 0 and "the last 2 samples of 'data.npz' are left out" in result.err, result.err
+
+
+BRANCHES = """<ir_version: 8, opset_import: ["": 17]>
+g (float[n, 4] x, bool c) => (float[n, 2] y) {
+  y = If(c) <then_branch = a () => (float[n, 2] p) <float[4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}> { p = MatMul(x, w) },
+             else_branch = b () => (float[n, 2] q) <float[4, 2] w = {8, 7, 6, 5, 4, 3, 2, 1}> { q = MatMul(x, w) }>
+}"""
+FLOATS = """<ir_version: 8, opset_import: ["": 17]>
+g (float[n, 2] x) => (float[n, 2] y) { b = Constant <value_floats = [1.0, 2.0]> () y = Mul(x, b) }"""
+
+
+@pytest.mark.parametrize(("text", "name"), [(BRANCHES, "w_1"), (FLOATS, "b")])
+def test_weights_that_can_not_be_written_back_are_told_before(shell: Shell, text: str, name: str) -> None:
+    save(text, Path("odd.onnx"))
+    x = np.ones((8, 4 if "If" in text else 2), np.float32)
+    np.savez("odd.npz", x=x, c=np.array(True), label=x[:, :2])
+    result = shell("train", "odd.onnx", "--data", "odd.npz", "-o", "t.onnx")
+    assert result.code == 2 and f"'{name}' can't be written back" in result.err, result.err
+    assert not Path("t.onnx.run").exists()
+
+
+# -- cut off -------------------------------------------------------------------------------------------------------
+
+LONG = ("--mode", "train", "--epochs", "6", "--save-every", "5", "--schedule", "cosine", "--optimizer", "adamw")
+
+
+def begin(folder: Path, out: str, *more: str) -> subprocess.Popen[bytes]:
+    model = str(ROOT / "sample_models" / "digits_cnn.onnx")
+    command = (sys.executable, "-m", "onnxgrad_cli", "train", model, *ON_DIGITS, *LONG, "-o", out, *more)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def finish(process: subprocess.Popen[bytes]) -> int:
+    _, err = process.communicate(timeout=300)
+    assert process.returncode in (0, 130, -signal.SIGKILL), err.decode()
+    return process.returncode
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The model of a run that nobody cut off."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert finish(begin(folder, "whole.onnx")) == 0
+    return (folder / "whole.onnx").read_bytes()
+
+
+def wait_for_steps(folder: Path, count: int, process: subprocess.Popen[bytes]) -> None:
+    log = folder / "cut.onnx.run" / LOG
+    while process.poll() is None and (not log.exists() or len(log.read_bytes().splitlines()) < count):
+        time.sleep(0.002)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_killed_at_any_moment_it_goes_on_bit_for_bit(whole: bytes, tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    resume: tuple[str, ...] = ()
+    for count in sorted(rng.integers(1, 260, 2)):
+        process = begin(tmp_path, "cut.onnx", *resume)
+        wait_for_steps(tmp_path, int(count), process)
+        process.kill()
+        finish(process)
+        began = (tmp_path / "cut.onnx.run" / "checkpoint.safetensors").exists()
+        resume = ("--resume",) if began else ()
+    assert finish(begin(tmp_path, "cut.onnx", *resume)) == 0
+    assert (tmp_path / "cut.onnx").read_bytes() == whole
+    assert not list((tmp_path / "cut.onnx.run").glob(".*"))  # nor is anything half-written left there
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGTERM to be asked with")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_asked_to_stop_it_saves_first(whole: bytes, tmp_path: Path, number: signal.Signals) -> None:
+    process = begin(tmp_path, "cut.onnx")
+    wait_for_steps(tmp_path, 48, process)
+    process.send_signal(number)
+    assert finish(process) == 130
+    assert not (tmp_path / "cut.onnx").exists()
+    steps = load_checkpoint(tmp_path / "cut.onnx.run" / "checkpoint.safetensors")[1]["steps"]
+    lines = (tmp_path / "cut.onnx.run" / LOG).read_text().splitlines()
+    assert steps == max(json.loads(line)["step"] for line in lines)  # no step is lost
+    assert finish(begin(tmp_path, "cut.onnx", "--resume")) == 0
+    assert (tmp_path / "cut.onnx").read_bytes() == whole
+
+
+def test_what_a_killed_run_had_half_written_is_removed(tmp_path: Path) -> None:
+    unfinished = tmp_path / ".checkpoint.safetensors.4711.tmp"
+    unfinished.write_bytes(b"half")
+    with run_folder(tmp_path):
+        assert not unfinished.exists()
+
+
+def test_two_runs_in_one_folder_are_refused(shell: Shell) -> None:
+    with run_folder(Path("held")):
+        result = shell("train", "mlp.onnx", "--data", "data.npz", "--run", "held", "-o", "t.onnx")
+    assert result.code == 2 and "another run is going on" in result.err
+    assert shell("train", "mlp.onnx", "--data", "data.npz", "--epochs", "1", "--run", "held", "-o", "t.onnx").code == 0
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no limit on the size of a file")
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint(shell: Shell, share: float) -> None:
+    """The limit on a file's size is met in the middle of a write, as the end of a disk is: of the log or the save."""
+    import resource
+
+    arguments = ("train", "mlp.onnx", "--data", "data.npz", "--threads", "1", "--save-every", "1")
+    assert shell(*arguments, "--epochs", "6", "-o", "whole.onnx").code == 0
+    assert shell(*arguments, "--epochs", "2", "-o", "t.onnx").code == 0
+    before, (soft, hard) = shell.files(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = int(share * len(before["t.onnx.run/checkpoint.safetensors"]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        full = shell(*arguments, "--epochs", "6", "-o", "t.onnx", "--resume")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert full.code == 1 and "can't be written: no space is left" in full.err, full.err
+    assert not share or ("step 5:" in full.err and "go on with --resume: 't.onnx.run' has" in full.err), full.err
+    after = shell.files()
+    assert after.keys() == before.keys()  # nothing half-written
+    for name, data in before.items():
+        assert after[name] == data or (share and name == "t.onnx.run/train.jsonl" and after[name].startswith(data))
+    assert shell(*arguments, "--epochs", "6", "-o", "t.onnx", "--resume").code == 0
+    assert Path("t.onnx").read_bytes() == Path("whole.onnx").read_bytes()
+
+
+def test_random_weights_are_drawn_by_the_seed_and_learn(shell: Shell) -> None:
+    """Weights of zero learn nothing in a network of layers, so what is learnt began elsewhere."""
+    model = onnx.load(str(ROOT / "sample_models" / "digits_mlp.onnx"))
+    for tensor in model.graph.initializer:
+        tensor.CopyFrom(onnx.numpy_helper.from_array(0 * onnx.numpy_helper.to_array(tensor), tensor.name))
+    onnx.save(model, "zeros.onnx")
+    arguments = ("train", "zeros.onnx", *ON_DIGITS, "--epochs", "5", "--learning-rate", "0.01")
+    accuracies = {}
+    for name, more in {"he": ("--init", "he"), "again": ("--init", "he"), "keep": ()}.items():
+        result = shell(*arguments, *more, "-o", f"{name}.onnx", "--json")
+        assert result.code == 0, result.err
+        accuracies[name] = result.json["epochs"][-1]["val_accuracy"]
+    assert accuracies["he"] > 0.9 and accuracies["keep"] < 0.2
+    assert Path("he.onnx").read_bytes() == Path("again.onnx").read_bytes()
+    other = shell(*arguments, "--init", "he", "--seed", "1", "-o", "other.onnx")
+    assert other.code == 0 and Path("he.onnx").read_bytes() != Path("other.onnx").read_bytes()
+    refused = shell(*arguments, "--init", "he", "--lora", "2", "-o", "lora.onnx")
+    assert refused.code == 2 and "--lora" in refused.err and not Path("lora.onnx").exists()
+
+
+@pytest.mark.parametrize("other", ["--loss=mae", "--optimizer-option=weight-decay=0.5", "--accumulate=2"])
+def test_a_run_goes_on_with_what_it_was_begun_with(shell: Shell, other: str) -> None:
+    arguments = ("train", "mlp.onnx", "--data", "data.npz", "--batch-size", "10", "--threads", "1", "-o", "t.onnx")
+    assert shell(*arguments, "--epochs", "1").code == 0
+    refused = shell(*arguments, "--epochs", "2", "--resume", other)
+    assert refused.code == 2 and "was begun with" in refused.err
+    assert shell(*arguments, "--epochs", "2", "--resume").code == 0

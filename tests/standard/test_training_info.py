@@ -1,0 +1,780 @@
+"""Training information, both ways: the inference graph stays what it was, and the expanded models train it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
+
+from onnxgrad_cli.builder import TrainingModel, build
+from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import node_names
+from onnxgrad_cli.jobs.build import run_build
+from onnxgrad_cli.jobs.expand import Piece, expand_operators, run_expand
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.standard.training_info import check_training_info, initial_model, pack, step_model
+from tests.cli_harness import MLP, WEIGHT, Shell, save, save_external
+
+SAMPLES = Path(__file__).parents[2] / "sample_models"
+ort.set_default_logger_severity(3)
+Arrays = dict[str, np.ndarray]
+
+
+@pytest.fixture
+def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    return Shell(tmp_path, capsys)
+
+
+def packed(model: ModelProto, **options: Any) -> ModelProto:
+    """A model with the training information that onnxgrad writes."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    built = TrainingModel(Graph(copy), Options(**{"optimizer": "sgd", "training_info": True, **options}))
+    built.run()
+    return pack(model, built)
+
+
+class Host:
+    """A training loop that knows of the expanded models what they say of themselves, and nothing of this project."""
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        self.variables: Arrays = {}
+        self.steps = []
+        for piece in pieces:
+            if piece.kind == "step":
+                session = ort.InferenceSession(piece.path)
+                said = json.loads(session.get_modelmeta().custom_metadata_map["onnxgrad.roles"])
+                replaced = {name: out["of"] for name, out in said["outputs"].items() if out["role"] == "next state"}
+                self.steps.append((session, replaced))
+                stored = {t.name: numpy_helper.to_array(t) for t in onnx.load(piece.path).graph.initializer}
+                taken = [i.name for i in session.get_overridable_initializers()]
+                self.variables = {**{name: stored[name] for name in taken}, **self.variables}
+
+    def begin(self, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            if piece.kind == "initialization":
+                session = ort.InferenceSession(piece.path)
+                results = dict(zip(piece.outputs, session.run(piece.outputs, {}), strict=True))
+                self.variables.update({name: results[value] for name, value in piece.bindings.items()})
+
+    def step(self, index: int, feeds: Arrays, fetch: str = "loss") -> float:
+        session, replaced = self.steps[index]
+        taken = {i.name for i in (*session.get_inputs(), *session.get_overridable_initializers())}
+        fed = {name: value for name, value in {**self.variables, **feeds}.items() if name in taken}
+        loss, *new = session.run([fetch, *replaced], fed)
+        self.variables.update(zip(replaced.values(), new, strict=True))
+        return float(loss)
+
+
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    data = np.load(SAMPLES / "digits.npz")
+    return data["train_x"][:320].astype(np.float32), data["train_y"][:320]
+
+
+# -- the round trip --------------------------------------------------------------------------------------------------
+
+
+def test_digits_train_from_the_expanded_files_as_in_pytorch(shell: Shell) -> None:
+    source = SAMPLES / "digits_mlp.onnx"
+    result = shell("build", source, "--loss", "cross-entropy", "--label", "y", "--optimizer", "nesterov",
+                   "--training-info", "--init", "xavier", "--seed", 7, "-o", "described.onnx")  # fmt: skip
+    assert result.code == 0, result.err
+    assert onnx.load("described.onnx").graph.SerializeToString() == onnx.load(source).graph.SerializeToString()
+    pieces = [Piece(**each) for each in shell("expand", "described.onnx", "-o", "plain.onnx", "--json").json]
+    assert [piece.path for piece in pieces] == ["plain.onnx", "plain.step0.onnx", "plain.init0.onnx"]
+    assert pieces[1].inputs == ["x", "y", "learning_rate"]
+    host = Host(pieces)
+    host.begin(pieces)
+    begun = {name: value.copy() for name, value in host.variables.items()}
+    x, y = digits()
+    rate = np.array(0.05, np.float32)
+    losses = [host.step(0, {"x": x[i::10], "y": y[i::10], "learning_rate": rate}) for _ in range(3) for i in range(10)]
+    assert losses[-1] < 0.5 * losses[0]
+
+    net = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32), torch.nn.ReLU(),
+        torch.nn.Linear(32, 10),
+    )  # fmt: skip
+    names = [f"fc{i}.{kind}" for i in (1, 2, 3) for kind in ("weight", "bias")]
+    with torch.no_grad():
+        for parameter, name in zip(net.parameters(), names, strict=True):
+            parameter.copy_(torch.tensor(begun[name]))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, nesterov=True)
+    expected = []
+    for _ in range(3):
+        for i in range(10):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(net(torch.tensor(x[i::10])), torch.tensor(y[i::10]))
+            loss.backward()
+            optimizer.step()
+            expected.append(loss.item())
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    for parameter, name in zip(net.parameters(), names, strict=True):
+        np.testing.assert_allclose(host.variables[name], parameter.detach().numpy(), rtol=1e-3, atol=1e-5)
+    assert host.variables["step"] == 30
+    assert shell("check", "plain.step0.onnx").code == 0
+
+
+def test_a_linear_regression_by_hand(tmp_path: Path) -> None:
+    """Least squares by gradient descent, beside numpy; what is not drawn anew keeps its stored value."""
+    described, out = tmp_path / "described.onnx", tmp_path / "plain.onnx"
+    options = Options(label="y", optimizer="sgd", training_info=True)
+    assert run_build(SAMPLES / "linear_regression.onnx", described, options, no_report=True).status == "built"
+    pieces = run_expand(described, out)
+    host = Host(pieces)
+    host.begin(pieces)
+    stored = {t.name: numpy_helper.to_array(t) for t in onnx.load(out).graph.initializer}
+    weight, bias = sorted((name for name in stored if name in host.variables), key=lambda name: -stored[name].ndim)
+    w, b = stored[weight].astype(np.float64), stored[bias].astype(np.float64)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((20, 3)).astype(np.float32)
+    y = (x @ np.array([[1.0], [-2.0], [0.5]]) + 0.25).astype(np.float32)
+    forward = w.shape[0] == 3
+    losses = []
+    for _ in range(40):
+        losses.append(host.step(0, {"x": x, "y": y, "learning_rate": np.array(0.2, np.float32)}))
+        error = x @ (w if forward else w.T) + b - y
+        gradient = 2 * x.T @ error / len(x)
+        w, b = w - 0.2 * (gradient if forward else gradient.T), b - 0.2 * 2 * error.mean(axis=0)
+    assert losses[-1] < 1e-3 * losses[0]
+    np.testing.assert_allclose(host.variables[weight], w, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(host.variables[bias], b, rtol=1e-4, atol=1e-5)
+
+
+SAMPLE_OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("linear_regression", {"losses": (LossSpec("mse"),)}),
+    ("digits_mlp", {"optimizer": "adamw"}),
+    ("digits_cnn", {"optimizer": "momentum"}),
+    ("digits_cnn", {"mode": "train"}),
+    ("tiny_transformer", {"optimizer": "rmsprop", "freeze": ("embed_*",)}),
+    ("symbolic", {"optimizer": "adagrad", "identifiers": True}),
+]
+
+
+def sample_feeds(name: str, rng: np.random.Generator) -> Arrays:
+    if name == "linear_regression":
+        return {"x": rng.standard_normal((5, 3)), "y": rng.standard_normal((5, 1))}
+    if name == "tiny_transformer":
+        return {"input_ids": rng.integers(0, 4, (3, 7)), "y": rng.integers(0, 4, 3)}
+    if name == "symbolic":
+        return {"x": rng.standard_normal((3, 6, 12)), "mask": np.ones((3, 6)), "y": rng.integers(0, 5, 3)}
+    return {"x": rng.standard_normal((4, 1, 8, 8)), "y": rng.integers(0, 10, 4)}
+
+
+def run(model: ModelProto, feeds: Arrays) -> Arrays:
+    session = ort.InferenceSession(model.SerializeToString())
+    kinds = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
+    fed = {name: np.asarray(x, helper.tensor_dtype_to_np_dtype(kinds[name])) for name, x in feeds.items()}
+    names = [value.name for value in model.graph.output]
+    return dict(zip(names, session.run(names, fed), strict=True))
+
+
+@pytest.mark.parametrize(("name", "given"), SAMPLE_OPTIONS)
+def test_a_step_is_the_training_model(name: str, given: dict[str, Any]) -> None:
+    """The graph keeps every byte; the two combined compute what `build` without --training-info writes."""
+    options = {"losses": (LossSpec("cross-entropy"),), "optimizer": "sgd", "label": "y", **given}
+    original = onnx.load(SAMPLES / f"{name}.onnx")
+    model = packed(original, **options)
+    assert model.graph.SerializeToString() == original.graph.SerializeToString()
+    onnx.checker.check_model(model)
+    check_training_info(model)
+    plain = build(onnx.load(SAMPLES / f"{name}.onnx"), Options(**options)).model
+    step = step_model(model, 0)
+    onnx.checker.check_model(step, full_check=True)
+    assert [value.name for value in step.graph.input] == [value.name for value in plain.graph.input]
+    (info,) = model.training_info
+    if given.get("identifiers"):
+        own = [*node_names(info.algorithm), *node_names(info.initialization)]
+        assert all(re.fullmatch(r"[A-Za-z_]\w*", name) for name in own)
+    assert len({node.name for node in step.graph.node}) == len(step.graph.node)
+    feeds = {**sample_feeds(name, np.random.default_rng(0)), "learning_rate": np.array(0.1)}
+    expected, found = run(plain, feeds), run(step, feeds)
+    assert list(found) == list(expected)
+    for key, value in expected.items():
+        np.testing.assert_array_equal(found[key], value, err_msg=key)
+    forward = {value.name for value in original.graph.output}
+    shared = {node.output[0] for node in original.graph.node} & {node.output[0] for node in step.graph.node}
+    assert shared
+    if given.get("mode") != "train":
+        assert forward <= shared
+        made = [node.op_type for node in model.training_info[0].algorithm.node]
+        assert len(made) + len(original.graph.node) >= len(step.graph.node)
+
+
+def test_statistics_are_updated_and_drawn_anew() -> None:
+    """BatchNormalization in training mode stands in the algorithm, and its statistics are bound to the graph's."""
+    original = onnx.load(SAMPLES / "digits_cnn.onnx")
+    model = packed(original, losses=(LossSpec("cross-entropy"),), mode="train", init="he", seed=0)
+    (info,) = model.training_info
+    updates = {pair.key: pair.value for pair in info.update_binding}
+    statistics = [t.name for t in original.graph.initializer if "running" in t.name]
+    assert statistics
+    assert set(statistics) <= set(updates)
+    initial = initial_model(model, 0)
+    assert initial is not None
+    values = run(initial, {})
+    bound = {pair.key: values[pair.value] for pair in info.initialization_binding}
+    for name in statistics:
+        assert (bound[name] == (1.0 if "var" in name else 0.0)).all()
+
+
+@pytest.mark.parametrize("name", ["digits_mlp", "digits_cnn"])
+def test_the_compact_form(name: str, tmp_path: Path) -> None:
+    """With --as-gradient-op the algorithm holds one Gradient node; expanded, it is the same step."""
+    options = {"losses": (LossSpec("cross-entropy"),), "optimizer": "momentum", "label": "y"}
+    original = onnx.load(SAMPLES / f"{name}.onnx")
+    model = packed(original, as_gradient_op=True, **options)
+    assert model.graph.SerializeToString() == original.graph.SerializeToString()
+    kinds = [node.op_type for node in model.training_info[0].algorithm.node]
+    assert kinds.count("Gradient") == 1
+    feeds = sample_feeds(name, np.random.default_rng(0))
+    x = {"x": feeds["x"].astype(np.float32)}
+    runnable = ort.InferenceSession(model.SerializeToString()).run(None, x)  # stock onnxruntime passes the rest over
+    np.testing.assert_array_equal(runnable[0], ort.InferenceSession(original.SerializeToString()).run(None, x)[0])
+    onnx.save(model, tmp_path / "described.onnx")
+    pieces = run_expand(tmp_path / "described.onnx", tmp_path / "plain.onnx")
+    plain = build(onnx.load(SAMPLES / f"{name}.onnx"), Options(**options)).model
+    feeds = {**feeds, "learning_rate": np.array(0.1)}
+    expected, found = run(plain, feeds), run(onnx.load(pieces[1].path), feeds)
+    assert list(found) == list(expected)
+    for key, value in expected.items():
+        np.testing.assert_allclose(found[key], value, rtol=1e-5, atol=1e-7, err_msg=key)
+
+
+# -- where weights begin ---------------------------------------------------------------------------------------------
+
+
+def begun(model: ModelProto, **options: Any) -> tuple[Arrays, ModelProto]:
+    whole = packed(model, **options)
+    initial = initial_model(whole, 0)
+    assert initial is not None
+    onnx.checker.check_model(initial, full_check=True)
+    values = run(initial, {})
+    return {pair.key: values[pair.value] for pair in whole.training_info[0].initialization_binding}, whole
+
+
+def weighted(text: str, **shapes: tuple[int, ...]) -> ModelProto:
+    """A model of a text, with random weights of the given shapes."""
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+    rng = np.random.default_rng(0)
+    model.graph.initializer.extend(
+        numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name) for name, shape in shapes.items()
+    )
+    return model
+
+
+FANS = {
+    "MatMul": ("g (float[n, 40] x) => (float[n, 30] z) { z = MatMul(x, w) }", (40, 30), (40, 30)),
+    "MatMul-left": ("g (float[40, n] x) => (float[30, n] z) { z = MatMul(w, x) }", (30, 40), (40, 30)),
+    "MatMul-transposed": (
+        "g (float[n, 40] x) => (float[n, 30] z) { v = Transpose(w) z = MatMul(x, v) }", (30, 40), (40, 30)),
+    "Gemm": ("g (float[n, 40] x) => (float[n, 30] z) { z = Gemm(x, w) }", (40, 30), (40, 30)),
+    "Gemm-transB": ("g (float[n, 40] x) => (float[n, 30] z) { z = Gemm <transB = 1> (x, w) }", (30, 40), (40, 30)),
+    "Gemm-transA": ("g (float[40, n] x) => (float[30, n] z) { z = Gemm <transA = 1> (w, x) }", (40, 30), (40, 30)),
+    "Conv": ("g (float[n, 8, 9, 9] x) => (float[n, 12, a, b] z) { z = Conv(x, w) }", (12, 8, 3, 5), (120, 180)),
+    "Conv-group": (
+        "g (float[n, 8, 9, 9] x) => (float[n, 40, a, b] z) { z = Conv <group = 4> (x, w) }", (40, 2, 3, 5), (30, 150)),
+    "ConvTranspose": (
+        "g (float[n, 8, 9, 9] x) => (float[n, 12, a, b] z) { z = ConvTranspose(x, w) }", (8, 12, 3, 5), (120, 180)),
+    "Gather": ("g (int64[n] x) => (float[n, 30] z) { z = Gather(w, x) }", (40, 30), (30, 30)),
+    "MatMul-row": ("g (float[900, n] x) => (float[n] z) { z = MatMul(w, x) }", (900,), (900, 1)),
+    "MatMul-column": ("g (float[n, 900] x) => (float[n] z) { z = MatMul(x, w) }", (900,), (900, 1)),
+    "Einsum": (
+        'g (float[n, 40] x) => (float[n, 5, 6] z) { z = Einsum <equation = "ni,ihd->nhd"> (x, w) }',
+        (40, 5, 6), (40, 30)),
+    "RNN": ("g (float[t, n, 40] x) => (float[t, 1, n, 30] z) { z = RNN <hidden_size = 30> (x, w, r) }",
+            (1, 30, 40), (40, 30)),
+    "LSTM": ("g (float[t, n, 40] x) => (float[t, 1, n, 30] z) { z = LSTM <hidden_size = 30> (x, w, r) }",
+             (1, 120, 40), (40, 30)),
+    "table of positions": ("g (float[n, 50, 30] x) => (float[n, 50, 30] z) { z = Add(x, w) }", (50, 30), (30, 30)),
+}  # fmt: skip
+"""Operator -> a model that reads `w`, its shape, and its fan in and fan out, counted by hand."""
+
+
+@pytest.mark.parametrize("name", FANS)
+@pytest.mark.parametrize("how", ["xavier", "he", "normal"])
+def test_fans(name: str, how: str) -> None:
+    text, shape, (fan_in, fan_out) = FANS[name]
+    others = {"r": (1, shape[1], 30)} if " r)" in text else {}
+    model = weighted(text, w=shape, **others)
+    values, _ = begun(model, init=how, seed=1)
+    w = values["w"].astype(np.float64)
+    assert w.shape == shape
+    spread = {"xavier": np.sqrt(2 / (fan_in + fan_out)), "he": np.sqrt(2 / fan_in), "normal": 0.02}[how]
+    np.testing.assert_allclose(w.std(), spread, rtol=0.1)
+    assert abs(w.mean()) < 4 * spread / np.sqrt(w.size)
+    if how == "xavier":
+        assert np.abs(w).max() <= np.sqrt(6 / (fan_in + fan_out))
+        assert np.abs(w).max() > 0.95 * np.sqrt(6 / (fan_in + fan_out))
+
+
+CONSTANTS: dict[str, tuple[str, tuple[int, ...], float]] = {
+    "LayerNormalization": ("s = LayerNormalization(k, w, b)", (4,), 1.0),
+    "bias of LayerNormalization": ("s = LayerNormalization(k, b, w)", (4,), 0.0),
+    "Add": ("s = Add(k, w)", (4,), 0.0),
+    "Add of [1, 1, 4]": ("s = Add(k, w)", (1, 1, 4), 0.0),
+    "Mul": ("s = Mul(k, w)", (1, 1, 4), 1.0),
+    "PRelu": ("s = PRelu(k, w)", (4,), 0.25),
+    "bias of Gemm": ("s = Gemm(x, m, w)", (4,), 0.0),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_scales_biases_and_slopes(name: str) -> None:
+    node, shape, expected = CONSTANTS[name]
+    text = f"g (float[n, 5] x) => (float[a, b, 4] z) {{ k = MatMul(x, m) {node} i = Shape(s) z = Expand(s, i) }}"
+    used = {"m": (5, 4), "w": shape, "b": (4,)}
+    model = weighted(text, **{name: dims for name, dims in used.items() if f" {name})" in text or f" {name}," in text})
+    del model.graph.output[0].type.tensor_type.shape.dim[:]
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    values, _ = begun(model, init="he", losses=(LossSpec("identity"),))
+    assert (values["w"] == expected).all()
+
+
+def test_seeds() -> None:
+    model = parser.parse_model(MLP)
+    first, _ = begun(model, init="he", seed=5)
+    again, _ = begun(model, init="he", seed=5)
+    other, _ = begun(model, init="he", seed=6)
+    for name in ("w1", "w2"):
+        np.testing.assert_array_equal(first[name], again[name])
+        assert not np.array_equal(first[name], other[name])
+    assert not np.array_equal(first["w1"].ravel()[:6], first["w2"].ravel())
+    square = "g (float[n, 4] x) => (float[n, 4] z) { h = MatMul(x, w) z = MatMul(h, v) }"
+    alike, _ = begun(weighted(square, w=(4, 4), v=(4, 4)), init="xavier", seed=0)
+    assert np.abs(alike["w"] - alike["v"])[0].min() > 1e-3  # seeds 0 and 1, or 1 and 2, begin alike
+    _, without = begun(model, init="he")
+    draws = [node for node in without.training_info[0].initialization.node if node.op_type == "RandomNormal"]
+    assert len(draws) == 2
+    assert not any(attribute.name == "seed" for node in draws for attribute in node.attribute)
+
+
+def test_keep_resets_the_state_alone() -> None:
+    values, model = begun(parser.parse_model(MLP), optimizer="adagrad",
+                          optimizer_options={"initial_accumulator_value": 0.25})  # fmt: skip
+    assert list(values) == ["step", "w1_v", "b1_v", "w2_v"]
+    assert values["step"] == 0
+    assert all((values[name] == 0.25).all() for name in list(values)[1:])
+    assert values["w1_v"].shape == (4, 3)
+    assert [pair.key for pair in model.training_info[0].update_binding][:3] == ["w1", "b1", "w2"]
+
+
+def test_weights_of_16_bits_are_drawn_in_float32() -> None:
+    weight = numpy_helper.from_array(np.zeros((64, 64), np.float16), "w")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT16, ["n", 64]) for name in "xz")
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["z"])], "half", [x], [y], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    values, _ = begun(model, init="he", seed=0)
+    assert values["w"].dtype == np.float16
+    np.testing.assert_allclose(values["w"].astype(np.float64).std(), np.sqrt(2 / 64), rtol=0.05)
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+CONSTANT = MLP.replace("h = MatMul(x, w1)", "c = Constant <value = float[4, 3] {1,2,3,4,5,6,7,8,9,1,2,3}> ()\n"
+                       "  h = MatMul(x, c)")  # fmt: skip
+OLD = MLP.replace('"": 17', '"": 11')
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        (MLP, ["--optimizer", "sgd", "--dim", "batch=4"], "--dim and --shape don't go"),
+        (MLP, ["--optimizer", "sgd", "--yield", "keep"], "--yield keep"),
+        (MLP, [], "needs an optimizer"),
+        (CONSTANT, ["--optimizer", "sgd"], "'c' is trained, but in the model it is no initializer"),
+        (OLD, ["--optimizer", "sgd"], "needs ai.onnx at version 13, the model is at 11"),
+    ],
+)
+def test_refused(text: str, options: list[str], words: str, shell: Shell) -> None:
+    save(text, shell.folder / "model.onnx")
+    before = shell.files()
+    result = shell("build", "model.onnx", "--training-info", *options)
+    assert result.code == 2
+    assert words in result.err
+    assert "hint:" in result.err
+    assert shell.files() == before
+
+
+@pytest.mark.parametrize("text", [CONSTANT, OLD])
+def test_the_hint_leads_on(text: str, shell: Shell) -> None:
+    """What can't be told beside the model as it is can be beside the model as it is prepared."""
+    save(text, shell.folder / "model.onnx")
+    assert shell("build", "model.onnx", "--stop-after", "prepare", "-o", "prepared.onnx").code == 0
+    result = shell("build", "prepared.onnx", "--training-info", "--optimizer", "sgd", "-o", "described.onnx")
+    assert result.code == 0, result.err
+    check_training_info(onnx.load("described.onnx"))
+
+
+def test_init_without_training_info_is_refused(shell: Shell) -> None:
+    save(MLP, shell.folder / "model.onnx")
+    result = shell("build", "model.onnx", "--init", "he")
+    assert result.code == 2
+    assert "--training-info" in result.err
+
+
+def test_a_second_training_information_is_refused(shell: Shell) -> None:
+    save(MLP, shell.folder / "model.onnx")
+    command = ("build", "--training-info", "--optimizer", "sgd", "--no-report")
+    assert shell(*command, "model.onnx", "-o", "one.onnx").code == 0
+    assert shell(*command, "model.onnx", "-o", "one.onnx").code == 0, "its own models are replaced"
+    result = shell(*command, "one.onnx", "-o", "two.onnx")
+    assert result.code == 2
+    assert "onnxgrad expand" in result.err
+    result = shell("check", "one.onnx")
+    assert result.code == 2
+    assert "onnxgrad expand" in result.err
+
+
+# -- the rules of the standard ----------------------------------------------------------------------------------------
+
+
+def _first(model: ModelProto, field: str, **values: str) -> None:
+    for name, value in values.items():
+        setattr(getattr(model.training_info[0], field)[0], name, value)
+
+
+def _read_the_algorithm(model: ModelProto) -> None:
+    model.graph.node[0].input[0] = "learning_rate"
+
+
+def _make_twice(model: ModelProto) -> None:
+    model.training_info[0].algorithm.node[0].output[0] = model.graph.node[0].output[0]
+
+
+def _read_nothing(model: ModelProto) -> None:
+    model.training_info[0].algorithm.node[0].input[0] = "nowhere"
+
+
+def _repeat(model: ModelProto) -> None:
+    binding = model.training_info[0].update_binding
+    binding.add(key=binding[0].key, value=binding[0].value)
+
+
+def _repeat_elsewhere(model: ModelProto) -> None:
+    model.training_info.add().CopyFrom(model.training_info[0])
+
+
+def _feed_the_initialization(model: ModelProto) -> None:
+    model.training_info[0].initialization.input.add(name="seed")
+
+
+def _another_shape(model: ModelProto) -> None:
+    updates = {pair.key: pair for pair in model.training_info[0].update_binding}
+    updates["w1"].value = updates["w2"].value
+
+
+def _another_type(model: ModelProto) -> None:
+    updates = {pair.key: pair for pair in model.training_info[0].update_binding}
+    updates["step"].value = "loss"
+
+
+def _unknown_operator(model: ModelProto) -> None:
+    model.training_info[0].algorithm.node[0].op_type = "Nonsense"
+
+
+@pytest.mark.parametrize(
+    ("tamper", "words"),
+    [
+        (lambda model: _first(model, "update_binding", key="w3"), "key 'w3', which is no initializer"),
+        (lambda model: _first(model, "update_binding", value="w3"), "value 'w3', which is no output"),
+        (lambda model: _first(model, "initialization_binding", value="w3"), "no output of the initialization"),
+        (lambda model: _first(model, "initialization_binding", key="x"), "key 'x', which is no initializer"),
+        (_repeat, "key 'w1' a second time"),
+        (_repeat_elsewhere, "training_info[1]: update_binding has the key 'w1' a second time"),
+        (_read_the_algorithm, "the inference graph reads 'learning_rate'"),
+        (_make_twice, "which the inference graph has"),
+        (_read_nothing, "reads 'nowhere', which nothing makes"),
+        (_feed_the_initialization, "its initialization has the input 'seed'"),
+        (_another_shape, "is to replace 'w1' of shape"),
+        (_another_type, "is to replace 'step', which is of another type"),
+        (_unknown_operator, "Nonsense"),
+    ],
+)
+def test_tampering_is_told(tamper: Callable[[ModelProto], None], words: str, shell: Shell) -> None:
+    model = packed(parser.parse_model(MLP), init="he")
+    check_training_info(model)
+    tamper(model)
+    with pytest.raises(OnnxgradError) as error:
+        check_training_info(model)
+    assert words in error.value.message
+    (shell.folder / "tampered.onnx").write_bytes(model.SerializeToString())
+    before = shell.files()
+    assert shell("expand", "tampered.onnx").code == 1
+    assert shell.files() == before
+
+
+# -- models of others ------------------------------------------------------------------------------------------------
+
+BLOCKS = """
+<ir_version: 8, opset_import: ["": 17, "ai.onnx.preview.training": 1]>
+blocks (float[n] x) => (float[n] y) <float[1] a = {0.5}, float[1] b = {-1}>
+{
+  h = Mul(x, a)
+  y = Add(h, b)
+}
+"""
+FIRST = """
+first (float[n] t) => (float[1] a_new, float[1] va_new, int64 step_new, float loss)
+<float r = {0.1}, int64 step = {0}, float[1] va = {0}, int64 one = {1}>
+{
+  d = Sub(y, t)
+  s = Mul(d, d)
+  loss = ReduceMean <keepdims = 0> (s)
+  ga = ai.onnx.preview.training.Gradient <xs = ["a"], zs = ["x", "b", "t"], y = "loss"> (a, x, b, t)
+  a_new, va_new = ai.onnx.preview.training.Momentum
+    <alpha = 0.9, beta = 0.5, mode = "nesterov", norm_coefficient = 0.0> (r, step, a, ga, va)
+  step_new = Add(step, one)
+}
+"""
+SECOND = """
+second (float[n] t, float r) => (float[1] b_new, float[1] m_new, float[1] v_new, int64 count_new, float loss)
+<int64 count = {0}, float[1] m = {0}, float[1] v = {0}, int64 one = {1}>
+{
+  d = Sub(y, t)
+  s = Mul(d, d)
+  loss = ReduceMean <keepdims = 0> (s)
+  gb = ai.onnx.preview.training.Gradient <xs = ["b"], zs = ["x", "a", "t"], y = "loss"> (b, x, a, t)
+  count_new = Add(count, one)
+  b_new, m_new, v_new = ai.onnx.preview.training.Adam
+    <alpha = 0.9, beta = 0.75, epsilon = 0.001, norm_coefficient = 0.0> (r, count_new, b, gb, m, v)
+}
+"""
+BEGIN = """
+begin () => (float[1] a0, int64 zero)
+{
+  a0 = Constant <value = float[1] {2}> ()
+  zero = Constant <value_int = 0> ()
+}
+"""
+
+
+def two_blocks() -> ModelProto:
+    """Block coordinate descent, as nobody here wrote it: one step for `a`, another for `b`."""
+    model = parser.parse_model(BLOCKS)
+    for text, updates in (
+        (FIRST, {"a": "a_new", "va": "va_new", "step": "step_new"}),
+        (SECOND, {"b": "b_new", "m": "m_new", "v": "v_new", "count": "count_new"}),
+    ):
+        info = model.training_info.add()
+        info.algorithm.CopyFrom(parser.parse_graph(text))
+        for key, value in updates.items():
+            info.update_binding.add(key=key, value=value)
+    model.training_info[0].initialization.CopyFrom(parser.parse_graph(BEGIN))
+    for key, value in {"a": "a0", "step": "zero"}.items():
+        model.training_info[0].initialization_binding.add(key=key, value=value)
+    return model
+
+
+def test_block_coordinate_descent(tmp_path: Path) -> None:
+    source = tmp_path / "blocks.onnx"
+    onnx.save(two_blocks(), source)
+    pieces = run_expand(source, tmp_path / "plain.onnx")
+    assert [Path(piece.path).name for piece in pieces] == [
+        "plain.onnx", "plain.step0.onnx", "plain.init0.onnx", "plain.step1.onnx",
+    ]  # fmt: skip
+    assert pieces[1].inputs == ["x", "t"]
+    assert pieces[3].inputs == ["x", "t", "r"]
+    for piece in pieces:
+        model = onnx.load(piece.path)
+        onnx.checker.check_model(model, full_check=True)
+        assert {node.domain for node in model.graph.node} == {""}
+        assert {entry.domain for entry in model.opset_import} == {""}
+        assert not model.training_info
+    host = Host(pieces)
+    host.begin(pieces)
+    assert host.variables["a"] == 2.0
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(50).astype(np.float32)
+    t = (3 * x + 1).astype(np.float32)
+    a, b, va, m, v = 2.0, -1.0, 0.0, 0.0, 0.0
+    first = np.mean((a * x + b - t) ** 2)
+    for count in range(40):
+        losses = [host.step(0, {"x": x, "t": t}), host.step(1, {"x": x, "t": t, "r": np.array(0.05, np.float32)})]
+        d = a * x + b - t
+        np.testing.assert_allclose(losses[0], np.mean(d * d), rtol=1e-4, atol=1e-6)
+        g = np.mean(2 * d * x)
+        va = 0.9 * va + (0.5 if count else 1.0) * g  # the operator's page: beta from the second step on
+        a -= 0.1 * (g + 0.9 * va)
+        d = a * x + b - t  # the second block sees what the first has done
+        np.testing.assert_allclose(losses[1], np.mean(d * d), rtol=1e-4, atol=1e-6)
+        g = np.mean(2 * d)
+        m, v = 0.9 * m + 0.1 * g, 0.75 * v + 0.25 * g * g
+        rate = 0.05 * np.sqrt(1 - 0.75 ** (count + 1)) / (1 - 0.9 ** (count + 1))
+        b -= rate * m / (np.sqrt(v) + 0.001)
+    np.testing.assert_allclose(host.variables["a"], [a], rtol=1e-4)
+    np.testing.assert_allclose(host.variables["b"], [b], rtol=1e-4)
+    assert losses[1] < 0.1 * first
+    assert host.variables["step"] == host.variables["count"] == 40
+
+
+def test_outputs_of_the_inference_graph_can_be_bound_and_kept() -> None:
+    """A running count that the inference graph itself hands out, bound to one of its initializers."""
+    model = parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        count (float[n] x) => (float[n] y, float[1] n_new, float[n] z) <float[1] seen = {0}>
+        { n_new = Add(seen, seen) y = Mul(x, n_new) z = Neg(x) }
+    """)
+    model.training_info.add().update_binding.add(key="seen", value="n_new")
+    check_training_info(model)
+    step = step_model(model, 0)
+    assert [value.name for value in step.graph.output] == ["n_new"]
+    assert [value.name for value in step.graph.input] == ["x", "seen"]
+    kept = step_model(model, 0, keep_outputs=True)
+    assert [value.name for value in kept.graph.output] == ["y", "n_new", "z"]
+    assert initial_model(model, 0) is None
+
+
+def test_a_gradient_of_a_value_that_nothing_else_reads() -> None:
+    """Its node names the loss in an attribute; what computes it comes behind the node, and is no output."""
+    model = parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17, "ai.onnx.preview.training": 1]>
+        g (float[2] x) => (float[2] y) <float[2] w = {3, 4}> { y = Mul(x, w) }
+    """)
+    info = model.training_info.add()
+    info.algorithm.CopyFrom(
+        parser.parse_graph("""
+        train (float[2] t) => (float[2] w_next) {
+            g = ai.onnx.preview.training.Gradient <xs = ["w"], zs = ["x", "t"], y = "loss"> (w, x, t)
+            w_next = Sub(w, g) d = Sub(y, t) q = Mul(d, d) loss = ReduceSum <keepdims = 0> (q)
+        }""")
+    )
+    info.update_binding.add(key="w", value="w_next")
+    check_training_info(model)
+    step = expand_operators(step_model(model, 0))
+    x, t, w = np.array([[1, 2], [5, 7], [3, 4]], np.float32)
+    got = ort.InferenceSession(step.SerializeToString()).run(["w_next"], {"x": x, "t": t})[0]
+    np.testing.assert_allclose(got, w - 2 * (w * x - t) * x)
+
+
+def test_an_initialization_alone_becomes_no_step(shell: Shell) -> None:
+    model = parser.parse_model(MLP)
+    info = model.training_info.add()
+    info.initialization.CopyFrom(
+        parser.parse_graph("i () => (float[3] b) { b = Constant <value_floats=[1.0,2.0,3.0]>() }")
+    )
+    info.initialization_binding.add(key="b1", value="b")
+    onnx.save(model, "begun.onnx")
+    pieces = shell("expand", "begun.onnx", "-o", "plain.onnx", "--json").json
+    assert [piece["path"] for piece in pieces] == ["plain.onnx", "plain.init0.onnx"]
+    assert not Path("plain.step0.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "fault"), [("b1", "of another type"), ("w1", "of another type"), ("w2", r"shape \[3\] is to replace 'w2'")]
+)
+def test_an_initial_value_is_of_its_variable_type(key: str, fault: str) -> None:
+    model = parser.parse_model(MLP)
+    info = model.training_info.add()
+    kind = "float" if key == "w2" else "double"
+    number = int(TensorProto.FLOAT if key == "w2" else TensorProto.DOUBLE)
+    text = f"i () => ({kind}[3] v) {{ c = Constant <value_floats=[1.0,2.0,3.0]>() v = Cast <to={number}> (c) }}"
+    info.initialization.CopyFrom(parser.parse_graph(text))
+    info.initialization_binding.add(key=key, value="v")
+    with pytest.raises(OnnxgradError, match=fault):
+        check_training_info(model)
+
+
+def test_an_initialization_is_not_checked_as_a_training_model(shell: Shell) -> None:
+    onnx.save(packed(parser.parse_model(MLP)), "described.onnx")
+    assert shell("expand", "described.onnx", "-o", "plain.onnx").code == 0
+    result = shell("check", "plain.init0.onnx")
+    assert result.code == 2
+    assert "its description names no loss" in result.err
+
+
+def test_a_plain_build_leaves_training_information_out() -> None:
+    """It is about the graph as it was: beside the training model it would name what is no longer there."""
+    built = build(packed(parser.parse_model(MLP)))
+    assert not built.model.training_info
+    assert any("training information" in str(caution) for caution in built.training.cautions)
+
+
+@pytest.mark.parametrize("mode", ["keep", "train"])
+def test_a_step_has_the_outputs_that_it_was_built_to_keep(mode: str, shell: Shell) -> None:
+    for name in ("digits_mlp", "digits_cnn"):
+        source = SAMPLES / f"{name}.onnx"
+        result = shell("build", source, "--loss", "cross-entropy", "--optimizer", "sgd", "--training-info",
+                       "--keep-outputs", "--mode", mode, "-o", "described.onnx", "--force")  # fmt: skip
+        assert result.code == 0, result.err
+        assert shell("expand", "described.onnx", "-o", "plain.onnx", "--force").code == 0
+        outputs = [value.name for value in onnx.load("plain.step0.onnx").graph.output]
+        assert [each for each in outputs if each.startswith("logits")]
+        assert shell("check", "plain.step0.onnx").code == 0
+
+
+def test_optimizers_of_an_old_opset_and_in_bodies_are_written_out(tmp_path: Path) -> None:
+    text = """
+        <ir_version: 8, opset_import: ["": OPSET, "ai.onnx.preview.training": 1]>
+        step (float r, int64 t, bool c, float[2] x, float[2] g, float[2] v) => (float[2] y)
+        { y = If (c) <
+            then_branch = a () => (float[2] p) {
+              p, q = ai.onnx.preview.training.Momentum
+                <alpha = 0.5, beta = 1.0, mode = "standard", norm_coefficient = 0.0> (r, t, x, g, v) },
+            else_branch = b () => (float[2] i) { i = Identity(x) } > }
+    """
+    feeds = {"r": 0.5, "t": 1, "c": True, "x": [1.0, 2.0], "g": [1.0, -1.0], "v": [0.0, 2.0]}
+    for opset in (11, 17):
+        source = save(text.replace("OPSET", str(opset)), tmp_path / f"{opset}.onnx")
+        (piece,) = run_expand(source)
+        result = run(onnx.load(piece.path), {name: np.array(value) for name, value in feeds.items()})
+        np.testing.assert_allclose(result["y"], [0.5, 2.0])
+
+
+def test_expand_as_a_command(shell: Shell) -> None:
+    onnx.save(two_blocks(), "blocks.onnx")
+    assert shell("expand", "blocks.onnx", "-o", "-").code == 2
+    (shell.folder / "plain.init0.onnx").write_bytes(b"mine")
+    before = shell.files()
+    result = shell("expand", "blocks.onnx", "-o", "plain.onnx")
+    assert result.code == 2
+    assert "--force" in result.err
+    assert shell.files() == before
+    assert shell("expand", "blocks.onnx", "-o", "blocks.onnx").code == 2
+    result = shell("expand", "blocks.onnx", "-o", "plain.onnx", "--force")
+    assert result.code == 0
+    assert "a becomes a_new" in result.out
+    assert "feed x, t, r" in result.out
+    result = shell("expand", "plain.onnx", "-o", "again.onnx")
+    assert result.code == 0
+    assert "nothing to expand" in result.err
+    assert onnx.load("again.onnx").graph == onnx.load("plain.onnx").graph
+
+
+def test_external_weights_stay_external(shell: Shell) -> None:
+    save_external(shell.folder / "model.onnx", location="w.bin")
+    (shell.folder / "w.bin").write_bytes(WEIGHT.tobytes())
+    result = shell("build", "model.onnx", "--training-info", "--optimizer", "adam", "-o", "described.onnx")
+    assert result.code == 0, result.err
+    (shell.folder / "elsewhere").mkdir()
+    assert shell("expand", "described.onnx", "-o", "elsewhere/plain.onnx").code == 0
+    step = onnx.load("elsewhere/plain.step0.onnx", load_external_data=False)
+    assert {t.name for t in step.graph.initializer if t.data_location == TensorProto.EXTERNAL} == {"w"}
+    session = ort.InferenceSession("elsewhere/plain.step0.onnx")
+    x, y = np.ones((2, 8), np.float32), np.ones((2, 3), np.float32)
+    (new,) = session.run(["w_next"], {"x": x, "label": y, "learning_rate": np.array(0.0, np.float32)})
+    np.testing.assert_array_equal(new, WEIGHT.reshape(8, 3))
+
+
+def test_what_is_no_initializer_in_a_function_is_refused() -> None:
+    """A weight inside a function of the model has no name in the main graph that an update could be bound to."""
+    model = parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17, "own": 1]>
+        g (float[n, 2] x) => (float[n, 2] z) { z = own.layer(x) }
+        <domain: "own", opset_import: ["": 17]>
+        layer (x) => (z) { w = Constant <value = float[2, 2] {1, 2, 3, 4}> () z = MatMul(x, w) }
+    """)
+    with pytest.raises(UsageError, match="no initializer of the main graph"):
+        packed(model)

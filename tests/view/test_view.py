@@ -1,0 +1,831 @@
+"""Pictures of models: each format read again by a parser of its own, the layout by its geometry, the Add example by
+the graphs of onnxruntime-training."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections import defaultdict
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import ModelProto, TensorProto, helper, parser
+
+from onnxgrad_cli.builder import build
+from onnxgrad_cli.compat.onnx_derivative import DerivativeOptions, onnx_derivative
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.view import Box, Drawing, Edge, Group, Kind, draw, fold, render
+from onnxgrad_cli.view.drawing import LOOKS, boxes
+from onnxgrad_cli.view.layout import Place, layout
+from onnxgrad_cli.view.mermaid import too_large
+from onnxgrad_cli.view.svg import _size
+from tests import pictures
+from tests.cli_harness import MLP, UNKNOWN_OPS, Shell, save, save_external
+
+ROOT = Path(__file__).parents[2]
+SAMPLES = sorted((ROOT / "sample_models").glob("*.onnx"))
+GOLDEN = Path(os.environ.get("ONNXGRAD_GOLDEN", ROOT.parent / "shared" / "golden"))
+
+BODIES = """
+<ir_version: 8, opset_import: ["": 17]>
+bodies (float[n] x, bool c, float[n] w) => (float[n] y, float[n] z)
+{
+  y = If (c) <
+    then_branch = yes () => (float[n] a) { t = Mul (x, w) a = Relu (t) },
+    else_branch = no () => (float[n] b) { b = Neg (x) }
+  >
+  trips = Constant <value_int: int = 3> ()
+  go = Constant <value: tensor = bool {1}> ()
+  z = Loop (trips, go, y) <
+    body = step (int64 i, bool on, float[n] s) => (bool still, float[n] u) {
+      still = Identity (on)
+      u = If (on) <then_branch = deep () => (float[n] d) { d = Add (s, w) },
+                   else_branch = flat () => (float[n] e) { e = Identity (s) }>
+    }
+  >
+}
+"""
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("ONNXGRAD_")]:
+        monkeypatch.delenv(name)
+    save(MLP, tmp_path / "mlp.onnx")
+    return Shell(tmp_path, capsys)
+
+
+def model(text: str) -> ModelProto:
+    return parser.parse_model(text)
+
+
+def trained(name: str, **options: object) -> ModelProto:
+    loss = "mse" if name == "linear_regression" else "cross-entropy"
+    return build(onnx.load(ROOT / "sample_models" / f"{name}.onnx"), Options(losses=(LossSpec(loss),), **options)).model
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, ModelProto]:
+    """Every sample, training models of some, a model with bodies, one with operators that nobody knows."""
+    found = {path.stem: onnx.load(path) for path in SAMPLES}
+    for name in ("linear_regression", "digits_cnn", "tiny_transformer"):
+        found[f"{name} training"] = trained(name)
+    return {**found, "bodies": model(BODIES), "unknown": model(UNKNOWN_OPS), "mlp": model(MLP)}
+
+
+def tags(proto: ModelProto, key: str) -> dict[str, str]:
+    """Node name -> what its metadata say under a key."""
+    found = ((node.name, {p.key: p.value for p in node.metadata_props}) for node in proto.graph.node)
+    return {name: props[key] for name, props in found if key in props}
+
+
+def count_nodes(graph: onnx.GraphProto) -> int:
+    inner = (a.g for node in graph.node for a in node.attribute if a.type == onnx.AttributeProto.GRAPH)
+    return len(graph.node) + sum(map(count_nodes, inner))
+
+
+def shown(drawing: Drawing) -> int:
+    """How many nodes the drawing shows or says it folded."""
+    return sum(box.nodes for box in drawing.boxes.values()) + drawing.inline
+
+
+def by_title(drawing: Drawing, kind: Kind) -> list[str]:
+    return [box.title for box in drawing.boxes.values() if box.kind == kind]
+
+
+# -- what is drawn --------------------------------------------------------------------------------------------------
+
+
+def test_the_parts_of_a_training_model() -> None:
+    proto = trained("digits_mlp")
+    drawing = draw(proto)
+    weights = [f"fc{i}.{part}" for i in (1, 2, 3) for part in ("weight", "bias")]
+    assert by_title(drawing, Kind.INPUT) == ["x", "label"]
+    assert by_title(drawing, Kind.WEIGHT) == weights
+    assert by_title(drawing, Kind.GRADIENT) == [f"{name}_grad" for name in weights]
+    assert by_title(drawing, Kind.OUTPUT) == ["loss"]
+    assert by_title(drawing, Kind.FORWARD) == ["Flatten", "Gemm", "Relu", "Gemm", "Relu", "Gemm"]
+    roles = tags(proto, "onnxgrad.role")
+    drawn = {box.details.splitlines()[0]: box.kind for box in drawing.boxes.values() if box.nodes}
+    assert {name: drawn[name] for name in roles} == {n: "backward" if r == "seed" else r for n, r in roles.items()}
+    assert shown(drawing) == len(proto.graph.node)
+
+
+def test_the_gradient_of_a_node_stands_beside_it() -> None:
+    proto = trained("digits_mlp")
+    frames: dict[str, set[str]] = {}
+
+    def visit(group: Group) -> None:
+        for part in group.parts:
+            if isinstance(part, Group):
+                if part.kind == Kind.BACKWARD:
+                    assert group.beside and isinstance(group.parts[0], Box)
+                    forward = group.parts[0].details.splitlines()[0]
+                    assert part.title == f"gradient of {forward}" or "…" in part.title
+                    frames[forward] = {box.details.splitlines()[0] for box in boxes(part)}
+                visit(part)
+
+    visit(draw(proto).root)
+    expected = defaultdict(set)
+    for name, forward in tags(proto, "onnxgrad.forward").items():
+        expected[forward].add(name)
+    assert frames == expected
+
+
+def test_an_optimizer_and_its_state() -> None:
+    drawing = draw(trained("linear_regression", optimizer="adam"))
+    assert by_title(drawing, Kind.OPTIMIZER)
+    states = by_title(drawing, Kind.STATE)
+    fed = [box for box in drawing.boxes.values() if box.kind == Kind.STATE and not reached(drawing, box)]
+    assert fed and len(states) > len(fed), "what comes in, and what goes out"
+
+
+def reached(drawing: Drawing, box: Box) -> bool:
+    return any(edge.target == box.key for edge in drawing.edges)
+
+
+def test_values_types_and_constants() -> None:
+    drawing = draw(onnx.load(ROOT / "sample_models" / "tiny_transformer.onnx"))
+    lines = {box.title: box.lines for box in drawing.boxes.values()}
+    assert lines["input_ids"] == ("int64[batch, sequence]",)
+    assert lines["layers.0.fc1.weight"] == ("float[64, 32]",)
+    assert lines["Squeeze"][0] == "axes = [0]", "a constant stands at the operand, by the operand's name"
+    div = next(box for box in drawing.boxes.values() if box.title == "Div")
+    assert div.lines[0] == "B = 2.82843"
+    assert Kind.CONSTANT not in drawing.kinds
+
+
+def test_large_constants_have_a_box() -> None:
+    tensor = onnx.numpy_helper.from_array(np.arange(40, dtype=np.int64), "table")
+    node = helper.make_node("Constant", [], ["other"], value=onnx.numpy_helper.from_array(np.zeros(40, np.float32)))
+    x, y, z = (helper.make_tensor_value_info(n, t, [40]) for n, t in (("x", 7), ("y", 7), ("z", 1)))
+    graph = helper.make_graph(
+        [node, helper.make_node("Add", ["x", "table"], ["y"]), helper.make_node("Neg", ["other"], ["z"])],
+        "constants", [x], [y, z], [tensor],
+    )  # fmt: skip
+    drawing = draw(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
+    assert by_title(drawing, Kind.CONSTANT) == ["table", "other"]
+    assert shown(drawing) == 3
+
+
+def test_bodies_are_nested_frames() -> None:
+    drawing = draw(model(BODIES))
+    frames: dict[str, Group] = {}
+
+    def visit(group: Group, depth: int) -> None:
+        for part in group.parts:
+            if isinstance(part, Group):
+                if part.container:
+                    frames[f"{depth} {part.title}"] = part
+                visit(part, depth + part.container)
+
+    visit(drawing.root, 1)
+    assert set(frames) == {
+        "1 then_branch of If", "1 else_branch of If", "1 body of Loop", "2 then_branch of If", "2 else_branch of If",
+    }  # fmt: skip
+    within = [box.title for box in boxes(frames["1 then_branch of If"])]
+    assert within == ["Mul", "Relu", "a"]
+    w = next(box for box in drawing.boxes.values() if box.title == "w")
+    readers = {drawing.boxes[edge.target].title for edge in drawing.edges if edge.source == w.key}
+    assert readers == {"Mul", "Add"}, "what a body reads from outside goes through its frame"
+    assert shown(drawing) == count_nodes(model(BODIES).graph)
+    assert drawing.inline == 2
+
+
+def test_any_model() -> None:
+    assert by_title(draw(model(UNKNOWN_OPS)), Kind.FORWARD) == ["Add", "my.ops.Twirl", "my.ops.Swirl"]
+
+
+def test_nodes_of_one_name_are_two() -> None:
+    proto = model(MLP)
+    for node in proto.graph.node:
+        node.name = "same"
+    assert [type(part) for part in draw(proto).root.parts] == [Box] * 9
+
+
+def test_a_description_that_can_not_be_read_is_no_obstacle() -> None:
+    proto = model(MLP)
+    for text in ("{", "[]", '{"inputs": 3}', '{"outputs": {"y": 1}}'):
+        del proto.metadata_props[:]
+        proto.metadata_props.add(key="onnxgrad.roles", value=text)
+        assert by_title(draw(proto), Kind.WEIGHT) == ["w1", "b1", "w2"]
+
+
+def test_weights_are_not_read(tmp_path: Path) -> None:
+    path = save_external(tmp_path / "m.onnx")  # its data file is not there
+    drawing = draw(onnx.load(path, load_external_data=False), path)
+    assert [box.lines for box in drawing.boxes.values() if box.kind == Kind.WEIGHT] == [("float[8, 3]",)]
+
+
+# -- folding --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [150, 60, 25, 8])
+@pytest.mark.parametrize("name", ["tiny_transformer", "tiny_transformer training", "symbolic", "digits_cnn training"])
+def test_folding(name: str, limit: int, models: dict[str, ModelProto]) -> None:
+    whole = draw(models[name])
+    drawing = fold(whole, limit)
+    folded = [box for box in drawing.boxes.values() if box.nodes > 1]
+    assert sum(box.nodes > 0 for box in drawing.boxes.values()) <= limit
+    assert shown(drawing) == shown(whole) == count_nodes(models[name].graph)
+    assert all(re.match(rf"{box.nodes} nodes$", box.lines[0]) for box in folded)
+    assert bool(folded) == (sum(box.nodes > 0 for box in whole.boxes.values()) > limit)
+    assert ends(drawing) == ends(whole), "what depends on what"
+    for kind in (Kind.INPUT, Kind.OUTPUT):
+        assert by_title(drawing, kind) == by_title(whole, kind)
+    hidden = sum(int(n) for box in folded for line in box.lines for n in re.findall(r"^(\d+) weights?$", line))
+    assert len(by_title(drawing, Kind.WEIGHT)) + hidden == len(by_title(whole, Kind.WEIGHT))
+
+
+def ends(drawing: Drawing) -> set[tuple[str, str]]:
+    """Which output depends on which input, among those that are drawn."""
+    after = defaultdict(set)
+    for edge in drawing.edges:
+        after[edge.source].add(edge.target)
+
+    def reach(key: str, seen: set[str]) -> set[str]:
+        for other in after[key] - seen:
+            seen.add(other)
+            reach(other, seen)
+        return seen
+
+    found = {key: box for key, box in drawing.boxes.items()}
+    inputs = [box for box in found.values() if box.kind == Kind.INPUT]
+    return {
+        (box.title, found[key].title)
+        for box in inputs
+        for key in reach(box.key, set())
+        if found[key].kind == Kind.OUTPUT
+    }
+
+
+def test_modules_are_known_by_weights_names_and_metadata() -> None:
+    def titles(proto: ModelProto, depth: int) -> list[str]:
+        return [box.title for box in fold(draw(proto), depth=depth).boxes.values() if box.nodes > 1]
+
+    transformer = onnx.load(ROOT / "sample_models" / "tiny_transformer.onnx")
+    assert {"layers.0", "layers.1"} < set(titles(transformer, 2))
+    text = """
+    <ir_version: 8, opset_import: ["": 17]> g (float[n] x) => (float[n] y)
+    { a = Neg(x) b = Abs(a) c = Relu(b) y = Exp(c) }
+    """
+    names = model(text)
+    for node, name in zip(names.graph.node, ("/a/one/Neg", "/a/two/Abs", "/b/Relu", "/b/Exp"), strict=True):
+        node.name = name
+    assert titles(names, 1) == ["a", "b"]
+    assert titles(names, 2) == ["b"]
+    scopes = model(text)
+    for node, where in zip(scopes.graph.node, ("m", "m", "m.n", "m.n"), strict=True):
+        node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(["", "m", where, "call"]))
+    assert titles(scopes, 1) == ["m"] and titles(scopes, 2) == ["m", "m.n"]
+
+
+def test_without_modules_chains_are_folded_then_neighbours() -> None:
+    nodes = [helper.make_node("Relu", [f"v{i}"], [f"v{i + 1}"]) for i in range(200)]
+    nodes += [helper.make_node("Neg", [f"v{i}"], [f"n{i}"]) for i in range(0, 201, 20)]
+    outputs = [helper.make_tensor_value_info(f"n{i}", 1, [3]) for i in range(0, 201, 20)]
+    graph = helper.make_graph(nodes, "chain", [helper.make_tensor_value_info("v0", 1, [3])], outputs)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    chains = fold(draw(proto), 30)
+    assert "Relu … Relu" in by_title(chains, Kind.FORWARD)
+    assert shown(chains) == 211 and ends(chains) == ends(draw(proto))
+    runs = fold(draw(proto), 4)
+    assert sum(box.nodes > 0 for box in runs.boxes.values()) <= 4 and shown(runs) == 211
+
+
+def test_a_large_body_is_folded_inside() -> None:
+    steps = "\n".join(f"s{i + 1} = Neg (s{i})" for i in range(300))
+    text = f"""
+    <ir_version: 8, opset_import: ["": 17]> g (float[n] x, bool c) => (float[n] y)
+    {{ y = If (c) <then_branch = t () => (float[n] s300) {{ s0 = Relu (x) {steps} }},
+                   else_branch = e () => (float[n] k) {{ k = Identity (x) }}> }}
+    """
+    drawing = fold(draw(model(text)))
+    assert shown(drawing) == 303
+    assert {"If", "Identity"} <= set(by_title(drawing, Kind.FORWARD)), "the branch is folded, not the If"
+
+
+# -- the formats ----------------------------------------------------------------------------------------------------
+
+TOKEN = re.compile(
+    r'\s+|//[^\n]*|(?P<string>"(?:\\.|[^"\\])*")|(?P<word>[A-Za-z_][A-Za-z_0-9]*|[\d.]+)|(?P<mark>->|[{}\[\];=,])'
+)
+
+
+def read_dot(text: str) -> tuple[dict[str, dict[str, str]], list[tuple[str, str]]]:
+    """Nodes with their attributes, and edges, of a DOT graph, by the grammar of the language.
+
+    Graphviz reads it too, where it is installed.
+    """
+    if shutil.which("dot"):
+        subprocess.run(["dot", "-Tplain"], input=text.encode(), check=True, capture_output=True)
+    tokens: list[str] = []
+    at = 0
+    while at < len(text):
+        found = TOKEN.match(text, at)
+        assert found, text[at : at + 80]
+        at = found.end()
+        if found.lastgroup:
+            tokens.append(found[0])
+    nodes: dict[str, dict[str, str]] = {}
+    edges: list[tuple[str, str]] = []
+    stream = iter(tokens)
+
+    def attributes() -> dict[str, str]:
+        found = {}
+        for name in stream:
+            if name == "]":
+                return found
+            if name != ",":
+                assert next(stream) == "="
+                found[name] = next(stream)
+        raise AssertionError("an open list of attributes")
+
+    def statements() -> None:
+        pending: list[str] = []
+        for token in stream:
+            if token == "}":
+                assert not pending
+                return
+            if token == "{":
+                assert pending[0] in ("digraph", "subgraph") and len(pending) == 2
+                pending = []
+                statements()
+            elif token == "[":
+                given = attributes()
+                if "->" in pending:
+                    edges.append((pending[0], pending[2]))
+                elif pending[0] not in ("graph", "node", "edge"):
+                    nodes[pending[0]] = given
+                pending = []
+            elif token == ";":
+                assert not pending or pending[1] == "="
+                pending = []
+            else:
+                pending.append(token)
+        assert not pending
+
+    assert next(stream) == "digraph" and next(stream).startswith('"') and next(stream) == "{"
+    statements()
+    assert next(stream, None) is None
+    return nodes, edges
+
+
+def dot_text(label: str) -> str:
+    """What a DOT string shows."""
+    plain = re.sub(r"\\(.)", lambda m: "\n" if m[1] == "n" else m[1], label[1:-1], flags=re.DOTALL)
+    return unescape(plain)
+
+
+NAME = r"[A-Za-z]\w*"
+QUOTED = r'"[^"\n]*"'
+LINES = {
+    "node": re.compile(
+        rf"({NAME})(\[{QUOTED}\]|\({QUOTED}\)|\(\[{QUOTED}\]\)|\[\({QUOTED}\)\]|{{{{{QUOTED}}}}}):::({NAME})"
+    ),
+    "edge": re.compile(rf"({NAME}) -->(?:\|({QUOTED})\|)? ({NAME})"),
+    "open": re.compile(rf"subgraph ({NAME}) \[({QUOTED})\]"),
+    "close": re.compile("end"),
+    "direction": re.compile("direction TB"),
+    "style": re.compile(rf"style ({NAME}) fill:none,stroke:#[0-9a-f]{{6}}"),
+    "class": re.compile(
+        rf"classDef ({NAME}) fill:#[0-9a-f]{{6}},stroke:#[0-9a-f]{{6}},color:#000,stroke-width:[\w, :-]+"
+    ),
+}
+
+
+def read_mermaid(text: str) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """Nodes with their texts, and edges, of a flowchart of ours; every line is one of `LINES`."""
+    lines = text.splitlines()
+    assert lines[:2] == ["%% drawn by onnxgrad", "flowchart TB"]
+    nodes, edges, classes, used, depth = {}, [], set(), set(), 0
+    frames: set[str] = set()
+    for line in lines[2:]:
+        kind, found = next(((k, m) for k, p in LINES.items() if (m := p.fullmatch(line.strip()))), ("", None))
+        assert found, line
+        depth += {"open": 1, "close": -1}.get(kind, 0)
+        assert depth >= 0
+        if kind == "node":
+            assert found[1] not in nodes
+            nodes[found[1]] = mermaid_text(found[2].strip("[](){}"))
+            used.add(found[3])
+        elif kind == "edge":
+            edges.append((found[1], found[3]))
+        elif kind == "class":
+            classes.add(found[1])
+        elif kind == "open":
+            frames.add(found[1])
+        elif kind == "style":
+            assert found[1] in frames
+    assert depth == 0 and used == classes and not frames & nodes.keys()
+    assert all(end in nodes for edge in edges for end in edge)
+    return nodes, edges
+
+
+def mermaid_text(label: str) -> str:
+    assert not re.search(r"[<>&`\\|{}]", label.replace("<br/>", "")), label
+    assert not re.search(r"#(?!\d+;)|(?<!\d);", label), "# and ; are in character codes alone"
+    return re.sub(r"#(\d+);", lambda m: chr(int(m[1])), label.strip('"').replace("<br/>", "\n"))
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def read_svg(text: str) -> dict[str, tuple[str, str]]:
+    """The boxes of a picture: key -> kind and text."""
+    root = ET.fromstring(text)
+    assert root.tag == f"{SVG}svg"
+    found: dict[str, tuple[str, str]] = {}
+    for parent in root.iter():
+        children = list(parent)
+        for i, child in enumerate(children):
+            if child.tag == f"{SVG}g" and "id" in child.attrib:
+                rows = itertools.takewhile(lambda e: e.tag == f"{SVG}text", children[i + 1 :])
+                texts = [row.text or "" for row in rows if row.get("class") != "l"]
+                assert child.get("id") not in found
+                found[child.attrib["id"]] = child.attrib["class"], "\n".join(texts)
+    return {key: value for key, value in found.items() if not key.startswith("legend")}
+
+
+class Page(HTMLParser):
+    """An HTML page: every element closed, nothing fetched, nothing run."""
+
+    VOID = frozenset({"meta", "br"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = dict(attrs)
+        assert tag not in ("script", "link", "img", "iframe", "object")
+        assert not {"href", "src", "onload", "onclick"} & names.keys()
+        self.seen.append(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def says(box: Box) -> str:
+    return "\n".join([box.title, *box.lines])
+
+
+def check_formats(drawing: Drawing) -> None:
+    """Each format holds the boxes with their texts and looks, and the edges."""
+    edges = {(edge.source, edge.target) for edge in drawing.edges}
+    legend = {f"legend_{kind}" for kind in drawing.kinds}
+
+    nodes, pairs = read_dot(render(drawing, "dot"))
+    assert {key: dot_text(given["label"]) for key, given in nodes.items() if key not in legend} == {
+        key: says(box) for key, box in drawing.boxes.items()
+    }
+    assert nodes.keys() - drawing.boxes.keys() == legend
+    assert set(pairs) == edges and len(pairs) == len(edges)
+    for key, box in drawing.boxes.items():
+        assert nodes[key]["fillcolor"] == f'"{LOOKS[box.kind].fill}"'
+
+    texts, pairs = read_mermaid(render(drawing, "mermaid"))
+    assert {key: text for key, text in texts.items() if key not in legend} == {
+        key: says(box) for key, box in drawing.boxes.items()
+    }
+    assert set(pairs) == edges
+
+    text = render(drawing, "svg")
+    assert read_svg(text) == {key: (box.kind, says(box)) for key, box in drawing.boxes.items()}
+    arrows = [e for e in ET.fromstring(text).iter(f"{SVG}path") if e.get("class") == "e"]
+    assert len(arrows) == len(edges)
+
+    page = render(drawing, "html")
+    assert Page(page).seen.count("svg") == 1
+    assert re.findall(r"https?://[^\s\"<]*", page) == ["http://www.w3.org/2000/svg"]
+
+
+def test_every_model_in_every_format(models: dict[str, ModelProto]) -> None:
+    for proto in models.values():
+        whole = draw(proto)
+        check_formats(whole)
+        check_formats(fold(whole, 20))
+        check_geometry(whole)
+        check_geometry(fold(whole, 20))
+
+
+def check_geometry(drawing: Drawing) -> None:
+    """Boxes lie apart and inside their frames, siblings don't overlap, and arrows begin and end at their boxes."""
+    found = layout(drawing, _size)
+
+    def inside(inner: Place, outer: Place) -> bool:
+        return (
+            inner.x >= outer.x - 0.01
+            and inner.y >= outer.y - 0.01
+            and inner.x + inner.width <= outer.x + outer.width + 0.01
+            and inner.bottom <= outer.bottom + 0.01
+        )
+
+    def apart(a: Place, b: Place) -> bool:
+        return a.x + a.width <= b.x or b.x + b.width <= a.x or a.bottom <= b.y or b.bottom <= a.y
+
+    def visit(group: Group) -> None:
+        for part in group.parts:
+            assert inside(found.places[part.key], found.places[group.key])
+            if isinstance(part, Group):
+                visit(part)
+        for a, b in itertools.combinations(group.parts, 2):
+            assert apart(found.places[a.key], found.places[b.key]), (a, b)
+
+    visit(drawing.root)
+    assert [route.edge for route in found.routes] == list(drawing.edges)
+    for route in found.routes:
+        for point, key in ((route.points[0], route.edge.source), (route.points[-1], route.edge.target)):
+            place = found.places[key]
+            at_side = point[0] in (place.x, place.x + place.width) and point[1] == place.center
+            at_end = point[0] == place.middle and point[1] in (place.y, place.bottom)
+            assert at_side or at_end
+
+
+def test_forward_flows_down_and_backward_up() -> None:
+    drawing = draw(trained("digits_mlp"))
+    found = layout(drawing, _size)
+    rows = {kind: [] for kind in Kind}
+    for edge in drawing.edges:
+        kinds = {drawing.boxes[end].kind for end in (edge.source, edge.target)}
+        if len(kinds) == 1:
+            rows[kinds.pop()].append(found.places[edge.target].y - found.places[edge.source].y)
+    assert all(step > 0 for step in rows[Kind.FORWARD] + rows[Kind.LOSS])
+    assert sum(step < 0 for step in rows[Kind.BACKWARD]) > 0.9 * len(rows[Kind.BACKWARD])
+
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(NAMES, NAMES, NAMES, NAMES)
+def test_any_text_is_escaped(title: str, line: str, name: str, value: str) -> None:
+    from onnxgrad_cli.view.drawing import short
+
+    box = Box("n1", Kind.FORWARD, short(title), (short(line),), line, 1, makes=2)
+    other = Box("v2", Kind.OUTPUT, short(value))
+    group = Group("g3", short(name), Kind.BACKWARD, (box,))
+    drawing = Drawing(name, Group("model", "", None, (group, other), container=True), (Edge("n1", "v2", (value,)),))
+    nodes, _ = read_dot(render(drawing, "dot"))
+    assert dot_text(nodes["n1"]["label"]) == says(box)
+    assert read_mermaid(render(drawing, "mermaid"))[0]["n1"] == says(box)
+    assert read_svg(render(drawing, "svg"))["n1"] == (Kind.FORWARD, says(box))
+    assert Page(render(drawing, "html")).seen.count("title") >= 1
+
+
+WEIRD = [
+    'quo"te', "back\\slash\\N", "a/b:c", "[x]", "<b>&amp;</b>", "{h}|`i`", "#quot;", "_x_ *y* ~z~", "1. list", "- item",
+    "漢字 é", "line\nbreak\t", "</title><script>alert(1)</script>", "end", "-->", "%%", "]]>", '"]; n0 -> n1; x["',
+]  # fmt: skip
+
+
+def test_weird_names() -> None:
+    nodes, last = [], "in"
+    for i, name in enumerate(WEIRD):
+        nodes.append(helper.make_node("Relu", [last], [name], name=f"{name}/{i}"))
+        last = name
+    values = [helper.make_tensor_value_info(name, 1, ['n"<']) for name in ("in", last)]
+    graph = helper.make_graph(nodes, 'gr"aph\n<b>\\', values[:1], values[1:])
+    drawing = draw(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
+    check_formats(drawing)
+    assert "<script" not in render(drawing, "html") and "<script" not in render(drawing, "mermaid")
+
+
+def test_unknown_format() -> None:
+    with pytest.raises(UsageError, match="no format 'png'"):
+        render(draw(model(MLP)), "png")
+
+
+# -- how it looks ---------------------------------------------------------------------------------------------------
+
+
+def rgb(color: str) -> np.ndarray:
+    """Linear light of an sRGB colour (IEC 61966-2-1)."""
+    c = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+
+
+def lab(linear: np.ndarray) -> np.ndarray:
+    """CIE L*a*b* of linear sRGB, at D65."""
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    f = np.cbrt(np.clip(to_xyz @ linear / [0.9505, 1, 1.089], 1e-4, None))
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+SIGHT = {
+    "normal": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+"""What is seen of linear light (G. Machado, M. Oliveira, L. Fernandes, IEEE TVCG 15, 2009, severity 1)."""
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+def test_colours_are_told_apart(sight: str) -> None:
+    colours = {look.fill for look in LOOKS.values()}
+    assert len(colours) == 8, "values that come in and go out of one part share a colour"
+    for a, b in itertools.combinations(sorted(colours), 2):
+        seen = [lab(np.clip(np.array(SIGHT[sight]) @ rgb(c), 0, 1)) for c in (a, b)]
+        assert np.linalg.norm(seen[0] - seen[1]) > 10, (a, b)
+
+
+def test_looks_differ_without_colour() -> None:
+    assert LOOKS.keys() == set(Kind)
+    assert len({(look.shape, look.border) for look in LOOKS.values()}) == len(LOOKS)
+
+
+def test_text_can_be_read() -> None:
+    weights = np.array([0.2126, 0.7152, 0.0722])
+    for look in LOOKS.values():
+        assert (weights @ rgb(look.fill) + 0.05) / (weights @ rgb("#111111") + 0.05) > 4.5, "WCAG 2.2, level AA"
+
+
+# -- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_stdout_is_dot(shell: Shell) -> None:
+    result = shell("view", "mlp.onnx")
+    assert result.code == 0, result.err
+    nodes, _ = read_dot(result.out)
+    assert {"legend_input", "legend_weight", "legend_forward", "legend_output"} < nodes.keys()
+    assert result.err.startswith("mlp: 4 nodes\n")
+    assert shell("view", "mlp.onnx", "-o", "-", "--format", "mermaid").out.startswith("%% drawn by onnxgrad\nflowchart")
+    assert set(shell.files()) == {"mlp.onnx"}
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [("p.dot", "// drawn"), ("p.gv", "// drawn"), ("p.svg", "<?xml"), ("p.mmd", "%% drawn"), ("p.mermaid", "%% drawn"),
+     ("p.html", "<!DOCTYPE html>"), ("p.HTM", "<!DOCTYPE html>")],
+)  # fmt: skip
+def test_the_suffix_says_the_format(name: str, head: str, shell: Shell) -> None:
+    assert shell("view", "mlp.onnx", "-o", name).code == 0
+    assert Path(name).read_text().startswith(head)
+    assert shell("view", "mlp.onnx", "-o", name).code == 0, "its own pictures are replaced without asking"
+    assert shell("view", "mlp.onnx", "-o", "p.txt", "--format", "svg").code == 0
+    assert Path("p.txt").read_text().startswith("<?xml")
+
+
+def test_refused_targets(shell: Shell) -> None:
+    before = shell.files()
+    result = shell("view", "mlp.onnx", "-o", "mlp.onnx", "--format", "svg")
+    assert result.code == 2 and "is the input" in result.err
+    result = shell("view", "mlp.onnx", "-o", "picture.png")
+    assert result.code == 2 and ".svg" in result.err and "--format" in result.err
+    assert shell("view", "mlp.onnx", "--format", "png").code == 2
+    assert shell("view", "mlp.onnx", "-o", "nowhere/p.svg").code == 1
+    assert shell("view", "absent.onnx").code == 1
+    assert shell.files() == before, "nothing is written"
+    Path("mine.svg").write_text("<svg/>")
+    assert shell("view", "mlp.onnx", "-o", "mine.svg").code == 2
+    assert Path("mine.svg").read_text() == "<svg/>"
+    assert shell("view", "mlp.onnx", "-o", "mine.svg", "--force").code == 0
+
+
+def test_limit_and_depth(shell: Shell) -> None:
+    sample = ROOT / "sample_models" / "tiny_transformer.onnx"
+    assert " in " not in shell("view", sample).err.splitlines()[0], "fewer than 150"
+    assert re.search(r"109 nodes in \d+ boxes", shell("view", sample, "--limit", "40").err)
+    data = shell("view", sample, "--depth", "2", "--json").json
+    titles = [part["title"] for part in data["root"]["parts"]]
+    assert {"layers.0", "layers.1"} < set(titles)
+
+
+def test_json(shell: Shell) -> None:
+    data = shell("view", "mlp.onnx", "--json").json
+    assert [part["kind"] for part in data["root"]["parts"]] == [
+        "input", "weight", "weight", "weight", "forward", "forward", "forward", "forward", "output",
+    ]  # fmt: skip
+    assert data["edges"][0] == {"source": "v0", "target": "n4", "tensors": ["x: float[batch, 4]"]}
+
+
+def test_too_large_for_mermaid(shell: Shell) -> None:
+    nodes = [helper.make_node("Relu", [f"v{i}"], [f"v{i + 1}"]) for i in range(600)]
+    ends = [helper.make_tensor_value_info(f"v{i}", TensorProto.FLOAT, [3]) for i in (0, 600)]
+    onnx.save(helper.make_model(helper.make_graph(nodes, "deep", ends[:1], ends[1:])), "deep.onnx")
+    result = shell("view", "deep.onnx", "-o", "deep.mmd", "--limit", "0")
+    assert result.code == 0 and "500 edges" in result.err
+    assert too_large(Path("deep.mmd").read_text())
+    assert "500 edges" not in shell("view", "deep.onnx", "-o", "deep.mmd").err
+
+
+def test_the_same_again_in_another_process(tmp_path: Path) -> None:
+    onnx.save(trained("digits_cnn"), tmp_path / "train.onnx")
+    code = "import sys, onnx; from onnxgrad_cli.view import *; d = fold(draw(onnx.load(sys.argv[1])), 30); "
+    code += "sys.stdout.write(''.join(render(d, kind) for kind in FORMATS))"
+    texts = [
+        subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / "train.onnx")],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert texts[0] == texts[1] and len(texts[0]) > 10_000
+
+
+def test_nothing_heavy_is_imported_for_help() -> None:
+    code = "import sys; from onnxgrad_cli.cli import run; run(['view', '--help']); sys.exit('onnx' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 0
+
+
+# -- the pictures of the older documentation -----------------------------------------------------------------------
+
+
+def test_the_page_is_fresh() -> None:
+    page = pictures.PAGE.read_text()
+    assert len(pictures.EXAMPLE.findall(page)) == 7
+    assert pictures.fresh(page) == page, "write it anew: python -m tests.pictures"
+
+
+OLDER = {
+    "yield": (None, DerivativeOptions.KeepYieldOp),
+    "zero": (None, DerivativeOptions.Zero),
+    "keep": (None, DerivativeOptions.KeepOutputs),
+    "keepfill": (None, DerivativeOptions.KeepOutputs | DerivativeOptions.FillGrad),
+    "w_empty_yield": ([], DerivativeOptions.KeepYieldOp),
+    "w_empty_zero": ([], DerivativeOptions.Zero),
+    "w_empty_keep": ([], DerivativeOptions.KeepOutputs),
+    "w_empty_keepfill": ([], DerivativeOptions.KeepOutputs | DerivativeOptions.FillGrad),
+    "w_list_zero": (["Ad_Addcst"], DerivativeOptions.Zero),
+}
+
+
+@pytest.mark.parametrize("case", OLDER)
+def test_the_add_example_is_connected_as_by_onnxruntime_training(case: str) -> None:
+    if not GOLDEN.is_dir():
+        pytest.skip(f"the graphs of onnxruntime-training are not here: set ONNXGRAD_GOLDEN ({GOLDEN})")
+    weights, options = OLDER[case]
+    add = onnx.load(ROOT / "sample_models" / "add.onnx")
+    ours = onnx_derivative(add, weights=weights, options=options)
+    theirs = onnx.load(GOLDEN / f"add.{case}.onnx")
+    assert structure(ours) == structure(theirs)
+
+
+SEEDS = {"Shape", "ConstantOfShape", "com.microsoft.YieldOp"}
+"""What makes the cotangent of Y; theirs carry no mark."""
+
+
+def structure(proto: ModelProto) -> dict[str, object]:
+    """What a gradient graph is, but for the nodes that a gradient is written with."""
+    drawing = draw(proto)
+    check_formats(drawing)
+    found = drawing.boxes
+    after = defaultdict(set)
+    for edge in drawing.edges:
+        after[edge.source].add(edge.target)
+
+    def reach(key: str) -> set[str]:
+        return {key}.union(*map(reach, after[key]))
+
+    def of(*kinds: Kind) -> list[Box]:
+        return [box for box in found.values() if box.kind in kinds]
+
+    cotangents = [e.source for e in drawing.edges if any(t.partition(":")[0] == "Y_grad" for t in e.tensors)]
+    fed = [box for box in of(Kind.INPUT, Kind.WEIGHT) if box.title != "Y_grad"]
+    gradients = of(Kind.GRADIENT)
+    return {
+        "inputs": [value.name for value in proto.graph.input],
+        "outputs": [box.title for box in of(Kind.GRADIENT, Kind.OUTPUT)],
+        "forward nodes": [box.details.splitlines()[0] for box in of(Kind.FORWARD) if box.title not in SEEDS],
+        "seeds": [box.title for box in found.values() if box.title in SEEDS - {"Shape"}],
+        "gradients that come from the cotangent": [
+            b.title for b in gradients if any(b.key in reach(c) for c in cotangents)
+        ],
+        "what outputs come from": {(a.title, b.title) for a in fed for b in of(Kind.OUTPUT) if b.key in reach(a.key)},
+        # the gradient of X alone is the cotangent itself, which they sum over no axis
+        "frames": {frame.title for frame in frames(drawing.root)} if len(gradients) > 1 else set(),
+    }
+
+
+def frames(group: Group) -> list[Group]:
+    inner = [part for part in group.parts if isinstance(part, Group)]
+    return [*(g for g in inner if g.title), *(f for g in inner for f in frames(g))]
