@@ -17,6 +17,7 @@ from typing import Any
 import onnx
 
 from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.ir.domains import full_name, plain_domain
 
 NEWEST_OPSET = 26
 """The newest opset the rules were proven at, which is the newest that onnxruntime loads."""
@@ -190,7 +191,7 @@ def rule(
         Signature.of(function)
         for name in op_type.split():
             last = versions[1] or _newest(domain)
-            _add(Rule(name, _plain(domain), (versions[0], last), function, kink, needs_opset, integers), override)
+            _add(Rule(name, plain_domain(domain), (versions[0], last), function, kink, needs_opset, integers), override)
         return function
 
     return register
@@ -199,7 +200,7 @@ def rule(
 def no_gradient(op_types: str, *, domain: str = "", kink: str = "", override: bool = False) -> None:
     """Declare operators whose derivative is zero by mathematics: shapes, indices, comparisons, steps."""
     for name in op_types.split():
-        _add(Rule(name, _plain(domain), (1, _newest(domain)), None, kink), override)
+        _add(Rule(name, plain_domain(domain), (1, _newest(domain)), None, kink), override)
 
 
 def refuse(op_types: str, reason: str, hint: str = "", *, domain: str = "", override: bool = False) -> None:
@@ -213,7 +214,7 @@ def refuse(op_types: str, reason: str, hint: str = "", *, domain: str = "", over
     """
     for name in op_types.split():
         versions = (1, _newest(domain))
-        _add(Rule(name, _plain(domain), versions, None, integers=True, refusal=reason, hint=hint), override)
+        _add(Rule(name, plain_domain(domain), versions, None, integers=True, refusal=reason, hint=hint), override)
 
 
 def stop_gradient(op_types: str, inputs: Iterable[int], *, domain: str = "") -> None:
@@ -234,13 +235,13 @@ def stop_gradient(op_types: str, inputs: Iterable[int], *, domain: str = "") -> 
     _load()
     positions = frozenset(inputs)
     for name in op_types.split():
-        key = (_plain(domain), name)
+        key = (plain_domain(domain), name)
         _check_stopped(*key, positions)
         _STOPPED[key] = _STOPPED.get(key, frozenset()) | positions
 
 
 def _check_stopped(domain: str, op_type: str, positions: frozenset[int]) -> None:
-    full = f"{domain or 'ai.onnx'}::{op_type}"
+    full = full_name(op_type, domain)
     if not positions or not all(type(position) is int and position >= 0 for position in positions):
         raise OnnxgradError(
             f"stop_gradient({op_type!r}, {sorted(positions, key=str)}): not a set of positions",
@@ -263,7 +264,7 @@ def _check_stopped(domain: str, op_type: str, positions: frozenset[int]) -> None
 
 def stopped(op_type: str, domain: str = "") -> frozenset[int]:
     """The operands of an operator that `stop_gradient` has declared."""
-    return _STOPPED.get((_plain(domain), op_type), _NONE) if _STOPPED else _NONE
+    return _STOPPED.get((plain_domain(domain), op_type), _NONE) if _STOPPED else _NONE
 
 
 def all_stopped() -> Iterator[tuple[str, str, frozenset[int]]]:
@@ -295,19 +296,15 @@ def definition(
         Signature.of_definition(function)
         for name in op_type.split():
             last = versions[1] or _LAST
-            _add(Definition(name, _plain(domain), (versions[0], last), function, needs_opset), override)
+            _add(Definition(name, plain_domain(domain), (versions[0], last), function, needs_opset), override)
         return function
 
     return register
 
 
-def _plain(domain: str) -> str:
-    return "" if domain == "ai.onnx" else domain
-
-
 def _newest(domain: str) -> int:
     """The last version that a rule holds for unless it says so: opsets of the standard are proven one by one."""
-    return _LAST if _plain(domain) else NEWEST_OPSET
+    return _LAST if plain_domain(domain) else NEWEST_OPSET
 
 
 def _add(new: Rule | Definition, override: bool) -> None:
@@ -320,7 +317,7 @@ def _add(new: Rule | Definition, override: bool) -> None:
             if not override:
                 kind = "rules" if isinstance(new, Rule) else "definitions"
                 raise OnnxgradError(
-                    f"two {kind} for {new.domain or 'ai.onnx'}::{new.op_type}: {old.source} and {new.source}",
+                    f"two {kind} for {full_name(new.op_type, new.domain)}: {old.source} and {new.source}",
                     "pass override=True to replace the first",
                 )
             rules.remove(old)
@@ -331,7 +328,7 @@ def _add(new: Rule | Definition, override: bool) -> None:
 def lookup(op_type: str, domain: str = "", opset: int = NEWEST_OPSET) -> Rule | None:
     """The rule for an operator in a model that imports `domain` at version `opset`; None if there is none."""
     _load()
-    key = (op_type, _plain(domain), opset)
+    key = (op_type, plain_domain(domain), opset)
     if key not in _FOUND:
         _FOUND[key] = _find(_RULES, *key)
     return _FOUND[key]
@@ -340,7 +337,7 @@ def lookup(op_type: str, domain: str = "", opset: int = NEWEST_OPSET) -> Rule | 
 def lookup_definition(op_type: str, domain: str, opset: int) -> Definition | None:
     """The definition of an operator in a model that imports `domain` at version `opset`; None if there is none."""
     _load()
-    return _find(_DEFINITIONS, op_type, _plain(domain), opset)
+    return _find(_DEFINITIONS, op_type, plain_domain(domain), opset)
 
 
 def _find(table: dict[tuple[str, str], list[Any]], op_type: str, domain: str, opset: int) -> Any:
@@ -356,7 +353,7 @@ def _find(table: dict[tuple[str, str], list[Any]], op_type: str, domain: str, op
 def first_known(op_type: str, domain: str, opset: int) -> int | None:
     """The first version after `opset` from which an operator has a rule or a definition; None if it never has."""
     _load()
-    key = (_plain(domain), op_type)
+    key = (plain_domain(domain), op_type)
     entries = [*_RULES.get(key, ()), *_DEFINITIONS.get(key, ())]
     return min((entry.versions[0] for entry in entries if entry.versions[0] > opset), default=None)
 

@@ -22,6 +22,7 @@ from onnxgrad_cli.emission.emitter import FORWARD, ROLE, Op
 from onnxgrad_cli.emission.fusion import Fusion
 from onnxgrad_cli.emission.values import No, Val
 from onnxgrad_cli.errors import Caution, Refusal, Unknown, UnsupportedError
+from onnxgrad_cli.ir.domains import full_name, is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import captured, reads
 from onnxgrad_cli.ir.types import is_differentiable, is_float
@@ -259,8 +260,7 @@ class _Walk:
         if len(self.training.partial) > before:  # gradients stop in one of its bodies
             del self.training.partial[before:]
             self.stopped.update(name for name in names if name in self.active)
-        full = f"{node.domain or 'ai.onnx'}::{node.op_type}"
-        self.training.rules[full, rule.source] += 1
+        self.training.rules[full_name(node.op_type, node.domain), rule.source] += 1
         if rule.kink:
             self.training.kinks[node.op_type] = rule.kink
 
@@ -328,7 +328,7 @@ def _why_unknown(node: NodeProto, graph: Graph) -> tuple[str, str]:
             "gradients stop at some of its operands, for which it needs a rule of its own",
             "give it one with --rules",
         )
-    if node.domain not in ("", "ai.onnx"):
+    if not is_standard(node.domain):
         return (
             f"there is no rule for {_full_name(node)}",
             "give it a rule with --rules FILE, or freeze the weights before it with --freeze",

@@ -19,6 +19,7 @@ from onnxgrad_cli.autodiff.registry import NEWEST_OPSET, rule
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.ir.domains import is_standard, plain_domain
 from onnxgrad_cli.ir.types import is_float
 
 Nodes = Sequence[tuple[Any, ...]]
@@ -109,7 +110,7 @@ class _Definition:
         if not isinstance(nodes, (list, tuple)) or not nodes:
             self._wrong("is no list of nodes")
         self.schema = _schema(op_type, domain)
-        if self.schema is None and domain in ("", "ai.onnx"):
+        if self.schema is None and is_standard(domain):
             self._wrong("is of an operator that does not exist")
         self.nodes = [self._node(position, node) for position, node in enumerate(nodes)]
         self._check_names()
@@ -141,7 +142,7 @@ class _Definition:
             self._wrong("its attributes are no dictionary", place)
         for name, attribute in attributes.items():
             self._check_attribute(f"{place}, attribute {name!r}", attribute)
-        return _Node(place, op_type, "" if domain == "ai.onnx" else domain, tuple(inputs), tuple(outputs), attributes)
+        return _Node(place, op_type, plain_domain(domain), tuple(inputs), tuple(outputs), attributes)
 
     def _check_attribute(self, place: str, given: Any) -> None:
         if not isinstance(given, Mapping) or not {"value", "dtype"} <= given.keys() <= {"value", "dtype", "is_tensor"}:
@@ -330,6 +331,6 @@ def _index(name: str) -> int:
 
 def _schema(op_type: str, domain: str, opset: int = NEWEST_OPSET) -> onnx.defs.OpSchema | None:
     try:
-        return onnx.defs.get_schema(op_type, opset, "" if domain == "ai.onnx" else domain)
+        return onnx.defs.get_schema(op_type, opset, plain_domain(domain))
     except onnx.defs.SchemaError:
         return None

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, numpy_helper
 
+from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.nodes import captured, dims_in, node_names, read_by, reads
 from onnxgrad_cli.ir.skeleton import skeleton
 from onnxgrad_cli.ir.types import SMALL, is_external, nbytes, tensor_type
@@ -58,9 +59,7 @@ class Graph:
     def opset(self, domain: str = "") -> int | None:
         """The version of `domain` that the model imports; None when it does not."""
         for entry in self.proto.opset_import:
-            if (entry.domain or "") == ("" if domain == "ai.onnx" else domain) or (
-                entry.domain == "ai.onnx" and not domain
-            ):
+            if plain_domain(entry.domain) == plain_domain(domain):
                 return int(entry.version)
         return None
 

@@ -19,6 +19,7 @@ from onnx import NodeProto, helper
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.metadata import Adapter
@@ -177,7 +178,7 @@ def _unlike_a_product(graph: Graph, reader: _Reader, rank: int) -> str:
     node, position = reader.node, reader.position
     if position < 0:
         return "reads it inside a body"
-    if node.domain not in ("", "ai.onnx") or (node.op_type, position) not in PRODUCTS:
+    if not is_standard(node.domain) or (node.op_type, position) not in PRODUCTS:
         return "reads it, and not as a matrix of a product"
     if (rank == 2) == (node.op_type == "Conv") or reader.settings.get("group", 1) != 1:
         return "reads it, and not as one matrix"

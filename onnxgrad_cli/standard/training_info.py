@@ -17,6 +17,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, StringString
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import check_structure
+from onnxgrad_cli.ir.domains import STANDARD, plain_domain
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.ir.nodes import node_names, reads
@@ -123,12 +124,12 @@ def _check_fit(original: ModelProto, trained: ModelProto, mutable: Iterable[str]
             "the model has training information already",
             "`onnxgrad expand MODEL -o plain.onnx` writes it without; add --training-info to that one",
         )
-    own = {_domain(entry.domain): entry.version for entry in original.opset_import}
+    own = {plain_domain(entry.domain): entry.version for entry in original.opset_import}
     for entry in trained.opset_import:
-        version = own.get(_domain(entry.domain), entry.version)
+        version = own.get(plain_domain(entry.domain), entry.version)
         if version != entry.version:
             raise UsageError(
-                f"the training needs {_domain(entry.domain) or 'ai.onnx'} at version {entry.version}, the model is at "
+                f"the training needs {entry.domain or STANDARD} at version {entry.version}, the model is at "
                 f"{version}, and with --training-info both have one",
                 AS_PREPARED,
             )
@@ -140,10 +141,6 @@ def _check_fit(original: ModelProto, trained: ModelProto, mutable: Iterable[str]
                 "bound to it",
                 f"{AS_PREPARED}; or freeze it with --freeze",
             )
-
-
-def _domain(domain: str) -> str:
-    return "" if domain == "ai.onnx" else domain
 
 
 def _bind(binding: Any, pairs: Mapping[str, str]) -> None:
@@ -237,7 +234,7 @@ def _equal(node: NodeProto, other: NodeProto) -> bool:
         inputs = list(node.input)
         while inputs and not inputs[-1]:
             inputs.pop()
-        return node.op_type, _domain(node.domain), node.overload, inputs, list(node.output), _attributes(node)
+        return node.op_type, plain_domain(node.domain), node.overload, inputs, list(node.output), _attributes(node)
 
     return said(node) == said(other)
 

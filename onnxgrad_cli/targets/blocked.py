@@ -16,6 +16,7 @@ from typing import Any
 from onnx import FunctionProto, NodeProto, TensorProto, helper, parser
 
 from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import dtype_of, shape_of
@@ -146,7 +147,7 @@ def _fitting(graph: Graph, node: NodeProto) -> tuple[str, Mapping[str, Any]]:
     none: tuple[str, Mapping[str, Any]] = "", {}
     shape = shape_of(graph.types.get(node.input[1])) or ()
     sizes = [size for size in shape if isinstance(size, int)]
-    if node.domain not in ("", "ai.onnx") or dtype_of(graph.types.get(node.input[0])) != TensorProto.FLOAT:
+    if not is_standard(node.domain) or dtype_of(graph.types.get(node.input[0])) != TensorProto.FLOAT:
         return none
     if len(shape) != 4 or len(sizes) != 4:
         return none

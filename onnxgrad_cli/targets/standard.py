@@ -11,6 +11,7 @@ from typing import Any
 
 from onnx import FunctionProto, ModelProto, NodeProto, helper
 
+from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import with_bodies
 
@@ -23,7 +24,7 @@ OWN = "target_"
 
 def standard_domain(domain: str) -> str:
     """The domain of the operator that a node stands for; "" is ai.onnx."""
-    return "" if domain == "ai.onnx" or domain.startswith(DOMAIN) else domain
+    return "" if domain.startswith(DOMAIN) else plain_domain(domain)
 
 
 def call(graph: Graph, node: NodeProto, function: FunctionProto, attributes: Mapping[str, Any]) -> None:

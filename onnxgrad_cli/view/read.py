@@ -18,6 +18,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, numpy_helper
 
 from onnxgrad_cli.emission.emitter import FORWARD, ROLE
+from onnxgrad_cli.ir.domains import is_standard, plain_domain
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import reads, subgraphs
 from onnxgrad_cli.ir.types import FLOATS, in_words, is_external
@@ -80,7 +81,7 @@ class _Unit:
 class _Reader:
     def __init__(self, model: ModelProto) -> None:
         self.edges: dict[tuple[str, str], list[str]] = {}
-        self.opsets = {entry.domain.removeprefix("ai.onnx"): entry.version for entry in model.opset_import}
+        self.opsets = {plain_domain(entry.domain): entry.version for entry in model.opset_import}
         self.roles = _roles(model)
         self.numbers = itertools.count()
         self.inline = 0
@@ -184,7 +185,7 @@ class _Reader:
                      if name in scope.constants]  # fmt: skip
         more = [f"and {len(outputs) - SHOWN} more"] if len(outputs) > SHOWN else []
         lines = tuple(map(short, [*constants, *outputs[:SHOWN], *more]))
-        title = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+        title = node.op_type if is_standard(node.domain) else f"{node.domain}.{node.op_type}"
         drawn: list[Part] = [Box(key, kind, short(title), lines, details(node), 1, module, len(outputs))]
         attributes = [a.name for a in node.attribute for _ in ([a.g] if a.HasField("g") else a.graphs)]
         for name, body, typed in zip(attributes, subgraphs(node), subgraphs(twin), strict=True):
@@ -324,7 +325,7 @@ def _is_constant(tensor: TensorProto) -> bool:
 
 def _inline(node: NodeProto) -> str | None:
     """The values of a small Constant node; None for any other node."""
-    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or len(node.attribute) != 1:
+    if node.op_type != "Constant" or not is_standard(node.domain) or len(node.attribute) != 1:
         return None
     value = onnx.helper.get_attribute_value(node.attribute[0])
     if isinstance(value, TensorProto):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from onnx import NodeProto, helper
 
 from onnxgrad_cli.emission.emitter import ROLE
+from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import shape_of, tensor_type
 
@@ -78,7 +79,7 @@ def _is_wide(graph: Graph, name: str) -> bool:
 
 
 def _is_matrix_transpose(graph: Graph, node: NodeProto) -> bool:
-    if node.op_type != "Transpose" or node.domain not in ("", "ai.onnx"):
+    if node.op_type != "Transpose" or not is_standard(node.domain):
         return False
     return len(shape_of(graph.types.get(node.input[0])) or ()) == 2 and [
         i for attribute in node.attribute for i in attribute.ints

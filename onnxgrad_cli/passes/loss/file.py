@@ -15,6 +15,7 @@ from onnxgrad_cli.emission.emitter import ROLE, Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import load_model
+from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.ir.nodes import subgraphs
@@ -81,7 +82,7 @@ class LossFile:
                 ) from error
             normalise(self._graph)
         for entry in self._graph.proto.opset_import:
-            if entry.domain in ("", "ai.onnx"):
+            if is_standard(entry.domain):
                 continue
             version = graph.opset(entry.domain)
             if version is None:

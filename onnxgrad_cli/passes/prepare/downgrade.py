@@ -14,6 +14,7 @@ from onnx import NodeProto, TensorProto, TypeProto, helper
 
 from onnxgrad_cli.autodiff.registry import NEWEST_OPSET, WIDENED
 from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError
+from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import subgraphs
 from onnxgrad_cli.ir.types import is_float
@@ -46,7 +47,7 @@ def lower(graph: Graph, training: Training) -> None:
         )
     imports = [*graph.proto.opset_import, *(entry for function in functions for entry in function.opset_import)]
     for entry in imports:
-        if entry.domain in ("", "ai.onnx"):
+        if is_standard(entry.domain):
             entry.version = NEWEST_OPSET
     text = f"opset lowered from {opset} to {NEWEST_OPSET}, the newest that onnxruntime loads"
     training.cautions.append(Caution("opset change", "opset", text))
@@ -58,7 +59,7 @@ def _refusals(
     for node in nodes:
         for inner in subgraphs(node) if node.attribute else ():
             yield from _refusals(inner.node, types, opset, kept)
-        reason = None if node.domain not in ("", "ai.onnx") else _lowered(node, types, opset)
+        reason = None if not is_standard(node.domain) else _lowered(node, types, opset)
         if reason:
             yield Refusal(node.name or node.output[0], node.op_type, kept.get(node.name, reason))
 

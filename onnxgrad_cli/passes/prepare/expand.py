@@ -17,6 +17,7 @@ from onnxgrad_cli.autodiff.reverse import node_attributes, stopped
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import OnnxgradError, Unknown
+from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.graph import Graph
 
 
@@ -71,7 +72,7 @@ def standard_functions(graph: Graph) -> list[tuple[str, str]]:
 
 def _has_body(op_type: str, domain: str, opset: int) -> bool:
     try:
-        schema: Any = onnx.defs.get_schema(op_type, opset, "" if domain == "ai.onnx" else domain)
+        schema: Any = onnx.defs.get_schema(op_type, opset, plain_domain(domain))
     except onnx.defs.SchemaError:
         return False
     return bool(schema.has_function or schema.has_context_dependent_function)

@@ -13,6 +13,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import SMALL, Shape, dtype_of, is_float, shape_of
 
@@ -35,7 +36,7 @@ def fold(graph: Graph) -> bool:
     sizes: dict[str, np.ndarray] = {}
     kept = {*graph.output_names, *graph.varied}
     for node in graph.nodes:
-        if node.op_type not in PURE or node.domain not in ("", "ai.onnx") or not _small(graph, node):
+        if node.op_type not in PURE or not is_standard(node.domain) or not _small(graph, node):
             continue
         if kept.intersection(node.output):
             continue

@@ -13,6 +13,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorPro
 
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
+from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import renamed
@@ -49,7 +50,7 @@ class _Inliner:
         self.graph = graph
         self.constant = constant
         self.functions: dict[Key, FunctionProto] = {
-            (_domain(f.domain), f.name, f.overload): f for f in graph.proto.functions
+            (plain_domain(f.domain), f.name, f.overload): f for f in graph.proto.functions
         }
         self.constants: dict[Key, dict[str, str]] = {}
 
@@ -62,7 +63,7 @@ class _Inliner:
                 written = GraphProto(node=inner)
                 del body.node[:]
                 body.node.extend(written.node)
-            key = (_domain(node.domain), node.op_type, node.overload)
+            key = (plain_domain(node.domain), node.op_type, node.overload)
             if key not in self.functions or self.stands(key):
                 found.append(node)
                 continue
@@ -85,7 +86,7 @@ class _Inliner:
         waiting = list(with_bodies(nodes))
         while waiting:
             node = waiting.pop()
-            key = (_domain(node.domain), node.op_type, node.overload)
+            key = (plain_domain(node.domain), node.op_type, node.overload)
             if key in self.functions and key not in found:
                 found[key] = self.raised(self.functions[key])
                 self.check(found[key], key)
@@ -96,7 +97,7 @@ class _Inliner:
 
     def raised(self, function: FunctionProto) -> FunctionProto:
         """The function at the model's opset of the default domain, where it is of an older one."""
-        own = next((entry.version for entry in function.opset_import if not _domain(entry.domain)), None)
+        own = next((entry.version for entry in function.opset_import if not plain_domain(entry.domain)), None)
         opset = self.graph.opset()
         if own is None or opset is None or own >= opset:
             return function
@@ -165,12 +166,12 @@ class _Inliner:
                 self.graph.proto.opset_import.append(entry)
             elif version != entry.version:
                 for node in with_bodies(function.node):
-                    if _domain(node.domain) == _domain(entry.domain):
+                    if plain_domain(node.domain) == plain_domain(entry.domain):
                         self.check_operator(node, key, entry.version, version)
 
     def check_operator(self, node: NodeProto, key: Key, own: int, version: int) -> None:
         """Refuse an operator that is another one at the model's `version` than at the function's `own`."""
-        domain = _domain(node.domain)
+        domain = plain_domain(node.domain)
         if (domain, node.op_type, node.overload) in self.functions:
             return
         try:
@@ -202,10 +203,6 @@ def _fill(node: NodeProto, given: Mapping[str, AttributeProto]) -> None:
     filled = NodeProto(attribute=kept)
     del node.attribute[:]
     node.attribute.extend(filled.attribute)
-
-
-def _domain(domain: str) -> str:
-    return "" if domain == "ai.onnx" else domain
 
 
 def _name(key: Key) -> str:

@@ -15,6 +15,7 @@ from onnxgrad_cli.autodiff.rules.norm import through_batch_statistics
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.fusion import Fusion
 from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError
+from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
 from onnxgrad_cli.ir.types import is_external, shape_of
@@ -43,9 +44,9 @@ def apply_mode(graph: Graph, options: Options, training: Training) -> bool:
     changed = _own_statistics(graph)
     for node in graph.nodes:
         new = [node]
-        if node.op_type == "BatchNormalization" and node.domain in ("", "ai.onnx"):
+        if node.op_type == "BatchNormalization" and is_standard(node.domain):
             new = _batch_normalization(graph, node, options.mode, training, refusals)
-        elif node.op_type == "Dropout" and node.domain in ("", "ai.onnx"):
+        elif node.op_type == "Dropout" and is_standard(node.domain):
             new = [_dropout(graph, node, options.mode)]
         changed = changed or new != [node] or new[0] is not node
         nodes += new

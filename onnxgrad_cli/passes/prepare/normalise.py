@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, numpy_helper
 
+from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import dims_in, subgraphs, with_bodies
 from onnxgrad_cli.ir.types import UNNAMED
@@ -57,7 +58,7 @@ def _hoist_constants(graph: Graph) -> None:
 
 
 def _constant_tensor(node: NodeProto) -> onnx.TensorProto | None:
-    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+    if node.op_type != "Constant" or not is_standard(node.domain):
         return None
     (attribute,) = node.attribute
     value = onnx.helper.get_attribute_value(attribute)

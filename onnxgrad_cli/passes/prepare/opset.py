@@ -9,6 +9,7 @@ from onnx import TensorProto
 
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.errors import Caution
+from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.skeleton import adopt
@@ -58,7 +59,7 @@ def _needed(graph: Graph, opset: int) -> int:
         definition = None if rule else registry.lookup_definition(*key)
         if definition is not None or (rule is not None and not rule.is_zero):
             needs.append((definition or rule).needs_opset)  # type: ignore[union-attr]
-        elif rule is None and domain in ("", "ai.onnx"):
+        elif rule is None and is_standard(domain):
             needs.append(registry.first_known(*key) or OLDEST_OPSET)
     return max(needs)
 

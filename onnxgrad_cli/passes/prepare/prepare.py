@@ -11,6 +11,7 @@ import onnx.inliner
 
 from onnxgrad_cli.emission.emitter import FORWARD, ROLE
 from onnxgrad_cli.errors import Caution, OnnxgradError, UnsupportedError
+from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.ir.nodes import with_bodies
@@ -104,7 +105,7 @@ def infer_and_fold(graph: Graph) -> None:
 
 def _refuse_unknown_opset(graph: Graph) -> None:
     opset = graph.opset()
-    if opset is None and any(node.domain in ("", "ai.onnx") for node in graph.nodes):
+    if opset is None and any(is_standard(node.domain) for node in graph.nodes):
         raise OnnxgradError("the model imports no opset of the default domain", "it is not a valid ONNX model")
     if (opset or 0) > onnx.defs.onnx_opset_version():
         raise UnsupportedError(

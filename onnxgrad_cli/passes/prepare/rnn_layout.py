@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import onnx
 from onnx import NodeProto
 
+from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 
 LAYERS = frozenset({"RNN", "GRU", "LSTM"})
@@ -22,7 +23,7 @@ def time_first(graph: Graph) -> None:
 
 
 def _is_batch_first(node: NodeProto) -> bool:
-    known = node.op_type in LAYERS and node.domain in ("", "ai.onnx")
+    known = node.op_type in LAYERS and is_standard(node.domain)
     return known and any(attribute.name == "layout" and attribute.i for attribute in node.attribute)
 
 

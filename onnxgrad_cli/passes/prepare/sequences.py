@@ -13,6 +13,7 @@ from onnx import NodeProto, helper
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import body_of
 from onnxgrad_cli.ir.renaming import renamed
@@ -26,7 +27,7 @@ def unpack(graph: Graph) -> bool:
     nodes: list[NodeProto] = []
     changed = False
     for node in graph.nodes:
-        step = STEPS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        step = STEPS.get(node.op_type) if is_standard(node.domain) else None
         new = step(graph, node, known) if step else None
         nodes += [node] if new is None else new
         changed = changed or new is not None

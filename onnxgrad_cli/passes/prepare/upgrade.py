@@ -15,6 +15,7 @@ import onnx
 from onnx import GraphProto, NodeProto, TypeProto, helper
 
 from onnxgrad_cli.errors import Refusal, UnsupportedError
+from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import reads, subgraphs
 from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
@@ -49,9 +50,9 @@ def upgrade(graph: Graph, opset: int) -> None:
             hint=f"export the model at opset {opset} or newer",
         )
     for entry in graph.proto.opset_import:
-        if entry.domain in ("", "ai.onnx"):
+        if is_standard(entry.domain):
             entry.version = opset
-    imports = [e for e in graph.proto.opset_import if e.domain in ("", "ai.onnx")]
+    imports = [e for e in graph.proto.opset_import if is_standard(e.domain)]
     graph.proto.ir_version = max(graph.proto.ir_version, helper.find_min_ir_version_for(imports))
 
 
@@ -89,7 +90,7 @@ class _Upgrade:
         return result
 
     def _next(self, node: NodeProto, version: int) -> Sequence[NodeProto]:
-        if node.domain not in ("", "ai.onnx") or node.output[0] in self.refused:
+        if not is_standard(node.domain) or node.output[0] in self.refused:
             return [node]
         change = CHANGES.get((node.op_type, version))
         if change is not None:

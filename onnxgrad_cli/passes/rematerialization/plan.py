@@ -16,6 +16,7 @@ from onnx import NodeProto
 
 from onnxgrad_cli.cost import EXACT, VIEWS, Facts, node_flops
 from onnxgrad_cli.emission.emitter import FORWARD
+from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import reads, subgraphs
 from onnxgrad_cli.ir.randomness import is_random
@@ -162,7 +163,7 @@ class Flow:
 
     def again(self, node: NodeProto) -> bool:
         """Whether a node may run twice: it draws nothing, keeps nothing, has no body, and its purpose is known."""
-        if node.domain not in ("", "ai.onnx") or subgraphs(node) or is_random(self.graph, node):
+        if not is_standard(node.domain) or subgraphs(node) or is_random(self.graph, node):
             return False
         if any(a.name == "training_mode" and a.i for a in node.attribute) or node.op_type == "YieldOp":
             return False
