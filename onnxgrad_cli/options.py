@@ -94,7 +94,7 @@ class Options:
         mode: 'keep', 'train' or 'eval' for BatchNormalization and Dropout.
         quantization: what becomes of a path through QuantizeLinear: 'refuse' it, or 'ste', the straight-through
             estimator, for which rounding is the identity within the quantized range.
-        tuned: forms of gradients to write instead of those that suit their shapes; see `lowerings`.
+        tuned: forms of gradients to write instead of those that suit their shapes; see `kernel_variants`.
         target: the runtime that the model is written for: 'standard' is any, for others see `targets`.
         identifiers: make valid C identifiers of the names that are not the model's own.
         dims: symbol -> size, fixed before anything else.

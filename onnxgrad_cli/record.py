@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
-from onnxgrad_cli.autodiff.kernel_variants import KernelVariants
+from onnxgrad_cli.autodiff.differentiation import Differentiation
 from onnxgrad_cli.emission.emitter import ROLE
-from onnxgrad_cli.emission.fusion import Fusion
-from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.metadata import Adapter, Slot
 
@@ -47,8 +44,8 @@ class Targeted:
 
 
 @dataclass
-class Training:
-    """What is known of the training model so far.
+class Training(Differentiation):
+    """What is known of the training model so far; the attributes of `Differentiation` are what the walk adds.
 
     Attributes:
         inputs: the model's own inputs that are fed, in order.
@@ -68,17 +65,9 @@ class Training:
             the count of steps): name -> successor.
         slots: the state that is the optimizer's, by the name of the input that holds it.
         gradients: weight or input -> name of its gradient.
-        rules: how often each rule was used, by 'domain::Op', with its source.
-        kinks: the conventions that were followed, by operator.
-        cautions: what a careful reader should know.
         forward_nodes: how many nodes belong to the model and its loss.
-        straight_through: whether rounding to integers counts as the identity.
-        forward_stays: whether the forward nodes must stay as they are.
-        lowerings: which of several forms of a gradient were written.
-        partial: weights and inputs whose gradient leaves out paths, for `stop_gradient` declares so.
         recomputed: what is computed again in the backward part.
         targeted: what was done for a target that is not any runtime.
-        adjoints: values that several nodes make together -> the rule for all of them.
     """
 
     inputs: list[str] = field(default_factory=list)
@@ -98,17 +87,9 @@ class Training:
     state: dict[str, str] = field(default_factory=dict)
     slots: dict[str, Slot] = field(default_factory=dict)
     gradients: dict[str, str] = field(default_factory=dict)
-    rules: Counter[tuple[str, str]] = field(default_factory=Counter)
-    kinks: dict[str, str] = field(default_factory=dict)
-    cautions: list[Caution] = field(default_factory=list)
     forward_nodes: int = 0
-    straight_through: bool = False
-    forward_stays: bool = False
-    lowerings: KernelVariants = field(default_factory=KernelVariants)
-    partial: list[str] = field(default_factory=list)
     recomputed: Recomputed | None = None
     targeted: Targeted | None = None
-    adjoints: dict[str, Fusion] = field(default_factory=dict)
 
 
 def parts(graph: Graph, training: Training) -> list[str]:

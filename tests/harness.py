@@ -167,7 +167,7 @@ def with_gradient(
         infer_types(graph)
     op, training = Op(graph), Training(yielded={name: f"{prefix}{name}" for name in seeded})
     op.role = "backward"
-    training.lowerings.prefer = find_target(options.target).prefer
+    training.kernel_variants.prefer = find_target(options.target).prefer
     graph.types.update((cotangent, graph.types[name]) for name, cotangent in training.yielded.items())
     seeds = {name: op.val(cotangent) for name, cotangent in training.yielded.items()}
     gradients = differentiate(graph, seeds, wanted, op, training)

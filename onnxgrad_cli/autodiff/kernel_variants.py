@@ -1,4 +1,4 @@
-"""Where a gradient has several forms, one of them is chosen here: by shape, or as a measurement on a machine has it.
+"""Kernel variants: where a gradient has several forms, one is chosen here, by shapes or by a measurement on a machine.
 
 A rule names its forms and the one that it takes by the shapes it sees. `onnxgrad tune` measures them all on the shapes
 of a model, and what it finds faster is chosen in the next build. All forms of a gradient compute the same.
@@ -10,34 +10,33 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import onnx
 from onnx import NodeProto
 
+from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import shape_of
 
-if TYPE_CHECKING:
-    from onnxgrad_cli.emission.emitter import Op
+TABLE = "kernel_variants"
+"""The table of a file of choices."""
 
-
-TABLE = "lowerings"
-"""The table of the file that holds the choices."""
+OLD_TABLE = "lowerings"
+"""The name of that table in older files."""
 
 
 @dataclass(frozen=True)
 class VariantChoice:
-    """A choice that a build has made.
+    """One choice that a build has made.
 
     Attributes:
-        node: the forward node whose gradient it is, as it was then.
+        node: a copy of the forward node whose gradient is written.
         graph: the graph or body that the node is in.
-        name: what has several forms, such as 'Conv weight gradient'.
-        forms: their names.
-        taken: the one that was written.
-        default: the one that follows from the shapes.
+        name: the gradient that has several forms, with its operator, such as 'Conv weight gradient'.
+        forms: the names of these forms.
+        taken: the form that was written.
+        default: the form that the shapes, or else the target, suggest.
         wanted: the node's operands that get a gradient.
     """
 
@@ -52,54 +51,54 @@ class VariantChoice:
 
 @dataclass
 class KernelVariants:
-    """The choices of a build.
+    """The choices of a build among the forms of its gradients.
 
     Attributes:
-        prefer: the form that suits what a model is written for, of what its name says; None where none does.
-        asked: what is to be chosen, by a gradient with its shapes as `key` writes it, or by the name of a gradient
-            for all shapes that have such a form.
-        made: what was chosen, by the key.
+        prefer: `prefer(op, name)` gives the form that suits the build's target, or None where the target has none.
+        requested: the form to write, by a gradient with its shapes as `key` writes it, or by the name of a gradient
+            ('Conv weight gradient') for all shapes that have such a form.
+        choices: every choice that was made, by its `key`.
     """
 
     prefer: Callable[[Op, str], str | None] = lambda op, name: None
-    asked: Mapping[str, str] = field(default_factory=dict)
-    made: dict[str, VariantChoice] = field(default_factory=dict)
+    requested: Mapping[str, str] = field(default_factory=dict)
+    choices: dict[str, VariantChoice] = field(default_factory=dict)
 
     @property
     def measured(self) -> dict[str, str]:
-        """What was asked for and is written, by the key."""
+        """The forms that were requested and written, by the `key` of the choice."""
         return {
-            place: made.taken
-            for place, made in self.made.items()
-            if made.taken in (self.asked.get(place), self.asked.get(made.name))
+            place: choice.taken
+            for place, choice in self.choices.items()
+            if choice.taken in (self.requested.get(place), self.requested.get(choice.name))
         }
 
     def choose(self, op: Op, name: str, forms: Sequence[str], default: str) -> str:
-        """The form to write of the gradient of the node at hand.
+        """The form to write of a gradient of `op.node`.
 
         Args:
-            op: writes it.
-            name: of what has several forms.
-            forms: those that this node has.
-            default: the one that suits its shapes.
+            op: the emitter that will write it.
+            name: the gradient that has several forms, such as 'weight gradient'.
+            forms: the forms that this node has.
+            default: the form that suits the node's shapes.
 
         Raises:
-            UsageError: a form is asked for that it does not have.
+            UsageError: a form is requested that the gradient does not have.
         """
         if op.node is None:
             return default
         preferred = self.prefer(op, name)
         default = preferred if preferred and preferred in forms else default
         place, name = key(op.graph, op.node, name), f"{op.node.op_type} {name}"
-        taken = self.asked.get(place, default)
+        taken = self.requested.get(place, default)
         if taken not in forms:
             raise UsageError(f"'{place}' has no form '{taken}'", suggest(taken, forms, "forms"))
-        if place not in self.asked and self.asked.get(name) in forms:
-            taken = self.asked[name]
+        if place not in self.requested and self.requested.get(name) in forms:
+            taken = self.requested[name]
         wanted = tuple(dict.fromkeys(filter(op.wanted, op.node.input)))
         node = NodeProto()
         node.CopyFrom(op.node)
-        self.made[place] = VariantChoice(node, op.graph, name, tuple(forms), taken, default, wanted)
+        self.choices[place] = VariantChoice(node, op.graph, name, tuple(forms), taken, default, wanted)
         return taken
 
 
@@ -107,17 +106,18 @@ def load_tuned(path: Path) -> dict[str, str]:
     """The choices in a file that `onnxgrad tune` has written.
 
     Raises:
-        UsageError: it can't be read, or holds no choices.
+        UsageError: the file can't be read, or holds no choices.
     """
     try:
-        found = tomllib.loads(path.read_text("utf-8"))[TABLE]
+        tables = tomllib.loads(path.read_text("utf-8"))
+        found = tables[TABLE] if TABLE in tables else tables[OLD_TABLE]
         if all(isinstance(form, str) for form in found.values()):
             return dict(found)
     except OSError as error:
         raise UsageError(f"'{path}' can't be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, AttributeError):
         pass
-    raise UsageError(f"'{path}' holds no choices of lowerings", "`onnxgrad tune MODEL` writes such files")
+    raise UsageError(f"'{path}' holds no choices of kernel variants", "`onnxgrad tune MODEL` writes such files")
 
 
 def key(graph: Graph, node: NodeProto, name: str) -> str:

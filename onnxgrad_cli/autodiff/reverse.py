@@ -16,6 +16,7 @@ import onnx
 from onnx import NodeProto
 
 from onnxgrad_cli.autodiff import registry
+from onnxgrad_cli.autodiff.differentiation import Differentiation
 from onnxgrad_cli.autodiff.fusions import find_fusions
 from onnxgrad_cli.emission import bodies
 from onnxgrad_cli.emission.emitter import FORWARD, ROLE, Op
@@ -26,11 +27,10 @@ from onnxgrad_cli.ir.domains import full_name, is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import captured, reads
 from onnxgrad_cli.ir.types import is_differentiable, is_float
-from onnxgrad_cli.record import Training
 
 
 def differentiate(
-    graph: Graph, seeds: Mapping[str, Val], wanted: Iterable[str], op: Op, training: Training | None = None
+    graph: Graph, seeds: Mapping[str, Val], wanted: Iterable[str], op: Op, training: Differentiation | None = None
 ) -> dict[str, Val | None]:
     """Emit into `op` the cotangents of `wanted`, given those of some values as `seeds`.
 
@@ -56,9 +56,9 @@ def differentiate(
     if any(seed.op is not op for seed in seeds.values()):
         raise ValueError("the seeds belong to another emitter: what is computed from them would be lost")
     graph.vary(wanted)
-    op.training = training = training or Training()
+    op.training = training = training or Differentiation()
     walk = _Walk(graph, op, training)
-    walk.adjoints = find_fusions(graph, {*wanted, *seeds}) | training.adjoints
+    walk.adjoints = find_fusions(graph, {*wanted, *seeds}) | training.fusions
     path = walk.path(wanted, seeds)
     for name, cotangent in seeds.items():
         walk.add(name, cotangent)
@@ -75,7 +75,7 @@ def differentiate(
 
 def on_the_way(graph: Graph, wanted: Iterable[str], seeds: Iterable[str]) -> tuple[set[str], set[str]]:
     """The values that depend on something wanted, and those of which a seed depends, along float paths."""
-    walk, seeds = _Walk(graph, Op(graph), Training()), list(seeds)
+    walk, seeds = _Walk(graph, Op(graph), Differentiation()), list(seeds)
     path = walk.path(wanted, seeds)
     return walk.active, {*seeds, *(name for node in path for name in reads(node))}
 
@@ -102,7 +102,7 @@ def stopped(node: NodeProto) -> list[int]:
 
 
 class _Walk:
-    def __init__(self, graph: Graph, op: Op, training: Training) -> None:
+    def __init__(self, graph: Graph, op: Op, training: Differentiation) -> None:
         self.graph = graph
         self.op = op
         self.training = training
@@ -266,7 +266,7 @@ class _Walk:
 
     def visit_all(self, adjoint: Fusion, g: Val | None) -> bool:
         """Hand on the cotangent of what several nodes make, of which none is visited then; False if some are gone."""
-        op, names = self.op, (*adjoint.inputs, *adjoint.kept)
+        op, names = self.op, (*adjoint.inputs, *adjoint.saved)
         if any(name not in self.graph.types for name in names):
             return False
         op.wanted = self.active.intersection(adjoint.inputs).__contains__
@@ -336,7 +336,7 @@ def _why_unknown(node: NodeProto, graph: Graph) -> tuple[str, str]:
     return f"there is no proven rule for {node.op_type}", "freeze the weights before it with --freeze"
 
 
-def or_zero(op: Op, name: str, cotangent: Val | None, training: Training, after: Val | None = None) -> Val:
+def or_zero(op: Op, name: str, cotangent: Val | None, training: Differentiation, after: Val | None = None) -> Val:
     """The cotangent of a value, or zeros of its shape where it has none; that is noted, and so are stopped paths.
 
     The zeros are made from `after`, where it is given, so that no runtime makes them before it.

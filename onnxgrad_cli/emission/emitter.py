@@ -100,9 +100,9 @@ class Op:
         """Whether anybody wants the cotangent of `x`."""
         return x is not None and self.wanted(x.name)
 
-    def lowering(self, name: str, forms: Sequence[str], default: str) -> str:
-        """Which of several forms of a gradient to write: the one that suits the shapes, if no other is asked for."""
-        return default if self.training is None else self.training.lowerings.choose(self, name, forms, default)
+    def variant(self, name: str, forms: Sequence[str], default: str) -> str:
+        """Which of several forms of a gradient to write: `default`, unless another one is preferred or requested."""
+        return default if self.training is None else self.training.kernel_variants.choose(self, name, forms, default)
 
     def no(self, reason: str, hint: str = "") -> No:
         """Refuse the cotangent of one operand, with the reason."""

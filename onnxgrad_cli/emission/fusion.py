@@ -1,4 +1,4 @@
-"""The cotangents of what several nodes compute together."""
+"""`Fusion`: one gradient rule for several nodes that compute one value together."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Fusion:
-    """The cotangents of what several nodes compute together, where one rule for all takes fewer passes over memory.
+    """The gradient of a value that several nodes compute together, where one rule takes fewer passes over memory.
 
     Attributes:
-        operator: what they stand for, as 'domain::Op'.
+        operator: the operator that the nodes stand for, as 'domain::Op'.
         inputs: the values that get a cotangent.
-        kept: other values of theirs that the rule reads.
-        function: `rule(op, g, *inputs, *kept)`, which returns a cotangent for each input.
+        saved: other values of these nodes that the rule reads.
+        function: `rule(op, g, *inputs, *saved)`, which returns a cotangent for each input.
     """
 
     operator: str
     inputs: tuple[str, ...]
-    kept: tuple[str, ...]
+    saved: tuple[str, ...]
     function: Callable[..., Any]

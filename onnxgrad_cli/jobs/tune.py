@@ -43,7 +43,7 @@ class Measured:
     """A gradient that has several forms.
 
     Attributes:
-        place: operator, gradient, shapes and attributes; see `lowerings.key`.
+        place: operator, gradient, shapes and attributes; see `kernel_variants.key`.
         milliseconds: of each form, the node itself and its other gradients included.
         default: the form that follows from the shapes.
         best: the fastest, or the default where none is clearly faster.
@@ -102,16 +102,16 @@ def run_tune(
     fixed = _differentiated(proto, path, _bind(options, open_, bound)) if bound else open_
     if bound:
         tell(f"measured with {', '.join(f'{name} = {size}' for name, size in bound.items())}", 0)
-    concrete = {_site(lowering): lowering for lowering in fixed.training.lowerings.made.values()}
+    concrete = {_site(choice): choice for choice in fixed.training.kernel_variants.choices.values()}
     found = []
-    for place, lowering in open_.training.lowerings.made.items():
-        here = concrete.get(_site(lowering))
-        if here is None or len(lowering.forms) < 2:
+    for place, choice in open_.training.kernel_variants.choices.items():
+        here = concrete.get(_site(choice))
+        if here is None or len(choice.forms) < 2:
             continue
         tell(place, 1)
         times = in_turn(_steps(here, threads), repeat)
         best = min(times, key=times.__getitem__)
-        default = lowering.default
+        default = choice.default
         best = best if times[best] < GAIN * times.get(default, np.inf) else default
         found.append(Measured(place, times, default, best))
     save_bytes(_toml(found, threads).encode(), target)
@@ -141,30 +141,30 @@ def _bind(options: Options, built: TrainingModel, bound: Mapping[str, int]) -> O
     return replace(options, shapes={**options.shapes, **shapes})
 
 
-def _site(lowering: VariantChoice) -> tuple[str, str]:
-    return lowering.node.output[0], lowering.name
+def _site(choice: VariantChoice) -> tuple[str, str]:
+    return choice.node.output[0], choice.name
 
 
-def _steps(lowering: VariantChoice, threads: int | None) -> dict[str, Callable[[], object]]:
+def _steps(choice: VariantChoice, threads: int | None) -> dict[str, Callable[[], object]]:
     """A run of the node's gradients in each form.
 
     Raises:
         OnnxgradError: two forms give different gradients.
     """
-    alone, steps, outputs = _alone(lowering.graph, lowering.node), {}, {}
+    alone, steps, outputs = _alone(choice.graph, choice.node), {}, {}
     feeds: dict[str, np.ndarray] = {}
-    for form in lowering.forms:
-        tuned = Options(tuned={lowering.name: form})
-        gradient = derive(alone, wrt=lowering.wanted, options=tuned)
+    for form in choice.forms:
+        tuned = Options(tuned={choice.name: form})
+        gradient = derive(alone, wrt=choice.wanted, options=tuned)
         feeds = feeds or {name: _small(x) for name, x in random_feed(gradient, seed=0).items()}
         session = open_session(gradient, threads=threads)
         steps[form] = _bound(session, feeds)
         outputs[form] = session.run(None, feeds)
     for form, arrays in outputs.items():
-        for one, other in zip(arrays, outputs[lowering.default], strict=True):
+        for one, other in zip(arrays, outputs[choice.default], strict=True):
             if np.abs(one - other).max(initial=0) > SAME * np.abs(other).max(initial=1e-30):
                 raise OnnxgradError(
-                    f"the forms '{form}' and '{lowering.default}' of {lowering.name} differ at '{lowering.node.name}'",
+                    f"the forms '{form}' and '{choice.default}' of {choice.name} differ at '{choice.node.name}'",
                     "this is an error in onnxgrad: please report it with the model",
                 )
     return steps

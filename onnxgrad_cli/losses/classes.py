@@ -58,7 +58,7 @@ def log_softmax(op: Op, x: Val) -> Val:
     y = shifted - op.Log(total)
     if op.training is not None:
         kept = (powers.name, total.name)
-        op.training.adjoints[y.name] = Fusion("ai.onnx::LogSoftmax", (x.name,), kept, through_log_softmax)
+        op.training.fusions[y.name] = Fusion("ai.onnx::LogSoftmax", (x.name,), kept, through_log_softmax)
     return y
 
 

@@ -16,8 +16,8 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
     op.role = "backward"
     training.straight_through = options.quantization == "ste"
     training.forward_stays = options.training_info
-    training.lowerings.prefer = find_target(options.target).prefer
-    training.lowerings.asked = options.tuned
+    training.kernel_variants.prefer = find_target(options.target).prefer
+    training.kernel_variants.requested = options.tuned
     wanted = [*training.trained, *training.grad_of_input]
     seeds = {end: op.val(cotangent) for end, cotangent in training.yielded.items()}
     given = set(graph.types)

@@ -98,7 +98,7 @@ def make_report(
 
 def _built(built: TrainingModel, sizes: Mapping[str, int]) -> dict[str, Any]:
     graph, training = built.graph, built.training
-    declared = roles(graph, built.options, training)
+    declared, variants = roles(graph, built.options, training), training.kernel_variants
     return {
         "weights": _weights(graph, training),
         "adapters": list(training.adapters),
@@ -111,7 +111,7 @@ def _built(built: TrainingModel, sizes: Mapping[str, int]) -> dict[str, Any]:
         "cost": cost(graph, training, sizes),
         "recomputed": training.recomputed,
         "targeted": training.targeted,
-        "tuned": Tuned(len(chosen.made), chosen.measured) if (chosen := training.lowerings).asked else None,
+        "tuned": Tuned(len(variants.choices), variants.measured) if variants.requested else None,
     }
 
 
@@ -298,8 +298,9 @@ def _cautions(graph: Graph, training: Training) -> Iterator[Caution]:
     drawn = Counter(node.op_type for node in graph.nodes if node.op_type in RANDOM and is_random(graph, node))
     for op_type, count in sorted(drawn.items()):
         yield Caution("random operator", op_type, f"{op_type}: {_several(count, 'node')}")
-    if training.lowerings.asked and not training.lowerings.measured:
-        text = f"--tuned: no gradient of this model has one of {_several(len(training.lowerings.asked), 'choice')}"
+    variants = training.kernel_variants
+    if variants.requested and not variants.measured:
+        text = f"--tuned: no gradient of this model has one of {_several(len(variants.requested), 'choice')}"
         yield Caution("note", "--tuned", f"{text}; `onnxgrad tune` measures those it has")
     narrow: Counter[int] = Counter()
     if not _NARROW.keys().isdisjoint(map(dtype_of, graph.distinct_types())):

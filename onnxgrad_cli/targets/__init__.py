@@ -31,7 +31,7 @@ class Target:
     """A runtime that a training model is written for.
 
     Attributes:
-        prefer: the form of a gradient that suits it, by the name of what has several; see `lowerings`.
+        prefer: the form of a gradient that suits it, by the name of what has several; see `KernelVariants`.
         replace: lets functions that call the runtime's own operators compute nodes; returns these nodes.
     """
 

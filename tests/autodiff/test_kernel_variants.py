@@ -95,7 +95,7 @@ def forms_of(model: ModelProto) -> dict[str, tuple[str, ...]]:
     copy = ModelProto()
     copy.CopyFrom(model)
     built = build(copy, Options(losses=(LossSpec("mse"),), grad_of_input=("*",)), stop_after="backward")
-    return {made.name: made.forms for made in built.training.lowerings.made.values()}
+    return {made.name: made.forms for made in built.training.kernel_variants.choices.values()}
 
 
 def test_all_forms_are_tried() -> None:
@@ -177,12 +177,12 @@ def test_what_tune_writes_is_what_build_takes(tmp_path: Path) -> None:
     assert chosen == {each.place: each.best for each in found if each.best != each.default}
     plain = digits({})
     others = {place: next(form for form in made.forms if form != made.default)
-              for place, made in plain.training.lowerings.made.items() if len(made.forms) > 1}  # fmt: skip
+              for place, made in plain.training.kernel_variants.choices.items() if len(made.forms) > 1}  # fmt: skip
     assert set(chosen) <= set(others)  # keys with symbols: those of the model as it is, not as it was measured
     assert any("x1x8x8" in place and not place.split(": ")[1][0].isdigit() for place in others)
     for tuned in (chosen, others):
         again = digits(tuned)
-        assert again.training.lowerings.measured == tuned
+        assert again.training.kernel_variants.measured == tuned
         for (name, one), (_, other) in zip(outputs(plain).items(), outputs(again).items(), strict=True):
             np.testing.assert_allclose(other, one, atol=1e-5 * max(1.0, np.abs(one).max()), err_msg=name)
 
@@ -221,7 +221,7 @@ def test_bodies_and_dimensions_without_names_are_measured(tmp_path: Path, unname
 
 
 def test_a_choice_that_is_none(shell: Shell) -> None:
-    place = next(place for place in digits({}).training.lowerings.made if "weight gradient" in place)
+    place = next(place for place in digits({}).training.kernel_variants.choices if "weight gradient" in place)
     with pytest.raises(UsageError, match="has no form 'pixel'"):
         digits({place: "pixel"})
     Path("wrong.toml").write_text(f"[lowerings]\n{json.dumps(place)} = 'pixel'\n")
@@ -237,14 +237,14 @@ def test_a_file_that_is_no_tuning_is_neither_read_nor_replaced(shell: Shell) -> 
         for words in (["build", str(DIGITS), "--tuned", "mine.toml"], ["tune", str(DIGITS), "-o", "mine.toml"]):
             done = shell(*words)
             assert done.code == 2, done
-            assert "holds no choices of lowerings" in done.err
+            assert "holds no choices of kernel variants" in done.err
         assert Path("mine.toml").read_text() == text
 
 
 def test_the_report_says_what_was_chosen(shell: Shell) -> None:
-    made = digits({}).training.lowerings.made
+    made = digits({}).training.kernel_variants.choices
     place, form = next((place, each.forms[0]) for place, each in made.items() if each.forms[0] != each.default)
-    Path("one.toml").write_text(f"[lowerings]\n{json.dumps(place)} = '{form}'\n'Conv elsewhere: 1' = 'pixels'\n")
+    Path("one.toml").write_text(f"[kernel_variants]\n{json.dumps(place)} = '{form}'\n'Conv elsewhere: 1' = 'pixels'\n")
     words = ["build", str(DIGITS), "--loss", "cross-entropy", "-o", "t.onnx", "--force"]
     done = shell(*words, "--tuned", "one.toml", "--json")
     assert done.json["tuned"] == {"choices": len(made), "measured": {place: form}}

@@ -147,7 +147,7 @@ def input_gradient(op, g, w, x, win):
         if win.group == 1 and sizes > 0 and isinstance(channels, int):
             forms.append("gathered product")
             default = "gathered product" if spread and sizes <= SMALL and channels >= MANY else default
-    form = op.lowering("input gradient", forms, default)
+    form = op.variant("input gradient", forms, default)
     if form == "gathered product":
         return _by_gathering(op, g, w, x, backwards)
     if form == "convolution":
@@ -210,7 +210,7 @@ def weight_gradient(op, x, g, w, win):
     than the other beyond that. Depthwise at stride 1, shifted images take half the time of the convolution, and
     products of whole rows, of which only diagonals are summed, 0.8-1.9 of theirs; at stride 2 it is equal or ahead.
     """
-    form = op.lowering("weight gradient", *_weight_forms(g, w, win))
+    form = op.variant("weight gradient", *_weight_forms(g, w, win))
     return op.reshape_like(WEIGHT_FORMS[form](op, x, g, w, win), w)
 
 

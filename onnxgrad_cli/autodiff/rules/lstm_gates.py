@@ -63,7 +63,7 @@ def keeps_gates(op: Op, inputs: Mapping[str, Val | None], hidden: int) -> bool:
     batch = batch if isinstance(batch, int) else TYPICAL_BATCH
     size = size if isinstance(size, int) else hidden
     dear = batch * 4 * hidden * (size + hidden) >= DEAR
-    return op.lowering("gates", ("kept", "recomputed"), "kept" if dear else "recomputed") == "kept"
+    return op.variant("gates", ("kept", "recomputed"), "kept" if dear else "recomputed") == "kept"
 
 
 def keep_gates(op: Op, inputs: Mapping[str, Val | None], hidden: int, backwards: Sequence[bool]) -> list[Gates]:

@@ -66,7 +66,7 @@ def add_rows(op: Op, zeros: Val, g: Val, rows: Val, axis: int, shared: bool = Fa
     width = _row_width(zeros)
     if axis == 0 and width >= WIDE and 0 not in zeros.shape and not (shared and form == "expanded"):
         large = (_number(count) + _number(zeros.shape[0])) * width >= LARGE
-        form = op.lowering("row sums", ("sorted", form), "sorted" if large else form)
+        form = op.variant("row sums", ("sorted", form), "sorted" if large else form)
     if form == "sorted":
         return _sorted_product(op, zeros, g, rows, width)
     if form == "flat":

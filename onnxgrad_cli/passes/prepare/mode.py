@@ -183,7 +183,7 @@ def _with_batch_statistics(graph: Graph, node: NodeProto, training: Training) ->
     y = op.cast(centred * factor + op.reshape(op.cast(b, work), per_channel), x)
     op.rename(y, node.output[0])
     kept = (centred.name, deviation.name, factor.name)
-    training.adjoints[node.output[0]] = Fusion(
+    training.fusions[node.output[0]] = Fusion(
         "ai.onnx::BatchNormalization", tuple(node.input[:3]), kept, through_batch_statistics
     )
     momentum = _attribute(node, "momentum", MOMENTUM)
