@@ -502,6 +502,18 @@ def _move_weights(model: ModelProto, out: Path, force: bool, undo: ExitStack) ->
     return [target]
 
 
+def make_folder(folder: Path, option: str) -> None:
+    """Make a folder, if it is not there.
+
+    Raises:
+        OnnxgradError: it can't be made; the message names the option that asked for it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OnnxgradError(f"{option}: '{folder}' can't be made: {error.strerror}") from None
+
+
 @contextmanager
 def told(out: Path) -> Iterator[None]:
     """Say an operating system's error in the user's terms."""

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.options import MODEL, options, what_to_build
+from onnxgrad_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from onnxgrad_cli.options import Options
+    from onnxgrad_cli.report import Report
 
 STREAM = "-"
 
@@ -56,16 +61,31 @@ def build(console: Console, /, model: str, out: str | None, **values: Any) -> in
     if to_stdout and console.json:
         raise click.UsageError("the model and --json can't both go to stdout: name a file with -o")
     console.done = "stopped" if values["stop_after"] else "built"
-    from onnxgrad_cli.jobs.build import run_build
-
-    report = run_build(
-        model,
-        out,
-        options(values),
-        command=console.command,
-        tell=console.say,
-        check=console.level > 1,
-        reports=values.pop("report"),
+    asked = options(values)
+    how = {
+        "reports": values.pop("report"),
+        "command": console.command,
+        "tell": console.say,
+        "check": console.level > 1,
         **values,
-    )
-    return console.report(report, to_stderr=to_stdout)
+    }
+    return console.report(_run(model, out, asked, **how), to_stderr=to_stdout)
+
+
+def _run(
+    model: str, out: str | None, asked: Options, *, artifacts: Path | None, prefix: str, nominal_checkpoint: bool,
+    stop_after: str | None, **how: Any,
+) -> Report:  # fmt: skip
+    """Build a training model, or the artifacts where a folder for them is named."""
+    if artifacts is None:
+        if prefix or nominal_checkpoint:
+            raise UsageError("--prefix and --nominal-checkpoint are about artifacts", "add --artifacts DIR")
+        from onnxgrad_cli.jobs.build import run_build
+
+        return run_build(model, out, asked, stop_after=stop_after, **how)
+    for option, given in {"--out": out, "--stop-after": stop_after}.items():
+        if given is not None:
+            raise UsageError(f"--artifacts does not go with {option}", "leave one of them out")
+    from onnxgrad_cli.jobs.artifacts import run_artifacts
+
+    return run_artifacts(model, artifacts, asked, prefix=prefix, nominal_checkpoint=nominal_checkpoint, **how)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -11,24 +11,18 @@ from onnx import ModelProto
 
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.compat.artifacts import (
-    CHECKPOINT,
-    EVALUATION,
-    OPTIMIZER,
-    TRAINING,
     frozen_of,
     make_artifacts,
     save_artifacts,
 )
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.files import load_model
+from onnxgrad_cli.files import load_model, make_folder
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.skeleton import copied
-from onnxgrad_cli.jobs import make_folder
 from onnxgrad_cli.losses import parse_loss
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.pipeline import Pass, PassRecord
-from onnxgrad_cli.report.model import Next
 
 After = Callable[[Pass, Graph, PassRecord], None]
 
@@ -182,23 +176,3 @@ def opens_frozen(built: TrainingModel, after: After | None = None) -> After:
             after(step, graph, record)
 
     return call
-
-
-def next_step(folder: Path, prefix: str, inputs: Iterable[str]) -> Next:
-    """What can be done with a quartet."""
-    feeds = ", ".join(f'"{name}": ...' for name in inputs)
-    where = f'"{folder.as_posix()}"' + (f', "{prefix}"' if prefix else "")
-    lines = (
-        "from onnxgrad_cli.runtime.artifacts import open_artifacts, save_checkpoint",
-        "",
-        f"trainer = open_artifacts({where})",
-        f"loss = trainer.step({{{feeds}}}, learning_rate=1e-3)  # arrays, the samples along the first axis",
-        f'save_checkpoint("{(folder / f"{prefix}{CHECKPOINT}").as_posix()}", trainer)',
-    )
-    return Next("Train with the artifacts", "python", "\n".join(lines))
-
-
-def kind(file: Path, prefix: str) -> str:
-    """What an artifact is, in words."""
-    kinds = {TRAINING: "training model", EVALUATION: "evaluation model", OPTIMIZER: "optimizer model"}
-    return {**kinds, CHECKPOINT: "checkpoint"}.get(file.name.removeprefix(prefix), "weights")

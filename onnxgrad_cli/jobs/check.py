@@ -1,21 +1,14 @@
-"""The proof of a training model that was built before, and the data that a proof is made on."""
+"""The proof of a training model that was built before."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-import onnx
-from onnx import ModelProto
-
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 from onnxgrad_cli.files import load_model
-from onnxgrad_cli.ir.types import dtype_of, shape_of
-from onnxgrad_cli.metadata import Roles, describe
-from onnxgrad_cli.training.data import npz, ranges_of
-from onnxgrad_cli.training.data.validate import check_whole
+from onnxgrad_cli.jobs.proof_data import fit, read_data
+from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.verification.proof import Proof, prove
 
 
@@ -42,60 +35,10 @@ def run_check(
     proto, path = load_model(model)
     roles = describe(proto)
     if path is not None:
-        from onnxgrad_cli.compat.artifacts import with_stored  # not above: see `run_build`
+        # Not above: onnxruntime comes with it, which models of a wrong kind are refused without.
+        from onnxgrad_cli.compat.artifacts import with_stored
 
         proto = with_stored(proto, path)
     arrays = read_data(data) if data else {}
     arrays, measured = fit(arrays, proto, roles, tell, data)
     return prove(proto, roles, path, None, arrays, {**(sizes or {}), **measured}, seed, force=True)
-
-
-def read_data(path: Path) -> dict[str, np.ndarray]:
-    """The arrays in an .npz file.
-
-    Raises:
-        OnnxgradError: it can't be read.
-    """
-    if not path.exists():
-        raise OnnxgradError(f"no such file: '{path}'")
-    try:
-        return npz.read(path).arrays
-    except UsageError as error:
-        raise OnnxgradError(error.message, error.hint) from None
-
-
-def fit(
-    data: Mapping[str, np.ndarray], model: ModelProto, roles: Roles, tell: Tell, source: Path | None = None
-) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """The arrays that are inputs of a training model, in its types, and the sizes they give to its symbols.
-
-    Raises:
-        UsageError: none is an input, or one is of another shape or type, or holds a class or row that there is not.
-    """
-    types = {value.name: value.type for value in model.graph.input}
-    fitting: dict[str, np.ndarray] = {}
-    sizes: dict[str, int] = {}
-    ranges = ranges_of(model) if data else {}
-    for name in filter(types.__contains__, data):
-        array, dtype = data[name], onnx.helper.tensor_dtype_to_np_dtype(dtype_of(types[name]))
-        shape = shape_of(types[name]) or array.shape
-        dims = zip(shape, array.shape, strict=False)
-        bound = [n if d == "?" else sizes.setdefault(d, n) if isinstance(d, str) else d for d, n in dims]
-        if len(shape) != array.ndim or tuple(bound) != array.shape:
-            raise UsageError(f"'{name}' has shape {list(array.shape)} in the data, and {list(shape)} in the model")
-        if not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise UsageError(f"'{name}' is of type {array.dtype} in the data, and {dtype} in the model")
-        if name in ranges:
-            check_whole(source or Path("the data"), name, array, ranges[name])
-        fitting[name] = np.ascontiguousarray(array, dtype).reshape(array.shape)
-    unknown = [name for name in data if name not in fitting]
-    if data and not fitting:
-        raise UsageError(
-            f"no input of the training model is called {' or '.join(repr(name) for name in unknown[:5])}",
-            suggest(unknown[0], roles.inputs, "inputs"),
-        )
-    drawn = [name for name in roles.fed if name not in fitting]
-    for names, what in ((unknown, "not an input, left out"), (drawn, "not in the data, drawn at random")):
-        if data and names:
-            tell(f"{what}: {', '.join(names)}", 0)
-    return fitting, sizes

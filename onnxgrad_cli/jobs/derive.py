@@ -12,7 +12,7 @@ from onnxgrad_cli.derivatives.derivative_model import float_initializers, float_
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.files import STREAM, check_external_data, check_target, load_model, save_model
-from onnxgrad_cli.jobs import target_of
+from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.parameters.select import matching
 

@@ -19,7 +19,7 @@ from onnxgrad_cli.errors import Refusal, UnsupportedError, UsageError
 from onnxgrad_cli.files import STREAM, check_target, load_model, save_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import with_bodies
-from onnxgrad_cli.jobs import target_of
+from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.passes.outputs import forget_domain
 from onnxgrad_cli.passes.prepare.expand import expand
 from onnxgrad_cli.passes.prepare.normalise import normalise

@@ -9,7 +9,7 @@ from typing import Any
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.files import STREAM, check_target, load_model, save_model
 from onnxgrad_cli.ir.types import Arrays
-from onnxgrad_cli.jobs import target_of
+from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.training.run.adapter_file import is_adapter, load_adapter
 from onnxgrad_cli.training.run.ema_weights import check_averages

@@ -18,7 +18,7 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.session import find_provider
 from onnxgrad_cli.files import STREAM, check_target, load_model, save_bytes, save_model
 from onnxgrad_cli.ir.skeleton import copied
-from onnxgrad_cli.jobs import target_of
+from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.report import make_report

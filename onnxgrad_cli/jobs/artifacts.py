@@ -1,0 +1,117 @@
+"""The job behind `onnxgrad build --artifacts`: from an inference model in a file to the quartet and its report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from onnx import ModelProto
+
+from onnxgrad_cli.common.narration import Tell, silent
+from onnxgrad_cli.compat.artifacts import CHECKPOINT, EVALUATION, OPTIMIZER, TRAINING, make_artifacts, save_artifacts
+from onnxgrad_cli.compat.generate_artifacts import opens_frozen
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.files import make_folder
+from onnxgrad_cli.jobs.build_attempt import BuildAttempt, BuildRequest
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.report import File, Report
+from onnxgrad_cli.report.model import Next
+from onnxgrad_cli.standard.training_info import check_request
+
+FED = ("model input", "label", "sample weight")
+"""The roles of what a step is fed besides the learning rate."""
+
+
+def run_artifacts(
+    model: str | Path,
+    folder: Path,
+    options: Options | None = None,
+    *,
+    prefix: str = "",
+    nominal_checkpoint: bool = False,
+    verify: bool | None = None,
+    test_data: Path | None = None,
+    reports: Sequence[Path] = (),
+    no_report: bool = False,
+    dump_passes: Path | None = None,
+    force: bool = False,
+    check: bool = False,
+    command: str = "",
+    tell: Tell = silent,
+) -> Report:
+    """Turn the model in a file into the quartet of artifacts in a folder, and write the report beside them.
+
+    Args:
+        model: the inference model; '-' is stdin.
+        folder: where training, evaluation and optimizer model and the checkpoint go; it is made where it is missing.
+        options: what to build.
+        prefix: what the names of the artifacts begin with.
+        nominal_checkpoint: let the checkpoint have names, shapes and types only.
+        verify, test_data, dump_passes, force, check, command, tell: see `run_build`.
+        reports: files for the report; by default `<training model>.report.md`.
+        no_report: write no report.
+
+    Returns:
+        The report. Its status is 'built'; or else 'refused' or 'check failed', and then no artifact was written, but
+        the report was.
+
+    Raises:
+        UsageError: an option does not fit the model or artifacts, or a file would be replaced that must not be.
+        OnnxgradError: the model can't be read, or a file can't be written.
+    """
+    options = options or Options()
+    check_request(options)
+    _check_options(options)
+    make_folder(folder, "--artifacts")
+    request = BuildRequest(model, options, verify, test_data, dump_passes, None, force, check, command, tell)
+    target = folder / f"{prefix}{TRAINING}"
+    attempt = BuildAttempt(request, lambda source: target, reports, no_report, keeps_original=True)
+    built, original = attempt.built, attempt.original
+    assert original is not None
+
+    def finish() -> tuple[ModelProto, ModelProto]:
+        return built.model, built.model
+
+    if attempt.run(finish, opens_frozen(built, attempt.dump)) is not None:
+        outputs = [value.name for value in original.graph.output] if options.keep_outputs else []
+        made = make_artifacts(built, original, outputs)
+        written = save_artifacts(made, folder, prefix, nominal=nominal_checkpoint, source=attempt.path, force=force)
+        attempt.files += [File.of(file, _kind(file, prefix)) for file in written]
+    report = attempt.report()
+    if options.optimizer and report.status == "built":
+        fed = [value.name for value in report.inputs if value.role in FED]
+        report = replace(report, next=[report.next[0], _next_step(folder, prefix, fed)])
+    return attempt.write_reports(report)
+
+
+def _check_options(options: Options) -> None:
+    """Refuse the options that ask for a model of another form than the artifacts have."""
+    others = {
+        "--training-info": options.training_info,
+        "--as-gradient-op": options.as_gradient_op,
+        "--yield": options.yield_ != "ones",
+    }
+    for option, given in others.items():
+        if given:
+            raise UsageError(f"--artifacts does not go with {option}", "leave one of them out")
+
+
+def _next_step(folder: Path, prefix: str, inputs: Iterable[str]) -> Next:
+    """How to train with a quartet, for the report."""
+    feeds = ", ".join(f'"{name}": ...' for name in inputs)
+    where = f'"{folder.as_posix()}"' + (f', "{prefix}"' if prefix else "")
+    lines = (
+        "from onnxgrad_cli.compat.artifacts import open_artifacts, save_checkpoint",
+        "",
+        f"trainer = open_artifacts({where})",
+        f"loss = trainer.step({{{feeds}}}, learning_rate=1e-3)  # arrays, the samples along the first axis",
+        f'save_checkpoint("{(folder / f"{prefix}{CHECKPOINT}").as_posix()}", trainer)',
+    )
+    return Next("Train with the artifacts", "python", "\n".join(lines))
+
+
+def _kind(file: Path, prefix: str) -> str:
+    """What an artifact is, in words."""
+    kinds = {TRAINING: "training model", EVALUATION: "evaluation model", OPTIMIZER: "optimizer model"}
+    return {**kinds, CHECKPOINT: "checkpoint"}.get(file.name.removeprefix(prefix), "weights")

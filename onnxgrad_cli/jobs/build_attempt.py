@@ -1,0 +1,207 @@
+"""What `run_build` and `run_artifacts` have in common: a build from a file, its proof and its report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnx import ModelProto
+
+from onnxgrad_cli.builder import TrainingModel
+from onnxgrad_cli.common.narration import Tell, silent
+from onnxgrad_cli.errors import CheckFailed, OnnxgradError, UnsupportedError, UsageError, suggest
+from onnxgrad_cli.files import check_external_data, check_target, load_model, save_bytes
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.skeleton import copied
+from onnxgrad_cli.ir.types import nbytes
+from onnxgrad_cli.jobs.pass_dump import PassDump
+from onnxgrad_cli.jobs.proof_data import fit, read_data
+from onnxgrad_cli.metadata import describe
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes import VERIFY, pipeline_for
+from onnxgrad_cli.passes.pipeline import Pass, PassRecord
+from onnxgrad_cli.report import FORMATS, File, Report, make_report, render
+from onnxgrad_cli.verification.proof import LARGE, Proof, prove
+
+AfterPass = Callable[[Pass, Graph, PassRecord], None]
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What a job that builds is asked for; the attributes are those of `run_build`."""
+
+    model: str | Path
+    options: Options
+    verify: bool | None = None
+    test_data: Path | None = None
+    dump_passes: Path | None = None
+    stop_after: str | None = None
+    force: bool = False
+    check: bool = False
+    command: str = ""
+    tell: Tell = silent
+
+    @property
+    def proves(self) -> bool:
+        """Whether the gradients are to be proved."""
+        return self.verify is not False and self.stop_after is None and self.options.yield_ != "keep"
+
+    @property
+    def compares(self) -> bool:
+        """Whether the proof compares the training model to the original, which in mode 'train' it does not repeat."""
+        return self.proves and self.options.mode == "keep"
+
+
+class BuildAttempt:
+    """A model on its way from its file to a training model, and what the report says of it in the end.
+
+    Attributes:
+        built: the training model, as far as the passes have come.
+        original: a copy of the inference model; None where neither the job nor the proof needs one.
+        path: the file of the inference model; None is stdin.
+        target: the file of the training model; None is stdout.
+        dump: what is done after each pass.
+        files: the files read and written.
+        proof: what the proof found; None where there was none.
+        error: why there is no training model; None where there is one.
+
+    Raises:
+        UsageError: a request does not fit the options or the model, or a file would be replaced that must not be.
+        OnnxgradError: the model or the test data can't be read.
+    """
+
+    def __init__(
+        self,
+        request: BuildRequest,
+        target: Callable[[Path | None], Path | None],
+        reports: Sequence[Path],
+        no_report: bool,
+        keeps_original: bool,
+    ) -> None:
+        proto, path = load_model(request.model)
+        self.request, self.path, self.target = request, path, target(path)
+        self.reports = _report_files(self.target, reports, no_report)
+        _check_targets(self.target, self.reports, proto, path, request.force)
+        _check_words(request, self.reports)
+        self._data = read_data(request.test_data) if request.test_data else {}
+        self.dump = PassDump(request.dump_passes, path, request.force, request.check, request.tell)
+        wanted = keeps_original or (request.compares and (request.verify or _is_small(proto)))
+        self.original = copied(proto) if wanted else None
+        folder = path.parent if path else Path()
+        self._weights = [folder / name for name in check_external_data(proto, path)]
+        self.built = TrainingModel(Graph(proto, path), request.options)
+        self.files = [File.of(path, "source model")] if path else []
+        self.proof: Proof | None = None
+        self.error: OnnxgradError | None = None
+
+    def run(self, finish: Callable[[], tuple[ModelProto, ModelProto]], after: AfterPass) -> ModelProto | None:
+        """Run the passes, and prove what they have made.
+
+        Args:
+            finish: called after the passes; returns the model to write, and the training model to prove.
+            after: called after each pass.
+
+        Returns:
+            The model to write; None where the model was refused or a check failed: `error` says why.
+        """
+        try:
+            self.built.run(after=after, stop_after=self.request.stop_after)
+            result, trained = finish()
+            if self.request.proves:
+                self._prove(trained)
+        except (UnsupportedError, CheckFailed) as error:
+            self.error = error
+            return None
+        return result
+
+    def _prove(self, trained: ModelProto) -> None:
+        """Prove a training model; a proof that fails raises CheckFailed."""
+        request = self.request
+        request.tell("verifying the gradients", 1)
+        roles = describe(trained)
+        data, sizes = fit(self._data, trained, roles, request.tell, request.test_data)
+        original = self.original if request.compares else None
+        start = time.perf_counter()
+        self.proof = prove(trained, roles, self.path, original, data, sizes, force=bool(request.verify))
+        nodes = len(self.built.graph.nodes)
+        self.built.records.append(PassRecord(VERIFY, time.perf_counter() - start, nodes, nodes, False))
+        if self.proof.failed:
+            raise CheckFailed(_why(self.proof), "the model was not written; --no-verify writes it all the same")
+
+    def report(self) -> Report:
+        """The report on what was asked and done."""
+        options = self.request.options
+        weights = [File.of(file, "weights", digest=False) for file in self._weights]
+        return make_report(
+            built=self.built, error=self.error, proof=self.proof, files=[*self.files, *weights],
+            command=self.request.command, options=options, model=self.request.model, sizes=options.dims,
+        )  # fmt: skip
+
+    def write_reports(self, report: Report) -> Report:
+        """Write a report to the files that are for it, and return it."""
+        for file in self.reports:
+            save_bytes(render(report, file.suffix[1:]).encode(), file)
+        return report
+
+
+# -- what is asked, and whether it may be -----------------------------------------------------------------------
+
+
+def _report_files(target: Path | None, reports: Sequence[Path], no_report: bool) -> Sequence[Path]:
+    """The files for the report: those asked for, else one beside the model, as `<target>.report.md`."""
+    if no_report:
+        return []
+    if reports or target is None:
+        return reports
+    return [target.with_name(f"{target.name}.report.md")]
+
+
+def _check_targets(
+    target: Path | None, reports: Sequence[Path], model: ModelProto, source: Path | None, force: bool
+) -> None:
+    """Make sure, before a build begins, that its model and reports may be written.
+
+    Args:
+        target: the file for the model; None is stdout.
+        reports: the files for the report.
+        model, source: the model that is built from and its file: neither that file nor its weights are overwritten.
+        force: replace files that onnxgrad did not write.
+
+    Raises:
+        UsageError: a file would be replaced that must not be, or two files have one name.
+    """
+    targets = [*([target] if target else []), *reports]
+    for file in targets:
+        check_target(file, model, source, force)
+    twice = {file for file in targets if targets.count(file) > 1}
+    if twice:
+        raise UsageError(f"'{twice.pop()}' is to be written twice", "give each file its own name")
+
+
+def _check_words(request: BuildRequest, reports: Sequence[Path]) -> None:
+    """Make sure that there is a pass of the name to stop after, and a format for each report."""
+    names = [step.name for step in pipeline_for(request.options)]
+    if request.stop_after is not None and request.stop_after not in names:
+        raise UsageError(
+            f"--stop-after: there is no pass '{request.stop_after}'", suggest(request.stop_after, names, "passes")
+        )
+    for file in reports:
+        if file.suffix[1:] not in FORMATS:
+            raise UsageError(
+                f"--report: '{file}' has no suffix that names a format",
+                suggest(file.suffix[1:], FORMATS, "formats"),
+            )
+
+
+# -- the proof ----------------------------------------------------------------------------------------------------
+
+
+def _is_small(model: ModelProto) -> bool:
+    return sum(nbytes(tensor) for tensor in model.graph.initializer) <= LARGE
+
+
+def _why(proof: Proof) -> str:
+    failed = [f"  {step.name}: {step.detail}" for step in proof.steps if step.status == "failed"]
+    return "\n".join(["the training model does not pass its checks:", *failed])
