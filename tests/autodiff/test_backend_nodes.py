@@ -579,7 +579,7 @@ def test_a_wrong_target_is_found(
 
 
 def test_a_wrong_copy_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = rewrite.write_copies
+    right = rewrite.write_recomputation
 
     def write(plan: Plan) -> int:
         count = right(plan)
@@ -588,7 +588,7 @@ def test_a_wrong_copy_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
                 node.op_type = "Neg"
         return count
 
-    monkeypatch.setattr(rewrite, "write_copies", write)
+    monkeypatch.setattr(rewrite, "write_recomputation", write)
     assert {kind for _, kind, _ in kinds(*COPIED)} == {WRONG}
 
 

@@ -1,17 +1,22 @@
-"""Compute cheap or chosen values of the forward part again in the backward part, so that they need not be kept.
+"""The pass behind --recompute: forward values are recomputed in the backward part instead of being stored for it.
 
-Memory for operations: `passes.kept` chooses the values, `passes.copies` writes the nodes.
+Less memory is paid for with more operations. `dataflow` finds what the backward part reads, `plan` chooses what is
+recomputed, `rewrite` writes the nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from onnxgrad_cli.cost import Cost, Facts, cost
 from onnxgrad_cli.errors import Caution, UsageError, suggest
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.options import Options, RecomputeSpec
 from onnxgrad_cli.passes.parameters.select import matching
 from onnxgrad_cli.passes.pipeline import Pass
+from onnxgrad_cli.passes.rematerialization import rewrite
+from onnxgrad_cli.passes.rematerialization.dataflow import LONGEST_CHAIN, Dataflow
+from onnxgrad_cli.passes.rematerialization.plan import Plan, plan_blocks, plan_budget, plan_elementwise
 from onnxgrad_cli.record import Recomputed, Training
 
 ELEMENTWISE, BLOCK, BUDGET = KINDS = ("elementwise", "block", "budget")
@@ -34,6 +39,11 @@ def parse_recompute(text: str) -> RecomputeSpec:
 
 
 def _size(text: str) -> int:
+    """The bytes that a text such as '512MB' names.
+
+    Raises:
+        UsageError: it is no number, negative, or of an unknown unit.
+    """
     number = text.rstrip("".join(UNITS).lower() + "".join(UNITS).upper())
     unit = {each.lower(): size for each, size in UNITS.items()}.get(text[len(number) :].strip().lower() or "b")
     try:
@@ -47,25 +57,13 @@ def _size(text: str) -> int:
 
 
 def _run(graph: Graph, options: Options, training: Training) -> bool:
-    from onnxgrad_cli.cost import Facts, cost  # which asks the passes, so that it can't come first
-    from onnxgrad_cli.passes.rematerialization.plan import LONGEST, Flow, between, cheap_again, within
-    from onnxgrad_cli.passes.rematerialization.rewrite import write_copies
-
     spec = options.recompute
     assert spec is not None
     results = [training.loss, *training.gradients.values(), *training.state.values()]
     graph.remove_unused([*results, *training.yielded.values()])  # zero gradients alone need no seed, passes do
     before = cost(graph, training)
-    ends = _boundaries(graph, training, spec) if spec.kind == BLOCK else set()
-    flow = Flow(graph, training, ends, None if spec.kind == BLOCK else LONGEST)
-    flow.fixed.update(training.state.values(), graph.output_names if options.keep_outputs else ())
-    if spec.kind == BLOCK:
-        plan = between(flow, ends)
-    elif spec.kind == BUDGET:
-        plan = within(flow, spec.size, Facts(graph, dict.fromkeys(before.assumed, 1)), before.kept_bytes)
-    else:
-        plan = cheap_again(flow)
-    count = write_copies(plan)
+    plan = _plan(graph, options, training, spec, before)
+    count = rewrite.write_recomputation(plan)
     after = cost(graph, training)
     added = after.flops_backward - before.flops_backward
     training.recomputed = Recomputed(str(spec), count, before.kept_bytes, after.kept_bytes, added)
@@ -74,8 +72,26 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
     return count > 0
 
 
+def _plan(graph: Graph, options: Options, training: Training, spec: RecomputeSpec, before: Cost) -> Plan:
+    """The plan that `spec` asks for; `before` is what the model costs without recomputation."""
+    boundaries = _boundaries(graph, training, spec) if spec.kind == BLOCK else set()
+    flow = Dataflow(graph, training, boundaries, None if spec.kind == BLOCK else LONGEST_CHAIN)
+    flow.must_store.update(training.state.values(), graph.output_names if options.keep_outputs else ())
+    if spec.kind == BLOCK:
+        return plan_blocks(flow, boundaries)
+    if spec.kind == BUDGET:
+        return plan_budget(flow, spec.size, Facts(graph, dict.fromkeys(before.assumed, 1)), before.kept_bytes)
+    return plan_elementwise(flow)
+
+
 def _shortfalls(spec: RecomputeSpec, done: Recomputed, assumed: list[str]) -> Iterator[str]:
-    """What was asked for and not reached."""
+    """What was asked for and not reached, in sentences for the cautions.
+
+    Args:
+        spec: what was asked for.
+        done: what was reached.
+        assumed: the symbols whose size counts as 1, for nobody gave one.
+    """
     if not done.nodes and (spec.kind != BUDGET or done.kept_before > spec.size):
         yield "there is nothing that could be computed again"
     elif spec.kind == BUDGET and done.kept > spec.size:
@@ -86,6 +102,7 @@ def _shortfalls(spec: RecomputeSpec, done: Recomputed, assumed: list[str]) -> It
 
 
 def _boundaries(graph: Graph, training: Training, spec: RecomputeSpec) -> set[str]:
+    """The forward nodes and values that the pattern of `--recompute block` names."""
     names: dict[str, None] = {}
     for node in graph.nodes:
         if training.yielded.keys() & set(node.input):

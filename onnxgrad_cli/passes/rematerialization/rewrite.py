@@ -1,7 +1,9 @@
-"""Copies of forward nodes in the backward part, which no runtime merges with the nodes or runs before their time.
+"""Write recomputation into a training model: copies of forward nodes, placed where the backward part needs them.
 
-What a copy reads is first reshaped to the shape that it has: `Reshape` to zeros, which keep each size, moves no data in
-memory. The zeros are computed from a gradient, so that no runtime knows them before the backward part has come there.
+A runtime would merge a copy with the node that it is a copy of, or run it early. A control dependency keeps it from
+both: an operand of the copy goes through a Reshape to the shape that it has. The target of the Reshape is zeros, which
+keep each size, so that no data move; and the zeros are computed from *control values*, cotangents that exist only when
+the backward part has come so far.
 """
 
 from __future__ import annotations
@@ -20,125 +22,162 @@ SCOPE = "recompute"
 """What the names of the nodes begin with."""
 
 
-def write_copies(plan: Plan) -> int:
-    """Let the backward part read copies of what the plan drops; returns how many nodes were copied.
+def write_recomputation(plan: Plan) -> int:
+    """Let the backward part read recomputed values in place of those that the plan does not store.
 
-    Each copy stands before the first node with a gradient that needs it, and so do the nodes between the two, and those
-    that take no gradient: of what is kept they would make as much again before the backward part begins.
+    Args:
+        plan: the plan; its graph is changed.
+
+    Returns:
+        How many nodes were copied.
     """
-    if not plan.dropped:
+    if not plan.recomputed:
         return 0
-    flow, graph = plan.flow, plan.flow.graph
-    copies = _Copies(plan)
-    wanted: dict[int, list[str]] = defaultdict(list)
-    for name in plan.dropped:
-        wanted[flow.anchor[name]].append(name)
-    placed: dict[int, list[NodeProto]] = defaultdict(list)
-    before = 0
-    for position, names in sorted(wanted.items()):
-        held = copies.held
-        placed[position] += copies.make(names, flow.seen(before, position))
-        if copies.held > held:  # else the next ones wait for these results too
-            before = position
-    rename(flow.backward, copies.names)
-    behind = set(copies.names.values())
-    backward: list[NodeProto] = []
+    writer = _Writer(plan)
+    inserted = _copies(plan, writer)
+    rename(plan.flow.backward, writer.names)
+    plan.flow.graph.nodes = [*plan.flow.forward, *_rescheduled(plan, writer, inserted)]
+    return writer.count
+
+
+def _copies(plan: Plan, writer: _Writer) -> dict[int, list[NodeProto]]:
+    """The nodes that recompute values, by the position of the first node that reads a cotangent and needs the value."""
+    needed: dict[int, list[str]] = defaultdict(list)
+    for name in plan.recomputed:
+        needed[plan.flow.first_use[name]].append(name)
+    inserted: dict[int, list[NodeProto]] = defaultdict(list)
+    start = 0  # control values are looked for from here on
+    for position, names in sorted(needed.items()):
+        barriers = writer.barriers
+        inserted[position] += writer.recompute(names, plan.flow.control_values(start, position))
+        if writer.barriers > barriers:  # else the next copies wait for these gradients too
+            start = position
+    return inserted
+
+
+def _rescheduled(plan: Plan, writer: _Writer, inserted: dict[int, list[NodeProto]]) -> list[NodeProto]:
+    """The backward part with the copies in it, and with nodes that read no cotangent as late as possible.
+
+    Such a node may run at any time, before the backward part too, and its result would then take the memory that
+    recomputation has freed. It is moved to its first use if it reads a recomputed value, else it gets a control
+    dependency on what that use waits for.
+
+    Args:
+        plan: the plan.
+        writer: what wrote the copies.
+        inserted: position -> nodes that stand before the node there; more of them are added.
+    """
+    flow, nodes = plan.flow, list[NodeProto]()
+    late = set(writer.names.values())  # values that exist only after a control dependency
     for position, node in enumerate(flow.backward):
-        backward += placed[position]
-        start = flow.starts[position]
-        if start > position and behind.isdisjoint(reads(node)):
-            made, shown = copies.hold_back(node, start, behind)
-            placed[max(made, position) + 1] += shown
-        if start == position or behind.isdisjoint(reads(node)):
-            backward.append(node)
+        nodes += inserted[position]
+        use = flow.node_use[position]
+        if use > position and late.isdisjoint(reads(node)):
+            made, barrier = writer.delay(node, use, late)
+            inserted[max(made, position) + 1] += barrier
+        if use == position or late.isdisjoint(reads(node)):
+            nodes.append(node)
         else:
-            behind.update(node.output)
-            placed[start].append(node)
-    graph.nodes = [*flow.forward, *backward]
-    return copies.count
+            late.update(node.output)
+            inserted[use].append(node)
+    return nodes
 
 
-class _Copies:
-    """The copies there are: forward value -> the copy of it."""
+class _Writer:
+    """Writes copies of forward nodes, and control dependencies.
+
+    Attributes:
+        names: forward value -> the recomputed one.
+        count: how many nodes were copied.
+        barriers: how many control dependencies were written for copies and delayed nodes.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.graph = plan, plan.flow.graph
         self.names: dict[str, str] = {}
-        self.count = self.held = 0
-        self._before = 0
-        self._op, self._early = Op(self.graph), Op(self.graph)
-        self._op.role = self._early.role = "backward"
-        self._made = {name: position for position, names in plan.flow.done.items() for name in names}
-        self._place = {id(node): place for place, node in enumerate(plan.flow.forward)}
+        self.count = self.barriers = 0
+        self._last_use = 0  # the position of the use that the last delayed node waits for
+        self._copying, self._delaying = Op(self.graph), Op(self.graph)
+        self._copying.role = self._delaying.role = "backward"
+        self._made_at = plan.flow.made_at()
+        self._order = {id(node): position for position, node in enumerate(plan.flow.forward)}
 
-    def make(self, names: list[str], known: list[str]) -> list[NodeProto]:
-        """The nodes that make copies of values, of what is kept and of earlier copies, not before `known` is known."""
-        chain, stack = dict[int, NodeProto](), list(names)
+    def recompute(self, names: list[str], control_values: list[str]) -> list[NodeProto]:
+        """The nodes that recompute values, from stored and recomputed ones, not before `control_values` exist."""
+        nodes, stack = dict[int, NodeProto](), list(names)
         while stack:
             name = stack.pop()
-            if name in self.names or self.plan.has(name) or id(node := self.plan.flow.made[name]) in chain:
+            if name in self.names or self.plan.is_available(name):
                 continue
-            chain[id(node)] = node
-            stack += filter(None, node.input)
-        before = len(self._op.nodes)
-        for node in sorted(chain.values(), key=lambda node: self._place[id(node)]):
-            self._copy(node, known)
-        return self._op.nodes[before:]
+            node = self.plan.flow.producers[name]
+            if id(node) not in nodes:
+                nodes[id(node)] = node
+                stack += filter(None, node.input)
+        before = len(self._copying.nodes)
+        for node in sorted(nodes.values(), key=lambda node: self._order[id(node)]):
+            self._copy(node, control_values)
+        return self._copying.nodes[before:]
 
-    def hold_back(self, node: NodeProto, start: int, behind: set[str]) -> tuple[int, list[NodeProto]]:
-        """Let a node, if it reads a tensor, wait for what the one at `start` waits for; what it reads then is `behind`.
+    def delay(self, node: NodeProto, use: int, late: set[str]) -> tuple[int, list[NodeProto]]:
+        """Give a node that reads no cotangent a control dependency on what the node at position `use` waits for.
+
+        Args:
+            node: the node; its first operand that a Reshape can delay is replaced.
+            use: the position of its first use.
+            late: the values behind a control dependency; the delayed operand is added.
 
         Returns:
-            the position where all of that is made, and the nodes that show it.
+            The position where the last control value is made, and the nodes of the control dependency; (0, []) if there
+            is nothing to delay, or no control value.
         """
         flow = self.plan.flow
-        place = next((i for i, name in enumerate(node.input) if flow.holds(name)), None)
-        known = flow.seen(min(self._before, start), start)
-        if place is None or not known:
+        position = next((i for i, name in enumerate(node.input) if flow.can_be_delayed(name)), None)
+        control_values = flow.control_values(min(self._last_use, use), use)
+        if position is None or not control_values:
             return 0, []
-        self._before, count = start, len(self._early.nodes)
-        node.input[place] = self._held(self._early, node.input[place], known)
-        behind.add(node.input[place])
-        return max(self._made[name] for name in known), self._early.nodes[count:]
+        self._last_use, count = use, len(self._delaying.nodes)
+        node.input[position] = self._delayed(self._delaying, node.input[position], control_values)
+        late.add(node.input[position])
+        return max(self._made_at[name] for name in control_values), self._delaying.nodes[count:]
 
-    def _copy(self, node: NodeProto, known: list[str]) -> None:
+    def _copy(self, node: NodeProto, control_values: list[str]) -> None:
+        """Write a copy of a node, which reads recomputed values, or else one operand behind a control dependency."""
         inputs = [self.names.get(name, name) for name in node.input]
         if inputs == list(node.input):
-            place = next(i for i, name in enumerate(inputs) if self.plan.flow.holds(name))
-            inputs[place] = self._held(self._op, inputs[place], known)
+            position = next(i for i, name in enumerate(inputs) if self.plan.flow.can_be_delayed(name))
+            inputs[position] = self._delayed(self._copying, inputs[position], control_values)
         copy = NodeProto()
         copy.CopyFrom(node)
         del copy.input[:], copy.output[:], copy.metadata_props[:]
         copy.name = self.graph.fresh(f"{SCOPE}/{node.name}")
         copy.input.extend(inputs)
         copy.metadata_props.add(key=ROLE, value="backward")
-        for name in node.output:
-            copy.output.append(self._twin(name, "recomputed") if name else "")
-        twins = zip(node.output, copy.output, strict=True)
-        self.names.update((old, new) for old, new in twins if old and not self.plan.has(old))
-        self._op.nodes.append(copy)
+        copy.output.extend(self._recomputed(name) if name else "" for name in node.output)
+        pairs = zip(node.output, copy.output, strict=True)
+        self.names.update((old, new) for old, new in pairs if old and not self.plan.is_available(old))
+        self._copying.nodes.append(copy)
         self.count += 1
 
-    def _twin(self, name: str, kind: str) -> str:
-        """A new value of the type that `name` has."""
-        twin, types = self.graph.fresh(f"{name}_{kind}"), self.graph.types
+    def _recomputed(self, name: str) -> str:
+        """A new value for the recomputed `name`, of its type."""
+        new, types = self.graph.fresh(f"{name}_recomputed"), self.graph.types
         if name in types:
-            types[twin] = types[name]
-        return twin
+            types[new] = types[name]
+        return new
 
-    def _held(self, op: Op, name: str, known: list[str]) -> str:
-        """`name`, but not before all of `known` is."""
+    def _delayed(self, op: Op, name: str, control_values: list[str]) -> str:
+        """A value equal to `name` that exists only after all of `control_values`."""
         own = self.graph.types[name]
         x = op.val(name)
         op.scope = SCOPE
-        values = [op.val(each) for each in known]
+        values = [op.val(each) for each in control_values]
         firsts = [op.Slice(op.Reshape(v, op.ints([-1])), op.ints([0]), op.ints([1])) for v in values]
         first = op.Concat(*(op.cast(v, TensorProto.BOOL) for v in firsts), axis=0)
         never = op.And(first, op.const(np.array(False)))
         zeros = op.Expand(op.sum(op.cast(never, TensorProto.INT64), keepdims=False), op.ints([x.rank]))
         before = len(op.nodes)
-        held = op.emit("Reshape", x, zeros, types=[own])
-        if len(op.nodes) > before:  # else it is there already
-            self.held += 1
-            self.graph.proto.graph.value_info.append(helper.make_value_info(held.name, own))
-        return held.name
+        delayed = op.emit("Reshape", x, zeros, types=[own])
+        if len(op.nodes) > before:  # else the same control dependency was written before
+            self.barriers += 1
+            self.graph.proto.graph.value_info.append(helper.make_value_info(delayed.name, own))
+        return delayed.name

@@ -1,0 +1,218 @@
+"""What flows from the forward part of a training model into its backward part.
+
+The forward part is cut into *segments*: a segment ends at an operator that takes many operations, at a named boundary,
+or where a chain of cheap nodes becomes long. A value is recomputed from stored values of any segment and from others of
+its own segment, so that one recomputation never brings back more than a segment.
+
+The backward part begins at the *seed*, the cotangent that the YieldOp hands in. Every value computed from the seed is
+called a *cotangent* here. Other nodes of the backward part read no cotangent, such as the transpose of a forward value:
+a runtime may run them at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence, Set
+
+from onnx import NodeProto
+
+from onnxgrad_cli.cost import EXACT, VIEWS
+from onnxgrad_cli.emission.emitter import FORWARD
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import reads, subgraphs
+from onnxgrad_cli.ir.randomness import is_random
+from onnxgrad_cli.ir.types import shape_of
+from onnxgrad_cli.record import Training
+
+EXPENSIVE = frozenset(EXACT) - {"AveragePool", "MaxPool", "LpPool"}
+"""Operators that take many operations for each element that they read."""
+
+SIZES = frozenset("Constant Shape Size".split())
+"""Operators whose results depend on no data: values computed from them alone are small, and runtimes fold them."""
+
+LONGEST_CHAIN = 32
+"""How many cheap nodes in a row one segment holds: a longer chain would be recomputed as a whole."""
+
+
+class Dataflow:
+    """The forward values that the backward part reads, and where it reads them.
+
+    Positions are indices into `backward`.
+
+    Attributes:
+        graph: the training model.
+        forward, backward: the nodes before and after the seed; the node that makes the seed is the last of `forward`.
+        producers: forward value -> the node that makes it.
+        data_dependent: the values that depend on what the model is fed.
+        segments: forward value -> its segment.
+        cotangents: the values that depend on the seed.
+        gradients: the gradients of weights and inputs.
+        first_use: forward value -> the position of the first node that reads a cotangent and needs the value, directly
+            or through nodes without cotangents.
+        node_use: for each node of the backward part its own position; where the node reads no cotangent, the position
+            of the first node that reads one and needs its result.
+        must_store: forward values that may not be recomputed, whoever reads them.
+    """
+
+    def __init__(
+        self, graph: Graph, training: Training, boundaries: Collection[str] = (), longest: int | None = None
+    ) -> None:
+        """Analyse `graph`.
+
+        Args:
+            graph: a training model with its YieldOp, after the backward pass.
+            training: its record.
+            boundaries: names of nodes and values that end a segment.
+            longest: the nodes of the longest chain in a segment; None where only `boundaries` end segments.
+        """
+        seeds = set(training.yielded.values())
+        start = 1 + next(i for i, node in enumerate(graph.nodes) if seeds.intersection(node.output))
+        self.graph = graph
+        self.forward, self.backward = graph.nodes[:start], graph.nodes[start:]
+        self.producers = {name: node for node in self.forward for name in node.output if name}
+        self.data_dependent = _data_dependent(graph)
+        self.segments = Segments(self.forward, self.data_dependent, frozenset(boundaries), longest)
+        self.gradients = set(training.gradients.values())
+        self.cotangents = set(seeds)
+        self._made_at: dict[int, list[str]] = {}  # position -> the cotangent tensors that its node makes
+        self._unfoldable: set[str] = set()  # cotangents that depend on data too, which no runtime computes in advance
+        self._first_unfoldable = len(self.backward)  # the position of the node that makes the first of them
+        self._find_cotangents()
+        self.first_use: dict[str, int] = {}
+        self.node_use = list(range(len(self.backward)))
+        self.must_store: set[str] = set()
+        self._find_uses()
+
+    # -- the backward part ------------------------------------------------------------------------------------------
+
+    def _find_cotangents(self) -> None:
+        """Follow the seed through the backward part."""
+        for position, node in enumerate(self.backward):
+            operands = reads(node)
+            if self.cotangents.isdisjoint(operands):
+                continue
+            results = list(filter(None, node.output))
+            if any(self._is_unfoldable(name) for name in operands):
+                self._unfoldable.update(results)
+                self._first_unfoldable = min(position, self._first_unfoldable)
+            self.cotangents.update(results)
+            self._made_at[position] = [name for name in results if self._is_tensor(name)]
+
+    def _is_unfoldable(self, name: str) -> bool:
+        return name in self._unfoldable or (name in self.data_dependent and name not in self.cotangents)
+
+    def _find_uses(self) -> None:
+        """Go back from the nodes that read cotangents to the forward values that each of them needs."""
+        uses: dict[str, int] = {}  # value that is no cotangent -> the first position at which a cotangent needs it
+        for position in reversed(range(len(self.backward))):
+            node = self.backward[position]
+            if self.cotangents.isdisjoint(node.output):
+                use = min((uses[name] for name in node.output if name in uses), default=None)
+            else:
+                use = position
+            if use is None:
+                continue
+            self.node_use[position] = use
+            operands = [name for name in reads(node) if name not in self.cotangents]
+            uses.update((name, min(use, uses.get(name, use))) for name in operands)
+            self._store_operands(node, operands)
+        self.first_use = {n: use for n, use in uses.items() if n in self.producers and n in self.data_dependent}
+        self.must_store.update(name for name, use in self.first_use.items() if use <= self._first_unfoldable)
+
+    def _store_operands(self, node: NodeProto, operands: list[str]) -> None:
+        """Store what a backward node reads from another segment than its forward node does, and what bodies read."""
+        segment = self._segment_of_forward(node)
+        if segment is not None:
+            self.must_store.update(name for name in operands if self.segments.get(name, segment) != segment)
+        if subgraphs(node):
+            self.must_store.update(reads(node))
+
+    def _segment_of_forward(self, node: NodeProto) -> int | None:
+        """The segment that the forward node of a backward node reads; None where the node names no forward node."""
+        label = next((entry.value for entry in node.metadata_props if entry.key == FORWARD), "")
+        return self.segments.read_by.get(label)
+
+    def control_values(self, start: int, end: int) -> list[str]:
+        """Cotangents that show that the backward part has come to position `end`: their values exist only then.
+
+        They are in memory at that time anyway: the cotangents that the node at `end` reads, and the gradients that the
+        nodes from `start` on have made; where there are none, the cotangent that was made last.
+        """
+        read = [name for name in reads(self.backward[end]) if name in self._unfoldable and self._is_tensor(name)]
+        made = [name for at in range(start, end) for name in self._made_at.get(at, ()) if name in self._unfoldable]
+        return [*(name for name in made if name in self.gradients and name not in read), *read] or made[-1:]
+
+    def made_at(self) -> dict[str, int]:
+        """Cotangent tensor -> the position of the node that makes it."""
+        return {name: position for position, names in self._made_at.items() for name in names}
+
+    # -- forward values ---------------------------------------------------------------------------------------------
+
+    def storage(self, name: str) -> str:
+        """The value whose memory `name` shares: the one that it is a view of, or `name` itself."""
+        while (node := self.producers.get(name)) is not None and node.op_type in VIEWS and not node.domain:
+            if any(other in self.data_dependent for other in node.input[1:]):
+                break
+            name = node.input[0]
+        return name
+
+    def is_resident(self, name: str) -> bool:
+        """Whether a value is in memory whatever the backward part reads: fed, stored, or computed without data."""
+        return name not in self.producers or name not in self.data_dependent
+
+    def can_run_twice(self, node: NodeProto) -> bool:
+        """Whether a second run of a node gives the same and harms nothing.
+
+        The node is a standard operator, draws no random numbers, updates no statistics, has no body, and reads a value
+        that can be delayed.
+        """
+        if node.domain not in ("", "ai.onnx") or subgraphs(node) or is_random(self.graph, node):
+            return False
+        if any(a.name == "training_mode" and a.i for a in node.attribute) or node.op_type == "YieldOp":
+            return False
+        if not all(self._is_tensor(name) for name in (*node.input, *node.output) if name):
+            return False
+        return any(self.can_be_delayed(name) for name in node.input)
+
+    def can_be_delayed(self, name: str) -> bool:
+        """Whether a Reshape can make readers of a value wait: the value depends on data and has axes, a known number."""
+        return name in self.data_dependent and bool(shape_of(self.graph.types.get(name)))
+
+    def _is_tensor(self, name: str) -> bool:
+        found = self.graph.types.get(name)
+        return found is not None and found.HasField("tensor_type")
+
+
+class Segments(dict[str, int]):
+    """The segment of each forward value.
+
+    Attributes:
+        read_by: name of a forward node -> the last segment that it reads.
+    """
+
+    def __init__(
+        self,
+        forward: Sequence[NodeProto],
+        data_dependent: Set[str],
+        boundaries: frozenset[str],
+        longest: int | None,
+    ) -> None:
+        super().__init__()
+        self.read_by: dict[str, int] = {}
+        chain: dict[str, int] = {}  # value -> the nodes of the longest chain that leads to it inside its segment
+        for node in forward:
+            segment = max((self.get(name, 0) for name in reads(node) if name in data_dependent), default=0)
+            self.read_by[node.name] = segment
+            length = 1 + max((chain.get(name, 0) for name in node.input if self.get(name) == segment), default=0)
+            full = longest is not None and (node.op_type in EXPENSIVE or length > longest)
+            ends = full or not boundaries.isdisjoint((node.name, *node.output))
+            for name in filter(None, node.output):
+                self[name] = segment + ends
+                chain[name] = 0 if ends else length
+
+
+def _data_dependent(graph: Graph) -> set[str]:
+    found = {name for name in graph.input_names if name not in graph.initializers}
+    for node in graph.nodes:
+        if node.op_type not in SIZES and not found.isdisjoint(reads(node)):
+            found.update(filter(None, node.output))
+    return found
