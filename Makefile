@@ -26,10 +26,11 @@ test-slow: .venv/installed-test  ## the rest of the tests
 
 test-all: test test-slow lint  ## all tests, and lint
 
-lint: .venv/installed-lint  ## ruff and mypy
+lint: .venv/installed-lint  ## ruff, mypy, and the contract of the layers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 docs: .venv/installed-test  ## write the tables and pictures of docs/ anew, from the rules and what the tests have proven
 	$(BIN)/python -m tests.proofs

@@ -20,9 +20,9 @@ from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.optimizers import OPTIMIZERS, Optimizer
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.loss.append import fed_first
-from onnxgrad_cli.passes.loss_scale import DYNAMIC, adapted, are_finite, scale_in
 from onnxgrad_cli.passes.optimizer.accumulation import accumulate, cautions, check_accumulation
 from onnxgrad_cli.passes.optimizer.clipping import check_clipping, clipped
+from onnxgrad_cli.passes.optimizer.dynamic_loss_scale import DYNAMIC, adapted, are_finite, scale_in
 from onnxgrad_cli.passes.optimizer.ema import averaged, check_average
 from onnxgrad_cli.passes.optimizer.groups import settings
 from onnxgrad_cli.passes.optimizer.state import States
