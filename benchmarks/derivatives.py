@@ -24,7 +24,7 @@ from benchmarks.models import export
 from benchmarks.ops import ours
 from onnxgrad_cli.derivatives import jacobian
 from onnxgrad_cli.derivatives.kinds import derive
-from onnxgrad_cli.execution.interleaved_timing import in_turn
+from onnxgrad_cli.execution.interleaved_timing import interleaved
 from onnxgrad_cli.options import Options
 
 KINDS = ("jvp", "hvp", "jacobian", "hessian")
@@ -78,7 +78,7 @@ def measure(
         (value,) = found().values()
         error = np.abs(value - wanted).max() / np.abs(wanted).max()
         assert error < 1e-3, f"{kind}: {name} differs by {error:.1e} of the largest entry"
-    return in_turn(steps, repeat)
+    return interleaved(steps, repeat)
 
 
 def main() -> None:

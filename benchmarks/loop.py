@@ -15,7 +15,7 @@ from pathlib import Path
 import onnx
 
 from onnxgrad_cli import LossSpec, Options, build
-from onnxgrad_cli.execution.interleaved_timing import in_turn
+from onnxgrad_cli.execution.interleaved_timing import interleaved
 from onnxgrad_cli.training.data import Batches, open_data
 from onnxgrad_cli.training.loop import Loop
 from onnxgrad_cli.training.run.folder import run_folder
@@ -55,7 +55,7 @@ def overhead(repeat: int, folder: Path) -> dict[str, float]:
             run._save = lambda log, best=False: None  # type: ignore[method-assign]
             run.run()
 
-    found = in_turn({"bare": bare, "step": steps, "loop": loop}, repeat)
+    found = interleaved({"bare": bare, "step": steps, "loop": loop}, repeat)
     each = 1000 / len(batches)
     return {"bare": found["bare"] * each, "step": found["step"] * each, "loop": found["loop"] * each / EPOCHS}
 

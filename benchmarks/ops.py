@@ -24,7 +24,7 @@ import torch
 from onnx import helper
 from torch.nn import functional as F
 
-from onnxgrad_cli.execution.interleaved_timing import in_turn
+from onnxgrad_cli.execution.interleaved_timing import interleaved
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.options import Options
@@ -252,7 +252,7 @@ def measure(row: Row, repeat: int, threads: int) -> dict[str, Any]:
     for name, gradient in expected().items():
         error = np.abs(mine[name] - gradient).max() / max(np.abs(gradient).max(), 1e-6)
         assert not row.equal or error < 1e-3, f"{row.name}: {name} differs by {error:.1e} of its largest entry"
-    medians = in_turn({"onnxgrad": run, "torch": step}, repeat)
+    medians = interleaved({"onnxgrad": run, "torch": step}, repeat)
     ratio = medians["onnxgrad"] / medians["torch"]
     return {"name": row.name, **medians, "ratio": ratio, "reference": row.reference, "nodes": len(model.graph.node)}
 

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from onnxgrad_cli.execution import session
 from onnxgrad_cli.ir.types import Arrays, element_type
 from onnxgrad_cli.targets.standard import to_standard
 
 if TYPE_CHECKING:
     from onnx.reference.op_run import OpRun
-
-
-MANY = 5_000
-"""Nodes beyond which onnxruntime runs a model as it stands: the time of its optimizations grows with the square of the
-nodes (17 s for 10,000 nodes, and 1.5 s without)."""
 
 
 class Executor:
@@ -36,45 +31,27 @@ class Executor:
         fallback: bool = True,
         ops: Sequence[type[OpRun]] = (),
     ) -> None:
-        onnxruntime = _onnxruntime()
-        self.name = "onnx.reference"
         self._outputs = [output.name for output in model.graph.output]
         if prefer == "onnxruntime" and not ops:
-            errors = onnxruntime.capi.onnxruntime_pybind11_state
-            options = onnxruntime.SessionOptions()
-            options.intra_op_num_threads = threads
-            options.log_severity_level = 4
-            if len(model.graph.node) > MANY:
-                options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            runtime = session.load_onnxruntime()
+            errors = runtime.capi.onnxruntime_pybind11_state
+            few = session.OPTIMIZED_FOR_FEW_RUNS
             try:
-                session = onnxruntime.InferenceSession(
-                    model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-                )
+                self._run = session.start_session(model, threads=threads, optimized=few, silent=True).run
+                self.name = f"onnxruntime {runtime.__version__}"
+                return
             except (errors.NotImplemented, errors.Fail) as error:  # no kernel, none with these attributes, or too new
                 known = any(text in str(error) for text in ("not supported", "Current official support"))
                 if not fallback or not (known or isinstance(error, errors.NotImplemented)):
                     raise
-            else:
-                self.name = f"onnxruntime {onnxruntime.__version__}"
-                self._run = session.run
-                return
         from onnxgrad_cli.execution.reference import evaluator  # its import takes longer than a small build
 
         self._run = evaluator(model, ops).run
+        self.name = "onnx.reference"
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """The model's outputs by name."""
         return dict(zip(self._outputs, self._run(None, dict(feeds)), strict=True))
-
-
-def _onnxruntime() -> ModuleType:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # its native part has wrapped it
-            raise KeyboardInterrupt from None
-        raise
-    return onnxruntime
 
 
 def to_double(model: ModelProto) -> ModelProto:

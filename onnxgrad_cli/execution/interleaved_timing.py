@@ -1,4 +1,4 @@
-"""Times of things that are compared: they take turns, so that what else the machine does falls on all alike.
+"""Interleaved timing: what is compared is measured in alternation; other load on the machine falls on all alike.
 
 A block is as many steps as fit into a moment, after one that is not measured. This module needs the standard library
 alone.
@@ -9,12 +9,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 BLOCK, LONG = 0.05, 0.5
-"""Seconds that one computes before it is another's turn; and of a step so long that nothing else need come before."""
+"""Seconds of a block; and of a step so long that no other step need come before it."""
 
 Rounds = Mapping[str, Sequence[float]]
-"""Of each the seconds that a step took in each round."""
+"""For each name, the seconds that a step took in each round."""
 
 
 def block(step: Callable[[], object]) -> float:
@@ -31,7 +32,7 @@ def block(step: Callable[[], object]) -> float:
 
 
 def rounds(blocks: Mapping[str, Callable[[], float]], repeat: int) -> Rounds:
-    """What each takes, in rounds in which they take turns; the order turns round too."""
+    """The seconds that each block returns in each of `repeat` rounds; every other round runs them in reverse order."""
     found: dict[str, list[float]] = {name: [] for name in blocks}
     for i in range(repeat):
         for name in list(blocks)[:: 1 - 2 * (i % 2)]:
@@ -39,11 +40,7 @@ def rounds(blocks: Mapping[str, Callable[[], float]], repeat: int) -> Rounds:
     return found
 
 
-def in_turn(steps: Mapping[str, Callable[[], object]], repeat: int) -> dict[str, float]:
-    """The median milliseconds of each step, of `repeat` blocks, in which they take turns."""
-
-    def turn(step: Callable[[], object]) -> Callable[[], float]:
-        return lambda: block(step)
-
-    found = rounds({name: turn(step) for name, step in steps.items()}, repeat)
+def interleaved(steps: Mapping[str, Callable[[], object]], repeat: int) -> dict[str, float]:
+    """The median milliseconds of each step, over `repeat` rounds of one block each."""
+    found = rounds({name: partial(block, step) for name, step in steps.items()}, repeat)
     return {name: statistics.median(seconds) * 1e3 for name, seconds in found.items()}

@@ -1,13 +1,17 @@
-"""Sessions of onnxruntime whose weights and state are no part of the model: they are bound, and so can be shared."""
+"""The one place that loads onnxruntime and opens its sessions, and the tensors that are bound to their runs.
+
+Weights and state are no part of the model of such a session: they are bound, and so can be shared between sessions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
-import onnxruntime
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
@@ -15,14 +19,34 @@ from onnxgrad_cli.files import load_external_data
 from onnxgrad_cli.ir.skeleton import without_initializers
 from onnxgrad_cli.ir.types import is_external
 
+if TYPE_CHECKING:
+    import onnxruntime
+
 CPU, OPENVINO = "CPUExecutionProvider", "OpenVINOExecutionProvider"
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-MANY = 20_000
-"""Nodes beyond which onnxruntime runs a model as it stands: the time of its optimizations grows with the square of the
-nodes, and is over a minute there."""
+
+OPTIMIZED_FOR_MANY_RUNS, OPTIMIZED_FOR_FEW_RUNS = 20_000, 5_000
+"""Nodes beyond which onnxruntime runs a model as it stands, in a session that trains and in one that runs a few times.
+The time of its optimizations grows with the square of the nodes: 17 s for 10,000 nodes (1.5 s without), and over a
+minute for 20,000."""
 
 DEVICES = {"CUDAExecutionProvider": "cuda", "ROCMExecutionProvider": "cuda", "DmlExecutionProvider": "dml"}
 """Execution providers that compute elsewhere than in the memory of the processor, and what their device is called."""
+
+
+def load_onnxruntime() -> ModuleType:
+    """The package onnxruntime, loaded when it is first used: its import takes a tenth of the time of a small build.
+
+    Raises:
+        KeyboardInterrupt: the user interrupted the import; onnxruntime's native part makes an ImportError of that.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        raise
+    return onnxruntime
 
 
 def find_provider(name: str) -> str:
@@ -31,7 +55,7 @@ def find_provider(name: str) -> str:
     Raises:
         UsageError: the installed onnxruntime does not have it.
     """
-    there = {_short(provider): provider for provider in onnxruntime.get_available_providers()}
+    there = {_short(provider): provider for provider in load_onnxruntime().get_available_providers()}
     if _short(name) not in there:
         raise UsageError(f"--provider: this onnxruntime has no '{name}'", suggest(_short(name), there, "providers"))
     return there[_short(name)]
@@ -69,28 +93,56 @@ def open_session(
     provider: str = CPU,
     threads: int | None = None,
     *,
-    in_turn: bool = False,
+    alternating: bool = False,
 ) -> onnxruntime.InferenceSession:
-    """A session on a model.
+    """A session that trains a model or evaluates it on data, with many runs.
 
     Args:
-        model: the model.
-        path: where it was read from; external data are relative to it.
-        provider: the execution provider, by its full name; what it lacks runs on the processor.
-        threads: how many the processor uses; None is onnxruntime's choice.
-        in_turn: whether another session runs next: then its threads don't spin for more work, in the way of the other.
+        model, path, provider, threads, alternating: see `start_session`.
 
     Raises:
         OnnxgradError: onnxruntime refuses the model.
     """
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # it warns of each initializer that is an input
+    try:
+        return start_session(model, path, provider, threads, alternating=alternating)
+    except Exception as error:  # of many kinds, none of them public
+        raise OnnxgradError(f"onnxruntime can't run the model: {str(error).strip()}") from error
+
+
+def start_session(
+    model: ModelProto,
+    path: Path | None = None,
+    provider: str = CPU,
+    threads: int | None = None,
+    *,
+    alternating: bool = False,
+    optimized: int = OPTIMIZED_FOR_MANY_RUNS,
+    silent: bool = False,
+) -> onnxruntime.InferenceSession:
+    """A session on a model; what refuses the model is onnxruntime's own error.
+
+    Args:
+        model: the model.
+        path: where the model was read from; external data are relative to it.
+        provider: the execution provider, by its full name; the processor runs what the provider lacks.
+        threads: how many the processor uses; None is onnxruntime's choice.
+        alternating: whether another session runs next: then the threads of this one don't spin for more work, in the
+            way of the other.
+        optimized: the number of nodes beyond which onnxruntime does not optimize the model.
+        silent: whether onnxruntime logs no errors either, because a refusal is expected and answered.
+
+    Raises:
+        Exception: onnxruntime refuses the model; its exceptions share no public base class.
+    """
+    runtime = load_onnxruntime()
+    options = runtime.SessionOptions()
+    options.log_severity_level = 4 if silent else 3  # no warnings: there is one for each initializer that is an input
     options.enable_mem_pattern = False  # patterns take up to half the memory again, and save microseconds
-    if len(model.graph.node) > MANY:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if len(model.graph.node) > optimized:
+        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if threads is not None:
         options.intra_op_num_threads = threads
-    if in_turn:
+    if alternating:
         options.add_session_config_entry("session.force_spinning_stop", "1")
     folder = path.parent if path else Path()
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.absolute()))
@@ -98,10 +150,7 @@ def open_session(
     if provider != CPU:  # OpenVINO's has threads of its own
         own = {"num_of_threads": str(threads)} if provider == OPENVINO and threads is not None else {}
         providers.insert(0, (provider, own))
-    try:
-        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers)
-    except Exception as error:  # of many kinds, none of them public
-        raise OnnxgradError(f"onnxruntime can't run the model: {str(error).strip()}") from error
+    return runtime.InferenceSession(model.SerializeToString(), options, providers=providers)
 
 
 def feed(binding: onnxruntime.IOBinding, name: str, array: np.ndarray) -> None:
@@ -125,10 +174,10 @@ class Buffer:
         self.value = self._bound(self.array)
 
     def _bound(self, array: np.ndarray) -> onnxruntime.OrtValue:
+        ort_value = load_onnxruntime().OrtValue
         if array.dtype == BFLOAT16:
-            make = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type
-            return make(array.view(np.uint16), TensorProto.BFLOAT16)
-        return onnxruntime.OrtValue.ortvalue_from_numpy(array, self._device, 0)
+            return ort_value.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), TensorProto.BFLOAT16)
+        return ort_value.ortvalue_from_numpy(array, self._device, 0)
 
     def read(self) -> np.ndarray:
         """A copy of what it holds."""

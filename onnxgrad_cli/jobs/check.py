@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from onnxgrad_cli.common.narration import Tell, silent
+from onnxgrad_cli.compat.artifacts import with_stored
 from onnxgrad_cli.files import load_model
 from onnxgrad_cli.jobs.proof_data import fit, read_data
 from onnxgrad_cli.metadata import describe
@@ -35,9 +36,6 @@ def run_check(
     proto, path = load_model(model)
     roles = describe(proto)
     if path is not None:
-        # Not above: onnxruntime comes with it, which models of a wrong kind are refused without.
-        from onnxgrad_cli.compat.artifacts import with_stored
-
         proto = with_stored(proto, path)
     arrays = read_data(data) if data else {}
     arrays, measured = fit(arrays, proto, roles, tell, data)

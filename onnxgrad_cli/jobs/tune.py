@@ -8,9 +8,9 @@ import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import onnxruntime
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from onnxgrad_cli.autodiff.kernel_variants import TABLE, VariantChoice, load_tuned
@@ -19,14 +19,17 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.compat.random_feed import random_feed
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.execution.interleaved_timing import in_turn
-from onnxgrad_cli.execution.session import open_session
+from onnxgrad_cli.execution.interleaved_timing import interleaved
+from onnxgrad_cli.execution.session import load_onnxruntime, open_session
 from onnxgrad_cli.files import STREAM, load_model, save_bytes
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.targets import STANDARD
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 GAIN = 0.95
 """What a form must take of the default's time to be chosen: less is within the noise of a shared machine."""
@@ -109,7 +112,7 @@ def run_tune(
         if here is None or len(choice.forms) < 2:
             continue
         tell(place, 1)
-        times = in_turn(_steps(here, threads), repeat)
+        times = interleaved(_steps(here, threads), repeat)
         best = min(times, key=times.__getitem__)
         default = choice.default
         best = best if times[best] < GAIN * times.get(default, np.inf) else default
@@ -193,7 +196,7 @@ def _alone(graph: Graph, node: NodeProto) -> ModelProto:
 
 def _toml(found: list[Measured], threads: int | None) -> str:
     made_on = f"{platform.processor() or platform.machine()}, {threads or os.cpu_count()} threads"
-    lines = [f"# onnxgrad tune: onnxruntime {onnxruntime.__version__}, {made_on}", f"[{TABLE}]"]
+    lines = [f"# onnxgrad tune: onnxruntime {load_onnxruntime().__version__}, {made_on}", f"[{TABLE}]"]
     for each in found:
         if each.best != each.default:
             ratio = each.milliseconds[each.best] / each.milliseconds[each.default]

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import onnxruntime
 from onnx import ModelProto
 
 from onnxgrad_cli.builder import TrainingModel
@@ -20,6 +20,9 @@ from onnxgrad_cli.training.run.interrupt import uninterrupted
 from onnxgrad_cli.training.steps.base import RATE, Held, NotFinite, loosen, numpy_type
 from onnxgrad_cli.training.steps.sliced import SHIFT, SlicedStep, parts_of
 from onnxgrad_cli.training.steps.whole import WholeStep
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 __all__ = ["NotFinite", "Trainer"]
 
@@ -76,7 +79,7 @@ class Trainer(Held):
         self._rate = scalars[rates[0]]
 
         def start(part: ModelProto) -> onnxruntime.InferenceSession:
-            return open_session(part, path, provider, threads, in_turn=parts is not None)
+            return open_session(part, path, provider, threads, alternating=parts is not None)
 
         self._step: WholeStep | SlicedStep
         self._unbroken: Callable[[], AbstractContextManager[None]]

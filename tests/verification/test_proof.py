@@ -9,7 +9,7 @@ import pytest
 
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.builder import build
-from onnxgrad_cli.execution import executor
+from onnxgrad_cli.execution import session
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options
@@ -165,7 +165,7 @@ def test_a_model_of_many_nodes_is_proven_only_when_asked(monkeypatch):
     model = build(parse("Tanh")).model
     roles = describe(model)
     monkeypatch.setattr(proofs, "LONG", 3)
-    monkeypatch.setattr(executor, "MANY", 3)
+    monkeypatch.setattr(session, "OPTIMIZED_FOR_FEW_RUNS", 3)
     proof = prove(model, roles)
     assert proof.status == "skipped" and "nodes: ask for it with --verify" in proof.reason
     assert prove(model, roles, force=True).status == "passed"

@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 from onnx import ModelProto, TypeProto, helper
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
-from onnxgrad_cli.execution.session import Buffer
+from onnxgrad_cli.execution.session import Buffer, load_onnxruntime
 from onnxgrad_cli.files import check_target, load_model, save_model
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.randomness import RANDOM
@@ -199,7 +198,7 @@ class Held:
     def _draw(self, seed: int | None) -> None:
         """Let the step draw random numbers of its own; None draws none."""
         if seed is not None:
-            onnxruntime.set_seed(_spread(seed + 1_000_003 * self.steps))
+            load_onnxruntime().set_seed(_spread(seed + 1_000_003 * self.steps))
 
     def _failed(self, feeds: Mapping[str, np.ndarray], error: Exception) -> OnnxgradError:
         given = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in feeds.items())
@@ -236,7 +235,7 @@ def _spread(number: int) -> int:
 def loosen(model: ModelProto, seed: int) -> int | None:
     """Let what is drawn depend on the seed of the run alone; None where no Dropout draws anew at each step."""
     if drawing(model):
-        onnxruntime.set_seed(_spread(seed))  # they draw on from where the session has begun
+        load_onnxruntime().set_seed(_spread(seed))  # they draw on from where the session has begun
     found = [node for node in with_bodies(model.graph.node) if node.op_type == "Dropout"]
     for node in found:
         for attribute in [a for a in node.attribute if a.name == "seed"]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import onnxruntime
 from onnx import ModelProto
 
 from onnxgrad_cli import metadata
@@ -20,6 +20,9 @@ from onnxgrad_cli.execution.session import CPU, Buffer, feed, open_session, take
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.passes.optimizer.split import Halves, narrowed
 from onnxgrad_cli.training.steps.base import RATE, Held, loosen, numpy_type
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 
 class SplitTrainer(Held):
@@ -81,8 +84,8 @@ class SplitTrainer(Held):
             for name in dict.fromkeys([*self._scalars, *self._crossing])
         }
         sides = (self._sides, self._sides[::-1])
-        self._gradient = open_session(gradient, path, provider, threads, in_turn=True)
-        self._optimizer = open_session(optimizer, path, provider, threads, in_turn=True)
+        self._gradient = open_session(gradient, path, provider, threads, alternating=True)
+        self._optimizer = open_session(optimizer, path, provider, threads, alternating=True)
         crossing = {name: self._between[name] for name in self._crossing}
         self._forward = [self._bind(self._gradient, gradient, {}, self._between, *pair) for pair in sides]
         self._update = [

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import onnxruntime
 from onnx import ModelProto
 
 from onnxgrad_cli.execution.session import Buffer, feed
 from onnxgrad_cli.metadata import Roles
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 
 class WholeStep:
