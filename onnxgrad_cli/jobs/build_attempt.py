@@ -23,7 +23,8 @@ from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes import VERIFY, pipeline_for
 from onnxgrad_cli.passes.pipeline import Pass, PassRecord
 from onnxgrad_cli.report import FORMATS, File, Report, make_report, render
-from onnxgrad_cli.verification.proof import LARGE, Proof, prove
+from onnxgrad_cli.verification.checks import LARGE
+from onnxgrad_cli.verification.proof import Proof, prove
 
 AfterPass = Callable[[Pass, Graph, PassRecord], None]
 

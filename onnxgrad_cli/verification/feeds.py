@@ -16,7 +16,7 @@ SEQUENCE_SIZES = (8, 16, 32, 64, 224)
 
 
 @dataclass(frozen=True)
-class Subject:
+class DescribedModel:
     """A training model with its weights, and what its inputs and outputs are for."""
 
     model: ModelProto
@@ -25,7 +25,7 @@ class Subject:
 
 def first_run(
     run: Callable[[Arrays], Arrays],
-    subject: Subject,
+    described: DescribedModel,
     rng: np.random.Generator,
     data: Mapping[str, np.ndarray],
     sizes: Mapping[str, int],
@@ -40,33 +40,33 @@ def first_run(
     failure: Exception | None = None
     for size in SEQUENCE_SIZES:
         for positive in (False, True):
-            guess = {**_guess(subject, size), **sizes}
-            feeds = random_feeds(subject, rng, guess, positive)
+            guess = {**_guess(described, size), **sizes}
+            feeds = random_feeds(described, rng, guess, positive)
             drawn = guess if any(name not in data for name in feeds) else None
-            feeds.update({name: x for name, x in data.items() if name in feeds or name in subject.roles.gradients})
+            feeds.update({name: x for name, x in data.items() if name in feeds or name in described.roles.gradients})
             try:
                 outputs = run(feeds)
             except Exception as error:  # sizes that don't fit: try larger ones
                 failure = failure or error
                 break
-            if positive or finite(outputs.get(subject.roles.loss, np.zeros(1))):
+            if positive or finite(outputs.get(described.roles.loss, np.zeros(1))):
                 return feeds, outputs, drawn
     assert failure is not None
     raise failure
 
 
-def factors_off_zero(subject: Subject, rng: np.random.Generator) -> Arrays:
+def factors_off_zero(described: DescribedModel, rng: np.random.Generator) -> Arrays:
     """Values for the factors of adapters that begin at zero, where the gradient of the other factor is zero."""
-    stored = {tensor.name: tensor for tensor in subject.model.graph.initializer}
-    begun = [stored[adapter.b] for adapter in subject.roles.adapters]
+    stored = {tensor.name: tensor for tensor in described.model.graph.initializer}
+    begun = [stored[adapter.b] for adapter in described.roles.adapters]
     return {tensor.name: draw(rng, tensor.data_type, tensor.dims) for tensor in begun}
 
 
-def _guess(subject: Subject, size: int) -> dict[str, int]:
+def _guess(described: DescribedModel, size: int) -> dict[str, int]:
     """A size for every symbol of the inputs: 2 for what leads an input, `size` for the rest."""
     guess: dict[str, int] = {}
-    types = {value.name: value.type for value in subject.model.graph.input}
-    for name in subject.roles.fed:
+    types = {value.name: value.type for value in described.model.graph.input}
+    for name in described.roles.fed:
         for axis, dim in enumerate(shape_of(types[name]) or ()):
             if isinstance(dim, str):
                 guess.setdefault(dim, 2 if axis == 0 else size)
@@ -74,29 +74,33 @@ def _guess(subject: Subject, size: int) -> dict[str, int]:
 
 
 def random_feeds(
-    subject: Subject, rng: np.random.Generator, sizes: Mapping[str, int], positive: bool = False, masked: bool = True
+    described: DescribedModel,
+    rng: np.random.Generator,
+    sizes: Mapping[str, int],
+    positive: bool = False,
+    masked: bool = True,
 ) -> Arrays:
     """Random arrays for the inputs that must be fed.
 
     Floats are normal, or between 0 and 1 if `positive`. Integers are valid as what they index; those that index
     no weight are 0 or 1 if `masked`, else 1. Of labels that may say that a sample does not count, the first one counts.
     """
-    types = {value.name: value.type for value in subject.model.graph.input}
+    types = {value.name: value.type for value in described.model.graph.input}
     shapes = {
         name: [sizes.get(dim, 2) if isinstance(dim, str) else dim for dim in shape_of(types[name]) or ()]
-        for name in subject.roles.fed
+        for name in described.roles.fed
     }
-    classes = {loss.label: loss.classes for loss in subject.roles.losses if loss.classes}
-    limits = {**index_limits(subject.model, shapes), **classes}
+    classes = {loss.label: loss.classes for loss in described.roles.losses if loss.classes}
+    limits = {**index_limits(described.model, shapes), **classes}
     feeds = {}
     for name, shape in shapes.items():
         dtype = dtype_of(types[name])
-        if is_float(types[name]) and (positive or subject.roles.inputs[name] != "model input"):
+        if is_float(types[name]) and (positive or described.roles.inputs[name] != "model input"):
             between = np.asarray(rng.uniform(0.05, 0.95, shape))  # every loss is defined between 0 and 1
             feeds[name] = between.astype(helper.tensor_dtype_to_np_dtype(dtype))
         else:
             feeds[name] = draw(rng, dtype, shape, 0 if masked or name in limits else 1, limits.get(name, 2))
-    for term in subject.roles.losses:
+    for term in described.roles.losses:
         if term.ignore_index is not None and term.label in feeds:
             first = feeds[term.label].reshape(-1)[:1]
             first[first == term.ignore_index] = (term.ignore_index + 1) % (term.classes or 2)

@@ -17,7 +17,7 @@ from onnxgrad_cli.execution.executor import Executor, to_double
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import HALVES, Arrays, dtype_of
 from onnxgrad_cli.verification.differences import Difference, directional
-from onnxgrad_cli.verification.feeds import Subject
+from onnxgrad_cli.verification.feeds import DescribedModel
 
 QUICK = 0.01
 """Seconds. A model whose step takes less on onnxruntime can be measured on onnx.reference, in float64."""
@@ -39,14 +39,14 @@ class Measure:
 
     def __init__(
         self,
-        subject: Subject,
+        described: DescribedModel,
         feeds: Mapping[str, np.ndarray],
         scale: Scale,
         run: Executor | None = None,
         prefer: str = "onnxruntime",
     ) -> None:
         double = run is None
-        model = to_double(subject.model) if double else subject.model
+        model = to_double(described.model) if double else described.model
         run = run or Executor(model, prefer, fallback=False)
         self._model, self._prefer = model, prefer
         stored = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -54,15 +54,15 @@ class Measure:
         point = {
             name: np.asarray(x, helper.tensor_dtype_to_np_dtype(dtype_of(types[name]))) for name, x in feeds.items()
         }
-        gradients = subject.roles.gradients
+        gradients = described.roles.gradients
         point.update({name: numpy_helper.to_array(stored[name]) for name in gradients if name not in point})
         outputs = run(point)
         self._whole = run
         self._point = point
         self._outputs = gradients
         self._gradients = {name: outputs[out] for name, out in gradients.items()}
-        self._output = subject.roles.loss
-        fed = [name for name, role in subject.roles.inputs.items() if role == "loss gradient"]
+        self._output = described.roles.loss
+        fed = [name for name, role in described.roles.inputs.items() if role == "loss gradient"]
         self._factor = math.prod(float(point[name]) for name in fed)
         self.value = abs(self._factor * float(outputs[self._output]))
         self.double = double
@@ -134,18 +134,20 @@ def _steadiest(
     return Difference(chosen.claimed, chosen.measured, error)
 
 
-def measure(subject: Subject, run: Executor, feeds: Mapping[str, np.ndarray], quick: bool, scale: Scale) -> Measure:
+def measure(
+    described: DescribedModel, run: Executor, feeds: Mapping[str, np.ndarray], quick: bool, scale: Scale
+) -> Measure:
     """The most exact measure there is: float64 on onnxruntime, or for a quick model on onnx.reference; else `run`.
 
     One whose loss is not that of the model itself computes something else, and is passed over.
     """
-    plain = Measure(subject, feeds, scale, run)
+    plain = Measure(described, feeds, scale, run)
     for prefer in ("onnxruntime", "reference")[: 1 + quick]:
         try:
-            exact = Measure(subject, feeds, scale, prefer=prefer)
+            exact = Measure(described, feeds, scale, prefer=prefer)
         except Exception:  # one of the operators has no double kernel there
             continue
-        if abs(exact.value - plain.value) <= FAITHFUL[_width(subject.model)] * max(plain.value, 1e-6):
+        if abs(exact.value - plain.value) <= FAITHFUL[_width(described.model)] * max(plain.value, 1e-6):
             return exact
     return plain
 

@@ -13,7 +13,7 @@ from onnxgrad_cli.execution import session
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.verification import proof as proofs
+from onnxgrad_cli.verification import checks
 from onnxgrad_cli.verification.proof import Proof, prove
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
@@ -136,7 +136,7 @@ def test_an_interrupt_while_onnxruntime_is_loaded_is_no_failed_check(monkeypatch
 
 
 def test_large_models_are_proved_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxgrad_cli.verification.proof.LARGE", 10)
+    monkeypatch.setattr("onnxgrad_cli.verification.checks.LARGE", 10)
     model = build(parse("Tanh")).model
     proof = prove(model, describe(model))
     assert proof.status == "skipped"
@@ -164,7 +164,7 @@ def test_a_model_of_many_nodes_is_proven_only_when_asked(monkeypatch):
     """onnxruntime optimizes in a time that grows with the square of the nodes: then it runs the model as it stands."""
     model = build(parse("Tanh")).model
     roles = describe(model)
-    monkeypatch.setattr(proofs, "LONG", 3)
+    monkeypatch.setattr(checks, "LONG", 3)
     monkeypatch.setattr(session, "OPTIMIZED_FOR_FEW_RUNS", 3)
     proof = prove(model, roles)
     assert proof.status == "skipped" and "nodes: ask for it with --verify" in proof.reason

@@ -25,7 +25,7 @@ from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import LOSS, describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.training.data import Batches, Data, Range, open_data, ports_of, ranges_of
-from onnxgrad_cli.verification.feeds import Subject, random_feeds
+from onnxgrad_cli.verification.feeds import DescribedModel, random_feeds
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 random = np.random.default_rng(0)
@@ -557,8 +557,8 @@ def test_a_model_of_a_version_that_did_not_write_the_ignored_label() -> None:
 def test_what_is_drawn_counts() -> None:
     """A batch of nothing but ignored labels has no mean, and proves nothing."""
     model = words(loss_options={"ignore_index": 1}, shapes={"ids": (1, 2)})
-    subject = Subject(model, describe(model))
-    drawn = [random_feeds(subject, np.random.default_rng(seed), {})["y"] for seed in range(40)]
+    described = DescribedModel(model, describe(model))
+    drawn = [random_feeds(described, np.random.default_rng(seed), {})["y"] for seed in range(40)]
     assert {int(labels[0]) for labels in drawn} == {0, 2, 3}
 
 
