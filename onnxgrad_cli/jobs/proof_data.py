@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import ModelProto
+from onnx import ModelProto, TypeProto
 
 from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
@@ -40,21 +40,11 @@ def fit(
         UsageError: none is an input, or one is of another shape or type, or holds a class or row that there is not.
     """
     types = {value.name: value.type for value in model.graph.input}
-    fitting: dict[str, np.ndarray] = {}
-    sizes: dict[str, int] = {}
     ranges = ranges_of(model) if data else {}
-    for name in filter(types.__contains__, data):
-        array, dtype = data[name], onnx.helper.tensor_dtype_to_np_dtype(dtype_of(types[name]))
-        shape = shape_of(types[name]) or array.shape
-        dims = zip(shape, array.shape, strict=False)
-        bound = [n if d == "?" else sizes.setdefault(d, n) if isinstance(d, str) else d for d, n in dims]
-        if len(shape) != array.ndim or tuple(bound) != array.shape:
-            raise UsageError(f"'{name}' has shape {list(array.shape)} in the data, and {list(shape)} in the model")
-        if not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise UsageError(f"'{name}' is of type {array.dtype} in the data, and {dtype} in the model")
-        if name in ranges:
-            check_whole(source or Path("the data"), name, array, ranges[name])
-        fitting[name] = np.ascontiguousarray(array, dtype).reshape(array.shape)
+    sizes: dict[str, int] = {}
+    fitting = {name: _fitted(name, data[name], types[name], sizes) for name in data if name in types}
+    for name in filter(ranges.__contains__, fitting):
+        check_whole(source or Path("the data"), name, data[name], ranges[name])
     unknown = [name for name in data if name not in fitting]
     if data and not fitting:
         raise UsageError(
@@ -66,3 +56,20 @@ def fit(
         if data and names:
             tell(f"{what}: {', '.join(names)}", 0)
     return fitting, sizes
+
+
+def _fitted(name: str, array: np.ndarray, value_type: TypeProto, sizes: dict[str, int]) -> np.ndarray:
+    """An array in the type of the input it is for; the sizes that it gives to symbols are added to `sizes`.
+
+    Raises:
+        UsageError: its shape or type is another.
+    """
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(dtype_of(value_type))
+    shape = shape_of(value_type) or array.shape
+    dims = zip(shape, array.shape, strict=False)
+    bound = [n if d == "?" else sizes.setdefault(d, n) if isinstance(d, str) else d for d, n in dims]
+    if len(shape) != array.ndim or tuple(bound) != array.shape:
+        raise UsageError(f"'{name}' has shape {list(array.shape)} in the data, and {list(shape)} in the model")
+    if not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise UsageError(f"'{name}' is of type {array.dtype} in the data, and {dtype} in the model")
+    return np.ascontiguousarray(array, dtype).reshape(array.shape)

@@ -155,43 +155,84 @@ def proofs() -> dict[str, dict[str, Any]]:
 
 
 def _coverage(domain: str, op_type: str) -> Coverage:
-    schemas = _schemas().get((domain, op_type), [])
-    kinds = {schema.since_version: _kind(domain, op_type, schema.since_version, schema) for schema in schemas}
-    usable = [v for v in kinds if v <= NEWEST_OPSET] or list(kinds)
-    at = usable[-1] if usable else 1
-    kind = kinds[at] if usable else _kind(domain, op_type, at, None)
-    if not domain:
-        first = max((v for v in kinds if v <= OLDEST_OPSET), default=0)
-        kinds |= {v: "converted" for v in kinds if v < first}
+    """What is known of one operator: the registry, the schemas and the proofs joined."""
+    at, kind, kinds = _kinds(domain, op_type)
+    schema = next((s for s in _schemas().get((domain, op_type), []) if s.since_version == at), None)
     rule, definition = registry.lookup(op_type, domain, at), registry.lookup_definition(op_type, domain, at)
-    known_as = rule or definition
-    rows = proofs()["rows"].get(full_name(op_type, domain), {})
-    published = proofs()["published"].get(full_name(op_type, domain), {})
-    schema = next((s for s in schemas if s.since_version == at), None)
-    known = {**published.get("operands", {}), **rows.get("operands", {})}
-    through = {**published.get("outputs", {}), **rows.get("outputs", {})}
-    proven = rows.get("proven", {})
+    used = (rule or definition) if kind in ("rule", "definition") else None
+    proven = _proven(domain, op_type)
+    known = proven.operands
     if rule and rule.integers:
         known = {name: "refused: without --quantization ste" for name in operand_names(op_type, domain, at)} | known
-    operands = tuple(_operands(schema, op_type, domain, kind, known, proven.get("operands", {})))
-    page = f"https://onnx.ai/onnx/operators/onnx__{op_type}.html" if not domain else ""
+    operands = tuple(_operands(schema, op_type, domain, kind, known, proven.operand_rows))
     return Coverage(
         op_type,
         domain,
         kind,
         kinds,
         operands,
-        tuple(_outputs(schema, op_type, kind, operands, through, proven.get("outputs", {}))),
-        rule.kink if rule else "",
-        known_as.needs_opset if known_as and kind in ("rule", "definition") else None,
-        known_as.source if known_as and kind in ("rule", "definition") else "",
-        page,
-        (rule.refusal if rule else "no rule of it has been proven") if kind == "refused" else "",
-        rows.get("rows", 0),
-        tuple(rows.get("files", ())),
-        published.get("cases", {}),
-        published.get("refusals", {}),
+        outputs=tuple(_outputs(schema, op_type, kind, operands, proven.outputs, proven.output_rows)),
+        kink=rule.kink if rule else "",
+        needs_opset=used.needs_opset if used else None,
+        source=used.source if used else "",
+        page=f"https://onnx.ai/onnx/operators/onnx__{op_type}.html" if not domain else "",
+        reason=(rule.refusal if rule else "no rule of it has been proven") if kind == "refused" else "",
+        rows=proven.rows,
+        files=proven.files,
+        cases=proven.cases,
+        refusals=proven.refusals,
     )
+
+
+@dataclass(frozen=True)
+class _Proven:
+    """What the file of proofs says of one operator.
+
+    Attributes:
+        operands, outputs: name -> state, as the table of rows and the published node tests have found it.
+        operand_rows, output_rows: name -> how many rows of the table have proven a gradient.
+        rows, files, cases, refusals: see `Coverage`.
+    """
+
+    operands: dict[str, str]
+    outputs: dict[str, str]
+    operand_rows: Mapping[str, int]
+    output_rows: Mapping[str, int]
+    rows: int
+    files: tuple[str, ...]
+    cases: Mapping[str, int]
+    refusals: Mapping[str, int]
+
+
+def _proven(domain: str, op_type: str) -> _Proven:
+    """The proofs of an operator; where both sources speak of an operand, the table of rows counts."""
+    name = full_name(op_type, domain)
+    rows, published = proofs()["rows"].get(name, {}), proofs()["published"].get(name, {})
+    counts = rows.get("proven", {})
+    return _Proven(
+        operands={**published.get("operands", {}), **rows.get("operands", {})},
+        outputs={**published.get("outputs", {}), **rows.get("outputs", {})},
+        operand_rows=counts.get("operands", {}),
+        output_rows=counts.get("outputs", {}),
+        rows=rows.get("rows", 0),
+        files=tuple(rows.get("files", ())),
+        cases=published.get("cases", {}),
+        refusals=published.get("refusals", {}),
+    )
+
+
+def _kinds(domain: str, op_type: str) -> tuple[int, str, dict[int, str]]:
+    """The newest usable version of an operator, its kind there, and its kind at every version."""
+    schemas = _schemas().get((domain, op_type), [])
+    kinds = {schema.since_version: _kind(domain, op_type, schema.since_version, schema) for schema in schemas}
+    if not kinds:
+        return 1, _kind(domain, op_type, 1, None), {}
+    at = ([version for version in kinds if version <= NEWEST_OPSET] or list(kinds))[-1]
+    kind = kinds[at]
+    if not domain:
+        first = max((version for version in kinds if version <= OLDEST_OPSET), default=0)
+        kinds |= {version: "converted" for version in kinds if version < first}
+    return at, kind, kinds
 
 
 def _kind(domain: str, op_type: str, version: int, schema: OpSchema | None) -> str:

@@ -112,27 +112,9 @@ def made_examples(
     given = {name: x for name, x in zip(names, inputs, strict=True) if x is not None}
     shapes = {name: x for name, x in given.items() if isinstance(x, tuple)}
     constants = {name: np.asarray(x) for name, x in given.items() if not isinstance(x, tuple)}
-    single = onnx.defs.OpSchema.FormalParameterOption.Single
-    outputs = [o.name for o in schema.outputs if o.option == single] if schema else []
-    node = helper.make_node(op_type, [n if n in given else "" for n in names], outputs or ["y"], domain=domain)
+    node = helper.make_node(op_type, [n if n in given else "" for n in names], _output_names(schema), domain=domain)
     node.attribute.extend(_attribute(schema, op_type, *pair) for pair in attributes.items())
-    graph = helper.make_graph(
-        [node],
-        op_type,
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()],
-        [onnx.ValueInfoProto(name=name) for name in node.output],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    imports = [helper.make_opsetid("", NEWEST_OPSET), *([helper.make_opsetid(domain, 1)] if domain else [])]
-    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
-    try:
-        inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
-    except Exception as error:  # onnx raises several kinds
-        raise UsageError(f"{op_type} does not take that: {_line(error)}") from error
-    for value, found in zip(graph.output, inferred.graph.output, strict=True):
-        if found.type.WhichOneof("value") is None:
-            found = helper.make_tensor_value_info(value.name, TensorProto.FLOAT, None)
-        next(v for v in model.graph.output if v.name == value.name).CopyFrom(found)
+    model = _model_of(node, shapes, constants)
     rng = np.random.default_rng(seed)
     drawn = [{name: np.round(64 * rng.normal(0, 2, shape)) / 64 for name, shape in shapes.items()} for _ in range(2)]
     points = [{name: np.asarray(x, np.float32) for name, x in point.items()} for point in drawn]
@@ -146,27 +128,35 @@ def _published() -> Any:
 
 
 def _example(case: Any, op_type: str, domain: str) -> Iterator[Example]:
+    """The example of a published case: none where the case is no float example of the operator alone."""
     graph = case.model.graph
-    node = graph.node[0] if len(graph.node) == 1 else None
-    if node is None or (node.op_type, node.domain) != (op_type, domain):
-        return
     values = [*graph.input, *graph.output]
-    if not all(value.type.HasField("tensor_type") for value in values):
+    if not _is_of(graph.node, op_type, domain) or not all(value.type.HasField("tensor_type") for value in values):
         return
     inputs, results = ([_array(x) for x in data] for data in case.data_sets[0])
-    point = {value.name: x for value, x in zip(graph.input, inputs, strict=True)}
     expected = {value.name: x for value, x in zip(graph.output, results, strict=True)}
-    model = ModelProto()
-    model.CopyFrom(case.model)
-    floats = [value for value in graph.input if is_float(value.type)]
-    del model.graph.input[:]
-    model.graph.input.extend(floats)
-    wanted = {value.name for value in floats}
-    model.graph.initializer.extend(numpy_helper.from_array(x, n) for n, x in point.items() if n not in wanted)
-    example = Example(case.name, model, {n: x for n, x in point.items() if n in wanted}, expected)
+    example = Example(case.name, *_constants_apart(case.model, inputs), expected)
     halves = any(dtype_of(value.type) in HALVES for value in values)
     if not halves and any(is_float(value.type) for value in graph.output) and example.entries:
         yield example
+
+
+def _is_of(nodes: Sequence[NodeProto], op_type: str, domain: str) -> bool:
+    """Whether the nodes are one, of this operator."""
+    return [(node.op_type, node.domain) for node in nodes] == [(op_type, domain)]
+
+
+def _constants_apart(model: ModelProto, inputs: Sequence[np.ndarray]) -> tuple[ModelProto, Arrays]:
+    """A copy of a model whose inputs are its float inputs alone, with the others as initializers; and their values."""
+    point = {value.name: x for value, x in zip(model.graph.input, inputs, strict=True)}
+    floats = [value for value in model.graph.input if is_float(value.type)]
+    wanted = {value.name for value in floats}
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    del copy.graph.input[:]
+    copy.graph.input.extend(floats)
+    copy.graph.initializer.extend(numpy_helper.from_array(x, n) for n, x in point.items() if n not in wanted)
+    return copy, {n: x for n, x in point.items() if n in wanted}
 
 
 def _array(x: Any) -> np.ndarray:
@@ -194,6 +184,40 @@ def _input_names(schema: onnx.defs.OpSchema | None, op_type: str, count: int) ->
     if not schema.min_input <= count <= schema.max_input:
         raise UsageError(f"{op_type} has no form with {count} inputs", f"its inputs: {', '.join(names)}")
     return [*names[:count], *(f"{names[-1]}_{i}" for i in range(2, count - len(names) + 2))]
+
+
+def _output_names(schema: onnx.defs.OpSchema | None) -> list[str]:
+    """The outputs that a node of the operator always has; "y" where no schema says."""
+    single = onnx.defs.OpSchema.FormalParameterOption.Single
+    return [output.name for output in schema.outputs if output.option == single] if schema else ["y"]
+
+
+def _model_of(
+    node: NodeProto, shapes: Mapping[str, tuple[int, ...]], constants: Mapping[str, np.ndarray]
+) -> ModelProto:
+    """A model of one node: float32 inputs of the shapes, the constants, and outputs of the types that onnx infers.
+
+    Raises:
+        UsageError: the node is invalid.
+    """
+    graph = helper.make_graph(
+        [node],
+        node.op_type,
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()],
+        [onnx.ValueInfoProto(name=name) for name in node.output],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    imports = [helper.make_opsetid("", NEWEST_OPSET), *([helper.make_opsetid(node.domain, 1)] if node.domain else [])]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    except Exception as error:  # onnx raises several kinds
+        raise UsageError(f"{node.op_type} does not take that: {_line(error)}") from error
+    for value, found in zip(model.graph.output, inferred.graph.output, strict=True):
+        if found.type.WhichOneof("value") is None:
+            found = helper.make_tensor_value_info(value.name, TensorProto.FLOAT, None)
+        value.CopyFrom(found)
+    return model
 
 
 _LISTS: dict[int, Callable[[Any], Any]] = {

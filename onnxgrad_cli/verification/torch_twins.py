@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import numpy as np
 import onnx
+from onnx import NodeProto, helper
+from onnx.defs import OpSchema
 
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
 from onnxgrad_cli.ir.types import Arrays
@@ -219,26 +222,44 @@ class _Named:
 
 
 def _named(example: Example) -> _Named:
+    """What the names of an expression stand for in an example's node.
+
+    What only newer versions of the operator have is None; of what is an input in one version and an attribute in
+    another, the attribute counts.
+    """
     node = example.node
     opset = next(entry.version for entry in example.model.opset_import if not entry.domain)
     newest, schema = onnx.defs.get_schema(node.op_type), onnx.defs.get_schema(node.op_type, opset)
-    given: list[str | None] = [name or None for name in node.input]
-    tensors: dict[str, Any] = {parameter.name: None for parameter in newest.inputs}
-    tensors |= {p.name: given[i] if i < len(given) else None for i, p in enumerate(schema.inputs)}
-    if schema.inputs[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic:
-        tensors[schema.inputs[-1].name] = given[len(schema.inputs) - 1 :]
-    values: dict[str, Any] = {}
-    for name, attribute in schema.attributes.items():
-        default = attribute.default_value
-        values[name] = onnx.helper.get_attribute_value(default) if default.type else None
-    values |= {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
-    values = {name: x.decode() if isinstance(x, bytes) else x for name, x in values.items()}
-    constants = example.values
-    axes = constants[tensors["axes"]] if tensors.get("axes") else values.get("axes")
-    listed = range(constants[node.input[0]].ndim) if axes is None else np.ravel(axes).tolist()
-    made = {"outputs": len(node.output), "dims": list(listed), "pad": _pad(values.get("pads"), values.get("auto_pad"))}
+    tensors = {**{parameter.name: None for parameter in newest.inputs}, **_inputs(node, schema)}
+    values = _attributes(node, schema)
+    pad = _pad(values.get("pads"), values.get("auto_pad"))
+    made = {"outputs": len(node.output), "dims": _dims(example, tensors, values), "pad": pad}
     absent = {name: None for name in newest.attributes if name not in values and name not in tensors}
     return _Named({n: x for n, x in tensors.items() if n not in values}, {**made, **absent, **values})
+
+
+def _inputs(node: NodeProto, schema: OpSchema) -> dict[str, str | list[str] | None]:
+    """The inputs of a node by their names in the schema: None where one is absent, a list for a variadic one."""
+    given = [name or None for name in node.input]
+    inputs: dict[str, Any] = {p.name: given[i] if i < len(given) else None for i, p in enumerate(schema.inputs)}
+    if schema.inputs[-1].option == OpSchema.FormalParameterOption.Variadic:
+        inputs[schema.inputs[-1].name] = given[len(schema.inputs) - 1 :]
+    return inputs
+
+
+def _attributes(node: NodeProto, schema: OpSchema) -> dict[str, Any]:
+    """The values of the attributes that the schema knows: the node's, else the default, else None."""
+    defaults = {name: attribute.default_value for name, attribute in schema.attributes.items()}
+    values = {name: helper.get_attribute_value(default) if default.type else None for name, default in defaults.items()}
+    values |= {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    return {name: x.decode() if isinstance(x, bytes) else x for name, x in values.items()}
+
+
+def _dims(example: Example, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> list[int]:
+    """The axes of a reduction: an input in one version, an attribute in another, all axes where neither is given."""
+    constants = example.values
+    axes = constants[tensors["axes"]] if tensors.get("axes") else values.get("axes")
+    return list(range(constants[example.node.input[0]].ndim)) if axes is None else np.ravel(axes).tolist()
 
 
 def _pad(pads: Any, auto: Any) -> Any:
