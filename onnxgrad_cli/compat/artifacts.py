@@ -24,7 +24,7 @@ from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.passes.optimizer.split import Halves, narrowed, split
-from onnxgrad_cli.passes.parameters.select import matching
+from onnxgrad_cli.passes.parameters.patterns import matching
 from onnxgrad_cli.training.eval_model import evaluation_model
 from onnxgrad_cli.training.run.folder import load_checkpoint
 from onnxgrad_cli.training.run.tensors import load_tensors, save_tensors

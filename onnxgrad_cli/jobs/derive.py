@@ -14,7 +14,7 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.files import STREAM, check_external_data, check_target, load_model, save_model
 from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.passes.parameters.select import matching
+from onnxgrad_cli.passes.parameters.patterns import matching
 
 
 def run_derive(

@@ -24,7 +24,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.options import LoraSpec, Options
-from onnxgrad_cli.passes.parameters.select import matching
+from onnxgrad_cli.passes.parameters.patterns import matching
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.record import Training
 

@@ -6,6 +6,8 @@ in the end: a pass over memory. A transposed factor costs nothing: onnxruntime's
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from onnx import NodeProto, helper
 
 from onnxgrad_cli.emission.emitter import ROLE
@@ -22,50 +24,61 @@ factor is transposed. Of the time of PyTorch's product, turned and not, for 512 
 def turn_products(graph: Graph) -> bool:
     """Write (Aᵀ B)ᵀ as Bᵀ A in the backward part, where nobody else reads the product; whether any was."""
     transposes = {node.output[0]: node for node in graph.nodes if _is_matrix_transpose(graph, node)}
-    if not transposes:
-        return False
+    last = _last_transposes(graph, transposes)
+    turned = {node.output[0] for node in last.values()}
+    factors = {name: node for name, node in transposes.items() if name not in turned}
+    dropped = {node.name for node in last.values()}
+    nodes: list[NodeProto] = []
+    for node in graph.nodes:
+        if node.op_type == "MatMul" and node.output[0] in last:
+            nodes += _turn(graph, node, last[node.output[0]].output[0], factors)
+        if node.name not in dropped:
+            nodes.append(node)
+    graph.nodes = nodes
+    return bool(last)
+
+
+def _last_transposes(graph: Graph, transposes: Mapping[str, NodeProto]) -> dict[str, NodeProto]:
+    """Product with a transposed factor -> the node that transposes the product, where nobody else reads it."""
     products = {
-        node.output[0]: node
+        node.output[0]
         for node in graph.nodes
         if node.op_type == "MatMul" and _is_backward(node) and not transposes.keys().isdisjoint(node.input)
     }
-    found = {
-        node.input[0]: node
-        for node in transposes.values()
-        if node.input[0] in products and _is_wide(graph, node.output[0])
-    }
-    if not found:
-        return False
+    wide = [node for node in transposes.values() if node.input[0] in products and _is_wide(graph, node.output[0])]
+    if not wide:
+        return {}
     uses, outputs = graph.uses(), set(graph.output_names)
-    turned = {name: node for name, node in found.items() if len(uses[name]) == 1 and name not in outputs}
-    for node in turned.values():
-        del transposes[node.output[0]]
-    gone = {node.name for node in turned.values()}
-    nodes: list[NodeProto] = []
-    for node in graph.nodes:
-        if node.op_type == "MatMul" and node.output[0] in turned:
-            factors = [_transposed(graph, node, name, transposes, nodes) for name in reversed(node.input)]
-            del node.input[:]
-            node.input.extend(factors)
-            node.output[0] = turned[node.output[0]].output[0]
-        if node.name not in gone:
-            nodes.append(node)
-    graph.nodes = nodes
-    return bool(turned)
+    return {node.input[0]: node for node in wide if len(uses[node.input[0]]) == 1 and node.input[0] not in outputs}
 
 
-def _transposed(
-    graph: Graph, product: NodeProto, name: str, transposes: dict[str, NodeProto], nodes: list[NodeProto]
-) -> str:
-    """The name of a factor's transpose: what it is the transpose of, or the result of a node of its own."""
-    if name in transposes:
-        return transposes[name].input[0]
+def _turn(graph: Graph, product: NodeProto, result: str, transposes: Mapping[str, NodeProto]) -> list[NodeProto]:
+    """Let `product` compute its transpose `result`, of its factors' transposes in the other order.
+
+    Returns:
+        The nodes that transpose those factors that are not transposes already; they stand before the product.
+    """
+    added: list[NodeProto] = []
+    factors: list[str] = []
+    for name in reversed(product.input):
+        if name in transposes:
+            factors.append(transposes[name].input[0])
+        else:
+            added.append(_transpose(graph, product, name))
+            factors.append(added[-1].output[0])
+    product.input[:] = factors
+    product.output[0] = result
+    return added
+
+
+def _transpose(graph: Graph, product: NodeProto, name: str) -> NodeProto:
+    """A node that transposes the factor `name` of `product`."""
     result = graph.fresh(f"{product.name}/Transpose_out")
     shape = shape_of(graph.types[name])
     graph.types[result] = tensor_type(graph.types[name].tensor_type.elem_type, shape and shape[::-1])
-    nodes.append(helper.make_node("Transpose", [name], [result], graph.fresh(f"{product.name}/Transpose"), perm=[1, 0]))
-    nodes[-1].metadata_props.extend(product.metadata_props)
-    return result
+    node = helper.make_node("Transpose", [name], [result], graph.fresh(f"{product.name}/Transpose"), perm=[1, 0])
+    node.metadata_props.extend(product.metadata_props)
+    return node
 
 
 def _is_backward(node: NodeProto) -> bool:

@@ -10,7 +10,7 @@ from onnxgrad_cli.common.settings import pairs
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.optimizers import Optimizer
 from onnxgrad_cli.options import Group, Options
-from onnxgrad_cli.passes.parameters.select import matching
+from onnxgrad_cli.passes.parameters.patterns import matching
 
 RATE = "lr"
 """What a group calls its factor of the learning rate."""

@@ -10,14 +10,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from onnx import FunctionProto, ModelProto, NodeProto, TypeProto, helper
+from onnx import FunctionProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper
 
 from onnxgrad_cli import metadata
 from onnxgrad_cli.emission.emitter import ROLE
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
-from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.nodes import read_by, reads
 from onnxgrad_cli.ir.skeleton import copied, copy_fields
 from onnxgrad_cli.metadata import Role, Roles
 from onnxgrad_cli.passes.outputs import forget_domain
@@ -48,39 +48,52 @@ def split(model: ModelProto, also: Collection[str] = ()) -> Halves:
         UsageError: it has no optimizer, or is no training model.
     """
     roles = metadata.describe(model)
-    makers = {name: node for node in model.graph.node for name in node.output if name}
-    stepped = [name for name, role in roles.outputs.items() if role.role == "next state" and _steps(makers.get(name))]
+    steps = [node for node in model.graph.node if _is_step(node)]
+    made = {name for node in steps for name in node.output if name}
+    stepped = [name for name, role in roles.outputs.items() if role.role == "next state" and name in made]
     if not stepped:
         raise UsageError("the training model has no optimizer", "build it with --optimizer NAME")
-    steps = [node for node in model.graph.node if _steps(node)]
-    own = behind(steps, stepped)
-    crossing = [name for name in dict.fromkeys(n for node in own for n in reads(node)) if name in makers]
-    crossing = [name for name in crossing if not any(name in node.output for node in own)]
+    steps = behind(steps, stepped)
+    crossing = _crossing(model, steps)
     results = [name for name in roles.outputs if name not in stepped]
     results += [name for name in dict.fromkeys([*crossing, *also]) if name not in results]
     types = _types(model, results)
-    gradient = _part(model, behind(model.graph.node, results), [*roles.inputs], results, types)
-    optimizer = _part(model, own, [*crossing, *roles.inputs], stepped, types)
+    gradient = _part(model, behind(model.graph.node, results), list(roles.inputs), results, types)
+    optimizer = _part(model, steps, [*crossing, *roles.inputs], stepped, types)
     del optimizer.functions[:]
     _write_roles(gradient, roles)
     _write_roles(optimizer, roles)
     return Halves(gradient, optimizer)
 
 
+def _crossing(model: ModelProto, steps: Sequence[NodeProto]) -> list[str]:
+    """What the optimizer's nodes read of the nodes before them."""
+    own = {name for node in steps for name in node.output}
+    before = {name for node in model.graph.node for name in node.output if name and name not in own}
+    return [name for name in dict.fromkeys(read_by(steps)) if name in before]
+
+
 def narrowed(
     model: ModelProto, outputs: Collection[str], types: Mapping[str, TypeProto] = MappingProxyType({})
 ) -> ModelProto:
-    """A copy of a training model with some of its outputs, or values of which `types` has the type, and only what these
-    take."""
+    """A copy of a training model with some outputs only, and what these are computed of.
+
+    Args:
+        model: a training model; not changed.
+        outputs: names of its outputs, or of other values that become outputs.
+        types: the types of these other values.
+    """
     roles = metadata.read(model)
-    kept = [name for name in roles.outputs if name in outputs] + [name for name in outputs if name not in roles.outputs]
-    part = _part(model, behind(model.graph.node, kept), list(roles.inputs), kept, types)
+    own = [name for name in roles.outputs if name in outputs]
+    results = own + [name for name in outputs if name not in roles.outputs]
+    part = _part(model, behind(model.graph.node, results), list(roles.inputs), results, types)
     _write_roles(part, roles)
     return part
 
 
-def _steps(node: NodeProto | None) -> bool:
-    return node is not None and any(entry.key == ROLE and entry.value == "optimizer" for entry in node.metadata_props)
+def _is_step(node: NodeProto) -> bool:
+    """Whether a node belongs to the optimizer."""
+    return any(entry.key == ROLE and entry.value == "optimizer" for entry in node.metadata_props)
 
 
 def behind(nodes: Sequence[NodeProto], results: Iterable[str]) -> list[NodeProto]:
@@ -111,26 +124,39 @@ def _part(
     outputs: list[str],
     types: Mapping[str, TypeProto],
 ) -> ModelProto:
-    """A model of some of the nodes, with those inputs that they read; a value that none makes may be an input."""
-    used = {name for node in nodes for name in reads(node)} | set(outputs)
-    known = {name for node in nodes for name in (*reads(node), *node.output)} | set(outputs)
-    part = ModelProto()
-    part.CopyFrom(_bare(model))
+    """A model of some of the nodes, with those inputs that they read; a value that none makes may be an input.
+
+    Args:
+        model: the whole model.
+        nodes: the nodes.
+        inputs: names of possible inputs, in order.
+        outputs: the names of its outputs.
+        types: the types of inputs and outputs that the whole model does not declare as such.
+    """
+    read = {*read_by(nodes), *outputs}
+    known = read.union(*(node.output for node in nodes))
+    part = _bare(model)
     graph, whole = part.graph, model.graph
     declared = {value.name: value for value in (*whole.input, *whole.output)}
-    for names, field in ((inputs, graph.input), (outputs, graph.output)):
-        for name in names:
-            if name in used:
-                field.append(declared.get(name) or helper.make_value_info(name, types[name]))
+
+    def info(name: str) -> ValueInfoProto:
+        return declared.get(name) or helper.make_value_info(name, types[name])
+
+    graph.input.extend(info(name) for name in inputs if name in read)
+    graph.output.extend(map(info, outputs))
     graph.node.extend(nodes)
-    graph.initializer.extend(tensor for tensor in whole.initializer if tensor.name in used)
-    graph.sparse_initializer.extend(tensor for tensor in whole.sparse_initializer if tensor.values.name in used)
+    graph.initializer.extend(tensor for tensor in whole.initializer if tensor.name in read)
+    graph.sparse_initializer.extend(tensor for tensor in whole.sparse_initializer if tensor.values.name in read)
     graph.value_info.extend(value for value in whole.value_info if value.name in known and value.name not in declared)
+    _forget_unused_domains(part)
+    return part
+
+
+def _forget_unused_domains(part: ModelProto) -> None:
     cut = Graph(part)
     for domain in [entry.domain for entry in part.opset_import if entry.domain]:
         if not any(_calls(function, domain) for function in part.functions):
             forget_domain(cut, domain)
-    return part
 
 
 def _bare(model: ModelProto) -> ModelProto:

@@ -8,6 +8,7 @@ from them.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -30,41 +31,50 @@ UNKNOWN = np.array(None)
 
 def fold(graph: Graph) -> bool:
     """Replace nodes that compute constants of integers by initializers; whether anything was replaced."""
-    values: dict[str, np.ndarray] = {}
-    chosen: list[NodeProto] = []
-    known: set[str] = set()
-    sizes: dict[str, np.ndarray] = {}
-    kept = {*graph.output_names, *graph.varied}
-    for node in graph.nodes:
-        if node.op_type not in PURE or not is_standard(node.domain) or not _small(graph, node):
-            continue
-        if kept.intersection(node.output):
-            continue
-        if node.op_type in ("Shape", "Size"):
-            sizes[node.output[0]] = _sizes(node, shape_of(graph.types.get(node.input[0])))
-        elif node.op_type == "Gather" and node.input[0] in sizes:
-            sizes[node.output[0]] = _picked(sizes[node.input[0]], graph.constant(node.input[1]))
-        array = sizes.get(node.output[0], UNKNOWN)
-        if array.dtype != object:
-            values[node.output[0]] = array
-            known.add(node.output[0])
-        elif all(name in known or _is_integer_constant(graph, name) for name in node.input if name):
-            chosen.append(node)
-            known.update(node.output)
-    if chosen:
-        values.update(_evaluate(graph, chosen, values))
+    fixed = {*graph.output_names, *graph.varied}
+    candidates = [node for node in graph.nodes if _is_foldable(graph, node) and fixed.isdisjoint(node.output)]
+    values = _static_sizes(graph, candidates)
+    nodes = _constant_nodes(graph, candidates, values)
+    if nodes:
+        values |= _evaluate(graph, nodes, values)
     if not values:
         return False
-    folded = [node for node in graph.nodes if values.keys() & set(node.output)]
-    graph.set_nodes(node for node in graph.nodes if not values.keys() & set(node.output))
+    folded = [node for node in graph.nodes if not values.keys().isdisjoint(node.output)]
+    graph.set_nodes(node for node in graph.nodes if values.keys().isdisjoint(node.output))
     graph.drop_unread({name for node in folded for name in node.input if name})
     for name, array in values.items():
         graph.add_initializer(name, array)
     return True
 
 
-def _small(graph: Graph, node: NodeProto) -> bool:
-    """Whether the result is surely no large tensor, as far as its type tells."""
+def _static_sizes(graph: Graph, nodes: Iterable[NodeProto]) -> dict[str, np.ndarray]:
+    """The results of Shape and Size, and of Gather from these, that are known though the shape need not be static."""
+    sizes: dict[str, np.ndarray] = {}
+    for node in nodes:
+        if node.op_type in ("Shape", "Size"):
+            sizes[node.output[0]] = _sizes(node, shape_of(graph.types.get(node.input[0])))
+        elif node.op_type == "Gather" and node.input[0] in sizes:
+            sizes[node.output[0]] = _picked(sizes[node.input[0]], graph.constant(node.input[1]))
+    return {name: array for name, array in sizes.items() if array.dtype != object}
+
+
+def _constant_nodes(graph: Graph, nodes: Iterable[NodeProto], values: Collection[str]) -> list[NodeProto]:
+    """The nodes that compute constants of integer constants, of `values` and of each other; not those of `values`."""
+    known = set[str]()
+    found: list[NodeProto] = []
+    for node in nodes:
+        if node.output[0] in values:
+            known.add(node.output[0])
+        elif all(name in known or _is_integer_constant(graph, name) for name in node.input if name):
+            found.append(node)
+            known.update(node.output)
+    return found
+
+
+def _is_foldable(graph: Graph, node: NodeProto) -> bool:
+    """Whether a node only computes, and its result is surely no large tensor, as far as its type tells."""
+    if node.op_type not in PURE or not is_standard(node.domain):
+        return False
     sizes = [size for size in shape_of(graph.types.get(node.output[0])) or () if isinstance(size, int)]
     return len(node.output) == 1 and math.prod(sizes) * 8 <= SMALL
 
@@ -95,10 +105,23 @@ def _as_integers(sizes: np.ndarray) -> np.ndarray:
     return sizes.astype(np.int64) if all(isinstance(size, int) for size in sizes.flat) else sizes
 
 
-def _evaluate(graph: Graph, nodes: list[NodeProto], values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The results of `nodes`, which read constants, `values` and each other."""
-    made = dict.fromkeys(name for node in nodes for name in node.output)
-    read = dict.fromkeys(name for node in nodes for name in node.input if name and name not in made)
+def _evaluate(graph: Graph, nodes: list[NodeProto], values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The results of `nodes`, which read constants, `values` and each other; none where they can't be computed."""
+    dtypes = {name: dtype_of(graph.types.get(name)) for node in nodes for name in node.output}
+    if TensorProto.UNDEFINED in dtypes.values():
+        return {}
+    try:
+        results = Executor(_model(graph, nodes, values, dtypes))({})
+    except Exception:  # a division by zero, an index out of range: left to fail where it would have
+        return {}
+    return {name: array for name, array in results.items() if array.nbytes <= SMALL}
+
+
+def _model(
+    graph: Graph, nodes: list[NodeProto], values: Mapping[str, np.ndarray], dtypes: Mapping[str, int]
+) -> ModelProto:
+    """A model of `nodes` alone, with all that they read stored; `dtypes` are those of its outputs."""
+    read = dict.fromkeys(name for node in nodes for name in node.input if name and name not in dtypes)
     model = ModelProto(ir_version=max(graph.proto.ir_version, 4))
     model.opset_import.extend(entry for entry in graph.proto.opset_import if not entry.domain)
     model.graph.name = "constants"
@@ -106,13 +129,5 @@ def _evaluate(graph: Graph, nodes: list[NodeProto], values: dict[str, np.ndarray
     for name in read:
         tensor = numpy_helper.from_array(values[name], name) if name in values else graph.initializers[name]
         model.graph.initializer.append(tensor)
-    for name in made:
-        dtype = dtype_of(graph.types.get(name))
-        if dtype == TensorProto.UNDEFINED:
-            return {}
-        model.graph.output.append(helper.make_tensor_value_info(name, dtype, None))
-    try:
-        results = Executor(model)({})
-    except Exception:  # a division by zero, an index out of range: left to fail where it would have
-        return {}
-    return {name: array for name, array in results.items() if array.nbytes <= SMALL}
+    model.graph.output.extend(helper.make_tensor_value_info(name, dtype, None) for name, dtype in dtypes.items())
+    return model

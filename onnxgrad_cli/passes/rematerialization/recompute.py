@@ -12,7 +12,7 @@ from onnxgrad_cli.cost import Cost, Facts, cost
 from onnxgrad_cli.errors import Caution, UsageError, suggest
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.options import Options, RecomputeSpec
-from onnxgrad_cli.passes.parameters.select import matching
+from onnxgrad_cli.passes.parameters.patterns import matching
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.rematerialization import rewrite
 from onnxgrad_cli.passes.rematerialization.dataflow import LONGEST_CHAIN, Dataflow
