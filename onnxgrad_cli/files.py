@@ -395,7 +395,7 @@ def check_target(out: Path, model: ModelProto | None = None, source: Path | None
     if not os.access(out.parent if _replaceable(out) else out, os.W_OK):
         raise OnnxgradError(f"'{out}' can't be written: permission denied", "choose another place with -o")
     if out.is_file() and not force and not is_ours(out):
-        raise UsageError(f"'{out}' exists, and onnxgrad did not write it", "replace it with --force")
+        raise UsageError(f"'{out}' exists, and onnxgrad did not write it", "replace it with `force=True`")
 
 
 def _replaceable(out: Path) -> bool:
@@ -463,7 +463,7 @@ def _place_data(model: ModelProto, source: Path | None, folder: Path, force: boo
         if target.exists() and not force:
             raise UsageError(
                 f"the model's data file '{location}' must lie beside it, and '{target}' is another file",
-                "choose another folder with -o, or replace the file with --force",
+                "choose another folder with -o, or replace the file with `force=True`",
             )
         for parent in reversed(target.parents):
             if not parent.exists():
@@ -482,7 +482,7 @@ def _move_weights(model: ModelProto, out: Path, force: bool, undo: ExitStack) ->
         return []
     target = out.with_name(f"{out.name}.data")
     if target.exists() and not force and not (out.is_file() and is_ours(out)):
-        raise UsageError(f"'{target}' exists, and the weights must go there", "replace it with --force")
+        raise UsageError(f"'{target}' exists, and the weights must go there", "replace it with `force=True`")
     places: list[tuple[TensorProto, int, int]] = []
 
     def write(file: BinaryIO) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from onnx import ModelProto
 
+from onnxgrad_cli.common.choices import Yield
 from onnxgrad_cli.derivatives.derivative_model import Subject, float_initializers, float_inputs, open_model, without
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.files import save_model
@@ -104,7 +105,7 @@ def check(options: DerivativeOptions) -> None:
         raise UsageError("DerivativeOptions.FillGrad goes with KeepOutputs", "pass KeepOutputs | FillGrad")
 
 
-def cotangents(options: DerivativeOptions) -> str:
+def cotangents(options: DerivativeOptions) -> Yield:
     """What becomes of the cotangents of the outputs: 'input', 'ones' or 'keep', as in `derive`."""
     if DerivativeOptions.KeepYieldOp in options:
         return "keep"

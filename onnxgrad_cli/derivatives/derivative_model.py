@@ -8,6 +8,7 @@ from pathlib import Path
 
 from onnx import ModelProto
 
+from onnxgrad_cli.common.choices import Yield
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.files import mark
 from onnxgrad_cli.ir.graph import Graph
@@ -67,7 +68,7 @@ class Subject:
         if not self.outputs:
             raise UsageError("the model has no float output to differentiate", "a gradient needs a float output")
 
-    def vjp(self, cotangents: str = "input") -> list[str]:
+    def vjp(self, cotangents: Yield = "input") -> list[str]:
         """Append the backward part of the chosen outputs; returns the gradients, in order.
 
         Args:

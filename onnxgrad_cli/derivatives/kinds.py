@@ -14,6 +14,8 @@ from pathlib import Path
 from onnx import ModelProto
 
 from onnxgrad_cli.autodiff.reverse import differentiate
+from onnxgrad_cli.common.checks import one_of
+from onnxgrad_cli.common.choices import Derivative, Yield
 from onnxgrad_cli.derivatives.derivative_model import Subject, float_initializers, float_inputs, open_model
 from onnxgrad_cli.derivatives.jacobian import jacobian
 from onnxgrad_cli.emission.emitter import Op
@@ -25,12 +27,12 @@ from onnxgrad_cli.passes.parameters.select import matching
 
 def derive(
     model: ModelProto,
-    kind: str = "vjp",
+    kind: Derivative = "vjp",
     *,
     of: str | Sequence[str] = (),
     wrt: str | Sequence[str] = (),
     keep_outputs: bool = False,
-    cotangents: str = "input",
+    cotangents: Yield = "input",
     path: Path | None = None,
     options: Options | None = None,
 ) -> ModelProto:
@@ -67,8 +69,7 @@ def derive(
     """
     if kind not in KINDS:
         raise UsageError(f"there is no derivative '{kind}'", suggest(kind, KINDS, "derivatives"))
-    if cotangents not in COTANGENTS:
-        raise UsageError(f"cotangents is {cotangents!r}", suggest(str(cotangents), COTANGENTS, "choices"))
+    one_of("cotangents", cotangents, Yield)
     if kind != "vjp" and cotangents != "input":
         raise UsageError(f"cotangents='{cotangents}' means something for the kind vjp alone", "leave it out")
     options = options or Options()
@@ -76,12 +77,12 @@ def derive(
     inputs, initializers = float_inputs(graph), float_initializers(graph)
     known = [*inputs, *initializers]
     default = known if kind == "vjp" else inputs
-    chosen = matching(wrt, known, "--wrt", "float inputs and initializers") if wrt else default
+    chosen = matching(wrt, known, "`wrt`", "float inputs and initializers") if wrt else default
     subject = Subject(graph, [n for n in inputs if n in chosen], [n for n in initializers if n in chosen], options)
     subject.prepare()
     own = graph.output_names
     if of:
-        subject.outputs = matching(of, subject.outputs, "--of", "float outputs")
+        subject.outputs = matching(of, subject.outputs, "`of`", "float outputs")
     derivatives = subject.vjp(cotangents) if kind == "vjp" else KINDS[kind](subject)
     return subject.finish([*derivatives, *(own if keep_outputs else ())])
 
@@ -121,13 +122,10 @@ def _hessian(subject: Subject) -> list[str]:
     return _rows(subject, rows)
 
 
-KINDS: Mapping[str, Callable[[Subject], list[str]]] = {
+KINDS: Mapping[Derivative, Callable[[Subject], list[str]]] = {
     "vjp": Subject.vjp, "jvp": _jvp, "hvp": _hvp, "jacobian": _jacobian, "hessian": _hessian
 }  # fmt: skip
 """The kinds of derivatives; each appends its nodes and returns its outputs."""
-
-COTANGENTS = ("input", "ones", "keep")
-"""What may become of the cotangents of a vector-Jacobian product; see `derive`."""
 
 
 def _inputs(subject: Subject, name: str) -> dict[str, str]:

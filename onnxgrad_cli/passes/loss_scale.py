@@ -7,7 +7,6 @@ Source: P. Micikevicius et al., Mixed Precision Training, ICLR 2018; the dynamic
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
 import numpy as np
 from onnx import TensorProto
@@ -19,13 +18,11 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.renaming import rename
-from onnxgrad_cli.options import Options
+from onnxgrad_cli.options import DYNAMIC, LossScale, StepOptions, check_loss_scale
 from onnxgrad_cli.passes.optimizer.state import States
 from onnxgrad_cli.passes.pipeline import Pass
-from onnxgrad_cli.record import Training
+from onnxgrad_cli.record import StepRecord
 
-LossScale = float | Literal["dynamic"]
-DYNAMIC: Literal["dynamic"] = "dynamic"
 SCALE, GOOD = "loss_scale", "good_steps"
 FIRST, GROWTH, BACKOFF, INTERVAL = 65536.0, 2.0, 0.5, 2000
 """GradScaler's: the scale of the first step, its growth after so many good steps, and what it shrinks by after a bad
@@ -41,21 +38,17 @@ def parse_loss_scale(text: str) -> LossScale:
     Raises:
         UsageError: it is neither.
     """
-    return _checked(value_of(text))
-
-
-def _checked(scale: object) -> LossScale:
-    if scale == DYNAMIC:
+    found = value_of(text)
+    if found == DYNAMIC:
         return DYNAMIC
-    if isinstance(scale, (int, float)) and not isinstance(scale, bool) and 0 < scale < float("inf"):
-        return float(scale)
-    raise UsageError(f"--loss-scale takes a number above 0 or '{DYNAMIC}', not {scale!r}", "such as 1024")
+    return check_loss_scale(float(found) if isinstance(found, int) and not isinstance(found, bool) else found)
 
 
-def _run(graph: Graph, options: Options, training: Training) -> bool:
-    asked = _checked(options.loss_scale)
+def _run(graph: Graph, options: StepOptions, training: StepRecord) -> bool:
+    asked = options.loss_scale
+    assert asked is not None, "the pipeline has this pass where it is asked for"
     if asked == DYNAMIC and not options.optimizer:
-        raise UsageError("--loss-scale dynamic needs steps to adapt to", "add --optimizer NAME, or name a number")
+        raise UsageError("`loss_scale='dynamic'` needs steps to adapt to", "add `optimizer=NAME`, or name a number")
     op = Op(graph)
     op.role, op.scope = "backward", "loss_scale"
     if asked == DYNAMIC:
@@ -74,7 +67,7 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
     return True
 
 
-def _scale_up(op: Op, training: Training, scale: Val) -> None:
+def _scale_up(op: Op, training: StepRecord, scale: Val) -> None:
     """Let what reads the cotangent of the loss read the scaled one."""
     graph, before = op.graph, len(op.nodes)
     where = 1 + next(i for i, node in enumerate(graph.nodes) if node.op_type == "YieldOp")
@@ -96,7 +89,7 @@ def are_finite(op: Op, gradients: Iterable[Val]) -> Val:
     return total(op, "ReduceL1", *gradients) < np.inf
 
 
-def scale_in(op: Op, states: States, training: Training) -> tuple[Val, Val]:
+def scale_in(op: Op, states: States, training: StepRecord) -> tuple[Val, Val]:
     """The states of a dynamic scale: the scale, and a new one for the good steps since it changed."""
     scale = next(name for name, slot in training.slots.items() if slot.kind == SCALE and not slot.of)
     return op.val(scale), states.whole(op, GOOD, 0, TensorProto.INT64)

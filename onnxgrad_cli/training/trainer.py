@@ -63,7 +63,7 @@ class Trainer(Held):
         roles = describe(model)
         rates = [name for name, role in roles.inputs.items() if role == "learning rate"]
         if not rates:
-            raise UsageError("the training model has no optimizer", "build it with --optimizer NAME")
+            raise UsageError("the training model has no optimizer", "build it with `optimizer=NAME`")
         copy, values = take_out(model, roles.successors, path)
         del model  # so that the buffers may lie where it was
         values |= roles.begun(values)

@@ -51,7 +51,7 @@ def split(model: ModelProto, also: Collection[str] = ()) -> Halves:
     makers = {name: node for node in model.graph.node for name in node.output if name}
     stepped = [name for name, role in roles.outputs.items() if role.role == "next state" and _steps(makers.get(name))]
     if not stepped:
-        raise UsageError("the training model has no optimizer", "build it with --optimizer NAME")
+        raise UsageError("the training model has no optimizer", "build it with `optimizer=NAME`")
     steps = [node for node in model.graph.node if _steps(node)]
     own = behind(steps, stepped)
     crossing = [name for name in dict.fromkeys(n for node in own for n in reads(node)) if name in makers]
