@@ -46,7 +46,7 @@ def test_beside_torch(runs: int, dtype: str, bound: float) -> None:
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0, float("nan")])
 def test_what_is_no_share_is_refused(decay: float) -> None:
-    with pytest.raises(UsageError, match="--ema must be at least 0 and below 1"):
+    with pytest.raises(UsageError, match="`ema` must be at least 0 and below 1"):
         build(exported(network(torch.float32)), options("sgd", ema=decay))
 
 
