@@ -16,7 +16,7 @@ from onnx import ModelProto
 from onnxgrad_cli.common.choices import Yield
 from onnxgrad_cli.derivatives.derivative_model import Subject, float_initializers, float_inputs, open_model, without
 from onnxgrad_cli.errors import UsageError, suggest
-from onnxgrad_cli.files import save_model
+from onnxgrad_cli.files import ModelSource, save_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import in_words, shape_of
 from onnxgrad_cli.options import Options
@@ -38,7 +38,7 @@ class DerivativeOptions(IntFlag, boundary=STRICT):
 
 
 def onnx_derivative(
-    onx: ModelProto,
+    onx: ModelSource,
     weights: str | Sequence[str] | None = None,
     inputs: str | Sequence[str] | None = None,
     options: DerivativeOptions = DerivativeOptions.Zero,
@@ -56,7 +56,7 @@ def onnx_derivative(
     stay constants unless they are named.
 
     Args:
-        onx: the model; it is not changed.
+        onx: a file, the bytes of one, or a model, which is not changed.
         weights: the initializers (or inputs) to differentiate with respect to, in order; None is every float
             initializer, or none with Loss.
         inputs: the inputs to differentiate with respect to; None is every float input (with Loss: but the labels).

@@ -21,12 +21,13 @@ from onnxgrad_cli.derivatives.jacobian import jacobian
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.files import ModelSource
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.parameters.select import matching
 
 
 def derive(
-    model: ModelProto,
+    model: ModelSource,
     kind: Derivative = "vjp",
     *,
     of: str | Sequence[str] = (),
@@ -52,7 +53,7 @@ def derive(
     y is an x itself. A name that is taken gets `_1`.
 
     Args:
-        model: the model; it is not changed.
+        model: a file, the bytes of one, or a model, which is not changed.
         kind: one of the above; vjp is `onnx_derivative` with the option Zero.
         of: glob patterns over the float outputs to differentiate; by default all of them.
         wrt: glob patterns over float inputs and initializers, with respect to which; by default all float inputs, and
@@ -60,7 +61,7 @@ def derive(
         cotangents: for vjp, what becomes of the cotangents: 'input', 'ones' (filled in the graph), or 'keep', which
             leaves the YieldOp that hands them in.
         keep_outputs: return the model's own outputs too, after the derivatives.
-        path: where the model was read from; external data are relative to it.
+        path: where bytes or a model were read from; external data are relative to it.
         options: shapes and modes, as for a build.
 
     Raises:

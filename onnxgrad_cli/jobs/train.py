@@ -17,7 +17,6 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.session import find_provider
 from onnxgrad_cli.files import STREAM, check_target, load_model, save_bytes, save_model
-from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.options import Options
@@ -227,7 +226,7 @@ def _ready(
         raise UsageError(f"`adapter`: '{adapter}' is the trained model", "name another file")
     for file in filter(None, (target, adapter)):
         check_target(file, original, path, force)
-    built = build(copied(original), options, path=path)
+    built = build(original, options, path=path)
     trainer = _trainer(built, course, link)
     check_stored(original, _own(trainer))
     draw_weights(trainer, built, original, course.init, course.seed)

@@ -174,7 +174,7 @@ class Dataflow:
         return any(self.can_be_delayed(name) for name in node.input)
 
     def can_be_delayed(self, name: str) -> bool:
-        """Whether a Reshape can make readers of a value wait: the value depends on data and has axes, a known number."""
+        """Whether a Reshape can make a value's readers wait: the value depends on data, and its axes are known."""
         return name in self.data_dependent and bool(shape_of(self.graph.types.get(name)))
 
     def _is_tensor(self, name: str) -> bool:

@@ -394,7 +394,7 @@ def test_refused_operators_have_a_reason() -> None:
 def test_the_option(shell: Shell) -> None:  # noqa: F811
     save(QDQ, Path("qdq.onnx"))
     result = shell("build", "qdq.onnx")
-    assert result.code == 3 and "`quantization='ste'`" in result.out + result.err
+    assert result.code == 3 and "--quantization ste" in result.out + result.err
     assert "qdq.train.onnx" not in shell.files()
     assert shell("inspect", "qdq.onnx").code == 3
     assert shell("inspect", "qdq.onnx", "--quantization", "ste").code == 0

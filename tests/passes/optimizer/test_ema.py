@@ -120,7 +120,7 @@ def test_what_has_no_averages_is_refused(tmp_path: Path) -> None:
             run_export(source, model, tmp_path / "out.onnx", use_ema=True)
         assert not (tmp_path / "out.onnx").exists()
 
-    refused("--use-ema: no averages are kept", held(tmp_path, "float32"))
+    refused("`use_ema`: no averages are kept", held(tmp_path, "float32"))
     refused("'first.weight' is float16, its average float32", held(tmp_path, "float16", ema=0.9))
     refused("no step has been taken", held(tmp_path, "float32", ema=0.9))
     values, said = load_checkpoint(held(tmp_path, "float32", ema=0.9))
