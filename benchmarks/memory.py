@@ -109,7 +109,7 @@ def compare(row: Row, variants: list[str], repeat: int, threads: int, folder: Pa
     for variant in variants:
         asked = parse_recompute(variant) if variant else None
         options = Options(losses=(LossSpec("cross-entropy"),), label="y", mode="train", dims=sizes, recompute=asked)
-        built = build(onnx.load(source), options, path=source)
+        built = build(source, options)
         target = folder / "train.onnx"
         onnx.save(built.model, target)
         done = built.training.recomputed

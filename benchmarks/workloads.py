@@ -78,7 +78,7 @@ class Row:
         optimizer = "adamw" if kind == "adamw" else ""
         options = Options(losses=(LossSpec("cross-entropy"),), label="y", optimizer=optimizer, mode="train", **more)
         target = source.with_suffix(".".join(["", kind, *more, "train.onnx"]))
-        onnx.save(build(onnx.load(source), options, path=source).model, target)
+        onnx.save(build(source, options).model, target)
         return target
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 
+from onnxgrad_cli.files import ModelSource, own_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes import pipeline, pipeline_for
@@ -46,7 +47,7 @@ class TrainingModel:
 
 
 def build(
-    model: onnx.ModelProto,
+    model: ModelSource,
     options: Options | None = None,
     *,
     path: Path | None = None,
@@ -56,15 +57,18 @@ def build(
     """Turn an inference model into a training model.
 
     Args:
-        model: the model, which is changed in place; its external data, if any, need not be loaded.
+        model: a file, the bytes of one, or a model, which is not changed; its external data, if any, need not be
+            loaded. `TrainingModel(Graph(model), options).run()` saves the copy of a model that nobody else has.
         options: what to build.
-        path: where the model was read from; external data are relative to it.
+        path: where a model or bytes were read from; external data are relative to it.
         after, stop_after: see `pipeline.run`.
 
     Raises:
         UsageError: an option does not fit the model.
         UnsupportedError: something on the way to the loss can't be differentiated.
+        OnnxgradError: a file can't be read, or is no valid model.
     """
-    built = TrainingModel(Graph(model, path), options or Options())
+    proto, source = own_model(model, path)
+    built = TrainingModel(Graph(proto, source), options or Options())
     built.run(after, stop_after)
     return built

@@ -22,7 +22,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import fixed_trips, input_types, inside
 from onnxgrad_cli.ir.nodes import reads, subgraphs, with_bodies
 from onnxgrad_cli.ir.types import dtype_of, is_float, itemsize, nbytes, shape_of
-from onnxgrad_cli.record import Training, parts
+from onnxgrad_cli.record import StepRecord, parts
 from onnxgrad_cli.targets.standard import standard_domain
 
 Sizes = tuple[int, ...]
@@ -102,7 +102,7 @@ FORWARD = ("model", "loss")
 BODIES = frozenset({"If", "Loop", "Scan"})
 
 
-def cost(graph: Graph, training: Training, sizes: Mapping[str, int] | None = None) -> Cost:
+def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = None) -> Cost:
     """Count operations and kept bytes of a training model, or of as much of it as there is.
 
     Args:

@@ -24,9 +24,12 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.ir.nodes import subgraphs
-from onnxgrad_cli.ir.skeleton import skeleton
+from onnxgrad_cli.ir.skeleton import copied, skeleton
 from onnxgrad_cli.ir.types import SMALL, is_external, nbytes
 from onnxgrad_cli.metadata import VERSION, tool_version
+
+ModelSource = str | Path | bytes | ModelProto
+"""Where a model may come from: a file, the bytes of one, or memory."""
 
 STREAM = "-"
 """The name that stands for stdin and stdout."""
@@ -60,10 +63,43 @@ def load_model(path: str | Path) -> tuple[ModelProto, Path | None]:
     else:
         source = Path(path)
         where, data = f"'{path}'", _read(source)
-    model = _parse(data, where)
+    return _checked(_parse(data, where), where, source), source
+
+
+def read_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto, Path | None]:
+    """A model from wherever it is, not to be changed: a ModelProto is returned as it is.
+
+    Args:
+        model: a file ('-' is stdin), the bytes of one, or the model itself.
+        path: where bytes or a model were read from.
+
+    Returns:
+        The model, and the file that its external data are relative to; None is the working directory.
+
+    Raises:
+        UsageError: it is of another type.
+        OnnxgradError: a file or the bytes are no valid model; see `load_model`.
+    """
+    if isinstance(model, ModelProto):
+        return model, path
+    if isinstance(model, (str, Path)):
+        return load_model(model)
+    if isinstance(model, (bytes, bytearray, memoryview)):
+        found = _checked(_parse(bytes(model), "the model"), "the model", path)
+        return found, path
+    raise UsageError(f"a {type(model).__name__} is no model", "a path, a ModelProto or the bytes of one is wanted")
+
+
+def own_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto, Path | None]:
+    """A model from wherever it is, to be changed: of a ModelProto a copy; see `read_model`."""
+    found, source = read_model(model, path)
+    return copied(found) if found is model else found, source
+
+
+def _checked(model: ModelProto, where: str, source: Path | None) -> ModelProto:
     check_structure(model, where)
     check_external_data(model, source)
-    return model, source
+    return model
 
 
 def _read_stdin() -> bytes:
@@ -395,7 +431,7 @@ def check_target(out: Path, model: ModelProto | None = None, source: Path | None
     if not os.access(out.parent if _replaceable(out) else out, os.W_OK):
         raise OnnxgradError(f"'{out}' can't be written: permission denied", "choose another place with -o")
     if out.is_file() and not force and not is_ours(out):
-        raise UsageError(f"'{out}' exists, and onnxgrad did not write it", "replace it with --force")
+        raise UsageError(f"'{out}' exists, and onnxgrad did not write it", "replace it with `force=True`")
 
 
 def _replaceable(out: Path) -> bool:
@@ -463,7 +499,7 @@ def _place_data(model: ModelProto, source: Path | None, folder: Path, force: boo
         if target.exists() and not force:
             raise UsageError(
                 f"the model's data file '{location}' must lie beside it, and '{target}' is another file",
-                "choose another folder with -o, or replace the file with --force",
+                "choose another folder with -o, or replace the file with `force=True`",
             )
         for parent in reversed(target.parents):
             if not parent.exists():
@@ -482,7 +518,7 @@ def _move_weights(model: ModelProto, out: Path, force: bool, undo: ExitStack) ->
         return []
     target = out.with_name(f"{out.name}.data")
     if target.exists() and not force and not (out.is_file() and is_ours(out)):
-        raise UsageError(f"'{target}' exists, and the weights must go there", "replace it with --force")
+        raise UsageError(f"'{target}' exists, and the weights must go there", "replace it with `force=True`")
     places: list[tuple[TensorProto, int, int]] = []
 
     def write(file: BinaryIO) -> None:

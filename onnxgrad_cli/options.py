@@ -1,4 +1,8 @@
-"""What a build is asked for: `Options`, whose defaults are those of the command line."""
+"""What a build is asked for: `Options`, whose defaults are those of the command line.
+
+It is made of parts that belong together, so that a pass says which of them it reads. Each part checks its own fields
+when it is made; what does not go with something of another part is refused by the pass that finds it so.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,51 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from onnxgrad_cli.common import checks
+from onnxgrad_cli.common.choices import (
+    SEEDS,
+    Init,
+    Mode,
+    Preset,
+    Quantization,
+    Recomputation,
+    Reduction,
+    TargetName,
+    Yield,
+)
+from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import Shape
 from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.optimizers import OPTIMIZERS
+
+LossScale = float | Literal["dynamic"]
+DYNAMIC: Literal["dynamic"] = "dynamic"
+"""The loss scale that adapts itself."""
+
+RATE = "lr"
+"""What a group calls its factor of the learning rate."""
+
+
+# -- what is asked for in several words -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class LoraSpec:
-    """Low-rank adapters as asked for: their rank, and what their product is multiplied with, times the rank."""
+    """Low-rank adapters as asked for: their rank, and what their product is multiplied with, times the rank.
+
+    Raises:
+        UsageError: the rank is below 1, or alpha is not above 0.
+    """
 
     rank: int
     alpha: float | None = None
+
+    def __post_init__(self) -> None:
+        checks.of_type("lora", self.rank, int, "a rank")
+        if self.rank < 1:
+            raise UsageError(f"`lora`: a rank of {self.rank} leaves nothing to train", "8 is usual")
+        if self.alpha is not None and not (checks.is_number(self.alpha) and self.alpha > 0):
+            raise UsageError(f"`lora`: alpha must be a positive number, not {self.alpha}", "by default it is the rank")
 
     def __str__(self) -> str:
         return str(self.rank) if self.alpha is None else f"{self.rank}:{self.alpha:g}"
@@ -27,11 +66,21 @@ class RecomputeSpec:
 
     `kind` is 'elementwise', 'block' (all between values or nodes that `pattern` names) or 'budget' (as much as it takes
     until no more than `size` bytes are kept).
+
+    Raises:
+        UsageError: there is no such kind, a block has no pattern, or the size is negative.
     """
 
-    kind: str
+    kind: Recomputation
     pattern: str = ""
     size: int = 0
+
+    def __post_init__(self) -> None:
+        checks.one_of("kind", self.kind, Recomputation)
+        checks.text("pattern", self.pattern)
+        checks.at_least("size", self.size, 0, whole=True)
+        if bool(self.pattern) != (self.kind == "block"):
+            raise UsageError(f"`recompute`: a pattern goes with the kind 'block', and with it alone: {self!r}")
 
     def __str__(self) -> str:
         return {"block": f"block:{self.pattern}", "budget": f"budget:{self.size}B"}.get(self.kind, self.kind)
@@ -42,18 +91,59 @@ class Group:
     """A parameter group as asked for: the weights that `pattern` names, and their options of the optimizer.
 
     `lr` among them is a factor of the learning rate.
+
+    Raises:
+        UsageError: the pattern is no string, or `lr` is no factor.
     """
 
     pattern: str
     options: Mapping[str, object]
 
+    def __post_init__(self) -> None:
+        checks.text("pattern", self.pattern)
+        checks.mapping("options", self.options, "such as Group('*.bias', {'weight_decay': 0})")
+        factor = self.options.get(RATE, 1.0)
+        if not checks.is_number(factor, 0):
+            raise UsageError(f"`group`: {RATE} takes a factor of the learning rate, not {factor!r}", "such as lr=0.1")
+
     def __str__(self) -> str:
         return f"{self.pattern}:{','.join(f'{name}={value}' for name, value in self.options.items())}"
 
 
+def check_loss_scale(scale: object) -> LossScale:
+    """A number above zero, or 'dynamic'.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if scale == DYNAMIC:
+        return DYNAMIC
+    if isinstance(scale, (int, float)) and checks.is_number(scale) and scale > 0:
+        return scale
+    raise UsageError(f"`loss_scale` takes a number above 0 or '{DYNAMIC}', not {scale!r}", "such as 1024")
+
+
+# -- the parts --------------------------------------------------------------------------------------------------------
+
+
+class _Part:
+    """A part of the options: `__post_init__` checks its fields, then those of the parts after it."""
+
+    def __post_init__(self) -> None:
+        """The last part: there is nothing more to check."""
+
+    def _tuple(self, name: str, kind: type, example: str) -> None:
+        """Make a tuple of a field, which may be given as a list."""
+        object.__setattr__(self, name, checks.tuple_of(name, getattr(self, name), kind, example))
+
+    def _patterns(self, *names: str) -> None:
+        for name in names:
+            self._tuple(name, str, f"glob patterns: {name}=('*.bias',)")
+
+
 @dataclass(frozen=True)
-class Options:
-    """Everything a build can be asked for; the defaults are those of the command line.
+class LossOptions(_Part):
+    """What is minimised.
 
     Attributes:
         losses: the losses, summed with their weights.
@@ -64,13 +154,94 @@ class Options:
             mean divides by what it would without: as (criterion(reduction='none') * weight).mean() in PyTorch.
         loss_options: what a loss takes besides (label_smoothing, ignore_index, delta, ...), by name.
         l1, l2: factors of the sum of the trained weights' magnitudes and of their squares, added to the loss.
+    """
+
+    losses: tuple[LossSpec, ...] = (LossSpec("mse"),)
+    label: str = "label"
+    output: str | None = None
+    reduction: Reduction = "mean"
+    sample_weight: str | None = None
+    loss_options: Mapping[str, object] = field(default_factory=dict)
+    l1: float = 0.0
+    l2: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._tuple("losses", LossSpec, "such as losses=(LossSpec('mse'),)")
+        if not self.losses:
+            raise UsageError("`losses` is empty: there is nothing to minimise", "such as losses=(LossSpec('mse'),)")
+        checks.text("label", self.label)
+        checks.text("output", self.output, optional=True)
+        checks.one_of("reduction", self.reduction, Reduction)
+        checks.text("sample_weight", self.sample_weight, optional=True)
+        checks.mapping("loss_options", self.loss_options, "such as {'label_smoothing': 0.1}")
+        checks.at_least("l1", self.l1, 0)
+        checks.at_least("l2", self.l2, 0)
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class ParameterOptions(_Part):
+    """Which weights are trained.
+
+    Attributes:
         train, freeze: glob patterns over initializer names.
         preset: groups of weights to train: 'bias', 'norm', 'head'. They add up, with `train` and `train_last` too.
         train_last: how many of the last layers with weights to train; 0: no such choice.
+    """
+
+    train: tuple[str, ...] = ()
+    freeze: tuple[str, ...] = ()
+    preset: tuple[Preset, ...] = ()
+    train_last: int = 0
+
+    def __post_init__(self) -> None:
+        self._patterns("train", "freeze")
+        self._tuple("preset", str, "such as preset=('bias',)")
+        for name in self.preset:
+            checks.one_of("preset", name, Preset)
+        checks.at_least("train_last", self.train_last, 0, whole=True)
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class AdapterOptions(_Part):
+    """Adapters that are trained in place of weights.
+
+    Attributes:
         lora: freeze all that is not chosen by these, and train adapters of the frozen matrices; None: no adapters.
         lora_target: glob patterns over the names of weight matrices, of those that get an adapter; by default all
             of MatMul and Gemm that would be trained.
+    """
+
+    lora: LoraSpec | None = None
+    lora_target: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        checks.of_type("lora", self.lora, (LoraSpec, type(None)), "LoraSpec(rank), or None,")
+        self._patterns("lora_target")
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class InputOptions(_Part):
+    """Which inputs get a gradient.
+
+    Attributes:
         grad_of_input: glob patterns over input names.
+    """
+
+    grad_of_input: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._patterns("grad_of_input")
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class OptimizerOptions(_Part):
+    """How a step is taken.
+
+    Attributes:
         optimizer: the name of the optimizer whose step is appended; "" for none.
         optimizer_options: what it takes besides (momentum, weight_decay, ...), by name.
         group: what weights of certain names have for options instead; of two groups the later one counts.
@@ -83,59 +254,259 @@ class Options:
         ema: how much of the exponential moving average of the weights stays at a step; None: none is kept.
         embed_state: store the optimizer's state as it is before the first step, so that it need not be fed; of weights
             beyond a gigabyte it is described only.
-        training_info: leave the inference graph as it is, and describe the training beside it, in `training_info`.
-        init: how weights begin there: 'keep' their stored values, 'xavier', 'he' or 'normal'.
-        seed: of the random numbers that they begin with; None lets the runtime choose. Adapters are drawn with it
-            too; with None as with 0.
-        recompute: what to compute again in the backward part, so that it need not be kept; None: nothing.
-        keep_outputs: keep the model's own outputs too.
-        yield_: what becomes of the YieldOp: 'ones' (filled), 'input' (fed) or 'keep'.
-        as_gradient_op: write one Gradient node of ai.onnx.preview.training in place of the backward part.
-        mode: 'keep', 'train' or 'eval' for BatchNormalization and Dropout.
-        quantization: what becomes of a path through QuantizeLinear: 'refuse' it, or 'ste', the straight-through
-            estimator, for which rounding is the identity within the quantized range.
-        tuned: forms of gradients to write instead of those that suit their shapes; see `kernel_variants`.
-        target: the runtime that the model is written for: 'standard' is any, for others see `targets`.
-        identifiers: make valid C identifiers of the names that are not the model's own.
-        dims: symbol -> size, fixed before anything else.
-        shapes: input -> shape, fixed before anything else.
     """
 
-    losses: tuple[LossSpec, ...] = (LossSpec("mse"),)
-    label: str = "label"
-    output: str | None = None
-    reduction: str = "mean"
-    sample_weight: str | None = None
-    loss_options: dict[str, object] = field(default_factory=dict)
-    l1: float = 0.0
-    l2: float = 0.0
-    train: tuple[str, ...] = ()
-    freeze: tuple[str, ...] = ()
-    preset: tuple[str, ...] = ()
-    train_last: int = 0
-    lora: LoraSpec | None = None
-    lora_target: tuple[str, ...] = ()
-    grad_of_input: tuple[str, ...] = ()
     optimizer: str = ""
-    optimizer_options: dict[str, object] = field(default_factory=dict)
+    optimizer_options: Mapping[str, object] = field(default_factory=dict)
     group: tuple[Group, ...] = ()
     clip_norm: float | None = None
     clip_value: float | None = None
     accumulate: int = 1
-    loss_scale: float | Literal["dynamic"] | None = None
+    loss_scale: LossScale | None = None
     ema: float | None = None
     embed_state: bool = True
+
+    def __post_init__(self) -> None:
+        checks.text("optimizer", self.optimizer)
+        if self.optimizer:
+            OPTIMIZERS.lookup(self.optimizer)
+        checks.mapping("optimizer_options", self.optimizer_options, "such as {'weight_decay': 0.01}")
+        self._tuple("group", Group, "such as group=(Group('*.bias', {'weight_decay': 0}),)")
+        for name in ("clip_norm", "clip_value"):
+            bound = getattr(self, name)
+            if bound is not None and not (checks.is_number(bound) and bound > 0):
+                raise UsageError(f"`{name}` must be above 0, not {bound}", "leave it out for no bound")
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise UsageError("`clip_norm` and `clip_value` don't go together", "leave one of the two out")
+        if not checks.is_number(self.accumulate, 1, whole=True):
+            raise UsageError(f"`accumulate` must be 1 or more, not {self.accumulate}", "1 takes a step at each run")
+        if self.loss_scale is not None:
+            check_loss_scale(self.loss_scale)
+        if self.ema is not None and not (checks.is_number(self.ema, 0) and self.ema < 1):
+            raise UsageError(f"`ema` must be at least 0 and below 1, not {self.ema}", "such as 0.999")
+        checks.flag("embed_state", self.embed_state)
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class InitOptions(_Part):
+    """How a training begins.
+
+    Attributes:
+        training_info: leave the inference graph as it is, and describe the training beside it, in `training_info`.
+        init: how weights begin there: 'keep' their stored values, 'xavier', 'he' or 'normal'.
+        seed: of the random numbers that they begin with; None lets the runtime choose. Adapters are drawn with it
+            too; with None as with 0.
+    """
+
     training_info: bool = False
-    init: str = "keep"
+    init: Init = "keep"
     seed: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.flag("training_info", self.training_info)
+        checks.one_of("init", self.init, Init)
+        if self.seed is not None and not (checks.is_number(self.seed, 0, whole=True) and self.seed < SEEDS):
+            raise UsageError(f"`seed={self.seed!r}`: a whole number from 0 to {SEEDS - 1} is wanted")
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class MemoryOptions(_Part):
+    """What is computed again instead of kept.
+
+    Attributes:
+        recompute: what to compute again in the backward part, so that it need not be kept; None: nothing.
+    """
+
     recompute: RecomputeSpec | None = None
+
+    def __post_init__(self) -> None:
+        kinds = (RecomputeSpec, type(None))
+        checks.of_type("recompute", self.recompute, kinds, "RecomputeSpec('elementwise'), or None,")
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class OutputOptions(_Part):
+    """How the training model is written.
+
+    Attributes:
+        keep_outputs: keep the model's own outputs too.
+        yield_: what becomes of the YieldOp: 'ones' (filled), 'input' (fed) or 'keep'.
+        as_gradient_op: write one Gradient node of ai.onnx.preview.training in place of the backward part.
+    """
+
     keep_outputs: bool = False
-    yield_: str = "ones"
+    yield_: Yield = "ones"
     as_gradient_op: bool = False
-    mode: str = "keep"
-    quantization: str = "refuse"
+
+    def __post_init__(self) -> None:
+        checks.flag("keep_outputs", self.keep_outputs)
+        checks.one_of("yield_", self.yield_, Yield)
+        checks.flag("as_gradient_op", self.as_gradient_op)
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class ModeOptions(_Part):
+    """How layers behave that training changes.
+
+    Attributes:
+        mode: 'keep', 'train' or 'eval' for BatchNormalization and Dropout.
+    """
+
+    mode: Mode = "keep"
+
+    def __post_init__(self) -> None:
+        checks.one_of("mode", self.mode, Mode)
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class GradientOptions(_Part):
+    """How gradients are computed.
+
+    Attributes:
+        quantization: what becomes of a path through QuantizeLinear: 'refuse' it, or 'ste', the straight-through
+            estimator, for which rounding is the identity within the quantized range.
+        tuned: forms of gradients to write instead of those that suit their shapes; see `kernel_variants`.
+        target: the runtime that the model is written for: 'standard' is any, for others see `targets`.
+    """
+
+    quantization: Quantization = "refuse"
     tuned: Mapping[str, str] = field(default_factory=dict)
-    target: str = "standard"
+    target: TargetName = "standard"
+
+    def __post_init__(self) -> None:
+        checks.one_of("quantization", self.quantization, Quantization)
+        checks.mapping("tuned", self.tuned, "what `onnxgrad tune` writes, by `load_tuned`")
+        checks.one_of("target", self.target, TargetName)
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class NameOptions(_Part):
+    """What values are called.
+
+    Attributes:
+        identifiers: make valid C identifiers of the names that are not the model's own.
+    """
+
     identifiers: bool = False
-    dims: dict[str, int] = field(default_factory=dict)
-    shapes: dict[str, Shape] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        checks.flag("identifiers", self.identifiers)
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class ShapeOptions(_Part):
+    """Shapes of the model.
+
+    Attributes:
+        dims: symbol -> size, fixed before anything else.
+        shapes: input -> shape, fixed before anything else.
+    """
+
+    dims: Mapping[str, int] = field(default_factory=dict)
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        checks.mapping("dims", self.dims, "such as dims={'batch': 1}")
+        checks.mapping("shapes", self.shapes, "such as shapes={'x': (1, 3, 224, 224)}")
+        for symbol, size in self.dims.items():
+            checks.sizes("dims", symbol, [size])
+        for name, shape in self.shapes.items():
+            checks.tuple_of("shapes", shape, object, "such as shapes={'x': (1, 3, 224, 224)}")
+            checks.sizes("shapes", name, shape, symbols=True)
+        super().__post_init__()
+
+
+# -- what is read together --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SelectionOptions(InputOptions, AdapterOptions, ParameterOptions):
+    """What decides which weights and inputs get a gradient."""
+
+
+@dataclass(frozen=True)
+class PreparationOptions(ShapeOptions, ModeOptions, SelectionOptions, LossOptions):
+    """What the preparation of a model reads."""
+
+
+@dataclass(frozen=True)
+class AdaptationOptions(InitOptions, AdapterOptions, ParameterOptions):
+    """What adapters are made by."""
+
+
+@dataclass(frozen=True)
+class BackwardOptions(GradientOptions, OutputOptions, InitOptions):
+    """What the backward part is written by."""
+
+
+@dataclass(frozen=True)
+class RematerializationOptions(OutputOptions, MemoryOptions):
+    """What decides which values are computed again."""
+
+
+@dataclass(frozen=True)
+class GradientNodeOptions(GradientOptions, RematerializationOptions, OptimizerOptions):
+    """What a Gradient node in place of the backward part can say, and what it can't."""
+
+
+@dataclass(frozen=True)
+class StepOptions(InitOptions, OptimizerOptions, LossOptions):
+    """What a step is written by, its loss and its optimizer."""
+
+
+@dataclass(frozen=True)
+class SignatureOptions(OutputOptions, StepOptions):
+    """What decides which inputs and outputs there are."""
+
+
+@dataclass(frozen=True)
+class NamingOptions(NameOptions, StepOptions):
+    """What values are called, and what the metadata then say of them."""
+
+
+@dataclass(frozen=True)
+class Options(
+    PreparationOptions,
+    AdaptationOptions,
+    BackwardOptions,
+    GradientNodeOptions,
+    SignatureOptions,
+    NamingOptions,
+    ShapeOptions,
+    NameOptions,
+    GradientOptions,
+    ModeOptions,
+    OutputOptions,
+    MemoryOptions,
+    InitOptions,
+    OptimizerOptions,
+    InputOptions,
+    AdapterOptions,
+    ParameterOptions,
+    LossOptions,
+):
+    """Everything a build can be asked for; the defaults are those of the command line.
+
+    The attributes are those of its parts: `LossOptions`,
+    `ParameterOptions`,
+    `AdapterOptions`,
+    `InputOptions`,
+    `OptimizerOptions`,
+    `InitOptions`,
+    `MemoryOptions`,
+    `OutputOptions`,
+    `ModeOptions`,
+    `GradientOptions`,
+    `NameOptions`,
+    `ShapeOptions`.
+
+    Raises:
+        UsageError: a word, a number or a type does not fit; the message names the field.
+    """

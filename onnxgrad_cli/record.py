@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from onnxgrad_cli.autodiff.differentiation import Differentiation
+from onnxgrad_cli.autodiff.differentiation import Cautions, Differentiation
 from onnxgrad_cli.emission.emitter import ROLE
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.metadata import Adapter, Slot
@@ -44,8 +44,8 @@ class Targeted:
 
 
 @dataclass
-class Training(Differentiation):
-    """What is known of the training model so far; the attributes of `Differentiation` are what the walk adds.
+class ParameterRecord(Cautions):
+    """What is differentiated by, and what is not.
 
     Attributes:
         inputs: the model's own inputs that are fed, in order.
@@ -54,20 +54,7 @@ class Training(Differentiation):
         adaptable: the weights that would be trained if there were no adapters.
         adapters: the low-rank adapters, whose factors are trained.
         grad_of_input: the inputs that get a gradient.
-        predictions, labels: what the losses compare: the output that each judges, and the label inputs there are.
-        judged: the label of each loss, "" where it has none; empty until the losses are written.
-        divisors: the value by which a loss is divided, by its position, where that is not the number of its elements.
-        sample_weight: the input with one weight per sample.
-        loss: the value of the loss; "" where there is none, as in derivative models.
-        yielded: the values at which the forward part ends, each with the name of its cotangent.
-        learning_rate: the input with the learning rate; "" without an optimizer.
-        state: what an output replaces at the next step (running statistics; with an optimizer weights, its slots and
-            the count of steps): name -> successor.
-        slots: the state that is the optimizer's, by the name of the input that holds it.
-        gradients: weight or input -> name of its gradient.
-        forward_nodes: how many nodes belong to the model and its loss.
-        recomputed: what is computed again in the backward part.
-        targeted: what was done for a target that is not any runtime.
+        predictions: the output that each loss judges.
     """
 
     inputs: list[str] = field(default_factory=list)
@@ -77,22 +64,95 @@ class Training(Differentiation):
     adapters: list[Adapter] = field(default_factory=list)
     grad_of_input: list[str] = field(default_factory=list)
     predictions: list[str] = field(default_factory=list)
+
+
+@dataclass
+class StateRecord(Cautions):
+    """What a step replaces.
+
+    Attributes:
+        learning_rate: the input with the learning rate; "" without an optimizer.
+        state: what an output replaces at the next step (running statistics; with an optimizer weights, its slots and
+            the count of steps): name -> successor.
+        slots: the state that is the optimizer's, by the name of the input that holds it.
+    """
+
+    learning_rate: str = ""
+    state: dict[str, str] = field(default_factory=dict)
+    slots: dict[str, Slot] = field(default_factory=dict)
+
+
+@dataclass
+class LossRecord(ParameterRecord, Differentiation):
+    """What the losses compare, and what they come to.
+
+    Attributes:
+        labels: the label inputs there are.
+        judged: the label of each loss, "" where it has none; empty until the losses are written.
+        divisors: the value by which a loss is divided, by its position, where that is not the number of its elements.
+        sample_weight: the input with one weight per sample.
+        loss: the value of the loss; "" where there is none, as in derivative models.
+    """
+
     labels: list[str] = field(default_factory=list)
     judged: list[str] = field(default_factory=list)
     divisors: dict[int, str] = field(default_factory=dict)
     sample_weight: str | None = None
-    learning_rate: str = ""
     loss: str = ""
+
+
+@dataclass
+class BackwardRecord(ParameterRecord, Differentiation):
+    """Where the forward part ends, and what the backward part gives.
+
+    Attributes:
+        yielded: the values at which the forward part ends, each with the name of its cotangent.
+        gradients: weight or input -> name of its gradient.
+        forward_nodes: how many nodes belong to the model and its loss.
+    """
+
     yielded: dict[str, str] = field(default_factory=dict)
-    state: dict[str, str] = field(default_factory=dict)
-    slots: dict[str, Slot] = field(default_factory=dict)
     gradients: dict[str, str] = field(default_factory=dict)
     forward_nodes: int = 0
+
+
+# -- what is read together --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class SelectionRecord(StateRecord, ParameterRecord):
+    """What the choice of parameters reads and notes."""
+
+
+@dataclass
+class ModeRecord(StateRecord, Differentiation):
+    """What a change of the mode notes: running statistics, and rules for what it writes in several nodes."""
+
+
+@dataclass
+class PreparationRecord(SelectionRecord, ModeRecord):
+    """What the preparation of a model notes."""
+
+
+@dataclass
+class StepRecord(SelectionRecord, BackwardRecord, LossRecord):
+    """All that a step consists of."""
+
+
+@dataclass
+class Training(PreparationRecord, StepRecord):
+    """What is known of the training model so far: all that its parts have, and what is told of the whole.
+
+    Attributes:
+        recomputed: what is computed again in the backward part.
+        targeted: what was done for a target that is not any runtime.
+    """
+
     recomputed: Recomputed | None = None
     targeted: Targeted | None = None
 
 
-def parts(graph: Graph, training: Training) -> list[str]:
+def parts(graph: Graph, training: StepRecord) -> list[str]:
     """The part each node belongs to: 'model', 'loss', 'backward' (what comes after the loss) or 'optimizer'."""
     found: list[str] = []
     after = False

@@ -11,7 +11,18 @@ from onnxgrad_cli.errors import Caution
 
 
 @dataclass
-class Differentiation:
+class Cautions:
+    """What every pass may note.
+
+    Attributes:
+        cautions: what a careful reader of the result should know.
+    """
+
+    cautions: list[Caution] = field(default_factory=list)
+
+
+@dataclass
+class Differentiation(Cautions):
     """The settings and the record of reverse walks over a graph and the bodies in it.
 
     Attributes:
@@ -21,7 +32,6 @@ class Differentiation:
         kernel_variants: which of several forms of a gradient are preferred, requested and written.
         rules: how often each rule was used, by 'domain::Op' and the rule's source.
         kinks: the convention that was followed where a derivative does not exist, by operator.
-        cautions: what a careful reader of the result should know.
         partial: weights and inputs whose gradient leaves out paths, because `stop_gradient` declares so.
     """
 
@@ -31,5 +41,4 @@ class Differentiation:
     kernel_variants: KernelVariants = field(default_factory=KernelVariants)
     rules: Counter[tuple[str, str]] = field(default_factory=Counter)
     kinks: dict[str, str] = field(default_factory=dict)
-    cautions: list[Caution] = field(default_factory=list)
     partial: list[str] = field(default_factory=list)

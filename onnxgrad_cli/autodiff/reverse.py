@@ -254,7 +254,7 @@ class _Walk:
                 elif x is not None:
                     self.add(name, op.sum_to(cotangent, x) if x.is_tensor else cotangent)
         except Unknown as unknown_fact:
-            return self.refuse(node, str(unknown_fact), "fix the model's shapes with --dim or --shape")
+            return self.refuse(node, str(unknown_fact), "fix the model's shapes with `dims` or `shapes`")
         except UnsupportedError as inner:
             return self.refusals.extend(inner.refusals)
         if len(self.training.partial) > before:  # gradients stop in one of its bodies
@@ -322,7 +322,7 @@ def _full_name(node: NodeProto) -> str:
 
 def _why_unknown(node: NodeProto, graph: Graph) -> tuple[str, str]:
     if node.name in graph.kept:
-        return graph.kept[node.name], "freeze the weights before it with --freeze"
+        return graph.kept[node.name], "freeze the weights before it with `freeze`"
     if stopped(node):
         return (
             "gradients stop at some of its operands, for which it needs a rule of its own",
@@ -331,9 +331,9 @@ def _why_unknown(node: NodeProto, graph: Graph) -> tuple[str, str]:
     if not is_standard(node.domain):
         return (
             f"there is no rule for {_full_name(node)}",
-            "give it a rule with --rules FILE, or freeze the weights before it with --freeze",
+            "give it a rule with --rules FILE, or freeze the weights before it with `freeze`",
         )
-    return f"there is no proven rule for {node.op_type}", "freeze the weights before it with --freeze"
+    return f"there is no proven rule for {node.op_type}", "freeze the weights before it with `freeze`"
 
 
 def or_zero(op: Op, name: str, cotangent: Val | None, training: Differentiation, after: Val | None = None) -> Val:

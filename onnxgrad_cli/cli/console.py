@@ -10,11 +10,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
 from onnxgrad_cli.common import strict_json
+from onnxgrad_cli.common.wording import in_flags
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -79,7 +81,8 @@ class Console:
         """Tell an error: what happened, then what to do about it."""
         if self.traceback and sys.exc_info()[0] is not None:
             traceback.print_exc()
-        refusals = list(refusals)
+        message, hint = in_flags(message), hint and in_flags(hint)
+        refusals = [in_words(refusal) for refusal in refusals]
         hints = dict.fromkeys(text for text in (hint, *(r.hint for r in refusals)) if text)
         listed = [str(refusal) for refusal in refusals]
         shown = "\n".join([message, *(f"  {line}" for line in listed if line not in message)])
@@ -131,6 +134,11 @@ def show(renderable: RenderableType, stream: TextIO) -> None:
     lines = io.StringIO()
     Console(file=lines, highlight=False, width=10_000).print(renderable)
     click.echo("\n".join(map(str.rstrip, lines.getvalue().splitlines())), file=stream)
+
+
+def in_words(refusal: Refusal) -> Refusal:
+    """A refusal in the words of the command line."""
+    return replace(refusal, reason=in_flags(refusal.reason), hint=in_flags(refusal.hint))
 
 
 def _colored(text: str, color: str) -> str:

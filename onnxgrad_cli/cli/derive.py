@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from onnxgrad_cli.cli.console import Console, speaks, table
 from onnxgrad_cli.cli.options import MODEL, how_to_read, options
+from onnxgrad_cli.common.choices import Derivative
 
-KINDS = ("vjp", "jvp", "hvp", "jacobian", "hessian")
 FLAGS = {"keep-yield-op": "KeepYieldOp", "keep-outputs": "KeepOutputs", "fill-grad": "FillGrad", "loss": "Loss"}
 
 
@@ -18,7 +18,7 @@ FLAGS = {"keep-yield-op": "KeepYieldOp", "keep-outputs": "KeepOutputs", "fill-gr
 @click.option("-o", "--out", metavar="FILE", help="Where it goes; - is stdout.  [default: MODEL.KIND.onnx]")
 @click.option(
     "--kind",
-    type=click.Choice(KINDS),
+    type=click.Choice(get_args(Derivative)),
     default="vjp",
     show_default=True,
     help="Products of the Jacobian with a cotangent or a tangent, or of the Hessian with a vector; or the "

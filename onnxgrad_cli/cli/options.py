@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
+from onnxgrad_cli.common.choices import SEEDS, Init, Mode, Preset, Quantization, Reduction, TargetName, Yield
 from onnxgrad_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def what_to_build(command: Command) -> Command:
         click.option("--label", metavar="NAME", default="label", show_default=True,
                      help="What the label input is called."),
         click.option("--output", metavar="NAME", help="The output that is judged.  [default: the first of floats]"),
-        click.option("--reduction", type=click.Choice(["mean", "sum"]), default="mean", show_default=True,
+        click.option("--reduction", type=click.Choice(get_args(Reduction)), default="mean", show_default=True,
                      help="What the loss does over the batch."),
         click.option("--loss-option", type=SETTING, multiple=True,
                      help="A setting of the loss, such as label-smoothing=0.1; see `onnxgrad losses`."),
@@ -97,7 +98,7 @@ def what_to_build(command: Command) -> Command:
                      help="Add FACTOR times the sum of the weights' squares."),
         click.option("--train", multiple=True, metavar="GLOB", help="Train only the weights of these names."),
         click.option("--freeze", multiple=True, metavar="GLOB", help="Don't train the weights of these names."),
-        click.option("--preset", type=click.Choice(["bias", "norm", "head"]), multiple=True,
+        click.option("--preset", type=click.Choice(get_args(Preset)), multiple=True,
                      help="Train only biases, normalizations, or the last layer. Such choices add up."),
         click.option("--train-last", type=click.IntRange(min=1), default=None, metavar="N",
                      help="Train only the last N layers."),
@@ -126,19 +127,19 @@ def what_to_build(command: Command) -> Command:
                      help="Store the optimizer's state; without, it is fed.  [default: store it]"),
         click.option("--training-info", is_flag=True,
                      help="Leave the graph as it is, and describe the training beside it, as the standard has it."),
-        click.option("--init", type=click.Choice(["keep", "xavier", "he", "normal"]), default="keep",
+        click.option("--init", type=click.Choice(get_args(Init)), default="keep",
                      show_default=True, help="How weights begin: as they are stored, or drawn anew."),
-        click.option("--seed", type=click.IntRange(0, 2**24 - 1),
+        click.option("--seed", type=click.IntRange(0, SEEDS - 1),
                      help="Of all random numbers: drawn weights, adapters, and in a training the order and Dropout."),
         click.option("--recompute", metavar="elementwise|block:GLOB|budget:SIZE",
                      help="Save memory: compute values again in the backward part instead of keeping them."),
         click.option("--tuned", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.toml",
                      help="Write the forms of gradients that `onnxgrad tune` has found faster here."),
-        click.option("--target", type=click.Choice(["standard", "ort-cpu", "ort-cuda"]), default="standard",
+        click.option("--target", type=click.Choice(get_args(TargetName)), default="standard",
                      show_default=True,
                      help="Write for one runtime, with operators of its own where they are faster."),
         click.option("--keep-outputs", is_flag=True, help="Keep the model's own outputs."),
-        click.option("--yield", type=click.Choice(["ones", "input", "keep"]), default="ones",
+        click.option("--yield", type=click.Choice(get_args(Yield)), default="ones",
                      show_default=True, help="The gradient of the loss: ones, an input, or the YieldOp marker."),
         click.option("--as-gradient-op", is_flag=True,
                      help="Write one Gradient node, the standard's, for the backward part; see `onnxgrad expand`."),
@@ -150,9 +151,9 @@ def what_to_build(command: Command) -> Command:
 def how_to_read(command: Command) -> Command:
     """Give a command the options that say how the model is to be taken."""
     for option in reversed((
-        click.option("--mode", type=click.Choice(["keep", "train", "eval"]), default="keep", show_default=True,
+        click.option("--mode", type=click.Choice(get_args(Mode)), default="keep", show_default=True,
                      help="How BatchNormalization and Dropout behave; keep: as the model has it."),
-        click.option("--quantization", type=click.Choice(["refuse", "ste"]), default="refuse", show_default=True,
+        click.option("--quantization", type=click.Choice(get_args(Quantization)), default="refuse", show_default=True,
                      help="What becomes of gradients at QuantizeLinear; ste: the straight-through estimator."),
         click.option("--identifiers", is_flag=True,
                      help="Make valid C identifiers of all names that are not the model's own."),

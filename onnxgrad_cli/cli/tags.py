@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onnxgrad_cli.cli.console import Console, markdown_table, table
+from onnxgrad_cli.common.wording import in_flags
 
 if TYPE_CHECKING:
     from onnxgrad_cli.verification.coverage import Coverage
@@ -136,6 +137,6 @@ def _worked_example() -> list[str]:
         try:
             text = page(run_verify_op("Reshape", against=against, request=request))
         except OnnxgradError as error:  # PyTorch is an extra
-            text = f"error: {error.message}"
+            text = f"error: {in_flags(error.message)}"
         lines += ["", f"### {title}", "", "```", f"$ onnxgrad verify-op Reshape{option} {EXAMPLE}", text, "```"]
     return lines

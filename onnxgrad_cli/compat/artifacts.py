@@ -58,7 +58,7 @@ class Artifacts:
 
 def frozen_of(built: TrainingModel) -> list[str]:
     """The weights that are frozen by name: parameters that are not trained."""
-    return matching(built.options.freeze, list(built.training.not_trained), "--freeze", "float weights")
+    return matching(built.options.freeze, list(built.training.not_trained), "`freeze`", "float weights")
 
 
 def make_artifacts(built: TrainingModel, original: ModelProto, outputs: Collection[str] = ()) -> Artifacts:

@@ -7,8 +7,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from onnx import ModelProto
-
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.compat.artifacts import (
     frozen_of,
@@ -16,7 +14,7 @@ from onnxgrad_cli.compat.artifacts import (
     save_artifacts,
 )
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.files import load_model, make_folder
+from onnxgrad_cli.files import ModelSource, make_folder, own_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.losses import parse_loss
@@ -59,7 +57,7 @@ OPTIMIZERS: dict[OptimType, tuple[str, dict[str, object]]] = {
 
 
 def generate_artifacts(
-    model: ModelProto | str | Path,
+    model: ModelSource,
     requires_grad: Sequence[str] | None = None,
     frozen_params: Sequence[str] | None = None,
     loss: LossType | str | Sequence[str] | None = None,
@@ -78,7 +76,7 @@ def generate_artifacts(
     """Write training model, evaluation model, optimizer model and checkpoint of an inference model.
 
     Args:
-        model: the model, which is not changed, or its file.
+        model: a file, the bytes of one, or a model, which is not changed.
         requires_grad: the weights to train; None is all that `onnxgrad build` trains, but those frozen. (There, None
             trained nothing.)
         frozen_params: weights that are inputs and lie in the checkpoint, but are not trained. What is neither trained
@@ -136,11 +134,7 @@ def generate_artifacts(
             "optimizer_options": {**settings, **options.get("optimizer_options", {})},
         }
     )
-    if isinstance(model, ModelProto):
-        proto, path = ModelProto(), None
-        proto.CopyFrom(model)
-    else:
-        proto, path = load_model(model)
+    proto, path = own_model(model)
     original = copied(proto)
     folder = Path(artifact_directory or ".")
     make_folder(folder, "artifact_directory")

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from onnx import ModelProto
 
+from onnxgrad_cli.common.choices import Yield
 from onnxgrad_cli.derivatives.derivative_model import Subject, float_initializers, float_inputs, open_model, without
 from onnxgrad_cli.errors import UsageError, suggest
-from onnxgrad_cli.files import save_model
+from onnxgrad_cli.files import ModelSource, save_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import in_words, shape_of
 from onnxgrad_cli.options import Options
@@ -37,7 +38,7 @@ class DerivativeOptions(IntFlag, boundary=STRICT):
 
 
 def onnx_derivative(
-    onx: ModelProto,
+    onx: ModelSource,
     weights: str | Sequence[str] | None = None,
     inputs: str | Sequence[str] | None = None,
     options: DerivativeOptions = DerivativeOptions.Zero,
@@ -55,7 +56,7 @@ def onnx_derivative(
     stay constants unless they are named.
 
     Args:
-        onx: the model; it is not changed.
+        onx: a file, the bytes of one, or a model, which is not changed.
         weights: the initializers (or inputs) to differentiate with respect to, in order; None is every float
             initializer, or none with Loss.
         inputs: the inputs to differentiate with respect to; None is every float input (with Loss: but the labels).
@@ -104,7 +105,7 @@ def check(options: DerivativeOptions) -> None:
         raise UsageError("DerivativeOptions.FillGrad goes with KeepOutputs", "pass KeepOutputs | FillGrad")
 
 
-def cotangents(options: DerivativeOptions) -> str:
+def cotangents(options: DerivativeOptions) -> Yield:
     """What becomes of the cotangents of the outputs: 'input', 'ones' or 'keep', as in `derive`."""
     if DerivativeOptions.KeepYieldOp in options:
         return "keep"

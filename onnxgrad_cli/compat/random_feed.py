@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.files import ModelSource, read_model
 from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
 from onnxgrad_cli.verification.feeds import draw, index_limits
 
 
 def random_feed(
-    inputs: ModelProto | Iterable[Any],
+    inputs: ModelSource | Iterable[Any],
     batch: int = 10,
     empty_dimension: int = 1,
     seed: int | np.random.Generator | None = None,
@@ -29,7 +31,8 @@ def random_feed(
     index a weight or an input are valid for its size, and inputs that have an initializer are left out.
 
     Args:
-        inputs: a model, its inputs (ValueInfoProto), or the inputs of an onnxruntime session (NodeArg).
+        inputs: a model (itself, its file or the bytes of one), its inputs (ValueInfoProto), or the inputs of an
+            onnxruntime session (NodeArg).
         batch: the size of a first axis that is unknown or 0. A symbol has one size wherever it stands.
         empty_dimension: the size of every other axis that is unknown.
         seed: for numpy's default_rng, which draws the arrays in the order of the inputs; None draws others each time.
@@ -43,7 +46,8 @@ def random_feed(
     for argument, size in (("batch", batch), ("empty_dimension", empty_dimension)):
         if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0:
             raise UsageError(f"{argument} is {size!r}", "it is the size of an axis, a whole number")
-    values = _fed(inputs) if isinstance(inputs, ModelProto) else inputs
+    model = read_model(inputs)[0] if isinstance(inputs, (str, Path, bytes, ModelProto)) else None
+    values: Iterable[Any] = inputs if model is None else _fed(model)  # type: ignore[assignment]
     declared = {value.name: _declared(value) for value in values}
     leading = {shape[0] for _, shape in declared.values() if shape}
 
@@ -54,7 +58,7 @@ def random_feed(
         return batch if leads else empty_dimension
 
     shapes = {name: [size_of(*pair) for pair in enumerate(shape)] for name, (_, shape) in declared.items()}
-    limits = index_limits(inputs, shapes) if isinstance(inputs, ModelProto) else {}
+    limits = {} if model is None else index_limits(model, shapes)
     rng = np.random.default_rng(seed)
     return {name: draw(rng, declared[name][0], shape, 0, limits.get(name, 2)) for name, shape in shapes.items()}
 

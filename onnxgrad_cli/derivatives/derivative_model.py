@@ -8,10 +8,10 @@ from pathlib import Path
 
 from onnx import ModelProto
 
+from onnxgrad_cli.common.choices import Yield
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.files import mark
+from onnxgrad_cli.files import ModelSource, mark, own_model
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import FLOATS, is_float
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.backward import BACKWARD
@@ -67,7 +67,7 @@ class Subject:
         if not self.outputs:
             raise UsageError("the model has no float output to differentiate", "a gradient needs a float output")
 
-    def vjp(self, cotangents: str = "input") -> list[str]:
+    def vjp(self, cotangents: Yield = "input") -> list[str]:
         """Append the backward part of the chosen outputs; returns the gradients, in order.
 
         Args:
@@ -131,14 +131,14 @@ class Subject:
         return name
 
 
-def open_model(model: ModelProto, path: Path | None, options: Options | None = None) -> Graph:
+def open_model(model: ModelSource, path: Path | None, options: Options | None = None) -> Graph:
     """A copy of a model as a graph; what an earlier build has said of it is forgotten.
 
     Raises:
+        OnnxgradError: a file can't be read, or is no valid model.
         UnsupportedError: its opset is newer than what is known.
     """
-    copy = copied(model)
-    graph = Graph(copy, path)
+    graph = Graph(*own_model(model, path))
     prepare.admit(graph, options or Options())
     return graph
 

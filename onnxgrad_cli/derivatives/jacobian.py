@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from onnx import NodeProto
 
+from onnxgrad_cli.autodiff.differentiation import Differentiation
 from onnxgrad_cli.autodiff.reverse import differentiate
 from onnxgrad_cli.derivatives.vectorize import batched
 from onnxgrad_cli.emission import bodies
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.ir.nodes import reads
-from onnxgrad_cli.record import Training
 
 LARGEST = 1 << 21
 """Elements, over all rows, of the largest value that is written for all rows at once. Against the Scan, one thread, a
@@ -25,7 +25,7 @@ perceptron of 64-128-10: 3.4 times as fast with 80 x 1,024 elements, 1.3 times w
 640 x 8,192; and the Scan holds the result and one row of the rest. A size that is not known counts as one."""
 
 
-def jacobian(op: Op, y: Val, wanted: Sequence[str], training: Training) -> list[Val]:
+def jacobian(op: Op, y: Val, wanted: Sequence[str], training: Differentiation) -> list[Val]:
     """Emit the derivatives of every element of `y` with respect to every element of each x of `wanted`.
 
     Returns:

@@ -14,23 +14,26 @@ from pathlib import Path
 from onnx import ModelProto
 
 from onnxgrad_cli.autodiff.reverse import differentiate
+from onnxgrad_cli.common.checks import one_of
+from onnxgrad_cli.common.choices import Derivative, Yield
 from onnxgrad_cli.derivatives.derivative_model import Subject, float_initializers, float_inputs, open_model
 from onnxgrad_cli.derivatives.jacobian import jacobian
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.files import ModelSource
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.parameters.patterns import matching
 
 
 def derive(
-    model: ModelProto,
-    kind: str = "vjp",
+    model: ModelSource,
+    kind: Derivative = "vjp",
     *,
     of: str | Sequence[str] = (),
     wrt: str | Sequence[str] = (),
     keep_outputs: bool = False,
-    cotangents: str = "input",
+    cotangents: Yield = "input",
     path: Path | None = None,
     options: Options | None = None,
 ) -> ModelProto:
@@ -50,7 +53,7 @@ def derive(
     y is an x itself. A name that is taken gets `_1`.
 
     Args:
-        model: the model; it is not changed.
+        model: a file, the bytes of one, or a model, which is not changed.
         kind: one of the above; vjp is `onnx_derivative` with the option Zero.
         of: glob patterns over the float outputs to differentiate; by default all of them.
         wrt: glob patterns over float inputs and initializers, with respect to which; by default all float inputs, and
@@ -58,7 +61,7 @@ def derive(
         cotangents: for vjp, what becomes of the cotangents: 'input', 'ones' (filled in the graph), or 'keep', which
             leaves the YieldOp that hands them in.
         keep_outputs: return the model's own outputs too, after the derivatives.
-        path: where the model was read from; external data are relative to it.
+        path: where bytes or a model were read from; external data are relative to it.
         options: shapes and modes, as for a build.
 
     Raises:
@@ -67,8 +70,7 @@ def derive(
     """
     if kind not in KINDS:
         raise UsageError(f"there is no derivative '{kind}'", suggest(kind, KINDS, "derivatives"))
-    if cotangents not in COTANGENTS:
-        raise UsageError(f"cotangents is {cotangents!r}", suggest(str(cotangents), COTANGENTS, "choices"))
+    one_of("cotangents", cotangents, Yield)
     if kind != "vjp" and cotangents != "input":
         raise UsageError(f"cotangents='{cotangents}' means something for the kind vjp alone", "leave it out")
     options = options or Options()
@@ -76,12 +78,12 @@ def derive(
     inputs, initializers = float_inputs(graph), float_initializers(graph)
     known = [*inputs, *initializers]
     default = known if kind == "vjp" else inputs
-    chosen = matching(wrt, known, "--wrt", "float inputs and initializers") if wrt else default
+    chosen = matching(wrt, known, "`wrt`", "float inputs and initializers") if wrt else default
     subject = Subject(graph, [n for n in inputs if n in chosen], [n for n in initializers if n in chosen], options)
     subject.prepare()
     own = graph.output_names
     if of:
-        subject.outputs = matching(of, subject.outputs, "--of", "float outputs")
+        subject.outputs = matching(of, subject.outputs, "`of`", "float outputs")
     derivatives = subject.vjp(cotangents) if kind == "vjp" else KINDS[kind](subject)
     return subject.finish([*derivatives, *(own if keep_outputs else ())])
 
@@ -121,13 +123,10 @@ def _hessian(subject: Subject) -> list[str]:
     return _rows(subject, rows)
 
 
-KINDS: Mapping[str, Callable[[Subject], list[str]]] = {
+KINDS: Mapping[Derivative, Callable[[Subject], list[str]]] = {
     "vjp": Subject.vjp, "jvp": _jvp, "hvp": _hvp, "jacobian": _jacobian, "hessian": _hessian
 }  # fmt: skip
 """The kinds of derivatives; each appends its nodes and returns its outputs."""
-
-COTANGENTS = ("input", "ones", "keep")
-"""What may become of the cotangents of a vector-Jacobian product; see `derive`."""
 
 
 def _inputs(subject: Subject, name: str) -> dict[str, str]:

@@ -57,7 +57,7 @@ def find_provider(name: str) -> str:
     """
     there = {_short(provider): provider for provider in load_onnxruntime().get_available_providers()}
     if _short(name) not in there:
-        raise UsageError(f"--provider: this onnxruntime has no '{name}'", suggest(_short(name), there, "providers"))
+        raise UsageError(f"`provider`: this onnxruntime has no '{name}'", suggest(_short(name), there, "providers"))
     return there[_short(name)]
 
 

@@ -63,7 +63,7 @@ def run_artifacts(
     options = options or Options()
     check_request(options)
     _check_options(options)
-    make_folder(folder, "--artifacts")
+    make_folder(folder, "`artifacts`")
     request = BuildRequest(model, options, verify, test_data, dump_passes, None, force, check, command, tell)
     target = folder / f"{prefix}{TRAINING}"
     attempt = BuildAttempt(request, lambda source: target, reports, no_report, keeps_original=True)
@@ -88,13 +88,13 @@ def run_artifacts(
 def _check_options(options: Options) -> None:
     """Refuse the options that ask for a model of another form than the artifacts have."""
     others = {
-        "--training-info": options.training_info,
-        "--as-gradient-op": options.as_gradient_op,
-        "--yield": options.yield_ != "ones",
+        "training_info": options.training_info,
+        "as_gradient_op": options.as_gradient_op,
+        "yield_": options.yield_ != "ones",
     }
     for option, given in others.items():
         if given:
-            raise UsageError(f"--artifacts does not go with {option}", "leave one of them out")
+            raise UsageError(f"`artifacts` does not go with `{option}`", "leave one of them out")
 
 
 def _next_step(folder: Path, prefix: str, inputs: Iterable[str]) -> Next:

@@ -129,7 +129,7 @@ class BuildAttempt:
         nodes = len(self.built.graph.nodes)
         self.built.records.append(PassRecord(VERIFY, time.perf_counter() - start, nodes, nodes, False))
         if self.proof.failed:
-            raise CheckFailed(_why(self.proof), "the model was not written; --no-verify writes it all the same")
+            raise CheckFailed(_why(self.proof), "the model was not written; `verify=False` writes it all the same")
 
     def report(self) -> Report:
         """The report on what was asked and done."""
@@ -186,12 +186,12 @@ def _check_words(request: BuildRequest, reports: Sequence[Path]) -> None:
     names = [step.name for step in pipeline_for(request.options)]
     if request.stop_after is not None and request.stop_after not in names:
         raise UsageError(
-            f"--stop-after: there is no pass '{request.stop_after}'", suggest(request.stop_after, names, "passes")
+            f"`stop_after`: there is no pass '{request.stop_after}'", suggest(request.stop_after, names, "passes")
         )
     for file in reports:
         if file.suffix[1:] not in FORMATS:
             raise UsageError(
-                f"--report: '{file}' has no suffix that names a format",
+                f"`reports`: '{file}' has no suffix that names a format",
                 suggest(file.suffix[1:], FORMATS, "formats"),
             )
 

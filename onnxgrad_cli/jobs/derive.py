@@ -7,6 +7,7 @@ from pathlib import Path
 
 from onnx import ModelProto
 
+from onnxgrad_cli.common.choices import Derivative
 from onnxgrad_cli.compat.onnx_derivative import DerivativeOptions, check, cotangents, loss_gradient
 from onnxgrad_cli.derivatives.derivative_model import float_initializers, float_inputs, open_model
 from onnxgrad_cli.derivatives.kinds import derive
@@ -20,7 +21,7 @@ from onnxgrad_cli.passes.parameters.patterns import matching
 def run_derive(
     model: str | Path,
     out: str | Path | None = None,
-    kind: str = "vjp",
+    kind: Derivative = "vjp",
     *,
     of: Sequence[str] = (),
     wrt: Sequence[str] = (),
@@ -52,10 +53,10 @@ def run_derive(
     options = options or Options()
     check(flags)
     if kind != "vjp" and flags not in (DerivativeOptions.Zero, DerivativeOptions.KeepOutputs):
-        raise UsageError(f"the option {flags.name} is for the kind vjp alone", "leave it out, or leave --kind out")
+        raise UsageError(f"the option {flags.name} is for the kind vjp alone", "leave it out, or leave `kind` out")
     if (loss_output or labels) and DerivativeOptions.Loss not in flags:
         raise UsageError(
-            "--loss-output and --label-input mean something with --option loss alone", "add it, or leave them out"
+            "`loss_output` and `labels` mean something with `flags=loss` alone", "add it, or leave them out"
         )
     proto, path = load_model(model)
     target = target_of(path, out, kind)
@@ -65,7 +66,7 @@ def run_derive(
     if DerivativeOptions.Loss in flags:
         graph = open_model(proto, path, options)
         known = [*float_inputs(graph), *float_initializers(graph)]
-        inputs = matching(wrt, known, "--wrt", "float inputs and initializers") if wrt else None
+        inputs = matching(wrt, known, "`wrt`", "float inputs and initializers") if wrt else None
         derived = loss_gradient(graph, None, inputs, loss_output, labels, options)
     else:
         derived = derive(

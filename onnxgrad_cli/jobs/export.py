@@ -49,7 +49,7 @@ def _read(source: Path, use_ema: bool) -> tuple[Arrays, Arrays, Sequence[Adapter
     if is_adapter(source):
         if use_ema:
             raise UsageError(
-                "--use-ema: an adapter has no averages besides its factors",
+                "`use_ema`: an adapter has no averages besides its factors",
                 "`onnxgrad train --use-ema` writes them as its factors; or name a checkpoint",
             )
         adapters, values = load_adapter(source)
@@ -64,12 +64,12 @@ def _read(source: Path, use_ema: bool) -> tuple[Arrays, Arrays, Sequence[Adapter
 def _averages(source: Path, values: Arrays, progress: Mapping[str, Any]) -> dict[str, str]:
     if "averages" not in progress:
         raise UsageError(
-            f"--use-ema: '{source}' does not say which of its values are averages: an earlier version wrote it",
+            f"`use_ema`: '{source}' does not say which of its values are averages: an earlier version wrote it",
             "`onnxgrad train ... --ema DECAY --use-ema --resume` goes on with its run and writes them",
         )
     averages = check_averages(progress["averages"], values)
     if not any(values[average].any() for average in averages.values()):
         raise UsageError(
-            f"--use-ema: the averages in '{source}' are still zeros: no step has been taken", "leave --use-ema out"
+            f"`use_ema`: the averages in '{source}' are still zeros: no step has been taken", "leave `use_ema` out"
         )
     return averages

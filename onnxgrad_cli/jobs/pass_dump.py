@@ -19,7 +19,7 @@ class PassDump:
         self.folder, self.source, self.force, self.check, self.tell = folder, source, force, check, tell
         self._count = 0
         if folder:
-            make_folder(folder, "--dump-passes")
+            make_folder(folder, "`dump_passes`")
 
     def __call__(self, step: Pass, graph: Graph, record: PassRecord) -> None:
         """Take note of a pass that has run."""

@@ -17,7 +17,6 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.session import find_provider
 from onnxgrad_cli.files import STREAM, check_target, load_model, save_bytes, save_model
-from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.options import Options
@@ -189,7 +188,7 @@ class _Run:
         steps = course.epochs * len(self.batches)
         schedule = parse_schedule(course.schedule, course.learning_rate, steps)
         if judge is None and (course.patience is not None or schedule.watches or course.metrics):
-            raise UsageError("early stopping, metrics and the schedule plateau go by a validation", "add --val DATA")
+            raise UsageError("early stopping, metrics and the schedule plateau go by a validation", "add `val=DATA`")
         chosen = judge.metrics[0] if judge is not None and course.metrics else None
         return Loop(
             self.trainer, self.samples, self.batches, schedule, judge,
@@ -219,15 +218,15 @@ def _ready(
     if str(model) == STREAM or str(out) == STREAM:
         raise UsageError("a run reads its model from a file and writes to one", "name both")
     if adapter is not None and not options.lora:
-        raise UsageError("--adapter: no adapters are trained", "ask for them with --lora RANK")
+        raise UsageError("`adapter`: no adapters are trained", "ask for them with `lora=RANK`")
     original, path = load_model(model)
     target = target_of(path, out, "trained")
     assert target is not None
     if adapter is not None and adapter.resolve() == target.resolve():
-        raise UsageError(f"--adapter: '{adapter}' is the trained model", "name another file")
+        raise UsageError(f"`adapter`: '{adapter}' is the trained model", "name another file")
     for file in filter(None, (target, adapter)):
         check_target(file, original, path, force)
-    built = build(copied(original), options, path=path)
+    built = build(original, options, path=path)
     trainer = _trainer(built, course, link)
     check_stored(original, _own(trainer))
     draw_weights(trainer, built, original, course.init, course.seed)
@@ -241,8 +240,8 @@ def _ready(
     batches = Batches(samples, course.batch_size, course.seed, rank=link.rank, world=link.world, tell=tell)
     if options.accumulate > len(batches):
         raise UsageError(
-            f"--accumulate {options.accumulate}: an epoch has {len(batches)} batches, so it would take no step",
-            "choose a smaller one, or a smaller --batch-size",
+            f"`accumulate={options.accumulate}`: an epoch has {len(batches)} batches, so it would take no step",
+            "choose a smaller one, or a smaller `batch_size`",
         )
     return _Run(original, path, course, built, trainer, samples, judge, batches, averages), target
 
@@ -267,7 +266,7 @@ def _data(
     if share is None:
         return samples, open_data(str(val), trainer.inputs, ranges, prefix=course.val_prefix, tell=tell)
     if course.val_prefix:
-        raise UsageError("--val-prefix goes with --val DATA, not with a share of --data", "leave it out")
+        raise UsageError("`val_prefix` goes with `val=DATA`, not with a share of `data`", "leave it out")
     samples, held = held_out(samples, share, course.seed)
     tell(f"{len(held)} of {len(samples) + len(held)} samples are held out for validation", 0)
     return samples, held
@@ -279,10 +278,10 @@ def _begin(loop: Loop, link: Communicator, resume: bool, drawn: Sequence[str], t
     begun = link.told(folder.begun)
     if begun and not resume:
         raise UsageError(
-            f"'{folder.path}' holds a run already", "go on with it with --resume, or name another folder with --run"
+            f"'{folder.path}' holds a run already", "go on with it with `resume`, or name another folder with `run`"
         )
     if resume and not begun:
-        raise UsageError(f"--resume: '{folder.path}' holds no checkpoint", "leave --resume out to begin a run")
+        raise UsageError(f"`resume`: '{folder.path}' holds no checkpoint", "leave `resume` out to begin a run")
     if resume:
         loop.resume()
         tell(f"going on after step {loop.trainer.steps}", 0)
@@ -346,5 +345,5 @@ def _metrics(roles: Roles, options: Options, course: Course) -> Sequence[Named]:
     names = ["loss", *(metric.name for metric in found)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise UsageError(f"--metric: two numbers would be called '{twice}'", "name each once, files by other names")
+        raise UsageError(f"`metrics`: two numbers would be called '{twice}'", "name each once, files by other names")
     return found

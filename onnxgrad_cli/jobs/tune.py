@@ -92,8 +92,8 @@ def run_tune(
     options = replace(options or Options(), tuned={})
     if options.target != STANDARD:
         raise UsageError(
-            f"tuning measures standard operators, and --target {options.target} has forms of its own",
-            "leave --target out",
+            f"tuning measures standard operators, and `target={options.target!r}` has forms of its own",
+            "leave `target` out",
         )
     proto, path = load_model(model)
     assert path is not None

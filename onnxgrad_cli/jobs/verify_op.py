@@ -190,16 +190,16 @@ def run_verify_op(
         made = made_examples(covered.op_type, covered.domain, request.inputs, request.attributes, seed)
         return Verification(covered, against, tuple(_trial(None, each, against, rng) for each in made))
     if request and request.attributes:
-        raise UsageError("--attribute: a published example has its own", "give the inputs too, with --input")
+        raise UsageError("`attributes`: a published example has its own", "give the inputs too, with `inputs`")
     examples = published_examples(covered.op_type, covered.domain)
     if not examples:
         raise UsageError(
             f"onnx publishes no example of {op_type} with a float input and a float output",
-            "give the shapes of its inputs with --input",
+            "give the shapes of its inputs with `inputs`",
         )
     if case is not None and not 1 <= case <= len(examples):
         listed = ", ".join(f"{number}: {example.name}" for number, example in enumerate(examples, 1))
-        raise UsageError(f"--case: there is no example {case}", f"examples: {listed}")
+        raise UsageError(f"`case`: there is no example {case}", f"examples: {listed}")
     numbered = list(enumerate(examples, 1))[slice(case and case - 1, case)]
     trials, left_out = _two(numbered, against, rng)
     return Verification(covered, against, trials, len(examples), left_out)
@@ -214,7 +214,9 @@ def _two(
     """
     small = sorted((each for each in numbered if each[1].entries <= LARGEST), key=lambda each: each[1].entries)
     if not small:
-        raise UsageError("its published examples are too large for a Jacobian", "give a smaller one with --input SHAPE")
+        raise UsageError(
+            "its published examples are too large for a Jacobian", "give a smaller one with `inputs=SHAPE`"
+        )
     trials: list[Trial] = []
     failures: list[tuple[int, UnsupportedError]] = []
     for number, example in small:
@@ -304,7 +306,7 @@ def _forward(example: Example, seeded: Sequence[str]) -> tuple[ModelProto, Execu
             reason = f"{run.name} computes other outputs than those published"
         elif not noisy:
             return model, run, measure
-    raise UnsupportedError(f"{example.name} can't be computed: {reason}", hint="take another with --case")
+    raise UnsupportedError(f"{example.name} can't be computed: {reason}", hint="take another with `case`")
 
 
 def _only(run: Executor, names: Sequence[str]) -> Callable[[Arrays], Arrays]:

@@ -54,6 +54,6 @@ def _by_suffix(target: Path | None) -> str:
     if target.suffix.lower() not in SUFFIXES:
         raise UsageError(
             f"the name of '{target}' says no format of a picture",
-            f"{suggest(target.suffix, SUFFIXES, 'suffixes')}; or name one with --format",
+            f"{suggest(target.suffix, SUFFIXES, 'suffixes')}; or name one with `format`",
         )
     return SUFFIXES[target.suffix.lower()]

@@ -5,6 +5,7 @@ of several losses are the loss pass's business. Importing this package registers
 """
 
 from onnxgrad_cli.common.settings import Option
-from onnxgrad_cli.losses.registry import LOSSES, Loss, loss, parse_loss
+from onnxgrad_cli.losses.registry import LOSSES, Loss, loss
+from onnxgrad_cli.losses.spec import LossSpec, parse_loss
 
-__all__ = ["LOSSES", "Loss", "Option", "loss", "parse_loss"]
+__all__ = ["LOSSES", "Loss", "LossSpec", "Option", "loss", "parse_loss"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +13,6 @@ from onnxgrad_cli.common.settings import Option, chosen, declared
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import tensor_type
-from onnxgrad_cli.losses.spec import LossSpec
 
 LABELS = {
     "same": "of the output's type and shape",
@@ -59,7 +56,7 @@ class Loss(Documented):
         if shape is None:
             raise UsageError(
                 f"the rank of output '{prediction.name}' is unknown, so its label can't be declared",
-                "fix the model's shapes with --shape",
+                "fix the model's shapes with `shapes`",
             )
         if len(shape) < self.rank:
             dims = ", ".join(map(str, shape))
@@ -126,26 +123,3 @@ def loss(
         return function
 
     return register
-
-
-def parse_loss(text: str) -> LossSpec:
-    r"""Read `NAME[:OUTPUT[:LABEL[:WEIGHT]]]`; NAME may be a file that ends in .onnx, and `\:` is a plain colon.
-
-    Raises:
-        UsageError: no such loss, too many parts, or a weight that is no finite number.
-    """
-    file = re.match(r".*?\.onnx(?=:|$)", text)
-    name, rest = (file[0], text[file.end() + 1 :]) if file else (text.partition(":")[0], text.partition(":")[2])
-    parts = [part.replace("\\:", ":") or None for part in re.split(r"(?<!\\):", rest)]
-    if len(parts) > 3:
-        raise UsageError(f"--loss '{text}' has too many parts", "NAME[:OUTPUT[:LABEL[:WEIGHT]]]; write \\: for a colon")
-    if not file:
-        LOSSES.lookup(name)
-    output, label, weight = [*parts, None, None][:3]
-    try:
-        share = float(weight or 1.0)
-    except ValueError:
-        share = math.nan
-    if not math.isfinite(share):
-        raise UsageError(f"--loss '{text}': the weight '{weight}' is no number", "NAME[:OUTPUT[:LABEL[:WEIGHT]]]")
-    return LossSpec(name, output, label, share)

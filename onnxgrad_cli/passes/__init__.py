@@ -38,9 +38,9 @@ def pipeline_for(options: Options) -> tuple[Pass, ...]:
     Raises:
         UsageError: a target is asked for with what only standard operators can be written in.
     """
-    for option, given in {"--as-gradient-op": options.as_gradient_op, "--training-info": options.training_info}.items():
-        if given and options.target != STANDARD:
-            raise UsageError(f"--target {options.target} does not go with {option}", "leave one of them out")
+    for option in ("as_gradient_op", "training_info"):
+        if getattr(options, option) and options.target != STANDARD:
+            raise UsageError(f"`target={options.target!r}` does not go with `{option}`", "leave one of them out")
     asked = {
         ADAPTERS: bool(options.lora or options.lora_target),
         LOSS_SCALE: options.loss_scale is not None,

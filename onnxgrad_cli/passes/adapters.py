@@ -23,10 +23,10 @@ from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.metadata import Adapter
-from onnxgrad_cli.options import LoraSpec, Options
+from onnxgrad_cli.options import AdaptationOptions, LoraSpec
 from onnxgrad_cli.passes.parameters.patterns import matching
 from onnxgrad_cli.passes.pipeline import Pass
-from onnxgrad_cli.record import Training
+from onnxgrad_cli.record import ParameterRecord
 
 Uses = Mapping[str, list[tuple[NodeProto, int]]]
 
@@ -41,7 +41,7 @@ def parse_lora(text: str) -> LoraSpec:
     try:
         return LoraSpec(int(rank), float(alpha) if alpha else None)
     except ValueError:
-        raise UsageError(f"--lora: '{text}' is not of the form RANK[:ALPHA]", "such as 8, or 8:16") from None
+        raise UsageError(f"`lora`: '{text}' is not of the form RANK[:ALPHA]", "such as 8, or 8:16") from None
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class _Reader:
         return (self.position == 1) != turned
 
 
-def _run(graph: Graph, options: Options, training: Training) -> bool:
+def _run(graph: Graph, options: AdaptationOptions, training: ParameterRecord) -> bool:
     spec = _checked(options)
     targets = _targets(graph, spec, options, training)
     random = np.random.default_rng(options.seed or 0)
@@ -83,21 +83,19 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
     return True
 
 
-def _checked(options: Options) -> LoraSpec:
+def _checked(options: AdaptationOptions) -> LoraSpec:
     spec = options.lora
     if spec is None:
-        raise UsageError("--lora-target: no adapters are asked for", "ask for them with --lora RANK")
-    if spec.rank < 1:
-        raise UsageError(f"--lora: a rank of {spec.rank} leaves nothing to train", "8 is usual")
-    if spec.alpha is not None and not (math.isfinite(spec.alpha) and spec.alpha > 0):
-        raise UsageError(f"--lora: alpha must be a positive number, not {spec.alpha:g}", "by default it is the rank")
+        raise UsageError("`lora_target`: no adapters are asked for", "ask for them with `lora=RANK`")
     return spec
 
 
 # -- which weights --------------------------------------------------------------------------------------------------
 
 
-def _targets(graph: Graph, spec: LoraSpec, options: Options, training: Training) -> dict[str, list[_Reader]]:
+def _targets(
+    graph: Graph, spec: LoraSpec, options: AdaptationOptions, training: ParameterRecord
+) -> dict[str, list[_Reader]]:
     """The weights that get an adapter, each with the products that read it."""
     uses = graph.uses()
     found = {name: _seen(uses, name) for name in _asked(graph, uses, options, training)}
@@ -107,25 +105,25 @@ def _targets(graph: Graph, spec: LoraSpec, options: Options, training: Training)
     barred = {name: why for name, why in reasons.items() if why}
     if (barred and options.lora_target) or len(barred) == len(found):
         listed = "".join(f"\n  {name}: {why}" for name, why in list(barred.items())[:20])
-        option = "--lora-target" if options.lora_target else "--lora"
+        option = "`lora_target`" if options.lora_target else "`lora`"
         what = "these weights can't" if listed else "no weight is left to"
         raise UsageError(
             f"{option}: {what} have an adapter of rank {spec.rank}{listed}",
-            "name others with --lora-target, choose a smaller rank, or train them in full with --train",
+            "name others with `lora_target`, choose a smaller rank, or train them in full with `train`",
         )
     training.not_trained.update((name, f"frozen, and without an adapter: {why}") for name, why in barred.items())
     return {name: seen.readers for name, seen in found.items() if name not in barred}
 
 
-def _asked(graph: Graph, uses: Uses, options: Options, training: Training) -> list[str]:
+def _asked(graph: Graph, uses: Uses, options: AdaptationOptions, training: ParameterRecord) -> list[str]:
     """What is to have an adapter, if it can: as named, else the matrices of MatMul and Gemm that would be trained."""
     if not options.lora_target:
         matrices = [name for name in training.adaptable if len(graph.initializers[name].dims) == 2]
         kinds = {name: {reader.node.op_type for reader in _seen(uses, name).readers} for name in matrices}
         return [name for name in matrices if kinds[name] & {"MatMul", "Gemm"}]
     matrices = [n for n, t in graph.initializers.items() if len(t.dims) > 1 and is_float(graph.types[n])]
-    found = matching(options.lora_target, matrices, "--lora-target", "matrix weights")
-    frozen = matching(options.freeze, list(graph.initializers), "--freeze", "float weights")
+    found = matching(options.lora_target, matrices, "`lora_target`", "matrix weights")
+    frozen = matching(options.freeze, list(graph.initializers), "`freeze`", "float weights")
     return [name for name in found if name not in training.trained and name not in frozen]
 
 
@@ -150,7 +148,9 @@ def _seen(uses: Uses, name: str, turned: bool = False) -> _Seen:
     return seen
 
 
-def _obstacle(graph: Graph, name: str, seen: _Seen, spec: LoraSpec, training: Training, twice: Collection[str]) -> str:
+def _obstacle(
+    graph: Graph, name: str, seen: _Seen, spec: LoraSpec, training: ParameterRecord, twice: Collection[str]
+) -> str:
     """Why a weight can't have an adapter; "" if it can. `twice` are the products of two that are to have one."""
     dims = list(graph.initializers[name].dims)
     if name not in training.adaptable:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from onnxgrad_cli.autodiff.reverse import differentiate, or_zero
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.options import Options
+from onnxgrad_cli.options import BackwardOptions
 from onnxgrad_cli.passes.pipeline import Pass
-from onnxgrad_cli.record import Training
+from onnxgrad_cli.record import BackwardRecord
 from onnxgrad_cli.targets import find_target
 
 
-def _run(graph: Graph, options: Options, training: Training) -> bool:
+def _run(graph: Graph, options: BackwardOptions, training: BackwardRecord) -> bool:
     op = Op(graph)
     op.role = "backward"
     training.straight_through = options.quantization == "ste"

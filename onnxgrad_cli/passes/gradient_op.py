@@ -17,9 +17,9 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import dtype_of
-from onnxgrad_cli.options import Options
+from onnxgrad_cli.options import GradientNodeOptions
 from onnxgrad_cli.passes.pipeline import Pass
-from onnxgrad_cli.record import Training
+from onnxgrad_cli.record import StepRecord
 
 
 def is_gradient(node: NodeProto) -> bool:
@@ -42,7 +42,7 @@ def rename_named(node: NodeProto, identifier: Callable[[str], str]) -> None:
             attribute.s = identifier(attribute.s.decode()).encode()
 
 
-def _run(graph: Graph, options: Options, training: Training) -> bool:
+def _run(graph: Graph, options: GradientNodeOptions, training: StepRecord) -> bool:
     _refuse_what_it_can_not_say(options)
     training.forward_nodes = len(graph.nodes)
     xs = [*training.trained, *training.grad_of_input]
@@ -68,16 +68,18 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
     return True
 
 
-def _refuse_what_it_can_not_say(options: Options) -> None:
+def _refuse_what_it_can_not_say(options: GradientNodeOptions) -> None:
     if options.yield_ != "ones":
-        raise UsageError(f"--as-gradient-op does not go with --yield {options.yield_}", "a Gradient starts from ones")
+        raise UsageError(
+            f"`as_gradient_op` does not go with `yield_={options.yield_!r}`", "a Gradient starts from ones"
+        )
     if options.loss_scale is not None:
-        raise UsageError("--as-gradient-op does not go with --loss-scale", "a Gradient starts from ones")
+        raise UsageError("`as_gradient_op` does not go with `loss_scale`", "a Gradient starts from ones")
     if options.recompute is not None:
-        raise UsageError("--as-gradient-op does not go with --recompute", "what a Gradient keeps is up to its runtime")
+        raise UsageError("`as_gradient_op` does not go with `recompute`", "what a Gradient keeps is up to its runtime")
     if options.quantization != "refuse":
         raise UsageError(
-            f"--as-gradient-op does not go with --quantization {options.quantization}",
+            f"`as_gradient_op` does not go with `quantization={options.quantization!r}`",
             "a Gradient is the derivative itself: leave one of the two out",
         )
 
@@ -86,12 +88,12 @@ def _refuse_bfloat16(graph: Graph, names: Iterable[str]) -> None:
     found = [name for name in names if dtype_of(graph.types.get(name)) == TensorProto.BFLOAT16]
     if found:
         raise UsageError(
-            f"--as-gradient-op: the standard's Gradient takes no bfloat16, and '{found[0]}' is of that type",
+            f"`as_gradient_op`: the standard's Gradient takes no bfloat16, and '{found[0]}' is of that type",
             "leave the option out",
         )
 
 
-def _rehearse(graph: Graph, training: Training, xs: list[str]) -> None:
+def _rehearse(graph: Graph, training: StepRecord, xs: list[str]) -> None:
     """Refuse and caution as the expansion will; what is written for that is thrown away."""
     op = Op(graph)
     found = differentiate(graph, {training.loss: op.fill(1.0, op.val(training.loss))}, xs, op, training)

@@ -15,11 +15,11 @@ from onnx import GraphProto
 from onnxgrad_cli.emission.emitter import FORWARD
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import subgraphs
-from onnxgrad_cli.options import Options
+from onnxgrad_cli.options import NamingOptions
 from onnxgrad_cli.passes.gradient_op import rename_named
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.roles import embed
-from onnxgrad_cli.record import Training
+from onnxgrad_cli.record import StepRecord
 
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
@@ -70,7 +70,7 @@ def _rename(graph: GraphProto, identifier: Callable[[str], str]) -> None:
             _rename(body, identifier)
 
 
-def _run(graph: Graph, options: Options, training: Training) -> bool:
+def _run(graph: Graph, options: NamingOptions, training: StepRecord) -> bool:
     if not options.identifiers:
         return False
     names = make_identifiers(graph, [*training.labels, training.sample_weight or ""])

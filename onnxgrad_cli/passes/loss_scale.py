@@ -6,8 +6,6 @@ Source: P. Micikevicius et al., Mixed Precision Training, ICLR 2018; the dynamic
 
 from __future__ import annotations
 
-from typing import Literal
-
 from onnx import TensorProto
 
 from onnxgrad_cli.common.settings import value_of
@@ -16,13 +14,11 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.renaming import rename
-from onnxgrad_cli.options import Options
-from onnxgrad_cli.passes.optimizer.dynamic_loss_scale import DYNAMIC, FIRST, SCALE
+from onnxgrad_cli.options import DYNAMIC, LossScale, StepOptions, check_loss_scale
+from onnxgrad_cli.passes.optimizer.dynamic_loss_scale import FIRST, SCALE
 from onnxgrad_cli.passes.optimizer.state import States
 from onnxgrad_cli.passes.pipeline import Pass
-from onnxgrad_cli.record import Training
-
-LossScale = float | Literal["dynamic"]
+from onnxgrad_cli.record import StepRecord
 
 
 def parse_loss_scale(text: str) -> LossScale:
@@ -31,21 +27,17 @@ def parse_loss_scale(text: str) -> LossScale:
     Raises:
         UsageError: it is neither.
     """
-    return _checked(value_of(text))
-
-
-def _checked(scale: object) -> LossScale:
-    if scale == DYNAMIC:
+    found = value_of(text)
+    if found == DYNAMIC:
         return DYNAMIC
-    if isinstance(scale, (int, float)) and not isinstance(scale, bool) and 0 < scale < float("inf"):
-        return float(scale)
-    raise UsageError(f"--loss-scale takes a number above 0 or '{DYNAMIC}', not {scale!r}", "such as 1024")
+    return check_loss_scale(float(found) if isinstance(found, int) and not isinstance(found, bool) else found)
 
 
-def _run(graph: Graph, options: Options, training: Training) -> bool:
-    asked = _checked(options.loss_scale)
+def _run(graph: Graph, options: StepOptions, training: StepRecord) -> bool:
+    asked = options.loss_scale
+    assert asked is not None, "the pipeline has this pass where it is asked for"
     if asked == DYNAMIC and not options.optimizer:
-        raise UsageError("--loss-scale dynamic needs steps to adapt to", "add --optimizer NAME, or name a number")
+        raise UsageError("`loss_scale='dynamic'` needs steps to adapt to", "add `optimizer=NAME`, or name a number")
     op = Op(graph)
     op.role, op.scope = "backward", "loss_scale"
     if asked == DYNAMIC:
@@ -64,7 +56,7 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
     return True
 
 
-def _scale_up(op: Op, training: Training, scale: Val) -> None:
+def _scale_up(op: Op, training: StepRecord, scale: Val) -> None:
     """Let what reads the cotangent of the loss read the scaled one."""
     graph, before = op.graph, len(op.nodes)
     where = 1 + next(i for i, node in enumerate(graph.nodes) if node.op_type == "YieldOp")

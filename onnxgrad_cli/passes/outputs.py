@@ -15,13 +15,13 @@ from onnxgrad_cli.emission.emitter import ROLE
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.types import dtype_of
-from onnxgrad_cli.options import Options
+from onnxgrad_cli.options import SignatureOptions
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.roles import embed
-from onnxgrad_cli.record import Training
+from onnxgrad_cli.record import StepRecord
 
 
-def _run(graph: Graph, options: Options, training: Training) -> bool:
+def _run(graph: Graph, options: SignatureOptions, training: StepRecord) -> bool:
     if training.yielded:
         settle_yield(graph, options.yield_, training.yielded)
     declared = set(graph.input_names)

@@ -9,11 +9,11 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import is_float, shape_of
 from onnxgrad_cli.losses import LOSSES
 from onnxgrad_cli.metadata import Role, Roles, Term, tool_version, write
-from onnxgrad_cli.options import Options
-from onnxgrad_cli.record import Training
+from onnxgrad_cli.options import StepOptions
+from onnxgrad_cli.record import StepRecord
 
 
-def roles(graph: Graph, options: Options, training: Training) -> Roles:
+def roles(graph: Graph, options: StepOptions, training: StepRecord) -> Roles:
     """The roles of a model's inputs and outputs, as the passes have declared them so far."""
     successors = {successor: name for name, successor in training.state.items()}
     gradients = {gradient: name for name, gradient in training.gradients.items()}
@@ -57,7 +57,7 @@ def roles(graph: Graph, options: Options, training: Training) -> Roles:
     )
 
 
-def _terms(graph: Graph, options: Options, training: Training) -> Iterator[Term]:
+def _terms(graph: Graph, options: StepOptions, training: StepRecord) -> Iterator[Term]:
     for spec, output, label in zip(options.losses, training.predictions, training.judged, strict=False):
         from_file = spec.name.endswith(".onnx")
         name = Path(spec.name).name if from_file else spec.name
@@ -68,6 +68,6 @@ def _terms(graph: Graph, options: Options, training: Training) -> Iterator[Term]
         yield Term(name, output, label, spec.weight, classes if isinstance(classes, int) else 0, ignored)
 
 
-def embed(graph: Graph, options: Options, training: Training) -> None:
+def embed(graph: Graph, options: StepOptions, training: StepRecord) -> None:
     """Write the roles into the model's metadata, in place of those of an earlier build."""
     write(graph.proto, roles(graph, options, training))

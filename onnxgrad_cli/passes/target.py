@@ -10,13 +10,13 @@ from collections import Counter
 
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import declare
-from onnxgrad_cli.options import Options
+from onnxgrad_cli.options import GradientOptions
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.record import Targeted, Training
 from onnxgrad_cli.targets import find_target
 
 
-def _run(graph: Graph, options: Options, training: Training) -> bool:
+def _run(graph: Graph, options: GradientOptions, training: Training) -> bool:
     replace = find_target(options.target).replace
     replaced = replace(graph) if replace else []
     functions = {(function.domain, function.name): function for function in graph.proto.functions}

@@ -13,9 +13,8 @@ import onnx
 from onnxgrad_cli.autodiff.reverse import on_the_way
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import is_float
-from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.pipeline import Pass
-from onnxgrad_cli.record import Training
+from onnxgrad_cli.record import StepRecord
 
 
 def insert_yield(graph: Graph, outputs: Sequence[str], wanted: Sequence[str] = ()) -> dict[str, str]:
@@ -53,7 +52,7 @@ def _feeds(graph: Graph, name: str, outputs: Sequence[str]) -> bool:
     return bool(others) and not on_the_way(graph, [name], [])[0].isdisjoint(others)
 
 
-def _run(graph: Graph, options: Options, training: Training) -> bool:
+def _run(graph: Graph, options: object, training: StepRecord) -> bool:
     training.forward_nodes = len(graph.nodes)
     training.yielded = insert_yield(graph, [training.loss])
     return True

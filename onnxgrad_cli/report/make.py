@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from onnx import TensorProto
 
 from onnxgrad_cli.autodiff import registry
+from onnxgrad_cli.common.wording import flag_of, in_flags
 from onnxgrad_cli.cost import cost
 from onnxgrad_cli.errors import Caution, CheckFailed, OnnxgradError, Refusal, UnsupportedError
 from onnxgrad_cli.ir.graph import Graph
@@ -84,8 +85,8 @@ def make_report(
             optimizer=_optimizer(options),
             options=dict(_changed(options)),
         ),
-        error=_message(error),
-        hint=getattr(error, "hint", None) or "",
+        error=in_flags(_message(error)),
+        hint=in_flags(getattr(error, "hint", None) or ""),
         refusals=_refusals(error),
         proof=proof,
         files=list(files),
@@ -153,7 +154,8 @@ def _message(error: Exception | None) -> str:
 
 
 def _refusals(error: Exception | None) -> list[Refusal]:
-    return list(error.refusals) if isinstance(error, UnsupportedError) else []
+    found = error.refusals if isinstance(error, UnsupportedError) else ()
+    return [dataclasses.replace(each, reason=in_flags(each.reason), hint=in_flags(each.hint)) for each in found]
 
 
 # -- what was asked -----------------------------------------------------------------------------------------------
@@ -180,8 +182,7 @@ def _optimizer(options: Options) -> str:
     return "; ".join([options.optimizer + f" ({settings})" * bool(settings), *groups])
 
 
-_FLAGS = {"losses": "--loss", "yield_": "--yield", "dims": "--dim", "shapes": "--shape", "loss_options": "loss options",
-          "optimizer_options": "optimizer options"}  # fmt: skip
+_SETTINGS = {"loss_options": "loss options", "optimizer_options": "optimizer options"}
 
 
 def _changed(options: Options) -> Iterator[tuple[str, str]]:
@@ -189,7 +190,7 @@ def _changed(options: Options) -> Iterator[tuple[str, str]]:
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if value != getattr(default, field.name):
-            yield _FLAGS.get(field.name, "--" + field.name.replace("_", "-")), _words(value)
+            yield _SETTINGS.get(field.name) or flag_of(field.name), _words(value)
 
 
 def _words(value: Any) -> str:

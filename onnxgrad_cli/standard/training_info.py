@@ -37,7 +37,7 @@ FIRST_WITH_TRAINING = 7
 
 AS_PREPARED = (
     "`onnxgrad build MODEL --stop-after prepare -o prepared.onnx` writes the model in the form that is differentiated; "
-    "add --training-info to that one"
+    "add `training_info` to that one"
 )
 
 
@@ -52,24 +52,25 @@ def check_request(options: Options) -> None:
     """
     if not options.training_info:
         if options.init != Options.init or (options.seed is not None and not options.lora):
-            raise UsageError("--init and --seed are for the initialization in a --training-info", "add that option")
+            raise UsageError("`init` and `seed` are for the initialization in a `training_info`", "add that option")
         return
     if options.lora:
         raise UsageError(
-            "--lora does not go with --training-info, which leaves the inference graph as it is",
+            "`lora` does not go with `training_info`, which leaves the inference graph as it is",
             "leave one of them out",
         )
     if not options.optimizer:
-        raise UsageError("--training-info holds whole steps, so it needs an optimizer", "add --optimizer NAME")
+        raise UsageError("`training_info` holds whole steps, so it needs an optimizer", "add `optimizer=NAME`")
     if not options.embed_state:
         raise UsageError(
-            "--no-embed-state does not go with --training-info, in which state is initializers", "leave one of them out"
+            "`embed_state=False` does not go with `training_info`, in which state is initializers",
+            "leave one of them out",
         )
     if options.yield_ == "keep":
-        raise UsageError("--training-info does not go with --yield keep: its steps must run", "leave --yield out")
+        raise UsageError("`training_info` does not go with `yield_='keep'`: its steps must run", "leave `yield_` out")
     if options.dims or options.shapes:
         raise UsageError(
-            "--dim and --shape don't go with --training-info, which leaves the inference graph as it is",
+            "`dims` and `shapes` don't go with `training_info`, which leaves the inference graph as it is",
             "fix the shapes in the model first",
         )
 
@@ -122,7 +123,7 @@ def _check_fit(original: ModelProto, trained: ModelProto, mutable: Iterable[str]
     if original.training_info:
         raise UsageError(
             "the model has training information already",
-            "`onnxgrad expand MODEL -o plain.onnx` writes it without; add --training-info to that one",
+            "`onnxgrad expand MODEL -o plain.onnx` writes it without; add `training_info` to that one",
         )
     own = {plain_domain(entry.domain): entry.version for entry in original.opset_import}
     for entry in trained.opset_import:
@@ -130,7 +131,7 @@ def _check_fit(original: ModelProto, trained: ModelProto, mutable: Iterable[str]
         if version != entry.version:
             raise UsageError(
                 f"the training needs {entry.domain or STANDARD} at version {entry.version}, the model is at "
-                f"{version}, and with --training-info both have one",
+                f"{version}, and with `training_info` both have one",
                 AS_PREPARED,
             )
     stored = {tensor.name for tensor in original.graph.initializer} | set(slots)
@@ -139,7 +140,7 @@ def _check_fit(original: ModelProto, trained: ModelProto, mutable: Iterable[str]
             raise UsageError(
                 f"'{name}' is trained, but in the model it is no initializer of the main graph, so no update can be "
                 "bound to it",
-                f"{AS_PREPARED}; or freeze it with --freeze",
+                f"{AS_PREPARED}; or freeze it with `freeze`",
             )
 
 

@@ -91,21 +91,21 @@ class Loop:
         if missing is not None:
             raise UsageError(
                 f"the run was begun without '{missing}': other weights were trained, or by another optimizer",
-                "go on with the same options, or begin anew with --run",
+                "go on with the same options, or begin anew with `run`",
             )
         if said["adapters"] != [asdict(adapter) for adapter in self.trainer.roles.adapters]:
-            raise UsageError("the run was begun with other adapters", "go on with the same --lora, or begin anew")
+            raise UsageError("the run was begun with other adapters", "go on with the same `lora`, or begin anew")
         if said.get("model", self.model) != self.model:
             raise UsageError(
                 "the run was begun with another model or other options: its steps were not these",
-                "go on with the same ones, or begin anew with --run; `onnxgrad export` makes a model of its checkpoint",
+                "go on with the same ones, or begin anew with `run`; `onnxgrad export` makes a model of its checkpoint",
             )
         epochs = said["run"]["epochs"]
         told = ["loss", *(f"val_{name}" for name in self.judge.names)] if self.judge else ["loss"]
         if epochs and list(epochs[0]) != told:
             raise UsageError(
                 f"the run was begun with {', '.join(epochs[0])} to judge an epoch by, now it is {', '.join(told)}",
-                "go on with the same --val and --metric, or begin anew with --run",
+                "go on with the same `val` and `metrics`, or begin anew with `run`",
             )
 
     def run(self) -> str:
@@ -204,7 +204,7 @@ class Loop:
             self.folder.save({**weights, **self.trainer.state()}, said, best)
         except OnnxgradError as error:
             raise OnnxgradError(
-                f"step {self.trainer.steps}: {error.message}", f"mend it and go on with --resume: {self._where()}"
+                f"step {self.trainer.steps}: {error.message}", f"mend it and go on with `resume`: {self._where()}"
             ) from error
 
     def _where(self) -> str:

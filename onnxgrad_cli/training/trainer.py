@@ -14,7 +14,7 @@ from onnx import ModelProto
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.session import CPU, Buffer, open_session, take_out
-from onnxgrad_cli.files import load_model
+from onnxgrad_cli.files import ModelSource, read_model
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.training.run.interrupt import uninterrupted
 from onnxgrad_cli.training.steps.base import RATE, Held, NotFinite, loosen, numpy_type
@@ -38,7 +38,7 @@ class Trainer(Held):
 
     def __init__(
         self,
-        model: ModelProto | TrainingModel | str | Path,
+        model: ModelSource | TrainingModel,
         *,
         path: Path | None = None,
         provider: str = CPU,
@@ -48,9 +48,9 @@ class Trainer(Held):
         """Open a session on a training model; the model is not changed.
 
         Args:
-            model: a model that `build` has made with an optimizer, or the file it is in, which takes less memory:
-                then its weights are nowhere else.
-            path: where a model was read from; external data are relative to it.
+            model: a model that `build` has made with an optimizer, or the file it is in, which takes less memory
+                (then its weights are nowhere else), or the bytes of one.
+            path: where a model or bytes were read from; external data are relative to it.
             provider: the execution provider, by its full name.
             threads: how many the processor uses; None is onnxruntime's choice.
             seed: of what the model draws at random (Dropout); each step has its own random numbers.
@@ -61,12 +61,12 @@ class Trainer(Held):
         """
         if isinstance(model, TrainingModel):
             model, path = model.model, model.graph.path
-        elif isinstance(model, (str, Path)):
-            model, path = load_model(model)
+        else:
+            model, path = read_model(model, path)
         roles = describe(model)
         rates = [name for name, role in roles.inputs.items() if role == "learning rate"]
         if not rates:
-            raise UsageError("the training model has no optimizer", "build it with --optimizer NAME")
+            raise UsageError("the training model has no optimizer", "build it with `optimizer=NAME`")
         copy, values = take_out(model, roles.successors, path)
         del model  # so that the buffers may lie where it was
         values |= roles.begun(values)

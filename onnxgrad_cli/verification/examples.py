@@ -247,5 +247,5 @@ def _attribute(schema: onnx.defs.OpSchema | None, op_type: str, name: str, value
         if kind in _SINGLE:
             return helper.make_attribute(name, _SINGLE[kind](value), attr_type=kind)
     except (TypeError, ValueError):
-        raise UsageError(f"--attribute: '{value}' is no value of {name}") from None
+        raise UsageError(f"`attributes`: '{value}' is no value of {name}") from None
     raise OnnxgradError(f"'{name}' is a tensor or a graph, which can't be given here", "take a published example")

@@ -15,6 +15,7 @@ from onnx import ModelProto
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import CheckFailed
 from onnxgrad_cli.execution.executor import Executor, to_double
+from onnxgrad_cli.files import ModelSource, read_model
 from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.verification.differences import vjp_difference
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def gradcheck(
-    model: ModelProto,
+    model: ModelSource,
     point: Mapping[str, np.ndarray],
     *,
     wrt: Sequence[str] = (),
@@ -37,7 +38,7 @@ def gradcheck(
     """Differentiate a model and compare its gradients with central differences.
 
     Args:
-        model: any model; it is computed in float64, and not changed.
+        model: any model (a file, the bytes of one, or itself); it is computed in float64, and not changed.
         point: an array for each input; keep it off kinks.
         wrt: the inputs to differentiate with respect to; by default all of floats.
         of: the outputs to differentiate; by default all of floats.
@@ -54,6 +55,7 @@ def gradcheck(
         CheckFailed: a gradient has another shape than its input, or is not what is measured.
         UnsupportedError: the model can't be differentiated.
     """
+    model, _ = read_model(model)
     rng = np.random.default_rng(seed)
     values = {name: np.asarray(x, np.float64) if np.asarray(x).dtype.kind == "f" else x for name, x in point.items()}
     wanted = _inputs(model, wrt or [name for name, x in values.items() if x.dtype.kind == "f"])

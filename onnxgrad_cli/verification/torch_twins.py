@@ -149,7 +149,7 @@ class Twin:
             import torch
         except ImportError:
             raise OnnxgradError(
-                "PyTorch is not installed", "pip install 'onnxgrad[torch]', or --against math"
+                "PyTorch is not installed", "pip install 'onnxgrad[torch]', or `against='math'`"
             ) from None
         self._torch = torch
         self._example = example
@@ -199,13 +199,13 @@ def expression_of(op_type: str, domain: str = "") -> str:
     if not domain and op_type in SAME:
         operands = ", ".join(parameter.name for parameter in onnx.defs.get_schema(op_type).inputs)
         return f"torch.{'linalg.' if op_type == 'Det' else ''}{op_type.lower()}({operands})"
-    raise UnsupportedError(f"{op_type} has no mapping to one function of PyTorch", hint="use --against math")
+    raise UnsupportedError(f"{op_type} has no mapping to one function of PyTorch", hint="use `against='math'`")
 
 
 def _differs(example: Example, why: str) -> UnsupportedError:
     return UnsupportedError(
         f"what {example.node.op_type} is mapped to has no form for {example.name}: {why}",
-        hint="take another example with --case or --input, or --against math",
+        hint="take another example with `case` or `inputs`, or `against='math'`",
     )
 
 

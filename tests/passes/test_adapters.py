@@ -489,10 +489,7 @@ def varied() -> ModelProto:
         ({"lora_target": ("square", "other")}, r"other: '\S+' \(MatMul\) multiplies it with itself or with another"),
         ({"lora_target": ("square",), "lora": LoraSpec(6)}, "square: the rank is not below its smaller side, 6"),
         ({"lora_target": ("square",), "freeze": ("square",)}, "no weight is left to have an adapter"),
-        ({"lora": LoraSpec(0)}, "a rank of 0"),
-        ({"lora": LoraSpec(2, 0.0)}, "alpha must be a positive number, not 0"),
-        ({"lora": LoraSpec(2, float("nan"))}, "alpha must be a positive number, not nan"),
-        ({"lora": LoraSpec(40)}, "--lora: these weights can't have an adapter of rank 40"),
+        ({"lora": LoraSpec(40)}, "`lora`: these weights can't have an adapter of rank 40"),
         ({"lora": None, "lora_target": ("square",)}, "no adapters are asked for"),
     ],
 )
@@ -500,6 +497,19 @@ def test_what_does_not_fit_is_refused(options: dict[str, Any], words: str) -> No
     asked = Options(**{"output": "y", "lora": LoraSpec(2), **options})
     with pytest.raises(UsageError, match=words):
         build(varied(), asked)
+
+
+@pytest.mark.parametrize(
+    ("rank", "alpha", "words"),
+    [
+        (0, None, "a rank of 0"),
+        (2, 0.0, "alpha must be a positive number, not 0"),
+        (2, float("nan"), "alpha must be a positive number, not nan"),
+    ],
+)
+def test_what_is_no_adapter_is_refused(rank: int, alpha: float | None, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        LoraSpec(rank, alpha)
 
 
 def test_by_default_what_can_not_have_one_stays_frozen() -> None:
@@ -623,11 +633,11 @@ def test_a_table_that_is_added_is_no_bias() -> None:
 
 def test_presets_that_name_nothing() -> None:
     model = model_of(FORMS["matmul"])[0]
-    with pytest.raises(UsageError, match="--preset norm: the model has no such weight"):
+    with pytest.raises(UsageError, match="`preset='norm'`: the model has no such weight"):
         build(copied(model), Options(preset=("norm",)))
-    with pytest.raises(UsageError, match="--preset: there is no 'norms'"):
+    with pytest.raises(UsageError, match="`preset='norms'` is none of"):
         build(copied(model), Options(preset=("norms",)))
-    with pytest.raises(UsageError, match="--train-last 2: the model has 1 layer"):
+    with pytest.raises(UsageError, match="`train_last=2`: the model has 1 layer"):
         build(copied(model), Options(train_last=2))
     with pytest.raises(UnsupportedError, match="no weight is left to train"):
         build(copied(model), Options(lora=LoraSpec(2), freeze=("*",)))

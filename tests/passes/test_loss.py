@@ -322,11 +322,11 @@ def test_a_file_and_sample_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["x", "w", "p", "product", ""])
 def test_a_label_that_collides_is_refused(name: str) -> None:
-    refused("mse", label=name, match="already has|missing", hint="--label")
+    refused("mse", label=name, match="already has|missing", hint="`label`")
 
 
 def test_a_sample_weight_that_collides_is_refused() -> None:
-    refused("mse:p:y", sample_weight="y", match="already has", hint="--sample-weight")
+    refused("mse:p:y", sample_weight="y", match="already has", hint="`sample_weight`")
 
 
 def test_an_unknown_loss_is_refused_with_a_suggestion() -> None:
@@ -347,7 +347,7 @@ def test_an_output_of_unknown_rank_is_refused() -> None:
     text = '<ir_version: 10, opset_import: ["":18]> g (float[n] x, int64[k] s) => (float[] y) <float[1] w = {2}> '
     unknown = parser.parse_model(text + "{ z = Mul(x, w) y = Reshape(z, s) }")
     unknown.graph.output[0].type.tensor_type.ClearField("shape")
-    refused("mse", model=unknown, train=("w",), match="rank of output 'y' is unknown", hint="--shape")
+    refused("mse", model=unknown, train=("w",), match="rank of output 'y' is unknown", hint="`shapes`")
 
 
 @pytest.mark.parametrize(

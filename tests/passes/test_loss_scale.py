@@ -149,7 +149,7 @@ def test_the_seed_may_be_fed() -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "dynamo", "true"])
 def test_what_is_no_scale_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="--loss-scale"):
+    with pytest.raises(UsageError, match="`loss_scale`"):
         parse_loss_scale(text)
 
 
@@ -157,8 +157,8 @@ def test_what_is_no_scale_is_refused(text: str) -> None:
     ("given", "words"),
     [
         ({"loss_scale": "dynamic"}, "needs steps to adapt to"),
-        ({"loss_scale": 8.0, "as_gradient_op": True}, "--as-gradient-op does not go with --loss-scale"),
-        ({"loss_scale": float("nan")}, "--loss-scale"),
+        ({"loss_scale": 8.0, "as_gradient_op": True}, "`as_gradient_op` does not go with `loss_scale`"),
+        ({"loss_scale": float("nan")}, "`loss_scale`"),
     ],
 )
 def test_what_does_not_fit_is_refused(given: dict[str, Any], words: str) -> None:

@@ -698,10 +698,10 @@ def test_second_order_of_a_training_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "word"), [({"yield_": "input"}, "--yield input"), ({"quantization": "ste"}, "--quantization ste")]
+    ("change", "word"), [({"yield_": "input"}, "`yield_='input'`"), ({"quantization": "ste"}, "`quantization='ste'`")]
 )
 def test_what_the_operator_can_not_say_is_refused(change: dict[str, str], word: str) -> None:
-    with pytest.raises(UsageError, match=f"--as-gradient-op does not go with {word}"):
+    with pytest.raises(UsageError, match=f"`as_gradient_op` does not go with {word}"):
         build(onnx.load(SAMPLES / "digits_mlp.onnx"), options("digits_mlp", True, **change))
 
 

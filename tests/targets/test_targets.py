@@ -378,7 +378,7 @@ def test_a_target_for_cuda_asks_for_other_forms_of_standard_operators() -> None:
 
 @pytest.mark.parametrize("more", [{"training_info": True, "optimizer": "sgd"}, {"as_gradient_op": True}])
 def test_what_only_standard_operators_are_for_is_refused(more: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="--target ort-cpu does not go with"):
+    with pytest.raises(UsageError, match="`target='ort-cpu'` does not go with"):
         made(model(*CASES["3x3"]), **more)
 
 

@@ -187,7 +187,7 @@ def dropout(op, gs, ys, x, ratio, training_mode, *, seed):
     if mask is None:
         why = op.no(
             "a Dropout in training mode without its mask output",
-            "build with --mode train, which gives it one, or --mode eval, which takes it out",
+            "build with `mode='train'`, which gives it one, or `mode='eval'`, which takes it out",
         )
         return why, why, None
     ratio = op.const(0.5, x) if ratio is None else ratio

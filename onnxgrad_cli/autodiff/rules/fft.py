@@ -57,7 +57,7 @@ def _through_hermitian(op, g, y, x, length, axis):
     if length is not None and not (isinstance(bins, int) and isinstance(size, int) and bins == size // 2 + 1):
         return op.no(
             "onnxruntime's inverse one-sided transform to a length of N is right for N // 2 + 1 bins only",
-            "give the node that many bins, and fix the model's shapes with --dim or --shape",
+            "give the node that many bins, and fix the model's shapes with `dims` or `shapes`",
         )
     result = _dft(op, g, axis, x, onesided=1)
     bin_ = op.steps(op.size(x, axis), axis, x.rank)

@@ -151,7 +151,7 @@ def det(op, g, y, x):
         elements = math.prod(n for n in x.shape if isinstance(n, int)) * (size - 1) ** 2
         if elements > MINORS:
             return op.no(
-                f"the minors of its operand are {elements:,} elements", "freeze the weights before it with --freeze"
+                f"the minors of its operand are {elements:,} elements", "freeze the weights before it with `freeze`"
             )
     minors = x
     for axis in (x.rank - 2, x.rank):

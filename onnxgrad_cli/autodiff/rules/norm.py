@@ -130,7 +130,7 @@ def batch_normalization(op, g, ys, x, scale, b, mean, var, *, epsilon, momentum,
         return tuple(
             op.no(
                 "a BatchNormalization node in training mode: onnxruntime's kernel overwrites its own inputs",
-                "the pass of --mode takes it apart; run the pipeline, or write the batch statistics as nodes",
+                "the pass of `mode` takes it apart; run the pipeline, or write the batch statistics as nodes",
             )
             for _ in range(5)
         )

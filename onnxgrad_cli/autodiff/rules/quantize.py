@@ -49,7 +49,7 @@ def quantize_linear(op, g, y, x, scale, zero, *, axis, block_size, saturate, out
     """
     if not op.training.straight_through:
         no = op.no(
-            "rounding to integers has no derivative", "pass --quantization ste to use the straight-through estimator"
+            "rounding to integers has no derivative", "pass `quantization='ste'` to use the straight-through estimator"
         )
         return no, no, None
     if y.dtype not in RANGES:
@@ -120,7 +120,7 @@ def _is_single(scale):
 refuse(
     "BitCast",
     "the bits of a number have no derivative",
-    "freeze the weights before it with --freeze",
+    "freeze the weights before it with `freeze`",
 )
 WITH_INTEGERS = (
     "it computes with integers, which have no derivative",

@@ -13,16 +13,14 @@ from onnx import NodeProto, helper
 from onnxgrad_cli.emission.emitter import ROLE
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import declare
-from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.cleanup.transposed_products import turn_products
 from onnxgrad_cli.passes.pipeline import Pass
-from onnxgrad_cli.record import Training
 
 VIEWS = frozenset("Expand Flatten Identity MaxPool Reshape Slice Squeeze Transpose Unsqueeze".split())
 """Operators past which onnxruntime takes a DequantizeLinear, or which it removes before it looks for those."""
 
 
-def _run(graph: Graph, options: Options, training: Training) -> bool:
+def _run(graph: Graph, options: object, training: object) -> bool:
     turned = turn_products(graph)
     return tidy(graph) or turned
 

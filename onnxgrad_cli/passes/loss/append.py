@@ -18,15 +18,15 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import dtype_of, in_words, shape_of, tensor_type
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.losses.values import weighted_mean
-from onnxgrad_cli.options import Options
+from onnxgrad_cli.options import LossOptions
 from onnxgrad_cli.passes.loss.file import LossFile
 from onnxgrad_cli.passes.pipeline import Pass
-from onnxgrad_cli.record import Training
+from onnxgrad_cli.record import LossRecord
 
 NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
-def _run(graph: Graph, options: Options, training: Training) -> bool:
+def _run(graph: Graph, options: LossOptions, training: LossRecord) -> bool:
     op = Op(graph)
     op.role, op.training = "loss", training
     _refuse_unknown_options(options)
@@ -48,7 +48,7 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
     return True
 
 
-def _refuse_unknown_options(options: Options) -> None:
+def _refuse_unknown_options(options: LossOptions) -> None:
     found = [losses.LOSSES.lookup(spec.name) for spec in options.losses if not _is_file(spec)]
     known = {option.name: option for loss in found for option in loss.options}
     for name in options.loss_options:
@@ -61,7 +61,7 @@ def _is_file(spec: LossSpec) -> bool:
     return spec.name.endswith(".onnx")
 
 
-def _term(op: Op, options: Options, training: Training, spec: LossSpec, prediction: Val) -> Val:
+def _term(op: Op, options: LossOptions, training: LossRecord, spec: LossSpec, prediction: Val) -> Val:
     loss = LossFile(spec.name, op.graph) if _is_file(spec) else losses.LOSSES.lookup(spec.name)
     label_type = loss.label_type(prediction)
     label = None if label_type is None else _label(op, training, spec.label or options.label, label_type)
@@ -69,7 +69,7 @@ def _term(op: Op, options: Options, training: Training, spec: LossSpec, predicti
     if isinstance(loss, LossFile):
         if options.sample_weight:
             raise UsageError(
-                f"--sample-weight does not go with '{spec.name}'", "a loss from a file gives one number for the batch"
+                f"`sample_weight` does not go with '{spec.name}'", "a loss from a file gives one number for the batch"
             )
         return _wide(op, loss(op, prediction, label))
     _caution(op, training, loss, prediction)
@@ -91,17 +91,17 @@ def _wide(op: Op, x: Val) -> Val:
     return op.cast(x, TensorProto.FLOAT) if x.dtype in NARROW else x
 
 
-def _label(op: Op, training: Training, name: str, label_type: TypeProto) -> Val:
+def _label(op: Op, training: LossRecord, name: str, label_type: TypeProto) -> Val:
     graph = op.graph
     if name in training.labels:
         old = graph.types[name]
         if (dtype_of(old), shape_of(old)) != (dtype_of(label_type), shape_of(label_type)):
             raise UsageError(
                 f"two losses want a label '{name}' of different types: {in_words(old)} and {in_words(label_type)}",
-                "name each label: --loss NAME:OUTPUT:LABEL",
+                "name each label: `losses=NAME:OUTPUT:LABEL`",
             )
         return op.val(name)
-    _refuse_taken(graph, name, "--label")
+    _refuse_taken(graph, name, "`label`")
     graph.add_input(name, label_type)
     training.labels.append(name)
     return op.val(name)
@@ -113,7 +113,7 @@ def _refuse_taken(graph: Graph, name: str, option: str) -> None:
         raise UsageError(f"{option}: {reason}", f"choose another name with {option}")
 
 
-def _caution(op: Op, training: Training, loss: losses.Loss, prediction: Val) -> None:
+def _caution(op: Op, training: LossRecord, loss: losses.Loss, prediction: Val) -> None:
     producer = next((node for node in op.graph.nodes if prediction.name in node.output), None)
     if producer is not None and producer.op_type in loss.rather:
         text = (
@@ -123,15 +123,15 @@ def _caution(op: Op, training: Training, loss: losses.Loss, prediction: Val) -> 
         training.cautions.append(Caution("note", prediction.name, text))
 
 
-def _sample_weight(op: Op, training: Training, name: str, loss: losses.Loss, prediction: Val, found: Val) -> Val:
+def _sample_weight(op: Op, training: LossRecord, name: str, loss: losses.Loss, prediction: Val, found: Val) -> Val:
     """One weight per sample, in a shape that broadcasts to the losses. The mean still divides by what it did."""
     if not found.known_shape or not prediction.known_shape:
         raise UsageError(
-            f"--sample-weight does not go with {loss.name} of '{prediction.name}', which is one number for the batch",
+            f"`sample_weight` does not go with {loss.name} of '{prediction.name}', which is one number for the batch",
             "leave it out, or choose an output with a batch axis",
         )
     if training.sample_weight is None:
-        _refuse_taken(op.graph, name, "--sample-weight")
+        _refuse_taken(op.graph, name, "`sample_weight`")
         op.graph.add_input(name, tensor_type(found.dtype, [prediction.shape[0]]))
         training.sample_weight = name
     return op.unsqueeze(op.cast(op.val(name), found), range(1, found.rank))

@@ -44,7 +44,7 @@ class LossFile:
         try:
             self._graph = Graph(load_model(path)[0], Path(path))
         except OnnxgradError as error:
-            raise UsageError(f"--loss: {error.message}", error.hint) from error
+            raise UsageError(f"`losses`: {error.message}", error.hint) from error
         if any(is_external(tensor) for tensor in self._graph.initializers.values()):
             raise self._unfit("keeps tensors in another file", "save it with its tensors inside")
         if self._graph.proto.graph.sparse_initializer:

@@ -10,7 +10,7 @@ from onnx import TensorProto
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Caution, UsageError
-from onnxgrad_cli.options import Options
+from onnxgrad_cli.options import StepOptions
 from onnxgrad_cli.passes.optimizer.state import States
 
 
@@ -29,22 +29,20 @@ class Gathered:
     after: dict[str, Val]
 
 
-def check_accumulation(options: Options) -> None:
-    """Refuse a number of runs that is none, and what is not the same on one large batch.
+def check_accumulation(options: StepOptions) -> None:
+    """Refuse what is not the same on one large batch.
 
     Raises:
         UsageError: it is to be refused.
     """
-    if options.accumulate < 1:
-        raise UsageError(f"--accumulate must be 1 or more, not {options.accumulate}", "1 takes a step at each run")
     if options.accumulate > 1 and options.reduction == "sum" and (options.l1 or options.l2):
         raise UsageError(
-            "--accumulate does not go with --l1 or --l2 and --reduction sum: the penalty would count at each run",
-            "use --reduction mean",
+            "`accumulate` does not go with `l1` or `l2` and `reduction='sum'`: the penalty would count at each run",
+            "use `reduction='mean'`",
         )
 
 
-def cautions(options: Options) -> Iterator[Caution]:
+def cautions(options: StepOptions) -> Iterator[Caution]:
     """Where a mean over the batch is not the mean of the runs' means."""
     uneven = [name for name in ("class_weights", "ignore_index") if name in options.loss_options]
     if options.accumulate > 1 and options.reduction == "mean" and uneven:

@@ -6,7 +6,6 @@ Source: P. Micikevicius et al., Mixed Precision Training, ICLR 2018; the numbers
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
 import numpy as np
 from onnx import TensorProto
@@ -15,9 +14,8 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.sums import total
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.passes.optimizer.state import States
-from onnxgrad_cli.record import Training
+from onnxgrad_cli.record import StepRecord
 
-DYNAMIC: Literal["dynamic"] = "dynamic"
 SCALE, GOOD = "loss_scale", "good_steps"
 FIRST, GROWTH, BACKOFF, INTERVAL = 65536.0, 2.0, 0.5, 2000
 """GradScaler's: the scale of the first step, its growth after so many good steps, and what it shrinks by after a bad
@@ -32,7 +30,7 @@ def are_finite(op: Op, gradients: Iterable[Val]) -> Val:
     return total(op, "ReduceL1", *gradients) < np.inf
 
 
-def scale_in(op: Op, states: States, training: Training) -> tuple[Val, Val]:
+def scale_in(op: Op, states: States, training: StepRecord) -> tuple[Val, Val]:
     """The states of a dynamic scale: the scale, and a new one for the good steps since it changed."""
     scale = next(name for name, slot in training.slots.items() if slot.kind == SCALE and not slot.of)
     return op.val(scale), states.whole(op, GOOD, 0, TensorProto.INT64)

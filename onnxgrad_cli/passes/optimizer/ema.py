@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.metadata import AVERAGE
-from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.optimizer.state import States
-
-
-def check_average(options: Options) -> None:
-    """Refuse a share that is none.
-
-    Raises:
-        UsageError: it does not lie between 0 and 1.
-    """
-    if options.ema is not None and not 0 <= options.ema < 1:
-        raise UsageError(f"--ema must be at least 0 and below 1, not {options.ema}", "such as 0.999")
 
 
 def averaged(op: Op, states: States, name: str, weight: Val, step: Val, decay: float) -> dict[str, Val]:

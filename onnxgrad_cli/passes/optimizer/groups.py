@@ -9,11 +9,8 @@ from typing import Any
 from onnxgrad_cli.common.settings import pairs
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.optimizers import Optimizer
-from onnxgrad_cli.options import Group, Options
+from onnxgrad_cli.options import RATE, Group, OptimizerOptions
 from onnxgrad_cli.passes.parameters.patterns import matching
-
-RATE = "lr"
-"""What a group calls its factor of the learning rate."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +30,11 @@ def parse_group(text: str) -> Group:
     pattern, _, rest = text.rpartition(":")
     found = pairs(rest, text, "GLOB:KEY=VALUE,KEY=VALUE")
     if not pattern or not found:
-        raise UsageError(f"--group: '{text}' is not of the form GLOB:KEY=VALUE", "such as '*.bias:weight_decay=0'")
+        raise UsageError(f"`group`: '{text}' is not of the form GLOB:KEY=VALUE", "such as '*.bias:weight_decay=0'")
     return Group(pattern, found)
 
 
-def settings(optimizer: Optimizer, options: Options, weights: Sequence[str]) -> dict[str, Settings]:
+def settings(optimizer: Optimizer, options: OptimizerOptions, weights: Sequence[str]) -> dict[str, Settings]:
     """What the optimizer does with each weight.
 
     Raises:
@@ -50,15 +47,14 @@ def settings(optimizer: Optimizer, options: Options, weights: Sequence[str]) -> 
         for name in group.options:
             if name not in known:
                 raise UsageError(
-                    f"--group '{group}': {optimizer.name} has no option '{name}'", suggest(name, known, "options")
+                    f"`group` '{group}': {optimizer.name} has no option '{name}'", suggest(name, known, "options")
                 )
-        for weight in matching(group.pattern, list(weights), "--group", "trained weights"):
+        for weight in matching(group.pattern, list(weights), "`group`", "trained weights"):
             given[weight] |= group.options
     return {weight: _settings(optimizer, each) for weight, each in given.items()}
 
 
 def _settings(optimizer: Optimizer, given: dict[str, object]) -> Settings:
     factor = given.pop(RATE, 1.0)
-    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 <= factor < float("inf"):
-        raise UsageError(f"--group: {RATE} takes a factor of the learning rate, not {factor!r}", "such as lr=0.1")
+    assert isinstance(factor, (int, float)), "a Group checks it"
     return Settings(optimizer.settings(given), float(factor))

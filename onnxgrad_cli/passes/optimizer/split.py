@@ -52,7 +52,7 @@ def split(model: ModelProto, also: Collection[str] = ()) -> Halves:
     made = {name for node in steps for name in node.output if name}
     stepped = [name for name, role in roles.outputs.items() if role.role == "next state" and name in made]
     if not stepped:
-        raise UsageError("the training model has no optimizer", "build it with --optimizer NAME")
+        raise UsageError("the training model has no optimizer", "build it with `optimizer=NAME`")
     steps = behind(steps, stepped)
     crossing = _crossing(model, steps)
     results = [name for name in roles.outputs if name not in stepped]

@@ -15,8 +15,8 @@ from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import nbytes, tensor_type
 from onnxgrad_cli.metadata import Slot
-from onnxgrad_cli.options import Options
-from onnxgrad_cli.record import Training
+from onnxgrad_cli.options import StepOptions
+from onnxgrad_cli.record import SelectionRecord
 
 LARGE = 1 << 30
 """The bytes of weights from which on state is not stored."""
@@ -25,7 +25,7 @@ LARGE = 1 << 30
 class States:
     """Makes the states of a training model."""
 
-    def __init__(self, graph: Graph, options: Options, training: Training) -> None:
+    def __init__(self, graph: Graph, options: StepOptions, training: SelectionRecord) -> None:
         self._graph, self._embed, self._slots = graph, options.embed_state, training.slots
         size = sum(nbytes(graph.initializers[name]) for name in training.trained)
         if self._embed and size > LARGE and not options.training_info:

@@ -18,17 +18,17 @@ from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.optimizers import OPTIMIZERS, Optimizer
-from onnxgrad_cli.options import Options
+from onnxgrad_cli.options import DYNAMIC, StepOptions
 from onnxgrad_cli.passes.loss.append import fed_first
 from onnxgrad_cli.passes.optimizer.accumulation import accumulate, cautions, check_accumulation
-from onnxgrad_cli.passes.optimizer.clipping import check_clipping, clipped
-from onnxgrad_cli.passes.optimizer.dynamic_loss_scale import DYNAMIC, adapted, are_finite, scale_in
-from onnxgrad_cli.passes.optimizer.ema import averaged, check_average
+from onnxgrad_cli.passes.optimizer.clipping import clipped
+from onnxgrad_cli.passes.optimizer.dynamic_loss_scale import adapted, are_finite, scale_in
+from onnxgrad_cli.passes.optimizer.ema import averaged
 from onnxgrad_cli.passes.optimizer.groups import settings
 from onnxgrad_cli.passes.optimizer.state import States
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.roles import embed
-from onnxgrad_cli.record import Training
+from onnxgrad_cli.record import StepRecord
 
 LEARNING_RATE, STEP = "learning_rate", "step"
 
@@ -36,14 +36,13 @@ FOR_STEPS = ("optimizer_options", "group", "clip_norm", "clip_value", "accumulat
 """Options that say how a step is taken."""
 
 
-def _run(graph: Graph, options: Options, training: Training) -> bool:
+def _run(graph: Graph, options: StepOptions, training: StepRecord) -> bool:
     if not options.optimizer:
         _refuse_options(options)
         return False
-    for check in (check_clipping, check_accumulation, check_average):
-        check(options)
+    check_accumulation(options)
     if not training.trained:
-        raise UsageError("--optimizer: no weight is trained", "choose weights with --train GLOB")
+        raise UsageError("`optimizer`: no weight is trained", "choose weights with `train=GLOB`")
     training.cautions.extend(cautions(options))
     op = Op(graph)
     op.role = op.scope = "optimizer"
@@ -61,17 +60,16 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
     return True
 
 
-def _refuse_options(options: Options) -> None:
+def _refuse_options(options: StepOptions) -> None:
     for name in FOR_STEPS:
-        if getattr(options, name) != getattr(Options(), name):
-            flag = name.removesuffix("s").replace("_", "-")
-            raise UsageError(f"--{flag}: there is no optimizer", "choose one with --optimizer NAME")
+        if getattr(options, name) != getattr(StepOptions(), name):
+            raise UsageError(f"`{name}`: there is no optimizer", "choose one with `optimizer=NAME`")
 
 
 class _Step:
     """A step of the optimizer on all weights."""
 
-    def __init__(self, op: Op, options: Options, training: Training) -> None:
+    def __init__(self, op: Op, options: StepOptions, training: StepRecord) -> None:
         self.options, self.training = options, training
         self.states = States(op.graph, options, training)
         self.optimizer = OPTIMIZERS.lookup(options.optimizer)
@@ -119,7 +117,7 @@ class _Step:
         return {name: gradient / runs for name, gradient in given.items()}
 
 
-def _learning_rate(op: Op, training: Training, weights: list[Val]) -> Val:
+def _learning_rate(op: Op, training: StepRecord, weights: list[Val]) -> Val:
     """The learning rate, a scalar: float64 where a weight is, else float32."""
     double = any(weight.dtype == TensorProto.DOUBLE for weight in weights)
     training.learning_rate = op.graph.fresh(LEARNING_RATE)
@@ -166,7 +164,7 @@ class _State:
         self._now[slot] = value
 
 
-def _hand_out(op: Op, training: Training, updated: dict[str, Val]) -> None:
+def _hand_out(op: Op, training: StepRecord, updated: dict[str, Val]) -> None:
     """Declare what each weight and state becomes as outputs called after it."""
     graph = op.graph
     successors = {name: graph.fresh(f"{name}_next") for name in updated}

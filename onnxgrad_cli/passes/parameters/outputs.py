@@ -5,10 +5,10 @@ from __future__ import annotations
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import is_float
-from onnxgrad_cli.options import Options
+from onnxgrad_cli.options import LossOptions
 
 
-def resolve_outputs(graph: Graph, options: Options) -> list[str]:
+def resolve_outputs(graph: Graph, options: LossOptions) -> list[str]:
     """The output that each loss judges: as named, else the model's first float output.
 
     Raises:

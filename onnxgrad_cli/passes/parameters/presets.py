@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 
 from onnx import NodeProto
 
-from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.common.choices import Preset
+from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import captured
-from onnxgrad_cli.options import Options
+from onnxgrad_cli.options import ParameterOptions
 
 VIEWS = frozenset("Cast Expand Flatten Identity Reshape Squeeze Transpose Unsqueeze".split())
 ELEMENTWISE = frozenset("Add Sub Mul Div PRelu".split())
@@ -48,7 +49,7 @@ class Layer:
         return {name for name, _, _ in self.uses}
 
 
-def chosen(graph: Graph, options: Options, predictions: Sequence[str], weights: Sequence[str]) -> set[str]:
+def chosen(graph: Graph, options: ParameterOptions, predictions: Sequence[str], weights: Sequence[str]) -> set[str]:
     """Those of `weights` that `options.preset` and `options.train_last` name.
 
     Args:
@@ -58,16 +59,15 @@ def chosen(graph: Graph, options: Options, predictions: Sequence[str], weights: 
         weights: what could be trained.
 
     Raises:
-        UsageError: there is no such preset, it names no weight, or there are not so many layers.
+        UsageError: a preset names no weight, or there are not so many layers.
     """
     found: set[str] = set()
     for name in options.preset:
-        if name not in PRESETS:
-            raise UsageError(f"--preset: there is no '{name}'", suggest(name, PRESETS, "presets"))
         group = PRESETS[name](graph, predictions, weights)
         if not group:
             raise UsageError(
-                f"--preset {name}: the model has no such weight that can be trained", "choose weights with --train GLOB"
+                f"`preset={name!r}`: the model has no such weight that can be trained",
+                "choose weights with `train=GLOB`",
             )
         found |= group
     if options.train_last:
@@ -109,7 +109,7 @@ def _last(graph: Graph, predictions: Sequence[str], weights: Sequence[str], coun
     every = layers(graph, predictions, weights)
     if not 0 < count <= len(every):
         raise UsageError(
-            f"--train-last {count}: the model has {len(every)} layers with weights that can be trained",
+            f"`train_last={count}`: the model has {len(every)} layers with weights that can be trained",
             f"from the last: {', '.join(layer.first.name for layer in every[:-6:-1])}",
         )
     return set().union(*(layer.weights for layer in every[-count:]))
@@ -176,7 +176,7 @@ def _head(graph: Graph, predictions: Sequence[str], weights: Sequence[str]) -> s
     return found
 
 
-PRESETS: Mapping[str, Callable[[Graph, Sequence[str], Sequence[str]], set[str]]] = {
+PRESETS: Mapping[Preset, Callable[[Graph, Sequence[str], Sequence[str]], set[str]]] = {
     "bias": _bias,
     "norm": _norm,
     "head": _head,

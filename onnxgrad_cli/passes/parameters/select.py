@@ -19,14 +19,14 @@ from onnxgrad_cli.errors import Caution, UnsupportedError, UsageError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import is_differentiable, is_float
-from onnxgrad_cli.options import Options
+from onnxgrad_cli.options import SelectionOptions
 from onnxgrad_cli.passes.parameters import presets
 from onnxgrad_cli.passes.parameters.constants import ConstantRoles
 from onnxgrad_cli.passes.parameters.patterns import matching
-from onnxgrad_cli.record import Training
+from onnxgrad_cli.record import SelectionRecord
 
 
-def select(graph: Graph, options: Options, training: Training) -> None:
+def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -> None:
     """Fill `training.trained`, `.not_trained` and `.grad_of_input`, in the order of the model's initializers.
 
     With adapters, what would be trained without them and is not chosen by name goes to `training.adaptable`.
@@ -37,10 +37,10 @@ def select(graph: Graph, options: Options, training: Training) -> None:
     """
     floats = [n for n in graph.initializers if is_float(graph.types[n]) and not graph.added(n)]
     tied = _tied(graph, training.predictions)
-    asked = matching(options.train, floats, "--train", "float weights")
-    frozen = dict.fromkeys(matching(options.freeze, floats, "--freeze", "float weights"), "frozen by --freeze")
+    asked = matching(options.train, floats, "`train`", "float weights")
+    frozen = dict.fromkeys(matching(options.freeze, floats, "`freeze`", "float weights"), "frozen by --freeze")
     inputs = [name for name in training.inputs if is_float(graph.types.get(name))]
-    training.grad_of_input = matching(options.grad_of_input, inputs, "--grad-of-input", "float inputs")
+    training.grad_of_input = matching(options.grad_of_input, inputs, "`grad_of_input`", "float inputs")
     reasons = _unfit(graph, training, floats, tied, set(asked))
     fit = [name for name in floats if name not in reasons and name not in frozen]
     chosen = {*asked, *presets.chosen(graph, options, training.predictions, fit)}
@@ -54,7 +54,7 @@ def select(graph: Graph, options: Options, training: Training) -> None:
     training.trained = [name for name in floats if name not in reasons]
     for name in asked:
         if name not in tied and name not in frozen:
-            raise UsageError(f"--train: no differentiable path ties '{name}' to {_listed(training.predictions)}")
+            raise UsageError(f"`train`: no differentiable path ties '{name}' to {_listed(training.predictions)}")
     training.cautions.extend(_merged(graph, set(training.trained)))
     training.not_trained.update(dict.fromkeys(_quantized(graph), "quantized: integers have no gradient"))
     if not training.trained and not training.adaptable and not training.grad_of_input:
@@ -66,7 +66,9 @@ def _quantized(graph: Graph) -> list[str]:
     return [node.input[0] for node in nodes if node.input[0] in graph.initializers]
 
 
-def _unfit(graph: Graph, training: Training, floats: list[str], tied: set[str], asked: set[str]) -> dict[str, str]:
+def _unfit(
+    graph: Graph, training: SelectionRecord, floats: list[str], tied: set[str], asked: set[str]
+) -> dict[str, str]:
     """Those of `floats` that can't be trained, or have not been asked for and are constants by role, and why."""
     reached = _tied(graph, training.predictions, reads) if any(registry.all_stopped()) else tied
     roles = ConstantRoles(graph)
@@ -83,7 +85,7 @@ def _unfit(graph: Graph, training: Training, floats: list[str], tied: set[str], 
     return {name: reason for name, reason in reasons.items() if reason}
 
 
-def _choices(options: Options) -> str:
+def _choices(options: SelectionOptions) -> str:
     """The options that name what is trained, in words; "" where all is."""
     names = ["--train"] if options.train else []
     names += [f"--preset {name}" for name in options.preset]
@@ -106,15 +108,15 @@ def _merged(graph: Graph, trained: set[str]) -> Iterator[Caution]:
         yield Caution("note", name, text)
 
 
-def _nothing(graph: Graph, floats: list[str], training: Training) -> UnsupportedError:
+def _nothing(graph: Graph, floats: list[str], training: SelectionRecord) -> UnsupportedError:
     """The error where no weight and no input is left to differentiate with respect to."""
     if not floats:
         return UnsupportedError(
             "the model has no float initializer: there is nothing to train",
-            hint="gradients of its float inputs can be had with --grad-of-input '*'",
+            hint="gradients of its float inputs can be had with `grad_of_input='*'`",
         )
     reasons = "\n".join(f"  {name}: {reason}" for name, reason in list(training.not_trained.items())[:20])
-    return UnsupportedError(f"no weight is left to train:\n{reasons}", hint="choose weights with --train GLOB")
+    return UnsupportedError(f"no weight is left to train:\n{reasons}", hint="choose weights with `train=GLOB`")
 
 
 def _listed(names: list[str]) -> str:

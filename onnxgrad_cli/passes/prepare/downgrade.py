@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 import onnx
 from onnx import NodeProto, TensorProto, TypeProto, helper
 
+from onnxgrad_cli.autodiff.differentiation import Cautions
 from onnxgrad_cli.autodiff.registry import NEWEST_OPSET, WIDENED
 from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError
 from onnxgrad_cli.ir.domains import is_standard
@@ -19,10 +20,9 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import subgraphs
 from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.passes.prepare.upgrade import types_in
-from onnxgrad_cli.record import Training
 
 
-def lower(graph: Graph, training: Training) -> None:
+def lower(graph: Graph, training: Cautions) -> None:
     """Take a graph, and the graphs inside it, down to the newest opset that onnxruntime loads, if it is beyond it.
 
     Raises:

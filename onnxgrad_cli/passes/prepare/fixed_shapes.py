@@ -8,10 +8,10 @@ from onnx import TypeProto
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import dtype_of, shape_of
-from onnxgrad_cli.options import Options
+from onnxgrad_cli.options import ShapeOptions
 
 
-def fix_shapes(graph: Graph, options: Options) -> None:
+def fix_shapes(graph: Graph, options: ShapeOptions) -> None:
     """Give inputs and symbols the sizes that were asked for.
 
     Raises:
@@ -21,20 +21,22 @@ def fix_shapes(graph: Graph, options: Options) -> None:
     sizes: dict[str, int] = dict(options.dims)
     for name, shape in options.shapes.items():
         if name not in inputs:
-            raise UsageError(f"--shape: the model has no input '{name}'", suggest(name, inputs, "inputs"))
+            raise UsageError(f"`shapes`: the model has no input '{name}'", suggest(name, inputs, "inputs"))
         declared = shape_of(inputs[name].type)
         if declared is not None and len(declared) != len(shape):
-            raise UsageError(f"--shape: '{name}' has {len(declared)} dimensions, {len(shape)} were given")
+            raise UsageError(f"`shapes`: '{name}' has {len(declared)} dimensions, {len(shape)} were given")
         for old, new in zip(declared or (), shape, strict=False):
             if isinstance(old, int) and old != new:
-                raise UsageError(f"--shape: '{name}' has size {old} where {new} was given")
+                raise UsageError(f"`shapes`: '{name}' has size {old} where {new} was given")
             if isinstance(old, str) and old != "?" and isinstance(new, int):
                 sizes[old] = new
         inputs[name].type.CopyFrom(onnx.helper.make_tensor_type_proto(dtype_of(inputs[name].type), shape))
     symbols = {dim for value in inputs.values() for dim in shape_of(value.type) or () if isinstance(dim, str)}
     for symbol in options.dims:
         if symbol not in symbols:
-            raise UsageError(f"--dim: no input has a dimension '{symbol}'", suggest(symbol, symbols - {"?"}, "symbols"))
+            raise UsageError(
+                f"`dims`: no input has a dimension '{symbol}'", suggest(symbol, symbols - {"?"}, "symbols")
+            )
     if sizes:
         values = graph.proto.graph
         for value in (*values.input, *values.output, *values.value_info):

@@ -19,13 +19,13 @@ from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
 from onnxgrad_cli.ir.types import is_external, shape_of
-from onnxgrad_cli.options import Options
-from onnxgrad_cli.record import Training
+from onnxgrad_cli.options import ModeOptions
+from onnxgrad_cli.record import ModeRecord
 
 MOMENTUM, EPSILON = 0.9, 1e-5
 
 
-def apply_mode(graph: Graph, options: Options, training: Training) -> bool:
+def apply_mode(graph: Graph, options: ModeOptions, training: ModeRecord) -> bool:
     """Rewrite BatchNormalization and Dropout as `options.mode` asks ('keep': as the model has it).
 
     In training, BatchNormalization uses the statistics of the batch, and `training.state` tells where the next
@@ -89,7 +89,7 @@ def _own_statistics(graph: Graph) -> bool:
     return changed
 
 
-def _without_effect(graph: Graph, training: Training) -> list[str]:
+def _without_effect(graph: Graph, training: ModeRecord) -> list[str]:
     kinds = {node.op_type for node in graph.nodes}
     cautions = []
     if "Dropout" not in kinds:
@@ -139,7 +139,7 @@ def _dropout(graph: Graph, node: NodeProto, mode: str) -> NodeProto:
 
 
 def _batch_normalization(
-    graph: Graph, node: NodeProto, mode: str, training: Training, refusals: list[Refusal]
+    graph: Graph, node: NodeProto, mode: str, training: ModeRecord, refusals: list[Refusal]
 ) -> list[NodeProto]:
     extra = [name for name in node.output[1:] if name]
     trains = bool(_attribute(node, "training_mode", 0)) or ((graph.opset() or 0) < 14 and bool(extra))
@@ -164,7 +164,7 @@ def _identity(graph: Graph, source: str, target: str, scope: str) -> NodeProto:
     return onnx.helper.make_node("Identity", [source], [target], name=graph.fresh(f"{scope}/Identity"))
 
 
-def _with_batch_statistics(graph: Graph, node: NodeProto, training: Training) -> list[NodeProto]:
+def _with_batch_statistics(graph: Graph, node: NodeProto, training: ModeRecord) -> list[NodeProto]:
     """y = (x - mean) scale / sqrt(var + epsilon) + b with the statistics of the batch, and the next running ones."""
     op = Op(graph)
     op.forward = node.name

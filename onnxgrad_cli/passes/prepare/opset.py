@@ -8,6 +8,7 @@ import onnx.version_converter
 from onnx import TensorProto
 
 from onnxgrad_cli.autodiff import registry
+from onnxgrad_cli.autodiff.differentiation import Cautions
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
@@ -15,7 +16,6 @@ from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.skeleton import adopt
 from onnxgrad_cli.ir.types import dtype_of, is_float
 from onnxgrad_cli.passes.prepare.upgrade import upgrade
-from onnxgrad_cli.record import Training
 
 FIRST_WITH_BFLOAT16 = 22
 """The opset from which all that the rules emit takes bfloat16: Round, Softplus and others came to it that late."""
@@ -33,7 +33,7 @@ def convert(graph: Graph, opset: int) -> None:
         adopt(graph, onnx.version_converter.convert_version(graph.skeleton(), opset))
 
 
-def raise_opset(graph: Graph, training: Training) -> bool:
+def raise_opset(graph: Graph, training: Cautions) -> bool:
     """Convert the graph where what its gradient needs is newer than it; whether it was.
 
     Raises:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import onnx
 import onnx.inliner
 
+from onnxgrad_cli.autodiff.differentiation import Cautions
 from onnxgrad_cli.emission.emitter import FORWARD, ROLE
 from onnxgrad_cli.errors import Caution, OnnxgradError, UnsupportedError
 from onnxgrad_cli.ir.domains import is_standard
@@ -16,7 +17,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.skeleton import adopt
-from onnxgrad_cli.options import Options
+from onnxgrad_cli.options import ModeOptions, PreparationOptions, ShapeOptions
 from onnxgrad_cli.passes.parameters.outputs import resolve_outputs
 from onnxgrad_cli.passes.parameters.select import select
 from onnxgrad_cli.passes.pipeline import Pass
@@ -29,13 +30,13 @@ from onnxgrad_cli.passes.prepare.normalise import normalise
 from onnxgrad_cli.passes.prepare.opset import OLDEST_OPSET, raise_opset
 from onnxgrad_cli.passes.prepare.sequences import unpack
 from onnxgrad_cli.passes.prepare.subgraphs import choose_branches, settle_bodies
-from onnxgrad_cli.record import Training
+from onnxgrad_cli.record import ModeRecord, PreparationRecord
 
 FIRST_WITH_CONSTANTS = 4
 """The IR version from which an initializer that is no input is a constant; before it, all had to be inputs too."""
 
 
-def _run(graph: Graph, options: Options, training: Training) -> bool:
+def _run(graph: Graph, options: PreparationOptions, training: PreparationRecord) -> bool:
     if graph.proto.training_info:
         text = "the training information that the model had is left out: it is about the graph as it was"
         training.cautions.append(Caution("note", "training_info", text))
@@ -47,7 +48,7 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
     return True
 
 
-def admit(graph: Graph, options: Options) -> None:
+def admit(graph: Graph, options: ShapeOptions) -> None:
     """Refuse what is beyond us, fix the shapes that were asked for, and forget what an earlier build has said."""
     _refuse_unknown_opset(graph)
     fix_shapes(graph, options)
@@ -57,7 +58,7 @@ def admit(graph: Graph, options: Options) -> None:
         graph.proto.ir_version = FIRST_WITH_CONSTANTS
 
 
-def bring(graph: Graph, options: Options, training: Training) -> None:
+def bring(graph: Graph, options: ModeOptions, training: ModeRecord) -> None:
     """Bring an admitted graph into the form that can be differentiated."""
     normalise(graph)
     settle(graph, training)
@@ -65,7 +66,7 @@ def bring(graph: Graph, options: Options, training: Training) -> None:
         infer_types(graph)
 
 
-def settle(graph: Graph, training: Training) -> None:
+def settle(graph: Graph, training: Cautions) -> None:
     """Type a normalised graph, raise it to the opset its gradient needs, replace operators that have no rule.
 
     What is beyond the newest opset that onnxruntime loads is then written at that one.

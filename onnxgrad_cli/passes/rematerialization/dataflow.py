@@ -21,7 +21,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import reads, subgraphs
 from onnxgrad_cli.ir.randomness import is_random
 from onnxgrad_cli.ir.types import shape_of
-from onnxgrad_cli.record import Training
+from onnxgrad_cli.record import BackwardRecord
 
 EXPENSIVE = frozenset(EXACT) - {"AveragePool", "MaxPool", "LpPool"}
 """Operators that take many operations for each element that they read."""
@@ -54,7 +54,7 @@ class Dataflow:
     """
 
     def __init__(
-        self, graph: Graph, training: Training, boundaries: Collection[str] = (), longest: int | None = None
+        self, graph: Graph, training: BackwardRecord, boundaries: Collection[str] = (), longest: int | None = None
     ) -> None:
         """Analyse `graph`.
 

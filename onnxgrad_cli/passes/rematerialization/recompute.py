@@ -7,11 +7,13 @@ recomputed, `rewrite` writes the nodes.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_args
 
+from onnxgrad_cli.common.choices import Recomputation
 from onnxgrad_cli.cost import Cost, Facts, cost
 from onnxgrad_cli.errors import Caution, UsageError, suggest
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.options import Options, RecomputeSpec
+from onnxgrad_cli.options import RecomputeSpec, RematerializationOptions
 from onnxgrad_cli.passes.parameters.patterns import matching
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.rematerialization import rewrite
@@ -19,8 +21,9 @@ from onnxgrad_cli.passes.rematerialization.dataflow import LONGEST_CHAIN, Datafl
 from onnxgrad_cli.passes.rematerialization.plan import Plan, plan_blocks, plan_budget, plan_elementwise
 from onnxgrad_cli.record import Recomputed, Training
 
-ELEMENTWISE, BLOCK, BUDGET = KINDS = ("elementwise", "block", "budget")
-FORM = "--recompute takes elementwise, block:GLOB or budget:SIZE"
+KINDS: tuple[Recomputation, ...] = get_args(Recomputation)
+ELEMENTWISE, BLOCK, BUDGET = KINDS
+FORM = "`recompute` takes elementwise, block:GLOB or budget:SIZE"
 UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -30,9 +33,10 @@ def parse_recompute(text: str) -> RecomputeSpec:
     Raises:
         UsageError: it is none of these.
     """
-    kind, _, rest = (part.strip() for part in text.partition(":"))
-    if kind not in KINDS:
-        raise UsageError(f"{FORM}, not '{text}'", suggest(kind, KINDS, "kinds"))
+    word, _, rest = (part.strip() for part in text.partition(":"))
+    kind = next((kind for kind in KINDS if kind == word), None)
+    if kind is None:
+        raise UsageError(f"{FORM}, not '{text}'", suggest(word, KINDS, "kinds"))
     if bool(rest) != (kind != ELEMENTWISE):
         raise UsageError(f"{FORM}, not '{text}'", "such as block:'*layer*/output' or budget:512MB")
     return RecomputeSpec(kind, rest if kind == BLOCK else "", _size(rest) if kind == BUDGET else 0)
@@ -52,11 +56,11 @@ def _size(text: str) -> int:
         size = -1.0
     if unit is None or not 0 <= size < float("inf"):
         hint = f"a number and one of {', '.join(UNITS)}, such as 512MB"
-        raise UsageError(f"--recompute budget takes a size, not '{text}'", hint)
+        raise UsageError(f"`recompute` budget takes a size, not '{text}'", hint)
     return int(size * unit)
 
 
-def _run(graph: Graph, options: Options, training: Training) -> bool:
+def _run(graph: Graph, options: RematerializationOptions, training: Training) -> bool:
     spec = options.recompute
     assert spec is not None
     results = [training.loss, *training.gradients.values(), *training.state.values()]
@@ -72,7 +76,9 @@ def _run(graph: Graph, options: Options, training: Training) -> bool:
     return count > 0
 
 
-def _plan(graph: Graph, options: Options, training: Training, spec: RecomputeSpec, before: Cost) -> Plan:
+def _plan(
+    graph: Graph, options: RematerializationOptions, training: Training, spec: RecomputeSpec, before: Cost
+) -> Plan:
     """The plan that `spec` asks for; `before` is what the model costs without recomputation."""
     boundaries = _boundaries(graph, training, spec) if spec.kind == BLOCK else set()
     flow = Dataflow(graph, training, boundaries, None if spec.kind == BLOCK else LONGEST_CHAIN)
@@ -108,7 +114,7 @@ def _boundaries(graph: Graph, training: Training, spec: RecomputeSpec) -> set[st
         if training.yielded.keys() & set(node.input):
             break
         names.update(dict.fromkeys(filter(None, (node.name, *node.output))))
-    return set(matching(spec.pattern, list(names), "--recompute block", "nodes or values"))
+    return set(matching(spec.pattern, list(names), "`recompute` block", "nodes or values"))
 
 
 RECOMPUTE = Pass(

@@ -125,5 +125,5 @@ def _check_size(data: Data, size: int, world: int) -> None:
         each = f" in each of {world} processes" if world > 1 else ""
         raise UsageError(
             f"the model takes batches of {data.batch_size}{each}, not of {size / world:g}",
-            f"take batches of {data.batch_size * world}, or build it with --dim or --shape for another size",
+            f"take batches of {data.batch_size * world}, or build it with `dims` or `shapes` for another size",
         )

@@ -57,7 +57,7 @@ def check_ports(ports: Ports) -> int | None:
     fixed = {size: name for size, name in leading.items() if isinstance(size, int)}
     if len(fixed) > 1:
         said = " and ".join(f"{size} in '{name}'" for size, name in list(fixed.items())[:2])
-        raise UsageError(f"the first axis of an input is its batch, and it is {said}", "make it one size with --shape")
+        raise UsageError(f"the first axis of an input is its batch, and it is {said}", "make it one size with `shapes`")
     for name, value_type in ports.items():
         shape = shape_of(value_type) or ()
         for axis, dim in enumerate(shape):

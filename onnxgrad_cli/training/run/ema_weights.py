@@ -26,11 +26,11 @@ def check_averages(averages: Mapping[str, str], values: Mapping[str, np.ndarray]
         UsageError: there are none, or one is of another type than its weight.
     """
     if not averages:
-        raise UsageError("--use-ema: no averages are kept", "train with --ema DECAY, such as 0.999")
+        raise UsageError("`use_ema`: no averages are kept", "train with `ema=DECAY`, such as 0.999")
     for name, average in averages.items():
         if values[name].dtype != values[average].dtype:
             raise UsageError(
-                f"--use-ema: '{name}' is {values[name].dtype}, its average {values[average].dtype}",
-                "leave --use-ema out",
+                f"`use_ema`: '{name}' is {values[name].dtype}, its average {values[average].dtype}",
+                "leave `use_ema` out",
             )
     return dict(averages)

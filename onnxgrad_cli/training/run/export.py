@@ -56,7 +56,7 @@ def check_stored(model: ModelProto, names: Iterable[str]) -> None:
             raise UsageError(
                 f"'{name}' can't be written back: the model has no tensor that is called so alone, as it stands in a "
                 "function, in bodies under one name, or as a list of floats",
-                f"leave it as it is with --freeze '{name}', or let onnx.inliner.inline_local_functions bring functions "
+                f"leave it as it is with `freeze` '{name}', or let onnx.inliner.inline_local_functions bring functions "
                 "into the graph first",
             )
 

@@ -143,10 +143,10 @@ def run_folder(path: Path) -> Iterator[RunFolder]:
         path.mkdir(parents=True, exist_ok=True)
         lock = (path / LOCK).open("a+")
     except OSError as error:
-        raise OnnxgradError(f"--run: '{path}' can't be made: {error.strerror}") from None
+        raise OnnxgradError(f"`run`: '{path}' can't be made: {error.strerror}") from None
     with lock:
         if not _hold(lock):
-            raise UsageError(f"--run: another run is going on in '{path}'", "name another folder with --run")
+            raise UsageError(f"`run`: another run is going on in '{path}'", "name another folder with `run`")
         for unfinished in path.glob(".*.tmp"):  # of one who was killed while it wrote
             unfinished.unlink(missing_ok=True)
         yield RunFolder(path)

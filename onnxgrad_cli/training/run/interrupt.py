@@ -80,7 +80,7 @@ def _told_at_once(folder: Path, tell: Tell) -> Iterator[None]:
             if heard.read(1):
                 tell(
                     f"the run is being ended, or another of its processes has died: '{folder}' has the last "
-                    "checkpoint, --resume goes on from it",
+                    "checkpoint, `resume` goes on from it",
                     0,
                 )
 

@@ -28,7 +28,8 @@ def draw_weights(trainer: Held, built: TrainingModel, original: ModelProto, how:
         return
     if built.training.adapters:
         raise UsageError(
-            f"--init {how} does not go with --lora, whose adapters add to weights as they are", "leave one of them out"
+            f"`init={how!r}` does not go with `lora`, whose adapters add to weights as they are",
+            "leave one of them out",
         )
     values = initialization(built.graph, original.graph, built.training, how, seed)
     session = open_session(initializer(values, {name: name for name in values}))

@@ -125,7 +125,7 @@ class ParallelTrainer(SplitTrainer):
             raise OnnxgradError(
                 "the losses are means over other numbers of elements, as labels are left out or weighted: parts of a "
                 "batch don't add up to it",
-                "take --reduction sum, or one loss",
+                "take `reduction='sum'`, or one loss",
             )
         return of_all[1], of_all[0]
 
@@ -149,7 +149,9 @@ def _divisors(built: TrainingModel) -> list[str]:
                 "judge an output with a batch axis, or take one process",
             )
     if options.reduction == "sum" and (options.l1 or options.l2):
-        raise UsageError("--l1 and --l2 would be added in each process", "take --reduction mean, or --optimizer-option")
+        raise UsageError(
+            "`l1` and `l2` would be added in each process", "take `reduction='mean'`, or `optimizer_options`"
+        )
     return [training.divisors.get(position, "") for position in range(len(options.losses))]
 
 

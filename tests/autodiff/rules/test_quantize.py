@@ -300,7 +300,7 @@ def test_without_the_option_every_pair_is_refused_and_the_option_named() -> None
         build(parser.parse_model(QDQ), Options())
     refusals = found.value.refusals
     assert {refusal.op_type for refusal in refusals} == {"QuantizeLinear"} and len(refusals) == 2  # of w2 and of s
-    assert all("--quantization ste" in refusal.hint for refusal in refusals)
+    assert all("`quantization='ste'`" in refusal.hint for refusal in refusals)
 
 
 def test_what_lies_behind_the_last_pair_needs_no_estimate() -> None:

@@ -84,8 +84,8 @@ def test_a_mean_of_means_that_is_no_mean_is_told() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"accumulate": 0}, "--accumulate must be 1 or more"),
-        ({"accumulate": 2, "optimizer": ""}, "--accumulate: there is no optimizer"),
+        ({"accumulate": 0}, "`accumulate` must be 1 or more"),
+        ({"accumulate": 2, "optimizer": ""}, "`accumulate`: there is no optimizer"),
         ({"accumulate": 2, "l2": 0.1, "reduction": "sum"}, "the penalty would count at each run"),
     ],
 )

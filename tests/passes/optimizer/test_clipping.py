@@ -48,10 +48,10 @@ def test_the_norm_of_large_weights_loses_no_digits() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"clip_norm": 0.0}, "--clip-norm must be above 0"),
-        ({"clip_value": float("nan")}, "--clip-value must be above 0"),
+        ({"clip_norm": 0.0}, "`clip_norm` must be above 0"),
+        ({"clip_value": float("nan")}, "`clip_value` must be above 0"),
         ({"clip_norm": 1.0, "clip_value": 1.0}, "don't go together"),
-        ({"clip_norm": 1.0, "optimizer": ""}, "--clip-norm: there is no optimizer"),
+        ({"clip_norm": 1.0, "optimizer": ""}, "`clip_norm`: there is no optimizer"),
     ],
 )
 def test_what_does_not_fit_is_refused(given: dict[str, Any], words: str) -> None:

@@ -46,7 +46,7 @@ def test_beside_torch(runs: int, dtype: str, bound: float) -> None:
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0, float("nan")])
 def test_what_is_no_share_is_refused(decay: float) -> None:
-    with pytest.raises(UsageError, match="--ema must be at least 0 and below 1"):
+    with pytest.raises(UsageError, match="`ema` must be at least 0 and below 1"):
         build(exported(network(torch.float32)), options("sgd", ema=decay))
 
 
@@ -120,7 +120,7 @@ def test_what_has_no_averages_is_refused(tmp_path: Path) -> None:
             run_export(source, model, tmp_path / "out.onnx", use_ema=True)
         assert not (tmp_path / "out.onnx").exists()
 
-    refused("--use-ema: no averages are kept", held(tmp_path, "float32"))
+    refused("`use_ema`: no averages are kept", held(tmp_path, "float32"))
     refused("'first.weight' is float16, its average float32", held(tmp_path, "float16", ema=0.9))
     refused("no step has been taken", held(tmp_path, "float32", ema=0.9))
     values, said = load_checkpoint(held(tmp_path, "float32", ema=0.9))

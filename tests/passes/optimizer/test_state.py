@@ -145,8 +145,8 @@ def test_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path)
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--embed-state: there is no optimizer"):
+    with pytest.raises(UsageError, match="`embed_state`: there is no optimizer"):
         build(exported(network(torch.float32)), Options(embed_state=False))
     onnx.save(exported(network(torch.float32)), tmp_path / "net.onnx")
-    with pytest.raises(UsageError, match="does not go with --training-info"):
+    with pytest.raises(UsageError, match="does not go with `training_info`"):
         run_build(tmp_path / "net.onnx", options=options("sgd", embed_state=False, training_info=True))

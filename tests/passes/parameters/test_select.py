@@ -98,7 +98,7 @@ def test_patterns() -> None:
     assert training(LINEAR, freeze=("b",)).not_trained == {"b": "frozen by --freeze"}
     assert training(LINEAR, train=("*",), freeze=("w",)).trained == ["b"]
     assert training(LINEAR, grad_of_input=("x",)).grad_of_input == ["x"]
-    with pytest.raises(UsageError, match="--freeze: 'bias' matches no float weight"):
+    with pytest.raises(UsageError, match="`freeze`: 'bias' matches no float weight"):
         training(LINEAR, freeze=("bias",))
     with pytest.raises(UnsupportedError, match="no weight is left to train"):
         training(LINEAR, freeze=("*",))

@@ -293,7 +293,7 @@ def test_a_pattern_that_matches_nothing() -> None:
 
 
 def test_not_with_a_gradient_node() -> None:
-    with pytest.raises(UsageError, match="--recompute"):
+    with pytest.raises(UsageError, match="`recompute`"):
         made(parser.parse_model(MLP), "elementwise", as_gradient_op=True)
 
 

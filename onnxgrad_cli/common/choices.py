@@ -1,0 +1,19 @@
+"""The closed sets of words that options take: for type checkers, for the checks of `Options` and for the command line.
+
+Nothing is imported here, so that the command line's help has them without loading onnx.
+"""
+
+from typing import Literal
+
+Reduction = Literal["mean", "sum"]
+Preset = Literal["bias", "norm", "head"]
+Init = Literal["keep", "xavier", "he", "normal"]
+Recomputation = Literal["elementwise", "block", "budget"]
+Yield = Literal["ones", "input", "keep"]
+Mode = Literal["keep", "train", "eval"]
+Quantization = Literal["refuse", "ste"]
+TargetName = Literal["standard", "ort-cpu", "ort-cuda"]
+Derivative = Literal["vjp", "jvp", "hvp", "jacobian", "hessian"]
+
+SEEDS = 2**24
+"""Seeds lie below it: a seed is an attribute of type float, which holds such whole numbers exactly."""

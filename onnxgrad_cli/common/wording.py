@@ -1,0 +1,46 @@
+"""Messages in the words of whoever asked: of Python where the library is called, of flags on the command line.
+
+Errors name arguments as Python does, in backquotes: `lora_target`, `yield_='keep'`, `train=GLOB`. The console reads
+these as --lora-target, --yield keep and --train GLOB.
+"""
+
+from __future__ import annotations
+
+import re
+
+FLAGS = {
+    "attributes": "--attribute",
+    "dims": "--dim",
+    "flags": "--option",
+    "inputs": "--input",
+    "labels": "--label-input",
+    "loss_options": "--loss-option",
+    "losses": "--loss",
+    "metrics": "--metric",
+    "optimizer_options": "--optimizer-option",
+    "reports": "--report",
+    "shapes": "--shape",
+}
+"""The arguments that are called otherwise on the command line, mostly because a flag is repeated there."""
+
+_ARGUMENT = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
+
+
+def flag_of(argument: str) -> str:
+    """The flag of an argument: yield_ is --yield, lora_target --lora-target."""
+    return FLAGS.get(argument, f"--{argument.rstrip('_').replace('_', '-')}")
+
+
+def in_flags(text: str) -> str:
+    """A message with its arguments in the words of the command line."""
+    return _ARGUMENT.sub(_flag, text)
+
+
+def _flag(found: re.Match[str]) -> str:
+    flag, value = flag_of(found[1]), found[2]
+    if value in (None, "True"):
+        return flag
+    if value == "False":
+        return f"--no-{flag.removeprefix('--')}"
+    quoted = re.fullmatch(r"'([\w.-]+)'", value)  # a string that the shell needs no quotes for
+    return f"{flag} {quoted[1] if quoted else value}"
