@@ -1,6 +1,13 @@
-"""What holds for every test: threads, and the numbers that modules draw."""
+"""What holds for every test: threads, the numbers that modules draw, and tests that go through the rows of a table."""
 
+from __future__ import annotations
+
+import gc
 import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,11 +16,67 @@ import torch
 torch.set_num_threads(1)  # of each worker: idle threads spin, which made the recurrent tests 14 times slower
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--row", default="*", metavar="PATTERN", help="of the tables, only the rows that look like this")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # thousands of tests live to the end: no collection of garbage need look at them again
+
+
 @pytest.fixture(autouse=True)
 def numbers_of_its_own(request: pytest.FixtureRequest) -> None:
     """PyTorch's generator and a module's own start anew for each test, whichever ran before in the same process."""
-    seed = zlib.crc32(request.node.nodeid.encode())
+    _start_anew(request, request.node.nodeid)
+
+
+def _start_anew(request: pytest.FixtureRequest, name: str) -> None:
+    seed = zlib.crc32(name.encode())
     torch.manual_seed(seed)
     for value in vars(request.module).values():
         if isinstance(value, np.random.Generator):
             value.bit_generator.state = np.random.default_rng(seed).bit_generator.state
+
+
+Each = Callable[[Iterable[Any], Callable[[Any], object]], None]
+
+
+@pytest.fixture
+def each(request: pytest.FixtureRequest) -> Each:
+    """`each(rows, check)` checks every row, and fails with all rows that failed, each by its text and its traceback.
+
+    A row may be skipped as a test may; a test is skipped where all its rows are. Each row draws numbers of its own, so
+    that `--row` runs one of them as it runs among the others.
+    """
+
+    def run(rows: Iterable[Any], check: Callable[[Any], object]) -> None:
+        chosen = [row for row in rows if fnmatchcase(str(row), request.config.option.row)]
+        skipped: list[str] = []
+        failed: list[BaseException] = []
+        for row in chosen:
+            _start_anew(request, f"{request.node.nodeid} {row}")
+            try:
+                check(row)
+            except pytest.skip.Exception as reason:
+                skipped.append(f"{row}: {reason}")
+            except (Exception, pytest.fail.Exception) as error:
+                error.add_note(f"row: {row}")
+                failed.append(error)
+        request.node.user_properties.append(("rows", {"checked": len(chosen) - len(skipped), "skipped": len(skipped)}))
+        if failed:
+            raise BaseExceptionGroup(f"{len(failed)} of {len(chosen)} rows fail", failed)
+        if len(skipped) == len(chosen):
+            pytest.skip("; ".join(skipped) or "no row looks like this")
+
+    return run
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many rows the tests went through."""
+    rows: Counter[str] = Counter()
+    for report in (each for reports in terminalreporter.stats.values() for each in reports):
+        if getattr(report, "when", "") == "call":
+            for name, counts in report.user_properties:
+                rows.update(counts if name == "rows" else {})
+    if rows:
+        terminalreporter.write_line(f"{rows['checked']} rows of tables checked, {rows['skipped']} skipped")

@@ -27,7 +27,8 @@ from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare.opset import OLDEST_OPSET
 from onnxgrad_cli.passes.prepare.upgrade import CHANGES, upgrade
 from onnxgrad_cli.verification.differences import directional
-from tests.autodiff.rows import ROWS
+from tests.autodiff.rows import ROWS, by_operator
+from tests.conftest import Each
 from tests.harness import Case, Const, _array, const, fed, forward_model, sample, wanted_inputs
 
 OLDEST = 7
@@ -36,9 +37,15 @@ OLDEST = 7
 # -- the older forms -------------------------------------------------------------------------------------------
 
 
+HISTORY: dict[str, set[int]] = {}
+for schema in defs.get_all_schemas_with_history():
+    if not schema.domain:
+        HISTORY.setdefault(schema.name, set()).add(schema.since_version)
+
+
 def versions(op: str) -> list[int]:
     """The opsets from 7 on at which the schema of an operator of the default domain changed, or 7 itself."""
-    since = {s.since_version for s in defs.get_all_schemas_with_history() if s.name == op and not s.domain}
+    since = HISTORY[op]
     first = max((v for v in since if v <= OLDEST), default=min(since))
     return sorted(max(v, OLDEST) for v in since if first <= v <= NEWEST_OPSET)
 
@@ -252,18 +259,21 @@ def _kind(case: Case) -> tuple[str, int]:
 
 OLD = list(old_rows())
 BELOW = [case for case in OLD if case.opset < OLDEST_OPSET]
-QUICK = [case for _, rows in groupby(sorted(BELOW, key=_kind), _kind) for case in islice(rows, 6)]
+QUICK = by_operator(
+    [*EXTRA, *(case for _, rows in groupby(sorted(BELOW, key=_kind), _kind) for case in islice(rows, 6))]
+)
+EVERY = by_operator(OLD)
 
 
-@pytest.mark.parametrize("case", [*EXTRA, *QUICK], ids=str)
-def test_an_old_form(case: Case) -> None:
-    check_old(case)
+@pytest.mark.parametrize("operator", QUICK)
+def test_an_old_form(operator: str, each: Each) -> None:
+    each(QUICK[operator], check_old)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", OLD, ids=str)
-def test_every_form(case: Case) -> None:
-    check_old(case)
+@pytest.mark.parametrize("operator", EVERY)
+def test_every_form(operator: str, each: Each) -> None:
+    each(EVERY[operator], check_old)
 
 
 def test_every_form_has_a_row() -> None:

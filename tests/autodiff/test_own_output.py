@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +33,10 @@ from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare import prepare
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.verification.differences import directional
-from tests.autodiff.rows import ROWS
+from tests.autodiff.rows import ROWS, by_operator
 from tests.autodiff.rules.test_attention import one_node
 from tests.cli_harness import MLP, Shell, save
+from tests.conftest import Each
 from tests.harness import Case, Const, fed, forward_model, sample, wanted_inputs
 
 SEQUENCES = {"SequenceConstruct", "SequenceInsert", "SequenceErase", "SequenceAt", "ConcatFromSequence",
@@ -50,6 +52,10 @@ SINGLE = 1e-5
 """Rows with a step above it know float32 only."""
 
 FLOATS = (np.float16, np.float32, np.float64)
+
+
+EVERY = by_operator(SMOOTH)
+SYMBOLIC = by_operator(row for row in SMOOTH if row.symbolic)
 
 
 def first_of_each(rows: list[Case]) -> list[Case]:
@@ -153,15 +159,15 @@ def test_every_operator_with_symbolic_axes(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", SMOOTH, ids=str)
-def test_every_row(case: Case) -> None:
-    check(case)
+@pytest.mark.parametrize("operator", EVERY)
+def test_every_row(operator: str, each: Each) -> None:
+    each(EVERY[operator], check)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [row for row in SMOOTH if row.symbolic], ids=str)
-def test_every_row_with_symbolic_axes(case: Case) -> None:
-    check(case, symbolic=True)
+@pytest.mark.parametrize("operator", SYMBOLIC)
+def test_every_row_with_symbolic_axes(operator: str, each: Each) -> None:
+    each(SYMBOLIC[operator], partial(check, symbolic=True))
 
 
 @pytest.mark.parametrize("case", first_of_each(SMOOTH), ids=str)

@@ -1,28 +1,35 @@
 """Every rule, proven: each row of the table against central differences, and rows equal rules."""
 
+from functools import partial
+
 import pytest
 
 from onnxgrad_cli.autodiff import registry
-from tests.autodiff.rows import ROWS
-from tests.harness import Case, check_case
+from tests.autodiff.rows import ROWS, by_operator
+from tests.conftest import Each
+from tests.harness import check_case
+
+EVERY = by_operator(ROWS)
+SYMBOLIC = by_operator(row for row in ROWS if row.symbolic)
+TWICE = by_operator(row for row in ROWS if row.second_order)
 
 ESTIMATES = {("", "QuantizeLinear")}
 """What no difference can prove; PyTorch does, in tests/autodiff/rules/test_quantize.py."""
 
 
-@pytest.mark.parametrize("case", ROWS, ids=str)
-def test_gradient(case: Case) -> None:
-    check_case(case)
+@pytest.mark.parametrize("operator", EVERY)
+def test_gradient(operator: str, each: Each) -> None:
+    each(EVERY[operator], check_case)
 
 
-@pytest.mark.parametrize("case", [row for row in ROWS if row.symbolic], ids=str)
-def test_gradient_with_symbolic_axes(case: Case) -> None:
-    check_case(case, symbolic=True)
+@pytest.mark.parametrize("operator", SYMBOLIC)
+def test_gradient_with_symbolic_axes(operator: str, each: Each) -> None:
+    each(SYMBOLIC[operator], partial(check_case, symbolic=True))
 
 
-@pytest.mark.parametrize("case", [row for row in ROWS if row.second_order], ids=str)
-def test_second_order(case: Case) -> None:
-    check_case(case, order=2)
+@pytest.mark.parametrize("operator", TWICE)
+def test_second_order(operator: str, each: Each) -> None:
+    each(TWICE[operator], partial(check_case, order=2))
 
 
 def test_every_rule_has_a_row() -> None:

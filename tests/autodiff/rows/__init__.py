@@ -3,7 +3,18 @@
 A row is a `Case` of tests/harness.py. `tests/autodiff/test_rules.py` runs every row, and proves that rows equal rules.
 """
 
+from collections.abc import Iterable
 from importlib import import_module
 from pkgutil import iter_modules
 
-ROWS = [row for module in iter_modules(__path__) for row in import_module(f"{__name__}.{module.name}").ROWS]
+from tests.harness import Case
+
+ROWS: list[Case] = [row for module in iter_modules(__path__) for row in import_module(f"{__name__}.{module.name}").ROWS]
+
+
+def by_operator(rows: Iterable[Case]) -> dict[str, list[Case]]:
+    """The rows of each operator, by its name and, where that is not the standard's, its domain."""
+    found: dict[str, list[Case]] = {}
+    for row in rows:
+        found.setdefault(f"{row.domain}.{row.op}".lstrip("."), []).append(row)
+    return found
