@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from onnxgrad_cli.autodiff.differentiation import Cautions, Differentiation
-from onnxgrad_cli.emission.emitter import ROLE
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import ROLE
 from onnxgrad_cli.metadata import Adapter, Slot
 
 

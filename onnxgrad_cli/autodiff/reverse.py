@@ -19,13 +19,13 @@ from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.autodiff.differentiation import Differentiation
 from onnxgrad_cli.autodiff.fusions import find_fusions
 from onnxgrad_cli.emission import bodies
-from onnxgrad_cli.emission.emitter import FORWARD, ROLE, Op
+from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.fusion import Fusion
 from onnxgrad_cli.emission.values import No, Val
 from onnxgrad_cli.errors import Caution, Refusal, Unknown, UnsupportedError
 from onnxgrad_cli.ir.domains import full_name, is_standard
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import captured, reads
+from onnxgrad_cli.ir.nodes import FORWARD, ROLE, captured, reads
 from onnxgrad_cli.ir.types import is_differentiable, is_float
 
 

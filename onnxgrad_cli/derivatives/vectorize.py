@@ -14,10 +14,10 @@ import numpy as np
 import onnx
 from onnx import NodeProto
 
-from onnxgrad_cli.emission.emitter import FORWARD, Op
+from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
-from onnxgrad_cli.ir.nodes import captured
+from onnxgrad_cli.ir.nodes import FORWARD, captured
 from onnxgrad_cli.ir.types import Shape
 
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
-from onnx import TypeProto
+from onnx import NodeProto, TypeProto
 
 from onnxgrad_cli.errors import Unknown
+from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import Shape, dtype_of
 
-if TYPE_CHECKING:
-    from onnxgrad_cli.emission.emitter import Op
 
-Operand = "Val | float | int | np.ndarray"
+class Emitter(Protocol):
+    """What a value needs of the emitter it belongs to: its graph, its nodes, and operators by their names."""
+
+    graph: Graph
+    nodes: list[NodeProto]
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        """The operator of that name, which appends a node when it is called."""
 
 
 class Val:
@@ -22,7 +29,7 @@ class Val:
     __slots__ = ("_shape", "name", "op", "type")
     __array_ufunc__ = None  # numpy scalars leave the operators to us
 
-    def __init__(self, op: Op, name: str, value_type: TypeProto | None, shape: Shape | None) -> None:
+    def __init__(self, op: Emitter, name: str, value_type: TypeProto | None, shape: Shape | None) -> None:
         self.op = op
         self.name = name
         self.type = value_type
@@ -115,6 +122,7 @@ class Val:
 
 
 VALUES = {Val}
+"""The set of types of operands that are values all."""
 
 
 class No:

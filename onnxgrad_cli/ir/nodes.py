@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator
 
 from onnx import AttributeProto, GraphProto, NodeProto, TensorShapeProto
 
+ROLE, FORWARD = "onnxgrad.role", "onnxgrad.forward"
+"""Keys in a node's metadata: the part of the training model it belongs to, and the forward node it differentiates."""
+
 
 def subgraphs(node: NodeProto) -> list[GraphProto]:
     """The graphs in a node's attributes (If, Loop, Scan)."""

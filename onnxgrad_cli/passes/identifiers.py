@@ -12,9 +12,8 @@ from dataclasses import replace
 
 from onnx import GraphProto
 
-from onnxgrad_cli.emission.emitter import FORWARD
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import subgraphs
+from onnxgrad_cli.ir.nodes import FORWARD, subgraphs
 from onnxgrad_cli.options import NamingOptions
 from onnxgrad_cli.passes.gradient_op import rename_named
 from onnxgrad_cli.passes.pipeline import Pass

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 
-from onnxgrad_cli.emission.emitter import ROLE
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.nodes import ROLE, with_bodies
 from onnxgrad_cli.ir.types import dtype_of
 from onnxgrad_cli.options import SignatureOptions
 from onnxgrad_cli.passes.pipeline import Pass

@@ -17,10 +17,9 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, numpy_helper
 
-from onnxgrad_cli.emission.emitter import FORWARD, ROLE
 from onnxgrad_cli.ir.domains import is_standard, plain_domain
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import reads, subgraphs
+from onnxgrad_cli.ir.nodes import FORWARD, ROLE, reads, subgraphs
 from onnxgrad_cli.ir.types import FLOATS, in_words, is_external
 from onnxgrad_cli.metadata import ROLES
 from onnxgrad_cli.report.document import visible

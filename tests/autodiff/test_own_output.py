@@ -21,11 +21,11 @@ from onnx import NodeProto
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.autodiff.reverse import differentiate
 from onnxgrad_cli.builder import TrainingModel, build
-from onnxgrad_cli.emission.emitter import FORWARD, ROLE, Op
+from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.nodes import FORWARD, ROLE, with_bodies
 from onnxgrad_cli.ir.types import Arrays, is_float
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import describe

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 
 from onnx import NodeProto, helper
 
-from onnxgrad_cli.emission.emitter import ROLE
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import declare
+from onnxgrad_cli.ir.nodes import ROLE
 from onnxgrad_cli.passes.cleanup.transposed_products import turn_products
 from onnxgrad_cli.passes.pipeline import Pass
 

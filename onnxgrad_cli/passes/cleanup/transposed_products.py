@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 from onnx import NodeProto, helper
 
-from onnxgrad_cli.emission.emitter import ROLE
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import ROLE
 from onnxgrad_cli.ir.types import shape_of, tensor_type
 
 TALL = 2

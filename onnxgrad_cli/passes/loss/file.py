@@ -11,14 +11,14 @@ from pathlib import Path
 
 from onnx import GraphProto, NodeProto, TypeProto, ValueInfoProto, numpy_helper
 
-from onnxgrad_cli.emission.emitter import ROLE, Op
+from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import load_model
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
-from onnxgrad_cli.ir.nodes import subgraphs
+from onnxgrad_cli.ir.nodes import ROLE, subgraphs
 from onnxgrad_cli.ir.types import dtype_of, is_external, is_float, shape_of, tensor_type
 from onnxgrad_cli.passes.prepare.normalise import normalise
 from onnxgrad_cli.passes.prepare.opset import convert

@@ -13,11 +13,10 @@ from types import MappingProxyType
 from onnx import FunctionProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper
 
 from onnxgrad_cli import metadata
-from onnxgrad_cli.emission.emitter import ROLE
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
-from onnxgrad_cli.ir.nodes import read_by, reads
+from onnxgrad_cli.ir.nodes import ROLE, read_by, reads
 from onnxgrad_cli.ir.skeleton import copied, copy_fields
 from onnxgrad_cli.metadata import Role, Roles
 from onnxgrad_cli.passes.outputs import forget_domain

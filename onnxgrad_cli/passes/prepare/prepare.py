@@ -10,12 +10,11 @@ import onnx
 import onnx.inliner
 
 from onnxgrad_cli.autodiff.differentiation import Cautions
-from onnxgrad_cli.emission.emitter import FORWARD, ROLE
 from onnxgrad_cli.errors import Caution, OnnxgradError, UnsupportedError
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
-from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.nodes import FORWARD, ROLE, with_bodies
 from onnxgrad_cli.ir.skeleton import adopt
 from onnxgrad_cli.options import ModeOptions, PreparationOptions, ShapeOptions
 from onnxgrad_cli.passes.parameters.outputs import resolve_outputs

@@ -16,9 +16,8 @@ from collections.abc import Collection, Sequence, Set
 from onnx import NodeProto
 
 from onnxgrad_cli.cost import EXACT, VIEWS
-from onnxgrad_cli.emission.emitter import FORWARD
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import reads, subgraphs
+from onnxgrad_cli.ir.nodes import FORWARD, reads, subgraphs
 from onnxgrad_cli.ir.randomness import is_random
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.record import BackwardRecord

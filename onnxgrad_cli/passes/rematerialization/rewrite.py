@@ -13,8 +13,8 @@ from collections import defaultdict
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from onnxgrad_cli.emission.emitter import ROLE, Op
-from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.ir.nodes import ROLE, reads
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.passes.rematerialization.plan import Plan
 

@@ -1,0 +1,253 @@
+"""`NodeEmitter`: appends typed nodes, pools constants, and writes equal nodes once."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto
+
+from onnxgrad_cli.emission.typing import OutputTypes
+from onnxgrad_cli.emission.values import VALUES, Val
+from onnxgrad_cli.errors import Caution
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import FORWARD, ROLE
+from onnxgrad_cli.ir.randomness import RANDOM
+from onnxgrad_cli.ir.renaming import rename
+from onnxgrad_cli.ir.types import HALVES, Dim, Shape, shape_of, tensor_type
+
+FOLLOWS = frozenset("ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum".split())
+"""Operators of which a shape is given for speed alone: it follows from the operands' types and constant axes."""
+
+
+class NodeEmitter:
+    """Writes nodes for a graph, each typed the moment it is written.
+
+    Attributes:
+        graph: the graph whose names, types and constants are used.
+        opset: the version of the standard's operators that the graph imports.
+        nodes: the nodes that were emitted, in order.
+        scope: the stem of the names of new nodes.
+        role, forward: what the metadata of new nodes say: the part of the training model they belong to, and the
+            forward node they differentiate; "" is nothing.
+        cautions: what a careful reader should know of these nodes.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.opset = graph.opset() or 1
+        self.nodes: list[NodeProto] = []
+        self.scope = ""
+        self.role = ""
+        self.forward = ""
+        self.cautions: list[Caution] = []
+        self._memory = GraphProto()  # the nodes lie together in memory here: going through them takes less time
+        self._output_types = OutputTypes(graph)
+        self._vals: dict[str, Val] = {}
+        self._shapes: dict[int, tuple[TypeProto | None, Shape | None]] = {}
+        self._constants: dict[tuple[Any, ...], Val] = {}
+        self._written: dict[tuple[Any, ...], Any] = {}
+        self._renamed: dict[str, str] = {}
+
+    # -- values ---------------------------------------------------------------------------------------------
+
+    def val(self, name: str) -> Val:
+        """The value called `name`."""
+        value_type = self.graph.types.get(name)
+        known = self._vals.get(name)
+        if known is None or known.type is not value_type:
+            known = self._vals[name] = Val(self, name, value_type, self._shape(value_type))
+        return known
+
+    def _shape(self, value_type: TypeProto | None) -> Shape | None:
+        """The shape in a type, read once: many values share one type."""
+        found = self._shapes.get(id(value_type))
+        if found is None:
+            found = self._shapes[id(value_type)] = (value_type, shape_of(value_type))  # kept, so that its id stays
+        return found[1]
+
+    def const(self, value: Any, dtype: int | Val | None = None) -> Val:
+        """A constant: a number or an array, in `dtype` or the type of a value; ints default to int64."""
+        if isinstance(dtype, Val):
+            dtype = dtype.dtype
+        scalar = (type(value), value, dtype) if isinstance(value, (int, float)) else None
+        if scalar is not None and scalar in self._constants:
+            return self._constants[scalar]
+        array = np.asarray(value)
+        if dtype is not None:
+            array = array.astype(onnx.helper.tensor_dtype_to_np_dtype(dtype))
+        key = (array.dtype.num, array.shape, array.tobytes())
+        if key not in self._constants:
+            name = self.graph.fresh("const")
+            self.graph.add_initializer(name, array)
+            self._constants[key] = self.val(name)
+        if scalar is not None:
+            self._constants[scalar] = self._constants[key]
+        return self._constants[key]
+
+    def ints(self, values: Sequence[int]) -> Val:
+        """A constant int64 vector."""
+        key = tuple(values)
+        if key not in self._constants:
+            self._constants[key] = self.const(np.asarray(key, dtype=np.int64).reshape(-1))
+        return self._constants[key]
+
+    def cast(self, x: Val, dtype: int | Val) -> Val:
+        """`x` in another element type."""
+        to = dtype.dtype if isinstance(dtype, Val) else dtype
+        return x if x.dtype == to else self.Cast(x, to=to)
+
+    def wide(self, x: Val) -> Val:
+        """`x` in the type in which statistics are taken: float32 for the half types, as operators do."""
+        return self.cast(x, TensorProto.FLOAT) if x.dtype in HALVES else x
+
+    def state(self, x: Val, shape: Sequence[Dim | None] | None) -> Val:
+        """`x` with the given shape, which the caller knows where inference does not."""
+        self.graph.types[x.name] = self.graph.named(tensor_type(x.dtype, shape))
+        self.graph.stated.add(x.name)
+        return self.val(x.name)
+
+    # -- emission -------------------------------------------------------------------------------------------
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        if not op_type[:1].isupper():
+            raise AttributeError(op_type)
+        emit = self.__dict__[op_type] = partial(self.emit, op_type)  # the next call finds it at once
+        return emit
+
+    def emit(
+        self,
+        op_type: str,
+        *inputs: Any,
+        outputs: int = 1,
+        domain: str = "",
+        shape: Sequence[Dim | None] | None = None,
+        types: Sequence[TypeProto] | None = None,
+        **attributes: Any,
+    ) -> Any:
+        """Append a node, or find an equal one that was written before; the operands are values, numbers or arrays.
+
+        Args:
+            op_type, domain: the operator.
+            inputs: the operands: a number or an array becomes a constant in the type of the first value; None is an
+                operand left out.
+            outputs: how many outputs the node has.
+            shape: the first output's shape, where the caller knows more than inference.
+            types: all that is to be known of the outputs' types, where the caller knows it.
+            attributes: by name; None is left out.
+
+        Returns:
+            The output, a `Val`; a tuple of them for several outputs.
+
+        Raises:
+            Unknown: the type of an operand is unknown.
+        """
+        if domain:
+            self.graph.use_domain(domain)
+        op_type, operands, attributes = self.rewritten(op_type, self._operands(inputs), attributes)
+        given = [_attribute(n, v) for n, v in attributes.items() if v is not None] if attributes else ()
+        names = tuple([x.name if x is not None else "" for x in operands])
+        key = (op_type, domain, names, tuple(sorted([a.SerializeToString() for a in given])) if given else (), outputs)
+        if key in self._written and op_type not in RANDOM:
+            return self._written[key]
+        node, out = self._node(op_type, domain, names, given, outputs)
+        if types is not None:
+            self.graph.types.update(zip(out, types, strict=True))
+        elif (seen := self._output_types.at_a_glance(op_type, operands, shape)) is not None:
+            self.graph.types[out[0]] = seen
+        else:
+            self.graph.types.update(self._output_types.infer(node, operands, shape))
+        if types is not None or (shape is not None and op_type not in FOLLOWS):
+            self.graph.stated.update(out)
+        self.nodes.append(node)
+        result = self._written[key] = tuple([self.val(name) for name in out]) if outputs > 1 else self.val(out[0])
+        return result
+
+    def rewritten(
+        self, op_type: str, operands: list[Val | None], attributes: dict[str, Any]
+    ) -> tuple[str, list[Val | None], dict[str, Any]]:
+        """The node to write: operator, operands and attributes as they are, unless a subclass knows a faster form."""
+        return op_type, operands, attributes
+
+    def _operands(self, inputs: Sequence[Any]) -> list[Val | None]:
+        """The inputs of a node as values: numbers and arrays become constants, and what is left out last goes."""
+        if set(map(type, inputs)) == VALUES:
+            return list(inputs)
+        like = next((x for x in inputs if isinstance(x, Val)), None)
+        operands = [x if x is None or isinstance(x, Val) else self.const(x, like) for x in inputs]
+        while operands and operands[-1] is None:
+            operands.pop()
+        return operands
+
+    def _node(
+        self, op_type: str, domain: str, names: Sequence[str], attributes: Sequence[AttributeProto], outputs: int
+    ) -> tuple[NodeProto, list[str]]:
+        """A new node under a fresh name, with its metadata, and the names of its outputs."""
+        name = self.graph.fresh(f"{self.scope}/{op_type}" if self.scope else op_type)
+        out = [self.graph.fresh(f"{name}_out")]
+        out += [self.graph.fresh(f"{name}_out{i}") for i in range(1, outputs)] if outputs > 1 else ()
+        node = self._memory.node.add(op_type=op_type, input=names, output=out, name=name, domain=domain)
+        if attributes:
+            node.attribute.extend(attributes)
+        if self.role:
+            node.metadata_props.add(key=ROLE, value=self.role)
+        if self.forward:
+            node.metadata_props.add(key=FORWARD, value=self.forward)
+        return node, out
+
+    def infer(self, node: NodeProto) -> dict[str, TypeProto]:
+        """The types of a node's outputs, as onnx infers them from those of its inputs; raises Unknown without those."""
+        return self._output_types.infer(node, [self.val(name) if name else None for name in node.input])
+
+    def schema(self, op_type: str, domain: str = "") -> onnx.defs.OpSchema:
+        """The schema of an operator at the graph's opset."""
+        return self._output_types.schema(op_type, domain)
+
+    def attributes(self, op_type: str, domain: str = "") -> dict[str, Any]:
+        """The attributes of an operator with their defaults (None where there is none); {} without a schema."""
+        return self._output_types.attributes(op_type, domain)
+
+    # -- names ----------------------------------------------------------------------------------------------
+
+    def rename(self, value: Val, name: str) -> Val:
+        """Call a result of this emitter `name`; a value from elsewhere, or with such a name, becomes an Identity."""
+        self.rename_all({name: value})
+        return self.val(name)
+
+    def rename_all(self, results: Mapping[str, Val]) -> None:
+        """Call each result by the name before it, as `rename` does; one with several names becomes Identities."""
+        made = set(itertools.chain.from_iterable([node.output[:] for node in self.nodes]))
+        claimed = set(self._renamed.values())
+        names: dict[str, str] = {}
+        for name, value in results.items():
+            value = self.val(self._renamed.get(value.name, value.name))
+            while value.name not in made or value.name in claimed or value.name in names:
+                value = self.emit("Identity", value)
+                made.add(value.name)
+            names[value.name] = name
+        rename(self.nodes, names)
+        for old, new in names.items():
+            self.graph.types[new] = self.graph.types[old]
+            if old in self.graph.stated:
+                self.graph.stated.add(new)
+        self._renamed.update(names)
+        self._written.clear()
+
+
+def _attribute(name: str, value: Any) -> AttributeProto:
+    """An attribute of a node; the few of ints and words that most nodes have are made once."""
+    kind = type(value)
+    if kind is int or kind is str:
+        return _made_once(name, value)
+    if kind is list and set(map(type, value)) == _INTS:
+        return _made_once(name, tuple(value))
+    return onnx.helper.make_attribute(name, value)
+
+
+_INTS = {int}
+_made_once = functools.cache(onnx.helper.make_attribute)
