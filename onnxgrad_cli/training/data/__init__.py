@@ -3,6 +3,6 @@
 from onnxgrad_cli.training.data.batches import Batches, Part
 from onnxgrad_cli.training.data.dataset import Data, open_data
 from onnxgrad_cli.training.data.hold_out import fraction_of, held_out
-from onnxgrad_cli.training.data.ports import Range, ports_of, ranges_of
+from onnxgrad_cli.training.data.input_types import Range, input_types_of, ranges_of
 
-__all__ = ["Batches", "Data", "Part", "Range", "fraction_of", "held_out", "open_data", "ports_of", "ranges_of"]
+__all__ = ["Batches", "Data", "Part", "Range", "fraction_of", "held_out", "input_types_of", "open_data", "ranges_of"]

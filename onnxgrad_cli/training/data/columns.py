@@ -16,19 +16,19 @@ import numpy as np
 
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import in_words, shape_of
-from onnxgrad_cli.training.data.ports import Ports
+from onnxgrad_cli.training.data.input_types import InputTypes
 
 Chosen = Mapping[str, Sequence[str]]
 """Input -> its columns, in order."""
 
 
-def choose(path: Path, names: Sequence[str], ports: Ports) -> tuple[Chosen, list[str]]:
+def choose(path: Path, names: Sequence[str], inputs: InputTypes) -> tuple[Chosen, list[str]]:
     """The columns of each input, and those that are none's.
 
     Args:
         path: the file, for messages.
         names: its columns.
-        ports: the inputs; one that has no columns is left out.
+        inputs: the inputs; one that has no columns is left out.
 
     Raises:
         UsageError: two columns have one name, or an input has fewer or more columns than it takes.
@@ -36,47 +36,47 @@ def choose(path: Path, names: Sequence[str], ports: Ports) -> tuple[Chosen, list
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UsageError(f"'{path}' has two columns '{twice}'", "give each column its own name")
-    chosen = {port: found for port in ports if (found := _named(port, names, ports))}
-    wide = [port for port in ports if port not in chosen and width(ports, port) != 1]
+    chosen = {feed: found for feed in inputs if (found := _named(feed, names, inputs))}
+    wide = [feed for feed in inputs if feed not in chosen and width(inputs, feed) != 1]
     left = [name for name in _left(names, chosen) if name and not name.startswith("__index_level_")]  # of pandas
     if len(wide) == 1 and left:
         chosen[wide[0]] = left
-    for port, found in chosen.items():
-        wanted = width(ports, port)
-        if wanted not in (None, len(found)) and list(found) != [port]:
+    for feed, found in chosen.items():
+        wanted = width(inputs, feed)
+        if wanted not in (None, len(found)) and list(found) != [feed]:
             raise UsageError(
-                f"'{path}': '{port}' is {in_words(ports[port])} and takes {wanted} columns, there "
+                f"'{path}': '{feed}' is {in_words(inputs[feed])} and takes {wanted} columns, there "
                 f"{'is' if len(found) == 1 else 'are'} {len(found)}: {_listed(found)}",
-                f"call them {port}_0 to {port}_{wanted - 1}" if wanted else None,
+                f"call them {feed}_0 to {feed}_{wanted - 1}" if wanted else None,
             )
     return chosen, _left(names, chosen)
 
 
-def width(ports: Ports, port: str) -> int | None:
+def width(inputs: InputTypes, feed: str) -> int | None:
     """How many numbers a sample of an input has; None where that is not known."""
-    sizes = _sizes(ports, port)
+    sizes = _sizes(inputs, feed)
     return None if sizes is None else math.prod(sizes)
 
 
-def shaped(array: np.ndarray, ports: Ports, port: str) -> np.ndarray:
+def shaped(array: np.ndarray, inputs: InputTypes, feed: str) -> np.ndarray:
     """The numbers of each sample, (N, ...), in the shape that the input has, if they are as many."""
-    sizes = _sizes(ports, port)
+    sizes = _sizes(inputs, feed)
     if sizes is None or math.prod(sizes) != math.prod(array.shape[1:]):
         return array
     return array.reshape(len(array), *sizes)
 
 
-def _sizes(ports: Ports, port: str) -> list[int] | None:
-    shape = shape_of(ports[port])
+def _sizes(inputs: InputTypes, feed: str) -> list[int] | None:
+    shape = shape_of(inputs[feed])
     sizes = [size for size in (shape or ())[1:] if isinstance(size, int)]
     return sizes if shape is not None and len(sizes) == max(len(shape) - 1, 0) else None
 
 
-def _named(port: str, names: Sequence[str], ports: Ports) -> list[str]:
-    if port in names:
-        return [port]
-    others = set(names) - set(ports)
-    for form in (f"{port}_{{}}", f"{port}[{{}}]"):
+def _named(feed: str, names: Sequence[str], inputs: InputTypes) -> list[str]:
+    if feed in names:
+        return [feed]
+    others = set(names) - set(inputs)
+    for form in (f"{feed}_{{}}", f"{feed}[{{}}]"):
         found = list(takewhile(others.__contains__, map(form.format, count())))
         if found:
             return found

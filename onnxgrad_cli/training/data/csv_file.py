@@ -16,7 +16,7 @@ import numpy as np
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.training.data.columns import Chosen, choose, shaped
-from onnxgrad_cli.training.data.ports import Ports
+from onnxgrad_cli.training.data.input_types import InputTypes
 from onnxgrad_cli.training.data.reading import Found, reading
 
 LINES = 4096
@@ -29,7 +29,7 @@ Rows = list[tuple[int, list[str]]]
 """The line on which each row ends, and its cells."""
 
 
-def read(path: Path, ports: Ports) -> Found:
+def read(path: Path, inputs: InputTypes) -> Found:
     """The columns of a table in text.
 
     Raises:
@@ -41,17 +41,17 @@ def read(path: Path, ports: Ports) -> Found:
     ):
         reader = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
         header = [name.strip() for name in next(reader, [])]
-        if len(header) == 1 and header[0] not in ports and any(mark in header[0] for mark in ",;|\t"):
+        if len(header) == 1 and header[0] not in inputs and any(mark in header[0] for mark in ",;|\t"):
             raise UsageError(
                 f"'{path}': its first line is one column: {header[0]}",
                 "a .csv file has commas between its columns, and points in numbers; a .tsv file has tabs",
             )
-        chosen, others = choose(path, header, ports)
-        parse = _Parser(path, header, chosen, ports)
+        chosen, others = choose(path, header, inputs)
+        parse = _Parser(path, header, chosen, inputs)
         blocks = [parse(block) for block in _blocks((reader.line_num, row) for row in reader if row)] or [parse([])]
-    arrays = {port: np.concatenate([block[port] for block in blocks]) for port in chosen}
+    arrays = {feed: np.concatenate([block[feed] for block in blocks]) for feed in chosen}
     others = [name or "the column without a name" for name in others]
-    return Found({port: shaped(array, ports, port) for port, array in arrays.items()}, others)
+    return Found({feed: shaped(array, inputs, feed) for feed, array in arrays.items()}, others)
 
 
 def _blocks(rows: Iterable[tuple[int, list[str]]]) -> Iterator[Rows]:
@@ -63,10 +63,10 @@ def _blocks(rows: Iterable[tuple[int, list[str]]]) -> Iterator[Rows]:
 class _Parser:
     """Turns rows into an array (rows, columns) for each input."""
 
-    def __init__(self, path: Path, header: Sequence[str], chosen: Chosen, ports: Ports) -> None:
+    def __init__(self, path: Path, header: Sequence[str], chosen: Chosen, inputs: InputTypes) -> None:
         self.path, self.header = path, header
-        self.places = {port: [header.index(name) for name in names] for port, names in chosen.items()}
-        self.types = {port: np.dtype(np.float64 if is_float(ports[port]) else np.int64) for port in chosen}
+        self.places = {feed: [header.index(name) for name in names] for feed, names in chosen.items()}
+        self.types = {feed: np.dtype(np.float64 if is_float(inputs[feed]) else np.int64) for feed in chosen}
 
     def __call__(self, rows: Rows) -> dict[str, np.ndarray]:
         for line, row in rows:
@@ -75,23 +75,23 @@ class _Parser:
                     f"'{self.path}', line {line}: {len(row)} fields, the first line names {len(self.header)} columns",
                     "quote fields that hold commas",
                 )
-        return {port: self._parse(port, rows) for port in self.places}
+        return {feed: self._parse(feed, rows) for feed in self.places}
 
-    def _parse(self, port: str, rows: Rows) -> np.ndarray:
-        places, dtype = self.places[port], self.types[port]
+    def _parse(self, feed: str, rows: Rows) -> np.ndarray:
+        places, dtype = self.places[feed], self.types[feed]
         cells = np.array([[row[at] for at in places] for _, row in rows], str).reshape(len(rows), len(places))
         try:
             return _numbers(cells, dtype)
         except (ValueError, OverflowError):
-            raise self._bad_cell(port, rows) from None
+            raise self._bad_cell(feed, rows) from None
 
-    def _bad_cell(self, port: str, rows: Rows) -> UsageError:
-        dtype = self.types[port]
-        cells = ((line, at, row[at]) for line, row in rows for at in self.places[port])
+    def _bad_cell(self, feed: str, rows: Rows) -> UsageError:
+        dtype = self.types[feed]
+        cells = ((line, at, row[at]) for line, row in rows for at in self.places[feed])
         line, at, cell = next(found for found in cells if not _is(found[2], dtype))
         what = f"'{cell}' is no {'whole ' * (dtype.kind == 'i')}number" if cell.strip() else "the cell is empty"
         return UsageError(
-            f"'{self.path}', line {line}, column '{self.header[at]}', which '{port}' takes: {what}",
+            f"'{self.path}', line {line}, column '{self.header[at]}', which '{feed}' takes: {what}",
             "correct the cell, or name the columns of each input: NAME, or NAME_0, NAME_1, ...",
         )
 

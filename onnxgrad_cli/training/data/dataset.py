@@ -14,7 +14,7 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import dtype_of
 from onnxgrad_cli.training.data import onnx_test_sets
-from onnxgrad_cli.training.data.ports import Ports, Range
+from onnxgrad_cli.training.data.input_types import InputTypes, Range
 from onnxgrad_cli.training.data.reading import Found
 from onnxgrad_cli.training.data.validate import check
 
@@ -70,7 +70,7 @@ class Data:
 
 def open_data(
     source: str | Path,
-    ports: Ports,
+    inputs: InputTypes,
     ranges: Mapping[str, Range] | None = None,
     *,
     prefix: str = "",
@@ -82,7 +82,7 @@ def open_data(
     Args:
         source: an .npz, .csv, .tsv, .parquet or .safetensors file, a folder of .npy files, or an ONNX test_data_set_N
             or a folder of these.
-        ports: what is fed, with its types; see `ports_of`.
+        inputs: what is fed, with its types; see `input_types_of`.
         ranges: the whole numbers that inputs may hold; see `ranges_of`.
         prefix: what the names in the data have before those of the inputs, such as 'train_'.
         finite: refuse nan and infinity.
@@ -92,17 +92,17 @@ def open_data(
         UsageError: they can't be read, or don't fit; the message names file, input and sample.
     """
     path = Path(source)
-    wanted = {prefix + name: value_type for name, value_type in ports.items()}
+    wanted = {prefix + name: value_type for name, value_type in inputs.items()}
     found = _read(path, wanted)
     checked = check(path, found, wanted, {prefix + name: range_ for name, range_ in (ranges or {}).items()}, finite)
     if found.others:
         tell(f"'{path}' has more than the model is fed, left out: {_listed(found.others)}", 0)
-    dtypes = {name: helper.tensor_dtype_to_np_dtype(dtype_of(value_type)) for name, value_type in ports.items()}
-    arrays = {name: _kept(found.arrays[prefix + name], dtypes[name]) for name in ports}
+    dtypes = {name: helper.tensor_dtype_to_np_dtype(dtype_of(value_type)) for name, value_type in inputs.items()}
+    arrays = {name: _kept(found.arrays[prefix + name], dtypes[name]) for name in inputs}
     return Data(path, arrays, dtypes, checked.size, checked.sizes, checked.batch_size)
 
 
-def _read(path: Path, ports: Ports) -> Found:
+def _read(path: Path, inputs: InputTypes) -> Found:
     if not path.exists():
         raise UsageError(f"no such file or folder: '{path}'")
     if path.is_dir():
@@ -114,7 +114,7 @@ def _read(path: Path, ports: Ports) -> Found:
             "put it in a folder, called as the input" if path.suffix == ".npy" else f"{', '.join(FORMATS)}, or a folder"
         )
         raise UsageError(f"'{path}' is of no format that data are read from", hint)
-    return import_module(f"onnxgrad_cli.training.data.{name}").read(path, ports)
+    return import_module(f"onnxgrad_cli.training.data.{name}").read(path, inputs)
 
 
 def _kept(array: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxgrad_cli.training.data.ports import Ports
+from onnxgrad_cli.training.data.input_types import InputTypes
 from onnxgrad_cli.training.data.reading import Found, reading
 
 
-def read(path: Path, ports: Ports) -> Found:
+def read(path: Path, inputs: InputTypes) -> Found:
     """The arrays of a folder. The slashes in an input's name are folders in it.
 
     Raises:
         UsageError: a file can't be read.
     """
     files = {file.relative_to(path).as_posix().removesuffix(".npy"): file for file in sorted(path.rglob("*.npy"))}
-    arrays = {name: _mapped(file) for name, file in files.items() if name in ports}
-    return Found(arrays, [name for name in files if name not in ports])
+    arrays = {name: _mapped(file) for name, file in files.items() if name in inputs}
+    return Found(arrays, [name for name in files if name not in inputs])
 
 
 def _mapped(file: Path) -> np.ndarray:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxgrad_cli.training.data.ports import Ports
+from onnxgrad_cli.training.data.input_types import InputTypes
 from onnxgrad_cli.training.data.reading import Found, reading
 
 
-def read(path: Path, ports: Ports | None = None) -> Found:
-    """The arrays of an .npz file that are inputs, or without `ports` all of them.
+def read(path: Path, inputs: InputTypes | None = None) -> Found:
+    """The arrays of an .npz file that are inputs, or without `inputs` all of them.
 
     Raises:
         UsageError: it can't be read.
@@ -28,7 +28,7 @@ def read(path: Path, ports: Ports | None = None) -> Found:
     arrays, others = {}, []
     with archive:
         for name in archive.files:
-            if ports is not None and name not in ports:
+            if inputs is not None and name not in inputs:
                 others.append(name)
                 continue
             with reading(path, f"an .npz file with an array '{name}'", hint):

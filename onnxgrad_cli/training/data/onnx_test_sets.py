@@ -14,7 +14,7 @@ from onnx import TensorProto, numpy_helper
 
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import in_words
-from onnxgrad_cli.training.data.ports import Ports
+from onnxgrad_cli.training.data.input_types import InputTypes
 from onnxgrad_cli.training.data.reading import Found, reading
 
 PREFIX = "test_data_set_"
@@ -27,13 +27,13 @@ def folders(path: Path) -> list[Path]:
     return sorted((f for f in path.glob(f"{PREFIX}*") if f.is_dir()), key=lambda f: _number(f.name, PREFIX))
 
 
-def read(path: Path, ports: Ports) -> Found:
+def read(path: Path, inputs: InputTypes) -> Found:
     """The inputs of all sets.
 
     Raises:
         UsageError: a file can't be read, a set lacks what another has, or they differ in more than their batch.
     """
-    sets = [_read_set(folder, ports) for folder in folders(path)]
+    sets = [_read_set(folder, inputs) for folder in folders(path)]
     arrays: dict[str, np.ndarray] = {}
     for name in dict.fromkeys(name for each in sets for name in each):
         if not all(name in each for each in sets):
@@ -52,17 +52,19 @@ def read(path: Path, ports: Ports) -> Found:
     return Found(arrays, [])
 
 
-def _read_set(folder: Path, ports: Ports) -> dict[str, np.ndarray]:
+def _read_set(folder: Path, inputs: InputTypes) -> dict[str, np.ndarray]:
     files = sorted(folder.glob("input_*.pb"), key=lambda file: _number(file.stem, "input_"))
     if not files:
         raise UsageError(f"'{folder}' holds no file input_0.pb", "a set has one file for each input")
     tensors = [_tensor(file) for file in files]
     names = [tensor.name for tensor in tensors]
-    if len(set(names)) < len(names) or not set(names) <= set(ports):
-        if len(files) > len(ports):
-            wanted = ", ".join(f"{name} {in_words(value_type)}" for name, value_type in ports.items())
-            raise UsageError(f"'{folder}' has {len(files)} inputs, {len(ports)} are fed: {wanted}", "remove the others")
-        names = list(ports)[: len(files)]
+    if len(set(names)) < len(names) or not set(names) <= set(inputs):
+        if len(files) > len(inputs):
+            wanted = ", ".join(f"{name} {in_words(value_type)}" for name, value_type in inputs.items())
+            raise UsageError(
+                f"'{folder}' has {len(files)} inputs, {len(inputs)} are fed: {wanted}", "remove the others"
+            )
+        names = list(inputs)[: len(files)]
     return {name: numpy_helper.to_array(tensor) for name, tensor in zip(names, tensors, strict=True)}
 
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.training.data.columns import choose, shaped
-from onnxgrad_cli.training.data.ports import Ports
+from onnxgrad_cli.training.data.input_types import InputTypes
 from onnxgrad_cli.training.data.reading import Found, library, reading
 
 
-def read(path: Path, ports: Ports) -> Found:
+def read(path: Path, inputs: InputTypes) -> Found:
     """The columns of a Parquet file.
 
     Raises:
@@ -26,12 +26,12 @@ def read(path: Path, ports: Ports) -> Found:
     files = library("pyarrow.parquet", "parquet", path)
     with reading(path, "a Parquet file", "write it again", arrow.ArrowException):
         file = files.ParquetFile(path)
-        chosen, others = choose(path, file.schema_arrow.names, ports)
+        chosen, others = choose(path, file.schema_arrow.names, inputs)
         table = file.read(columns=[name for names in chosen.values() for name in names])
     arrays = {}
-    for port, names in chosen.items():
+    for feed, names in chosen.items():
         columns = [_array(path, name, table.column(name).combine_chunks()) for name in names]
-        arrays[port] = shaped(columns[0] if len(columns) == 1 else np.stack(columns, 1), ports, port)
+        arrays[feed] = shaped(columns[0] if len(columns) == 1 else np.stack(columns, 1), inputs, feed)
     return Found(arrays, others)
 
 

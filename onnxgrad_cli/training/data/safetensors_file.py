@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from onnxgrad_cli.training.data.ports import Ports
+from onnxgrad_cli.training.data.input_types import InputTypes
 from onnxgrad_cli.training.data.reading import Found, library, reading
 
 
-def read(path: Path, ports: Ports) -> Found:
+def read(path: Path, inputs: InputTypes) -> Found:
     """The arrays of a safetensors file.
 
     Raises:
@@ -21,4 +21,4 @@ def read(path: Path, ports: Ports) -> Found:
         safetensors.safe_open(path, framework="numpy") as file,
     ):
         names = list(file.keys())
-        return Found({n: file.get_tensor(n) for n in names if n in ports}, [n for n in names if n not in ports])
+        return Found({n: file.get_tensor(n) for n in names if n in inputs}, [n for n in names if n not in inputs])

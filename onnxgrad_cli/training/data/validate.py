@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.ir.types import FLOATS, UNNAMED, dtype_of, in_words, is_float, shape_of
-from onnxgrad_cli.training.data.ports import Ports, Range
+from onnxgrad_cli.training.data.input_types import InputTypes, Range
 from onnxgrad_cli.training.data.reading import Found
 
 WHOLE = frozenset({
@@ -37,7 +37,7 @@ class Checked:
     batch_size: int | None
 
 
-def check_ports(ports: Ports) -> int | None:
+def check_inputs(inputs: InputTypes) -> int | None:
     """Make sure that inputs can be fed sample by sample.
 
     Returns:
@@ -47,7 +47,7 @@ def check_ports(ports: Ports) -> int | None:
         UsageError: an input is of a type that data can't have, or its first axis is not the sample.
     """
     leading: dict[int | str, str] = {}
-    for name, value_type in ports.items():
+    for name, value_type in inputs.items():
         if dtype_of(value_type) not in FLOATS | WHOLE:
             kind = in_words(value_type) or "of an unknown type"
             raise UsageError(f"input '{name}' is {kind}, which data can't be read as", "fold it into the model first")
@@ -58,7 +58,7 @@ def check_ports(ports: Ports) -> int | None:
     if len(fixed) > 1:
         said = " and ".join(f"{size} in '{name}'" for size, name in list(fixed.items())[:2])
         raise UsageError(f"the first axis of an input is its batch, and it is {said}", "make it one size with `shapes`")
-    for name, value_type in ports.items():
+    for name, value_type in inputs.items():
         shape = shape_of(value_type) or ()
         for axis, dim in enumerate(shape):
             if axis and dim in leading and isinstance(dim, str) and dim != "?":
@@ -69,41 +69,41 @@ def check_ports(ports: Ports) -> int | None:
     return next(iter(fixed), None)
 
 
-def check(source: Path, found: Found, ports: Ports, ranges: Mapping[str, Range], finite: bool) -> Checked:
+def check(source: Path, found: Found, inputs: InputTypes, ranges: Mapping[str, Range], finite: bool) -> Checked:
     """Make sure that data can be fed.
 
     Args:
         source: the file or folder, for messages.
         found: what was read.
-        ports, ranges: what is fed, and the whole numbers it may hold.
+        inputs, ranges: what is fed, and the whole numbers it may hold.
         finite: whether nan and infinity are refused.
 
     Raises:
         UsageError: they can't; the message names the file, the input and the first sample at fault.
     """
-    batch_size = check_ports(ports)
-    _check_names(source, found, ports)
+    batch_size = check_inputs(inputs)
+    _check_names(source, found, inputs)
     sizes: dict[str, tuple[int, str]] = {}
-    for name, value_type in ports.items():
-        _check_type(source, name, found.arrays[name], ports)
+    for name, value_type in inputs.items():
+        _check_type(source, name, found.arrays[name], inputs)
         _check_shape(source, name, found.arrays[name], shape_of(value_type), sizes)
     size = _count(source, found.arrays)
-    for name in ports:
-        dtype = helper.tensor_dtype_to_np_dtype(dtype_of(ports[name]))
+    for name in inputs:
+        dtype = helper.tensor_dtype_to_np_dtype(dtype_of(inputs[name]))
         _check_numbers(source, name, found.arrays[name], dtype, ranges.get(name), finite)
     return Checked(size, {symbol: size for symbol, (size, _) in sizes.items()}, batch_size)
 
 
-def _check_names(source: Path, found: Found, ports: Ports) -> None:
-    missing = [name for name in ports if name not in found.arrays]
+def _check_names(source: Path, found: Found, inputs: InputTypes) -> None:
+    missing = [name for name in inputs if name not in found.arrays]
     if missing:
-        wanted = ", ".join(f"'{name}' ({in_words(ports[name])})" for name in missing)
+        wanted = ", ".join(f"'{name}' ({in_words(inputs[name])})" for name in missing)
         hint = suggest(missing[0], found.others, "names there") if found.others else "nothing else is there"
-        raise UsageError(f"'{source}' has no {wanted}", f"{hint}; the model is fed {', '.join(ports)}")
+        raise UsageError(f"'{source}' has no {wanted}", f"{hint}; the model is fed {', '.join(inputs)}")
 
 
-def _check_type(source: Path, name: str, array: np.ndarray, ports: Ports) -> None:
-    whole, wanted = array.dtype.kind in "biu", ports[name]
+def _check_type(source: Path, name: str, array: np.ndarray, inputs: InputTypes) -> None:
+    whole, wanted = array.dtype.kind in "biu", inputs[name]
     if whole or (is_float(wanted) and _is_float(array.dtype)):
         return
     held, hint = str(array.dtype), "save numbers"

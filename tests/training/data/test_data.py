@@ -24,7 +24,7 @@ from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import LOSS, describe
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.training.data import Batches, Data, Range, open_data, ports_of, ranges_of
+from onnxgrad_cli.training.data import Batches, Data, Range, input_types_of, open_data, ranges_of
 from onnxgrad_cli.verification.feeds import DescribedModel, random_feeds
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -124,9 +124,9 @@ def test_what_was_written_comes_back(tmp_path: Path, write: Writer) -> None:
 
 @pytest.mark.parametrize("write", WRITERS)
 def test_images_and_columns_of_one_number(tmp_path: Path, write: Writer) -> None:
-    ports = {"image": tensor_type(FLOAT, ["n", 2, 3, 4]), "target": tensor_type(FLOAT, ["n", 1])}
+    inputs = {"image": tensor_type(FLOAT, ["n", 2, 3, 4]), "target": tensor_type(FLOAT, ["n", 1])}
     image, target = random.normal(size=(N, 2, 3, 4)), random.normal(size=(N, 1))
-    batch = open_data(write(tmp_path, {"image": image, "target": target}), ports).batch(np.arange(N))
+    batch = open_data(write(tmp_path, {"image": image, "target": target}), inputs).batch(np.arange(N))
     np.testing.assert_array_equal(batch["image"], image.astype(np.float32))
     np.testing.assert_array_equal(batch["target"], target.astype(np.float32))
 
@@ -144,18 +144,18 @@ def test_what_is_left_is_the_input_that_has_no_columns(tmp_path: Path, write: Wr
 
 @pytest.mark.parametrize("write", TABLES)
 def test_columns_in_brackets_and_of_unknown_number(tmp_path: Path, write: Writer) -> None:
-    ports = {"x": tensor_type(FLOAT, ["batch", "features"]), "y": PORTS["y"]}
+    inputs = {"x": tensor_type(FLOAT, ["batch", "features"]), "y": PORTS["y"]}
     told: list[str] = []
     columns = {"x[1]": X[:, 1], "id": Y, "x[0]": X[:, 0], "y": Y}
-    data = open_data(write(tmp_path, columns), ports, tell=lambda text, level: told.append(text))
+    data = open_data(write(tmp_path, columns), inputs, tell=lambda text, level: told.append(text))
     np.testing.assert_array_equal(data.batch(np.arange(N))["x"], X[:, :2].astype(np.float32))
     assert data.sizes == {"features": 2}
     assert "left out: id" in told[0]
 
 
 def test_a_column_called_as_an_input_is_no_part_of_another(tmp_path: Path) -> None:
-    ports = {"x": tensor_type(FLOAT, ["n", "k"]), "x_2": tensor_type(FLOAT, ["n"])}
-    batch = open_data(to_csv(tmp_path, {"x": X[:, :2], "x_2": X[:, 2]}), ports).batch(np.arange(N))
+    inputs = {"x": tensor_type(FLOAT, ["n", "k"]), "x_2": tensor_type(FLOAT, ["n"])}
+    batch = open_data(to_csv(tmp_path, {"x": X[:, :2], "x_2": X[:, 2]}), inputs).batch(np.arange(N))
     np.testing.assert_array_equal(batch["x"], X[:, :2].astype(np.float32))
 
 
@@ -221,10 +221,10 @@ def test_headers_that_can_not_be_right(tmp_path: Path) -> None:
 
 def test_text_as_pandas_writes_it(tmp_path: Path) -> None:
     """Truth values as words, whole numbers with a point, and the numbers of the rows in a column without a name."""
-    ports = {**PORTS, "x": tensor_type(FLOAT, ["batch", "features"]), "mask": tensor_type(TensorProto.BOOL, ["batch"])}
+    inputs = {**PORTS, "x": tensor_type(FLOAT, ["batch", "features"]), "mask": tensor_type(TensorProto.BOOL, ["batch"])}
     file, told = tmp_path / "PANDAS.CSV", []
     file.write_text(",a,b,mask,y\n0,1.0,True,True,9007199254740993.0\n1,2.5,False,false,-3.\n")
-    batch = open_data(file, ports, tell=lambda text, level: told.append(text)).batch(np.arange(2))
+    batch = open_data(file, inputs, tell=lambda text, level: told.append(text)).batch(np.arange(2))
     np.testing.assert_array_equal(batch["x"], [[1, 1], [2.5, 0]])
     np.testing.assert_array_equal(batch["mask"], [True, False])
     np.testing.assert_array_equal(batch["y"], [2**53 + 1, -3])
@@ -243,8 +243,8 @@ def test_the_index_of_pandas_in_parquet_is_no_feature(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     table = arrow.table({"a": X[:, 0], "b": X[:, 1], "y": Y, "__index_level_0__": Y})
     pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "a.parquet")
-    ports = {**PORTS, "x": tensor_type(FLOAT, ["batch", "features"])}
-    assert open_data(tmp_path / "a.parquet", ports).sizes == {"features": 2}
+    inputs = {**PORTS, "x": tensor_type(FLOAT, ["batch", "features"])}
+    assert open_data(tmp_path / "a.parquet", inputs).sizes == {"features": 2}
 
 
 def test_parquet_without_values_and_with_uneven_lists(tmp_path: Path) -> None:
@@ -318,8 +318,8 @@ def test_sets_that_differ(tmp_path: Path) -> None:
 
 
 def test_inputs_called_as_paths(tmp_path: Path) -> None:
-    ports = {"encoder/x:0": PORTS["x"], "y": PORTS["y"]}
-    assert open_data(to_folder(tmp_path, {"encoder/x:0": X, "y": Y}), ports).size == N
+    inputs = {"encoder/x:0": PORTS["x"], "y": PORTS["y"]}
+    assert open_data(to_folder(tmp_path, {"encoder/x:0": X, "y": Y}), inputs).size == N
 
 
 # -- what is checked ------------------------------------------------------------------------------------
@@ -382,16 +382,16 @@ def test_what_is_ignored_is_no_class_at_fault(tmp_path: Path) -> None:
 
 
 def test_symbols_are_one_size_everywhere(tmp_path: Path) -> None:
-    ports = {"ids": tensor_type(INT64, ["batch", "seq"]), "mask": tensor_type(FLOAT, ["n", "seq"])}
+    inputs = {"ids": tensor_type(INT64, ["batch", "seq"]), "mask": tensor_type(FLOAT, ["n", "seq"])}
     ids = np.zeros((6, 8), int)
-    data = open_data(to_npz(tmp_path, {"ids": ids, "mask": np.ones((6, 8))}), ports)
+    data = open_data(to_npz(tmp_path, {"ids": ids, "mask": np.ones((6, 8))}), inputs)
     assert data.sizes == {"seq": 8}
     with pytest.raises(UsageError, match=r"'mask' has shape \[6, 9\], .*'seq' is 8 in 'ids'"):
-        open_data(to_npz(tmp_path, {"ids": ids, "mask": np.ones((6, 9))}), ports)
+        open_data(to_npz(tmp_path, {"ids": ids, "mask": np.ones((6, 9))}), inputs)
 
 
 @pytest.mark.parametrize(
-    "ports, said",
+    "inputs, said",
     [
         ({"x": tensor_type(FLOAT, ["time", "batch", 3]), "y": PORTS["y"]}, "'batch' is not its first axis"),
         ({"x": tensor_type(FLOAT, [8, 3]), "h": tensor_type(FLOAT, [1, 3])}, "8 in 'x' and 1 in 'h'"),
@@ -399,9 +399,9 @@ def test_symbols_are_one_size_everywhere(tmp_path: Path) -> None:
         ({"x": onnx.helper.make_sequence_type_proto(PORTS["x"])}, "sequence of float"),
     ],
 )
-def test_inputs_that_can_not_be_cut_into_samples(tmp_path: Path, ports: dict[str, TypeProto], said: str) -> None:
+def test_inputs_that_can_not_be_cut_into_samples(tmp_path: Path, inputs: dict[str, TypeProto], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        open_data(to_npz(tmp_path, dict.fromkeys(ports, X)), ports)
+        open_data(to_npz(tmp_path, dict.fromkeys(inputs, X)), inputs)
 
 
 @pytest.mark.parametrize(
@@ -423,12 +423,12 @@ def test_inputs_that_can_not_be_cut_into_samples(tmp_path: Path, ports: dict[str
 )
 def test_types_that_fit(tmp_path: Path, held: Any, wanted: int, fits: bool) -> None:
     path = to_folder(tmp_path, {"x": np.array([0, 1, 1, 0]).astype(held)})
-    ports = {"x": tensor_type(wanted, ["n"])}
+    inputs = {"x": tensor_type(wanted, ["n"])}
     if not fits:
         with pytest.raises(UsageError, match="'x' holds"):
-            open_data(path, ports)
+            open_data(path, inputs)
         return
-    batch = open_data(path, ports).batch(np.array([1, 0]))
+    batch = open_data(path, inputs).batch(np.array([1, 0]))
     assert batch["x"].dtype == onnx.helper.tensor_dtype_to_np_dtype(wanted) and batch["x"].dtype.isnative
     np.testing.assert_array_equal(batch["x"].astype(float), [1, 0])
 
@@ -461,11 +461,11 @@ def test_layouts_that_are_not_plain(tmp_path: Path) -> None:
 
 
 def test_a_number_for_all_samples(tmp_path: Path) -> None:
-    ports = {**PORTS, "temperature": tensor_type(FLOAT, [])}
-    data = open_data(to_npz(tmp_path, {"x": X, "y": Y, "temperature": np.array(2.0)}), ports)
+    inputs = {**PORTS, "temperature": tensor_type(FLOAT, [])}
+    data = open_data(to_npz(tmp_path, {"x": X, "y": Y, "temperature": np.array(2.0)}), inputs)
     assert data.batch(np.arange(3))["temperature"].shape == ()
     with pytest.raises(UsageError, match=r"'temperature' has shape \[1\]"):
-        open_data(to_npz(tmp_path, {"x": X, "y": Y, "temperature": np.ones(1)}), ports)
+        open_data(to_npz(tmp_path, {"x": X, "y": Y, "temperature": np.ones(1)}), inputs)
 
 
 @pytest.mark.parametrize(
@@ -509,9 +509,9 @@ def test_broken_and_pickled_arrays(tmp_path: Path) -> None:
 
 
 def test_names_with_something_before_them() -> None:
-    ports = {"x": tensor_type(FLOAT, ["batch", 1, 8, 8]), "y": PORTS["y"]}
+    inputs = {"x": tensor_type(FLOAT, ["batch", 1, 8, 8]), "y": PORTS["y"]}
     told: list[str] = []
-    data = open_data(SAMPLES / "digits.npz", ports, prefix="test_", tell=lambda text, level: told.append(text))
+    data = open_data(SAMPLES / "digits.npz", inputs, prefix="test_", tell=lambda text, level: told.append(text))
     with np.load(SAMPLES / "digits.npz") as arrays:
         np.testing.assert_array_equal(data.batch(np.arange(5))["x"], arrays["test_x"][:5])
     assert "train_x, train_y" in told[0]
@@ -537,7 +537,7 @@ def words(**options: Any) -> onnx.ModelProto:
 
 def test_the_model_says_what_it_is_fed_and_what_may_be_in_it() -> None:
     model = words(optimizer="sgd", sample_weight="share")
-    assert list(ports_of(model)) == ["ids", "y", "share"]
+    assert list(input_types_of(model)) == ["ids", "y", "share"]
     ranges = ranges_of(model)
     assert (ranges["ids"].low, ranges["ids"].high) == (-11, 10)
     assert (ranges["y"].low, ranges["y"].high, ranges["y"].besides) == (0, 3, {-100})
@@ -567,7 +567,7 @@ def test_the_ranges_are_told(tmp_path: Path) -> None:
     for ids, label, said in ((11, 0, "'ids' is 11 .*a table of 11 rows"), (10, 4, "'y' is 4 .*there are 4 classes")):
         path = to_npz(tmp_path, {"ids": np.full((5, 2), ids), "y": np.full(5, label)})
         with pytest.raises(UsageError, match=said):
-            open_data(path, ports_of(model), ranges_of(model))
+            open_data(path, input_types_of(model), ranges_of(model))
 
 
 def test_ranges_meet() -> None:
@@ -600,8 +600,8 @@ def test_a_folder_may_be_larger_than_memory(tmp_path: Path) -> None:
         except MemoryError:
             refused = True
         tracemalloc.start()
-        ports = {{"x": tensor_type(1, ["batch", {width}]), "y": tensor_type(7, ["batch"])}}
-        data = open_data({str(tmp_path)!r}, ports, {{"y": Range(0, 1)}})
+        inputs = {{"x": tensor_type(1, ["batch", {width}]), "y": tensor_type(7, ["batch"])}}
+        data = open_data({str(tmp_path)!r}, inputs, {{"y": Range(0, 1)}})
         for part, _ in zip(Batches(data, 32), range(5)):
             data.batch(part.indices)
         batch = data.batch(np.array([7, {samples} - 1]))
@@ -691,8 +691,8 @@ def test_a_place_holds_for_any_number_of_ranks() -> None:
 
 
 def test_a_model_with_a_fixed_batch(tmp_path: Path) -> None:
-    ports = {"x": tensor_type(FLOAT, [8, 3]), "y": tensor_type(INT64, ["batch"])}
-    data = open_data(to_npz(tmp_path, {"x": X, "y": Y}), ports)
+    inputs = {"x": tensor_type(FLOAT, [8, 3]), "y": tensor_type(INT64, ["batch"])}
+    data = open_data(to_npz(tmp_path, {"x": X, "y": Y}), inputs)
     assert data.batch_size == 8
     told: list[str] = []
     batches = Batches(data, 8, tell=lambda text, level: told.append(text))

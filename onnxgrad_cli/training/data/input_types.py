@@ -17,8 +17,9 @@ from onnxgrad_cli.losses import LOSSES
 from onnxgrad_cli.metadata import Roles, Term, describe
 from onnxgrad_cli.verification.feeds import index_limits
 
-Ports = Mapping[str, TypeProto]
-"""What is fed: name -> type. The first axis is the sample; what has no axis is the same for all samples."""
+InputTypes = Mapping[str, TypeProto]
+"""The inputs that a step is fed: name -> type. The first axis is the sample; an input without axes is the same for all
+samples."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Range:
         return Range(low, high, besides, " and ".join(filter(None, (self.why, other.why))))
 
 
-def ports_of(model: ModelProto) -> dict[str, TypeProto]:
+def input_types_of(model: ModelProto) -> dict[str, TypeProto]:
     """What a training model is fed besides the learning rate: its inputs, labels and sample weights, with their types.
 
     Raises:
@@ -66,18 +67,18 @@ def ranges_of(model: ModelProto) -> dict[str, Range]:
     Raises:
         UsageError: it is no training model.
     """
-    roles, ports = describe(model), ports_of(model)
+    roles, inputs = describe(model), input_types_of(model)
     found: dict[str, Range] = {}
     for name, rows in index_limits(model, {}).items():
-        if name in ports:
+        if name in inputs:
             found[name] = Range(-rows, rows - 1, why=f"it indexes a table of {rows} rows")
-    for label, classes in _classes(roles, ports):
+    for label, classes in _classes(roles, inputs):
         found[label] = found[label] & classes if label in found else classes
     return found
 
 
-def _classes(roles: Roles, ports: Ports) -> list[tuple[str, Range]]:
-    numbered = [term for term in roles.losses if term.label in ports and not is_float(ports[term.label])]
+def _classes(roles: Roles, inputs: InputTypes) -> list[tuple[str, Range]]:
+    numbered = [term for term in roles.losses if term.label in inputs and not is_float(inputs[term.label])]
     return [(term.label, found) for term in numbered if (found := _range_of(term))]
 
 
