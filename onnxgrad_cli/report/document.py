@@ -1,158 +1,25 @@
-"""The report as a document: headings, sentences, tables and listings, in the words that every format shares.
-
-A format only decides how these few blocks look; what is said, and in which order, is decided here.
-"""
+"""The report as a document, section by section: what is said, and in which order, in every format."""
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-from onnxgrad_cli.ir.types import Shape
-from onnxgrad_cli.record import Recomputed, Targeted
-from onnxgrad_cli.report.model import GOOD, KINDS, Report
+from onnxgrad_cli.cost import Cost
+from onnxgrad_cli.report.blocks import Block, Bullets, Inline, Listing, Name, Page, Paragraph, Section, Table
+from onnxgrad_cli.report.glance import (
+    adapters_in_words,
+    glance,
+    has_backward,
+    losses_in_words,
+    recomputed_in_words,
+    sizes_in_words,
+)
+from onnxgrad_cli.report.model import GOOD, KINDS, Operator, Report
+from onnxgrad_cli.report.words import names, number, percent, pieces, quoted, scaled, seconds, several, shape
 
 MOST = 300
 """Rows of a table in a format for people; the JSON report has all."""
-
-
-class Name(str):
-    """A word of the user's (a tensor, a file, a command), to be shown as it is."""
-
-
-Inline = str | tuple[str, ...]
-"""A run of text: plain words and `Name`s."""
-
-
-@dataclass(frozen=True)
-class Paragraph:
-    """One or several sentences."""
-
-    text: Inline
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows under a head; columns in `right` hold numbers and stand flush right."""
-
-    head: tuple[str, ...]
-    rows: list[tuple[Inline, ...]]
-    right: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True)
-class Bullets:
-    """A list of short texts."""
-
-    items: list[Inline]
-
-
-@dataclass(frozen=True)
-class Listing:
-    """Something to type or to run, in `language`."""
-
-    language: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Picture:
-    """An `svg` element that also stands in `file`, beside the document; `words` say what it shows."""
-
-    svg: str
-    file: str
-    words: str
-
-
-Block = Paragraph | Table | Bullets | Listing | Picture
-
-
-@dataclass(frozen=True)
-class Section:
-    """A heading and what stands under it."""
-
-    title: str
-    blocks: list[Block]
-
-
-@dataclass(frozen=True)
-class Page:
-    """A whole document; `tone` is 'good', 'warn' or 'bad'."""
-
-    title: Inline
-    verdict: Inline
-    tone: str
-    glance: list[tuple[str, Inline]]
-    sections: list[Section]
-
-
-# -- words ----------------------------------------------------------------------------------------------------------
-
-
-def pieces(text: Inline) -> tuple[str, ...]:
-    """The words and names of a run of text."""
-    return text if isinstance(text, tuple) else (text,)
-
-
-def visible(text: str) -> str:
-    """The text on one line: line breaks and control characters as escapes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def plain(text: Inline) -> str:
-    """A run of text as one line of plain text."""
-    return visible("".join(pieces(text)))
-
-
-def quoted(text: str) -> Inline:
-    """A message whose quoted 'names' become names."""
-    return tuple(Name(p) if i % 2 else p for i, p in enumerate(re.split(r"(?<!\w)'([^']+)'(?!\w)", text)) if p)
-
-
-def names(items: Sequence[str], most: int = 5) -> Inline:
-    """A list of names: the first `most`, and how many more there are."""
-    found: list[str] = []
-    for item in items[:most]:
-        found += [", ", Name(item)] if found else [Name(item)]
-    return (*found, f" and {len(items) - most:,} more") if len(items) > most else tuple(found)
-
-
-def number(value: int) -> str:
-    """A count with thousands separators."""
-    return f"{value:,}"
-
-
-def several(count: int, noun: str) -> str:
-    """A count and its noun: '1 node', '2 nodes'."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def scaled(value: float, unit: str) -> str:
-    """A quantity in the prefix that suits it: '1.23 GFLOP', '45.6 kB'."""
-    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= factor * 0.9995:
-            return f"{value / factor:#.3g}".rstrip(".") + f" {prefix}{unit}"
-    return f"{value:,.0f} {unit}"
-
-
-def seconds(value: float) -> str:
-    """A duration: '12.3 ms', '4.56 s'."""
-    return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.2f} s"
-
-
-def percent(share: float) -> str:
-    """A share: '12.3 %'."""
-    return "< 0.1 %" if 0 < share < 0.0005 else f"{share:.1%}".replace("%", " %")
-
-
-def shape(dims: Shape | None) -> str:
-    """A shape: 'batch × 3 × 224 × 224'."""
-    return "any rank" if dims is None else " × ".join(map(str, dims)) or "scalar"
-
-
-# -- the document -----------------------------------------------------------------------------------------------------
 
 
 def page(report: Report) -> Page:
@@ -166,77 +33,6 @@ def title(report: Report) -> Inline:
     kind = "Training model" if report.status in ("built", "check failed") else "Report"
     source = report.asked.model.replace("\\", "/").rsplit("/", 1)[-1]
     return (f"{kind} of ", Name(source)) if source else kind
-
-
-def glance(report: Report) -> list[tuple[str, Inline]]:
-    """The report in a few lines: what it is about -> the essence."""
-    found: list[tuple[str, Inline]] = []
-    if report.asked.losses:
-        found.append(("loss", _losses(report)))
-    if report.asked.optimizer:
-        found.append(("optimizer", Name(report.asked.optimizer)))
-    if report.weights:
-        count = sum(weight.count for weight in report.weights)
-        text = f"{several(len(report.weights), 'tensor')}, {several(count, 'number')}"
-        text += f" ({scaled(report.cost.weight_bytes, 'B')})" if report.cost else ""
-        text += f"; {several(len(report.not_trained), 'float tensor')} not trained" if report.not_trained else ""
-        found.append(("trained", text))
-    if report.adapters:
-        found.append(("adapters", _adapted(report)))
-    if report.cost and report.passes:
-        counts = report.cost.nodes if _ran(report) or report.compact else {"model": report.cost.nodes["model"]}
-        found.append(("nodes", " + ".join(f"{n:,} {part}" for part, n in counts.items() if n)))
-    if report.compact:
-        found.append(("backward", ("one Gradient node, which ", Name("onnxgrad expand"), " writes out for runtimes")))
-    if report.cost and _ran(report):
-        forward, backward, kept = report.cost.flops_forward, report.cost.flops_backward, report.cost.kept_bytes
-        text = f"{scaled(forward, 'FLOP')} forward, {scaled(backward, 'FLOP')} backward, {scaled(kept, 'B')} kept"
-        found.append(("cost", text + (f", with {sizes}" if (sizes := _sizes(report)) else "")))
-    if report.recomputed:
-        found.append(("recomputed", _recomputed(report.recomputed)))
-    if report.targeted:
-        found.append(("target", _targeted(report.targeted)))
-    if report.tuned:
-        found.append(("lowerings", f"{len(report.tuned.measured):,} of {report.tuned.choices:,} chosen as measured"))
-    if report.cautions:
-        counted = {kind: sum(c.kind == kind for c in report.cautions) for kind in KINDS}
-        found.append(("cautions", ", ".join(several(n, kind) for kind, n in counted.items() if n)))
-    if report.proof:
-        done = [step for step in report.proof.steps if step.status == "passed"]
-        total = sum(step.seconds for step in report.proof.steps)
-        text = f"{report.proof.status}: {len(done)} of {several(len(report.proof.steps), 'check')} in {seconds(total)}"
-        found.append(("proof", text if report.proof.steps else f"{report.proof.status}: {report.proof.reason}"))
-    return found
-
-
-def _recomputed(done: Recomputed) -> str:
-    return (
-        f"{several(done.nodes, 'node')}: {scaled(done.kept, 'B')} kept instead of {scaled(done.kept_before, 'B')}, "
-        f"for {scaled(done.flops, 'FLOP')}"
-    )
-
-
-def _targeted(done: Targeted) -> str:
-    listed = ", ".join(f"{op} ({count:,})" for op, count in done.operators.items())
-    return f"{done.name}: " + (f"{several(done.nodes, 'node')} by {listed}" if listed else "no operators of its own")
-
-
-def _ran(report: Report) -> bool:
-    """Whether there is a backward part."""
-    return "backward" in [step.name for step in report.passes]
-
-
-def _losses(report: Report) -> Inline:
-    found: tuple[str, ...] = ()
-    for loss in report.asked.losses:
-        found += (*((" + ",) if found else ()), *pieces(quoted(loss)))
-    return found
-
-
-def _sizes(report: Report) -> str:
-    assert report.cost is not None
-    given = [f"{symbol} = {size:,}" for symbol, size in report.cost.sizes.items()]
-    return ", ".join([*given, *(f"{symbol} = 1" for symbol in report.cost.assumed)])
 
 
 def sections(report: Report) -> Iterator[Section]:
@@ -269,7 +65,7 @@ def _asked(report: Report) -> Section:
     asked = report.asked
     rows: list[tuple[Inline, ...]] = [("model", Name(asked.model))] if asked.model else []
     rows += [("operator set", f"opset {asked.opset}")] if asked.opset else []
-    rows += [("loss", _losses(report))] if asked.losses else []
+    rows += [("loss", losses_in_words(report))] if asked.losses else []
     rows += [(Name(option), Name(value)) for option, value in asked.options.items()]
     blocks: list[Block] = [Listing("sh", asked.command)] if asked.command else []
     blocks += [Table(("", "asked for"), rows)] if rows else []
@@ -303,19 +99,9 @@ def _adapters(report: Report) -> Section:
         (Name(a.weight), shapes[a.weight], Name(a.a), shapes[a.a], Name(a.b), shapes[a.b]) for a in report.adapters
     ]
     scale = report.adapters[0].scale
-    text = f"{_adapted(report)}. What the factors multiply to is added to the weight {scale:g} times."
+    text = f"{adapters_in_words(report)}. What the factors multiply to is added to the weight {scale:g} times."
     head = ("frozen weight", "shape", "A", "shape", "B", "shape")
     return Section("Adapters", [Paragraph(text), Table(head, _short(rows, 6))])
-
-
-def _adapted(report: Report) -> str:
-    """How many adapters there are, and what they save."""
-    factors = {name for adapter in report.adapters for name in (adapter.a, adapter.b)}
-    adapted = {adapter.weight for adapter in report.adapters}
-    count = sum(weight.count for weight in report.weights if weight.name in factors)
-    whole = sum(tensor.count for tensor in report.not_trained if tensor.name in adapted)
-    text = f"{len(adapted):,} of rank {report.adapters[0].rank}: {several(count, 'number')} instead of {number(whole)}"
-    return text + f" ({percent(count / whole)})"
 
 
 def _short(rows: list[tuple[Inline, ...]], columns: int) -> list[tuple[Inline, ...]]:
@@ -403,19 +189,12 @@ def _operators(report: Report) -> Section:
     if not report.operators:
         return Section("Operators", [])
     refused = {refusal.op_type for refusal in report.refusals}
-    rows: list[tuple[Inline, ...]] = []
     parts = ["model", "loss", "backward"]
     parts += ["optimizer"] if any(row.optimizer for row in report.operators) else []
+    rows: list[tuple[Inline, ...]] = []
     for row in report.operators:
-        rule: Inline = _DERIVATIVES.get(row.derivative, "")
-        if row.op in refused:
-            rule = "refused, see above"
-        elif row.rules:
-            own = "onnxgrad_cli.autodiff.rules."
-            rule = names([source.removeprefix(own) for source in row.rules])
-            inside = row.model + row.loss
-            rule = (*pieces(rule), f" ({row.differentiated:,} of {inside:,})") if row.differentiated != inside else rule
-        rows.append((Name(row.op), *(number(getattr(row, part)) if getattr(row, part) else "" for part in parts), rule))
+        counts = [number(getattr(row, part)) if getattr(row, part) else "" for part in parts]
+        rows.append((Name(row.op), *counts, "refused, see above" if row.op in refused else _derivative(row)))
     totals = [sum(getattr(row, part) for row in report.operators) for part in parts]
     rows.append(("all of them", *map(number, totals), ""))
     text = (
@@ -424,6 +203,15 @@ def _operators(report: Report) -> Section:
     )
     head = ("operator", *parts, "derivative by")
     return Section("Operators", [Paragraph(text), Table(head, rows, frozenset(range(1, len(parts) + 1)))])
+
+
+def _derivative(row: Operator) -> Inline:
+    """The rules of an operator, and how many of its nodes they were applied to where these are not all."""
+    if not row.rules:
+        return _DERIVATIVES.get(row.derivative, "")
+    rules = names([source.removeprefix("onnxgrad_cli.autodiff.rules.") for source in row.rules])
+    inside = row.model + row.loss
+    return (*pieces(rules), f" ({row.differentiated:,} of {inside:,})") if row.differentiated != inside else rules
 
 
 def _cautions(report: Report) -> Section:
@@ -443,15 +231,22 @@ def _cautions(report: Report) -> Section:
 
 def _cost(report: Report) -> Section:
     cost = report.cost
-    if cost is None or not _ran(report):
+    if cost is None or not has_backward(report):
         return Section("Cost", [])
     nodes = cost.nodes
     rows: list[tuple[Inline, ...]] = [
         ("nodes", number(nodes["model"] + nodes["loss"]), number(nodes["backward"])),
         ("floating-point operations", number(cost.flops_forward), number(cost.flops_backward)),
     ]
-    text = "One run of the training model"
-    text += f", counted with {_sizes(report)}." if cost.sizes or cost.assumed else "."
+    table = Table(("", "forward", "backward"), rows, frozenset({1, 2}))
+    blocks = [Paragraph(_how_counted(report, cost)), table, *_operations(cost), *_memory(report, cost)]
+    return Section("Cost", blocks)
+
+
+def _how_counted(report: Report, cost: Cost) -> str:
+    """How operations are counted, and with which sizes."""
+    sizes = f", counted with {sizes_in_words(report)}" if cost.sizes or cost.assumed else ""
+    text = f"One run of the training model{sizes}."
     if cost.assumed:
         text += " A size that nobody gave counts as 1; --dim NAME=SIZE gives one."
     if cost.at_run_time:
@@ -459,34 +254,40 @@ def _cost(report: Report) -> Section:
     text += " A multiply-add is two operations; a function such as Exp counts as one."
     if cost.branches:
         text += f" Of {several(cost.branches, 'If')} the dearer branch counts, as if it ran each time."
-    if nodes["optimizer"]:
+    if cost.nodes["optimizer"]:
         text += f" The optimizer takes {number(cost.flops_optimizer)} operations in "
-        text += f"{several(nodes['optimizer'], 'node')} besides."
-    blocks: list[Block] = [Paragraph(text), Table(("", "forward", "backward"), rows, frozenset({1, 2}))]
+        text += f"{several(cost.nodes['optimizer'], 'node')} besides."
+    return text
+
+
+def _operations(cost: Cost) -> Iterator[Block]:
+    """The operators that are not counted, and those that take most operations."""
     if cost.uncounted:
         listed = ", ".join(f"{op} ({n:,})" for op, n in cost.uncounted.items())
-        blocks.append(Paragraph(f"Not counted, for their size or how often they run is unknown: {listed}."))
+        yield Paragraph(f"Not counted, for their size or how often they run is unknown: {listed}.")
     total = cost.flops_forward + cost.flops_backward
-    rows = [
+    rows: list[tuple[Inline, ...]] = [
         (Name(c.op), number(c.forward), number(c.backward), percent((c.forward + c.backward) / total))
         for c in cost.operators[:8]
     ]
     if rows:
-        head = ("operations by operator", "forward", "backward", "share")
-        blocks.append(Table(head, rows, frozenset({1, 2, 3})))
-    rows = [
+        yield Table(("operations by operator", "forward", "backward", "share"), rows, frozenset({1, 2, 3}))
+
+
+def _memory(report: Report, cost: Cost) -> Iterator[Block]:
+    """The bytes of weights, gradients and stored forward values, and the largest of these."""
+    rows: list[tuple[Inline, ...]] = [
         ("trained weights", number(cost.weight_bytes), scaled(cost.weight_bytes, "B")),
         ("gradients", number(cost.gradient_bytes), scaled(cost.gradient_bytes, "B")),
         ("kept for the backward part", number(cost.kept_bytes), scaled(cost.kept_bytes, "B")),
     ]
-    blocks.append(Table(("memory", "bytes", ""), rows, frozenset({1, 2})))
+    yield Table(("memory", "bytes", ""), rows, frozenset({1, 2}))
     if report.recomputed:
-        blocks.append(Paragraph(f"Computed again in the backward part: {_recomputed(report.recomputed)}."))
+        yield Paragraph(f"Computed again in the backward part: {recomputed_in_words(report.recomputed)}.")
     rows = [(Name(k.name), Name(k.op), shape(k.shape), number(k.bytes)) for k in cost.kept]
     if rows:
-        text = "Kept are results of the forward part that the backward part reads. The largest of them:"
-        blocks += [Paragraph(text), Table(("value", "made by", "shape", "bytes"), rows, frozenset({3}))]
-    return Section("Cost", blocks)
+        yield Paragraph("Kept are results of the forward part that the backward part reads. The largest of them:")
+        yield Table(("value", "made by", "shape", "bytes"), rows, frozenset({3}))
 
 
 def _proof(report: Report) -> Section:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import platform
 import shlex
@@ -12,11 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnx import TensorProto
 
 from onnxgrad_cli.autodiff import registry
+from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.wording import flag_of, in_flags
 from onnxgrad_cli.cost import cost
 from onnxgrad_cli.errors import Caution, CheckFailed, OnnxgradError, Refusal, UnsupportedError
@@ -24,7 +24,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.randomness import RANDOM, is_random
 from onnxgrad_cli.ir.types import dtype_of, shape_of
 from onnxgrad_cli.losses.spec import LossSpec
-from onnxgrad_cli.metadata import STORED, Role, tool_version
+from onnxgrad_cli.metadata import Role, tool_version
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes import SUMMARIES, pipeline_for
 from onnxgrad_cli.passes.roles import roles
@@ -33,7 +33,6 @@ from onnxgrad_cli.report.model import (
     KINDS,
     Asked,
     File,
-    Next,
     Operator,
     PassRow,
     Report,
@@ -42,11 +41,10 @@ from onnxgrad_cli.report.model import (
     Value,
     Weight,
 )
+from onnxgrad_cli.report.next_steps import next_steps
+from onnxgrad_cli.report.words import several
 from onnxgrad_cli.targets.standard import standard_domain
-
-if TYPE_CHECKING:
-    from onnxgrad_cli.builder import TrainingModel
-    from onnxgrad_cli.verification.proof import Proof
+from onnxgrad_cli.verification.proof import Proof
 
 
 def make_report(
@@ -94,7 +92,7 @@ def make_report(
     )
     if built is not None:
         report = dataclasses.replace(report, **_built(built, sizes or {}))
-    return dataclasses.replace(report, next=list(_next(report)))
+    return dataclasses.replace(report, next=list(next_steps(report)))
 
 
 def _built(built: TrainingModel, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -120,29 +118,35 @@ def _built(built: TrainingModel, sizes: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _verdict(built: TrainingModel | None, error: Exception | None, proof: Proof | None) -> tuple[str, str]:
-    if isinstance(error, UnsupportedError):
-        nodes = f": {_several(len(error.refusals), 'node')} can't be differentiated" if error.refusals else ""
-        return "refused", f"Refused{nodes}. No training model was written."
-    if isinstance(error, CheckFailed) or (proof and proof.status == "failed"):
-        failed = [step.name for step in proof.steps if step.status == "failed"] if proof else []
-        end = "no training model was written." if error else "do not train with this model."
-        return "check failed", f"A check failed ({', '.join(failed) or 'see below'}): {end}"
-    if error is not None:
-        return "failed", "Failed. No training model was written."
-    done = {record.name for record in built.records} if built else set()
-    if built and done and pipeline_for(built.options)[-1].name not in done:
+    """The status of a build, and the status in one sentence."""
+    if error is not None or (proof and proof.status == "failed"):
+        return _failure(error, proof)
+    if built and built.records and pipeline_for(built.options)[-1].name not in {r.name for r in built.records}:
         return "stopped", f"Stopped after the pass '{built.records[-1].name}', as asked: no training model yet."
+    return "built", _success(proof)
+
+
+def _failure(error: Exception | None, proof: Proof | None) -> tuple[str, str]:
+    """The status and its sentence where there was an error, or where the proof failed."""
+    if isinstance(error, UnsupportedError):
+        nodes = f": {several(len(error.refusals), 'node')} can't be differentiated" if error.refusals else ""
+        return "refused", f"Refused{nodes}. No training model was written."
+    if error is not None and not isinstance(error, CheckFailed) and not (proof and proof.status == "failed"):
+        return "failed", "Failed. No training model was written."
+    failed = [step.name for step in proof.steps if step.status == "failed"] if proof else []
+    end = "no training model was written." if error else "do not train with this model."
+    return "check failed", f"A check failed ({', '.join(failed) or 'see below'}): {end}"
+
+
+def _success(proof: Proof | None) -> str:
+    """What was checked of a training model, in one sentence."""
     if proof is None or proof.status == "skipped":
         why = f" ({proof.reason})" if proof and proof.reason else ""
-        return "built", f"Built, and not checked{why}."
+        return f"Built, and not checked{why}."
     skipped = [step.name for step in proof.steps if step.status == "skipped"]
     if skipped:
-        return "built", f"Built. What could be checked passed; left out: {', '.join(skipped)}."
-    return "built", "Built and checked: every check passed."
-
-
-def _several(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+        return f"Built. What could be checked passed; left out: {', '.join(skipped)}."
+    return "Built and checked: every check passed."
 
 
 def _message(error: Exception | None) -> str:
@@ -252,6 +256,7 @@ def _passes(built: TrainingModel) -> list[PassRow]:
 
 
 def _operators(graph: Graph, training: Training) -> list[Operator]:
+    """A row for each operator, those with most nodes first."""
     nodes: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     kinds = Counter((n.domain, n.op_type, part) for n, part in zip(graph.nodes, parts(graph, training), strict=True))
     for (domain, op_type, part), count in kinds.items():
@@ -293,23 +298,29 @@ _ORDER = {kind: i for i, kind in enumerate(KINDS)}
 
 
 def _cautions(graph: Graph, training: Training) -> Iterator[Caution]:
+    """Those that the passes gave, and those that follow from the finished graph."""
     yield from dict.fromkeys(training.cautions)
     for op_type, convention in sorted(training.kinks.items()):
         yield Caution("kink", op_type, f"{op_type}: {convention}")
     drawn = Counter(node.op_type for node in graph.nodes if node.op_type in RANDOM and is_random(graph, node))
     for op_type, count in sorted(drawn.items()):
-        yield Caution("random operator", op_type, f"{op_type}: {_several(count, 'node')}")
+        yield Caution("random operator", op_type, f"{op_type}: {several(count, 'node')}")
     variants = training.kernel_variants
     if variants.requested and not variants.measured:
-        text = f"--tuned: no gradient of this model has one of {_several(len(variants.requested), 'choice')}"
+        text = f"--tuned: no gradient of this model has one of {several(len(variants.requested), 'choice')}"
         yield Caution("note", "--tuned", f"{text}; `onnxgrad tune` measures those it has")
-    narrow: Counter[int] = Counter()
-    if not _NARROW.keys().isdisjoint(map(dtype_of, graph.distinct_types())):
-        narrow.update(dtype_of(graph.types.get(name)) for node in graph.nodes for name in node.output if name)
+    yield from _narrow(graph)
+
+
+def _narrow(graph: Graph) -> Iterator[Caution]:
+    """A caution for each 16-bit type that values have."""
+    if _NARROW.keys().isdisjoint(map(dtype_of, graph.distinct_types())):
+        return
+    counts = Counter(dtype_of(graph.types.get(name)) for node in graph.nodes for name in node.output if name)
     for dtype, limits in _NARROW.items():
-        if narrow[dtype]:
+        if counts[dtype]:
             name = _dtype(dtype)
-            yield Caution("low-precision type", name, f"{_several(narrow[dtype], 'value')} of type {name}: {limits}")
+            yield Caution("low-precision type", name, f"{several(counts[dtype], 'value')} of type {name}: {limits}")
 
 
 _NARROW = {
@@ -329,84 +340,3 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[package] = "not installed"
     return {**found, "Python": platform.python_version()}
-
-
-def _next(report: Report) -> Iterator[Next]:
-    path = next((file.path for file in report.files if file.role == "training model"), "train.onnx")
-    if report.status == "refused" and report.asked.model:
-        why = "See what could be trained, and each obstacle again after a change"
-        yield Next(why, "sh", f"onnxgrad inspect {shlex.quote(report.asked.model)}")
-    if report.status == "check failed" and report.asked.command:
-        why = (
-            "Repeat it on data of your own; if the check fails again, the gradients are wrong: please report the model"
-        )
-        yield Next(why, "sh", f"{report.asked.command} --test-data data.npz")
-    if report.status != "built":
-        return
-    if "--training-info" in report.asked.options:
-        why = "Write the step and the initialization as plain models, which the stock onnxruntime runs"
-        yield Next(why, "sh", f"onnxgrad expand {shlex.quote(path)}")
-        return
-    why = "Check the gradients on data of your own"
-    yield Next(why, "sh", f"onnxgrad check {shlex.quote(path)} --data data.npz")
-    if report.compact:
-        yield Next("Write the Gradient node out, for runtimes", "sh", f"onnxgrad expand {shlex.quote(path)}")
-    else:
-        yield Next("Train a few steps with numpy and the stock onnxruntime", "python", _steps(path, report))
-
-
-def _steps(path: str, report: Report) -> str:
-    """A program that feeds random numbers and follows the gradients; it reads the roles from the model itself."""
-    fed = [value for value in report.inputs if value.role not in STORED]
-    stored = "--embed-state" not in report.asked.options
-    return _PROGRAM.format(
-        path=json.dumps(path),
-        data="".join(f"    {json.dumps(v.name)}: {_sample(v)},\n" for v in fed),
-        descend="" if report.asked.optimizer else _DESCEND,
-        rate="" if report.asked.optimizer else ", rate",
-        value="" if report.asked.optimizer else ", 0.01",
-        begin="" if stored else _BEGIN,
-        if_="if" if report.asked.optimizer else "elif",
-    )
-
-
-def _sample(value: Value) -> str:
-    sizes = [str(dim) if isinstance(dim, int) else "size" for dim in value.shape or ()]
-    shape = f"({sizes[0]},)" if len(sizes) == 1 else f"({', '.join(sizes)})"
-    dtype = {"float": "float32", "double": "float64"}.get(value.dtype, value.dtype)
-    if value.role == "learning rate":
-        return f'np.array(0.01, "{dtype}")'
-    if not dtype.startswith("float"):
-        return f'np.zeros({shape}, "{dtype}")'
-    return f'random.standard_normal({shape}).astype("{dtype}")' if sizes else f'np.array(1, "{dtype}")'
-
-
-_PROGRAM = """\
-import json
-import numpy as np, onnx, onnxruntime
-
-path, size{rate}, random = {path}, 8{value}, np.random.default_rng(0)
-data = {{  # put yours here
-{data}}}
-onnxruntime.set_default_logger_severity(3)  # it warns of each weight that can be fed
-session = onnxruntime.InferenceSession(path)
-roles = json.loads(session.get_modelmeta().custom_metadata_map["onnxgrad.roles"])
-stored = {{t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}}
-{begin}weights = {{name: stored[name] for name, role in roles["inputs"].items() if role in ("weight", "state")}}
-for step in range(5):
-    results = dict(zip(roles["outputs"], session.run(list(roles["outputs"]), {{**data, **weights}})))
-    for name, output in roles["outputs"].items():
-{descend}        {if_} output["role"] == "next state":
-            weights[output["of"]] = results[name]
-    print(step, *(results[name] for name, output in roles["outputs"].items() if output["role"] == "loss"))
-"""
-
-_BEGIN = """\
-for name, state in roles["state"].items():  # no value of it is stored
-    stored[name] = np.full(state["shape"], state["initial"], state["dtype"])
-"""
-
-_DESCEND = """\
-        if output["role"] == "gradient" and output["of"] in weights:
-            weights[output["of"]] = weights[output["of"]] - rate * results[name]
-"""

@@ -5,19 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from onnxgrad_cli.report.document import (
-    Block,
-    Bullets,
-    Inline,
-    Listing,
-    Name,
-    Page,
-    Paragraph,
-    Picture,
-    Table,
-    pieces,
-    visible,
-)
+from onnxgrad_cli.report.blocks import Block, Bullets, Inline, Listing, Name, Page, Paragraph, Picture, Table
+from onnxgrad_cli.report.words import pieces, visible
 
 WIDEST = 90
 """Columns are padded up to this width."""

@@ -9,16 +9,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from onnxgrad_cli.cost import Cost
 from onnxgrad_cli.errors import Caution, Refusal
 from onnxgrad_cli.ir.types import Shape
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.record import Recomputed, Targeted
-
-if TYPE_CHECKING:
-    from onnxgrad_cli.cost import Cost
-    from onnxgrad_cli.verification.proof import Proof
+from onnxgrad_cli.verification.proof import Proof
 
 FORMAT = 1
 """The version of the JSON keys: it grows when one changes its meaning or goes away."""

@@ -6,20 +6,11 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from onnxgrad_cli.report.document import (
-    Block,
-    Bullets,
-    Inline,
-    Listing,
-    Paragraph,
-    Table,
-    glance,
-    names,
-    plain,
-    sections,
-    title,
-)
+from onnxgrad_cli.report.blocks import Block, Bullets, Inline, Listing, Paragraph, Table
+from onnxgrad_cli.report.document import sections, title
+from onnxgrad_cli.report.glance import glance
 from onnxgrad_cli.report.model import GOOD, Report
+from onnxgrad_cli.report.words import names, plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

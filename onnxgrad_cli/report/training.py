@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxgrad_cli.report import document
+from onnxgrad_cli.report.blocks import Inline, Name, Page, Picture, Section, Table
 from onnxgrad_cli.report.curve import Curve, svg
-from onnxgrad_cli.report.document import Inline, Name, Page, Picture, Section, Table, number, seconds, several
 from onnxgrad_cli.report.model import Report
+from onnxgrad_cli.report.words import number, seconds, several
 
 PICTURE = "curve.svg"
 """The file beside the report with the picture of the curve."""

@@ -22,7 +22,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import FORWARD, ROLE, reads, subgraphs
 from onnxgrad_cli.ir.types import FLOATS, in_words, is_external
 from onnxgrad_cli.metadata import ROLES
-from onnxgrad_cli.report.document import visible
+from onnxgrad_cli.report.words import visible
 from onnxgrad_cli.view.drawing import Box, Drawing, Edge, Group, Kind, Part, short
 
 INLINE = 16

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from html import escape
 from itertools import groupby, pairwise
 
-from onnxgrad_cli.report.document import visible
+from onnxgrad_cli.report.words import visible
 from onnxgrad_cli.view.drawing import LOOKS, Box, Drawing, Group, Kind
 from onnxgrad_cli.view.layout import Layout, Place, Point, Route, layout
 

@@ -16,6 +16,7 @@ from collections.abc import Collection, Sequence, Set
 from onnx import NodeProto
 
 from onnxgrad_cli.cost import EXACT, VIEWS
+from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import FORWARD, reads, subgraphs
 from onnxgrad_cli.ir.randomness import is_random
@@ -164,7 +165,7 @@ class Dataflow:
         The node is a standard operator, draws no random numbers, updates no statistics, has no body, and reads a value
         that can be delayed.
         """
-        if node.domain not in ("", "ai.onnx") or subgraphs(node) or is_random(self.graph, node):
+        if not is_standard(node.domain) or subgraphs(node) or is_random(self.graph, node):
             return False
         if any(a.name == "training_mode" and a.i for a in node.attribute) or node.op_type == "YieldOp":
             return False
@@ -173,7 +174,7 @@ class Dataflow:
         return any(self.can_be_delayed(name) for name in node.input)
 
     def can_be_delayed(self, name: str) -> bool:
-        """Whether a Reshape can make readers of a value wait: it depends on data, and its rank is known, not 0."""
+        """Whether a Reshape can make readers of a value wait: it depends on data and has a known number of axes."""
         return name in self.data_dependent and bool(shape_of(self.graph.types.get(name)))
 
     def _is_tensor(self, name: str) -> bool:

@@ -1,0 +1,75 @@
+"""What a document consists of: headings, sentences, tables, listings and pictures; a format decides how they look."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class Name(str):
+    """A word of the user's (a tensor, a file, a command), to be shown as it is."""
+
+
+Inline = str | tuple[str, ...]
+"""A run of text: plain words and `Name`s."""
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """One or several sentences."""
+
+    text: Inline
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a head; columns in `right` hold numbers and stand flush right."""
+
+    head: tuple[str, ...]
+    rows: list[tuple[Inline, ...]]
+    right: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Bullets:
+    """A list of short texts."""
+
+    items: list[Inline]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Something to type or to run, in `language`."""
+
+    language: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An `svg` element that also stands in `file`, beside the document; `words` say what it shows."""
+
+    svg: str
+    file: str
+    words: str
+
+
+Block = Paragraph | Table | Bullets | Listing | Picture
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and what stands under it."""
+
+    title: str
+    blocks: list[Block]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A whole document; `tone` is 'good', 'warn' or 'bad'."""
+
+    title: Inline
+    verdict: Inline
+    tone: str
+    glance: list[tuple[str, Inline]]
+    sections: list[Section]

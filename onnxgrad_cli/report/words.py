@@ -1,0 +1,70 @@
+"""The words of every format: counts, sizes, durations, shapes and lists of names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from onnxgrad_cli.ir.types import Shape
+from onnxgrad_cli.report.blocks import Inline, Name
+
+
+def pieces(text: Inline) -> tuple[str, ...]:
+    """The words and names of a run of text."""
+    return text if isinstance(text, tuple) else (text,)
+
+
+def visible(text: str) -> str:
+    """The text on one line: line breaks and control characters as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def plain(text: Inline) -> str:
+    """A run of text as one line of plain text."""
+    return visible("".join(pieces(text)))
+
+
+def quoted(text: str) -> Inline:
+    """A message whose quoted 'names' become names."""
+    return tuple(Name(p) if i % 2 else p for i, p in enumerate(re.split(r"(?<!\w)'([^']+)'(?!\w)", text)) if p)
+
+
+def names(items: Sequence[str], most: int = 5) -> Inline:
+    """A list of names: the first `most`, and how many more there are."""
+    found: list[str] = []
+    for item in items[:most]:
+        found += [", ", Name(item)] if found else [Name(item)]
+    return (*found, f" and {len(items) - most:,} more") if len(items) > most else tuple(found)
+
+
+def number(value: int) -> str:
+    """A count with thousands separators."""
+    return f"{value:,}"
+
+
+def several(count: int, noun: str) -> str:
+    """A count and its noun: '1 node', '2 nodes'."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def scaled(value: float, unit: str) -> str:
+    """A quantity in the prefix that suits it: '1.23 GFLOP', '45.6 kB'."""
+    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor * 0.9995:
+            return f"{value / factor:#.3g}".rstrip(".") + f" {prefix}{unit}"
+    return f"{value:,.0f} {unit}"
+
+
+def seconds(value: float) -> str:
+    """A duration: '12.3 ms', '4.56 s'."""
+    return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def percent(share: float) -> str:
+    """A share: '12.3 %'."""
+    return "< 0.1 %" if 0 < share < 0.0005 else f"{share:.1%}".replace("%", " %")
+
+
+def shape(dims: Shape | None) -> str:
+    """A shape: 'batch × 3 × 224 × 224'."""
+    return "any rank" if dims is None else " × ".join(map(str, dims)) or "scalar"
