@@ -19,17 +19,8 @@ import onnx
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.ir.domains import full_name, plain_domain
 
-NEWEST_OPSET = 26
-"""The newest opset the rules were proven at, which is the newest that onnxruntime loads."""
-
-WIDENED = frozenset(
-    "BitShift Cast Celu Compress DepthToSpace DequantizeLinear Einsum OneHot Optional OptionalGetElement "
-    "OptionalHasElement QuantizeLinear Range ReduceLogSum ReduceLogSumExp ReverseSequence Unique".split()
-)
-"""Operators that have changed since in the types they take alone: what is proven for them still holds.
-
-Range has one more attribute, for types that it did not take.
-"""
+NEWEST_OPSET = 28
+"""The newest opset that the rules were proven at; which one onnxruntime loads is another question, and asked of it."""
 
 
 @dataclass(frozen=True)
@@ -341,8 +332,6 @@ def lookup_definition(op_type: str, domain: str, opset: int) -> Definition | Non
 
 
 def _find(table: dict[tuple[str, str], list[Any]], op_type: str, domain: str, opset: int) -> Any:
-    if op_type in WIDENED and not domain:
-        opset = min(opset, NEWEST_OPSET)
     try:
         version = onnx.defs.get_schema(op_type, opset, domain).since_version
     except onnx.defs.SchemaError:

@@ -20,6 +20,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, num
 
 from onnxgrad_cli.autodiff.registry import NEWEST_OPSET
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
+from onnxgrad_cli.execution.opsets import newest_loaded
 from onnxgrad_cli.ir.types import HALVES, Arrays, dtype_of, is_float
 
 LARGEST = 10_000_000
@@ -172,7 +173,7 @@ def _line(error: Exception) -> str:
 
 def _schema(op_type: str, domain: str) -> onnx.defs.OpSchema | None:
     try:
-        return onnx.defs.get_schema(op_type, NEWEST_OPSET, domain)
+        return onnx.defs.get_schema(op_type, newest_loaded(NEWEST_OPSET), domain)
     except onnx.defs.SchemaError:
         return None
 
@@ -207,7 +208,10 @@ def _model_of(
         [onnx.ValueInfoProto(name=name) for name in node.output],
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
-    imports = [helper.make_opsetid("", NEWEST_OPSET), *([helper.make_opsetid(node.domain, 1)] if node.domain else [])]
+    imports = [
+        helper.make_opsetid("", newest_loaded(NEWEST_OPSET)),
+        *([helper.make_opsetid(node.domain, 1)] if node.domain else []),
+    ]
     model = helper.make_model(graph, opset_imports=imports, ir_version=10)
     try:
         inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)

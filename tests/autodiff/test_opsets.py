@@ -287,6 +287,7 @@ NEUTRAL = {
     "saturate": 1, "round_mode": "up", "mode": "DCR", "axis": 1, "block_size": 0, "output_dtype": 0, "precision": 0,
     "layout": 0, "batch_dims": 0, "storage_order": 0, "noop_with_empty_axes": 0, "allowzero": 0, "antialias": 0,
     "keep_aspect_ratio_policy": "stretch", "reduction": "none", "start": 0, "sorted": 1, "largest": 1,
+    "stash_type": 1,
 }  # fmt: skip
 """Attributes that came later, with the default that says what was so before."""
 

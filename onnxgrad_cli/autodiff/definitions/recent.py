@@ -1,6 +1,7 @@
-"""Operators that are newer than what onnxruntime loads: written out, their models run on it and can be trained.
+"""Operators of recent opsets, written out in older ones: their models run where these are not loaded or lack kernels.
 
-What only takes more types since then is no matter of these; see `passes.lower`.
+What has a rule (Mod, SpaceToDepth) is written out only where a model is taken to an older opset; what only takes more
+types since then is no matter of these: see `passes.prepare.downgrade`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,18 @@ def mod(op, a, b, *, fmod=0):
         raise Unknown("it is what it was before opset 28")
     r = op.Mod(a, b, fmod=1)
     return r + op.Where(r * op.Sign(b) < 0, b, op.const(0.0, b))
+
+
+@definition("SpaceToDepth", versions=(28, None))
+def space_to_depth(op, x, *, blocksize, mode="DCR"):
+    """In mode CRD the place within a block comes behind the channel, not before it."""
+    if mode == "DCR":
+        raise Unknown("it is what it was before opset 28")
+    blocks = op.SpaceToDepth(x, blocksize=blocksize)
+    batch, height, width = (op.size(blocks, axis) for axis in (0, 2, 3))
+    channels = op.size(x, 1)
+    by_place = op.reshape(blocks, [batch, blocksize**2, channels, height, width])
+    return op.reshape_like(op.transpose(by_place, [0, 2, 1, 3, 4]), blocks)
 
 
 @definition("CausalConvWithState")

@@ -140,8 +140,9 @@ def depth_to_space(op, g, y, x, *, blocksize, mode):
 
 
 @rule("SpaceToDepth")
-def space_to_depth(op, g, y, x, *, blocksize):
-    return op.DepthToSpace(g, blocksize=blocksize)
+def space_to_depth(op, g, y, x, *, blocksize, mode="DCR"):
+    """Before opset 28 there was no mode but DCR, the default of DepthToSpace."""
+    return op.DepthToSpace(g, blocksize=blocksize, **({} if mode == "DCR" else {"mode": mode}))
 
 
 @rule("Trilu")

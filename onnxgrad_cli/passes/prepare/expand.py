@@ -17,22 +17,23 @@ from onnxgrad_cli.autodiff.reverse import node_attributes, stopped
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import OnnxgradError, Unknown
-from onnxgrad_cli.ir.domains import plain_domain
+from onnxgrad_cli.ir.domains import is_standard, plain_domain
 from onnxgrad_cli.ir.graph import Graph
 
 
-def expand(graph: Graph, domain: str | None = None) -> bool:
+def expand(graph: Graph, domain: str | None = None, newer_than: int | None = None) -> bool:
     """Replace each node that has a definition and no rule, as far as the types of its inputs are known.
 
     Nodes behind an operator that onnx knows no type for are typed on the way. A definition that does not cover a node
-    leaves it alone, and `graph.kept` says why. With `domain`, only operators of that domain are replaced.
+    leaves it alone, and `graph.kept` says why. With `domain`, only operators of that domain are replaced; with
+    `newer_than`, those of the standard that came or changed after that opset are, whether or not they have a rule.
 
     Returns:
         Whether anything was replaced; types must be inferred again then, and may let more be replaced.
     """
     typing = Op(graph)
     definition_of = cache(lambda op_type, domain: registry.lookup_definition(*_key(graph, op_type, domain)))
-    stands = _stands(graph)
+    stands = _stands(graph) if newer_than is None else _older(graph, newer_than)
     nodes: list[NodeProto] = []
     changed = False
     for node in graph.nodes:
@@ -86,6 +87,17 @@ def _stands(graph: Graph) -> Callable[[NodeProto], bool]:
     """Whether a node is differentiated as it is: it has a rule, or operands at which gradients stop."""
     has_rule = cache(lambda op_type, domain: registry.lookup(*_key(graph, op_type, domain)) is not None)
     return lambda node: has_rule(node.op_type, node.domain) or bool(stopped(node))
+
+
+def _older(graph: Graph, opset: int) -> Callable[[NodeProto], bool]:
+    """Whether the form of a node's operator is one that an older opset of the standard has too."""
+
+    @cache
+    def is_older(op_type: str) -> bool:
+        now = graph.opset() or 1
+        return not onnx.defs.has(op_type, now, "") or onnx.defs.get_schema(op_type, now, "").since_version <= opset
+
+    return lambda node: not is_standard(node.domain) or is_older(node.op_type)
 
 
 def _type(op: Op, node: NodeProto) -> None:

@@ -20,7 +20,7 @@ from onnxgrad_cli.options import ModeOptions, PreparationOptions, ShapeOptions
 from onnxgrad_cli.passes.parameters.outputs import resolve_outputs
 from onnxgrad_cli.passes.parameters.select import select
 from onnxgrad_cli.passes.pipeline import Pass
-from onnxgrad_cli.passes.prepare.downgrade import lower
+from onnxgrad_cli.passes.prepare.downgrade import downgrade, opset_limit
 from onnxgrad_cli.passes.prepare.expand import expand, standard_functions
 from onnxgrad_cli.passes.prepare.fixed_shapes import fix_shapes
 from onnxgrad_cli.passes.prepare.fold import fold
@@ -68,7 +68,7 @@ def bring(graph: Graph, options: ModeOptions, training: ModeRecord) -> None:
 def settle(graph: Graph, training: Cautions) -> None:
     """Type a normalised graph, raise it to the opset its gradient needs, replace operators that have no rule.
 
-    What is beyond the newest opset that onnxruntime loads is then written at that one.
+    What is beyond the newest opset that onnxruntime loads and runs is then written at that one.
     """
     if graph.opset() is None:  # all of its operators are of other domains
         graph.proto.opset_import.add(domain="", version=OLDEST_OPSET)
@@ -76,7 +76,11 @@ def settle(graph: Graph, training: Cautions) -> None:
     while raise_opset(graph, training) or _replace(graph):
         normalise(graph)
         infer_and_fold(graph)
-    lower(graph, training)
+    limit = opset_limit(graph)
+    if limit.opset < (graph.opset() or 0) and _write_out(graph, limit.opset):
+        normalise(graph)
+        infer_and_fold(graph)
+    downgrade(graph, limit, training)
 
 
 def _replace(graph: Graph) -> bool:
@@ -88,6 +92,17 @@ def _replace(graph: Graph) -> bool:
         or settle_bodies(graph, _settle_body)
         or _inline_standard(graph)
     )
+
+
+def _write_out(graph: Graph, opset: int) -> bool:
+    """Replace nodes newer than an opset by their definitions, those of bodies too; whether there were any."""
+
+    def write_out(body: Graph) -> None:
+        if expand(body, newer_than=opset):
+            infer_and_fold(body)
+
+    changed = expand(graph, newer_than=opset)
+    return settle_bodies(graph, write_out) or changed
 
 
 def _settle_body(body: Graph) -> None:

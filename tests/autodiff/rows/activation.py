@@ -21,6 +21,7 @@ ROWS = [
     *(Case("Elu", [OFF], attrs, opset=opset) for attrs in ({}, {"alpha": 0.4}) for opset in (13, 22)),
     *(Case("Selu", [OFF], attrs, opset=opset) for attrs in ({}, {"alpha": 0.4, "gamma": 2.0}) for opset in (13, 22)),
     *(Case("Celu", [OFF.astype(np.float32)], attrs, step=1e-2, tolerance=1e-3) for attrs in ({}, {"alpha": 0.7})),
+    *(Case("Celu", [OFF], attrs, opset=28) for attrs in ({}, {"alpha": 0.7})),
     *(Case("ThresholdedRelu", [OFF], attrs, opset=opset) for attrs in ({}, {"alpha": -0.4}) for opset in (13, 22)),
     *(Case("Shrink", [OFF], attrs, executor="reference") for attrs in ({}, {"bias": 0.2, "lambd": 1.1})),
     *(

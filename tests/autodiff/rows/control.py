@@ -179,7 +179,7 @@ SEQUENCES = [
     Case("Optional", [(2, 3)], nodes=[
         node("Optional", ["x0"], ["o"]), node("OptionalGetElement", ["o"], ["e"]), node("Sin", ["e"], ["y0"])
     ]),
-    Case("OptionalGetElement", [(2, 3)], note="of a tensor"),
+    *(Case("OptionalGetElement", [(2, 3)], opset=opset, note="of a tensor") for opset in (18, 28)),
 ]  # fmt: skip
 
 ROWS = [*IF, *LOOP, *SCAN, *SEQUENCES]

@@ -43,6 +43,10 @@ ROWS = [
     *(Case("Mod", shapes, {"fmod": 1}, low=0.3, high=5) for shapes in BROADCASTS),
     *opsets("Mod", [(2, 3), (3,)], attrs={"fmod": 1}, low=-5, high=-0.3, note="negative"),
     Case("Mod", [np.array([-4.7, 4.7, -2.2]), np.array([1.5, -1.5, -3.1])], {"fmod": 1}, note="mixed signs"),
+    *(
+        Case("Mod", [np.array([-4.7, 4.7, -2.2]), np.array([1.5, -1.5, -3.1])], {"fmod": fmod}, opset=28)
+        for fmod in (0, 1)
+    ),
     # powers
     *(Case("Pow", shapes, low=0.5, high=2) for shapes in BROADCASTS),
     *opsets("Pow", [(2, 3), (3,)], 15, low=0.5, high=2),

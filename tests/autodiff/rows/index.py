@@ -219,7 +219,7 @@ ROWS = [
         for axis in ({}, {"axis": 0}, {"axis": -1})
         for outputs in (1, 2, 4)
     ),
-    Case("Unique", [DISTINCT[0]], opset=13),
+    *(Case("Unique", [DISTINCT[0]], opset=opset) for opset in (13, 28)),
     Case("TopK", [(3, 5), const([2])], outputs=2),
     *(
         Case("TopK", [(3, 5), const([3])], {"axis": axis, "largest": largest, "sorted": 1}, outputs=2)
@@ -235,10 +235,11 @@ ROWS = [
     Case("Compress", [(2, 3), np.array([True, False, False, True, True])], note="flattened"),
     Case("Compress", [(8, 8), np.array([False])], note="nothing, flattened"),
     Case("Compress", [(2, 3, 4), np.array([False])], {"axis": 0}, note="nothing"),
+    Case("Compress", [(2, 3), np.array([False, True, True])], {"axis": 1}, opset=28),
     *(
         Case("OneHot", [const([0, 2, -1]), const(3), (2,)], {"axis": axis}, opset=opset)
         for axis in (-1, 0)
-        for opset in (13, 26)
+        for opset in (13, 26, 28)
     ),
     *(
         Case("Where", [np.array(c), a, b])
@@ -255,4 +256,5 @@ ROWS = [
     Case("ReverseSequence", [(4, 3), const([4, 1, 2])]),
     Case("ReverseSequence", [(4, 3, 2), np.array([4, 1, 2])], {"batch_axis": 1, "time_axis": 0}),
     Case("ReverseSequence", [(3, 4, 2), np.array([4, 1, 2])], {"batch_axis": 0, "time_axis": 1}, opset=13),
+    Case("ReverseSequence", [(4, 3, 2), np.array([4, 1, 2])], {"batch_axis": 1, "time_axis": 0}, opset=28),
 ]

@@ -95,7 +95,7 @@ ROWS = [
     Case("Gemm", [(2, 3), (3, 4), (4,)], opset=13),
     *(Case("Einsum", shapes, {"equation": equation}) for equation, shapes in EQUATIONS),
     *(Case("Einsum", shapes, {"equation": equation}, executor="reference") for equation, shapes in SUMMED),
-    Case("Einsum", [(2, 3), (3, 4)], {"equation": "ij,jk->ik"}, opset=13),
+    *(Case("Einsum", [(2, 3), (3, 4)], {"equation": "ij,jk->ik"}, opset=opset) for opset in (13, 28)),
     *(Case("Det", [shape]) for shape in ((1, 1), (2, 2), (3, 3), (4, 4), (6, 6), (2, 3, 3), (2, 1, 2, 2), (3, 1, 1))),
     *(Case("Det", [(3, 3)], opset=opset) for opset in (13, 21, 22, 26)),
     *(

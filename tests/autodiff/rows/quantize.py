@@ -26,7 +26,7 @@ ROWS = [
         for x in ([3.0, 1.0, 2.0], [-1.0, -4.0], [1.0, -1.5, 0.5])
     ),
     Case("DequantizeLinear", [X, np.float32(0.5)], opset=13, **FLOAT32),
-    *(Case("DequantizeLinear", [X, np.float32(0.5), np.int8(3)], opset=o, **FLOAT32) for o in (19, 21, 23, 24, 25)),
+    *(Case("DequantizeLinear", [X, np.float32(0.5), np.int8(3)], opset=o, **FLOAT32) for o in (19, 21, 23, 24, 25, 28)),
     Case("DequantizeLinear", [X, scales(1), ZERO[:1]], opset=21, **FLOAT32),
     *(
         Case("DequantizeLinear", [X, scales(X.shape[axis]), *zero], {"axis": axis}, opset=opset, **FLOAT32)

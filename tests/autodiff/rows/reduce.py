@@ -25,6 +25,7 @@ def reduce(kind: str, shape, axes=None, opset: int = 18, **keywords) -> Case:
 
 ROWS = [
     *(reduce(kind, (2, 3), [1], opset) for kind in KINDS for opset in (13, 18, 20, 26)),
+    *(reduce(kind, (2, 3), [1], 28) for kind in ("ReduceLogSum", "ReduceLogSumExp")),
     *(
         reduce(kind, (2, 3, 2), axes, attrs={"keepdims": keep})
         for kind in KINDS

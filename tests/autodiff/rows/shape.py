@@ -47,9 +47,10 @@ ROWS = [
     *(
         Case("DepthToSpace", [(2, 8, 2, 3)], {"blocksize": 2, "mode": m}, opset=o)
         for m in ("DCR", "CRD")
-        for o in (13, 26)
+        for o in (13, 26, 28)
     ),
     *(Case("SpaceToDepth", [(2, 2, 4, 6)], {"blocksize": 2}, opset=opset) for opset in (13, 26)),
+    *(Case("SpaceToDepth", [(2, 2, 4, 6)], {"blocksize": 2, "mode": mode}, opset=28) for mode in ("DCR", "CRD")),
     *(Case("Trilu", [(2, 3, 4)], {"upper": upper}) for upper in (0, 1)),
     *(Case("Trilu", [(3, 4), const(k)], {"upper": upper}, opset=14) for upper in (0, 1) for k in (-1, 2)),
     Case("Trilu", [(3, 4), np.array(1)], note="diagonal at run time"),
@@ -62,7 +63,7 @@ ROWS = [
             note=f"step {step}",
         )
         for step in (0.5, 1.0)
-        for opset in (13, 26)
+        for opset in (13, 26, 27)
     ),
     Case(
         "Range",
@@ -70,7 +71,7 @@ ROWS = [
         note="downwards; the limit has no derivative",
     ),
     Case("Cast", [(2, 3)], {"to": TensorProto.DOUBLE}),
-    *(Case("Cast", [(2, 3)], {"to": TensorProto.DOUBLE}, opset=opset) for opset in (13, 19, 21, 23, 24, 25)),
+    *(Case("Cast", [(2, 3)], {"to": TensorProto.DOUBLE}, opset=opset) for opset in (13, 19, 21, 23, 24, 25, 28)),
     *(Case("CastLike", [(2, 3), np.zeros(1)], only=(0,), opset=opset) for opset in (15, 19, 21, 23, 24, 25)),
     *(
         Case("CenterCropPad", [(5, 4, 3), const(sizes)], opset=18)

@@ -1,6 +1,9 @@
-"""Models of opsets that onnxruntime does not load yet: written at the newest that it loads, or refused by name."""
+"""Models of recent opsets: they stay where onnxruntime loads and runs them, and are else written at an older one."""
 
 import re
+import subprocess
+import sys
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -9,13 +12,33 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxgrad_cli.autodiff import registry
+from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.execution.opsets import ASSURED, newest_loaded
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.passes.prepare import prepare
+from onnxgrad_cli.passes.prepare import downgrade, prepare
 from onnxgrad_cli.record import Training
+from tests.autodiff.rows import ROWS
+from tests.autodiff.test_types import type_errors
+from tests.harness import forward_model
 
 NEWEST = onnx.defs.onnx_opset_version()
+
+
+LOADED = newest_loaded(NEWEST)
+CHANGED = {
+    schema.name
+    for schema in onnx.defs.get_all_schemas_with_history()
+    if not schema.domain and ASSURED < schema.since_version <= registry.NEWEST_OPSET
+}
+
+
+@pytest.fixture(params=sorted({ASSURED, LOADED}))
+def loaded(request, monkeypatch):
+    """The newest opset that onnxruntime loads: that of the oldest admitted one, and that of the installed one."""
+    monkeypatch.setattr(downgrade, "newest_loaded", lambda limit: min(limit, request.param))
+    return request.param
 
 
 def settled(text, opset=NEWEST):
@@ -26,67 +49,189 @@ def settled(text, opset=NEWEST):
     return graph, training
 
 
-def test_what_has_not_changed_is_lowered():
+def opens(graph):
+    """Whether onnxruntime has a kernel for each node; what else is wrong with a model raises."""
+    try:
+        onnxruntime.InferenceSession(graph.commit().SerializeToString())
+    except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented:
+        return False
+    return True
+
+
+def test_an_opset_that_is_loaded_stays(loaded):
     graph, training = settled("g (float[N, 3] x) => (float[N, 3] y) { a = Celu(x) y = Softmax(a) }")
-    assert graph.opset() == registry.NEWEST_OPSET
+    assert graph.opset() == loaded
     assert [node.op_type for node in graph.nodes] == ["Celu", "Softmax"]
-    assert [caution.kind for caution in training.cautions] == ["opset change"]
-    onnxruntime.InferenceSession(graph.commit().SerializeToString())
+    assert [caution.text for caution in training.cautions] == [
+        f"opset lowered from {NEWEST} to {loaded}, the newest that onnxruntime loads"
+    ] * (loaded < NEWEST)
+    assert opens(graph)
 
 
-def test_a_body_is_lowered_too():
+def test_what_onnxruntime_says_of_an_opset_is_so():
+    for opset in range(ASSURED, NEWEST + 1):
+        graph, _ = settled("g (float[2] x) => (float[2] y) { y = Neg(x) }", opset)
+        assert graph.opset() == min(opset, LOADED) and opens(graph)
+    assert newest_loaded(13) == 13
+    assert newest_loaded(NEWEST) == LOADED
+
+
+def test_up_to_the_opset_that_every_onnxruntime_loads_nothing_is_asked():
+    code = (
+        "import sys, onnx; from onnxgrad_cli.builder import build; "
+        'build(onnx.parser.parse_model(\'<ir_version: 8, opset_import: ["": %d]> g (float[2] x) => (float[2] y) '
+        "<float[2] w = {1, 2}> { y = Mul(x, w) }')); print('onnxruntime' in sys.modules)"
+    )
+    for opset, asked in ((ASSURED, "False"), (ASSURED + 1, "True")):
+        found = subprocess.run([sys.executable, "-c", code % opset], capture_output=True, text=True, check=True)
+        assert found.stdout.strip() == asked
+
+
+def test_a_body_is_lowered_too(loaded):
     graph, _ = settled("""
-    g (bool c, float[2] x) => (float[2] y) { y = If(c) <
-        then_branch = t () => (float[2] a) { a = Celu(x) },
-        else_branch = e () => (float[2] b) { b = Neg(x) }
+    g (bool c, float[2, 4] x) => (float[2, 4] y) { y = If(c) <
+        then_branch = t () => (float[2, 4] a) { a = Celu(x) },
+        else_branch = e () => (float[2, 4] b) { k = Constant<value = float {2.5}>() b = Mod(x, k) }
     > }
     """)
-    assert graph.opset() == registry.NEWEST_OPSET
+    assert graph.opset() == loaded
+    x = np.linspace(-4, 4, 8, dtype=np.float32).reshape(2, 4)
+    found = Executor(graph.commit(), fallback=False)({"c": np.array(False), "x": x})["y"]
+    np.testing.assert_allclose(found, np.mod(x, np.float32(2.5)), rtol=1e-6)
+
+
+DOUBLES = [
+    "g (double[2] x) => (double[2] y) { y = Celu(x) }",
+    "g (bool c, double[2] x) => (double[2] y) { y = If(c) <"
+    "then_branch = t () => (double[2] a) { a = Celu(x) }, else_branch = e () => (double[2] b) { b = Neg(x) }> }",
+]
+CONVOLUTION = "g (float[2, C, 6] x, float[N, 1, 3] w) => (y, s) { y, s = CausalConvWithState(x, w) }"
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("g (double[2] x) => (double[2] y) { y = Celu(x) }", r"Celu.*it takes tensor\(double\) since opset 28"),
-        ("g (bool c, double[2] x) => (double[2] y) { y = If(c) <"
-         "then_branch = t () => (double[2] a) { a = Celu(x) }, else_branch = e () => (double[2] b) { b = Neg(x) }> }",
-         "Celu.*since opset 28"),
-        ("g (float[2, C, 6] x, float[N, 1, 3] w) => (y, s) { y, s = CausalConvWithState(x, w) }", "how many channels"),
+        *((text, r"Celu.*it takes tensor\(double\) since opset 28") for text in DOUBLES),
+        (CONVOLUTION, "how many channels"),
     ],
-)  # fmt: skip
-def test_what_has_is_refused_by_name(text, why):
+)
+def test_what_has_no_older_form_is_refused_by_name(text, why, monkeypatch):
+    monkeypatch.setattr(downgrade, "newest_loaded", lambda limit: ASSURED)
     with pytest.raises(UnsupportedError) as error:
         settled(text)
     assert re.search(why, str(error.value) + str(error.value.refusals))
+    assert "opset 26, the newest that onnxruntime loads, lacks these" in str(error.value)
+
+
+@pytest.mark.parametrize("text", DOUBLES)
+@pytest.mark.skipif(LOADED < 28, reason="this onnxruntime loads no opset 28")
+def test_what_only_a_newer_opset_takes_is_built_where_that_is_loaded(text):
+    graph, training = settled(text)
+    assert graph.opset() == 28 and not training.cautions
+    assert opens(graph)
+
+
+NEW_IN_BFLOAT16 = {
+    "Celu": "h = Celu(z)",
+    "Compress": "c = Constant<value = bool[2] {0, 1}>() h = Compress<axis = 1>(z, c)",
+    "Einsum": """h = Einsum<equation = "ij,kj->ik">(z, z)""",
+    "OneHot": "d = Constant<value = int64 {3}>() m = ReduceMean<keepdims = 0>(z, o) t = Gather(m, a) "
+    "h = OneHot(a, d, t)",
+    "ReverseSequence": "l = Constant<value = int64[3] {2, 1, 2}>() h = ReverseSequence(z, l)",
+    "Unique": "h = Unique(z)",
+}
+"""Nodes that take bfloat16 at opset 28 and not before; z is [3, 3], a = [0, 1], o = [0]."""
+
+
+@pytest.mark.parametrize("op_type", NEW_IN_BFLOAT16)
+def test_what_only_a_newer_opset_takes_in_bfloat16(op_type, loaded):
+    model = onnx.parser.parse_model(f"""
+    <ir_version: 10, opset_import: ["" : 28]>
+    g (bfloat16[3, 2] x) => (bfloat16 y)
+    <bfloat16[2, 3] w = {{16256, 49152, 16448, 16128, 16384, 48896}}, int64[2] a = {{0, 1}}, int64[1] o = {{0}}>
+    {{ z = MatMul(x, w) {NEW_IN_BFLOAT16[op_type]} s = ReduceSum<keepdims = 0>(h) y = Identity(s) }}
+    """)
+    if loaded < 28:
+        with pytest.raises(UnsupportedError, match="opset 26") as error:
+            build(model)
+        assert "bfloat16" in str(error.value.refusals)
+        return
+    built = build(model)
+    assert built.graph.opset() == 28 and not type_errors(built.model)
+    onnx.checker.check_model(
+        built.model, full_check=True
+    )  # onnxruntime has no MatMul in bfloat16; values: test_types.py
 
 
 @pytest.mark.parametrize("mode", ["DCR", "CRD"])
-def test_space_to_depth(mode):
+def test_space_to_depth(mode, loaded):
     """CRD is new: it is written out, and undone by the DepthToSpace of that mode."""
     graph, _ = settled(f"""
     g (float[2, 3, 4, 6] x) => (float[2, 3, 4, 6] y)
     {{ a = SpaceToDepth<blocksize = 2, mode = "{mode}">(x) y = DepthToSpace<blocksize = 2, mode = "{mode}">(a) }}
     """)
     x = np.arange(144, dtype=np.float32).reshape(2, 3, 4, 6)
-    assert graph.opset() == registry.NEWEST_OPSET
+    assert graph.opset() == loaded
     np.testing.assert_array_equal(Executor(graph.commit(), fallback=False)({"x": x})["y"], x)
 
 
-def test_the_new_attribute_of_range_goes():
+@pytest.mark.parametrize("shape", ["3, 4, 6", "3, H, W", "C, 4, 6", "C, H, W"])
+def test_space_to_depth_is_written_out_as_it_is(shape, monkeypatch):
+    text = f"""
+    g (float[N, {shape}] x) => (float[N, K, 2, 3] y) {{ y = SpaceToDepth<blocksize = 2, mode = "CRD">(x) }}
+    """
+    x = np.random.default_rng(0).normal(size=(2, 3, 4, 6)).astype(np.float32)
+    wanted = x.reshape(2, 3, 2, 2, 3, 2).transpose(0, 1, 3, 5, 2, 4).reshape(2, 12, 2, 3)
+    monkeypatch.setattr(downgrade, "newest_loaded", lambda limit: ASSURED)
+    graph, _ = settled(text)
+    np.testing.assert_array_equal(Executor(graph.commit(), fallback=False)({"x": x})["y"], wanted)
+
+
+def test_the_new_attribute_of_range_goes_where_opset_27_does(loaded):
     graph, _ = settled("g (float a) => (float[N] y) { y = Range<stash_type = 1>(a, a, a) }", 27)
-    assert not graph.nodes[0].attribute
-    onnxruntime.InferenceSession(graph.commit().SerializeToString())
+    assert [attribute.name for attribute in graph.nodes[0].attribute] == ["stash_type"] * (loaded >= 27)
+    assert opens(graph)
 
 
-def test_the_list_is_reviewed():
-    """Whatever changed after the newest opset is on the list, has a definition or a body, or is neither's business."""
-    changed = {
-        schema.name
-        for schema in onnx.defs.get_all_schemas_with_history()
-        if not schema.domain and schema.since_version > registry.NEWEST_OPSET
-    }
-    other = {name for name in changed - registry.WIDENED if registry.lookup_definition(name, "", NEWEST) is None}
-    assert other == {"SpaceToDepth"} and changed >= registry.WIDENED
+LATE = "a = QuantizeLinear(x, s, z) y = DequantizeLinear(a, s, z)"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "opset"),
+    [
+        (LATE, 27),
+        (f"{LATE} k = Constant<value = float {{2.5}}>() r = Mod(y, k)", 27),
+        (f"{LATE} d = Cast<to = 11>(y) r = Celu(d)", 28),
+    ],
+    ids=["quantized", "with what is written out", "with what opset 28 alone takes"],
+)
+def test_operators_that_have_older_kernels_only(nodes, opset, monkeypatch):
+    """onnxruntime 1.32 loads opset 28, without kernels for these: they run at the opset before."""
+    monkeypatch.setattr(downgrade, "newest_loaded", lambda limit: limit)
+    graph, training = settled(f"g (float[2, 4] x, float s, int8 z) => (float[2, 4] y) {{ {nodes} }}", 28)
+    assert graph.opset() == opset
+    assert [caution.text for caution in training.cautions] == [
+        "opset lowered from 28 to 27, the newest at which onnxruntime has kernels for DequantizeLinear, QuantizeLinear"
+    ] * (opset < 28)
+    if opset <= LOADED:
+        assert opens(graph) == (opset == 27)
+
+
+@pytest.mark.skipif(LOADED == ASSURED, reason="this onnxruntime loads no newer opset")
+def test_what_does_not_lag_has_kernels_in_its_newest_form():
+    """Where onnxruntime runs a row of the table at opset 26, it runs it at the newest that it loads."""
+    rows = [row for row in ROWS if row.op in CHANGED - downgrade.LAGGING and 18 <= row.opset <= ASSURED]
+    assert {row.op for row in rows} >= CHANGED & {"Cast", "Celu", "DepthToSpace", "Einsum", "Mod", "OneHot", "Range"}
+    for row in rows:
+        before, now = (Executor(forward_model(replace(row, opset=n), False)).name for n in (ASSURED, LOADED))
+        assert now == before, row
+
+
+def test_the_lists_are_reviewed():
+    """What changed since is on a list, has a definition, or is refused; what lags has kernels for its older form."""
+    assert downgrade.WIDENED <= CHANGED and downgrade.LAGGING <= downgrade.WIDENED
+    others = {name for name in CHANGED - downgrade.WIDENED if registry.lookup_definition(name, "", NEWEST) is None}
+    assert not others
 
 
 def test_an_older_file_format_is_written():
