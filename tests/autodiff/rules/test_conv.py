@@ -335,6 +335,7 @@ FORMS = [
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize(("size", "outputs"), [(9, 8), (16, 8), (16, 16)])
 @pytest.mark.parametrize(("form", "group", "stride", "kernel"), FORMS)
+@pytest.mark.thinned(3)
 def test_every_form_of_a_weights_gradient(monkeypatch, form, group, stride, kernel, size, outputs, symbolic):
     """Of few pixels, and of many with and without more channels than the input has."""
     monkeypatch.setattr(conv, "_weight_forms", lambda *known: ([form], form))
