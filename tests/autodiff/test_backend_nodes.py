@@ -576,11 +576,11 @@ def test_gradients_for_a_target_and_with_recomputation() -> None:
 def test_a_wrong_target_is_found(
     key: tuple[str, str], text: str, instead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert text in blocked._BODIES[key]
-    monkeypatch.setitem(blocked._BODIES, key, blocked._BODIES[key].replace(text, instead))
-    blocked._function.cache_clear()
+    assert text in blocked.BODIES[key]
+    monkeypatch.setitem(blocked.BODIES, key, blocked.BODIES[key].replace(text, instead))
+    blocked.function_of.cache_clear()
     found = kinds(*BLOCKED)
-    blocked._function.cache_clear()
+    blocked.function_of.cache_clear()
     assert [kind for _, kind, _ in found] == [RIGHT, RIGHT, WRONG]
 
 
