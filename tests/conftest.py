@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -20,8 +19,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--row", default="*", metavar="PATTERN", help="of the tables, only the rows that look like this")
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()  # thousands of tests live to the end: no collection of garbage need look at them again
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that is marked `thinned(n)` one in n is quick, and the rest are slow; which, chance decided once."""
+    families: dict[tuple[Any, ...], list[pytest.Item]] = {}
+    for item in items:
+        if mark := item.get_closest_marker("thinned"):
+            families.setdefault((item.parent, getattr(item, "originalname", item.name), *mark.args), []).append(item)
+    for (*_, n), family in families.items():
+        family.sort(key=lambda item: zlib.crc32(item.name.encode()))
+        for item in family[-(-len(family) // n) :]:
+            item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True)

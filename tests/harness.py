@@ -77,7 +77,7 @@ class Case:
     nodes: Sequence[onnx.NodeProto] = ()
 
     def __str__(self) -> str:
-        shapes = ",".join("x".join(map(str, np.shape(_array(x)))) if x is not None else "-" for x in self.inputs)
+        shapes = ",".join("x".join(map(str, np.shape(as_array(x)))) if x is not None else "-" for x in self.inputs)
         text = [f"{self.op}-{self.opset}", shapes, *(f"{k}={v}" for k, v in self.attrs.items()), self.note]
         return " ".join(part for part in text if part)
 
@@ -94,7 +94,7 @@ def const(values: Any, dtype: Any = np.int64) -> Const:
     return Const(np.asarray(values, dtype))
 
 
-def _array(x: Any) -> np.ndarray:
+def as_array(x: Any) -> np.ndarray:
     if isinstance(x, Const):
         return x.array
     return np.empty(x) if isinstance(x, tuple) else np.asarray(x)
@@ -108,7 +108,7 @@ def sample(case: Case) -> Arrays:
         if isinstance(x, tuple):
             feeds[f"x{i}"] = np.asarray(rng.uniform(case.low, case.high, x))
         elif x is not None:
-            feeds[f"x{i}"] = _array(x)
+            feeds[f"x{i}"] = as_array(x)
     return feeds
 
 
@@ -214,7 +214,7 @@ def wanted_inputs(case: Case) -> list[str]:
     every = [
         i
         for i, x in enumerate(case.inputs)
-        if isinstance(x, tuple) or (x is not None and not isinstance(x, Const) and _array(x).dtype.kind == "f")
+        if isinstance(x, tuple) or (x is not None and not isinstance(x, Const) and as_array(x).dtype.kind == "f")
     ]
     return [f"x{i}" for i in (every if case.only is None else case.only)]
 

@@ -124,6 +124,7 @@ def test_external_weights_are_never_read(tmp_path: Path) -> None:
     assert all(np.abs(result[f"w{i}_grad"]).max() > 0 for i in range(4))
 
 
+@pytest.mark.slow
 def test_seven_billion_parameters_within_500_megabytes(tmp_path: Path) -> None:
     path = llama(tmp_path / "llama.onnx")
     tables = [word for name in ("cos", "sin", "mask") for word in ("--freeze", name)]

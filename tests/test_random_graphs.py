@@ -140,6 +140,7 @@ def run(check: str, number: int, examples: int) -> None:
 
 
 @pytest.mark.parametrize("number", range(4))
+@pytest.mark.thinned(3)
 def test_walk(number: int) -> None:
     before = seen["compared"]
     run("walk", number, 100)
@@ -147,6 +148,7 @@ def test_walk(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", range(3))
+@pytest.mark.thinned(3)
 def test_build(number: int) -> None:
     before = seen["compared"]
     run("build", number, 50)

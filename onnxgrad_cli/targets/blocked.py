@@ -59,7 +59,7 @@ _CONV = """
         strides: ints = @strides
     > (x, w, B)
 """
-_BODIES = {
+BODIES = {
     (DENSE, "Conv"): _SIZES + _ROWS + """
     split = Concat <axis = 0> (first_blocks, second_blocks, block, last, block)
     in_blocks = Reshape (in_rows, split)
@@ -103,8 +103,9 @@ _WHOLE = """
 
 
 @cache
-def _function(domain: str, name: str) -> FunctionProto:
-    return parser.parse_function(_WHOLE.format(domain=domain, name=name, body=_BODIES[domain, name]))
+def function_of(domain: str, name: str) -> FunctionProto:
+    """The function that `BODIES` has for an operator."""
+    return parser.parse_function(_WHOLE.format(domain=domain, name=name, body=BODIES[domain, name]))
 
 
 def block_convolutions(graph: Graph) -> list[NodeProto]:
@@ -124,7 +125,7 @@ def block_convolutions(graph: Graph) -> list[NodeProto]:
         if node.op_type in ("Conv", "ConvTranspose") and node.input[1] in varying:
             domain, attributes = _fitting(graph, node)
             if domain:
-                call(graph, node, _function(domain, node.op_type), attributes)
+                call(graph, node, function_of(domain, node.op_type), attributes)
                 found.append(node)
     return found
 

@@ -29,7 +29,7 @@ from onnxgrad_cli.passes.prepare.upgrade import CHANGES, upgrade
 from onnxgrad_cli.verification.differences import directional
 from tests.autodiff.rows import ROWS, by_operator
 from tests.conftest import Each
-from tests.harness import Case, Const, _array, const, fed, forward_model, sample, wanted_inputs
+from tests.harness import Case, Const, as_array, const, fed, forward_model, sample, wanted_inputs
 
 OLDEST = 7
 
@@ -101,11 +101,11 @@ def older(case: Case, opset: int) -> Case | None:
         attrs.pop("stash_type", None)
     if case.op == "GridSample" and opset < 20 and "mode" in attrs:
         attrs["mode"] = {"linear": "bilinear", "cubic": "bicubic"}.get(attrs["mode"], attrs["mode"])
-    if opset < 8 and case.op in ("Sum", "Mean", "Max", "Min") and len({np.shape(_array(x)) for x in inputs}) > 1:
+    if opset < 8 and case.op in ("Sum", "Mean", "Max", "Min") and len({np.shape(as_array(x)) for x in inputs}) > 1:
         return None  # they did not broadcast
-    if opset < 12 and case.op == "Pow" and _array(inputs[1]).dtype != np.float64:
+    if opset < 12 and case.op == "Pow" and as_array(inputs[1]).dtype != np.float64:
         return None  # one type for base and exponent
-    if opset < 21 and any(_array(x).dtype.type.__module__ == "ml_dtypes" for x in inputs if x is not None):
+    if opset < 21 and any(as_array(x).dtype.type.__module__ == "ml_dtypes" for x in inputs if x is not None):
         return None  # four and eight bits
     if opset < 18 and (case.op == "OptionalGetElement" or (case.op == "MaxUnpool" and "overlapping" in case.note)):
         return None  # of a tensor; windows that overlap need a Scatter of opset 18

@@ -28,7 +28,7 @@ from onnxgrad_cli.ir.types import FLOATS, Arrays, dtype_of, is_float, tensor_typ
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare.opset import FIRST_WITH_BFLOAT16
 from onnxgrad_cli.passes.prepare.upgrade import upgrade
-from tests.autodiff.rows import ROWS, by_operator
+from tests.autodiff.rows import ROWS, by_operator, few, others
 from tests.conftest import Each
 from tests.harness import Case, Const, fed, forward_model, sample, with_gradient
 
@@ -39,6 +39,8 @@ SINGLE = {"Resize": (2,), "Upsample": (1,)}
 
 FLOAT = (np.float64, np.float32, *HALF.values())
 BY_OP = by_operator(ROWS)
+SOME = few(BY_OP, 6)
+OTHERS = others(BY_OP, SOME)
 
 
 # -- rows in half types -------------------------------------------------------------------------------------------
@@ -205,7 +207,14 @@ def check_types(row: Case, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("op", BY_OP)
 def test_what_a_rule_emits_takes_the_type(op: str, dtype: str, each: Each) -> None:
-    each(BY_OP[op], partial(check_types, dtype=dtype))
+    each(SOME[op], partial(check_types, dtype=dtype))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("op", OTHERS)
+def test_what_a_rule_emits_for_the_other_rows(op: str, dtype: str, each: Each) -> None:
+    each(OTHERS[op], partial(check_types, dtype=dtype))
 
 
 # -- the values -------------------------------------------------------------------------------------------------------

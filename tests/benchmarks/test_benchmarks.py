@@ -57,6 +57,7 @@ def test_a_network_has_the_same_weights_in_every_process() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_a_comparison_with_pytorch(kind: Kind, tmp_path: Path) -> None:
     row = train_step.compare(LENET, kind, 1, 2, ["torch"], tmp_path)
     names = {results.OURS, results.TORCH, *([results.FUSED] if kind == "adamw" else [])}

@@ -282,6 +282,7 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 @pytest.mark.parametrize("sizes", ["fixed", "any"])
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ROWS])
+@pytest.mark.thinned(2)
 def test_products_agree_with_torch(kind: str, name: str, sizes: str) -> None:
     against_torch(kind, name, sizes)
 
@@ -289,6 +290,7 @@ def test_products_agree_with_torch(kind: str, name: str, sizes: str) -> None:
 @pytest.mark.parametrize("sizes", ["fixed", "any"])
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.thinned(2)
 def test_rows_agree_with_torch(kind: str, name: str, sizes: str, form: str) -> None:
     model = against_torch(kind, name, sizes)
     if form == "row by row":

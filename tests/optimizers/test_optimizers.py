@@ -175,6 +175,7 @@ IDS = [f"{name}-{'-'.join(given) or 'default'}" for name, given, _, _ in SETTING
 
 @pytest.mark.parametrize(("name", "given", "kind", "same"), SETTINGS, ids=IDS)
 @pytest.mark.parametrize(("dtype", "bound"), KINDS)
+@pytest.mark.thinned(3)
 def test_beside_torch(
     name: str,
     given: dict[str, Any],
@@ -217,6 +218,7 @@ WITH["all-by-value"] = {**WITH["clip-value"], **WITH["accumulate"], **WITH["grou
 @pytest.mark.parametrize("asked", WITH.values(), ids=WITH.keys())
 @pytest.mark.parametrize(("name", "given", "kind", "same"), DECAYED, ids=[name for name, *_ in DECAYED])
 @pytest.mark.parametrize(("dtype", "bound"), KINDS)
+@pytest.mark.thinned(3)
 def test_with_what_goes_with_a_step_beside_torch(
     asked: dict[str, Any],
     name: str,

@@ -300,12 +300,12 @@ def test_check_proves_it_in_float64(shell: Shell) -> None:
 def test_check_finds_a_function_that_computes_something_else(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, domain: str, name: str, right: str, wrong: str
 ) -> None:
-    body = blocked._BODIES[domain, name]
+    body = blocked.BODIES[domain, name]
     assert right in body
-    monkeypatch.setitem(blocked._BODIES, (domain, name), body.replace(right, wrong))
-    blocked._function.cache_clear()
+    monkeypatch.setitem(blocked.BODIES, (domain, name), body.replace(right, wrong))
+    blocked.function_of.cache_clear()
     result = shell("build", "conv.onnx", "--target", "ort-cpu", "--grad-of-input", "x", "-o", "train.onnx")
-    blocked._function.cache_clear()
+    blocked.function_of.cache_clear()
     assert result.code == 4 and not Path("train.onnx").exists()
     assert "computes what the operators of the standard compute" in result.err + result.out
 

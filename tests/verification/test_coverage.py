@@ -31,6 +31,7 @@ def test_every_operator_stands_once(table: list[Coverage]) -> None:
     assert {(rule.domain, rule.op_type) for rule in registry.all_rules()} <= set(keys)
 
 
+@pytest.mark.slow
 def test_the_proofs_are_those_of_the_table_of_rows() -> None:
     assert proofs.of_rows() == coverage.proofs()["rows"], STALE
 

@@ -30,7 +30,6 @@ from onnxgrad_cli.view import Box, Drawing, Edge, Group, Kind, draw, fold, rende
 from onnxgrad_cli.view.drawing import LOOKS, boxes
 from onnxgrad_cli.view.layout import Place, layout
 from onnxgrad_cli.view.mermaid import too_large
-from onnxgrad_cli.view.svg import _size
 from tests import pictures
 from tests.cli_harness import MLP, UNKNOWN_OPS, Shell, save, save_external
 
@@ -531,9 +530,15 @@ def test_every_model_in_every_format(models: dict[str, ModelProto]) -> None:
         check_geometry(fold(whole, 20))
 
 
+def size(box: Box) -> tuple[float, float]:
+    """A width and a height of which few boxes share both."""
+    rows = [box.title, *box.lines]
+    return 7.0 * max(map(len, rows)) + 20, 15.0 * len(rows) + 10
+
+
 def check_geometry(drawing: Drawing) -> None:
     """Boxes lie apart and inside their frames, siblings don't overlap, and arrows begin and end at their boxes."""
-    found = layout(drawing, _size)
+    found = layout(drawing, size)
 
     def inside(inner: Place, outer: Place) -> bool:
         return (
@@ -566,7 +571,7 @@ def check_geometry(drawing: Drawing) -> None:
 
 def test_forward_flows_down_and_backward_up() -> None:
     drawing = draw(trained("digits_mlp"))
-    found = layout(drawing, _size)
+    found = layout(drawing, size)
     rows = {kind: [] for kind in Kind}
     for edge in drawing.edges:
         kinds = {drawing.boxes[end].kind for end in (edge.source, edge.target)}

@@ -210,11 +210,11 @@ def weight_gradient(op, x, g, w, win):
     than the other beyond that. Depthwise at stride 1, shifted images take half the time of the convolution, and
     products of whole rows, of which only diagonals are summed, 0.8-1.9 of theirs; at stride 2 it is equal or ahead.
     """
-    form = op.variant("weight gradient", *_weight_forms(g, w, win))
+    form = op.variant("weight gradient", *weight_forms(g, w, win))
     return op.reshape_like(WEIGHT_FORMS[form](op, x, g, w, win), w)
 
 
-def _weight_forms(g, w, win):
+def weight_forms(g, w, win):
     """The forms that there are of the gradient of a weight, and the one that suits its shapes."""
     channels = w.shape[1] if isinstance(w.shape[1], int) else 16
     width = g.shape[-1] if isinstance(g.shape[-1], int) else 0

@@ -56,6 +56,7 @@ def reference(op, ignored, reduction):
 @pytest.mark.parametrize("op", NAMES)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.thinned(4)
 def test_losses(reduction, weighted, op, opset):
     forms = itertools.product(SHAPES, IGNORED, [np.int64, np.int32]) if opset == 13 else [(SHAPES[1], 1, np.int64)]
     for shape, ignored, dtype in forms:

@@ -18,3 +18,15 @@ def by_operator(rows: Iterable[Case]) -> dict[str, list[Case]]:
     for row in rows:
         found.setdefault(f"{row.domain}.{row.op}".lstrip("."), []).append(row)
     return found
+
+
+def few(rows: dict[str, list[Case]], most: int) -> dict[str, list[Case]]:
+    """Of each operator some rows from all over its table, for a quick answer."""
+    return {operator: every[:: -(-len(every) // most)] for operator, every in rows.items()}
+
+
+def others(rows: dict[str, list[Case]], some: dict[str, list[Case]]) -> dict[str, list[Case]]:
+    """The rows that are not among some, of each operator that has such."""
+    taken = {operator: set(map(id, each)) for operator, each in some.items()}
+    left = {operator: [row for row in each if id(row) not in taken[operator]] for operator, each in rows.items()}
+    return {operator: each for operator, each in left.items() if each}

@@ -335,9 +335,10 @@ FORMS = [
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize(("size", "outputs"), [(9, 8), (16, 8), (16, 16)])
 @pytest.mark.parametrize(("form", "group", "stride", "kernel"), FORMS)
+@pytest.mark.thinned(3)
 def test_every_form_of_a_weights_gradient(monkeypatch, form, group, stride, kernel, size, outputs, symbolic):
     """Of few pixels, and of many with and without more channels than the input has."""
-    monkeypatch.setattr(conv, "_weight_forms", lambda *known: ([form], form))
+    monkeypatch.setattr(conv, "weight_forms", lambda *known: ([form], form))
     rng, outputs = np.random.default_rng(0), 8 if form == "shifts" else outputs
     arrays = [rng.standard_normal(s) for s in ((2, 8, size, size + 2), (outputs, 8 // group, kernel, kernel))]
     begins, ends = ([0, 0], [0, 0]) if kernel == 1 else ([1, 0], [1, 2])

@@ -59,7 +59,7 @@ def words(rows: int, count: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("rows", "columns", "indices"),
     [
-        (30522, 768, words(30522, 1024).reshape(8, 128)),
+        pytest.param(30522, 768, words(30522, 1024).reshape(8, 128), marks=pytest.mark.slow),
         (512, 768, rng.integers(0, 8, 1024)),
         (512, 768, -1 - rng.integers(0, 512, (4, 256))),
         (2, 768, rng.integers(0, 2, (8, 512))),

@@ -147,6 +147,7 @@ SEEDS = (("y",), ("y_h",), ("y", "y_h"))
 
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize(("direction", "given"), list(itertools.product(DIRECTIONS, OPTIONAL)))
+@pytest.mark.thinned(4)
 def test_lstm(direction, given, symbolic):
     for more in ((), ("c",), ("h", "c", "p")):
         for seeded in (*SEEDS, ("y_c",), ("y", "y_h", "y_c")):
@@ -161,6 +162,7 @@ def keeping(monkeypatch):
 
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize(("direction", "given"), list(itertools.product(DIRECTIONS, ((), ("b",), ("b", "h")))))
+@pytest.mark.thinned(4)
 def test_lstm_that_keeps_its_gates(keeping, direction, given, symbolic):
     for more, seeded in itertools.product(((), ("c",)), (*SEEDS, ("y_c",), ("y", "y_h", "y_c"))):
         model = compare("LSTM", lstm_step, {*given, *more}, direction, {}, seeded, symbolic=symbolic)
@@ -222,6 +224,7 @@ def test_gates_are_kept_where_products_are_dear(units):
 
 @pytest.mark.parametrize("before", [0, 1])
 @pytest.mark.parametrize(("direction", "given"), list(itertools.product(DIRECTIONS, OPTIONAL)))
+@pytest.mark.thinned(4)
 def test_gru(direction, given, before):
     for seeded, symbolic in itertools.product(SEEDS, (False, True)):
         compare("GRU", lambda *a: gru_step(*a, linear_before_reset=before), given, direction,
@@ -229,6 +232,7 @@ def test_gru(direction, given, before):
 
 
 @pytest.mark.parametrize(("direction", "given"), list(itertools.product(DIRECTIONS, OPTIONAL)))
+@pytest.mark.thinned(3)
 def test_rnn(direction, given):
     for seeded, symbolic in itertools.product(SEEDS, (False, True)):
         compare("RNN", rnn_step, given, direction, {}, seeded, symbolic=symbolic)
@@ -264,6 +268,7 @@ def test_activations_with_parameters(op, direction):
         *(("RNN", d, ("b", "lens", "h"), {}) for d in DIRECTIONS),
     ],
 )
+@pytest.mark.thinned(3)
 def test_clip(op, direction, given, options):
     for clip in (0.3, 0.7):
         renamed = {"input_forget" if name == "coupled" else name: int(value) for name, value in options.items()}
@@ -273,6 +278,7 @@ def test_clip(op, direction, given, options):
 
 @pytest.mark.parametrize("given", [(), ("b", "lens", "h", "c", "p")])
 @pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.thinned(3)
 def test_input_forget(direction, given):
     compare("LSTM", partial(lstm_step, coupled=True), given, direction, {"input_forget": 1}, ("y", "y_h", "y_c"))
 
@@ -288,6 +294,7 @@ def test_rnn_with_relu():
         *(("LSTM", names) for names in (["", "", "y_c"], ["", "y_h", "y_c"], ["y", "", "y_c"])),
     ],
 )
+@pytest.mark.thinned(3)
 def test_any_subset_of_the_outputs(op, names):
     """Where Y is no output the gradient needs it all the same: the layer hands it out, and is not computed twice."""
     given = ("b", "lens", "h", "c") if op == "LSTM" else ("b", "lens", "h")
@@ -297,6 +304,7 @@ def test_any_subset_of_the_outputs(op, names):
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("op", GATES)
+@pytest.mark.thinned(3)
 def test_batch_first(op, direction):
     """onnxruntime has no layer with layout = 1: `prepare` puts the layer between transposes."""
     for given in ((), ("b", "lens", "h"), *((("b", "lens", "h", "c", "p"),) if op == "LSTM" else ())):

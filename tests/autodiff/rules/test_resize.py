@@ -38,6 +38,7 @@ def check_adjoint(case, symbolic=False):
 @pytest.mark.parametrize("by", ["scales", "sizes"])
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.thinned(4)
 def test_adjoint(mode, coordinates, by, symbolic):
     if coordinates == "align_corners" and by == "scales":
         pytest.skip("refused, see test_a_broken_size_between_aligned_corners_is_refused")
@@ -58,6 +59,7 @@ def test_adjoint(mode, coordinates, by, symbolic):
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.thinned(4)
 def test_adjoint_with_antialias(mode, coordinates, symbolic):
     rng = np.random.default_rng(0)
     for (old, new), outside in itertools.product([*SIZES, (20, 3), (31, 7)], (0, 1)):
@@ -69,6 +71,7 @@ def test_adjoint_with_antialias(mode, coordinates, symbolic):
 
 @pytest.mark.parametrize("given", ["constant", "at run time", "symbolic"])
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.thinned(4)
 def test_adjoint_of_a_crop(mode, given):
     rng = np.random.default_rng(0)
     regions = [(0.2, 0.8), (0, 1), (0.3, 1), (-0.2, 1.1), (0.7, 0.1), (0.13, 1)]

@@ -55,6 +55,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.thinned(3)
 def test_the_halves_are_the_whole(settings: dict[str, Any]) -> None:
     whole = digits(**settings).model
     halves = split(whole)

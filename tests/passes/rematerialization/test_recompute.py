@@ -79,6 +79,7 @@ ASKED = ["elementwise", "block:/*4/Mul*", "block:/1[0-9]/*", "budget:100kB", "bu
 
 @pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_ALL"])
 @pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.thinned(3)
 def test_gradients_are_the_same(asked: str, level: str) -> None:
     model, feeds = exported(blocks()), data()
     plain, again = made(model, dims={"batch": BATCH}), made(model, asked, dims={"batch": BATCH})
@@ -90,6 +91,7 @@ def test_gradients_are_the_same(asked: str, level: str) -> None:
 
 
 @pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.thinned(3)
 def test_beside_torch(asked: str) -> None:
     net, feeds = blocks(3), data()
     again = made(exported(net), asked)

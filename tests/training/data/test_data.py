@@ -580,6 +580,7 @@ def test_ranges_meet() -> None:
 # -- larger than memory -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_folder_may_be_larger_than_memory(tmp_path: Path) -> None:
     """1 GiB of float32 in a process that may have 256 MiB more than it starts with."""
     samples, width = 2**14, 2**14
