@@ -8,97 +8,132 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the same names again, for type checkers; a test holds the two together
     __version__: str
     from onnxgrad_cli.autodiff.registry import (
-        all_rules,
-        definition,
-        lookup,
-        no_gradient,
-        refuse,
-        rule,
-        scoped,
-        stop_gradient,
+        all_rules as all_rules,
+        definition as definition,
+        lookup as lookup,
+        no_gradient as no_gradient,
+        refuse as refuse,
+        rule as rule,
+        scoped as scoped,
+        stop_gradient as stop_gradient,
     )
-    from onnxgrad_cli.builder import TrainingModel, build
-    from onnxgrad_cli.compat.generate_artifacts import LossType, OptimType, generate_artifacts
-    from onnxgrad_cli.compat.gradient_lists import gradient_definition
-    from onnxgrad_cli.compat.loss_output import add_loss_output, get_train_initializer
-    from onnxgrad_cli.compat.onnx_derivative import DerivativeOptions, onnx_derivative
-    from onnxgrad_cli.compat.random_feed import random_feed
-    from onnxgrad_cli.derivatives.kinds import derive
-    from onnxgrad_cli.errors import OnnxgradError
-    from onnxgrad_cli.jobs.export import run_export
-    from onnxgrad_cli.jobs.train import Course, Trained, run_train
-    from onnxgrad_cli.losses.spec import LossSpec
-    from onnxgrad_cli.options import Options
-    from onnxgrad_cli.training.trainer import Trainer
-    from onnxgrad_cli.verification.gradcheck import gradcheck
+    from onnxgrad_cli.builder import TrainingModel as TrainingModel, build as build
+    from onnxgrad_cli.common.choices import (
+        Derivative as Derivative,
+        Init as Init,
+        Mode as Mode,
+        Preset as Preset,
+        Quantization as Quantization,
+        Recomputation as Recomputation,
+        Reduction as Reduction,
+        TargetName as TargetName,
+        Yield as Yield,
+    )
+    from onnxgrad_cli.compat.artifacts import open_artifacts as open_artifacts, save_checkpoint as save_checkpoint
+    from onnxgrad_cli.compat.generate_artifacts import (
+        LossType as LossType,
+        OptimType as OptimType,
+        generate_artifacts as generate_artifacts,
+    )
+    from onnxgrad_cli.compat.gradient_lists import gradient_definition as gradient_definition
+    from onnxgrad_cli.compat.loss_output import (
+        add_loss_output as add_loss_output,
+        get_train_initializer as get_train_initializer,
+    )
+    from onnxgrad_cli.compat.onnx_derivative import (
+        DerivativeOptions as DerivativeOptions,
+        onnx_derivative as onnx_derivative,
+    )
+    from onnxgrad_cli.compat.random_feed import random_feed as random_feed
+    from onnxgrad_cli.derivatives.kinds import derive as derive
+    from onnxgrad_cli.emission.emitter import Op as Op
+    from onnxgrad_cli.emission.values import Val as Val
+    from onnxgrad_cli.errors import (
+        Caution as Caution,
+        CheckFailed as CheckFailed,
+        OnnxgradError as OnnxgradError,
+        Refusal as Refusal,
+        Unknown as Unknown,
+        UnsupportedError as UnsupportedError,
+        UsageError as UsageError,
+    )
+    from onnxgrad_cli.files import ModelSource as ModelSource
+    from onnxgrad_cli.jobs.artifacts import run_artifacts as run_artifacts
+    from onnxgrad_cli.jobs.build import inspect as inspect, run_build as run_build
+    from onnxgrad_cli.jobs.check import run_check as run_check
+    from onnxgrad_cli.jobs.derive import run_derive as run_derive
+    from onnxgrad_cli.jobs.expand import run_expand as run_expand
+    from onnxgrad_cli.jobs.export import run_export as run_export
+    from onnxgrad_cli.jobs.train import Course as Course, Trained as Trained, run_train as run_train
+    from onnxgrad_cli.jobs.tune import run_tune as run_tune
+    from onnxgrad_cli.jobs.verify_op import (
+        Request as Request,
+        Verification as Verification,
+        run_verify_op as run_verify_op,
+    )
+    from onnxgrad_cli.jobs.view import run_view as run_view
+    from onnxgrad_cli.losses.registry import loss as loss
+    from onnxgrad_cli.losses.spec import LossSpec as LossSpec
+    from onnxgrad_cli.optimizers.registry import optimizer as optimizer
+    from onnxgrad_cli.options import (
+        Group as Group,
+        LoraSpec as LoraSpec,
+        Options as Options,
+        RecomputeSpec as RecomputeSpec,
+    )
+    from onnxgrad_cli.record import Training as Training
+    from onnxgrad_cli.report.model import Report as Report
+    from onnxgrad_cli.training.metrics import metric as metric
+    from onnxgrad_cli.training.steps.base import NotFinite as NotFinite
+    from onnxgrad_cli.training.trainer import Trainer as Trainer
+    from onnxgrad_cli.verification.gradcheck import gradcheck as gradcheck
+    from onnxgrad_cli.verification.proof import Proof as Proof
 
-_HOMES = {
-    "Course": "jobs.train",
-    "DerivativeOptions": "compat.onnx_derivative",
-    "LossSpec": "losses.spec",
-    "LossType": "compat.generate_artifacts",
-    "OnnxgradError": "errors",
-    "OptimType": "compat.generate_artifacts",
-    "Options": "options",
-    "Trained": "jobs.train",
-    "Trainer": "training.trainer",
-    "TrainingModel": "builder",
-    "add_loss_output": "compat.loss_output",
-    "all_rules": "autodiff.registry",
-    "build": "builder",
-    "definition": "autodiff.registry",
-    "derive": "derivatives.kinds",
-    "generate_artifacts": "compat.generate_artifacts",
-    "get_train_initializer": "compat.loss_output",
-    "gradcheck": "verification.gradcheck",
-    "gradient_definition": "compat.gradient_lists",
-    "lookup": "autodiff.registry",
-    "no_gradient": "autodiff.registry",
-    "onnx_derivative": "compat.onnx_derivative",
-    "random_feed": "compat.random_feed",
-    "refuse": "autodiff.registry",
-    "rule": "autodiff.registry",
-    "run_export": "jobs.export",
-    "run_train": "jobs.train",
-    "scoped": "autodiff.registry",
-    "stop_gradient": "autodiff.registry",
+_NAMES = {
+    "autodiff.registry": "all_rules definition lookup no_gradient refuse rule scoped stop_gradient",
+    "builder": "TrainingModel build",
+    "common.choices": "Derivative Init Mode Preset Quantization Recomputation Reduction TargetName Yield",
+    "compat.artifacts": "open_artifacts save_checkpoint",
+    "compat.generate_artifacts": "LossType OptimType generate_artifacts",
+    "compat.gradient_lists": "gradient_definition",
+    "compat.loss_output": "add_loss_output get_train_initializer",
+    "compat.onnx_derivative": "DerivativeOptions onnx_derivative",
+    "compat.random_feed": "random_feed",
+    "derivatives.kinds": "derive",
+    "emission.emitter": "Op",
+    "emission.values": "Val",
+    "errors": "Caution CheckFailed OnnxgradError Refusal Unknown UnsupportedError UsageError",
+    "files": "ModelSource",
+    "jobs.artifacts": "run_artifacts",
+    "jobs.build": "inspect run_build",
+    "jobs.check": "run_check",
+    "jobs.derive": "run_derive",
+    "jobs.expand": "run_expand",
+    "jobs.export": "run_export",
+    "jobs.train": "Course Trained run_train",
+    "jobs.tune": "run_tune",
+    "jobs.verify_op": "Request Verification run_verify_op",
+    "jobs.view": "run_view",
+    "losses.registry": "loss",
+    "losses.spec": "LossSpec",
+    "optimizers.registry": "optimizer",
+    "options": "Group LoraSpec Options RecomputeSpec",
+    "record": "Training",
+    "report.model": "Report",
+    "training.metrics": "metric",
+    "training.steps.base": "NotFinite",
+    "training.trainer": "Trainer",
+    "verification.gradcheck": "gradcheck",
+    "verification.proof": "Proof",
 }
+"""Module -> the names in it that users import from here."""
 
-__all__ = [
-    "Course",
-    "DerivativeOptions",
-    "LossSpec",
-    "LossType",
-    "OnnxgradError",
-    "OptimType",
-    "Options",
-    "Trained",
-    "Trainer",
-    "TrainingModel",
-    "__version__",
-    "add_loss_output",
-    "all_rules",
-    "build",
-    "definition",
-    "derive",
-    "generate_artifacts",
-    "get_train_initializer",
-    "gradcheck",
-    "gradient_definition",
-    "lookup",
-    "no_gradient",
-    "onnx_derivative",
-    "random_feed",
-    "refuse",
-    "rule",
-    "run_export",
-    "run_train",
-    "scoped",
-    "stop_gradient",
-]
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = sorted([*_HOMES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.compat.artifacts import CHECKPOINT, EVALUATION, OPTIMIZER, TRAINING, make_artifacts, save_artifacts
 from onnxgrad_cli.compat.generate_artifacts import opens_frozen
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.files import make_folder
+from onnxgrad_cli.files import ModelSource, make_folder
 from onnxgrad_cli.jobs.build_attempt import BuildAttempt, BuildRequest
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.report import File, Report
@@ -24,7 +24,7 @@ FED = ("model input", "label", "sample weight")
 
 
 def run_artifacts(
-    model: str | Path,
+    model: ModelSource,
     folder: Path,
     options: Options | None = None,
     *,
@@ -66,7 +66,7 @@ def run_artifacts(
     make_folder(folder, "`artifacts`")
     request = BuildRequest(model, options, verify, test_data, dump_passes, None, force, check, command, tell)
     target = folder / f"{prefix}{TRAINING}"
-    attempt = BuildAttempt(request, lambda source: target, reports, no_report, keeps_original=True)
+    attempt = BuildAttempt(request, target, reports, no_report, keeps_original=True)
     built, original = attempt.built, attempt.original
     assert original is not None
 

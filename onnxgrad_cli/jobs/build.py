@@ -12,7 +12,7 @@ from onnx import ModelProto
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
-from onnxgrad_cli.files import STREAM, load_model, save_model
+from onnxgrad_cli.files import STREAM, ModelSource, own_model, save_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.jobs.build_attempt import BuildAttempt, BuildRequest
 from onnxgrad_cli.jobs.pass_dump import PassDump
@@ -24,7 +24,7 @@ from onnxgrad_cli.standard.training_info import check_request, pack, step_model
 
 
 def run_build(
-    model: str | Path,
+    model: ModelSource,
     out: str | Path | None = None,
     options: Options | None = None,
     *,
@@ -68,7 +68,7 @@ def run_build(
     check_request(options)
     request = BuildRequest(model, options, verify, test_data, dump_passes, stop_after, force, check, command, tell)
     packs = options.training_info and stop_after is None
-    target = partial(target_of, out=out, word=stop_after or "train")
+    target = target_of(model, out, stop_after or "train")
     attempt = BuildAttempt(request, target, reports, no_report, keeps_original=packs)
     result = attempt.run(partial(_packed if packs else _plain, attempt), attempt.dump)
     if result is not None:
@@ -90,7 +90,7 @@ def _packed(attempt: BuildAttempt) -> tuple[ModelProto, ModelProto]:
     return packed, step_model(packed, 0)
 
 
-def inspect(model: str | Path, options: Options | None = None, *, command: str = "", tell: Tell = silent) -> Report:
+def inspect(model: ModelSource, options: Options | None = None, *, command: str = "", tell: Tell = silent) -> Report:
     """Say what `run_build` would do with a model, and write nothing.
 
     Returns:
@@ -102,7 +102,7 @@ def inspect(model: str | Path, options: Options | None = None, *, command: str =
     """
     options = options or Options()
     check_request(options)
-    proto, path = load_model(model)
+    proto, path = own_model(model)
     built = TrainingModel(Graph(proto, path), options)
     error: OnnxgradError | None = None
     try:

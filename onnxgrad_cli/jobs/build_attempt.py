@@ -12,7 +12,7 @@ from onnx import ModelProto
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import CheckFailed, OnnxgradError, UnsupportedError, UsageError, suggest
-from onnxgrad_cli.files import check_external_data, check_target, load_model, save_bytes
+from onnxgrad_cli.files import ModelSource, check_external_data, check_target, own_model, save_bytes
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import nbytes
@@ -33,7 +33,7 @@ AfterPass = Callable[[Pass, Graph, PassRecord], None]
 class BuildRequest:
     """What a job that builds is asked for; the attributes are those of `run_build`."""
 
-    model: str | Path
+    model: ModelSource
     options: Options
     verify: bool | None = None
     test_data: Path | None = None
@@ -76,13 +76,13 @@ class BuildAttempt:
     def __init__(
         self,
         request: BuildRequest,
-        target: Callable[[Path | None], Path | None],
+        target: Path | None,
         reports: Sequence[Path],
         no_report: bool,
         keeps_original: bool,
     ) -> None:
-        proto, path = load_model(request.model)
-        self.request, self.path, self.target = request, path, target(path)
+        proto, path = own_model(request.model)
+        self.request, self.path, self.target = request, path, target
         self.reports = _report_files(self.target, reports, no_report)
         _check_targets(self.target, self.reports, proto, path, request.force)
         _check_words(request, self.reports)

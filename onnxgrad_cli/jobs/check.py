@@ -7,14 +7,14 @@ from pathlib import Path
 
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.compat.artifacts import with_stored
-from onnxgrad_cli.files import load_model
+from onnxgrad_cli.files import ModelSource, own_model
 from onnxgrad_cli.jobs.proof_data import fit, read_data
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.verification.proof import Proof, prove
 
 
 def run_check(
-    model: str | Path,
+    model: ModelSource,
     *,
     data: Path | None = None,
     sizes: Mapping[str, int] | None = None,
@@ -33,7 +33,7 @@ def run_check(
         UsageError: it is no training model, or the data do not fit it.
         OnnxgradError: a file can't be read.
     """
-    proto, path = load_model(model)
+    proto, path = own_model(model)
     roles = describe(proto)
     if path is not None:
         proto = with_stored(proto, path)

@@ -12,14 +12,14 @@ from onnxgrad_cli.compat.onnx_derivative import DerivativeOptions, check, cotang
 from onnxgrad_cli.derivatives.derivative_model import float_initializers, float_inputs, open_model
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.files import STREAM, check_external_data, check_target, load_model, save_model
+from onnxgrad_cli.files import STREAM, ModelSource, check_external_data, check_target, own_model, save_model
 from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.parameters.patterns import matching
 
 
 def run_derive(
-    model: str | Path,
+    model: ModelSource,
     out: str | Path | None = None,
     kind: Derivative = "vjp",
     *,
@@ -58,8 +58,8 @@ def run_derive(
         raise UsageError(
             "`loss_output` and `labels` mean something with `flags=loss` alone", "add it, or leave them out"
         )
-    proto, path = load_model(model)
-    target = target_of(path, out, kind)
+    proto, path = own_model(model)
+    target = target_of(model, out, kind)
     if target is not None:
         check_target(target, proto, path, force)
     check_external_data(proto, path)

@@ -16,7 +16,7 @@ from onnx import ModelProto
 from onnxgrad_cli.autodiff.definitions.preview import PREVIEW
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import Refusal, UnsupportedError, UsageError
-from onnxgrad_cli.files import STREAM, check_target, load_model, save_model
+from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model, save_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.jobs.targets import target_of
@@ -53,7 +53,7 @@ class Piece:
 
 
 def run_expand(
-    model: str | Path,
+    model: ModelSource,
     out: str | Path | None = None,
     *,
     keep_outputs: bool = False,
@@ -78,8 +78,8 @@ def run_expand(
         UnsupportedError: a node can't be expanded.
         OnnxgradError: the model can't be read or breaks the standard, or a file can't be written.
     """
-    proto, path = load_model(model)
-    target = target_of(path, out, "expanded")
+    proto, path = own_model(model)
+    target = target_of(model, out, "expanded")
     check_training_info(proto, path)
     if target is None and proto.training_info:
         raise UsageError("the model becomes several, which can't all go to stdout", "name a file with -o")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.files import STREAM, check_target, load_model, save_model
+from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model, save_model
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.metadata import Adapter
@@ -18,7 +18,7 @@ from onnxgrad_cli.training.run.merge import merge
 
 
 def run_export(
-    source: Path, model: str | Path, out: str | Path | None = None, *, use_ema: bool = False, force: bool = False
+    source: Path, model: ModelSource, out: str | Path | None = None, *, use_ema: bool = False, force: bool = False
 ) -> list[Path]:
     """Write the inference model with the weights of a checkpoint, adapters merged into those they belong to.
 
@@ -37,8 +37,8 @@ def run_export(
         OnnxgradError: the checkpoint can't be read, or is that of another model.
     """
     weights, state, adapters = _read(source, use_ema)
-    proto, path = load_model(model)
-    target = target_of(path, out, "trained")
+    proto, path = own_model(model)
+    target = target_of(model, out, "trained")
     if target is not None:
         check_target(target, proto, path, force)
     return save_model(merge(proto, adapters, weights, path, state), target or STREAM, path, force)

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from onnxgrad_cli.files import STREAM
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.files import STREAM, ModelSource
 
 
-def target_of(source: Path | None, out: str | Path | None, word: str) -> Path | None:
-    """Where a model goes: as asked, else beside the one it was made from, as `<model>.<word>.onnx`; None is stdout."""
+def target_of(model: ModelSource, out: str | Path | None, word: str, suffix: str = ".onnx") -> Path | None:
+    """Where a model goes: as asked, else beside the one it was made from, as `<model>.<word>.onnx`; None is stdout.
+
+    Raises:
+        UsageError: it was made from one in memory, and nothing is asked for.
+    """
     if out is None:
-        return source.with_name(f"{source.stem}.{word}.onnx") if source else None
+        if not isinstance(model, (str, Path)):
+            raise UsageError("`out`: there is no file beside which to write, for the model is in memory", "name a file")
+        source = Path(model)
+        return None if str(model) == STREAM else source.with_name(f"{source.stem}.{word}{suffix}")
     return None if str(out) == STREAM else Path(out)

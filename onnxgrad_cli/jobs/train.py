@@ -13,10 +13,12 @@ from onnx import ModelProto
 
 import onnxgrad_cli
 from onnxgrad_cli.builder import TrainingModel, build
+from onnxgrad_cli.common import checks
+from onnxgrad_cli.common.choices import Init
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.session import find_provider
-from onnxgrad_cli.files import STREAM, check_target, load_model, save_bytes, save_model
+from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model, save_bytes, save_model
 from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.options import Options
@@ -64,13 +66,16 @@ class Course:
         use_ema: judge and write the averages that `Options.ema` keeps, in place of the weights.
         provider, threads: what it runs on; see `Trainer`.
         prefix, val_prefix: what the names in the data have before those of the inputs.
+
+    Raises:
+        UsageError: a word, a number or a type does not fit; the message names the field.
     """
 
     epochs: int = 10
     batch_size: int = 32
     learning_rate: float = RATE
     schedule: str = "constant"
-    init: str = "keep"
+    init: Init = "keep"
     seed: int = 0
     metrics: tuple[str, ...] = ()
     patience: int | None = None
@@ -80,6 +85,23 @@ class Course:
     threads: int | None = None
     prefix: str = ""
     val_prefix: str = ""
+
+    def __post_init__(self) -> None:
+        for name, low in (("epochs", 1), ("batch_size", 1), ("save_every", 0)):
+            checks.at_least(name, getattr(self, name), low, whole=True)
+        for name in ("patience", "threads"):
+            if getattr(self, name) is not None:
+                checks.at_least(name, getattr(self, name), 1, whole=True)
+        if not checks.is_number(self.learning_rate):
+            raise UsageError(f"`learning_rate={self.learning_rate!r}`: a finite number is wanted")
+        checks.one_of("init", self.init, Init)
+        checks.at_least("seed", self.seed, 0, whole=True)
+        object.__setattr__(
+            self, "metrics", checks.tuple_of("metrics", self.metrics, str, "such as metrics=('accuracy',)")
+        )
+        checks.flag("use_ema", self.use_ema)
+        for name in ("schedule", "provider", "prefix", "val_prefix"):
+            checks.text(name, getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -104,7 +126,7 @@ class Trained:
 
 
 def run_train(
-    model: str | Path,
+    model: ModelSource,
     data: str | Path,
     out: str | Path | None = None,
     options: Options | None = None,
@@ -210,17 +232,17 @@ class _Run:
 
 
 def _ready(
-    model: str | Path, data: str | Path, val: str | Path | float | None, out: str | Path | None, options: Options,
+    model: ModelSource, data: str | Path, val: str | Path | float | None, out: str | Path | None, options: Options,
     course: Course, adapter: Path | None, force: bool, link: Communicator, tell: Tell,
 ) -> tuple[_Run, Path]:  # fmt: skip
     """Build the training model, open the data, and say where the trained one goes."""
     options = replace(options, optimizer=options.optimizer or "adam", embed_state=False)  # the trainer begins it
-    if str(model) == STREAM or str(out) == STREAM:
+    if model == STREAM or str(out) == STREAM:
         raise UsageError("a run reads its model from a file and writes to one", "name both")
     if adapter is not None and not options.lora:
         raise UsageError("`adapter`: no adapters are trained", "ask for them with `lora=RANK`")
-    original, path = load_model(model)
-    target = target_of(path, out, "trained")
+    original, path = own_model(model)
+    target = target_of(model, out, "trained")
     assert target is not None
     if adapter is not None and adapter.resolve() == target.resolve():
         raise UsageError(f"`adapter`: '{adapter}' is the trained model", "name another file")

@@ -21,10 +21,11 @@ from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.interleaved_timing import interleaved
 from onnxgrad_cli.execution.session import load_onnxruntime, open_session
-from onnxgrad_cli.files import STREAM, load_model, save_bytes
+from onnxgrad_cli.files import STREAM, ModelSource, own_model, save_bytes
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import shape_of
+from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.targets import STANDARD
 
@@ -59,7 +60,7 @@ class Measured:
 
 
 def run_tune(
-    model: str | Path,
+    model: ModelSource,
     out: str | Path | None = None,
     options: Options | None = None,
     *,
@@ -87,7 +88,7 @@ def run_tune(
         UnsupportedError: the model can't be differentiated.
         OnnxgradError: the model can't be read, a file can't be written, or two forms compute different gradients.
     """
-    if str(model) == STREAM or str(out) == STREAM:
+    if model == STREAM or str(out) == STREAM:
         raise UsageError("tuning reads its model from a file and writes to one", "name both")
     options = replace(options or Options(), tuned={})
     if options.target != STANDARD:
@@ -95,9 +96,9 @@ def run_tune(
             f"tuning measures standard operators, and `target={options.target!r}` has forms of its own",
             "leave `target` out",
         )
-    proto, path = load_model(model)
-    assert path is not None
-    target = Path(out) if out is not None else path.with_name(f"{path.stem}.tuned.toml")
+    proto, path = own_model(model)
+    target = Path(out) if out is not None else target_of(model, None, "tuned", ".toml")
+    assert target is not None, "stdin is refused above"
     if target.exists():
         load_tuned(target)
     open_ = _differentiated(proto, path, options)
@@ -121,7 +122,7 @@ def run_tune(
     return found, target
 
 
-def _differentiated(model: ModelProto, path: Path, options: Options) -> TrainingModel:
+def _differentiated(model: ModelProto, path: Path | None, options: Options) -> TrainingModel:
     copy = copied(model)
     built = TrainingModel(Graph(copy, path), options)
     built.run(stop_after="backward")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from onnxgrad_cli.errors import UsageError, suggest
-from onnxgrad_cli.files import STREAM, check_target, load_model, save_bytes
+from onnxgrad_cli.files import STREAM, ModelSource, check_target, read_model, save_bytes
 from onnxgrad_cli.view import Drawing, draw, fold, render
 from onnxgrad_cli.view.render import SUFFIXES
 
 
 def run_view(
-    model: str | Path,
+    model: ModelSource,
     out: str | Path | None = None,
     kind: str | None = None,
     *,
@@ -38,7 +38,7 @@ def run_view(
     """
     target = None if out is None or str(out) == STREAM else Path(out)
     kind = kind or _by_suffix(target)
-    proto, path = load_model(model)
+    proto, path = read_model(model)
     if target is not None:
         check_target(target, proto, path, force)
     drawing = fold(draw(proto, path), limit, depth)

@@ -20,6 +20,7 @@ from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.common.wording import flag_of, in_flags
 from onnxgrad_cli.cost import cost
 from onnxgrad_cli.errors import Caution, CheckFailed, OnnxgradError, Refusal, UnsupportedError
+from onnxgrad_cli.files import ModelSource
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.randomness import RANDOM, is_random
 from onnxgrad_cli.ir.types import dtype_of, shape_of
@@ -57,7 +58,7 @@ def make_report(
     files: Sequence[File] = (),
     command: Sequence[str] | str = "",
     options: Options | None = None,
-    model: str | Path = "",
+    model: ModelSource = "",
     sizes: Mapping[str, int] | None = None,
 ) -> Report:
     """Gather everything there is to say about a build.
@@ -72,14 +73,15 @@ def make_report(
         sizes: symbol -> size, for the cost; a symbol without one counts as 1.
     """
     options = options or (built.options if built else Options())
-    model = str(model or (built and built.graph.path) or "")
+    named = model if isinstance(model, (str, Path)) else ""
+    source = str(named or (built and built.graph.path) or "")
     status, verdict = _verdict(built, error, proof)
     report = Report(
         status=status,
         verdict=verdict,
         asked=Asked(
             command=command if isinstance(command, str) else shlex.join(command),
-            model=model,
+            model=source,
             opset=built.graph.opset() if built else None,
             losses=list(_losses(options, built.training.judged if built else [])),
             optimizer=_optimizer(options),

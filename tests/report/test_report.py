@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from onnx import helper, numpy_helper
 from rich.console import Console
 
 from onnxgrad_cli.builder import TrainingModel, build
+from onnxgrad_cli.common.wording import in_flags
 from onnxgrad_cli.cost import Cost, cost
 from onnxgrad_cli.errors import CheckFailed, OnnxgradError, Refusal, UnsupportedError, UsageError
 from onnxgrad_cli.ir.graph import Graph
@@ -202,17 +204,21 @@ def test_a_failed_check_names_what_failed() -> None:
     )
 
 
+def told(refusals: Iterable[Refusal]) -> list[Refusal]:
+    return [dataclasses.replace(refusal, hint=in_flags(refusal.hint)) for refusal in refusals]
+
+
 def test_a_refusal_lists_every_node_and_what_to_do() -> None:
     built, error = refused()
     assert len(error.refusals) == 2
     report = make_report(built=built, error=error, model="m.onnx")
-    assert (report.status, report.refusals) == ("refused", list(error.refusals))
+    assert (report.status, report.refusals) == ("refused", told(error.refusals))
     assert [w.name for w in report.weights] == ["w"]
     assert "## Cost" not in render(report, "md")
     for kind in ("md", "html", "txt"):
         text = render(report, kind)
         for refusal in error.refusals:
-            assert refusal.hint in text
+            assert in_flags(refusal.hint) in text
     cells = [cell for table in tables(render(report, "md")) for row in table for cell in row]
     for refusal in error.refusals:
         assert one_line(refusal.node) in cells
@@ -553,7 +559,7 @@ def test_json_is_the_whole_tree() -> None:
     assert tree["format"] == 1
     built, error = refused()
     refusals = json.loads(render(make_report(built=built, error=error), "json"))["refusals"]
-    assert [Refusal(**refusal) for refusal in refusals] == list(error.refusals)
+    assert [Refusal(**refusal) for refusal in refusals] == told(error.refusals)
 
 
 def test_text_has_every_weight_on_a_line() -> None:

@@ -195,7 +195,7 @@ def test_labels_left_out_of_one_of_two_losses_are_refused() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"reduction": "sum", "l2": 0.1}, "--l1 and --l2"),
+        ({"reduction": "sum", "l2": 0.1}, "`l1` and `l2`"),
         ({"losses": (LossSpec("loss.onnx"),)}, "one number for a batch"),
     ],
 )
