@@ -136,12 +136,14 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names.spl
 __all__ = sorted([*_HOMES, "__version__"])
 
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return _version()
-    if name not in _HOMES:
-        raise AttributeError(f"module 'onnxgrad_cli' has no attribute '{name}'")
-    return getattr(import_module(f"onnxgrad_cli.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:  # else they would take any name for one of these
+
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            return _version()
+        if name not in _HOMES:
+            raise AttributeError(f"module 'onnxgrad_cli' has no attribute '{name}'")
+        return getattr(import_module(f"onnxgrad_cli.{_HOMES[name]}"), name)
 
 
 def _version() -> str:

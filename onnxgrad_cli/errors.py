@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 
 class OnnxgradError(Exception):
-    """Something failed. `message` says what and where, `hint` what to do about it."""
+    """Something failed. `message` says what and where, `hint` what to do about it; a traceback shows both.
+
+    Arguments are named as Python does, in backquotes, such as `mode='Train'`; see `common.wording`.
+    """
 
     exit_code = 1
 
@@ -19,6 +22,8 @@ class OnnxgradError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")
 
 
 class UsageError(OnnxgradError):

@@ -87,7 +87,7 @@ def read_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto
     if isinstance(model, (bytes, bytearray, memoryview)):
         found = _checked(_parse(bytes(model), "the model"), "the model", path)
         return found, path
-    raise UsageError(f"a {type(model).__name__} is no model", "a path, a ModelProto or the bytes of one is wanted")
+    raise UsageError(f"a path, a ModelProto or the bytes of one is wanted, not {type(model).__name__}")
 
 
 def own_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto, Path | None]:

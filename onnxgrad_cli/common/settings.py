@@ -83,7 +83,7 @@ def declared(function: Callable[..., Any], docs: Mapping[str, str] | None, what:
     if {p.name for p in keywords} != set(docs or {}) or any(p.annotation not in KINDS for p in keywords):
         raise OnnxgradError(
             f"the options of {what} are not declared",
-            f"each keyword needs a line in `options` and one of the annotations {', '.join(KINDS)}, as a string",
+            f"each keyword needs a line in 'options' and one of the annotations {', '.join(KINDS)}, as a string",
         )
     return tuple(Option(p.name, p.annotation, p.default, (docs or {})[p.name]) for p in keywords)
 

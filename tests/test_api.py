@@ -1,0 +1,367 @@
+"""The package as a library: its names, what is refused in which words, where a model may come from."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from inspect import get_annotations
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto
+
+import onnxgrad_cli
+from onnxgrad_cli import (
+    Course,
+    DerivativeOptions,
+    Group,
+    LoraSpec,
+    LossSpec,
+    Options,
+    RecomputeSpec,
+    Trainer,
+    UsageError,
+    build,
+    derive,
+    generate_artifacts,
+    gradcheck,
+    inspect,
+    onnx_derivative,
+    random_feed,
+    run_build,
+    run_derive,
+    run_tune,
+)
+from onnxgrad_cli.cli import cli
+from onnxgrad_cli.common import choices
+from onnxgrad_cli.common.wording import flag_of, in_flags
+from onnxgrad_cli.ir.skeleton import copied
+from onnxgrad_cli.losses import LOSSES, loss
+from onnxgrad_cli.optimizers import OPTIMIZERS, optimizer
+from onnxgrad_cli.targets import TARGETS
+from tests.cli.test_cli import shell
+from tests.cli_harness import Shell
+
+__all__ = ["shell"]  # the fixture
+
+PACKAGE = Path(onnxgrad_cli.__file__).parent
+
+TEXT = """<ir_version: 10, opset_import: ["" : 18]> model (float[n, 3] x) => (float[n, 2] y)
+<float[3, 2] w = {1, 2, 3, 4, 5, 6}, float[2] b = {0, 1}> { h = MatMul(x, w) y = Add(h, b) }"""
+
+
+def model() -> ModelProto:
+    return onnx.parser.parse_model(TEXT)
+
+
+# -- the names -----------------------------------------------------------------------------------------------------
+
+
+def test_type_checkers_see_the_names_that_are_loaded() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    found = {
+        alias.asname: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("onnxgrad_cli.")
+        for alias in node.names
+        if alias.name == alias.asname
+    }
+    assert found == {name: f"onnxgrad_cli.{home}" for name, home in onnxgrad_cli._HOMES.items()}
+    assert set(onnxgrad_cli.__all__) == {*found, "__version__"}
+
+
+def test_every_job_is_public() -> None:
+    jobs = {
+        name
+        for path in (PACKAGE / "jobs").glob("*.py")
+        for name in re.findall(r"^def (run_\w+)", path.read_text(), re.M)
+    }
+    assert len(jobs) > 9 and jobs <= set(onnxgrad_cli.__all__)
+
+
+# -- Options ---------------------------------------------------------------------------------------------------------
+
+FIELDS = (
+    "losses label output reduction sample_weight loss_options l1 l2 train freeze preset train_last lora lora_target "
+    "grad_of_input optimizer optimizer_options group clip_norm clip_value accumulate loss_scale ema embed_state "
+    "training_info init seed recompute keep_outputs yield_ as_gradient_op mode quantization tuned target identifiers "
+    "dims shapes"
+).split()
+"""The fields of `Options` in the order of the report."""
+
+
+def test_options_have_their_fields_in_order() -> None:
+    assert [field.name for field in dataclasses.fields(Options)] == FIELDS
+    assert Options() == replace(Options(mode="train"), mode="keep")
+
+
+def test_each_field_belongs_to_one_part() -> None:
+    parts = [part for part in Options.__mro__ if get_annotations(part) and part is not Options]
+    fields = [name for part in parts for name in get_annotations(part)]
+    assert sorted(fields) == sorted(FIELDS) and len(parts) > 9
+    assert all(f"{name}" in (part.__doc__ or "") for part in parts for name in get_annotations(part))
+
+
+WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
+    "mode": ({"mode": "Train"}, "`mode='Train'` is none of 'keep', 'train' and 'eval'", "did you mean train?"),
+    "reduction": ({"reduction": "avg"}, "`reduction='avg'` is none of 'mean' and 'sum'", "mean, sum"),
+    "quantization": ({"quantization": "STE"}, "`quantization='STE'` is none of", "did you mean ste?"),
+    "init": ({"init": "kaiming"}, "`init='kaiming'` is none of", "xavier, he"),
+    "yield": ({"yield_": "one"}, "`yield_='one'` is none of", "did you mean ones?"),
+    "dims": ({"dims": {"batch": -3}}, "`dims`: 'batch' can't have size -3", "1 or more"),
+    "no size": ({"dims": {"batch": True}}, "`dims`: 'batch' can't have size True", "1 or more"),
+    "dims of another type": ({"dims": [("batch", 3)]}, "`dims=[('batch', 3)]`: a dict is wanted, not a list", "batch"),
+    "a key": ({"dims": {3: 3}}, "`dims`: the key 3 is no string", "batch"),
+    "shapes": ({"shapes": {"x": (0, 3)}}, "`shapes`: 'x' can't have size 0", "1 or more"),
+    "one size": ({"shapes": {"x": 3}}, "`shapes=3`: a tuple is wanted, not an int", "shapes="),
+    "a pattern": ({"train": "*.bias"}, "`train='*.bias'`: a tuple is wanted, not a str", "train=('*.bias',)"),
+    "patterns": ({"freeze": (3,)}, "`freeze`: 3 is no str", "freeze="),
+    "preset": ({"preset": ("biases",)}, "`preset='biases'` is none of", "did you mean bias?"),
+    "train_last": ({"train_last": -1}, "`train_last=-1`: a whole number of 0 or more is wanted", ""),
+    "lora": ({"lora": 8}, "`lora=8`: LoraSpec(rank), or None, is wanted, not an int", ""),
+    "recompute": ({"recompute": "elementwise"}, "`recompute='elementwise'`: RecomputeSpec('elementwise')", ""),
+    "a loss by name": ({"losses": "mse"}, "`losses='mse'`: a tuple is wanted, not a str", "LossSpec('mse')"),
+    "one loss": ({"losses": LossSpec("mse")}, "a tuple is wanted, not a LossSpec", "LossSpec('mse')"),
+    "no loss": ({"losses": ()}, "`losses` is empty", "LossSpec('mse')"),
+    "label": ({"label": None}, "`label=None`: a string is wanted, not a NoneType", ""),
+    "output": ({"output": 0}, "`output=0`: a string or None is wanted, not an int", ""),
+    "l1": ({"l1": -0.5}, "`l1=-0.5`: a finite number of 0 or more is wanted", ""),
+    "l2": ({"l2": float("nan")}, "`l2=nan`: a finite number of 0 or more is wanted", ""),
+    "optimizer": ({"optimizer": "adamm"}, "there is no optimizer 'adamm'", "adam"),
+    "no optimizer": ({"optimizer": None}, "`optimizer=None`: a string is wanted", ""),
+    "group": ({"group": (("*", {}),)}, "`group`: ('*', {}) is no Group", "Group('*.bias'"),
+    "clip_norm": ({"clip_norm": 0}, "`clip_norm` must be above 0, not 0", "leave it out"),
+    "clip_value": ({"clip_value": "1"}, "`clip_value` must be above 0, not 1", "leave it out"),
+    "two bounds": ({"clip_norm": 1, "clip_value": 1}, "`clip_norm` and `clip_value` don't go together", "leave one"),
+    "accumulate": ({"accumulate": 1.5}, "`accumulate` must be 1 or more, not 1.5", "each run"),
+    "loss_scale": ({"loss_scale": "dynamo"}, "`loss_scale` takes a number above 0 or 'dynamic', not 'dynamo'", "1024"),
+    "ema": ({"ema": 1}, "`ema` must be at least 0 and below 1, not 1", "0.999"),
+    "embed_state": ({"embed_state": 1}, "`embed_state=1`: True or False is wanted, not an int", ""),
+    "seed": ({"seed": 1 << 24}, "`seed=16777216`: a whole number from 0 to 16777215 is wanted", ""),
+    "target": ({"target": "ort"}, "`target='ort'` is none of", "did you mean ort-cpu"),
+    "another type of word": ({"mode": True}, "`mode=True` is none of", "one of 'keep', 'train' and 'eval' is wanted"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_option_is_refused_when_it_is_made(case: str) -> None:
+    given, message, hint = WRONG[case]
+    with pytest.raises(UsageError) as found:
+        Options(**given)
+    assert message in str(found.value) and hint in (found.value.hint or "")
+    assert not re.search(r"--[a-z]", f"{found.value} {found.value.hint}")  # no flags
+    assert found.value.hint is None or found.value.__notes__ == [f"hint: {found.value.hint}"]  # in a traceback
+    with pytest.raises(UsageError):
+        replace(Options(), **given)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LossSpec("mze"), "there is no loss 'mze'"),
+        (lambda: LossSpec("mse", weight=float("inf")), "the weight inf of 'mse' is no finite number"),
+        (lambda: LossSpec("mse", output=1), "`output=1`: a string or None is wanted"),
+        (lambda: LoraSpec(0), "a rank of 0 leaves nothing to train"),
+        (lambda: LoraSpec(8.0), "`lora=8.0`: a rank is wanted, not a float"),
+        (lambda: LoraSpec(2, -1.0), "alpha must be a positive number, not -1.0"),
+        (lambda: RecomputeSpec("blocks"), "`kind='blocks'` is none of 'elementwise', 'block' and 'budget'"),
+        (lambda: RecomputeSpec("block"), "a pattern goes with the kind 'block'"),
+        (lambda: RecomputeSpec("budget", size=-1), "`size=-1`: a whole number of 0 or more is wanted"),
+        (lambda: Group("*", {"lr": -1}), "lr takes a factor of the learning rate, not -1"),
+        (lambda: Group("*", "lr=2"), "`options='lr=2'`: a dict is wanted"),
+        (lambda: Course(epochs=0), "`epochs=0`: a whole number of 1 or more is wanted"),
+        (lambda: Course(threads=0), "`threads=0`"),
+        (lambda: Course(init="kaiming"), "`init='kaiming'` is none of"),
+        (lambda: Course(metrics="accuracy"), "`metrics='accuracy'`: a tuple is wanted"),
+        (lambda: Course(learning_rate=float("nan")), "`learning_rate=nan`: a finite number is wanted"),
+        (lambda: derive(model(), "hessians"), "there is no derivative 'hessians'"),
+        (lambda: derive(model(), cotangents="Ones"), "`cotangents='Ones'` is none of"),
+        (lambda: build(3), "a path, a ModelProto or the bytes of one is wanted, not int"),
+    ],
+)
+def test_what_else_is_wrong_is_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(UsageError) as found:
+        make()
+    assert message in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train": ("*.bais",)}, "`train`: '*.bais' matches no float weight"),
+        ({"freeze": ("q",)}, "`freeze`: 'q' matches no float weight"),
+        ({"grad_of_input": ("z",)}, "`grad_of_input`: 'z' matches no float input"),
+        ({"preset": ("norm",)}, "`preset='norm'`: the model has no such weight"),
+        ({"train_last": 9}, "`train_last=9`: the model has 1 layer"),
+        ({"dims": {"m": 3}}, "`dims`: no input has a dimension 'm'"),
+        ({"shapes": {"z": (3,)}}, "`shapes`: the model has no input 'z'"),
+        ({"output": "z"}, "the model has no output 'z'"),
+        ({"label": "x"}, "`label`: the model already has a value or a node called 'x'"),
+        ({"ema": 0.9}, "`ema`: there is no optimizer"),
+        ({"lora_target": ("w",)}, "`lora_target`: no adapters are asked for"),
+        ({"target": "ort-cpu", "as_gradient_op": True}, "`target='ort-cpu'` does not go with `as_gradient_op`"),
+        ({"loss_scale": "dynamic"}, "`loss_scale='dynamic'` needs steps to adapt to"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_told_in_the_same_words(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as found:
+        build(model(), Options(**options))
+    assert message in str(found.value)
+    assert not re.search(r"--[a-z]", f"{found.value} {found.value.hint}")
+
+
+def test_lists_do_for_tuples_and_numbers_of_numpy_for_numbers() -> None:
+    options = Options(train=["w"], losses=[LossSpec("mse")], preset=["bias"], l1=np.float32(0.5))  # type: ignore[arg-type]
+    assert (options.train, options.losses, options.preset) == (("w",), (LossSpec("mse"),), ("bias",))
+    assert build(model(), Options(optimizer="sgd", accumulate=np.int64(2))).training.trained == ["w", "b"]
+
+
+def test_what_a_user_registers_can_be_asked_for() -> None:
+    with LOSSES.scoped(), OPTIMIZERS.scoped():
+
+        @loss("quartic")
+        def quartic(op: Any, prediction: Any, label: Any) -> Any:
+            """The fourth power."""
+            return (prediction - label) ** 4.0
+
+        @optimizer("halving")
+        def halving(op: Any, weight: Any, gradient: Any, state: Any) -> Any:
+            """Half of it."""
+            return weight / 2.0
+
+        built = build(model(), Options(losses=(LossSpec("quartic"),), optimizer="halving"))
+    assert built.training.state["w"] == "w_next"
+    with pytest.raises(UsageError, match="no loss 'quartic'"):
+        LossSpec("quartic")
+
+
+def test_the_words_are_those_that_there_are() -> None:
+    assert set(get_args(choices.TargetName)) == set(TARGETS)
+
+
+# -- the words of the command line -----------------------------------------------------------------------------------
+
+
+def flags() -> set[str]:
+    commands = [command for command in cli.commands.values()]
+    found = [param for command in commands for param in command.params if isinstance(param, click.Option)]
+    return {flag for param in found for flag in (*param.opts, *param.secondary_opts)}
+
+
+def test_every_field_has_its_flag() -> None:
+    assert {flag_of(name) for name in FIELDS} <= flags()
+
+
+def raised() -> Iterator[tuple[str, str]]:
+    """The texts of all errors but those of the command line, each with its file and line; {} is what is filled in."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.is_relative_to(PACKAGE / "cli"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, (ast.Name, ast.Attribute)):
+                continue
+            name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+            if name.endswith("Error") or name in ("CheckFailed", "Unknown", "Refusal", "matching"):
+                for text in (*node.args, *(keyword.value for keyword in node.keywords)):
+                    parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+                    words = [str(p.value) if isinstance(p, ast.Constant) else "{}" for p in parts]
+                    yield f"{path.relative_to(PACKAGE)}:{text.lineno}", "".join(words)
+
+
+def test_errors_name_arguments_and_each_has_a_flag() -> None:
+    known, seen = flags(), 0
+    for where, text in raised():
+        without_commands = re.sub(r"`onnxgrad [^`]*`", "", text)
+        assert not re.search(r"(?<![\w-])--(?!rules)[a-z]", without_commands), f"{where} names a flag: {text}"
+        for name in re.findall(r"`([a-z][a-z0-9_]*)(?:=[^`]*)?`", text):
+            assert flag_of(name) in known, f"{where} names '{name}', which is no argument"
+            seen += 1
+    assert seen > 100
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("`mode='Train'` is wrong", "--mode Train is wrong"),
+        ("add `optimizer=NAME`", "add --optimizer NAME"),
+        ("`yield_` and `losses` and `dims`", "--yield and --loss and --dim"),
+        ("`embed_state=False`", "--no-embed-state"),
+        ("replace it with `force=True`", "replace it with --force"),
+        ("`grad_of_input='*'`", "--grad-of-input '*'"),
+        ("`onnxgrad train --use-ema` writes them", "`onnxgrad train --use-ema` writes them"),
+    ],
+)
+def test_the_console_reads_arguments_as_flags(text: str, told: str) -> None:
+    assert in_flags(text) == told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--clip-norm", "-1"], "error: --clip-norm must be above 0, not -1.0\nhint: leave it out for no bound"),
+        (["--ema", "2", "--optimizer", "adam"], "error: --ema must be at least 0 and below 1, not 2.0"),
+        (["--ema", "0.9"], "error: --ema: there is no optimizer\nhint: choose one with --optimizer NAME"),
+        (["--lora", "0"], "error: --lora: a rank of 0 leaves nothing to train"),
+        (["--train", "q"], "error: --train: 'q' matches no float weight"),
+        (["--l1", "nan"], "error: --l1 nan: a finite number of 0 or more is wanted"),
+        (["--dim", "q=3"], "error: --dim: no input has a dimension 'q'"),
+    ],
+)
+def test_the_command_tells_the_same_in_flags(arguments: list[str], told: str, shell: Shell) -> None:
+    onnx.save(model(), "net.onnx")
+    result = shell("build", "net.onnx", *arguments)
+    assert result.code == 2 and told in result.err
+
+
+# -- where a model comes from ---------------------------------------------------------------------------------------
+
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "path": lambda path: path,
+    "str": str,
+    "bytes": Path.read_bytes,
+    "model": lambda path: onnx.load(path),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_model_may_come_from_anywhere(source: str, tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    onnx.save(model(), path)
+    given = SOURCES[source](path)
+    before = copied(given) if isinstance(given, ModelProto) else None
+    feed = {"x": np.ones((4, 3), np.float32), "label": np.zeros((4, 2), np.float32)}
+    built = build(given, Options(optimizer="sgd"))
+    assert built.model == build(model(), Options(optimizer="sgd")).model
+    assert derive(given, "jvp") == derive(model(), "jvp")
+    assert onnx_derivative(given, options=DerivativeOptions.Zero) == onnx_derivative(model())
+    assert gradcheck(given, {"x": feed["x"]}) < 1e-6
+    assert random_feed(given, seed=0)["x"].shape == (10, 3)
+    assert inspect(given).status == "differentiable"
+    assert run_build(given, tmp_path / "train.onnx", no_report=True).status == "built"
+    assert run_derive(given, tmp_path / "vjp.onnx")[1] == [tmp_path / "vjp.onnx"]
+    assert run_tune(given, tmp_path / "tuned.toml", repeat=1)[1] == tmp_path / "tuned.toml"
+    assert generate_artifacts(given, loss="mse", artifact_directory=tmp_path / "artifacts")
+    onnx.save(built.model, path)
+    trainer = Trainer(SOURCES[source](path), threads=1)
+    assert trainer.step(feed) > trainer.step(feed)
+    assert before is None or given == before
+
+
+def test_what_has_no_file_needs_a_name_for_what_is_written(tmp_path: Path) -> None:
+    for job in (run_build, run_derive, run_tune):
+        with pytest.raises(UsageError, match="`out`: there is no file beside which to write"):
+            job(model())
+
+
+def test_bytes_are_checked_as_files_are() -> None:
+    with pytest.raises(onnxgrad_cli.OnnxgradError, match="the model is a zip archive"):
+        build(b"PK\x03\x04" + bytes(100))
+    with pytest.raises(onnxgrad_cli.OnnxgradError, match="the model is empty"):
+        derive(b"")
