@@ -22,7 +22,6 @@ from onnxgrad_cli.ir.types import Dim, Shape, dtype_of, element_type, shape_of, 
 LIKE_INPUT = frozenset({"Gradient", "GroupNormalization", "Inverse"})
 """Operators for which onnx infers no type; each output has that of the input at its place."""
 
-
 Types = dict[str, TypeProto]
 
 
@@ -37,7 +36,7 @@ def infer_types(graph: Graph) -> None:
     Raises:
         OnnxgradError: the graph contradicts itself (a node's inputs don't fit its operator).
     """
-    bare = graph.skeleton()
+    bare = _typed_like_inputs(graph.skeleton())
     for name, tensor in graph.initializers.items():
         graph.types[name] = graph.shared(tensor_type(tensor.data_type, list(tensor.dims)))
     for value in bare.graph.input:  # an unnamed size gets its symbol first, so that it is known again wherever it goes
@@ -46,18 +45,7 @@ def infer_types(graph: Graph) -> None:
     while True:
         symbols = {dim.dim_param: dim.dim_param for dim in dims_in(bare.graph)}
         inferred, error = _inferred(bare)
-        found = inferred.graph
-        as_it_is: dict[bytes, TypeProto] = {}  # types whose sizes have no other names with us
-        for value in (*found.output, *found.input, *found.value_info):
-            if value.name in graph.initializers:
-                continue
-            given = value.type.SerializeToString()
-            value_type = as_it_is.get(given)
-            if value_type is None:
-                value_type = graph.shared(graph.named(value.type, symbols))
-                if value_type.SerializeToString() == given:
-                    as_it_is[given] = value_type
-            graph.types[value.name] = value_type
+        _adopt_types(graph, inferred.graph, symbols)
         more = _beyond_onnx(graph, stated)  # what follows a value without a type is a contradiction to onnx
         if not more and error:
             raise OnnxgradError(f"the model's shapes contradict each other: {str(error).strip()}") from error
@@ -68,6 +56,41 @@ def infer_types(graph: Graph) -> None:
             if value.name in more:
                 value.type.CopyFrom(more.pop(value.name))
         bare.graph.value_info.extend(itertools.starmap(onnx.helper.make_value_info, more.items()))
+
+
+def _typed_like_inputs(bare: ModelProto) -> ModelProto:
+    """The skeleton with an Identity for each output of the operators in `LIKE_INPUT`, so that onnx infers its type."""
+    if any(node.op_type in LIKE_INPUT for node in bare.graph.node):
+        nodes = list(bare.graph.node)
+        del bare.graph.node[:]
+        for node in nodes:
+            if node.op_type in LIKE_INPUT:
+                pairs = [pair for pair in zip(node.input, node.output, strict=False) if all(pair)]
+                bare.graph.node.extend(onnx.helper.make_node("Identity", [x], [y]) for x, y in pairs)
+            else:
+                bare.graph.node.append(node)
+    return bare
+
+
+def _adopt_types(graph: Graph, found: GraphProto, symbols: dict[str, str]) -> None:
+    """Keep the types that onnx has inferred, under symbols of ours.
+
+    Args:
+        graph: gets the types.
+        found: the graph with the declarations that onnx has inferred.
+        symbols: symbols of `found` -> ours; those that onnx has made up are added.
+    """
+    as_it_is: dict[bytes, TypeProto] = {}  # types whose sizes have no other names with us
+    for value in (*found.output, *found.input, *found.value_info):
+        if value.name in graph.initializers:
+            continue
+        given = value.type.SerializeToString()
+        value_type = as_it_is.get(given)
+        if value_type is None:
+            value_type = graph.shared(graph.named(value.type, symbols))
+            if value_type.SerializeToString() == given:
+                as_it_is[given] = value_type
+        graph.types[value.name] = value_type
 
 
 def declare(graph: Graph) -> None:
@@ -99,24 +122,34 @@ def _inferred(bare: ModelProto) -> tuple[ModelProto, Exception | None]:
 
 
 def _beyond_onnx(graph: Graph, stated: set[str]) -> Types:
-    """Types that onnx does not infer, or not as well, of the first node of which some have not been `stated`."""
+    """Types that onnx does not infer, or not as well, and that have not been `stated` before.
+
+    Only those that follow from what is inferred already: none of a node that reads, at whatever distance, a value of
+    which the type is found here, for that may be of another type when onnx has inferred again.
+    """
     makers = graph.producers()
+    found: Types = {}
+    open_: set[str] = set()  # values that depend on one of `found`
     for node in graph.nodes:
-        found: Types = {}
-        if node.op_type in LIKE_INPUT:
-            pairs = zip(node.output, node.input, strict=False)
-            found = {made: graph.types[given] for made, given in pairs if given in graph.types}
-        elif node.op_type == "Loop" and all(name in graph.types for name in reads(node)):
-            found = dict(zip(node.output, loop_types(graph, node)[1], strict=False))
-        elif node.op_type == "SequenceAt":
-            found = _element(graph, node.output[0])
-        elif node.op_type == "Einsum" and len(node.input) > 1:
-            found = _einsum(graph, node)
-        elif node.op_type == "Slice":
-            found = _cut_to_fit(graph, node, makers)
-        found = {name: value_type for name, value_type in found.items() if name and name not in stated}
-        if found:
-            return found
+        if open_ and not open_.isdisjoint(reads(node)):
+            open_.update(node.output)
+            continue
+        new = {name: t for name, t in _beyond(graph, node, makers).items() if name and name not in stated}
+        found |= new
+        open_ |= new.keys()
+    return found
+
+
+def _beyond(graph: Graph, node: NodeProto, makers: dict[str, NodeProto]) -> Types:
+    """The types of a node's outputs where onnx infers none, or not as well."""
+    if node.op_type == "Loop" and all(name in graph.types for name in reads(node)):
+        return dict(zip(node.output, loop_types(graph, node)[1], strict=False))
+    if node.op_type == "SequenceAt":
+        return _element(graph, node.output[0])
+    if node.op_type == "Einsum" and len(node.input) > 1:
+        return _einsum(graph, node)
+    if node.op_type == "Slice":
+        return _cut_to_fit(graph, node, makers)
     return {}
 
 

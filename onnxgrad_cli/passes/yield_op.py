@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import onnx
 
-from onnxgrad_cli.autodiff.reverse import on_the_way
+from onnxgrad_cli.autodiff.activity import on_the_way
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.passes.pipeline import Pass

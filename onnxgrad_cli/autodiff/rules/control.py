@@ -15,8 +15,9 @@ from typing import Any
 from onnx import GraphProto, NodeProto, TypeProto
 from onnx.helper import make_node, make_sequence_type_proto
 
+from onnxgrad_cli.autodiff.activity import on_the_way
 from onnxgrad_cli.autodiff.registry import rule
-from onnxgrad_cli.autodiff.reverse import differentiate, on_the_way
+from onnxgrad_cli.autodiff.reverse import differentiate
 from onnxgrad_cli.emission import bodies
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val

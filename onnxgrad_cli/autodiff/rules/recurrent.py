@@ -1,7 +1,7 @@
 """Recurrent layers: LSTM, GRU and RNN, differentiated through time by one Scan per direction.
 
 What the forward node does not hand out (gate values, cell states) is recomputed for all time steps at once by matrix
-products from its output Y, or kept (`kept_gates`, for an LSTM whose products are dear). Then everything that does not
+products from its output Y, or kept (`lstm_gates`, for an LSTM whose products are dear). Then everything that does not
 depend on the cotangents is folded into factors, so that a step of the backward Scan is a handful of nodes: 1.21 of
 PyTorch's time for forward and backward of an LSTM, 0.5 to 0.7 for GRU and RNN (T = 50, B = 16, H = 128, one and two
 threads), where a graph unrolled in time takes 15 to 40 times the nodes. Both directions are computed in natural time,
@@ -331,63 +331,92 @@ def _layer(
     given = inputs
     inputs = {name: v and op.wide(v) for name, v in given.items()}
     gs = [g and op.wide(g) for g in gs]
-    x, sequence_lens = inputs["x"], inputs["sequence_lens"]
-    assert x is not None
     hidden = attributes["hidden_size"] or inputs["r"].shape[-1]  # type: ignore[union-attr]
     if not isinstance(hidden, int):
         raise Unknown("the hidden size is unknown")
-    y, gy = op.wide(ys[0] or _hand_out(op)), gs[0]
-
+    y = op.wide(ys[0] or _hand_out(op))
     backwards = [d == 1 or attributes["direction"] == "reverse" for d in range(directions)]
     plain = may_keep and [(a.name, a.clip) for a in acts] == [(name, None) for name in defaults] * directions
-    kept: Sequence[Gates | None] = [None] * directions
+    gates: Sequence[Gates | None] = [None] * directions
     if plain and keeps_gates(op, given, hidden):
-        kept = keep_gates(op, given, hidden, backwards)
-
-    def of(v: Val | None, d: int, axis: int = 0) -> Val | None:
-        return of_direction(op, v, d, directions, axis)
-
-    def end(name: str, d: int) -> Val | None:
-        """The cotangent of a last state, which is 0 and nothing else where a sequence is empty."""
-        g = of(ends[name], d)
-        return g if g is None or some is None else g * some
-
-    ends = {n: gs[k] if k < len(gs) else None for n, k in (("h", 1), ("c", 2))}
-    active = passing = left = some = None
-    if sequence_lens is not None:
-        lengths = op.unsqueeze(op.cast(sequence_lens, TensorProto.INT64), [0, 2])
-        left = lengths - op.steps(op.size(x, 0), 0, 3)
-        x = op.Where(left > 0, x, op.const(0.0, x))  # whatever stands beyond the end, nan too
-        active = op.cast(left > 0, x)
-        passing = 1 - active
-        some = op.unsqueeze(op.cast(sequence_lens > 0, x), [1])
-    found: list[Grads] = []
-    for d in range(directions):
-        own = of(y, d, 1)
-        assert own is not None
-        zero = op.fill(0.0, op.Gather(own, op.const(0), axis=0))
-        h, b = of(inputs["h"], d), of(inputs["b"], d)
-        run = Run(
-            op, backwards[d], hidden,
-            acts[d * len(defaults) : (d + 1) * len(defaults)],
-            x, own, _before(op, own, h, zero, backwards[d], left),
-            of(inputs["w"], d), of(inputs["r"], d),  # type: ignore[arg-type]
-            None if b is None else op.reshape(b, [2, -1]),
-            of(inputs.get("p"), d),
-            of(inputs.get("c"), d) or zero,
-            of(gy, d, 1), end("h", d) or zero, end("c", d) or zero,
-            active, passing, kept[d],
-        )  # fmt: skip
-        found.append(cell(run))
+        gates = keep_gates(op, given, hidden, backwards)
+    x, steps = _within_length(op, inputs["x"], inputs["sequence_lens"])  # type: ignore[arg-type]
+    inputs["x"] = x
+    each = len(defaults)
+    found = [
+        cell(_direction(op, d, backwards, hidden, acts[d * each : (d + 1) * each], inputs, y, gs, steps, gates[d]))
+        for d in range(directions)
+    ]
 
     def stacked(name: str) -> Val | None:
-        if inputs.get(name) is None:
-            return None
-        return stack(op, [grads[name] for grads in found])
+        return None if inputs.get(name) is None else stack(op, [grads[name] for grads in found])
 
     dx = found[0]["x"] if directions == 1 else found[0]["x"] + found[1]["x"]
     result = {"x": dx, **{name: stacked(name) for name in ("w", "r", "b", "h", "c", "p")}}
     return {name: g and op.cast(g, given[name]) for name, g in result.items()}  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """What sequences of different lengths say of each time step; all None where every sequence is whole.
+
+    Attributes:
+        left: [time, batch, 1], the steps left of the sequence, this one included; 0 or less beyond its end.
+        active, passing: [time, batch, 1], 1 within the sequence and 1 beyond its end, and else 0.
+        some: [batch, 1], 1 where the sequence has steps at all.
+    """
+
+    left: Val | None = None
+    active: Val | None = None
+    passing: Val | None = None
+    some: Val | None = None
+
+
+def _within_length(op: Op, x: Val, lengths: Val | None) -> tuple[Val, _Steps]:
+    """The input with 0 for whatever stands beyond the end of a sequence, nan too, and what is known of its steps."""
+    if lengths is None:
+        return x, _Steps()
+    left = op.unsqueeze(op.cast(lengths, TensorProto.INT64), [0, 2]) - op.steps(op.size(x, 0), 0, 3)
+    x = op.Where(left > 0, x, op.const(0.0, x))
+    active = op.cast(left > 0, x)
+    return x, _Steps(left, active, 1 - active, op.unsqueeze(op.cast(lengths > 0, x), [1]))
+
+
+def _direction(
+    op: Op,
+    d: int,
+    backwards: Sequence[bool],
+    hidden: int,
+    acts: list[Activation],
+    inputs: dict[str, Val | None],
+    y: Val,
+    gs: Sequence[Val | None],
+    steps: _Steps,
+    gates: Gates | None,
+) -> Run:
+    """Direction `d` of a layer, from the inputs of all directions, the output Y and the outputs' cotangents."""
+
+    def of(v: Val | None, axis: int = 0) -> Val | None:
+        return of_direction(op, v, d, len(backwards), axis)
+
+    def end(position: int) -> Val | None:
+        """The cotangent of a last state, which is 0 and nothing else where a sequence is empty."""
+        g = of(gs[position] if position < len(gs) else None)
+        return g if g is None or steps.some is None else g * steps.some
+
+    own = of(y, 1)
+    assert own is not None and inputs["x"] is not None
+    zero = op.fill(0.0, op.Gather(own, op.const(0), axis=0))
+    h, b = of(inputs["h"]), of(inputs["b"])
+    return Run(
+        op, backwards[d], hidden, acts,
+        inputs["x"], own, _before(op, own, h, zero, backwards[d], steps.left),
+        of(inputs["w"]), of(inputs["r"]),  # type: ignore[arg-type]
+        None if b is None else op.reshape(b, [2, -1]),
+        of(inputs.get("p")), of(inputs.get("c")) or zero,
+        of(gs[0], 1), end(1) or zero, end(2) or zero,
+        steps.active, steps.passing, gates,
+    )  # fmt: skip
 
 
 def _hand_out(op: Op) -> Val:

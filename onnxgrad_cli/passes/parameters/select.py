@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from onnx import NodeProto
 
 from onnxgrad_cli.autodiff import registry
-from onnxgrad_cli.autodiff.reverse import open_reads
+from onnxgrad_cli.autodiff.activity import open_reads
 from onnxgrad_cli.errors import Caution, UnsupportedError, UsageError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import reads

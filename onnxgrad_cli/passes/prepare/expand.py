@@ -13,7 +13,8 @@ import onnx
 from onnx import NodeProto
 
 from onnxgrad_cli.autodiff import registry
-from onnxgrad_cli.autodiff.reverse import node_attributes, stopped
+from onnxgrad_cli.autodiff.activity import stopped
+from onnxgrad_cli.autodiff.rule_call import node_attributes
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import OnnxgradError, Unknown

@@ -1,0 +1,114 @@
+"""Calling the rule of a node: its operands and attributes as the rule asks for them, and what the rule returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx
+from onnx import NodeProto
+
+from onnxgrad_cli.autodiff.activity import reads_by_position
+from onnxgrad_cli.autodiff.registry import Rule, Signature
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.values import No, Val
+from onnxgrad_cli.ir.nodes import captured
+from onnxgrad_cli.ir.types import is_float
+
+
+class Refused(Exception):
+    """A rule does not cover a node: `reason`, and what to do about it as `hint`."""
+
+    def __init__(self, reason: str, hint: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.hint = reason, hint
+
+
+def call_rule(
+    op: Op, node: NodeProto, rule: Rule, gs: tuple[Val | None, ...], active: set[str]
+) -> list[tuple[Val, Val | No]]:
+    """Let the rule of a node emit the cotangents of the node's operands.
+
+    Args:
+        op: where the rule writes.
+        node: the forward node.
+        rule: its rule, which has a function.
+        gs: the cotangents of the node's outputs, None where one has none.
+        active: the values that may get a cotangent.
+
+    Returns:
+        The active operands, each with its cotangent; operands whose cotangent is zero by mathematics are left out.
+
+    Raises:
+        Refused: the rule does not cover the node's operands, attributes or outputs.
+        Unknown: the rule needs what is unknown at build time.
+    """
+    asked, op.node = rule.signature, node
+    names = reads_by_position(node)
+    op.wanted = active.intersection(names).__contains__
+    xs = _operands(op, node, asked, names, active)
+    attributes, unknown = node_attributes(op, node, asked)
+    if unknown:
+        raise Refused(f"attribute {unknown} is not covered by the rule")
+    if not asked.all_cotangents and (gs[0] is None or any(gs[1:])):
+        used = [name for name, g in zip(node.output, gs, strict=True) if g is not None]
+        raise Refused(f"the gradient through its output {', '.join(used)} is not covered by the rule")
+    ys = tuple([op.val(name) if name else None for name in node.output[:]])
+    assert rule.function is not None
+    result = rule.function(
+        op, gs if asked.all_cotangents else gs[0], ys if asked.all_outputs else ys[0], *xs, **attributes
+    )
+    cotangents = result if isinstance(result, (tuple, list)) else (result,)
+    if any(name in active for name in names[len(cotangents) :]):
+        raise Refused(f"the rule returns {len(cotangents)} cotangents for {len(xs)} inputs")
+    triples = zip(names, xs, cotangents, strict=False)
+    return [(x, g) for name, x, g in triples if name in active and x is not None and g is not None]
+
+
+def _operands(op: Op, node: NodeProto, asked: Signature, names: Sequence[str], active: set[str]) -> list[Val | None]:
+    """What a node reads, as many values as its rule asks for; None stands for what is absent."""
+    inputs = node.input[:]
+    inside = captured(node) if node.attribute else []
+    xs: list[Val | None] = [op.val(name) if name else None for name in (*inputs, *inside)]
+    if asked.variadic:
+        return xs
+    if any(name in active for name in names[asked.inputs : len(inputs)]):
+        raise Refused(f"the rule knows {asked.inputs} inputs, the node has {len(xs)}")
+    return (xs + [None] * asked.inputs)[: asked.inputs]
+
+
+def node_attributes(op: Op, node: NodeProto, asked: Signature) -> tuple[dict[str, Any], str | None]:
+    """The attributes a rule asks for, defaults filled in, and the first one it does not cover (or None).
+
+    An attribute the rule does not name must stand at its default: nothing is ignored by accident.
+    """
+    if not (node.attribute or asked.attributes or asked.any_attribute):
+        return {}, None
+    defaults = {**asked.attributes, **op.attributes(node.op_type, node.domain)}
+    values = dict(defaults)
+    for attribute in node.attribute:
+        name, value = attribute.name, onnx.helper.get_attribute_value(attribute)
+        values[name] = value.decode() if isinstance(value, bytes) else value
+        covered = asked.any_attribute or name in asked.attributes
+        if not covered and defaults.get(name) != values[name]:
+            return {}, f"{name}={values[name]!r}"
+    if asked.any_attribute:
+        return values, None
+    return {name: values.get(name) for name in asked.attributes}, None
+
+
+def misfit(cotangent: Val, x: Val) -> str:
+    """Why a cotangent can't be that of `x`, or "": it has its type, and its shape or one that it broadcasts to."""
+    if cotangent.type is x.type and x.type is not None:
+        return ""
+    have, want = cotangent.known_shape, x.known_shape
+    if is_float(x.type) and cotangent.dtype != x.dtype:
+        types = [onnx.helper.tensor_dtype_to_string(v.dtype).removeprefix("TensorProto.") for v in (cotangent, x)]
+        return f"its rule gives '{x.name}', of type {types[1]}, a cotangent of type {types[0]}"
+    if not x.is_tensor or have is None or want is None:
+        return ""
+    sizes = zip(have[::-1], want[::-1], strict=False)
+    clash = any(isinstance(h, int) and isinstance(w, int) and w not in (1, h) for h, w in sizes)
+    if clash or len(have) < len(want):
+        return f"its rule gives '{x.name}', of shape {list(want)}, a cotangent of shape {list(have)}"
+    return ""
