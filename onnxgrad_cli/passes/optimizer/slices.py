@@ -61,7 +61,7 @@ class Slices:
     updates: tuple[Update, ...]
 
 
-def sliced(optimizer: ModelProto, large: int) -> Slices | None:
+def slice_optimizer(optimizer: ModelProto, large: int) -> Slices | None:
     """Part a step.
 
     Args:

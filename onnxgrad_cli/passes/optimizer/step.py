@@ -23,7 +23,7 @@ from onnxgrad_cli.passes.loss.append import fed_first
 from onnxgrad_cli.passes.optimizer.accumulation import accumulate, cautions, check_accumulation
 from onnxgrad_cli.passes.optimizer.clipping import clipped
 from onnxgrad_cli.passes.optimizer.dynamic_loss_scale import adapted, are_finite, scale_in
-from onnxgrad_cli.passes.optimizer.ema import averaged
+from onnxgrad_cli.passes.optimizer.ema import ema_after
 from onnxgrad_cli.passes.optimizer.groups import settings
 from onnxgrad_cli.passes.optimizer.state import States
 from onnxgrad_cli.passes.pipeline import Pass
@@ -104,7 +104,7 @@ class _Step:
             weights[name] = op.cast(self.optimizer.function(op, work, gradient, state, **chosen.options), weight)
             states |= state.stepped
             if self.options.ema is not None:
-                states |= averaged(op, self.states, name, op.wide(weights[name]), count, self.options.ema)
+                states |= ema_after(op, self.states, name, op.wide(weights[name]), count, self.options.ema)
         return {**weights, self.count: count + 1, **states}
 
     def _mean(self, op: Op, gradients: Mapping[str, Val]) -> dict[str, Val]:
