@@ -37,6 +37,7 @@ FOR_STEPS = ("optimizer_options", "group", "clip_norm", "clip_value", "accumulat
 
 
 def _run(graph: Graph, options: StepOptions, training: StepRecord) -> bool:
+    """Append the optimizer's step, and declare what replaces weights and state as outputs."""
     if not options.optimizer:
         _refuse_options(options)
         return False
@@ -92,6 +93,7 @@ class _Step:
         return after | adapted(op, scale, good_steps, good)
 
     def _taken(self, op: Op, gradients: Mapping[str, Val]) -> dict[str, Val]:
+        """Take the step on every weight; returns weight or state -> what replaces it."""
         weights: dict[str, Val] = {}
         states: dict[str, Val] = {}
         rate, count = op.val(self.rate), op.val(self.count)

@@ -44,16 +44,17 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
     unfit = _unfit(graph, training, floats, tied, set(asked))
     fit = [name for name in floats if name not in unfit and name not in frozen]
     chosen = {*asked, *presets.chosen(graph, options, training.predictions, fit)}
+    choices = _choices(options)
+    not_chosen: dict[str, str] = {}
     if options.lora:
         training.adaptable = [name for name in fit if name not in chosen]
-        others = dict.fromkeys(training.adaptable, "frozen: adapters are trained instead")
-    else:
-        choices = _choices(options)
-        others = {name: f"not named by {choices}" for name in floats if choices and name not in chosen}
-    reasons = {**unfit, **others, **frozen}
+        not_chosen = dict.fromkeys(training.adaptable, "frozen: adapters are trained instead")
+    elif choices:
+        not_chosen = dict.fromkeys(set(floats) - chosen, f"not named by {choices}")
+    reasons = {**unfit, **not_chosen, **frozen}
     training.not_trained.update((name, reasons[name]) for name in floats if name in reasons)
     training.trained = [name for name in floats if name not in reasons]
-    _refuse_untied(training.predictions, [name for name in asked if name not in tied and name not in frozen])
+    _refuse_untied(training.predictions, set(asked) - tied - frozen.keys(), asked)
     training.cautions.extend(_merged(graph, set(training.trained)))
     training.not_trained.update(dict.fromkeys(_quantized(graph), "quantized: integers have no gradient"))
     if not training.trained and not training.adaptable and not training.grad_of_input:
@@ -65,8 +66,10 @@ def _weights(graph: Graph) -> list[str]:
     return [name for name in graph.initializers if is_float(graph.types[name]) and not graph.added(name)]
 
 
-def _refuse_untied(predictions: list[str], names: list[str]) -> None:
-    for name in names:
+def _refuse_untied(predictions: list[str], untied: set[str], asked: list[str]) -> None:
+    """Refuse the first weight that was asked for by name and is not tied to the loss."""
+    if untied:
+        name = next(name for name in asked if name in untied)
         raise UsageError(f"`train`: no differentiable path ties '{name}' to {_listed(predictions)}")
 
 

@@ -5,6 +5,7 @@ The definitions of this project come first; `function_bodies` writes out the bod
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import cache
 
@@ -86,6 +87,11 @@ def _type(op: Op, node: NodeProto) -> None:
 
 
 def _expanded(graph: Graph, node: NodeProto, definition: registry.Definition) -> Sequence[NodeProto]:
+    """The nodes that a definition writes in place of one.
+
+    Raises:
+        Unknown: the definition does not cover the node, or the type of an input is unknown.
+    """
     op = Op(graph)
     op.scope = op.forward = node.name
     asked = registry.Signature.of_definition(definition.function)
@@ -101,13 +107,18 @@ def _expanded(graph: Graph, node: NodeProto, definition: registry.Definition) ->
     if unknown:
         raise Unknown(f"attribute {unknown} is not covered by its definition")
     result = definition.function(op, *xs, **attributes)
-    ys = result if isinstance(result, (tuple, list)) else (result,)
-    for position, name in enumerate(node.output):
-        if not name:
-            continue
-        y = ys[position] if position < len(ys) else None
-        if y is not None:
-            op.rename(y, name)
-        elif op.readers(name) or name in graph.output_names:
-            raise Unknown(f"its output '{name}' is not covered by its definition")
+    _name_results(op, node, result if isinstance(result, (tuple, list)) else (result,))
     return op.nodes
+
+
+def _name_results(op: Op, node: NodeProto, results: Sequence[Val | None]) -> None:
+    """Give the results of a definition the names of the node's outputs.
+
+    Raises:
+        Unknown: the definition has no result for an output that is read.
+    """
+    for name, result in itertools.zip_longest(node.output, results[: len(node.output)]):
+        if name and result is not None:
+            op.rename(result, name)
+        elif name and (op.readers(name) or name in op.graph.output_names):
+            raise Unknown(f"its output '{name}' is not covered by its definition")

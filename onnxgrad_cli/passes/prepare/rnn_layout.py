@@ -28,6 +28,7 @@ def _is_batch_major(node: NodeProto) -> bool:
 
 
 def _to_time_major(graph: Graph, node: NodeProto) -> Iterator[NodeProto]:
+    """The node, or its time-major form between transposes where it is batch-major."""
     if not _is_batch_major(node):
         yield node
         return
