@@ -111,6 +111,7 @@ def data(found: Verification) -> dict[str, Any]:
 
 
 def _example(trial: Trial) -> dict[str, Any]:
+    """An example as the JSON output has it."""
     return {
         "case": trial.number,
         "name": trial.example.name,
@@ -168,6 +169,7 @@ def page(found: Verification, backward: bool = False) -> str:
 
 
 def _trial(i: int, trial: Trial, found: Verification) -> list[str]:
+    """The lines on one example: its node, inputs, outputs, cotangents and gradients."""
     origin = f"published example {trial.number} of {found.published}, " if trial.number else ""
     lines = [f"Example {i}: {origin}{trial.example.name} ({trial.executor})", "", f"  {trial.node}", ""]
     if trial.twin is not None:
@@ -193,6 +195,7 @@ def _mapping(twin: Twin) -> list[str]:
 
 
 def _gradient(gradient: Gradient, trial: Trial) -> list[str]:
+    """The lines on one gradient: the Jacobian, the gradient by either side, and how far they are apart."""
     name = gradient.operand
     if gradient.ours is None or gradient.other is None:
         return [f"  dL/d{name} is refused: {gradient.reason}", ""]

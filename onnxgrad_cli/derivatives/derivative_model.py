@@ -15,10 +15,11 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import FLOATS, is_float
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.backward import BACKWARD
-from onnxgrad_cli.passes.cleanup.cleanup import CLEANUP
+from onnxgrad_cli.passes.cleanup import CLEANUP
 from onnxgrad_cli.passes.identifiers import make_identifiers
 from onnxgrad_cli.passes.outputs import settle_yield
-from onnxgrad_cli.passes.prepare import prepare
+from onnxgrad_cli.passes.prepare.admit import admit
+from onnxgrad_cli.passes.prepare.prepare import make_differentiable
 from onnxgrad_cli.passes.yield_op import insert_yield
 from onnxgrad_cli.record import Training
 
@@ -61,7 +62,7 @@ class Subject:
                 "there is nothing to differentiate with respect to", "name float inputs or float initializers"
             )
         graph.vary(self.wanted)  # before anything is made of their values
-        prepare.bring(graph, self.options, self.training)
+        make_differentiable(graph, self.options, self.training)
         self.training.straight_through = self.options.quantization == "ste"
         self.outputs = [name for name in graph.output_names if is_float(graph.types.get(name))]
         if not self.outputs:
@@ -139,7 +140,7 @@ def open_model(model: ModelSource, path: Path | None, options: Options | None = 
         UnsupportedError: its opset is newer than what is known.
     """
     graph = Graph(*own_model(model, path))
-    prepare.admit(graph, options or Options())
+    admit(graph, options or Options())
     return graph
 
 

@@ -21,10 +21,11 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.passes.outputs import forget_domain
+from onnxgrad_cli.passes.prepare.admit import FIRST_WITH_CONSTANTS
 from onnxgrad_cli.passes.prepare.expand import expand
 from onnxgrad_cli.passes.prepare.normalise import normalise
 from onnxgrad_cli.passes.prepare.opset import OLDEST_OPSET
-from onnxgrad_cli.passes.prepare.prepare import FIRST_WITH_CONSTANTS, infer_and_fold, settle
+from onnxgrad_cli.passes.prepare.settle import infer_and_fold, settle
 from onnxgrad_cli.passes.prepare.upgrade import upgrade
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.standard.gradient_operator import expand_gradients

@@ -67,6 +67,7 @@ class _Reader:
 
 
 def _run(graph: Graph, options: AdaptationOptions, training: ParameterRecord) -> bool:
+    """Freeze the chosen weights, and add an adapter to every product that reads one of them."""
     spec = _checked(options)
     targets = _targets(graph, spec, options, training)
     random = np.random.default_rng(options.seed or 0)
@@ -104,15 +105,19 @@ def _targets(
     reasons = {name: _obstacle(graph, name, seen, spec, training, twice) for name, seen in found.items()}
     barred = {name: why for name, why in reasons.items() if why}
     if (barred and options.lora_target) or len(barred) == len(found):
-        listed = "".join(f"\n  {name}: {why}" for name, why in list(barred.items())[:20])
-        option = "`lora_target`" if options.lora_target else "`lora`"
-        what = "these weights can't" if listed else "no weight is left to"
-        raise UsageError(
-            f"{option}: {what} have an adapter of rank {spec.rank}{listed}",
-            "name others with `lora_target`, choose a smaller rank, or train them in full with `train`",
-        )
+        raise _no_adapters(barred, spec, "`lora_target`" if options.lora_target else "`lora`")
     training.not_trained.update((name, f"frozen, and without an adapter: {why}") for name, why in barred.items())
     return {name: seen.readers for name, seen in found.items() if name not in barred}
+
+
+def _no_adapters(barred: Mapping[str, str], spec: LoraSpec, option: str) -> UsageError:
+    """The error where weights that `option` asks for, or all, can't have an adapter; `barred` says which and why."""
+    listed = "".join(f"\n  {name}: {why}" for name, why in list(barred.items())[:20])
+    what = "these weights can't" if listed else "no weight is left to"
+    return UsageError(
+        f"{option}: {what} have an adapter of rank {spec.rank}{listed}",
+        "name others with `lora_target`, choose a smaller rank, or train them in full with `train`",
+    )
 
 
 def _asked(graph: Graph, uses: Uses, options: AdaptationOptions, training: ParameterRecord) -> list[str]:

@@ -12,6 +12,7 @@ from onnxgrad_cli.targets import find_target
 
 
 def _run(graph: Graph, options: BackwardOptions, training: BackwardRecord) -> bool:
+    """Append the nodes that compute the gradients, and name each gradient after its weight or input."""
     op = Op(graph)
     op.role = "backward"
     training.straight_through = options.quantization == "ste"

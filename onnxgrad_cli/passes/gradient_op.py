@@ -43,6 +43,7 @@ def rename_named(node: NodeProto, identifier: Callable[[str], str]) -> None:
 
 
 def _run(graph: Graph, options: GradientNodeOptions, training: StepRecord) -> bool:
+    """Append one Gradient node, after a trial differentiation has refused what its expansion would refuse."""
     _refuse_what_it_can_not_say(options)
     training.forward_nodes = len(graph.nodes)
     xs = [*training.trained, *training.grad_of_input]

@@ -70,6 +70,7 @@ def _rename(graph: GraphProto, identifier: Callable[[str], str]) -> None:
 
 
 def _run(graph: Graph, options: NamingOptions, training: StepRecord) -> bool:
+    """Rename what the tool has written, in the graph and in the record of the build."""
     if not options.identifiers:
         return False
     names = make_identifiers(graph, [*training.labels, training.sample_weight or ""])

@@ -34,6 +34,7 @@ def parse_loss_scale(text: str) -> LossScale:
 
 
 def _run(graph: Graph, options: StepOptions, training: StepRecord) -> bool:
+    """Scale the cotangent of the loss up, and the gradients down again, in float32."""
     asked = options.loss_scale
     assert asked is not None, "the pipeline has this pass where it is asked for"
     if asked == DYNAMIC and not options.optimizer:

@@ -21,6 +21,7 @@ from onnxgrad_cli.record import StepRecord
 
 
 def _run(graph: Graph, options: SignatureOptions, training: StepRecord) -> bool:
+    """Fill the YieldOp, and declare the inputs and outputs of the training model."""
     if training.yielded:
         settle_yield(graph, options.yield_, training.yielded)
     declared = set(graph.input_names)
@@ -60,6 +61,7 @@ def settle_yield(graph: Graph, how: str, yielded: Mapping[str, str]) -> None:
 
 
 def _ones(graph: Graph, yielded: Mapping[str, str]) -> list[onnx.NodeProto]:
+    """The nodes that fill each cotangent with ones of the shape of its value."""
     nodes = []
     for name, cotangent in yielded.items():
         shape = graph.fresh(f"{name}_shape")

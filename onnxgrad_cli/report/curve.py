@@ -62,6 +62,7 @@ def svg(curve: Curve, caption: str) -> str:
 
 
 def _lines(curve: Curve, caption: str) -> Iterator[str]:
+    """The lines of the picture: frame, axes, the losses and the validation."""
     raw, smooth = _means(curve.steps, COLUMNS), _smooth(curve.steps)
     shown = [loss for _, loss in (*raw, *curve.judged)]
     scale, last = _scale(shown), max(curve.steps[-1][0], 2)

@@ -112,6 +112,7 @@ def _short(rows: list[tuple[Inline, ...]], columns: int) -> list[tuple[Inline, .
 
 
 def _not_trained(report: Report) -> Section:
+    """The float tensors without gradient, grouped by the reason why."""
     if not report.not_trained:
         return Section("Not trained", [])
     reasons: dict[str, list[str]] = defaultdict(list)
@@ -146,6 +147,7 @@ _MEANING = {
 
 
 def _ports(report: Report) -> Section:
+    """The inputs and outputs; trained weights and their gradients in one row each."""
     blocks: list[Block] = []
     weights = {weight.name for weight in report.weights}
     rows: list[tuple[Inline, ...]] = [
@@ -186,6 +188,7 @@ _DERIVATIVES = {"zero": "zero by mathematics", "not needed": "not needed", "none
 
 
 def _operators(report: Report) -> Section:
+    """How often each operator stands in each part, and the rules that differentiated it."""
     if not report.operators:
         return Section("Operators", [])
     refused = {refusal.op_type for refusal in report.refusals}
@@ -291,6 +294,7 @@ def _memory(report: Report, cost: Cost) -> Iterator[Block]:
 
 
 def _proof(report: Report) -> Section:
+    """What was checked, with which result."""
     proof = report.proof
     if proof is None:
         words = ("Nothing was checked. ", Name("onnxgrad check"), " does it on the written model.")

@@ -31,6 +31,7 @@ def html(page: Page) -> str:
 
 
 def _page(page: Page) -> Iterator[str]:
+    """The lines of the HTML document."""
     yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<title>{escape(plain(page.title))}</title>\n<style>{STYLE}</style>\n</head>\n<body>"

@@ -98,6 +98,7 @@ def make_report(
 
 
 def _built(built: TrainingModel, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """The fields of the report that need a graph."""
     graph, training = built.graph, built.training
     declared, variants = roles(graph, built.options, training), training.kernel_variants
     return {

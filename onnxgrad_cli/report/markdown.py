@@ -42,6 +42,7 @@ def _block(block: Block) -> Iterator[str]:
 
 
 def _table(table: Table) -> Iterator[str]:
+    """The lines of a table, its columns as wide as their widest cell."""
     cells = [[_cell(cell) for cell in row] for row in (table.head, *table.rows)]
     widths = [min(WIDEST, max(3, *(len(cell) for cell in column))) for column in zip(*cells, strict=True)]
 

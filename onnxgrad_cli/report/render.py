@@ -8,6 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.report import text
+from onnxgrad_cli.report.document import page
+from onnxgrad_cli.report.html import html
+from onnxgrad_cli.report.markdown import markdown
 from onnxgrad_cli.report.model import Report
 
 if TYPE_CHECKING:
@@ -15,23 +19,15 @@ if TYPE_CHECKING:
 
 
 def _markdown(report: Report) -> str:
-    from onnxgrad_cli.report.document import page
-    from onnxgrad_cli.report.markdown import markdown
-
     return markdown(page(report))
 
 
 def _html(report: Report) -> str:
-    from onnxgrad_cli.report.document import page
-    from onnxgrad_cli.report.html import html
-
     return html(page(report))
 
 
 def _text(report: Report) -> str:
-    from onnxgrad_cli.report.text import text
-
-    return text(report)
+    return text.text(report)
 
 
 def _json(report: Report) -> str:
@@ -55,6 +51,4 @@ def render(report: Report, kind: str) -> str:
 
 def summary(report: Report) -> RenderableType:
     """The report in a few lines, for `rich.console.Console.print`."""
-    from onnxgrad_cli.report.text import summary
-
-    return summary(report)
+    return text.summary(report)

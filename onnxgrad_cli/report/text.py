@@ -76,6 +76,7 @@ def summary(report: Report) -> RenderableType:
 
 
 def _summary(report: Report) -> Iterator[tuple[str, Inline]]:
+    """The lines of the short form: label and words."""
     if report.error:
         yield "error", report.error.splitlines()[0]
     for refusal in report.refusals[:MOST_REFUSALS]:

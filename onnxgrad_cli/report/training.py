@@ -71,6 +71,7 @@ def _glance(run: Run) -> Iterator[tuple[str, Inline]]:
 
 
 def _sections(run: Run) -> Iterator[Section]:
+    """The sections on the run, then those on the training model that matter to it."""
     if run.curve.steps:
         yield Section("Loss", [Picture(run.picture, PICTURE, f"Loss of {run.model}")])
     names = list(run.epochs[0])

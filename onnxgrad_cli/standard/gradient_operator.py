@@ -24,8 +24,9 @@ from onnxgrad_cli.ir.renaming import rename, renamed
 from onnxgrad_cli.passes.cleanup.cleanup import tidy
 from onnxgrad_cli.passes.gradient_op import is_gradient
 from onnxgrad_cli.passes.outputs import forget_domain
+from onnxgrad_cli.passes.prepare.admit import FIRST_WITH_CONSTANTS
 from onnxgrad_cli.passes.prepare.normalise import normalise
-from onnxgrad_cli.passes.prepare.prepare import FIRST_WITH_CONSTANTS, settle
+from onnxgrad_cli.passes.prepare.settle import settle
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.standard.gradient_request import Request, read_what_is_named
 

@@ -18,6 +18,7 @@ def dot(drawing: Drawing) -> str:
 
 
 def _lines(drawing: Drawing) -> Iterator[str]:
+    """The lines of the DOT file."""
     yield "// drawn by onnxgrad"
     yield f"digraph {_quoted(drawing.title)} {{"
     yield f"  graph [label={_quoted(drawing.caption)}, labelloc=t, fontname=Helvetica, compound=true];"

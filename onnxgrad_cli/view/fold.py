@@ -108,18 +108,17 @@ class _Folding:
         if len(units) == 1:
             return self.without_gradient(units[0])
         inside = [box for unit in units for box in boxes(unit)]
+        nodes = [box for box in inside if box.nodes]
         kinds: dict[Kind, list[Box]] = defaultdict(list)
-        for box in inside:
-            if box.nodes:
-                kinds[_folded_kind(box)].append(box)
-        ends = [box.title for box in inside if box.nodes]
-        title = key[-1] if isinstance(key, tuple) else f"{ends[0]} … {ends[-1]}"
-        framed = any(isinstance(unit, Group) for unit in units)
-        folded = tuple(
-            self.box(kind, f"gradient of {title}" if framed and kind == Kind.BACKWARD else title, found)
-            for kind, found in kinds.items()
-        )
-        self.became.update((box.key, folded[0].key) for box in inside if not box.nodes)
+        for box in nodes:
+            kinds[_folded_kind(box)].append(box)
+        title = key[-1] if isinstance(key, tuple) else f"{nodes[0].title} … {nodes[-1].title}"
+        titles = {kind: title for kind in kinds}
+        if Kind.BACKWARD in kinds and any(isinstance(unit, Group) for unit in units):
+            titles[Kind.BACKWARD] = f"gradient of {title}"
+        folded = tuple(self.box(kind, titles[kind], found) for kind, found in kinds.items())
+        values = [box for box in inside if not box.nodes]
+        self.became.update((box.key, folded[0].key) for box in values)
         return folded[0] if len(folded) == 1 else Group(f"u{folded[0].key}", "", None, folded, beside=True)
 
     def without_gradient(self, unit: Part) -> Part:

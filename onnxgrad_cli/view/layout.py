@@ -147,36 +147,50 @@ def _upside_down(plan: _Plan) -> _Plan:
 
 def _layered(sizes: Mapping[str, Size], pairs: Sequence[Pair]) -> _Plan:
     """Parts in layers, in the direction of the edges that go from a part to a later one."""
-    ranks = _ranks(list(sizes), pairs)
-    layers: list[list[Node]] = [[] for _ in range(1 + max(ranks.values(), default=0))]
-    for key, rank in ranks.items():
-        layers[rank].append(key)
-    above: dict[Node, list[Node]] = defaultdict(list)
-    below: dict[Node, list[Node]] = defaultdict(list)
-    chains: dict[Pair, list[Node]] = {}
-    for a, b in pairs:
-        upper, lower = sorted((a, b), key=ranks.__getitem__)
-        between: list[Node] = [(a, b, rank) for rank in range(ranks[upper] + 1, ranks[lower])]
-        for rank, node in enumerate(between, ranks[upper] + 1):
-            layers[rank].append(node)
-        if ranks[upper] < ranks[lower]:
-            for one, other in pairwise([upper, *between, lower]):
-                below[one].append(other)
-                above[other].append(one)
-        chains[a, b] = between if upper == a else between[::-1]
-    _order(layers, above, below)
-    widths = {node: sizes[node][0] if isinstance(node, str) else 2.0 for layer in layers for node in layer}
-    middles = _columns(layers, above, below, widths)
-    heights = [max(sizes[node][1] if isinstance(node, str) else 0.0 for node in layer) for layer in layers]
+    graph = _LayerGraph(_ranks(list(sizes), pairs), pairs)
+    _order(graph.layers, graph.above, graph.below)
+    nodes = [node for layer in graph.layers for node in layer]
+    widths = {node: sizes[node][0] if isinstance(node, str) else 2.0 for node in nodes}
+    middles = _columns(graph.layers, graph.above, graph.below, widths)
+    heights = [max(sizes[node][1] if isinstance(node, str) else 0.0 for node in layer) for layer in graph.layers]
     tops = list(accumulate((height + LAYER_GAP for height in heights), initial=0.0))
-    rows = {node: rank for rank, layer in enumerate(layers) for node in layer}
+    rows = {node: row for row, layer in enumerate(graph.layers) for node in layer}
 
     def place(node: Node) -> Place:
         row = rows[node]
         height = sizes[node][1] if isinstance(node, str) else heights[row]
         return Place(middles[node] - widths[node] / 2, tops[row] + (heights[row] - height) / 2, widths[node], height)
 
-    return _Plan({key: place(key) for key in sizes}, {pair: list(map(place, chain)) for pair, chain in chains.items()})
+    passes = {pair: list(map(place, chain)) for pair, chain in graph.chains.items()}
+    return _Plan({key: place(key) for key in sizes}, passes)
+
+
+class _LayerGraph:
+    """Parts in layers, with a node in each layer that an edge passes, so that edges go from a layer to the next.
+
+    Attributes:
+        layers: the nodes of each layer, from top to bottom.
+        above, below: node -> its neighbours in the layer above or below.
+        chains: edge -> the nodes where it passes layers, from its source to its target.
+    """
+
+    def __init__(self, ranks: Mapping[str, int], pairs: Sequence[Pair]) -> None:
+        self.layers: list[list[Node]] = [[] for _ in range(1 + max(ranks.values(), default=0))]
+        self.above: dict[Node, list[Node]] = defaultdict(list)
+        self.below: dict[Node, list[Node]] = defaultdict(list)
+        self.chains: dict[Pair, list[Node]] = {}
+        for key, rank in ranks.items():
+            self.layers[rank].append(key)
+        for a, b in pairs:
+            upper, lower = sorted((a, b), key=ranks.__getitem__)
+            between: list[Node] = [(a, b, rank) for rank in range(ranks[upper] + 1, ranks[lower])]
+            for rank, node in enumerate(between, ranks[upper] + 1):
+                self.layers[rank].append(node)
+            if ranks[upper] < ranks[lower]:
+                for one, other in pairwise([upper, *between, lower]):
+                    self.below[one].append(other)
+                    self.above[other].append(one)
+            self.chains[a, b] = between if upper == a else between[::-1]
 
 
 def _ranks(order: Sequence[str], pairs: Iterable[Pair]) -> dict[str, int]:

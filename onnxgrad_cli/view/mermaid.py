@@ -35,6 +35,7 @@ def too_large(text: str) -> bool:
 
 
 def _lines(drawing: Drawing) -> Iterator[str]:
+    """The lines of the Mermaid diagram."""
     yield f"{HEAD}\nflowchart TB"
     for part in drawing.root.parts:
         yield from _part(part, "  ")

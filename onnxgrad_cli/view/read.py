@@ -10,7 +10,7 @@ import ast
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -97,18 +97,15 @@ class _Reader:
         units: list[_Unit] = []
         known: dict[str, _Unit] = {}
         ends = {value.name for value in graph.output}
-        plain = [node for node in graph.node if _kind(node, kind) == Kind.FORWARD]
-        by_path = 2 * sum(map(bool, map(_module, plain))) > len(plain)
-        weights = {tensor.name for tensor in graph.initializer}
-        near: tuple[str, ...] = ()
-        late: list[tuple[NodeProto, str]] = []
+        module_of = _modules(graph, kind)
+        drawn_nodes: list[tuple[NodeProto, str]] = []
         for node, twin in zip(graph.node, typed.node, strict=True):
             if (text := _inline(node)) is not None and not ends.intersection(node.output):
                 scope.constants[node.output[0]] = text
                 self.inline += 1
                 continue
             own, of = _kind(node, kind), _forward_of(node)
-            module = _module(node) or (() if by_path else (near := _weight_module(node, weights) or near))
+            module = module_of(node)
             if not of or of not in known:
                 units.append(_Unit(of or _label(node), _path(of) if of else module))
                 known.setdefault(units[-1].label, units[-1])
@@ -117,8 +114,8 @@ class _Reader:
                 known[of].gradient.extend(drawn)
             else:
                 units[-1].own.extend(drawn)
-            late.append((node, drawn[0].key))
-        for node, key in late:  # when all makers are known
+            drawn_nodes.append((node, drawn[0].key))
+        for node, key in drawn_nodes:  # when all makers are known
             for name in node.input:
                 self.edge(name, key, scope)
         parts += map(_part, units)
@@ -257,6 +254,27 @@ def _forward_of(node: NodeProto) -> str:
 
 
 # -- modules --------------------------------------------------------------------------------------------------------
+
+
+def _modules(graph: GraphProto, kind: Kind) -> Callable[[NodeProto], tuple[str, ...]]:
+    """What tells the module of a graph's nodes, asked of one after the other: their own paths, if most have one.
+
+    Else a node without a path is of the module of the weight that it reads, or of the node before it.
+    """
+    plain = [node for node in graph.node if _kind(node, kind) == Kind.FORWARD]
+    if 2 * sum(map(bool, map(_module, plain))) > len(plain):
+        return _module
+    weights = {tensor.name for tensor in graph.initializer}
+    last: tuple[str, ...] = ()
+
+    def module(node: NodeProto) -> tuple[str, ...]:
+        nonlocal last
+        if own := _module(node):
+            return own
+        last = _weight_module(node, weights) or last
+        return last
+
+    return module
 
 
 def _module(node: NodeProto) -> tuple[str, ...]:

@@ -38,6 +38,7 @@ def picture(drawing: Drawing) -> str:
 
 
 def _lines(drawing: Drawing) -> Iterator[str]:
+    """The lines of the SVG picture."""
     found = layout(drawing, _size)
     whole = found.places[drawing.root.key]
     legend = list(_legend(drawing.kinds))
@@ -102,6 +103,7 @@ def _width(text: str) -> int:
 
 
 def _box(box: Box, place: Place) -> Iterator[str]:
+    """The lines that draw one box."""
     look = LOOKS[box.kind]
     dash = ' stroke-dasharray="5 3"' if look.border == "dashed" else ""
     colors = f'fill="{look.fill}" stroke="{look.color}" stroke-width="1.5"'

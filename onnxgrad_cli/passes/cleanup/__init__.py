@@ -1,1 +1,9 @@
-"""What nobody reads, removed."""
+"""What nobody reads, removed.
+
+- `cleanup`: the pass.
+- `transposed_products`: a transposed product becomes the product of the transposed factors.
+"""
+
+from onnxgrad_cli.passes.cleanup.cleanup import CLEANUP
+
+__all__ = ["CLEANUP"]

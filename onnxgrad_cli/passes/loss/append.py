@@ -27,6 +27,7 @@ NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def _run(graph: Graph, options: LossOptions, training: LossRecord) -> bool:
+    """Append every loss and penalty, and the sum of them, called `loss`."""
     op = Op(graph)
     op.role, op.training = "loss", training
     _refuse_unknown_options(options)
@@ -62,6 +63,7 @@ def _is_file(spec: LossSpec) -> bool:
 
 
 def _term(op: Op, options: LossOptions, training: LossRecord, spec: LossSpec, prediction: Val) -> Val:
+    """One loss on one output, reduced to a scalar; its label becomes an input of the model."""
     loss = LossFile(spec.name, op.graph) if _is_file(spec) else losses.LOSSES.lookup(spec.name)
     label_type = loss.label_type(prediction)
     label = None if label_type is None else _label(op, training, spec.label or options.label, label_type)

@@ -70,6 +70,7 @@ class LossFile:
         return UsageError(f"the loss '{self.path}' {what}", hint or None)
 
     def _convert(self, graph: Graph) -> None:
+        """Take the loss to the model's opset; let the model import the other domains that the loss uses."""
         theirs, ours = self._graph.opset(), graph.opset()
         if ours is not None and theirs not in (None, ours):
             try:
@@ -142,6 +143,7 @@ class LossFile:
         return op.squeeze(op.val(result), range(len(shape)))
 
     def _splice(self, op: Op, given: Mapping[str, Val]) -> dict[str, str]:
+        """Copy the loss's nodes and constants into `op`; returns name in the file -> name in the model."""
         inner, names = self._graph, {name: value.name for name, value in given.items()}
         for name, tensor in inner.initializers.items():
             names[name] = op.graph.fresh(f"{op.scope}/{name}")

@@ -8,7 +8,7 @@ from onnxgrad_cli.metadata import AVERAGE
 from onnxgrad_cli.passes.optimizer.state import States
 
 
-def averaged(op: Op, states: States, name: str, weight: Val, step: Val, decay: float) -> dict[str, Val]:
+def ema_after(op: Op, states: States, name: str, weight: Val, step: Val, decay: float) -> dict[str, Val]:
     """The average of a weight after a step: decay times the one before plus (1 - decay) times the weight.
 
     The first one is the weight itself, as in torch.optim.swa_utils.AveragedModel.

@@ -61,8 +61,8 @@ class Slices:
     updates: tuple[Update, ...]
 
 
-def sliced(optimizer: ModelProto, large: int) -> Slices | None:
-    """Part a step.
+def slice_optimizer(optimizer: ModelProto, large: int) -> Slices | None:
+    """Part an optimizer's step into what is done to each element of a weight, and the rest.
 
     Args:
         optimizer: that of the halves that `split` gives; not changed.
@@ -74,20 +74,30 @@ def sliced(optimizer: ModelProto, large: int) -> Slices | None:
     roles = metadata.read(optimizer)
     graph = Graph(copied(optimizer))
     infer_types(graph)
-    makers = graph.producers()
-    chains = [_Chain(graph, makers, roles, name) for name, role in roles.inputs.items() if role == "weight"]
-    chains = [chain for chain in chains if chain.size >= large and chain.is_elementwise]
-    count = 0
-    while count != len(chains):  # fewer of them have fewer scalars
-        count = len(chains)
-        scalars = sorted({name for chain in chains for name in chain.scalars if name in makers})
-        computed = {name for node in behind(graph.nodes, scalars) for name in node.output}
-        chains = [chain for chain in chains if computed.isdisjoint(chain.made)]  # else it would be computed twice
+    producers = graph.producers()
+    chains = [_Chain(graph, producers, roles, name) for name, role in roles.inputs.items() if role == "weight"]
+    chains, scalars = _apart_from_scalars(graph, [c for c in chains if c.size >= large and c.is_elementwise])
     if not chains:
         return None
-    gone = {name for chain in chains for name in chain.outputs}
-    common = narrowed(optimizer, [name for name in roles.outputs if name not in gone] + scalars, graph.types)
+    sliced = {name for chain in chains for name in chain.outputs}
+    common = narrowed(optimizer, [name for name in roles.outputs if name not in sliced] + scalars, graph.types)
     return Slices(common, tuple(chain.update() for chain in chains))
+
+
+def _apart_from_scalars(graph: Graph, chains: list[_Chain]) -> tuple[list[_Chain], list[str]]:
+    """The chains of which no node is needed for the scalars that they read, else it would be computed twice.
+
+    Returns:
+        The chains, and the scalars that are computed for them.
+    """
+    made = set(graph.made())
+    while True:
+        scalars = sorted(made.intersection(name for chain in chains for name in chain.scalars))
+        computed = {name for node in behind(graph.nodes, scalars) for name in node.output}
+        apart = [chain for chain in chains if computed.isdisjoint(chain.made)]
+        if len(apart) == len(chains):
+            return chains, scalars
+        chains = apart  # fewer chains read fewer scalars
 
 
 class _Chain:

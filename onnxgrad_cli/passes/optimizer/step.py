@@ -23,7 +23,7 @@ from onnxgrad_cli.passes.loss.append import fed_first
 from onnxgrad_cli.passes.optimizer.accumulation import accumulate, cautions, check_accumulation
 from onnxgrad_cli.passes.optimizer.clipping import clipped
 from onnxgrad_cli.passes.optimizer.dynamic_loss_scale import adapted, are_finite, scale_in
-from onnxgrad_cli.passes.optimizer.ema import averaged
+from onnxgrad_cli.passes.optimizer.ema import ema_after
 from onnxgrad_cli.passes.optimizer.groups import settings
 from onnxgrad_cli.passes.optimizer.state import States
 from onnxgrad_cli.passes.pipeline import Pass
@@ -37,6 +37,7 @@ FOR_STEPS = ("optimizer_options", "group", "clip_norm", "clip_value", "accumulat
 
 
 def _run(graph: Graph, options: StepOptions, training: StepRecord) -> bool:
+    """Append the optimizer's step, and declare what replaces weights and state as outputs."""
     if not options.optimizer:
         _refuse_options(options)
         return False
@@ -92,6 +93,7 @@ class _Step:
         return after | adapted(op, scale, good_steps, good)
 
     def _taken(self, op: Op, gradients: Mapping[str, Val]) -> dict[str, Val]:
+        """Take the step on every weight; returns weight or state -> what replaces it."""
         weights: dict[str, Val] = {}
         states: dict[str, Val] = {}
         rate, count = op.val(self.rate), op.val(self.count)
@@ -104,7 +106,7 @@ class _Step:
             weights[name] = op.cast(self.optimizer.function(op, work, gradient, state, **chosen.options), weight)
             states |= state.stepped
             if self.options.ema is not None:
-                states |= averaged(op, self.states, name, op.wide(weights[name]), count, self.options.ema)
+                states |= ema_after(op, self.states, name, op.wide(weights[name]), count, self.options.ema)
         return {**weights, self.count: count + 1, **states}
 
     def _mean(self, op: Op, gradients: Mapping[str, Val]) -> dict[str, Val]:

@@ -78,16 +78,16 @@ def chosen(graph: Graph, options: ParameterOptions, predictions: Sequence[str], 
 def layers(graph: Graph, outputs: Sequence[str], weights: Sequence[str]) -> list[Layer]:
     """The layers on the way to `outputs` that read any of `weights`, in the order of the graph."""
     needed = graph.ancestors(outputs)
-    held = {name: name for name in weights}  # a weight or a view of one -> the weight
-    made: dict[str, Layer] = {}  # a value -> the layer whose result it is, or a view of
+    weight_of = {name: name for name in weights}  # a weight or a view of one -> the weight
+    layer_of: dict[str, Layer] = {}  # a value -> the layer whose result it is, or a view of
     found: list[Layer] = []
     for node in graph.nodes:
-        if not needed.intersection(node.output):
+        if needed.isdisjoint(node.output):
             continue
-        uses = [(held[name], node, at) for at, name in _inputs(node) if name in held]
-        layer = next((made[name] for name in node.input if name in made), None)
+        uses = [(weight_of[name], node, at) for at, name in _inputs(node) if name in weight_of]
+        layer = next((layer_of[name] for name in node.input if name in layer_of), None)
         if node.op_type in VIEWS:
-            held.update((name, weight) for name in node.output for weight, _, at in uses if at == 0)
+            weight_of.update(_views(node, weight_of))
         elif uses:
             if layer is None or node.op_type not in ELEMENTWISE:
                 layer = Layer(node)
@@ -96,8 +96,14 @@ def layers(graph: Graph, outputs: Sequence[str], weights: Sequence[str]) -> list
         else:
             continue
         if layer is not None:
-            made.update(dict.fromkeys(node.output, layer))
+            layer_of.update(dict.fromkeys(node.output, layer))
     return found
+
+
+def _views(node: NodeProto, weight_of: Mapping[str, str]) -> dict[str, str]:
+    """The results of a node that makes a view, where it is one of a weight -> the weight."""
+    weight = weight_of.get(node.input[0])
+    return {} if weight is None else dict.fromkeys(node.output, weight)
 
 
 def _inputs(node: NodeProto) -> Iterator[tuple[int, str]]:

@@ -35,30 +35,42 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
         UsageError: a pattern or a preset names nothing, or a chosen tensor is not tied to the loss.
         UnsupportedError: nothing is left to differentiate with respect to.
     """
-    floats = [n for n in graph.initializers if is_float(graph.types[n]) and not graph.added(n)]
+    floats = _weights(graph)
     tied = _tied(graph, training.predictions)
     asked = matching(options.train, floats, "`train`", "float weights")
     frozen = dict.fromkeys(matching(options.freeze, floats, "`freeze`", "float weights"), "frozen by `freeze`")
     inputs = [name for name in training.inputs if is_float(graph.types.get(name))]
     training.grad_of_input = matching(options.grad_of_input, inputs, "`grad_of_input`", "float inputs")
-    reasons = _unfit(graph, training, floats, tied, set(asked))
-    fit = [name for name in floats if name not in reasons and name not in frozen]
+    unfit = _unfit(graph, training, floats, tied, set(asked))
+    fit = [name for name in floats if name not in unfit and name not in frozen]
     chosen = {*asked, *presets.chosen(graph, options, training.predictions, fit)}
+    choices = _choices(options)
+    not_chosen: dict[str, str] = {}
     if options.lora:
         training.adaptable = [name for name in fit if name not in chosen]
-        reasons |= dict.fromkeys(training.adaptable, "frozen: adapters are trained instead")
-    elif choices := _choices(options):
-        reasons |= {name: f"not named by {choices}" for name in floats if name not in chosen}
-    reasons |= frozen
+        not_chosen = dict.fromkeys(training.adaptable, "frozen: adapters are trained instead")
+    elif choices:
+        not_chosen = dict.fromkeys(set(floats) - chosen, f"not named by {choices}")
+    reasons = {**unfit, **not_chosen, **frozen}
     training.not_trained.update((name, reasons[name]) for name in floats if name in reasons)
     training.trained = [name for name in floats if name not in reasons]
-    for name in asked:
-        if name not in tied and name not in frozen:
-            raise UsageError(f"`train`: no differentiable path ties '{name}' to {_listed(training.predictions)}")
+    _refuse_untied(training.predictions, set(asked) - tied - frozen.keys(), asked)
     training.cautions.extend(_merged(graph, set(training.trained)))
     training.not_trained.update(dict.fromkeys(_quantized(graph), "quantized: integers have no gradient"))
     if not training.trained and not training.adaptable and not training.grad_of_input:
         raise _nothing(graph, floats, training)
+
+
+def _weights(graph: Graph) -> list[str]:
+    """The float initializers that the model had."""
+    return [name for name in graph.initializers if is_float(graph.types[name]) and not graph.added(name)]
+
+
+def _refuse_untied(predictions: list[str], untied: set[str], asked: list[str]) -> None:
+    """Refuse the first weight that was asked for by name and is not tied to the loss."""
+    if untied:
+        name = next(name for name in asked if name in untied)
+        raise UsageError(f"`train`: no differentiable path ties '{name}' to {_listed(predictions)}")
 
 
 def _quantized(graph: Graph) -> list[str]:

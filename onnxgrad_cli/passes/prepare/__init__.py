@@ -1,1 +1,16 @@
-"""Bring any model into the one form the other passes know."""
+"""Preparation: any model in the one form that the other passes know.
+
+- `prepare`: the pass; `admit` comes first, then `normalise`, `settle` and `mode`, then the choice of parameters.
+- `admit`: refuses unknown opsets, fixes shapes, forgets what an earlier build has said.
+- `normalise`: functions inlined, constants as initializers, every node named; with `functions`, `subgraphs` and
+  `rnn_layout`.
+- `settle`: types inferred and operators without a rule replaced, in turn; with `expand` (definitions of this project),
+  `function_bodies` (those of the standard), `sequences` and `fold`.
+- `opset`: the opset that the gradient needs; `upgrade` and `downgrade` take a model to a newer and an older opset.
+- `mode`: BatchNormalization and Dropout in training.
+- `fixed_shapes`: sizes of inputs that the user fixes.
+"""
+
+from onnxgrad_cli.passes.prepare.prepare import PREPARE
+
+__all__ = ["PREPARE"]

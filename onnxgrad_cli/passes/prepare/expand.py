@@ -1,13 +1,13 @@
 """Replace operators that have no rule by what they mean in operators that have one.
 
-First by the definitions of this project, then by the function body that the standard itself gives many operators.
+The definitions of this project come first; `function_bodies` writes out the bodies of the standard after them.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
 
 import onnx
 from onnx import NodeProto
@@ -18,7 +18,7 @@ from onnxgrad_cli.autodiff.rule_call import node_attributes
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import OnnxgradError, Unknown
-from onnxgrad_cli.ir.domains import is_standard, plain_domain
+from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 
 
@@ -33,8 +33,8 @@ def expand(graph: Graph, domain: str | None = None, newer_than: int | None = Non
         Whether anything was replaced; types must be inferred again then, and may let more be replaced.
     """
     typing = Op(graph)
-    definition_of = cache(lambda op_type, domain: registry.lookup_definition(*_key(graph, op_type, domain)))
-    stands = _stands(graph) if newer_than is None else _older(graph, newer_than)
+    definition_of = cache(lambda op_type, domain: registry.lookup_definition(*operator_key(graph, op_type, domain)))
+    stands = stands_as_it_is(graph) if newer_than is None else _older(graph, newer_than)
     nodes: list[NodeProto] = []
     changed = False
     for node in graph.nodes:
@@ -55,38 +55,14 @@ def expand(graph: Graph, domain: str | None = None, newer_than: int | None = Non
     return changed
 
 
-def standard_functions(graph: Graph) -> list[tuple[str, str]]:
-    """The operators, as (domain, name), that only the function body of the standard can differentiate.
-
-    Many bodies depend on the types of the inputs, so an operator is left out as long as one of its nodes lacks some.
-    """
-    typed: dict[tuple[str, str], bool] = {}
-    stands = _stands(graph)
-    for node in graph.nodes:
-        if stands(node):
-            continue
-        key = _key(graph, node.op_type, node.domain)
-        if registry.lookup_definition(*key) is None and _has_body(*key):
-            operator = (node.domain, node.op_type)
-            typed[operator] = typed.get(operator, True) and all(x in graph.types for x in node.input if x)
-    return [operator for operator, known in typed.items() if known]
-
-
-def _has_body(op_type: str, domain: str, opset: int) -> bool:
-    try:
-        schema: Any = onnx.defs.get_schema(op_type, opset, plain_domain(domain))
-    except onnx.defs.SchemaError:
-        return False
-    return bool(schema.has_function or schema.has_context_dependent_function)
-
-
-def _key(graph: Graph, op_type: str, domain: str) -> tuple[str, str, int]:
+def operator_key(graph: Graph, op_type: str, domain: str) -> tuple[str, str, int]:
+    """An operator as the registry knows it: its name, its domain, and the version of the domain in the model."""
     return op_type, domain, graph.opset(domain) or 1
 
 
-def _stands(graph: Graph) -> Callable[[NodeProto], bool]:
+def stands_as_it_is(graph: Graph) -> Callable[[NodeProto], bool]:
     """Whether a node is differentiated as it is: it has a rule, or operands at which gradients stop."""
-    has_rule = cache(lambda op_type, domain: registry.lookup(*_key(graph, op_type, domain)) is not None)
+    has_rule = cache(lambda op_type, domain: registry.lookup(*operator_key(graph, op_type, domain)) is not None)
     return lambda node: has_rule(node.op_type, node.domain) or bool(stopped(node))
 
 
@@ -112,6 +88,11 @@ def _type(op: Op, node: NodeProto) -> None:
 
 
 def _expanded(graph: Graph, node: NodeProto, definition: registry.Definition) -> Sequence[NodeProto]:
+    """The nodes that a definition writes in place of one.
+
+    Raises:
+        Unknown: the definition does not cover the node, or the type of an input is unknown.
+    """
     op = Op(graph)
     op.scope = op.forward = node.name
     asked = registry.Signature.of_definition(definition.function)
@@ -127,13 +108,18 @@ def _expanded(graph: Graph, node: NodeProto, definition: registry.Definition) ->
     if unknown:
         raise Unknown(f"attribute {unknown} is not covered by its definition")
     result = definition.function(op, *xs, **attributes)
-    ys = result if isinstance(result, (tuple, list)) else (result,)
-    for position, name in enumerate(node.output):
-        if not name:
-            continue
-        y = ys[position] if position < len(ys) else None
-        if y is not None:
-            op.rename(y, name)
-        elif op.readers(name) or name in graph.output_names:
-            raise Unknown(f"its output '{name}' is not covered by its definition")
+    _name_results(op, node, result if isinstance(result, (tuple, list)) else (result,))
     return op.nodes
+
+
+def _name_results(op: Op, node: NodeProto, results: Sequence[Val | None]) -> None:
+    """Give the results of a definition the names of the node's outputs.
+
+    Raises:
+        Unknown: the definition has no result for an output that is read.
+    """
+    for name, result in itertools.zip_longest(node.output, results[: len(node.output)]):
+        if name and result is not None:
+            op.rename(result, name)
+        elif name and (op.readers(name) or name in op.graph.output_names):
+            raise Unknown(f"its output '{name}' is not covered by its definition")

@@ -129,11 +129,7 @@ class _Inliner:
         taken = {formal: actual for formal, actual in zip(function.output, call.output, strict=False) if actual}
         names.update((formal, actual) for formal, actual in taken.items() if formal in made)
         nodes = list(renamed(self.graph, copy, names).node)
-        given = {a.name: a for a in (*function.attribute_proto, *call.attribute)}
-        for node in nodes:
-            _fill(node, given)
-            if not node.metadata_props:
-                node.metadata_props.extend(call.metadata_props)
+        _hand_on(call, function, nodes)
         for formal, actual in taken.items():
             if formal not in made:  # an input, or a constant, returned as it is
                 name = self.graph.fresh(f"{call.name or call.op_type}/Identity")
@@ -184,6 +180,15 @@ class _Inliner:
                 f"{version}, in which {node.op_type} is another operator or none",
                 hint="export the model with one opset for both",
             )
+
+
+def _hand_on(call: NodeProto, function: FunctionProto, nodes: Iterable[NodeProto]) -> None:
+    """Give the nodes of a function the attributes of a call, and its metadata where they have none."""
+    given = {a.name: a for a in (*function.attribute_proto, *call.attribute)}
+    for node in nodes:
+        _fill(node, given)
+        if not node.metadata_props:
+            node.metadata_props.extend(call.metadata_props)
 
 
 def _fill(node: NodeProto, given: Mapping[str, AttributeProto]) -> None:

@@ -113,6 +113,7 @@ def _attribute(node: NodeProto, name: str, default: float) -> float:
 
 
 def _dropout(graph: Graph, node: NodeProto, mode: str) -> NodeProto:
+    """The Dropout in the mode that is asked for: the same node where nothing changes, else a copy."""
     has_switch = len(node.input) > 2 and bool(node.input[2])
     switch = graph.constant(node.input[2]) if has_switch else np.array(False)
     new = NodeProto()
@@ -141,6 +142,7 @@ def _dropout(graph: Graph, node: NodeProto, mode: str) -> NodeProto:
 def _batch_normalization(
     graph: Graph, node: NodeProto, mode: str, training: ModeRecord, refusals: list[Refusal]
 ) -> list[NodeProto]:
+    """The nodes in place of a BatchNormalization, in the mode that is asked for."""
     extra = [name for name in node.output[1:] if name]
     trains = bool(_attribute(node, "training_mode", 0)) or ((graph.opset() or 0) < 14 and bool(extra))
     if mode == "train" or (mode == "keep" and trains):

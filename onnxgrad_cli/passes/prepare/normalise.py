@@ -11,7 +11,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import dims_in, subgraphs, with_bodies
 from onnxgrad_cli.ir.types import UNNAMED
 from onnxgrad_cli.passes.prepare.functions import inline
-from onnxgrad_cli.passes.prepare.rnn_layout import time_first
+from onnxgrad_cli.passes.prepare.rnn_layout import to_time_major
 from onnxgrad_cli.passes.prepare.subgraphs import hoist, separate_outputs
 from onnxgrad_cli.targets.standard import to_standard
 
@@ -25,7 +25,7 @@ def normalise(graph: Graph) -> None:
     separate_outputs(graph)
     name_nodes(graph)
     _write_defaults(graph)
-    time_first(graph)
+    to_time_major(graph)
 
 
 def _forget_symbols(graph: Graph) -> None:

@@ -50,18 +50,24 @@ def raise_opset(graph: Graph, training: Cautions) -> bool:
 
 
 def _needed(graph: Graph, opset: int) -> int:
+    """The opset that the gradient of a graph at `opset` needs."""
     bfloat16 = any(dtype_of(value_type) == TensorProto.BFLOAT16 for value_type in graph.distinct_types())
     needs = [FIRST_WITH_BFLOAT16 if bfloat16 else OLDEST_OPSET]
     operators = {(n.op_type, n.domain) for n in with_bodies(graph.nodes) if _any_float(graph, n.output[:])}
     for op_type, domain in operators:
-        key = (op_type, domain, graph.opset(domain) or 1 if domain else opset)
-        rule = registry.lookup(*key)
-        definition = None if rule else registry.lookup_definition(*key)
-        if definition is not None or (rule is not None and not rule.is_zero):
-            needs.append((definition or rule).needs_opset)  # type: ignore[union-attr]
-        elif rule is None and is_standard(domain):
-            needs.append(registry.first_known(*key) or OLDEST_OPSET)
+        needs.append(_needed_by(op_type, domain, graph.opset(domain) or 1 if domain else opset))
     return max(needs)
+
+
+def _needed_by(op_type: str, domain: str, version: int) -> int:
+    """The opset that the gradient of one operator, at a version of its domain, needs."""
+    rule = registry.lookup(op_type, domain, version)
+    if rule is not None:
+        return OLDEST_OPSET if rule.is_zero else rule.needs_opset
+    definition = registry.lookup_definition(op_type, domain, version)
+    if definition is not None:
+        return definition.needs_opset
+    return (registry.first_known(op_type, domain, version) if is_standard(domain) else None) or OLDEST_OPSET
 
 
 def _any_float(graph: Graph, names: Iterable[str]) -> bool:

@@ -16,19 +16,20 @@ OUTPUTS = {0: (2, 0, 1, 3), 1: (1, 0, 2), 2: (1, 0, 2)}
 """Position of a value -> the axes that a Transpose takes it by, into the layer or out of it; weights stay."""
 
 
-def time_first(graph: Graph) -> None:
+def to_time_major(graph: Graph) -> None:
     """Put every recurrent layer with layout = 1 between transposes and take the attribute out."""
-    if any(_is_batch_first(node) for node in graph.nodes):
-        graph.set_nodes([each for node in graph.nodes for each in _with_time_first(graph, node)])
+    if any(_is_batch_major(node) for node in graph.nodes):
+        graph.set_nodes([each for node in graph.nodes for each in _to_time_major(graph, node)])
 
 
-def _is_batch_first(node: NodeProto) -> bool:
+def _is_batch_major(node: NodeProto) -> bool:
     known = node.op_type in LAYERS and is_standard(node.domain)
     return known and any(attribute.name == "layout" and attribute.i for attribute in node.attribute)
 
 
-def _with_time_first(graph: Graph, node: NodeProto) -> Iterator[NodeProto]:
-    if not _is_batch_first(node):
+def _to_time_major(graph: Graph, node: NodeProto) -> Iterator[NodeProto]:
+    """The node, or its time-major form between transposes where it is batch-major."""
+    if not _is_batch_major(node):
         yield node
         return
     layer, after = NodeProto(), []

@@ -91,6 +91,7 @@ def _same(graph: Graph, node: NodeProto, known: dict[str, Elements]) -> None:
 
 
 def _split(graph: Graph, node: NodeProto, known: dict[str, Elements]) -> list[NodeProto] | None:
+    """The parts of a SplitToSequence as a Split, where their number is known."""
     op = Op(graph)
     op.scope = op.forward = node.name
     x = op.val(node.input[0])

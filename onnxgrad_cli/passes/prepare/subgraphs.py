@@ -34,12 +34,15 @@ def hoist(graph: Graph, constant: Callable[[NodeProto], TensorProto | None]) -> 
 def _hoist(
     graph: Graph, body: GraphProto, constant: Callable[[NodeProto], TensorProto | None], made: Counter[str]
 ) -> None:
-    fed = {value.name for value in body.input}
-    found = {tensor.name: tensor for tensor in body.initializer if tensor.name not in fed}
-    for node in body.node:
-        tensor = constant(node)
-        if tensor is not None:
-            found[node.output[0]] = tensor
+    """Make the constants of a body initializers of the model.
+
+    Args:
+        graph: the model.
+        body: the body, whose nodes read the constants by their new names after that.
+        constant: the tensor that a Constant node holds.
+        made: how often each name is made in the model and its bodies.
+    """
+    found = _constants(body, constant)
     if not found:
         return
     returned = [value.name for value in body.output if value.name in found]
@@ -50,14 +53,21 @@ def _hoist(
         copy.CopyFrom(tensor)
         copy.name = names[name]
         graph.initializers[copy.name] = copy
-    kept = [tensor for tensor in body.initializer if tensor.name not in found]
+    overridable = [tensor for tensor in body.initializer if tensor.name not in found]
     nodes = [node for node in body.node if not names.keys() & set(node.output)]
     rename(nodes, names)
     del body.initializer[:], body.node[:]
-    body.initializer.extend(kept)
+    body.initializer.extend(overridable)
     body.node.extend(nodes)
     for name in dict.fromkeys(returned):  # a body returns its own values only
         body.node.add(op_type="Identity", name=graph.fresh(f"{name}/Identity"), input=[names[name]], output=[name])
+
+
+def _constants(body: GraphProto, constant: Callable[[NodeProto], TensorProto | None]) -> dict[str, TensorProto]:
+    """The constants of a body: initializers that can't be fed, and Constant nodes."""
+    fed = {value.name for value in body.input}
+    stored = {tensor.name: tensor for tensor in body.initializer if tensor.name not in fed}
+    return stored | {node.output[0]: tensor for node in body.node if (tensor := constant(node)) is not None}
 
 
 def separate_outputs(graph: Graph) -> None:

@@ -90,6 +90,7 @@ class _Upgrade:
         return result
 
     def _next(self, node: NodeProto, version: int) -> Sequence[NodeProto]:
+        """The nodes in place of one at opset `version`."""
         if not is_standard(node.domain) or node.output[0] in self.refused:
             return [node]
         change = CHANGES.get((node.op_type, version))
@@ -161,11 +162,18 @@ def _same_form(node: NodeProto, old: onnx.defs.OpSchema, new: onnx.defs.OpSchema
         raise _Unfit(f"opset {new.since_version} changed its attribute {', '.join(lost or missing)}")
     if not new.min_input <= len(node.input) <= new.max_input or len(node.output) > new.max_output:
         raise _Unfit(f"opset {new.since_version} changed its inputs or outputs")
+    _write_changed_defaults(node, old, new)
+
+
+def _write_changed_defaults(node: NodeProto, old: onnx.defs.OpSchema, new: onnx.defs.OpSchema) -> None:
+    """Give a node those attributes that it does not have, and whose default is another one in the new schema."""
+    given = {attribute.name for attribute in node.attribute}
     for name, attribute in old.attributes.items():
-        if name not in given and name in new.attributes:
-            default = attribute.default_value
-            if default.type and default != new.attributes[name].default_value:
-                node.attribute.append(default)
+        default = attribute.default_value
+        if name in given or name not in new.attributes:
+            continue
+        if default.type and default != new.attributes[name].default_value:
+            node.attribute.append(default)
 
 
 def _take(node: NodeProto, name: str, default: Any = None) -> Any:

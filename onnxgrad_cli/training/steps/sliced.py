@@ -16,7 +16,7 @@ from onnx import ModelProto
 from onnxgrad_cli import metadata
 from onnxgrad_cli.execution.session import Buffer, feed
 from onnxgrad_cli.ir.types import itemsize
-from onnxgrad_cli.passes.optimizer.slices import Slices, Update, sliced
+from onnxgrad_cli.passes.optimizer.slices import Slices, Update, slice_optimizer
 from onnxgrad_cli.passes.optimizer.split import narrowed, split
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def parts_of(model: ModelProto, values: Mapping[str, np.ndarray]) -> Parts | Non
     if sum(size for size in sizes if size >= LARGE) < MANY:
         return None
     halves = split(model)
-    slices = sliced(halves.optimizer, LARGE)
+    slices = slice_optimizer(halves.optimizer, LARGE)
     if slices is None:
         return None
     roles = metadata.describe(halves.gradient)

@@ -16,7 +16,7 @@ from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.optimizers import OPTIMIZERS
 from onnxgrad_cli.options import Group, Options
-from onnxgrad_cli.passes.optimizer.slices import sliced
+from onnxgrad_cli.passes.optimizer.slices import slice_optimizer
 from onnxgrad_cli.passes.optimizer.split import split
 from onnxgrad_cli.training import trainer
 from onnxgrad_cli.training.steps import sliced as sliced_steps
@@ -137,16 +137,16 @@ def test_of_halves() -> None:
 )
 def test_what_is_no_step_of_each_element_is_left_whole(optimizer: str, options: dict[str, Any]) -> None:
     """A norm of the whole update would compute it twice; what stands in a branch is one node."""
-    assert sliced(split(built(optimizer, **options).model).optimizer, 2) is None
+    assert slice_optimizer(split(built(optimizer, **options).model).optimizer, 2) is None
 
 
 def test_weights_that_are_alike_share_a_model() -> None:
-    parts = sliced(split(built("adamw").model).optimizer, 2)
+    parts = slice_optimizer(split(built("adamw").model).optimizer, 2)
     assert parts is not None
     assert [update.weight for update in parts.updates] == ["a", "b", "c"]
     assert len({update.model.SerializeToString() for update in parts.updates}) == 1
     grouped = built("adamw", group=(Group("a", {"weight_decay": 0.0}),))
-    parts = sliced(split(grouped.model).optimizer, 12)
+    parts = slice_optimizer(split(grouped.model).optimizer, 12)
     assert parts is not None
     assert [update.weight for update in parts.updates] == ["a", "c"]
     assert len({update.model.SerializeToString() for update in parts.updates}) == 2

@@ -1,0 +1,71 @@
+"""Type every value and replace every operator without a rule, in turn, until nothing changes any more.
+
+Each replacement gives values whose types must be inferred, and each type may let more operators be replaced.
+"""
+
+from __future__ import annotations
+
+from onnxgrad_cli.autodiff.differentiation import Cautions
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.passes.prepare.downgrade import downgrade, opset_limit
+from onnxgrad_cli.passes.prepare.expand import expand
+from onnxgrad_cli.passes.prepare.fold import fold
+from onnxgrad_cli.passes.prepare.function_bodies import inline_function_bodies
+from onnxgrad_cli.passes.prepare.normalise import normalise
+from onnxgrad_cli.passes.prepare.opset import OLDEST_OPSET, raise_opset
+from onnxgrad_cli.passes.prepare.sequences import unpack
+from onnxgrad_cli.passes.prepare.subgraphs import choose_branches, settle_bodies
+
+
+def settle(graph: Graph, training: Cautions) -> None:
+    """Type a normalised graph, raise it to the opset its gradient needs, replace operators that have no rule.
+
+    What is beyond the newest opset that onnxruntime loads and runs is then written at that one.
+    """
+    if graph.opset() is None:  # all of its operators are of other domains
+        graph.proto.opset_import.add(domain="", version=OLDEST_OPSET)
+    infer_and_fold(graph)
+    while raise_opset(graph, training) or _replace(graph):
+        normalise(graph)
+        infer_and_fold(graph)
+    limit = opset_limit(graph)
+    if limit.opset < (graph.opset() or 0) and _write_out(graph, limit.opset):
+        normalise(graph)
+        infer_and_fold(graph)
+    downgrade(graph, limit, training)
+
+
+def _replace(graph: Graph) -> bool:
+    """Replace nodes that have no rule or need not stand, those of bodies too; whether there were any."""
+    return (
+        expand(graph)
+        or unpack(graph)
+        or choose_branches(graph)
+        or settle_bodies(graph, _settle_body)
+        or inline_function_bodies(graph)
+    )
+
+
+def _write_out(graph: Graph, opset: int) -> bool:
+    """Replace nodes newer than an opset by their definitions, those of bodies too; whether there were any."""
+
+    def write_out(body: Graph) -> None:
+        if expand(body, newer_than=opset):
+            infer_and_fold(body)
+
+    changed = expand(graph, newer_than=opset)
+    return settle_bodies(graph, write_out) or changed
+
+
+def _settle_body(body: Graph) -> None:
+    infer_and_fold(body)
+    while _replace(body):
+        infer_and_fold(body)
+
+
+def infer_and_fold(graph: Graph) -> None:
+    """Type every value; each shape that turns out to be constant may give others theirs."""
+    infer_types(graph)
+    while fold(graph):
+        infer_types(graph)
