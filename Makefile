@@ -5,10 +5,11 @@ ZOO ?= ../shared/zoo
 FUZZ_SECONDS ?= 600
 
 BIN := .venv/bin
+VERSIONS := tests/cli tests/passes tests/verification tests/report tests/autodiff/test_registry.py tests/test_builder.py
 TRAIN := build/digits_cnn.train.onnx
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: run test test-slow test-all lint docs conformance fuzz-graphs zoo bench clean
+.PHONY: run test test-slow test-all test-lowest lint docs mutants conformance fuzz-graphs zoo bench clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -24,6 +25,9 @@ test: .venv/installed-test  ## the fast tests
 test-slow: .venv/installed-test  ## the rest of the tests
 	$(BIN)/python -m pytest -m slow
 
+test-lowest: build/lowest/installed  ## the tests that versions of dependencies concern most, with the lowest that pyproject.toml admits
+	build/lowest/bin/python -m pytest -m "not slow" $(VERSIONS)
+
 test-all: test test-slow lint  ## all tests, and lint
 
 lint: .venv/installed-lint  ## ruff, mypy, and the contract of the layers
@@ -37,6 +41,9 @@ docs: .venv/installed-test  ## write the tables and pictures of docs/ anew, from
 	$(BIN)/onnxgrad ops --markdown > docs/operators.md
 	$(BIN)/onnxgrad ops --tags --markdown > docs/differentiability.md
 	$(BIN)/python -m tests.pictures
+
+mutants: .venv/installed-test .venv/installed-mutants  ## change MODULE in small ways, each of which a test must notice
+	$(BIN)/python -m tests.mutants $(MODULE)
 
 conformance: .venv/installed-test  ## differentiate the node tests that onnx publishes, for each target and with recomputation too; build/conformance.md
 	$(BIN)/python -m tests.conformance --target ort-cpu
@@ -75,4 +82,9 @@ clean:  ## remove what make made
 
 .venv/installed-%: .venv/installed
 	$(BIN)/python -m pip install --quiet --editable ".[$*]"
+	touch $@
+
+build/lowest/installed: pyproject.toml .ci/constraints-lowest.txt
+	$(PYTHON) -m venv build/lowest
+	build/lowest/bin/python -m pip install --quiet --editable ".[test]" --constraint .ci/constraints-lowest.txt
 	touch $@

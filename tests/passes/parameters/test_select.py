@@ -93,6 +93,47 @@ def test_frequencies_before_a_sine_are_a_table() -> None:
     assert "frequencies" in found.not_trained["f"]
 
 
+VIEWS = {
+    "Mul": "Mul({0}, half)",
+    "Concat": "Concat<axis = 1>({0}, {0})",
+    "Unsqueeze": "Unsqueeze({0}, one)",
+    "Reshape": "Reshape({0}, flat)",
+    "Slice": "Slice({0}, zero, one)",
+    "Transpose": "Transpose({0})",
+}
+"""What may stand between frequencies and a sine."""
+
+
+def behind(names: list[str], function: str = "Sin") -> str:
+    """A model of frequencies f with other nodes between their product and a function."""
+    chain = "".join(f"a{i + 1} = {VIEWS[name].format(f'a{i}')} " for i, name in enumerate(names))
+    return f"""
+    g (float[2, 1] t) => (float y)
+    <float[1, 2] f = {{1, 0.1}}, float[1] w = {{2}}, float half = {{0.5}}, int64[1] flat = {{-1}},
+     int64[1] zero = {{0}}, int64[1] one = {{1}}>
+    {{ a0 = Mul(t, f) {chain} s = {function}(a{len(names)}) p = PRelu(s, w) y = ReduceSum<keepdims = 0>(p) }}
+    """
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("function", ["Sin", "Cos"])
+def test_frequencies_before_a_view_of_a_sine_are_a_table(view: str, function: str) -> None:
+    assert "frequencies" in training(behind([view], function)).not_trained["f"]
+
+
+@pytest.mark.parametrize(("hops", "table"), [(0, True), (1, True), (2, True), (3, True), (4, False)])
+def test_frequencies_lie_up_to_three_nodes_before_a_sine(hops: int, table: bool) -> None:
+    found = training(behind(["Mul", "Transpose", "Mul", "Transpose"][:hops]))
+    assert ("f" in found.trained) != table
+    assert ("frequencies" in found.not_trained.get("f", "")) == table
+
+
+def test_a_scale_whose_product_goes_elsewhere_is_a_weight() -> None:
+    assert "f" in training(behind(["Mul"], "Tanh")).trained
+    text = behind([]).replace("s = Sin(a0)", "e = Exp(a0) s = Sin(e)")
+    assert "f" in training(text).trained
+
+
 def test_patterns() -> None:
     assert training(LINEAR, freeze=("b",)).trained == ["w"]
     assert training(LINEAR, freeze=("b",)).not_trained == {"b": "frozen by `freeze`"}

@@ -1,0 +1,82 @@
+"""Mutation testing of a module: mutmut changes it in many small ways, and each change must make a test fail.
+
+    python -m tests.mutants onnxgrad_cli/ir/graph.py
+
+What survives is shown as a difference: it gets a test, or a reason in docs/mutants.md. The work is done in a copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+WORK = ROOT / "build" / "mutants"
+
+TESTS = {
+    "onnxgrad_cli/ir": "tests/ir tests/passes/prepare tests/emission tests/test_builder.py",
+    "onnxgrad_cli/emission": "tests/emission tests/autodiff/test_fusions.py tests/autodiff/test_kernel_variants.py",
+    "onnxgrad_cli/autodiff/reverse.py": "tests/autodiff/test_registry.py tests/autodiff/test_own_output.py "
+    "tests/autodiff/test_custom_operator.py tests/test_builder.py",
+    "onnxgrad_cli/passes/parameters": "tests/passes/parameters",
+    "onnxgrad_cli/passes/rematerialization": "tests/passes/rematerialization",
+    "onnxgrad_cli/training/loop.py": "tests/training/test_loop.py",
+}
+"""Folder or module -> the tests that concern it and take seconds, of which those that reach a mutant are run on it."""
+
+
+def tests_of(module: str) -> list[str]:
+    """The tests of the longest entry that the module lies in."""
+    found = [place for place in TESTS if Path(module).is_relative_to(place)]
+    if not found:
+        sys.exit(f"no tests are named for {module}: add them to TESTS in tests/mutants.py")
+    return [path for path in TESTS[max(found, key=len)].split() if (ROOT / path).exists()]
+
+
+def prepare(module: str) -> None:
+    """Copy what git knows to the working folder, with a configuration for the module.
+
+    What mutmut found there before, of the same module, stays, so that an interrupted run goes on.
+    """
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    files = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    shutil.rmtree(WORK, ignore_errors=True)
+    for name in filter(None, files.split("\0")):
+        if (ROOT / name).is_file():
+            (WORK / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, WORK / name)
+    settings = {
+        "source_paths": ["onnxgrad_cli"],
+        "only_mutate": [module],
+        "also_copy": ["docs", "sample_models", "benchmarks", "README.md"],
+        "pytest_add_cli_args": ["--numprocesses=0", "-p", "no:cacheprovider", "-m", "not slow", "-x"],
+        "pytest_add_cli_args_test_selection": tests_of(module),
+        "process_isolation": "forkserver",
+    }
+    with (WORK / "pyproject.toml").open("a") as file:
+        file.write("\n[tool.mutmut]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
+
+
+def main() -> None:
+    """Mutate a module and say what survived."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("module", help="path of a module, as onnxgrad_cli/ir/graph.py")
+    parser.add_argument("--workers", type=int, default=1)
+    arguments = parser.parse_args()
+    prepare(arguments.module)
+    mutmut = [sys.executable, "-m", "mutmut"]
+    subprocess.run([*mutmut, "run", "--max-children", str(arguments.workers)], cwd=WORK, check=True)
+    found = subprocess.run([*mutmut, "results"], cwd=WORK, check=True, capture_output=True, text=True).stdout
+    for line in found.splitlines():
+        name, _, state = line.strip().rpartition(": ")
+        print(line)
+        if state in ("survived", "no tests"):
+            subprocess.run([*mutmut, "show", name], cwd=WORK, check=False)
+
+
+if __name__ == "__main__":
+    main()
