@@ -1,5 +1,6 @@
 """The reference pages: the command line from click, the Python names from `onnxgrad_cli.__all__`."""
 
+import ast
 import inspect
 from collections.abc import Iterator
 from html import escape
@@ -19,11 +20,16 @@ HEADINGS = {
     "losses": "Building a training model",
     "optimizers": "Building a training model",
     "passes": "Building a training model",
+    "common": "Building a training model",
+    "files": "Building a training model",
+    "record": "Building a training model",
     "jobs": "From files to files",
     "training": "Training step by step",
     "derivatives": "Derivatives without a loss",
     "autodiff": "Rules and definitions",
-    "verification": "Proving gradients",
+    "emission": "Rules and definitions",
+    "verification": "Proofs and reports",
+    "report": "Proofs and reports",
     "compat": "For users of older systems",
     "errors": "Errors",
 }
@@ -74,8 +80,8 @@ def _cell(text: str) -> str:
 def python() -> str:
     """The page of the Python names: one mkdocstrings entry for each name of `__all__`, by package."""
     groups: dict[str, list[str]] = {heading: [] for heading in HEADINGS.values()}
-    for name in sorted(set(onnxgrad_cli.__all__) - {"__version__"}, key=str.lower):
-        package = getattr(onnxgrad_cli, name).__module__.split(".")[1]
+    for name, module in sorted(_homes().items(), key=lambda home: home[0].lower()):
+        package = module.split(".")[1]
         groups.setdefault(HEADINGS.get(package, package), []).append(name)
     head = [
         "# Python",
@@ -90,6 +96,14 @@ def python() -> str:
         for line in ("", f"## {heading}", *(each for name in names for each in ("", f"::: onnxgrad_cli.{name}")))
     ]
     return "\n".join([*head, *body, ""])
+
+
+def _homes() -> dict[str, str]:
+    """The module of each public name, read from the imports that `onnxgrad_cli` shows to type checkers."""
+    tree = ast.parse(Path(onnxgrad_cli.__file__).read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    homes = {alias.name: node.module or "" for node in imports for alias in node.names}
+    return {name: homes[name] for name in onnxgrad_cli.__all__ if name != "__version__"}
 
 
 def files() -> dict[Path, str]:
