@@ -9,7 +9,7 @@ VERSIONS := tests/cli tests/passes tests/verification tests/report tests/autodif
 TRAIN := build/digits_cnn.train.onnx
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: run test test-slow test-all test-lowest lint docs mutants conformance fuzz-graphs zoo bench clean
+.PHONY: run test test-slow test-all test-lowest lint docs site mutants conformance fuzz-graphs zoo bench clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -36,11 +36,15 @@ lint: .venv/installed-lint  ## ruff, mypy, and the contract of the layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: .venv/installed-test  ## write the tables and pictures of docs/ anew, from the rules and what the tests have proven
+docs: .venv/installed-test  ## write the tables, pictures and reference of docs/ anew, from the code and what the tests have proven
 	$(BIN)/python -m tests.proofs
 	$(BIN)/onnxgrad ops --markdown > docs/operators.md
 	$(BIN)/onnxgrad ops --tags --markdown > docs/differentiability.md
 	$(BIN)/python -m tests.pictures
+	$(BIN)/python -m tools
+
+site: .venv/installed-docs  ## build docs/ as a site in build/site; a link or an anchor that leads nowhere fails
+	$(BIN)/zensical build --strict --clean
 
 mutants: .venv/installed-test .venv/installed-mutants  ## change MODULE in small ways, each of which a test must notice
 	$(BIN)/python -m tests.mutants $(MODULE)

@@ -20,7 +20,7 @@ from onnxgrad_cli.verification.gradcheck import gradcheck
 from tests.autodiff.rows import ROWS
 from tests.harness import Case, check_case, with_gradient
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "adding-an-operator.md").read_text()
 EXERCISES = ("Sqrt", "Dropout", "Add", "Sub", "Mul", "MatMul", "Gemm", "Tile")
 

@@ -1,0 +1,1 @@
+"""What writes pages and pictures of docs/ from the code; `python -m tools` writes them all."""
