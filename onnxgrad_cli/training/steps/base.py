@@ -48,7 +48,7 @@ def _by_batch(inputs: Mapping[str, TypeProto]) -> list[list[str]]:
     return [names for names in found.values() if len(names) > 1]
 
 
-class Held:
+class TrainerBase:
     """Weights and state, and how they are seen from outside; the base of all trainers.
 
     Attributes:

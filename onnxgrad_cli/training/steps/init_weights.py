@@ -8,10 +8,10 @@ from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.session import open_session
 from onnxgrad_cli.standard.initialization import KEEP, initialization, initializer
-from onnxgrad_cli.training.steps.base import Held
+from onnxgrad_cli.training.steps.base import TrainerBase
 
 
-def draw_weights(trainer: Held, built: TrainingModel, original: ModelProto, how: str, seed: int) -> None:
+def draw_weights(trainer: TrainerBase, built: TrainingModel, original: ModelProto, how: str, seed: int) -> None:
     """Let weights be drawn anew, each by the part it plays, and running statistics begin at 0 and 1.
 
     Args:

@@ -19,13 +19,13 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.session import CPU, Buffer, feed, open_session, take_out
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.passes.optimizer.split import Halves, narrowed
-from onnxgrad_cli.training.steps.base import RATE, Held, loosen, numpy_type
+from onnxgrad_cli.training.steps.base import RATE, TrainerBase, loosen, numpy_type
 
 if TYPE_CHECKING:
     import onnxruntime
 
 
-class SplitTrainer(Held):
+class SplitTrainer(TrainerBase):
     """The halves of a training model at work; used as `Trainer` is."""
 
     def __init__(
@@ -112,7 +112,7 @@ class SplitTrainer(Held):
         return binding
 
     def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float = RATE) -> float:
-        """Take a step on a batch; see `Held.step`."""
+        """Take a step on a batch; see `TrainerBase.step`."""
         self._check(feeds)
         self._rate.write(np.asarray(learning_rate))
         self._differentiate(feeds)
