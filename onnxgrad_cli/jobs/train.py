@@ -42,7 +42,7 @@ from onnxgrad_cli.training.run.merge import merge
 from onnxgrad_cli.training.run.rank_zero import RankZeroEvaluator, rank_zero_folder
 from onnxgrad_cli.training.schedules import parse_schedule
 from onnxgrad_cli.training.steps.base import RATE, TrainerBase, drawing
-from onnxgrad_cli.training.steps.init_weights import draw_weights
+from onnxgrad_cli.training.steps.init_weights import init_weights
 from onnxgrad_cli.training.steps.parallel import ParallelTrainer, agree
 from onnxgrad_cli.training.trainer import Trainer
 
@@ -171,7 +171,7 @@ def run_train(
     place = run or target.with_name(f"{target.name}.run")
     with rank_zero_folder(place, link) as folder, asked_to_stop(link, place, tell) as stop:
         loop = ready.loop(folder, stop, watch)
-        _begin(loop, link, resume, drawing(ready.built.model), tell)
+        _resume(loop, link, resume, drawing(ready.built.model), tell)
         reason = loop.run()
         if reason != "stopped" and ready.evaluator is not None and loop.progress.best:
             ready.trainer.load(folder.load(best=True)[0])
@@ -251,7 +251,7 @@ def _ready(
     built = build(original, options, path=path)
     trainer = _trainer(built, course, link)
     check_stored(original, _own(trainer))
-    draw_weights(trainer, built, original, course.init, course.seed)
+    init_weights(trainer, built, original, course.init, course.seed)
     values = {name: buffer.array for name, buffer in trainer.buffers.items()}
     ema = check_ema(trainer.roles.averages, values) if course.use_ema else {}
     samples, held = _data(data, val, built, trainer, course, tell)
@@ -299,7 +299,7 @@ def _data(
     return samples, held
 
 
-def _begin(loop: Loop, link: Communicator, resume: bool, drawn: Sequence[str], tell: Tell) -> None:
+def _resume(loop: Loop, link: Communicator, resume: bool, drawn: Sequence[str], tell: Tell) -> None:
     """Go on from the folder's checkpoint if that is asked for, and never over one that it is not asked for."""
     folder = loop.folder
     begun = link.told(folder.begun)

@@ -51,9 +51,9 @@ class Parts:
 
     @property
     def rows(self) -> list[list[str]]:
-        """Weights and state whose two places may overlap, as they are replaced in order: weights, their slots."""
+        """Weights and state whose two buffers may overlap, as they are replaced in order: weights, their slots."""
         updates = [list(update.outputs.values()) for update in self.slices.updates]
-        return [[names[place] for names in updates if place < len(names)] for place in range(max(map(len, updates)))]
+        return [[names[i] for names in updates if i < len(names)] for i in range(max(map(len, updates)))]
 
 
 def parts_of(model: ModelProto, values: Mapping[str, np.ndarray]) -> Parts | None:
