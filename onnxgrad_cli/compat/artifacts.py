@@ -170,6 +170,8 @@ def save_checkpoint(path: str | Path, trainer: TrainerBase) -> None:
 
 
 def _save(path: Path, values: Mapping[str, np.ndarray], roles: Roles, steps: int, nominal: bool = False) -> None:
+    """Write a checkpoint in the form of a run's: values, or if `nominal` types and shapes alone, and roles by name."""
+
     def named(role: str) -> list[str]:
         return [name for name in values if roles.inputs.get(name) == role]
 

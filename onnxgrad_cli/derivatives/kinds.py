@@ -91,6 +91,7 @@ def derive(
 
 
 def _jvp(derivative: DerivativeModel) -> list[str]:
+    """Append Jacobian-vector products: the reverse walk of a reverse walk, with the tangents as its cotangents."""
     graph, op = derivative.graph, Op(derivative.graph)
     tangents = _inputs(derivative, "{}_tangent")
     # The first walk is linear in these, so that any value will do: zeros, should a loop still read them.

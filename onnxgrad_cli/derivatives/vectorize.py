@@ -69,6 +69,7 @@ class _Vectorizer:
         self.others: dict[str, Val] = {}
 
     def write(self, node: NodeProto) -> None:
+        """Emit a node for all rows, or once where it depends on none; NotVectorized where there is no form."""
         op = self.op
         op.scope = node.name.rpartition("/")[0]
         op.forward = next((entry.value for entry in node.metadata_props if entry.key == FORWARD), "")

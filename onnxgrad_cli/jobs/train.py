@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto
 
-import onnxgrad_cli
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import Init
@@ -20,7 +19,7 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.session import find_provider
 from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model, save_bytes, save_model
 from onnxgrad_cli.jobs.targets import target_of
-from onnxgrad_cli.metadata import Roles
+from onnxgrad_cli.metadata import Roles, tool_version
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.report import make_report
 from onnxgrad_cli.report.curve import Curve
@@ -318,7 +317,7 @@ def _resume(loop: Loop, link: Communicator, resume: bool, drawn: Sequence[str], 
 
 def _fingerprint(built: TrainingModel) -> str:
     """Eight digits that tell training models apart by nodes, constants and frozen weights, and versions of onnxgrad."""
-    graph, check = built.model.graph, zlib.crc32(onnxgrad_cli.__version__.encode())
+    graph, check = built.model.graph, zlib.crc32(tool_version().encode())
     stored = (tensor for tensor in graph.initializer if tensor.name not in built.training.state)
     for message in (*graph.node, *stored):
         check = zlib.crc32(message.SerializeToString(deterministic=True), check)

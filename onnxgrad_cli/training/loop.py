@@ -182,6 +182,7 @@ class Loop:
         return self.patience is not None and len(self.progress.epochs) - self.progress.best >= self.patience
 
     def _save(self, log: Log, best: bool = False) -> None:
+        """Write a checkpoint, and the log before it; weights that are no longer finite are not written but refused."""
         weights = self.trainer.weights()
         for name, array in weights.items():
             if not np.isfinite(array).all():

@@ -309,6 +309,7 @@ class _File:
         return _FileMean(self)
 
     def __call__(self, predictions: np.ndarray, labels: np.ndarray) -> float:
+        """The number that the model in the file gives for a batch; UsageError where inputs or output do not fit."""
         feeds = dict(zip(self._types, (predictions, labels), strict=True))
         for name, array in feeds.items():
             wanted = self._types[name]

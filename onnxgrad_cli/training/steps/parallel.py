@@ -91,6 +91,7 @@ class ParallelTrainer(SplitTrainer):
         self.volume = sum(each.message.nbytes for each in self._buckets) + 8 * (2 * terms + 3)
 
     def _differentiate(self, feeds: Mapping[str, np.ndarray]) -> None:
+        """Differentiate this process's part of the batch; loss, gradients and statistics become those of the whole."""
         count = next((len(array) for array in feeds.values() if array.ndim), 1)
         if count:
             super()._differentiate(feeds)
