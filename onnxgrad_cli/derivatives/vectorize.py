@@ -230,8 +230,8 @@ def _matmul(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
 
 
 def _gemm(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
-    turns = (attributes["transA"], attributes["transB"])
-    left, right = (v.op.swap_last(v.get(x)) if turn else v.get(x) for x, turn in zip(node.input, turns, strict=False))
+    flags = (attributes["transA"], attributes["transB"])
+    left, right = (v.op.swap_last(v.get(x)) if flag else v.get(x) for x, flag in zip(node.input, flags, strict=False))
     product = _times(left @ right, attributes["alpha"])
     return product + _times(v.aligned(node.input[2], 2), attributes["beta"]) if any(node.input[2:]) else product
 

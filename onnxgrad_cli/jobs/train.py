@@ -253,10 +253,10 @@ def _ready(
     init_weights(trainer, built, original, course.init, course.seed)
     values = {name: buffer.array for name, buffer in trainer.buffers.items()}
     ema = check_ema(trainer.roles.averages, values) if course.use_ema else {}
-    samples, held = _data(data, val, built, trainer, course, tell)
+    samples, validation = _data(data, val, built, trainer, course, tell)
     evaluator = None
-    if held is not None:
-        evaluator = _evaluator(original, path, options, course, trainer, held, link, ema, tell)
+    if validation is not None:
+        evaluator = _evaluator(original, path, options, course, trainer, validation, link, ema, tell)
     agree(link, {"samples": np.array(len(samples))}, "data")
     batches = Batches(samples, course.batch_size, course.seed, rank=link.rank, world=link.world, tell=tell)
     if options.accumulate > len(batches):
@@ -293,9 +293,9 @@ def _data(
         return samples, open_data(str(val), trainer.inputs, ranges, prefix=course.val_prefix, tell=tell)
     if course.val_prefix:
         raise UsageError("`val_prefix` goes with `val=DATA`, not with a share of `data`", "leave it out")
-    samples, held = held_out(samples, share, course.seed)
-    tell(f"{len(held)} of {len(samples) + len(held)} samples are held out for validation", 0)
-    return samples, held
+    samples, validation = held_out(samples, share, course.seed)
+    tell(f"{len(validation)} of {len(samples) + len(validation)} samples are held out for validation", 0)
+    return samples, validation
 
 
 def _resume(loop: Loop, link: Communicator, resume: bool, drawn: Sequence[str], tell: Tell) -> None:
@@ -347,15 +347,15 @@ def _trainer(built: TrainingModel, course: Course, link: Communicator) -> Traine
 
 
 def _evaluator(
-    model: ModelProto, path: Path | None, options: Options, course: Course, trainer: TrainerBase, held: Data,
+    model: ModelProto, path: Path | None, options: Options, course: Course, trainer: TrainerBase, data: Data,
     link: Communicator, ema: Mapping[str, str], tell: Tell,
 ) -> Evaluator:  # fmt: skip
     session = EvalSession(
         model, options, trainer.buffers, path=path, provider=find_provider(course.provider), threads=course.threads
     )
     metrics = _metrics(trainer.roles, options, course)
-    batches = Batches(held, held.batch_size or course.batch_size, shuffle=False, tell=tell)
-    evaluator = RankZeroEvaluator(session, held, batches, trainer.roles.losses[0], metrics, ema, link)
+    batches = Batches(data, data.batch_size or course.batch_size, shuffle=False, tell=tell)
+    evaluator = RankZeroEvaluator(session, data, batches, trainer.roles.losses[0], metrics, ema, link)
     if link.rank == 0:
         evaluator.check(trainer.buffers)
     return evaluator

@@ -86,8 +86,8 @@ class Loop:
 
     def _check_same(self, values: Mapping[str, Any], said: Mapping[str, Any]) -> None:
         """Make sure that nothing would begin anew in the middle of a run, act otherwise or be evaluated otherwise."""
-        held = [*self.trainer.weights(), *self.trainer.state()]
-        missing = next((name for name in held if name not in values), None)
+        needed = [*self.trainer.weights(), *self.trainer.state()]
+        missing = next((name for name in needed if name not in values), None)
         if missing is not None:
             raise UsageError(
                 f"the run was begun without '{missing}': other weights were trained, or by another optimizer",
