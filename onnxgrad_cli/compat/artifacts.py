@@ -25,10 +25,10 @@ from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.passes.optimizer.split import Halves, narrowed, split
 from onnxgrad_cli.passes.parameters.patterns import matching
-from onnxgrad_cli.training.eval_model import evaluation_model
+from onnxgrad_cli.training.eval_model import make_eval_model
 from onnxgrad_cli.training.run.folder import load_checkpoint
 from onnxgrad_cli.training.run.tensors import load_tensors, save_tensors
-from onnxgrad_cli.training.steps.base import Held
+from onnxgrad_cli.training.steps.base import TrainerBase
 from onnxgrad_cli.training.steps.split import SplitTrainer
 
 TRAINING, EVALUATION, OPTIMIZER, CHECKPOINT = (
@@ -87,10 +87,10 @@ def make_artifacts(built: TrainingModel, original: ModelProto, outputs: Collecti
     kept = [n for n, role in roles.outputs.items() if role.role != "kept output" or n in needed or n in outputs]
     training = _with_inputs(narrowed(training, kept), frozen)
     roles = metadata.describe(training)
-    held = _stored(roles)
-    evaluation = evaluation_model(original, built.options, [*held, *frozen], path, outputs).model
+    stored = _stored(roles)
+    evaluation = make_eval_model(original, built.options, [*stored, *frozen], path, outputs).model
     steps = metadata.read(optimizer) if optimizer else None
-    training, values = take_out(training, held, path)
+    training, values = take_out(training, stored, path)
     evaluation, more = take_out(evaluation, _stored(metadata.read(evaluation)), path)
     values |= more
     if optimizer is not None and steps is not None:
@@ -160,8 +160,8 @@ def save_artifacts(
     return [*written, checkpoint]
 
 
-def save_checkpoint(path: str | Path, trainer: Held) -> None:
-    """Write what a trainer holds: `onnxgrad export` and `open_artifacts` read it.
+def save_checkpoint(path: str | Path, trainer: TrainerBase) -> None:
+    """Write the weights and state of a trainer to a checkpoint: `onnxgrad export` and `open_artifacts` read it.
 
     Raises:
         OnnxgradError: it can't be written.
@@ -170,6 +170,8 @@ def save_checkpoint(path: str | Path, trainer: Held) -> None:
 
 
 def _save(path: Path, values: Mapping[str, np.ndarray], roles: Roles, steps: int, nominal: bool = False) -> None:
+    """Write a checkpoint in the form of a run's: values, or if `nominal` types and shapes alone, and roles by name."""
+
     def named(role: str) -> list[str]:
         return [name for name in values if roles.inputs.get(name) == role]
 

@@ -125,6 +125,7 @@ class _Definition:
     # -- what is checked when it is registered ------------------------------------------------------------------
 
     def _node(self, position: int, given: Any) -> _Node:
+        """The node of a list at a position, checked; a UsageError names what is wrong with it."""
         place = f"node {position}"
         if not isinstance(given, (list, tuple)) or len(given) not in (3, 4):
             self._wrong("is no (op, inputs, outputs) or (op, inputs, outputs, attributes)", place)
@@ -145,6 +146,7 @@ class _Definition:
         return _Node(place, op_type, plain_domain(domain), tuple(inputs), tuple(outputs), attributes)
 
     def _check_attribute(self, place: str, given: Any) -> None:
+        """Make sure that an attribute is a value and a type, and that both fit."""
         if not isinstance(given, Mapping) or not {"value", "dtype"} <= given.keys() <= {"value", "dtype", "is_tensor"}:
             self._wrong("is no {'value': ..., 'dtype': ..., 'is_tensor': ...}", place)
         dtype, tensor = given["dtype"], given.get("is_tensor", False)
@@ -235,6 +237,7 @@ class _Definition:
     def _emit(
         self, op: Op, gs: Sequence[Val | None], ys: Sequence[Val | None], xs: Sequence[Val | None], wanted: set[str]
     ) -> dict[str, Val]:
+        """Emit the gradient nodes that the wanted gradients need; returns their results, by name."""
         if op.opset not in self.opsets:
             raise _Unfit(f"{self.label} is valid at the opsets {self.opsets}, the model is at {op.opset}")
         outputs = {name for node in self.nodes for name in node.outputs}
@@ -264,6 +267,7 @@ class _Definition:
     def _written(
         self, op: Op, node: _Node, inputs: list[Val | None], attributes: dict[str, Any], forward: _Forward
     ) -> Sequence[Val]:
+        """Emit one gradient node; without a schema its results have the types of the gradients' inputs."""
         if node.op_type == "Constant" and not node.domain and isinstance(attributes.get("value"), onnx.TensorProto):
             return [op.const(numpy_helper.to_array(attributes["value"]))]
         types = None

@@ -14,7 +14,13 @@ from pathlib import Path
 from onnx import ModelProto
 
 from onnxgrad_cli.common.choices import Yield
-from onnxgrad_cli.derivatives.derivative_model import Subject, float_initializers, float_inputs, open_model, without
+from onnxgrad_cli.derivatives.derivative_model import (
+    DerivativeModel,
+    float_initializers,
+    float_inputs,
+    open_model,
+    without,
+)
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.files import ModelSource, save_model
 from onnxgrad_cli.ir.graph import Graph
@@ -118,11 +124,13 @@ def _gradient(
     fed, initializers = float_inputs(graph), float_initializers(graph)
     chosen = initializers if weights is None else _chosen(weights, [*initializers, *fed], "weights", "weights")
     wanted = fed if inputs is None else _chosen(inputs, fed, "inputs", "float inputs")
-    subject = Subject(graph, [name for name in fed if name in wanted and name not in chosen], chosen, Options())
-    subject.prepare()
+    derivative = DerivativeModel(
+        graph, [name for name in fed if name in wanted and name not in chosen], chosen, Options()
+    )
+    derivative.prepare()
     own = graph.output_names
-    gradients = subject.vjp(cotangents(options))
-    return subject.finish([*gradients, *(own if DerivativeOptions.KeepOutputs in options else ())])
+    gradients = derivative.vjp(cotangents(options))
+    return derivative.finish([*gradients, *(own if DerivativeOptions.KeepOutputs in options else ())])
 
 
 def loss_gradient(
@@ -142,22 +150,22 @@ def loss_gradient(
     labels = _chosen(without(given, [loss]), graph.input_names, "label", "inputs")
     named = fed if inputs is None else _chosen(inputs, [*fed, *initializers], "inputs", "inputs or weights")
     more = _chosen(weights or [], initializers, "weights", "weights")
-    subject = Subject(
+    derivative = DerivativeModel(
         graph,
         [name for name in fed if name in named and (inputs is not None or name not in labels)],
         [*(name for name in initializers if name in named), *without(more, named)],
         how,
     )
-    subject.prepare()
+    derivative.prepare()
     shape = shape_of(graph.types.get(loss))
-    if loss not in subject.outputs or shape is None or any(size != 1 for size in shape):
+    if loss not in derivative.outputs or shape is None or any(size != 1 for size in shape):
         raise UsageError(
             f"the loss '{loss}' is not one float number: it is {in_words(graph.types.get(loss)) or 'of unknown type'}",
             "name the output that is, as loss=..., or declare its shape in the model",
         )
-    subject.outputs = [loss]
-    results = [loss, *without(own, [loss]), *subject.vjp("ones")]
-    return subject.finish(results, feed_weights=False)
+    derivative.outputs = [loss]
+    results = [loss, *without(own, [loss]), *derivative.vjp("ones")]
+    return derivative.finish(results, feed_weights=False)
 
 
 def _chosen(given: str | Sequence[str], known: Sequence[str], argument: str, kind: str) -> list[str]:

@@ -25,8 +25,8 @@ from onnxgrad_cli.record import Training
 
 
 @dataclass
-class Subject:
-    """A model under work, and the choice.
+class DerivativeModel:
+    """A model on its way to computing derivatives, and the choice of them.
 
     Attributes:
         graph: the model; its outputs are still its own.

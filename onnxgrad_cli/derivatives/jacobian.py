@@ -13,7 +13,7 @@ from onnx import NodeProto
 
 from onnxgrad_cli.autodiff.differentiation import Differentiation
 from onnxgrad_cli.autodiff.reverse import differentiate
-from onnxgrad_cli.derivatives.vectorize import batched
+from onnxgrad_cli.derivatives.vectorize import vectorized
 from onnxgrad_cli.emission import bodies
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
@@ -73,7 +73,7 @@ def _stack(op: Op, nodes: Sequence[NodeProto], seed: str, y: Val, names: Sequenc
 
     found = None
     if known * max((_known_size(op.val(name)) for node in nodes for name in node.output), default=1) <= LARGEST:
-        found = batched(op, nodes, seed, unit(op, op.unsqueeze(steps, range(1, 1 + y.rank))), names)
+        found = vectorized(op, nodes, seed, unit(op, op.unsqueeze(steps, range(1, 1 + y.rank))), names)
     found = found or bodies.scan(op, row, [], [steps])[1]
     return found if static else [op.Slice(rows, op.ints([0]), size, op.ints([0])) for rows in found]
 

@@ -16,7 +16,7 @@ from onnx import ModelProto
 from onnxgrad_cli.autodiff.reverse import differentiate
 from onnxgrad_cli.common.checks import one_of
 from onnxgrad_cli.common.choices import Derivative, Yield
-from onnxgrad_cli.derivatives.derivative_model import Subject, float_initializers, float_inputs, open_model
+from onnxgrad_cli.derivatives.derivative_model import DerivativeModel, float_initializers, float_inputs, open_model
 from onnxgrad_cli.derivatives.jacobian import jacobian
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
@@ -79,72 +79,77 @@ def derive(
     known = [*inputs, *initializers]
     default = known if kind == "vjp" else inputs
     chosen = matching(wrt, known, "`wrt`", "float inputs and initializers") if wrt else default
-    subject = Subject(graph, [n for n in inputs if n in chosen], [n for n in initializers if n in chosen], options)
-    subject.prepare()
+    derivative = DerivativeModel(
+        graph, [n for n in inputs if n in chosen], [n for n in initializers if n in chosen], options
+    )
+    derivative.prepare()
     own = graph.output_names
     if of:
-        subject.outputs = matching(of, subject.outputs, "`of`", "float outputs")
-    derivatives = subject.vjp(cotangents) if kind == "vjp" else KINDS[kind](subject)
-    return subject.finish([*derivatives, *(own if keep_outputs else ())])
+        derivative.outputs = matching(of, derivative.outputs, "`of`", "float outputs")
+    derivatives = derivative.vjp(cotangents) if kind == "vjp" else KINDS[kind](derivative)
+    return derivative.finish([*derivatives, *(own if keep_outputs else ())])
 
 
-def _jvp(subject: Subject) -> list[str]:
-    graph, op = subject.graph, Op(subject.graph)
-    tangents = _inputs(subject, "{}_tangent")
+def _jvp(derivative: DerivativeModel) -> list[str]:
+    """Append Jacobian-vector products: the reverse walk of a reverse walk, with the tangents as its cotangents."""
+    graph, op = derivative.graph, Op(derivative.graph)
+    tangents = _inputs(derivative, "{}_tangent")
     # The first walk is linear in these, so that any value will do: zeros, should a loop still read them.
-    free = {name: op.rename(op.fill(0.0, op.val(name)), graph.fresh(f"{name}_free")).name for name in subject.outputs}
+    free = {
+        name: op.rename(op.fill(0.0, op.val(name)), graph.fresh(f"{name}_free")).name for name in derivative.outputs
+    }
     graph.nodes.extend(op.nodes)
     op = Op(graph)
     seeds = {name: op.val(cotangent) for name, cotangent in free.items()}
-    transposed = differentiate(graph, seeds, subject.wanted, op, subject.training)
+    transposed = differentiate(graph, seeds, derivative.wanted, op, derivative.training)
     graph.nodes.extend(op.nodes)
     op = Op(graph)
     found = differentiate(graph, _seeds(op, transposed, tangents), free.values(), op)
-    return _results(subject, op, {f"{y}_tangent": (found[cotangent], y) for y, cotangent in free.items()})
+    return _results(derivative, op, {f"{y}_tangent": (found[cotangent], y) for y, cotangent in free.items()})
 
 
-def _hvp(subject: Subject) -> list[str]:
-    vectors = _inputs(subject, "{}_vector")
-    gradient = _gradient_of_sum(subject)
-    op = Op(subject.graph)
-    found = differentiate(subject.graph, _seeds(op, gradient, vectors), subject.wanted, op, subject.training)
-    return _results(subject, op, {f"{x}_hvp": (found[x], x) for x in subject.wanted})
+def _hvp(derivative: DerivativeModel) -> list[str]:
+    vectors = _inputs(derivative, "{}_vector")
+    gradient = _gradient_of_sum(derivative)
+    op = Op(derivative.graph)
+    found = differentiate(derivative.graph, _seeds(op, gradient, vectors), derivative.wanted, op, derivative.training)
+    return _results(derivative, op, {f"{x}_hvp": (found[x], x) for x in derivative.wanted})
 
 
-def _jacobian(subject: Subject) -> list[str]:
-    return _rows(subject, {f"{y}_jacobian_": Op(subject.graph).val(y) for y in subject.outputs})
+def _jacobian(derivative: DerivativeModel) -> list[str]:
+    return _rows(derivative, {f"{y}_jacobian_": Op(derivative.graph).val(y) for y in derivative.outputs})
 
 
-def _hessian(subject: Subject) -> list[str]:
-    gradient = _gradient_of_sum(subject)
-    op = Op(subject.graph)
-    rows = {f"{x}_hessian_": gradient[x] or op.fill(0.0, op.val(x)) for x in subject.wanted}
-    subject.graph.nodes.extend(op.nodes)
-    return _rows(subject, rows)
+def _hessian(derivative: DerivativeModel) -> list[str]:
+    gradient = _gradient_of_sum(derivative)
+    op = Op(derivative.graph)
+    rows = {f"{x}_hessian_": gradient[x] or op.fill(0.0, op.val(x)) for x in derivative.wanted}
+    derivative.graph.nodes.extend(op.nodes)
+    return _rows(derivative, rows)
 
 
-KINDS: Mapping[Derivative, Callable[[Subject], list[str]]] = {
-    "vjp": Subject.vjp, "jvp": _jvp, "hvp": _hvp, "jacobian": _jacobian, "hessian": _hessian
+KINDS: Mapping[Derivative, Callable[[DerivativeModel], list[str]]] = {
+    "vjp": DerivativeModel.vjp, "jvp": _jvp, "hvp": _hvp, "jacobian": _jacobian, "hessian": _hessian
 }  # fmt: skip
 """The kinds of derivatives; each appends its nodes and returns its outputs."""
 
 
-def _inputs(subject: Subject, name: str) -> dict[str, str]:
+def _inputs(derivative: DerivativeModel, name: str) -> dict[str, str]:
     """Add an input like each x, and say which."""
-    return {x: subject.add_input(name.format(x), x) for x in subject.wanted}
+    return {x: derivative.add_input(name.format(x), x) for x in derivative.wanted}
 
 
-def _gradient_of_sum(subject: Subject) -> dict[str, Val | None]:
+def _gradient_of_sum(derivative: DerivativeModel) -> dict[str, Val | None]:
     """Append the gradient of the sum of all outputs."""
-    op = Op(subject.graph)
-    ones = {name: op.fill(1.0, op.val(name)) for name in subject.outputs}
-    gradient = differentiate(subject.graph, ones, subject.wanted, op, subject.training)
-    if subject.training.partial:
+    op = Op(derivative.graph)
+    ones = {name: op.fill(1.0, op.val(name)) for name in derivative.outputs}
+    gradient = differentiate(derivative.graph, ones, derivative.wanted, op, derivative.training)
+    if derivative.training.partial:
         raise UsageError(
-            f"gradients are stopped on the way to '{subject.training.partial[0]}', and what rules write is not",
+            f"gradients are stopped on the way to '{derivative.training.partial[0]}', and what rules write is not",
             "a second derivative would be half stopped: ask for a first one",
         )
-    subject.graph.nodes.extend(op.nodes)
+    derivative.graph.nodes.extend(op.nodes)
     return gradient
 
 
@@ -158,20 +163,20 @@ def _seeds(op: Op, values: Mapping[str, Val | None], cotangents: Mapping[str, st
     return seeds
 
 
-def _rows(subject: Subject, values: Mapping[str, Val]) -> list[str]:
-    op = Op(subject.graph)
+def _rows(derivative: DerivativeModel, values: Mapping[str, Val]) -> list[str]:
+    op = Op(derivative.graph)
     found: dict[str, tuple[Val | None, str]] = {}
     for stem, value in values.items():
-        derivatives = jacobian(op, op.val(value.name), subject.wanted, subject.training)
-        found |= {f"{stem}{x}": (rows, x) for x, rows in zip(subject.wanted, derivatives, strict=True)}
-    return _results(subject, op, found)
+        derivatives = jacobian(op, op.val(value.name), derivative.wanted, derivative.training)
+        found |= {f"{stem}{x}": (rows, x) for x, rows in zip(derivative.wanted, derivatives, strict=True)}
+    return _results(derivative, op, found)
 
 
-def _results(subject: Subject, op: Op, values: Mapping[str, tuple[Val | None, str]]) -> list[str]:
+def _results(derivative: DerivativeModel, op: Op, values: Mapping[str, tuple[Val | None, str]]) -> list[str]:
     """Append the nodes, in which each value gets its name; what is zero by mathematics is zeros like another value."""
     names = [
-        op.rename(value or op.fill(0.0, op.val(like)), subject.graph.fresh(name)).name
+        op.rename(value or op.fill(0.0, op.val(like)), derivative.graph.fresh(name)).name
         for name, (value, like) in values.items()
     ]
-    subject.graph.nodes.extend(op.nodes)
+    derivative.graph.nodes.extend(op.nodes)
     return names

@@ -21,11 +21,11 @@ from onnxgrad_cli.ir.nodes import FORWARD, captured
 from onnxgrad_cli.ir.types import Shape
 
 
-class NotBatched(Exception):
+class NotVectorized(Exception):
     """A node can't be written for all rows at once."""
 
 
-def batched(op: Op, nodes: Sequence[NodeProto], seed: str, rows: Val, names: Sequence[str]) -> list[Val] | None:
+def vectorized(op: Op, nodes: Sequence[NodeProto], seed: str, rows: Val, names: Sequence[str]) -> list[Val] | None:
     """Emit nodes once for many values of what they read.
 
     Args:
@@ -40,18 +40,18 @@ def batched(op: Op, nodes: Sequence[NodeProto], seed: str, rows: Val, names: Seq
     """
     trial = Op(op.graph)
     trial.role = op.role
-    batch = _Batch(trial, seed, trial.val(rows.name))
+    vectorizer = _Vectorizer(trial, seed, trial.val(rows.name))
     try:
         for node in nodes:
-            batch.write(node)
-        found = [batch.full(name) for name in names]
-    except (NotBatched, Unknown):
+            vectorizer.write(node)
+        found = [vectorizer.full(name) for name in names]
+    except (NotVectorized, Unknown):
         return None
     op.nodes.extend(trial.nodes)
     return [op.val(value.name) for value in found]
 
 
-class _Batch:
+class _Vectorizer:
     """The values written so far, and operands in the forms that the table asks for.
 
     Attributes:
@@ -69,13 +69,14 @@ class _Batch:
         self.others: dict[str, Val] = {}
 
     def write(self, node: NodeProto) -> None:
+        """Emit a node for all rows, or once where it depends on none; NotVectorized where there is no form."""
         op = self.op
         op.scope = node.name.rpartition("/")[0]
         op.forward = next((entry.value for entry in node.metadata_props if entry.key == FORWARD), "")
         given = {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
         attributes = {**op.attributes(node.op_type, node.domain), **given}
         if captured(node):
-            raise NotBatched
+            raise NotVectorized
         if node.op_type == "Shape":
             part = slice(given.get("start"), given.get("end"))
             self.others[node.output[0]] = op.vector(self.sizes(node.input[0])[part])
@@ -85,7 +86,7 @@ class _Batch:
             found = _named(node, FORMS[node.op_type](self, node, attributes))
             self.rows.update((name, op.state(value, self.shape(name))) for name, value in found.items())
         else:
-            raise NotBatched
+            raise NotVectorized
 
     def shape(self, name: str) -> Shape:
         """The shape of a value for all rows, sizes that are not known as symbols."""
@@ -124,7 +125,7 @@ class _Batch:
         """Operands that must not depend on the row."""
         names = list(names)
         if not self.rows.keys().isdisjoint(names):
-            raise NotBatched
+            raise NotVectorized
         return [self.get(name) if name else None for name in names]
 
     def wanted(self, node: NodeProto) -> list[int | Val]:
@@ -139,7 +140,7 @@ def _named(node: NodeProto, found: Any) -> dict[str, Val]:
 
 
 Attributes = dict[str, Any]
-Form = Callable[[_Batch, NodeProto, Attributes], Any]
+Form = Callable[[_Vectorizer, NodeProto, Attributes], Any]
 
 
 def _behind(axes: Any) -> Any:
@@ -147,155 +148,155 @@ def _behind(axes: Any) -> Any:
     return axes + (axes >= 0)
 
 
-def _elementwise(b: _Batch, node: NodeProto, attributes: Attributes) -> Val:
-    rank = max(b.rank(name) for name in node.input)
-    return b.emit(node, *(b.aligned(name, rank) for name in node.input), **attributes)
+def _elementwise(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
+    rank = max(v.rank(name) for name in node.input)
+    return v.emit(node, *(v.aligned(name, rank) for name in node.input), **attributes)
 
 
 def _all_along(attribute: str) -> Form:
     """Every operand has the axes that `attribute` counts, and so needs the rows."""
 
-    def write(b: _Batch, node: NodeProto, attributes: Attributes) -> Any:
+    def write(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Any:
         moved = {**attributes, attribute: _behind(attributes[attribute])}
-        return b.emit(node, *map(b.full, node.input), **moved)
+        return v.emit(node, *map(v.full, node.input), **moved)
 
     return write
 
 
-def _first_along(b: _Batch, node: NodeProto, attributes: Attributes) -> Any:
+def _first_along(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Any:
     """The first operand alone has the axis that is counted, if any is; the others are indices, sizes and such."""
     moved = {name: _behind(value) if name == "axis" else value for name, value in attributes.items()}
-    return b.emit(node, b.get(node.input[0]), *b.fixed(node.input[1:]), **moved)
+    return v.emit(node, v.get(node.input[0]), *v.fixed(node.input[1:]), **moved)
 
 
 def _axes_at(position: int) -> Form:
     """The axes are an operand; without it, they are as many as the second operand has elements."""
 
-    def write(b: _Batch, node: NodeProto, attributes: Attributes) -> Any:
-        others = [*b.fixed(node.input[1:]), *[None] * position]
+    def write(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Any:
+        others = [*v.fixed(node.input[1:]), *[None] * position]
         if others[0] is None:
-            raise NotBatched
+            raise NotVectorized
         given = others[position - 1]
         axes = np.arange(others[0].shape[0]) if given is None else given.const
         if axes is None:
-            raise NotBatched
-        others[position - 1] = b.op.const(_behind(axes))
-        return b.emit(node, b.get(node.input[0]), *others, **attributes)
+            raise NotVectorized
+        others[position - 1] = v.op.const(_behind(axes))
+        return v.emit(node, v.get(node.input[0]), *others, **attributes)
 
     return write
 
 
-def _reduce(b: _Batch, node: NodeProto, attributes: Attributes) -> Val:
-    x, others = b.get(node.input[0]), b.fixed(node.input[1:])
+def _reduce(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
+    x, others = v.get(node.input[0]), v.fixed(node.input[1:])
     axes = others[0].const if others and others[0] is not None else np.asarray(attributes.get("axes") or (), np.int64)
     if axes is None or (not axes.size and attributes.get("noop_with_empty_axes")):
-        raise NotBatched
-    return b.op.reduce(node.op_type, x, _behind(axes).tolist() or range(1, x.rank), bool(attributes["keepdims"]))
+        raise NotVectorized
+    return v.op.reduce(node.op_type, x, _behind(axes).tolist() or range(1, x.rank), bool(attributes["keepdims"]))
 
 
-def _pad(b: _Batch, node: NodeProto, attributes: Attributes) -> Val:
+def _pad(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
     if any(node.input[3:]):
-        return _axes_at(3)(b, node, attributes)
-    pads, *value = b.fixed(node.input[1:3])
+        return _axes_at(3)(v, node, attributes)
+    pads, *value = v.fixed(node.input[1:3])
     assert pads is not None
-    rank = b.rank(node.input[0])
-    halves = b.op.split(pads, [rank, rank], 0) if pads.const is None else pads.const.reshape(2, rank).tolist()
+    rank = v.rank(node.input[0])
+    halves = v.op.split(pads, [rank, rank], 0) if pads.const is None else pads.const.reshape(2, rank).tolist()
     begins, ends = ([half] if isinstance(half, Val) else half for half in halves)
-    return b.emit(node, b.get(node.input[0]), b.op.vector([0, *begins, 0, *ends]), *value, **attributes)
+    return v.emit(node, v.get(node.input[0]), v.op.vector([0, *begins, 0, *ends]), *value, **attributes)
 
 
-def _reshape(b: _Batch, node: NodeProto, attributes: Attributes) -> Val:
-    shape = b.op.vector([b.count, *b.wanted(node)])
-    return b.emit(node, b.get(node.input[0]), shape, **attributes, shape=[*b.leading, *b.op.val(node.output[0]).shape])
+def _reshape(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
+    shape = v.op.vector([v.count, *v.wanted(node)])
+    return v.emit(node, v.get(node.input[0]), shape, **attributes, shape=[*v.leading, *v.op.val(node.output[0]).shape])
 
 
-def _expand(b: _Batch, node: NodeProto, attributes: Attributes) -> Val:
-    wanted, rank = b.wanted(node), b.op.val(node.output[0]).rank
-    missing = rank - b.get(node.input[1]).shape[0]  # type: ignore[operator]
-    return b.emit(node, b.aligned(node.input[0], rank), b.op.vector([b.count, *[1] * missing, *wanted]))
+def _expand(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
+    wanted, rank = v.wanted(node), v.op.val(node.output[0]).rank
+    missing = rank - v.get(node.input[1]).shape[0]  # type: ignore[operator]
+    return v.emit(node, v.aligned(node.input[0], rank), v.op.vector([v.count, *[1] * missing, *wanted]))
 
 
-def _transpose(b: _Batch, node: NodeProto, attributes: Attributes) -> Val:
-    perm = attributes["perm"] or range(b.rank(node.input[0]))[::-1]
-    return b.op.transpose(b.get(node.input[0]), [0, *(axis + 1 for axis in perm)])
+def _transpose(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
+    perm = attributes["perm"] or range(v.rank(node.input[0]))[::-1]
+    return v.op.transpose(v.get(node.input[0]), [0, *(axis + 1 for axis in perm)])
 
 
-def _matmul(b: _Batch, node: NodeProto, attributes: Attributes) -> Val:
-    ranks = [b.rank(name) for name in node.input]
+def _matmul(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
+    ranks = [v.rank(name) for name in node.input]
     if 1 in ranks and ranks != [1, 2]:
-        raise NotBatched
-    left, right = (b.aligned(name, max(ranks)) if min(ranks) > 1 else b.get(name) for name in node.input)
+        raise NotVectorized
+    left, right = (v.aligned(name, max(ranks)) if min(ranks) > 1 else v.get(name) for name in node.input)
     return left @ right
 
 
-def _gemm(b: _Batch, node: NodeProto, attributes: Attributes) -> Val:
-    turns = (attributes["transA"], attributes["transB"])
-    left, right = (b.op.swap_last(b.get(x)) if turn else b.get(x) for x, turn in zip(node.input, turns, strict=False))
+def _gemm(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
+    flags = (attributes["transA"], attributes["transB"])
+    left, right = (v.op.swap_last(v.get(x)) if flag else v.get(x) for x, flag in zip(node.input, flags, strict=False))
     product = _times(left @ right, attributes["alpha"])
-    return product + _times(b.aligned(node.input[2], 2), attributes["beta"]) if any(node.input[2:]) else product
+    return product + _times(v.aligned(node.input[2], 2), attributes["beta"]) if any(node.input[2:]) else product
 
 
 def _times(x: Val, factor: float) -> Val:
     return x if factor == 1 else x * factor
 
 
-def _einsum(b: _Batch, node: NodeProto, attributes: Attributes) -> Val:
+def _einsum(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
     terms, arrow, result = attributes["equation"].decode().replace(" ", "").partition("->")
     free = next((letter for letter in ascii_letters if letter not in terms), None)
     if free is None or not arrow:
-        raise NotBatched
-    marked = [free * (name in b.rows) + term for name, term in zip(node.input, terms.split(","), strict=True)]
-    return b.emit(node, *map(b.get, node.input), equation=f"{','.join(marked)}->{free}{result}")
+        raise NotVectorized
+    marked = [free * (name in v.rows) + term for name, term in zip(node.input, terms.split(","), strict=True)]
+    return v.emit(node, *map(v.get, node.input), equation=f"{','.join(marked)}->{free}{result}")
 
 
-def _samples(b: _Batch, node: NodeProto, attributes: Attributes) -> Val:
+def _samples(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
     """The first axis of the first operand counts samples, each computed by itself: the rows are more of them."""
     x, *others = node.input
-    if x not in b.rows:
-        return _filters(b, node, attributes)
-    found = b.emit(node, _folded(b, x, b.get(x)), *b.fixed(others), **attributes)
-    return _unfolded(b, x, found)
+    if x not in v.rows:
+        return _filters(v, node, attributes)
+    found = v.emit(node, _folded(v, x, v.get(x)), *v.fixed(others), **attributes)
+    return _unfolded(v, x, found)
 
 
-def _folded(b: _Batch, name: str, x: Val) -> Val:
+def _folded(v: _Vectorizer, name: str, x: Val) -> Val:
     """`x`, of the shape of a value for all rows, with the rows in that value's first axis."""
-    first, *others = b.sizes(name)
-    known = isinstance(first, int) and isinstance(b.count, int)
-    return b.op.reshape(x, [first * b.count if known else -1, *others])
+    first, *others = v.sizes(name)
+    known = isinstance(first, int) and isinstance(v.count, int)
+    return v.op.reshape(x, [first * v.count if known else -1, *others])
 
 
-def _unfolded(b: _Batch, name: str, x: Val) -> Val:
+def _unfolded(v: _Vectorizer, name: str, x: Val) -> Val:
     """`x`, whose first axis holds the rows and that of a value, with an axis for each."""
-    return b.op.reshape(x, [b.count, b.sizes(name)[0], *(b.op.size(x, axis) for axis in range(1, x.rank))])
+    return v.op.reshape(x, [v.count, v.sizes(name)[0], *(v.op.size(x, axis) for axis in range(1, x.rank))])
 
 
-def _filters(b: _Batch, node: NodeProto, attributes: Attributes) -> Val:
+def _filters(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
     """A convolution with another kernel a row is one with the filters of all; a bias is not a row's."""
     image, kernel, *bias = node.input
-    count, *others = b.sizes(kernel)
+    count, *others = v.sizes(kernel)
     if node.op_type != "Conv" or bias or not isinstance(count, int):
-        raise NotBatched
-    groups = [attributes["group"], b.count, count // attributes["group"]]
-    axes = range(3, 2 + b.get(kernel).rank - 1)
-    kernels = b.op.transpose(b.op.reshape(b.get(kernel), [b.count, groups[0], groups[2], *others]), [1, 0, 2, *axes])
-    (x,) = b.fixed([image])
-    found = b.emit(node, x, b.op.reshape(kernels, [-1, *others]), **attributes)
-    batch, _, *space = (b.op.size(found, axis) for axis in range(found.rank))
-    found = b.op.transpose(b.op.reshape(found, [batch, *groups, *space]), [2, 0, 1, *axes])
-    return b.op.reshape(found, [b.count, batch, count, *space])
+        raise NotVectorized
+    groups = [attributes["group"], v.count, count // attributes["group"]]
+    axes = range(3, 2 + v.get(kernel).rank - 1)
+    kernels = v.op.transpose(v.op.reshape(v.get(kernel), [v.count, groups[0], groups[2], *others]), [1, 0, 2, *axes])
+    (x,) = v.fixed([image])
+    found = v.emit(node, x, v.op.reshape(kernels, [-1, *others]), **attributes)
+    batch, _, *space = (v.op.size(found, axis) for axis in range(found.rank))
+    found = v.op.transpose(v.op.reshape(found, [batch, *groups, *space]), [2, 0, 1, *axes])
+    return v.op.reshape(found, [v.count, batch, count, *space])
 
 
-def _unpool(b: _Batch, node: NodeProto, attributes: Attributes) -> Val:
+def _unpool(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
     """The indices count through all samples, so that a row's start behind those of the rows before it."""
     x, indices, *output_shape = node.input
-    space = [size for size in b.op.val(node.output[0]).shape[2:] if isinstance(size, int)]
-    if output_shape or len(space) + 2 < b.rank(x):
-        raise NotBatched
-    (within,) = b.fixed([indices])
-    elements = b.op.ReduceProd(b.op.vector([*b.sizes(x)[:2], *space]), keepdims=0)
-    among = within + b.op.steps(b.count, rank=1 + b.rank(x)) * elements
-    found = b.emit(node, _folded(b, x, b.get(x)), _folded(b, x, among), **attributes)
-    return _unfolded(b, x, found)
+    space = [size for size in v.op.val(node.output[0]).shape[2:] if isinstance(size, int)]
+    if output_shape or len(space) + 2 < v.rank(x):
+        raise NotVectorized
+    (within,) = v.fixed([indices])
+    elements = v.op.ReduceProd(v.op.vector([*v.sizes(x)[:2], *space]), keepdims=0)
+    among = within + v.op.steps(v.count, rank=1 + v.rank(x)) * elements
+    found = v.emit(node, _folded(v, x, v.get(x)), _folded(v, x, among), **attributes)
+    return _unfolded(v, x, found)
 
 
 def _of(operators: str, form: Form) -> dict[str, Form]:

@@ -109,6 +109,7 @@ def _widen_function(function: FunctionProto) -> None:
 
 
 def _widen_nodes(nodes: Iterable[NodeProto]) -> None:
+    """Change what nodes say of types in their attributes, and the tensors there, to float64."""
     for node in nodes:
         if node.op_type == "ConstantOfShape" and not node.attribute:  # float32 zeros, by default
             node.attribute.append(helper.make_attribute("value", numpy_helper.from_array(np.zeros(1))))

@@ -103,6 +103,8 @@ def run_expand(
 
 
 def _pieces(model: ModelProto, target: Path | None, keep_outputs: bool) -> list[tuple[Piece, ModelProto]]:
+    """The plain models in a model with training information, each with its file: the model, steps, initializations."""
+
     def piece(each: ModelProto, kind: str, index: int | None, bindings: Sequence[object]) -> tuple[Piece, ModelProto]:
         name = STREAM if target is None else str(target)
         if target is not None and index is not None:

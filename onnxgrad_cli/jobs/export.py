@@ -12,7 +12,7 @@ from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.training.run.adapter_file import is_adapter, load_adapter
-from onnxgrad_cli.training.run.ema_weights import check_averages
+from onnxgrad_cli.training.run.ema_weights import check_ema
 from onnxgrad_cli.training.run.folder import load_checkpoint
 from onnxgrad_cli.training.run.merge import merge
 
@@ -26,7 +26,7 @@ def run_export(
         source: a checkpoint in the folder of a run of `onnxgrad train`, or the adapter that one has written.
         model: the inference model that was trained.
         out: by default `<model>.trained.onnx`.
-        use_ema: write the averages that `Options.ema` has kept, in place of the weights.
+        use_ema: write the moving averages that `Options.ema` has kept, in place of the weights.
         force: replace a file that onnxgrad did not write.
 
     Returns:
@@ -45,7 +45,7 @@ def run_export(
 
 
 def _read(source: Path, use_ema: bool) -> tuple[Arrays, Arrays, Sequence[Adapter]]:
-    """The weights, or their averages, the state and the adapters in a file."""
+    """The weights, or their moving averages, the state and the adapters in a file."""
     if is_adapter(source):
         if use_ema:
             raise UsageError(
@@ -55,21 +55,21 @@ def _read(source: Path, use_ema: bool) -> tuple[Arrays, Arrays, Sequence[Adapter
         adapters, values = load_adapter(source)
         return values, {}, adapters
     values, progress = load_checkpoint(source)
-    averages = _averages(source, values, progress) if use_ema else {}
-    weights = {name: values[averages.get(name, name)] for name in progress["weights"]}
+    ema = _ema(source, values, progress) if use_ema else {}
+    weights = {name: values[ema.get(name, name)] for name in progress["weights"]}
     values = {name: array for name, array in values.items() if name not in weights}
     return weights, values, [Adapter(**adapter) for adapter in progress["adapters"]]
 
 
-def _averages(source: Path, values: Arrays, progress: Mapping[str, Any]) -> dict[str, str]:
+def _ema(source: Path, values: Arrays, progress: Mapping[str, Any]) -> dict[str, str]:
     if "averages" not in progress:
         raise UsageError(
             f"`use_ema`: '{source}' does not say which of its values are averages: an earlier version wrote it",
             "`onnxgrad train ... --ema DECAY --use-ema --resume` goes on with its run and writes them",
         )
-    averages = check_averages(progress["averages"], values)
-    if not any(values[average].any() for average in averages.values()):
+    ema = check_ema(progress["averages"], values)
+    if not any(values[average].any() for average in ema.values()):
         raise UsageError(
             f"`use_ema`: the averages in '{source}' are still zeros: no step has been taken", "leave `use_ema` out"
         )
-    return averages
+    return ema

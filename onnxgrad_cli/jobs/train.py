@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto
 
-import onnxgrad_cli
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import Init
@@ -20,7 +19,7 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.session import find_provider
 from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model, save_bytes, save_model
 from onnxgrad_cli.jobs.targets import target_of
-from onnxgrad_cli.metadata import Roles
+from onnxgrad_cli.metadata import Roles, tool_version
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.report import make_report
 from onnxgrad_cli.report.curve import Curve
@@ -28,21 +27,21 @@ from onnxgrad_cli.report.html import html
 from onnxgrad_cli.report.markdown import markdown
 from onnxgrad_cli.report.training import PICTURE, Run, page
 from onnxgrad_cli.training.data import Batches, Data, fraction_of, held_out, open_data, ranges_of
-from onnxgrad_cli.training.eval_model import Evaluator
-from onnxgrad_cli.training.evaluate import Judge
+from onnxgrad_cli.training.eval_model import EvalSession
+from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.loop import Loop
 from onnxgrad_cli.training.metrics import Named, default_metrics, parse_metric
 from onnxgrad_cli.training.run.adapter_file import save_adapter
 from onnxgrad_cli.training.run.communicator import Alone, Communicator
-from onnxgrad_cli.training.run.ema_weights import check_averages
+from onnxgrad_cli.training.run.ema_weights import check_ema
 from onnxgrad_cli.training.run.export import check_stored
 from onnxgrad_cli.training.run.folder import RunFolder
 from onnxgrad_cli.training.run.interrupt import asked_to_stop
 from onnxgrad_cli.training.run.merge import merge
-from onnxgrad_cli.training.run.rank_zero import SharedJudge, shared_folder
+from onnxgrad_cli.training.run.rank_zero import RankZeroEvaluator, rank_zero_folder
 from onnxgrad_cli.training.schedules import parse_schedule
-from onnxgrad_cli.training.steps.base import RATE, Held, drawing
-from onnxgrad_cli.training.steps.init_weights import draw_weights
+from onnxgrad_cli.training.steps.base import RATE, TrainerBase, drawing
+from onnxgrad_cli.training.steps.init_weights import init_weights
 from onnxgrad_cli.training.steps.parallel import ParallelTrainer, agree
 from onnxgrad_cli.training.trainer import Trainer
 
@@ -63,7 +62,7 @@ class Course:
         metrics: what is measured on the validation data besides the loss; () is what suits the loss.
         patience: after how many epochs without a better validation it ends; None is never.
         save_every: how many steps lie between checkpoints; 0: they are written after each epoch.
-        use_ema: judge and write the averages that `Options.ema` keeps, in place of the weights.
+        use_ema: evaluate and write the moving averages (EMA) that `Options.ema` keeps, in place of the weights.
         provider, threads: what it runs on; see `Trainer`.
         prefix, val_prefix: what the names in the data have before those of the inputs.
 
@@ -147,8 +146,8 @@ def run_train(
 
     Args:
         model: the inference model.
-        data, val: what it is trained and judged on; see `open_data`. A number below 1 is the share of `data` that is
-            held out to judge.
+        data, val: the data to train on and to validate on; see `open_data`. A number below 1 is the share of `data`
+            that is held out for validation.
         out: the trained model, of the same graph, opset and names; by default `<model>.trained.onnx`.
         options: what is built of it; without an optimizer adam.
         course: how it is trained.
@@ -159,7 +158,7 @@ def run_train(
         tell: takes what is narrated.
         watch: called after each step.
         communicator: connects this process to others that train with it; then each takes its part of every batch,
-            and the first one judges and writes for all.
+            and the process of rank 0 evaluates and writes for all.
 
     Raises:
         UsageError: the model, the data and the options do not fit each other, or a file would be replaced.
@@ -169,14 +168,14 @@ def run_train(
     start, link = time.perf_counter(), communicator or Alone()
     ready, target = _ready(model, data, val, out, options or Options(), course or Course(), adapter, force, link, tell)
     place = run or target.with_name(f"{target.name}.run")
-    with shared_folder(place, link) as folder, asked_to_stop(link, place, tell) as stop:
+    with rank_zero_folder(place, link) as folder, asked_to_stop(link, place, tell) as stop:
         loop = ready.loop(folder, stop, watch)
-        _begin(loop, link, resume, drawing(ready.built.model), tell)
+        _resume(loop, link, resume, drawing(ready.built.model), tell)
         reason = loop.run()
-        if reason != "stopped" and ready.judge is not None and loop.progress.best:
+        if reason != "stopped" and ready.evaluator is not None and loop.progress.best:
             ready.trainer.load(folder.load(best=True)[0])
     epochs = loop.progress.epochs
-    best = loop.progress.best if ready.judge is not None else len(epochs)
+    best = loop.progress.best if ready.evaluator is not None else len(epochs)
     found = Trained(reason, epochs, best, ready.trainer.steps, time.perf_counter() - start, [folder.path])
     if reason == "stopped" or link.rank:
         return found
@@ -191,30 +190,30 @@ class _Run:
 
     Attributes:
         original, path: the inference model and the file it was read from.
-        averages: weight -> the state that is judged and written in its place.
+        ema: weight -> the state with its moving average, which is evaluated and written in place of the weight.
     """
 
     original: ModelProto
     path: Path | None
     course: Course
     built: TrainingModel
-    trainer: Held
+    trainer: TrainerBase
     samples: Data
-    judge: Judge | None
+    evaluator: Evaluator | None
     batches: Batches
-    averages: Mapping[str, str]
+    ema: Mapping[str, str]
 
     def loop(self, folder: RunFolder, stop: Callable[[], bool], watch: Watch) -> Loop:
         """The steps to take."""
-        course, judge = self.course, self.judge
+        course, evaluator = self.course, self.evaluator
         steps = course.epochs * len(self.batches)
         schedule = parse_schedule(course.schedule, course.learning_rate, steps)
-        if judge is None and (course.patience is not None or schedule.watches or course.metrics):
+        if evaluator is None and (course.patience is not None or schedule.watches or course.metrics):
             raise UsageError("early stopping, metrics and the schedule plateau go by a validation", "add `val=DATA`")
-        chosen = judge.metrics[0] if judge is not None and course.metrics else None
+        chosen = evaluator.metrics[0] if evaluator is not None and course.metrics else None
         return Loop(
-            self.trainer, self.samples, self.batches, schedule, judge,
-            watched=f"val_{chosen.name}" if chosen else "val_loss" if judge else "loss",
+            self.trainer, self.samples, self.batches, schedule, evaluator,
+            watched=f"val_{chosen.name}" if chosen else "val_loss" if evaluator else "loss",
             higher=chosen.higher if chosen else False,
             epochs=course.epochs, patience=course.patience, save_every=course.save_every,
             folder=folder, stop=stop, watch=lambda done, loss: watch(done, steps, loss), model=_fingerprint(self.built),
@@ -223,7 +222,7 @@ class _Run:
     def write(self, target: Path, adapter: Path | None, force: bool) -> list[Path]:
         """Write the model with the weights of now, and the adapters alone if there is a file for them."""
         state, adapters = self.trainer.state(), self.trainer.roles.adapters
-        weights = {**self.trainer.weights(), **{name: state[average] for name, average in self.averages.items()}}
+        weights = {**self.trainer.weights(), **{name: state[average] for name, average in self.ema.items()}}
         files = save_model(merge(self.original, adapters, weights, self.path, state), target, self.path, force)
         if adapter is not None:
             save_adapter(adapter, adapters, weights)
@@ -251,13 +250,13 @@ def _ready(
     built = build(original, options, path=path)
     trainer = _trainer(built, course, link)
     check_stored(original, _own(trainer))
-    draw_weights(trainer, built, original, course.init, course.seed)
+    init_weights(trainer, built, original, course.init, course.seed)
     values = {name: buffer.array for name, buffer in trainer.buffers.items()}
-    averages = check_averages(trainer.roles.averages, values) if course.use_ema else {}
-    samples, held = _data(data, val, built, trainer, course, tell)
-    judge = None
-    if held is not None:
-        judge = _judge(original, path, options, course, trainer, held, link, averages, tell)
+    ema = check_ema(trainer.roles.averages, values) if course.use_ema else {}
+    samples, validation = _data(data, val, built, trainer, course, tell)
+    evaluator = None
+    if validation is not None:
+        evaluator = _evaluator(original, path, options, course, trainer, validation, link, ema, tell)
     agree(link, {"samples": np.array(len(samples))}, "data")
     batches = Batches(samples, course.batch_size, course.seed, rank=link.rank, world=link.world, tell=tell)
     if options.accumulate > len(batches):
@@ -265,10 +264,10 @@ def _ready(
             f"`accumulate={options.accumulate}`: an epoch has {len(batches)} batches, so it would take no step",
             "choose a smaller one, or a smaller `batch_size`",
         )
-    return _Run(original, path, course, built, trainer, samples, judge, batches, averages), target
+    return _Run(original, path, course, built, trainer, samples, evaluator, batches, ema), target
 
 
-def _own(trainer: Held) -> list[str]:
+def _own(trainer: TrainerBase) -> list[str]:
     """What a training changes of the model's own tensors: weights, those with adapters, running statistics."""
     roles, adapters = trainer.roles, trainer.roles.adapters
     factors = {name for adapter in adapters for name in (adapter.a, adapter.b)}
@@ -277,9 +276,14 @@ def _own(trainer: Held) -> list[str]:
 
 
 def _data(
-    data: str | Path, val: str | Path | float | None, built: TrainingModel, trainer: Held, course: Course, tell: Tell
+    data: str | Path,
+    val: str | Path | float | None,
+    built: TrainingModel,
+    trainer: TrainerBase,
+    course: Course,
+    tell: Tell,
 ) -> tuple[Data, Data | None]:
-    """What is trained on, and what is judged on."""
+    """The training data, and the validation data."""
     ranges = ranges_of(built.model)
     samples = open_data(data, trainer.inputs, ranges, prefix=course.prefix, tell=tell)
     share = None if val is None else fraction_of(val)
@@ -289,12 +293,12 @@ def _data(
         return samples, open_data(str(val), trainer.inputs, ranges, prefix=course.val_prefix, tell=tell)
     if course.val_prefix:
         raise UsageError("`val_prefix` goes with `val=DATA`, not with a share of `data`", "leave it out")
-    samples, held = held_out(samples, share, course.seed)
-    tell(f"{len(held)} of {len(samples) + len(held)} samples are held out for validation", 0)
-    return samples, held
+    samples, validation = held_out(samples, share, course.seed)
+    tell(f"{len(validation)} of {len(samples) + len(validation)} samples are held out for validation", 0)
+    return samples, validation
 
 
-def _begin(loop: Loop, link: Communicator, resume: bool, drawn: Sequence[str], tell: Tell) -> None:
+def _resume(loop: Loop, link: Communicator, resume: bool, drawn: Sequence[str], tell: Tell) -> None:
     """Go on from the folder's checkpoint if that is asked for, and never over one that it is not asked for."""
     folder = loop.folder
     begun = link.told(folder.begun)
@@ -313,7 +317,7 @@ def _begin(loop: Loop, link: Communicator, resume: bool, drawn: Sequence[str], t
 
 def _fingerprint(built: TrainingModel) -> str:
     """Eight digits that tell training models apart by nodes, constants and frozen weights, and versions of onnxgrad."""
-    graph, check = built.model.graph, zlib.crc32(onnxgrad_cli.__version__.encode())
+    graph, check = built.model.graph, zlib.crc32(tool_version().encode())
     stored = (tensor for tensor in graph.initializer if tensor.name not in built.training.state)
     for message in (*graph.node, *stored):
         check = zlib.crc32(message.SerializeToString(deterministic=True), check)
@@ -322,7 +326,7 @@ def _fingerprint(built: TrainingModel) -> str:
 
 def _report(folder: RunFolder, ready: _Run, found: Trained) -> None:
     asked = {"--" + name.replace("_", "-"): value for name, value in asdict(ready.course).items() if value}
-    sets = {"training": ready.samples, **({"validation": ready.judge.data} if ready.judge else {})}
+    sets = {"training": ready.samples, **({"validation": ready.evaluator.data} if ready.evaluator else {})}
     run = Run(
         ready.path.name if ready.path else "",
         found.reason, found.epochs, found.best, found.steps, found.seconds, asked,
@@ -335,26 +339,26 @@ def _report(folder: RunFolder, ready: _Run, found: Trained) -> None:
         save_bytes(text.encode(), folder.path / name)
 
 
-def _trainer(built: TrainingModel, course: Course, link: Communicator) -> Held:
+def _trainer(built: TrainingModel, course: Course, link: Communicator) -> TrainerBase:
     provider = find_provider(course.provider)
     if link.world == 1:
         return Trainer(built, provider=provider, threads=course.threads, seed=course.seed)
     return ParallelTrainer(built, link, provider=provider, threads=course.threads, seed=course.seed)
 
 
-def _judge(
-    model: ModelProto, path: Path | None, options: Options, course: Course, trainer: Held, held: Data,
-    link: Communicator, averages: Mapping[str, str], tell: Tell,
-) -> Judge:  # fmt: skip
-    evaluator = Evaluator(
+def _evaluator(
+    model: ModelProto, path: Path | None, options: Options, course: Course, trainer: TrainerBase, data: Data,
+    link: Communicator, ema: Mapping[str, str], tell: Tell,
+) -> Evaluator:  # fmt: skip
+    session = EvalSession(
         model, options, trainer.buffers, path=path, provider=find_provider(course.provider), threads=course.threads
     )
     metrics = _metrics(trainer.roles, options, course)
-    batches = Batches(held, held.batch_size or course.batch_size, shuffle=False, tell=tell)
-    judge = SharedJudge(evaluator, held, batches, trainer.roles.losses[0], metrics, averages, link)
+    batches = Batches(data, data.batch_size or course.batch_size, shuffle=False, tell=tell)
+    evaluator = RankZeroEvaluator(session, data, batches, trainer.roles.losses[0], metrics, ema, link)
     if link.rank == 0:
-        judge.check(trainer.buffers)
-    return judge
+        evaluator.check(trainer.buffers)
+    return evaluator
 
 
 def _metrics(roles: Roles, options: Options, course: Course) -> Sequence[Named]:

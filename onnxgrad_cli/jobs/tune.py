@@ -77,7 +77,7 @@ def run_tune(
         options: what is built of it.
         sizes: symbol -> the size that it is measured at.
         threads: how many the processor uses; None is onnxruntime's choice.
-        repeat: rounds in which the forms take turns.
+        repeat: rounds of interleaved measurements.
         tell: takes what is narrated.
 
     Returns:

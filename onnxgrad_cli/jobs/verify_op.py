@@ -244,6 +244,7 @@ def _covered(op_type: str) -> Coverage:
 
 
 def _trial(number: int | None, example: Example, against: str, rng: np.random.Generator) -> Trial:
+    """Compare the gradients of one example with PyTorch's, or with differences."""
     seeded = [v.name for v in example.model.graph.output if is_float(v.type)]
     backward, refused = _backward(example, seeded)
     forward, run, measure = _forward(example, seeded)
@@ -363,6 +364,7 @@ def _jacobian(run: Executor, example: Example, name: str, cotangents: Arrays, me
 
 
 def _compare(name: str, ours: np.ndarray, other: np.ndarray, measured: Jacobian | None, scale: float) -> Gradient:
+    """Compare a gradient with another one, off the kinks where these were measured."""
     if ours.shape != other.shape:
         return Gradient(name, "gradient", ours, other, measured, math.inf)
     kept = np.ones(ours.shape, bool) if measured is None else ~measured.kinks.reshape(ours.shape)

@@ -153,6 +153,7 @@ def _mark(nodes: Iterable[NodeProto], given: Sequence[str], where: str) -> bool:
 
 
 def _check_names(node: NodeProto, known: Iterable[str], where: str) -> None:
+    """Make sure that a Gradient node names tensors that there are, each once, and is fed one for each."""
     what, (xs, zs, y) = _what(node), xs_zs_y(node)
     if any(attribute.ref_attr_name for attribute in node.attribute):
         raise UnsupportedError(

@@ -120,6 +120,7 @@ def _fresh(built: TrainingModel) -> Callable[[str], str]:
 
 
 def _check_fit(original: ModelProto, trained: ModelProto, mutable: Iterable[str], slots: Iterable[str]) -> None:
+    """Make sure that a training model fits beside its original: versions agree, and what is trained is stored."""
     if original.training_info:
         raise UsageError(
             "the model has training information already",
@@ -286,6 +287,7 @@ def check_training_info(model: ModelProto, path: Path | None = None) -> None:
 
 
 def _faults(model: ModelProto) -> Iterator[str]:
+    """What is wrong with the training information of a model, as onnx.proto describes it."""
     stored = {tensor.name for tensor in model.graph.initializer}
     results = {value.name for value in model.graph.output}
     updated: set[str] = set()
@@ -313,6 +315,7 @@ def _faults(model: ModelProto) -> Iterator[str]:
 
 
 def _combined_faults(inference: GraphProto, algorithm: GraphProto) -> Iterator[str]:
+    """What is wrong with an algorithm behind the inference graph: names made twice, or read and never made."""
     inner, outer = list(_defined(algorithm)), set(_defined(inference))
     seen: set[str] = set()
     for name in inner:

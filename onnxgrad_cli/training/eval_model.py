@@ -1,4 +1,4 @@
-"""The model as it is judged: its loss and its outputs in inference, on the weights that a trainer holds now."""
+"""The eval model: the loss and the outputs of a model in inference, on the present weights of a trainer."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from onnxgrad_cli.passes.roles import embed
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What came of a batch: the loss, and the outputs that the losses judge, by name."""
+class EvalResult:
+    """The results of a batch: the loss, and by name the outputs that the losses compare with labels."""
 
     loss: float
     outputs: Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvalModel:
     """The inference model with its loss; BatchNormalization and Dropout are in inference mode.
 
     Attributes:
         model: takes the model's inputs and the labels, and `weights` as inputs with a value; describes itself.
         loss: the output with the loss.
-        outputs: the outputs that the losses judge, and those asked for besides.
+        outputs: the outputs that the losses compare with labels, and those asked for besides.
         weights: what of the weights it has.
     """
 
@@ -42,30 +42,30 @@ class Evaluation:
     weights: list[str]
 
 
-def evaluation_model(
+def make_eval_model(
     model: ModelProto,
     options: Options,
     weights: Iterable[str],
     path: Path | None = None,
     outputs: Iterable[str] = (),
-) -> Evaluation:
-    """The model by which a training is judged.
+) -> EvalModel:
+    """Make the eval model of an inference model.
 
     Args:
         model: the inference model; not changed.
-        options: what was built of it: its losses, and what they judge.
-        weights: the names of what a trainer holds.
+        options: those of the training model: its losses, and the outputs they take.
+        weights: the names of a trainer's weights and state.
         path: where the model was read from; external data are relative to it.
-        outputs: outputs of the model that are wanted besides those that are judged.
+        outputs: outputs of the model that are wanted besides those that the losses take.
     """
     copy = copied(model)
     mode = "eval" if options.mode == "train" else options.mode
     built = TrainingModel(Graph(copy, path), replace(options, mode=mode, optimizer="", optimizer_options={}))
     built.run(stop_after="loss")
     graph, training = built.graph, built.training
-    judged = list(dict.fromkeys([*training.predictions, *outputs]))
+    compared = list(dict.fromkeys([*training.predictions, *outputs]))
     del graph.proto.graph.output[:]
-    for name in (training.loss, *judged):
+    for name in (training.loss, *compared):
         graph.add_output(name)
     graph.remove_unused()
     bound = [name for name in weights if name in graph.initializers]
@@ -73,11 +73,11 @@ def evaluation_model(
         if name not in graph.input_names:
             graph.add_input(name, graph.types[name])
     embed(graph, built.options, training)
-    return Evaluation(graph.commit(), training.loss, judged, bound)
+    return EvalModel(graph.commit(), training.loss, compared, bound)
 
 
-class Evaluator:
-    """A session on the inference model with its loss; see `evaluation_model`.
+class EvalSession:
+    """A session on the inference model with its loss; see `make_eval_model`.
 
     Attributes:
         inputs: what it is fed: the model's inputs and the labels, names.
@@ -97,12 +97,12 @@ class Evaluator:
 
         Args:
             model: the inference model.
-            options: what was built of it: its losses, and what they judge.
-            weights: the names of what a trainer holds.
+            options: those of the training model: its losses, and the outputs they take.
+            weights: the names of a trainer's weights and state.
             path: where the model was read from; external data are relative to it.
             provider, threads: see `Trainer`.
         """
-        found = evaluation_model(model, options, weights, path)
+        found = make_eval_model(model, options, weights, path)
         self._loss, self._outputs, self._bound = found.loss, found.outputs, found.weights
         bare = without_initializers(found.model, self._bound)
         fed = set(self._bound) | {tensor.name for tensor in bare.graph.initializer}
@@ -110,12 +110,12 @@ class Evaluator:
         self._session = open_session(bare, path, provider, threads)
         self._device = provider
 
-    def __call__(self, feeds: Mapping[str, np.ndarray], weights: Mapping[str, Buffer]) -> Judged:
+    def __call__(self, feeds: Mapping[str, np.ndarray], weights: Mapping[str, Buffer]) -> EvalResult:
         """The loss and the outputs of a batch.
 
         Args:
             feeds: an array for each of `inputs`; what else is there is left out.
-            weights: what a trainer holds: `Trainer.buffers`.
+            weights: weights and state of a trainer: `Trainer.buffers`.
         """
         binding = self._session.io_binding()
         for name in self.inputs:
@@ -126,4 +126,4 @@ class Evaluator:
             binding.bind_output(name)
         self._session.run_with_iobinding(binding)
         loss, *outputs = binding.copy_outputs_to_cpu()
-        return Judged(float(loss), dict(zip(self._outputs, outputs, strict=True)))
+        return EvalResult(float(loss), dict(zip(self._outputs, outputs, strict=True)))

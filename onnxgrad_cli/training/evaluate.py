@@ -1,4 +1,4 @@
-"""How good the weights are at the moment: the loss and the metrics over a whole set of data, in inference."""
+"""The evaluation of weights: the loss and the metrics over a whole set of data, in inference."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import numpy as np
 from onnxgrad_cli.execution.session import Buffer
 from onnxgrad_cli.metadata import Term
 from onnxgrad_cli.training.data import Batches, Data
-from onnxgrad_cli.training.eval_model import Evaluator
+from onnxgrad_cli.training.eval_model import EvalSession
 from onnxgrad_cli.training.metrics import Named
 
 
 @dataclass(frozen=True)
-class Judge:
-    """Judges weights on data that are not trained on.
+class Evaluator:
+    """Evaluates weights on data that are not trained on.
 
     Attributes:
-        evaluator: the model in inference.
-        data: what it is judged on.
-        batches: the order in which it is seen: that of the data.
+        session: runs the eval model.
+        data: the validation data.
+        batches: the validation data in batches, in their own order.
         term: the loss whose output and label the metrics compare.
         metrics: what is measured besides the loss.
-        averages: weight -> the state that is judged in its place.
+        ema: weight -> the state with its moving average, which is evaluated in place of the weight.
     """
 
-    evaluator: Evaluator
+    session: EvalSession
     data: Data
     batches: Batches
     term: Term
     metrics: Sequence[Named]
-    averages: Mapping[str, str] = field(default_factory=dict)
+    ema: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -46,20 +46,20 @@ class Judge:
             UsageError: one does not.
         """
         first = self.data.batch(np.arange(min(self.batches.size, len(self.data))))
-        judged = self.evaluator(first, weights)
+        result = self.session(first, weights)
         for named in self.metrics:
-            named.begin().update(judged.outputs[self.term.output], first[self.term.label])
+            named.begin().update(result.outputs[self.term.output], first[self.term.label])
 
     def __call__(self, weights: Mapping[str, Buffer]) -> dict[str, float]:
         """The loss, as 'loss', and each metric by its name. The loss is the mean over batches, by their sizes."""
         begun = {named.name: named.begin() for named in self.metrics}
-        weights = {**weights, **{name: weights[average] for name, average in self.averages.items()}}
+        weights = {**weights, **{name: weights[average] for name, average in self.ema.items()}}
         total, count = 0.0, 0
         for part in self.batches:
             feeds = self.data.batch(part.indices)
-            judged = self.evaluator(feeds, weights)
-            total += judged.loss * len(part.indices)
+            result = self.session(feeds, weights)
+            total += result.loss * len(part.indices)
             count += len(part.indices)
             for metric in begun.values():
-                metric.update(judged.outputs[self.term.output], feeds[self.term.label])
+                metric.update(result.outputs[self.term.output], feeds[self.term.label])
         return {"loss": total / count, **{name: metric.value() for name, metric in begun.items()}}

@@ -16,10 +16,10 @@ import numpy as np
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.training.data import Batches, Data
-from onnxgrad_cli.training.evaluate import Judge
+from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.run.folder import Log, RunFolder
 from onnxgrad_cli.training.schedules import Schedule
-from onnxgrad_cli.training.steps.base import Held, NotFinite
+from onnxgrad_cli.training.steps.base import NotFinite, TrainerBase
 
 
 @dataclass
@@ -44,8 +44,8 @@ class Loop:
 
     Attributes:
         trainer, data, batches, schedule: what takes the steps, on what, in which order, with which rates.
-        judge: what judges an epoch; None is the loss of training alone.
-        watched: what of the judgement counts: 'loss', or a metric; `higher`: whether more of it is better.
+        evaluator: evaluates the weights after an epoch; None leaves the loss of training alone.
+        watched: which of its results counts: 'loss', or a metric; `higher`: whether more of it is better.
         epochs: how many there are to be.
         patience: after how many epochs without a better one the run ends; None is never.
         save_every: how many steps lie between checkpoints; 0 saves at the ends of epochs alone.
@@ -55,11 +55,11 @@ class Loop:
         watch: called after each step with the steps taken and the loss.
     """
 
-    trainer: Held
+    trainer: TrainerBase
     data: Data
     batches: Batches
     schedule: Schedule
-    judge: Judge | None
+    evaluator: Evaluator | None
     watched: str
     higher: bool
     epochs: int
@@ -85,9 +85,9 @@ class Loop:
         self.progress = Progress(**said["run"])
 
     def _check_same(self, values: Mapping[str, Any], said: Mapping[str, Any]) -> None:
-        """Make sure that nothing would begin anew in the middle of a run, act otherwise or be judged otherwise."""
-        held = [*self.trainer.weights(), *self.trainer.state()]
-        missing = next((name for name in held if name not in values), None)
+        """Make sure that nothing would begin anew in the middle of a run, act otherwise or be evaluated otherwise."""
+        needed = [*self.trainer.weights(), *self.trainer.state()]
+        missing = next((name for name in needed if name not in values), None)
         if missing is not None:
             raise UsageError(
                 f"the run was begun without '{missing}': other weights were trained, or by another optimizer",
@@ -101,7 +101,7 @@ class Loop:
                 "go on with the same ones, or begin anew with `run`; `onnxgrad export` makes a model of its checkpoint",
             )
         epochs = said["run"]["epochs"]
-        told = ["loss", *(f"val_{name}" for name in self.judge.names)] if self.judge else ["loss"]
+        told = ["loss", *(f"val_{name}" for name in self.evaluator.names)] if self.evaluator else ["loss"]
         if epochs and list(epochs[0]) != told:
             raise UsageError(
                 f"the run was begun with {', '.join(epochs[0])} to judge an epoch by, now it is {', '.join(told)}",
@@ -127,7 +127,7 @@ class Loop:
         return "done"
 
     def _epoch(self, log: Log) -> bool:
-        """Train on what is left of an epoch, and judge it; False where an end was asked for before."""
+        """Train on what is left of an epoch, and evaluate it; False where an end was asked for before."""
         for part in self.batches:
             start = time.perf_counter()
             rate = self.schedule.rate(self.trainer.steps)
@@ -159,10 +159,10 @@ class Loop:
     def _close_epoch(self, log: Log) -> None:
         progress = self.progress
         found = {"loss": progress.total / progress.seen}
-        if self.judge:
-            judged = self.judge(self.trainer.buffers)
-            self.schedule.observe(judged["loss"])
-            found |= {f"val_{name}": value for name, value in judged.items()}
+        if self.evaluator:
+            evaluated = self.evaluator(self.trainer.buffers)
+            self.schedule.observe(evaluated["loss"])
+            found |= {f"val_{name}": value for name, value in evaluated.items()}
         progress.epochs.append(found)
         progress.total, progress.seen = 0.0, 0
         log.add({"step": self.trainer.steps, "epoch": len(progress.epochs), **found})
@@ -182,6 +182,7 @@ class Loop:
         return self.patience is not None and len(self.progress.epochs) - self.progress.best >= self.patience
 
     def _save(self, log: Log, best: bool = False) -> None:
+        """Write a checkpoint, and the log before it; weights that are no longer finite are not written but refused."""
         weights = self.trainer.weights()
         for name, array in weights.items():
             if not np.isfinite(array).all():

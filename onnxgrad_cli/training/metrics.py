@@ -25,7 +25,7 @@ from onnxgrad_cli.passes.loss.file import in_order
 
 
 class Metric(Protocol):
-    """A number that judges predictions; nan as long as there are none."""
+    """A number that says how good predictions are; nan as long as there are none."""
 
     def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
         """Take a batch: what the model has put out, (N, ...), and what it should have."""
@@ -98,8 +98,8 @@ def parse_metric(text: str, **defaults: object) -> Named:
     name, options = spelled(text)
     if name.endswith(".onnx"):
         given = exactly(FILE_OPTIONS, options, name)
-        judge = _File(name)
-        return Named(Path(name).stem, given.get("higher", False), judge.begin)
+        file = _File(name)
+        return Named(Path(name).stem, given.get("higher", False), file.begin)
     kind = METRICS.lookup(name)
     known = {option.name for option in kind.options}
     settings = exactly(kind.options, {k: v for k, v in defaults.items() if k in known} | options, name)
@@ -309,6 +309,7 @@ class _File:
         return _FileMean(self)
 
     def __call__(self, predictions: np.ndarray, labels: np.ndarray) -> float:
+        """The number that the model in the file gives for a batch; UsageError where inputs or output do not fit."""
         feeds = dict(zip(self._types, (predictions, labels), strict=True))
         for name, array in feeds.items():
             wanted = self._types[name]
@@ -330,11 +331,11 @@ class _File:
 class _FileMean:
     """The mean of what a file gives for each batch, weighted by the batches' sizes."""
 
-    def __init__(self, judge: _File) -> None:
-        self._judge, self._sum, self._count = judge, 0.0, 0
+    def __init__(self, file: _File) -> None:
+        self._file, self._sum, self._count = file, 0.0, 0
 
     def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
-        self._sum += self._judge(predictions, labels) * len(labels)
+        self._sum += self._file(predictions, labels) * len(labels)
         self._count += len(labels)
 
     def value(self) -> float:

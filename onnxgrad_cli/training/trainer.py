@@ -17,7 +17,7 @@ from onnxgrad_cli.execution.session import CPU, Buffer, open_session, take_out
 from onnxgrad_cli.files import ModelSource, read_model
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.training.run.interrupt import uninterrupted
-from onnxgrad_cli.training.steps.base import RATE, Held, NotFinite, loosen, numpy_type
+from onnxgrad_cli.training.steps.base import RATE, NotFinite, TrainerBase, loosen, numpy_type
 from onnxgrad_cli.training.steps.sliced import SHIFT, SlicedStep, parts_of
 from onnxgrad_cli.training.steps.whole import WholeStep
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["NotFinite", "Trainer"]
 
 
-class Trainer(Held):
+class Trainer(TrainerBase):
     """A training model with an optimizer, its weights and its state.
 
     Attributes:
@@ -95,7 +95,7 @@ class Trainer(Held):
         return self._step.sessions
 
     def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float = RATE) -> float:
-        """Take a step on a batch; see `Held.step`."""
+        """Take a step on a batch; see `TrainerBase.step`."""
         self._check(feeds)
         self._rate.write(np.asarray(learning_rate))
         self._draw(self._seed)

@@ -264,6 +264,7 @@ def _operands(
     known: Mapping[str, str],
     rows: Mapping[str, int],
 ) -> Iterator[Operand]:
+    """What is known of each input; where there is no schema, of those that the definition or the proofs name."""
     if schema is None:
         names = operand_names(op_type, domain, 1) if kind == "definition" else known
         for name in names:

@@ -59,6 +59,7 @@ def tags(found: Iterable[Coverage]) -> Iterator[Tag]:
 
 
 def _tag(covered: Coverage, side: str, operand: Operand) -> Tag:
+    """The tag of one operand, with the verdict on it."""
     should_be = SHOULD_BE.get(operand.state, "")
     right = "agree" if operand.tag == should_be else "tag wrong"
     return Tag(
@@ -76,6 +77,7 @@ def _tag(covered: Coverage, side: str, operand: Operand) -> Tag:
 
 
 def _evidence(covered: Coverage, operand: Operand) -> str:
+    """What the verdict on an operand's tag rests on, in words."""
     if operand.state == "no float":
         return "it holds no floating-point numbers"
     if operand.state == "zero":

@@ -18,7 +18,7 @@ from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.session import find_provider
 from onnxgrad_cli.files import save_model
-from onnxgrad_cli.training.eval_model import Evaluator
+from onnxgrad_cli.training.eval_model import EvalSession
 from onnxgrad_cli.training.run.export import with_weights
 from onnxgrad_cli.training.trainer import NotFinite, Trainer
 
@@ -89,7 +89,7 @@ def test_evaluation_and_the_exported_model_agree(tmp_path: Path) -> None:
     model = exported(network(0.5))
     built = training(model)
     trainer = Trainer(built, threads=1)
-    evaluator = Evaluator(model, built.options, trainer.buffers, threads=1)
+    evaluator = EvalSession(model, built.options, trainer.buffers, threads=1)
     for batch in batches(5):
         trainer.step(batch, 0.05)
     (batch,) = batches(1)

@@ -1,6 +1,6 @@
 """Data for validation that are kept back from those that are trained on.
 
-Which samples these are follows from the seed and their number alone, so that a run that goes on judges itself on the
+Which samples these are follows from the seed and their number alone, so that a run that goes on is evaluated on the
 same ones. Both parts share the arrays: a part is the numbers of its samples.
 """
 

@@ -103,6 +103,7 @@ def _check_names(source: Path, found: Found, inputs: InputTypes) -> None:
 
 
 def _check_type(source: Path, name: str, array: np.ndarray, inputs: InputTypes) -> None:
+    """Make sure that an array holds numbers that its input takes; the hint of the UsageError says how to save such."""
     whole, wanted = array.dtype.kind in "biu", inputs[name]
     if whole or (is_float(wanted) and _is_float(array.dtype)):
         return
@@ -128,6 +129,10 @@ def _is_float(dtype: np.dtype) -> bool:
 def _check_shape(
     source: Path, name: str, array: np.ndarray, shape: tuple[int | str, ...] | None, sizes: dict[str, tuple[int, str]]
 ) -> None:
+    """Make sure that an array has the shape of its input, but for the first axis, which is the sample.
+
+    `sizes` holds the size that each symbol was first met with, and the input where; new symbols are added.
+    """
     if shape is None:
         return
     found, wanted = list(array.shape), ", ".join("?" if UNNAMED.fullmatch(str(dim)) else str(dim) for dim in shape)
@@ -154,6 +159,7 @@ def _reshape(array: np.ndarray, shape: tuple[int | str, ...]) -> str:
 
 
 def _count(source: Path, arrays: Arrays) -> int:
+    """The number of samples, which is the same for all arrays that have an axis of samples, and is not 0."""
     counts = {name: len(array) for name, array in arrays.items() if array.ndim}
     if not counts:
         raise UsageError(f"'{source}' has no samples", "one input at least must have an axis of samples")

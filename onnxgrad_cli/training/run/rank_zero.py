@@ -1,4 +1,4 @@
-"""What one process does for all that train together: it holds the folder of the run, and it judges."""
+"""The duties of rank zero, for all processes that train together: it writes the folder of the run, and evaluates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrad_cli.execution.session import Buffer
-from onnxgrad_cli.training.evaluate import Judge
+from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.run.communicator import Alone, Communicator
 from onnxgrad_cli.training.run.folder import Log, RunFolder, run_folder
 
@@ -26,7 +26,7 @@ class _Unwritten(Log):
         """Write nothing."""
 
 
-class SharedFolder(RunFolder):
+class RankZeroFolder(RunFolder):
     """The folder of a run of several processes: the first one writes to it, all hear what it reads there."""
 
     def __init__(self, path: Path, communicator: Communicator) -> None:
@@ -53,18 +53,18 @@ class SharedFolder(RunFolder):
 
 
 @contextmanager
-def shared_folder(path: Path, communicator: Communicator) -> Iterator[RunFolder]:
+def rank_zero_folder(path: Path, communicator: Communicator) -> Iterator[RunFolder]:
     """Hold a folder as long as the block runs, one process for all; see `run_folder`."""
     if communicator.rank:
-        yield SharedFolder(path, communicator)
+        yield RankZeroFolder(path, communicator)
         return
     with run_folder(path) as folder:
-        yield folder if communicator.world == 1 else SharedFolder(path, communicator)
+        yield folder if communicator.world == 1 else RankZeroFolder(path, communicator)
 
 
 @dataclass(frozen=True)
-class SharedJudge(Judge):
-    """A judge whom all processes hear, and who works in the first one.
+class RankZeroEvaluator(Evaluator):
+    """An evaluator that works in the process of rank 0, and whose results all processes get.
 
     Attributes:
         communicator: connects them.
@@ -73,5 +73,5 @@ class SharedJudge(Judge):
     communicator: Communicator = Alone()  # noqa: RUF009
 
     def __call__(self, weights: Mapping[str, Buffer]) -> dict[str, float]:
-        """See `Judge`; all processes call it at the same time."""
+        """See `Evaluator`; all processes call it at the same time."""
         return self.communicator.told(super().__call__(weights) if self.communicator.rank == 0 else None)

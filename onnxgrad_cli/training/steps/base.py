@@ -1,7 +1,7 @@
-"""What a training holds between its steps: weights and state, in two sets of buffers.
+"""The base of all trainers: weights and state between steps, in two sets of buffers.
 
-A step reads one set and writes the other, so that no update overwrites what a node may still read; then the two
-change places, and nothing is copied.
+A step reads one set and writes the other, so that no update overwrites what a node may still read; then the two sets
+are swapped, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onnxgrad_cli.ir.randomness import RANDOM
 from onnxgrad_cli.ir.types import dtype_of, in_words, shape_of
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.training.run.merge import merge
-from onnxgrad_cli.training.steps.overlapping_buffers import overlapping
+from onnxgrad_cli.training.steps.overlapping_buffers import overlapping_buffers
 
 RATE = 1e-3
 """The learning rate where none is given."""
@@ -48,8 +48,8 @@ def _by_batch(inputs: Mapping[str, TypeProto]) -> list[list[str]]:
     return [names for names in found.values() if len(names) > 1]
 
 
-class Held:
-    """Weights and state, and how they are seen from outside; the base of all trainers.
+class TrainerBase:
+    """A trainer without its step: weights and state, how they are read and replaced, and what a batch must be.
 
     Attributes:
         roles: what the inputs and outputs of a step are for.
@@ -66,14 +66,14 @@ class Held:
         rows: Sequence[Sequence[str]] = (),
         shift: int = 0,
     ) -> None:
-        """Hold values.
+        """Allocate the buffers, and write the first values into them.
 
         Args:
             roles, inputs: see the class.
-            values: what they are before the first step; what steps do not replace is held once. Each is copied and
-                let go of in turn, so that it is empty in the end.
-            provider: the execution provider whose memory they lie in.
-            rows, shift: those of them whose two places overlap, in rows each; see `places.overlapping`.
+            values: weights and state before the first step; what steps do not replace has one buffer. Each value is
+                copied and removed from the mapping at once, which is empty in the end.
+            provider: the execution provider in whose memory the buffers lie.
+            rows, shift: names of values whose two buffers overlap, row by row; see `overlapping_buffers`.
         """
         self.roles, self.steps = roles, 0
         self.inputs = {name: _alone(value_type) for name, value_type in inputs.items()}
@@ -83,8 +83,8 @@ class Held:
         second: dict[str, Buffer] = {}
         names = list(values)
         for row in rows:
-            places = overlapping({name: (values[name].shape, values[name].dtype) for name in row}, shift)
-            for side, arrays in zip((first, second), places, strict=True):
+            both = overlapping_buffers({name: (values[name].shape, values[name].dtype) for name in row}, shift)
+            for side, arrays in zip((first, second), both, strict=True):
                 side.update((name, Buffer(array, provider)) for name, array in arrays.items())
             for name in row:
                 first[name].write(values.pop(name))

@@ -1,4 +1,4 @@
-"""Where a training from random weights begins: they are drawn into the buffers that the first step reads."""
+"""Random initial weights, drawn into the buffers that the first step reads."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.session import open_session
 from onnxgrad_cli.standard.initialization import KEEP, initialization, initializer
-from onnxgrad_cli.training.steps.base import Held
+from onnxgrad_cli.training.steps.base import TrainerBase
 
 
-def draw_weights(trainer: Held, built: TrainingModel, original: ModelProto, how: str, seed: int) -> None:
-    """Let weights be drawn anew, each by the part it plays, and running statistics begin at 0 and 1.
+def init_weights(trainer: TrainerBase, built: TrainingModel, original: ModelProto, how: str, seed: int) -> None:
+    """Draw initial weights, each by the part it plays, and set running statistics to 0 and 1.
 
     Args:
-        trainer: what is to begin there.
-        built: the training model at work in it.
-        original: the inference model that it was made of.
+        trainer: takes its first step from these weights.
+        built: the training model that the trainer runs.
+        original: the inference model that `built` was made of.
         how: 'xavier', 'he' or 'normal'; 'keep' draws nothing.
         seed: the same one draws the same weights.
 

@@ -1,8 +1,8 @@
-"""Two places for each tensor that overlap: one set of tensors can follow the other in hardly more than its own memory.
+"""Two overlapping buffers for each tensor: the next values can follow the last ones in hardly more than their memory.
 
-Tensors lie in a row, in one place each a little further back than in the other. Who writes the row anew from its
-beginning, slice by slice no longer than this little, overwrites only what has been read; and so on the way back, from
-its end.
+Tensors lie in a row, and the further buffer of each begins a little behind the nearer one. Who writes the row anew from
+its beginning, slice by slice no longer than this little, overwrites only what has been read; and so on the way back,
+from its end.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 ALIGNED = 64
-"""Bytes that a tensor's place is a multiple of."""
+"""Bytes; the address of each buffer is a multiple of this."""
 
 
-def overlapping(
+def overlapping_buffers(
     tensors: Mapping[str, tuple[Sequence[int], np.dtype]], shift: int
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Rows of tensors, in both places; what they hold is undefined.
+    """Allocate a row of tensors twice; the values are undefined.
 
     Args:
         tensors: shape and type of each by its name, in order.
-        shift: the bytes between the two places of a tensor; made a multiple of `ALIGNED`.
+        shift: the bytes between the two buffers of a tensor; rounded up to a multiple of `ALIGNED`.
 
     Returns:
-        The further place of each, and the nearer one.
+        The further buffer of each tensor, and the nearer one.
     """
     sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in tensors.items()}
     shift = _aligned(shift)
@@ -35,8 +35,8 @@ def overlapping(
     near: dict[str, np.ndarray] = {}
     far: dict[str, np.ndarray] = {}
     for name, (shape, dtype) in tensors.items():
-        for places, begin in ((near, start), (far, start + shift)):
-            places[name] = row[begin : begin + sizes[name]].view(dtype).reshape(shape)
+        for buffers, first in ((near, start), (far, start + shift)):
+            buffers[name] = row[first : first + sizes[name]].view(dtype).reshape(shape)
         start += _aligned(sizes[name])
     return far, near
 

@@ -32,9 +32,14 @@ SEED_STEP = 7919
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors that are summed in one message: their names, and where they lie in it."""
+    """Tensors that are summed in one message.
 
-    places: dict[str, slice]
+    Attributes:
+        slices: name -> where the tensor lies in the message.
+        message: the tensors, flat and one after the other.
+    """
+
+    slices: dict[str, slice]
     message: np.ndarray
 
 
@@ -86,6 +91,7 @@ class ParallelTrainer(SplitTrainer):
         self.volume = sum(each.message.nbytes for each in self._buckets) + 8 * (2 * terms + 3)
 
     def _differentiate(self, feeds: Mapping[str, np.ndarray]) -> None:
+        """Differentiate this process's part of the batch; loss, gradients and statistics become those of the whole."""
         count = next((len(array) for array in feeds.values() if array.ndim), 1)
         if count:
             super()._differentiate(feeds)
@@ -96,14 +102,14 @@ class ParallelTrainer(SplitTrainer):
         loss.write(total[0])
         after = self._sides[1 - self._now]
         for bucket in self._buckets:
-            for name, place in bucket.places.items():
+            for name, where in bucket.slices.items():
                 buffer, weight = (self._between[name], share) if name in self._between else (after[name], mean)
-                bucket.message[place] = buffer.read().reshape(-1) if weight else 0
-                bucket.message[place] *= weight
+                bucket.message[where] = buffer.read().reshape(-1) if weight else 0
+                bucket.message[where] *= weight
             self._communicator.add(bucket.message)
-            for name, place in bucket.places.items():
+            for name, where in bucket.slices.items():
                 buffer = self._between[name] if name in self._between else after[name]
-                buffer.write(bucket.message[place].reshape(buffer.array.shape).astype(buffer.array.dtype))
+                buffer.write(bucket.message[where].reshape(buffer.array.shape).astype(buffer.array.dtype))
 
     def _shares(self, count: int) -> tuple[float, float]:
         """What this part is of the batch: for the gradients, and for means over samples.
@@ -173,15 +179,15 @@ def agree(communicator: Communicator, arrays: Mapping[str, np.ndarray], what: st
 def _pack(tensors: Mapping[str, Buffer], size: int) -> Iterator[Bucket]:
     """Tensors in messages of about `size` bytes; those of 16 bits are summed in float32."""
     for dtype in (np.dtype(np.float32), np.dtype(np.float64)):
-        places: dict[str, slice] = {}
+        slices: dict[str, slice] = {}
         end = 0
         for name, buffer in tensors.items():
             if (buffer.array.dtype == np.float64) != (dtype == np.float64):
                 continue
-            if places and (end + buffer.array.size) * dtype.itemsize > size:
-                yield Bucket(places, np.zeros(end, dtype))
-                places, end = {}, 0
-            places[name] = slice(end, end + buffer.array.size)
+            if slices and (end + buffer.array.size) * dtype.itemsize > size:
+                yield Bucket(slices, np.zeros(end, dtype))
+                slices, end = {}, 0
+            slices[name] = slice(end, end + buffer.array.size)
             end += buffer.array.size
-        if places:
-            yield Bucket(places, np.zeros(end, dtype))
+        if slices:
+            yield Bucket(slices, np.zeros(end, dtype))

@@ -51,9 +51,9 @@ class Parts:
 
     @property
     def rows(self) -> list[list[str]]:
-        """Weights and state whose two places may overlap, as they are replaced in order: weights, their slots."""
+        """Weights and state whose two buffers may overlap, as they are replaced in order: weights, their slots."""
         updates = [list(update.outputs.values()) for update in self.slices.updates]
-        return [[names[place] for names in updates if place < len(names)] for place in range(max(map(len, updates)))]
+        return [[names[i] for names in updates if i < len(names)] for i in range(max(map(len, updates)))]
 
 
 def parts_of(model: ModelProto, values: Mapping[str, np.ndarray]) -> Parts | None:
@@ -78,7 +78,7 @@ def parts_of(model: ModelProto, values: Mapping[str, np.ndarray]) -> Parts | Non
 
 
 class SlicedStep:
-    """The sessions of a step's parts, at work on two sides of weights and state in turn."""
+    """The sessions of a step's parts, alternating between two sides of weights and state."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class SlicedStep:
 
         Args:
             parts: their models.
-            sides: weights and state, read and written in turn; those of `parts.rows` may overlap but for `SHIFT`.
+            sides: weights and state, read and written alternately; those of `parts.rows` may overlap but for `SHIFT`.
             successors: weight or state -> the output that replaces it.
             scalars: the loss, which is written, and the learning rate, by their names.
             start: opens a session.

@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, TypeProto
 
 from onnxgrad_cli import metadata
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.session import CPU, Buffer, feed, open_session, take_out
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.passes.optimizer.split import Halves, narrowed
-from onnxgrad_cli.training.steps.base import RATE, Held, loosen, numpy_type
+from onnxgrad_cli.training.steps.base import RATE, TrainerBase, loosen, numpy_type
 
 if TYPE_CHECKING:
     import onnxruntime
 
 
-class SplitTrainer(Held):
+class SplitTrainer(TrainerBase):
     """The halves of a training model at work; used as `Trainer` is."""
 
     def __init__(
@@ -44,7 +44,7 @@ class SplitTrainer(Held):
         Args:
             halves: what `split` has made of a training model.
             values: weights, state and what is frozen, where these are not stored in the models or are to be others.
-            also: scalars that the gradient model gives besides, kept for those who come between.
+            also: scalars that the gradient model gives besides, for a subclass that works between the halves.
             path: where the models were read from; external data are relative to it.
             provider, threads, seed: see `Trainer`.
 
@@ -53,44 +53,33 @@ class SplitTrainer(Held):
             OnnxgradError: onnxruntime refuses a model.
         """
         gradients, steps = metadata.describe(halves.gradient), metadata.read(halves.optimizer)
-        self._crossing = [name for name, role in steps.inputs.items() if name in gradients.outputs]
-        odd = [name for name in self._crossing if gradients.outputs[name].role not in ("gradient", "loss")]
-        if odd:
-            raise UsageError(f"the optimizer takes '{odd[0]}' of the gradient model, which is no gradient")
         roles = _joined(gradients, steps)
+        self._crossing = _crossing(gradients, steps)
         self._statistics = gradients.successors
         self._scalars = [gradients.loss, *also]
         wanted = {*self._scalars, *self._crossing, *self._statistics.values()}
         gradient, optimizer = narrowed(halves.gradient, wanted), narrowed(halves.optimizer, steps.outputs)
-        types = {v.name: v.type for v in (*halves.optimizer.graph.input, *halves.gradient.graph.output)}
-        types |= {value.name: value.type for value in halves.gradient.graph.input}
-        given = dict(values or {})
-        held = [name for name, role in roles.inputs.items() if role in ("weight", "state") or name in given]
-        (gradient, stored), (optimizer, more) = (take_out(half, held, path) for half in (gradient, optimizer))
-        stored |= more
-        found = {name: given.get(name, stored.get(name)) for name in held}
-        found |= roles.begun([name for name, array in found.items() if array is not None])
-        missing = [name for name, array in found.items() if array is None]
-        if missing:
-            raise UsageError(f"'{missing[0]}' has no value", "give those of the checkpoint that belongs to the model")
-        (rate,) = (name for name, role in steps.inputs.items() if role == "learning rate")
-        inputs = {name: types[name] for name in gradients.fed}
-        super().__init__(roles, inputs, {name: a for name, a in found.items() if a is not None}, provider)
+        gradient, optimizer, found = _without_values(gradient, optimizer, roles, values or {}, path)
+        types = _types(halves)
+        super().__init__(roles, {name: types[name] for name in gradients.fed}, found, provider)
         self._seed = loosen(gradient, seed)
+        self._between = self._buffers_between(gradients, types, provider)
+        (rate,) = (name for name, role in steps.inputs.items() if role == "learning rate")
         self._rate = Buffer(np.zeros((), numpy_type(types[rate])), provider)
+        read = {rate: self._rate, **{name: self._between[name] for name in self._crossing}}
+        self._gradient = open_session(gradient, path, provider, threads, alternating=True)
+        self._optimizer = open_session(optimizer, path, provider, threads, alternating=True)
+        sides = (self._sides, self._sides[::-1])
+        self._forward = [self._bind(self._gradient, gradient, {}, self._between, *pair) for pair in sides]
+        self._update = [self._bind(self._optimizer, optimizer, read, {}, *pair) for pair in sides]
+
+    def _buffers_between(self, gradients: Roles, types: Mapping[str, TypeProto], provider: str) -> dict[str, Buffer]:
+        """The buffers that the gradient model writes and others read: scalars, and what the optimizer takes."""
         shapes = {name: self.buffers[role.of].array.shape for name, role in gradients.outputs.items() if role.of}
-        self._between = {
+        return {
             name: Buffer(np.zeros(shapes.get(name, ()), numpy_type(types[name])), provider)
             for name in dict.fromkeys([*self._scalars, *self._crossing])
         }
-        sides = (self._sides, self._sides[::-1])
-        self._gradient = open_session(gradient, path, provider, threads, alternating=True)
-        self._optimizer = open_session(optimizer, path, provider, threads, alternating=True)
-        crossing = {name: self._between[name] for name in self._crossing}
-        self._forward = [self._bind(self._gradient, gradient, {}, self._between, *pair) for pair in sides]
-        self._update = [
-            self._bind(self._optimizer, optimizer, {rate: self._rate, **crossing}, {}, *pair) for pair in sides
-        ]
 
     def _bind(
         self,
@@ -101,6 +90,13 @@ class SplitTrainer(Held):
         before: Mapping[str, Buffer],
         after: Mapping[str, Buffer],
     ) -> onnxruntime.IOBinding:
+        """A binding of a session to the buffers that it reads and writes.
+
+        Args:
+            session, model: of one half.
+            read, written: the buffers between the halves, and the learning rate.
+            before, after: the sides of weights and state that the step reads and writes.
+        """
         binding = session.io_binding()
         read = {**before, **read}
         written = {**{s: after[name] for name, s in self._successors.items()}, **written}
@@ -112,7 +108,7 @@ class SplitTrainer(Held):
         return binding
 
     def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float = RATE) -> float:
-        """Take a step on a batch; see `Held.step`."""
+        """Take a step on a batch; see `TrainerBase.step`."""
         self._check(feeds)
         self._rate.write(np.asarray(learning_rate))
         self._differentiate(feeds)
@@ -131,6 +127,44 @@ class SplitTrainer(Held):
             self._gradient.run_with_iobinding(binding)
         except Exception as error:  # of many kinds, none of them public
             raise self._failed(feeds, error) from error
+
+
+def _crossing(gradients: Roles, steps: Roles) -> list[str]:
+    """What the optimizer takes of the gradient model: gradients, and perhaps the loss.
+
+    Raises:
+        UsageError: it takes something else, too.
+    """
+    names = [name for name in steps.inputs if name in gradients.outputs]
+    odd = [name for name in names if gradients.outputs[name].role not in ("gradient", "loss")]
+    if odd:
+        raise UsageError(f"the optimizer takes '{odd[0]}' of the gradient model, which is no gradient")
+    return names
+
+
+def _types(halves: Halves) -> dict[str, TypeProto]:
+    """The types of what the optimizer reads and of what the gradient model reads and writes; the latter's count."""
+    gradient = halves.gradient.graph
+    return {v.name: v.type for v in (*halves.optimizer.graph.input, *gradient.output, *gradient.input)}
+
+
+def _without_values(
+    gradient: ModelProto, optimizer: ModelProto, roles: Roles, given: Mapping[str, np.ndarray], path: Path | None
+) -> tuple[ModelProto, ModelProto, dict[str, np.ndarray]]:
+    """Both halves without weights and state, and the values of these: those given, else the stored ones.
+
+    Raises:
+        UsageError: a weight has no value.
+    """
+    names = [name for name, role in roles.inputs.items() if role in ("weight", "state") or name in given]
+    (gradient, stored), (optimizer, more) = (take_out(half, names, path) for half in (gradient, optimizer))
+    known = {**stored, **more, **given}
+    found = {name: known[name] for name in names if name in known}
+    found |= roles.begun(list(found))
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise UsageError(f"'{missing[0]}' has no value", "give those of the checkpoint that belongs to the model")
+    return gradient, optimizer, {name: found[name] for name in names}
 
 
 def _joined(gradients: Roles, steps: Roles) -> Roles:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class WholeStep:
-    """A session on a training model, at work on two sides of weights and state in turn."""
+    """A session on a training model, alternating between two sides of weights and state."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class WholeStep:
         Args:
             model: with a step's optimizer; of its outputs only the loss and what replaces weights and state stay.
             roles: what its inputs and outputs are for.
-            sides: weights and state, read and written in turn.
+            sides: weights and state, read and written alternately.
             scalars: the loss, which is written, and the learning rate, by their names.
             start: opens a session.
         """

@@ -20,7 +20,7 @@ from onnxgrad_cli.passes.optimizer.slices import slice_optimizer
 from onnxgrad_cli.passes.optimizer.split import split
 from onnxgrad_cli.training import trainer
 from onnxgrad_cli.training.steps import sliced as sliced_steps
-from onnxgrad_cli.training.steps.overlapping_buffers import overlapping
+from onnxgrad_cli.training.steps.overlapping_buffers import overlapping_buffers
 from onnxgrad_cli.training.trainer import NotFinite, Trainer
 
 DTYPES = {"float16": TensorProto.FLOAT16, "float": TensorProto.FLOAT, "double": TensorProto.DOUBLE}
@@ -161,7 +161,7 @@ def test_small_models_are_left_whole(name: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_two_places_of_a_row_overlap() -> None:
     tensors = {f"t{i}": ((3, i), np.dtype(kind)) for i, kind in enumerate(("f4", "f2", "f8", "i8", "f4"), 1)}
-    far, near = overlapping(tensors, 100)
+    far, near = overlapping_buffers(tensors, 100)
     for name, (shape, dtype) in tensors.items():
         for places in (far, near):
             assert (places[name].shape, places[name].dtype) == (shape, dtype)

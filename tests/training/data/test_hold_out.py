@@ -12,8 +12,8 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.metadata import Term
 from onnxgrad_cli.training.data import Batches, Data, fraction_of, held_out, open_data
-from onnxgrad_cli.training.eval_model import Judged
-from onnxgrad_cli.training.evaluate import Judge
+from onnxgrad_cli.training.eval_model import EvalResult
+from onnxgrad_cli.training.evaluate import Evaluator
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 
@@ -114,11 +114,11 @@ def test_a_number_that_is_no_share(text: str) -> None:
 
 
 def test_the_loss_of_whole_batches_is_a_mean(tmp_path: Path) -> None:
-    """A model that takes batches of 8 is judged on 16 samples of 20; the mean is over those."""
+    """A model that takes batches of 8 is evaluated on 16 samples of 20; the mean is over those."""
 
-    def evaluator(feeds: dict[str, np.ndarray], weights: object) -> Judged:
-        return Judged(float(feeds["x"][:, 0].mean()), {})
+    def session(feeds: dict[str, np.ndarray], weights: object) -> EvalResult:
+        return EvalResult(float(feeds["x"][:, 0].mean()), {})
 
     data = folder(tmp_path, 20, batch=8)
-    judge = Judge(evaluator, data, Batches(data, 8, shuffle=False), Term("mse", "out", "y", 1.0), [])  # type: ignore[arg-type]
-    assert judge({}) == {"loss": np.arange(16).mean()}
+    evaluator = Evaluator(session, data, Batches(data, 8, shuffle=False), Term("mse", "out", "y", 1.0), [])  # type: ignore[arg-type]
+    assert evaluator({}) == {"loss": np.arange(16).mean()}

@@ -28,7 +28,7 @@ from onnxgrad_cli.options import LoraSpec
 from onnxgrad_cli.training.data import Batches, Data, open_data
 from onnxgrad_cli.training.run.communicator import Alone, Communicator, any_of, communicator, launched
 from onnxgrad_cli.training.run.folder import LOG, load_checkpoint
-from onnxgrad_cli.training.steps.base import Held, NotFinite
+from onnxgrad_cli.training.steps.base import NotFinite, TrainerBase
 from onnxgrad_cli.training.steps.parallel import ParallelTrainer
 from onnxgrad_cli.training.trainer import Trainer
 from tests.cli_harness import PROGRAM
@@ -44,12 +44,12 @@ def mlp(**more: Any) -> TrainingModel:
     return build(model, Options(losses=losses, label="y", **{"optimizer": "momentum", **more}))
 
 
-def digits(trainer: Held, count: int) -> Data:
+def digits(trainer: TrainerBase, count: int) -> Data:
     data = open_data(DIGITS, trainer.inputs, prefix="train_")
     return replace(data, size=count, arrays={name: array[:count] for name, array in data.arrays.items()})
 
 
-def trained(trainer: Held, link: Communicator, steps: int = 6) -> Any:
+def trained(trainer: TrainerBase, link: Communicator, steps: int = 6) -> Any:
     """Losses, weights and state after batches of 33, 33 and 1."""
     data = digits(trainer, 67)
     batches = Batches(data, 33, rank=link.rank, world=link.world)
@@ -93,7 +93,7 @@ def test_all_processes_together_are_one(world: int, more: dict[str, Any]) -> Non
 def test_labels_that_are_left_out_are_left_out_of_the_shares() -> None:
     parts = [np.arange(10), np.arange(10, 12), np.arange(12, 30)]
 
-    def step(trainer: Held, part: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
+    def step(trainer: TrainerBase, part: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
         feeds = digits(trainer, 30).batch(np.arange(30))
         feeds["y"][[0, 3, 10, 11, 14]] = -100  # the second part has none left
         return trainer.step({name: array[part] for name, array in feeds.items()}, 0.1), trainer.weights()
