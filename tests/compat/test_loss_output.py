@@ -10,8 +10,6 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
-from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
-from sklearn.metrics import log_loss, mean_absolute_error, mean_squared_error
 
 from onnxgrad_cli import DerivativeOptions, LossSpec, Options, add_loss_output, get_train_initializer, onnx_derivative
 from onnxgrad_cli.builder import build
@@ -135,6 +133,8 @@ def test_opsets_and_types(opset: int, dtype: type) -> None:
 @pytest.mark.parametrize("opset", [7, 13, 18])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
 def test_log_loss_of_opsets_and_types(opset: int, dtype: type) -> None:
+    from sklearn.metrics import log_loss
+
     model = linear(COEF.astype(dtype), INTERCEPT.astype(dtype), opset, last="Softmax")
     result = add_loss_output(model, "log", eps=1e-4)
     expected = log_loss(CLASSES, softmax(X @ COEF + INTERCEPT))
@@ -200,6 +200,9 @@ def test_log_clips_and_divides_by_the_sum_of_the_row() -> None:
 
 
 def test_regression_against_scikit_learn() -> None:
+    from sklearn.linear_model import LinearRegression
+    from sklearn.metrics import mean_absolute_error, mean_squared_error
+
     target = X[:, :1] * 2 + T[:, :1]
     fitted = LinearRegression().fit(X, target)
     model = linear(fitted.coef_.T.copy(), fitted.intercept_)
@@ -214,6 +217,8 @@ def test_regression_against_scikit_learn() -> None:
 
 
 def test_log_against_scikit_learn() -> None:
+    from sklearn.metrics import log_loss
+
     model = add_loss_output(linear(last="Softmax"), "log", reduction="sum", weight_name="w", eps=1e-12)
     expected = log_loss(CLASSES, softmax(X @ COEF + INTERCEPT), sample_weight=WEIGHTS) * WEIGHTS.sum()
     assert loss_of(model, x=X, label=CLASSES[:, None], w=WEIGHTS) == pytest.approx(expected, rel=1e-9)
@@ -228,6 +233,8 @@ def gradients(model: ModelProto, **feeds: Array) -> Arrays:
 
 
 def test_ridge_regression_is_a_minimum_of_the_weighted_penalised_loss() -> None:
+    from sklearn.linear_model import Ridge
+
     fitted = Ridge(alpha=0.7).fit(X, T, sample_weight=WEIGHTS)
     model = linear(fitted.coef_.T.copy(), fitted.intercept_)
     result = add_loss_output(model, weight_name="w", penalty={"coef": 0.7})
@@ -238,6 +245,8 @@ def test_ridge_regression_is_a_minimum_of_the_weighted_penalised_loss() -> None:
 
 
 def test_logistic_regression_is_a_minimum_of_the_penalised_log_loss() -> None:
+    from sklearn.linear_model import LogisticRegression
+
     fitted = LogisticRegression(C=0.8, tol=1e-10, max_iter=10_000).fit(X, CLASSES, sample_weight=WEIGHTS)
     model = linear(fitted.coef_.T.copy(), fitted.intercept_, last="Softmax")
     penalty = {"coef": {"l2": 0.5 / 0.8}}
@@ -247,6 +256,9 @@ def test_logistic_regression_is_a_minimum_of_the_penalised_log_loss() -> None:
 
 
 def test_a_binary_classifier_that_gives_labels_and_probabilities() -> None:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import log_loss
+
     classes = (CLASSES > 0).astype(np.int64)
     fitted = LogisticRegression().fit(X, classes)
     coef, intercept = np.hstack([-fitted.coef_.T, fitted.coef_.T]) / 2, np.r_[-fitted.intercept_, fitted.intercept_] / 2

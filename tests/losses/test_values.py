@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from onnx import TensorProto, helper
-from sklearn.metrics import log_loss
 
 from onnxgrad_cli import losses
 from onnxgrad_cli.builder import build
@@ -122,6 +121,8 @@ def with_options(function: Callable[..., torch.Tensor], **keywords: Any) -> Call
 
 
 def log_by_sklearn(p: torch.Tensor, y: torch.Tensor, reduction: str) -> torch.Tensor:
+    from sklearn.metrics import log_loss
+
     loss = F.nll_loss(torch.log(p), y, reduction=reduction)
     value = log_loss(y.numpy(), p.detach().numpy(), labels=range(p.shape[1]), normalize=reduction == "mean")
     np.testing.assert_allclose(loss.item(), value)

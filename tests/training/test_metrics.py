@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import parser
-from sklearn import metrics as sklearn
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.losses import LOSSES
@@ -36,6 +35,8 @@ CLASSES = random.integers(0, 7, 60)
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16])
 def test_accuracy_of_classes(dtype: Any) -> None:
+    from sklearn import metrics as sklearn
+
     logits = LOGITS.astype(dtype)
     wanted = sklearn.accuracy_score(CLASSES, logits.astype(np.float64).argmax(1))
     assert 0 < wanted < 1
@@ -43,6 +44,8 @@ def test_accuracy_of_classes(dtype: Any) -> None:
 
 
 def test_accuracy_leaves_out_what_is_ignored() -> None:
+    from sklearn import metrics as sklearn
+
     labels = np.where(np.arange(60) % 3, CLASSES, -1)
     counted = labels >= 0
     wanted = sklearn.accuracy_score(labels[counted], LOGITS.argmax(1)[counted])
@@ -52,6 +55,8 @@ def test_accuracy_leaves_out_what_is_ignored() -> None:
 
 
 def test_accuracy_of_each_pixel() -> None:
+    from sklearn import metrics as sklearn
+
     logits, labels = random.normal(size=(60, 3, 4, 5)), random.integers(0, 3, (60, 4, 5))
     wanted = sklearn.accuracy_score(labels.ravel(), logits.argmax(1).ravel())
     assert taken("accuracy", logits, labels) == pytest.approx(wanted)
@@ -60,6 +65,8 @@ def test_accuracy_of_each_pixel() -> None:
 @pytest.mark.parametrize("text, threshold", [("accuracy", 0.5), ("accuracy:threshold=0", 0.0)])
 @pytest.mark.parametrize("shape", [(60,), (60, 1), (60, 4)])
 def test_accuracy_of_yes_and_no(text: str, threshold: float, shape: tuple[int, ...]) -> None:
+    from sklearn import metrics as sklearn
+
     scores, labels = random.normal(0.3, 1, shape), random.integers(0, 2, shape).astype(np.float32)
     wanted = sklearn.accuracy_score(labels.ravel(), scores.ravel() > threshold)
     assert taken(text, scores, labels) == pytest.approx(wanted)
@@ -67,12 +74,16 @@ def test_accuracy_of_yes_and_no(text: str, threshold: float, shape: tuple[int, .
 
 @pytest.mark.parametrize("k", [1, 2, 5, 6])
 def test_top_k(k: int) -> None:
+    from sklearn import metrics as sklearn
+
     wanted = sklearn.top_k_accuracy_score(CLASSES, LOGITS, k=k, labels=range(7))
     assert taken(f"top-k:k={k}", LOGITS, CLASSES) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("shape", [(60,), (60, 1), (60, 3)])
 def test_of_numbers(shape: tuple[int, ...]) -> None:
+    from sklearn import metrics as sklearn
+
     labels = random.normal(1000, 5, shape).astype(np.float32)
     found = labels + random.normal(0, 2, shape).astype(np.float32)
     a, b = labels.astype(np.float64), found.astype(np.float64)
@@ -84,6 +95,8 @@ def test_of_numbers(shape: tuple[int, ...]) -> None:
 
 
 def test_r2_of_a_label_that_never_changes() -> None:
+    from sklearn import metrics as sklearn
+
     labels = np.stack([np.full(60, 2.0), np.full(60, 3.0), random.normal(size=60)], 1)
     found = labels + np.array([0.0, 0.5, 0.1])
     assert taken("r2", found, labels) == pytest.approx(sklearn.r2_score(labels, found), rel=1e-9)
@@ -137,6 +150,8 @@ def save(path: Path, label: str = "float", out: str = "float", keep: int = 0) ->
 
 @pytest.mark.parametrize("keep, out", [(0, "float"), (1, "float[1, 1]")])
 def test_a_metric_from_a_file(tmp_path: Path, keep: int, out: str) -> None:
+    from sklearn import metrics as sklearn
+
     path = save(tmp_path / "error.onnx", out=out, keep=keep)
     found, labels = random.normal(size=(60, 3)), random.normal(size=(60, 3))
     assert taken(path, found, labels) == pytest.approx(sklearn.mean_absolute_error(labels, found), rel=1e-5)

@@ -1,0 +1,175 @@
+"""What the emitter writes computes what numpy does, has the types it says, and is decided early where that can be.
+
+The measure is numpy; each model is checked by onnx.checker, and run by onnx.reference at fixed and at symbolic sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import TensorProto
+from onnx.reference import ReferenceEvaluator
+
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.nodes import FORWARD, ROLE
+from onnxgrad_cli.ir.types import dtype_of, shape_of
+
+X = np.random.default_rng(0).uniform(0.5, 2, (2, 3, 4)).astype(np.float32)
+ROW = np.random.default_rng(1).uniform(0.5, 2, (3, 1)).astype(np.float32)
+VALUES = {"x": X, "row": ROW}
+SHAPES = {True: {"x": "[a, b, c]", "row": "[b, 1]"}, False: {"x": "[2, 3, 4]", "row": "[3, 1]"}}
+
+
+def emitter(symbolic: bool = False, opset: int = 18, dtype: str = "float") -> Op:
+    inputs = ", ".join(f"{dtype}{shape} {name}" for name, shape in SHAPES[symbolic].items())
+    graph = Graph(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> g ({inputs}) => () {{}}'))
+    infer_types(graph)
+    return Op(graph)
+
+
+def run(op: Op, result: Val, x: np.ndarray = X) -> np.ndarray:
+    """The value, of whose model the checker and the type that the emitter knows are held against what is computed."""
+    op.graph.nodes.extend(op.nodes)
+    op.graph.add_output(result.name, result.type)
+    model = op.graph.commit()
+    onnx.checker.check_model(model, full_check=True)
+    feeds = {"x": x, "row": ROW.astype(x.dtype)}
+    (found,) = ReferenceEvaluator(model).run(None, feeds)
+    assert onnx.helper.tensor_dtype_to_np_dtype(dtype_of(result.type)) == found.dtype
+    for known, size in zip(shape_of(result.type) or (), found.shape, strict=True):
+        assert not isinstance(known, int) or known == size
+    return found
+
+
+WRITTEN: dict[str, tuple[Callable[[Op, Val, Val], Val], Callable[[np.ndarray, np.ndarray], Any]]] = {
+    "operators": (lambda op, x, r: (2 - x) / r + x * 3 - -x, lambda x, r: (2 - x) / r + x * 3 + x),
+    "power": (lambda op, x, r: x**2, lambda x, r: x**2),
+    "product": (lambda op, x, r: op.swap_last(x) @ r, lambda x, r: np.swapaxes(x, 1, 2) @ r),
+    "comparison": (lambda op, x, r: op.Where(x > r, x, r), np.maximum),
+    "sum": (lambda op, x, r: op.sum(x, [-1]), lambda x, r: x.sum(-1, keepdims=True)),
+    "sum of all": (lambda op, x, r: op.sum(x, keepdims=False), lambda x, r: x.sum()),
+    "mean": (lambda op, x, r: op.mean(x, [0, 2], keepdims=False), lambda x, r: x.mean((0, 2))),
+    "maximum": (lambda op, x, r: op.max(x, [1]), lambda x, r: x.max(1, keepdims=True)),
+    "product of entries": (lambda op, x, r: op.prod(x, [1, 2]), lambda x, r: x.prod((1, 2), keepdims=True)),
+    "reduced over no axes": (lambda op, x, r: op.sum(x, []), lambda x, r: x),
+    "sum to a row": (lambda op, x, r: op.sum_to(x, r), lambda x, r: x.sum((0, 2))[:, None]),
+    "expanded": (lambda op, x, r: op.expand_like(r, x), lambda x, r: np.broadcast_to(r, x.shape)),
+    "expanded and used": (lambda op, x, r: op.expand_like(r, x) * x, lambda x, r: r * x),
+    "shape": (lambda op, x, r: op.shape(x), lambda x, r: np.array(x.shape)),
+    "size of an axis": (lambda op, x, r: op.dim(x, -1), lambda x, r: np.array(x.shape[-1:])),
+    "count": (lambda op, x, r: op.count(x, [0, 2]), lambda x, r: np.float32(x.shape[0] * x.shape[2])),
+    "per": (lambda op, x, r: op.per(x, x, [1]), lambda x, r: x / x.shape[1]),
+    "reshaped": (lambda op, x, r: op.reshape(x, [-1, op.size(x, 2)]), lambda x, r: x.reshape(-1, x.shape[2])),
+    "reshaped back": (
+        lambda op, x, r: op.reshape_like(op.reshape(x, [-1]), x) * r,
+        lambda x, r: x * r,
+    ),
+    "squeezed": (lambda op, x, r: op.squeeze(r, [1]), lambda x, r: r[:, 0]),
+    "unsqueezed": (lambda op, x, r: op.unsqueeze(r, [0, 3]), lambda x, r: r[None, :, :, None]),
+    "filled": (lambda op, x, r: op.fill(1.5, x), lambda x, r: np.full_like(x, 1.5)),
+    "zeros": (lambda op, x, r: op.zeros([2, op.size(x, 1)], x), lambda x, r: np.zeros((2, x.shape[1]), x.dtype)),
+    "steps": (lambda op, x, r: op.steps(op.size(x, 2), 1, 3), lambda x, r: np.arange(x.shape[2]).reshape(1, -1, 1)),
+    "split": (lambda op, x, r: op.split(x, [1, 2], 1)[1], lambda x, r: x[:, 1:]),
+    "vector": (lambda op, x, r: op.vector([7, op.dim(x, 0)]), lambda x, r: np.array([7, x.shape[0]])),
+    "cast": (lambda op, x, r: op.cast(x, TensorProto.DOUBLE), lambda x, r: x.astype(np.float64)),
+    "scattered": (
+        lambda op, x, r: op.scatter(op.fill(0.0, r), op.const(np.array([[1], [1], [2]])), r, 0) + r,
+        lambda x, r: r + np.stack([np.zeros(1, r.dtype), r[0] + r[1], r[2]]),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("opset", [13, 18])
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_is_written_is_what_numpy_computes(name: str, symbolic: bool, opset: int) -> None:
+    write, wanted = WRITTEN[name]
+    if opset < 16 and name == "scattered":
+        pytest.skip("ScatterElements adds up from opset 16 on")
+    op = emitter(symbolic, opset)
+    found = run(op, op.Identity(write(op, op.val("x"), op.val("row"))))
+    expected = np.asarray(wanted(X, ROW))
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 1, 4), (1, 3, 1), (1, 1, 1)])
+def test_what_was_broadcast_is_decided_at_run_time_where_symbols_differ(shape: tuple[int, ...]) -> None:
+    text = '<ir_version: 8, opset_import: ["": 18]> g (float[a, b, c] x, float[d, e, f] row) => () {}'
+    graph = Graph(onnx.parser.parse_model(text))
+    infer_types(graph)
+    op = Op(graph)
+    result = op.sum_to(op.val("x"), op.val("row"))
+    assert [caution.kind for caution in op.cautions] == ["run-time sum"]
+    graph.nodes.extend(op.nodes)
+    graph.add_output(result.name, result.type)
+    (found,) = ReferenceEvaluator(graph.commit()).run(None, {"x": X, "row": np.zeros(shape, np.float32)})
+    gone = tuple(axis for axis, size in enumerate(shape) if size == 1)
+    np.testing.assert_allclose(found, X.sum(gone, keepdims=True), rtol=1e-6)
+
+
+def test_what_is_known_is_not_computed() -> None:
+    op = emitter()
+    x = op.val("x")
+    assert op.shape(x).const.tolist() == [2, 3, 4]
+    assert op.dim(x, -1).const.tolist() == [4] and op.size(x, 1) == 3
+    assert op.count(x).const == 24.0
+    assert op.sum_to(x, x) is x and op.reshape(x, [2, 3, 4]) is x and op.cast(x, TensorProto.FLOAT) is x
+    assert op.reshape_like(x, x) is x and op.expand_like(x, x) is x and op.squeeze(x, []) is x
+    assert not op.nodes
+
+
+def test_the_same_is_written_once_and_what_is_drawn_is_not() -> None:
+    op = emitter()
+    x = op.val("x")
+    assert (x * 2).name == (x * 2).name != (x * 3).name
+    assert (
+        op.Split(x, axis=2, num_outputs=2, outputs=2)[1].name == op.Split(x, axis=2, num_outputs=2, outputs=2)[1].name
+    )
+    assert op.RandomNormalLike(x).name != op.RandomNormalLike(x).name
+    assert [node.op_type for node in op.nodes] == ["Mul", "Mul", "Split", "RandomNormalLike", "RandomNormalLike"]
+    assert len({node.name for node in op.nodes}) == len(op.nodes)
+    assert op.const(2.0, x).name == op.const(np.float32(2), x).name != op.const(2.0, TensorProto.DOUBLE).name
+
+
+def test_nodes_say_what_they_are_for() -> None:
+    op = emitter()
+    op.scope, op.role, op.forward = "grad/layer", "backward", "layer"
+    op.Exp(op.val("x"))
+    (node,) = op.nodes
+    assert node.name == "grad/layer/Exp"
+    assert {entry.key: entry.value for entry in node.metadata_props} == {ROLE: "backward", FORWARD: "layer"}
+
+
+def test_half_types_are_added_up_in_float32() -> None:
+    """1 and 4096 times 2^-12 are 2; in float16 each of them is lost beside 1."""
+    op = emitter(dtype="float16")
+    total = op.sum(op.reshape(op.val("x"), [-1]), [0])
+    small = np.full((2, 3, 4), 0.0002, np.float16)
+    found = run(op, total, small)
+    assert [node.op_type for node in op.nodes] == ["Reshape", "Cast", "ReduceSum", "Cast"]
+    np.testing.assert_array_equal(found, small.astype(np.float32).sum(keepdims=True).ravel().astype(np.float16))
+
+
+def test_a_result_is_called_what_is_asked() -> None:
+    op = emitter()
+    x = op.val("x")
+    twice = x * 2
+    assert op.rename(twice, "double").name == "double"
+    op.rename_all({"again": op.val("double"), "input": x})
+    made = [name for node in op.nodes for name in node.output]
+    assert {"double", "again", "input"} <= set(made)
+    np.testing.assert_array_equal(run(op, op.val("again")), 2 * X)
+
+
+def test_only_operators_are_attributes() -> None:
+    with pytest.raises(AttributeError):
+        _ = emitter().matmul
