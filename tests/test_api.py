@@ -41,7 +41,7 @@ from onnxgrad_cli import (
 )
 from onnxgrad_cli.cli import cli
 from onnxgrad_cli.common import choices
-from onnxgrad_cli.common.wording import flag_of, in_flags
+from onnxgrad_cli.common.wording import ARGUMENTS, flag_of, in_flags
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.losses import LOSSES, loss
 from onnxgrad_cli.optimizers import OPTIMIZERS, optimizer
@@ -256,7 +256,8 @@ def flags() -> set[str]:
 
 
 def test_every_field_has_its_flag() -> None:
-    assert {flag_of(name) for name in FIELDS} <= flags()
+    assert set(FIELDS) <= ARGUMENTS
+    assert {flag_of(name) for name in ARGUMENTS} <= flags()
 
 
 def raised() -> Iterator[tuple[str, str]]:
@@ -268,7 +269,15 @@ def raised() -> Iterator[tuple[str, str]]:
             if not isinstance(node, ast.Call) or not isinstance(node.func, (ast.Name, ast.Attribute)):
                 continue
             name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
-            if name.endswith("Error") or name in ("CheckFailed", "Unknown", "Refusal", "matching"):
+            if name.endswith("Error") or name in (
+                "CheckFailed",
+                "Unknown",
+                "Refusal",
+                "matching",
+                "make_folder",
+                "_refuse_taken",
+                "refuse",
+            ):
                 for text in (*node.args, *(keyword.value for keyword in node.keywords)):
                     parts = text.values if isinstance(text, ast.JoinedStr) else [text]
                     words = [str(p.value) if isinstance(p, ast.Constant) else "{}" for p in parts]
@@ -281,7 +290,7 @@ def test_errors_name_arguments_and_each_has_a_flag() -> None:
         without_commands = re.sub(r"`onnxgrad [^`]*`", "", text)
         assert not re.search(r"(?<![\w-])--(?!rules)[a-z]", without_commands), f"{where} names a flag: {text}"
         for name in re.findall(r"`([a-z][a-z0-9_]*)(?:=[^`]*)?`", text):
-            assert flag_of(name) in known, f"{where} names '{name}', which is no argument"
+            assert name in ARGUMENTS and flag_of(name) in known, f"{where} names '{name}', which is no argument"
             seen += 1
     assert seen > 100
 
@@ -295,6 +304,7 @@ def test_errors_name_arguments_and_each_has_a_flag() -> None:
         ("`embed_state=False`", "--no-embed-state"),
         ("replace it with `force=True`", "replace it with --force"),
         ("`grad_of_input='*'`", "--grad-of-input '*'"),
+        ("a value called `relu`", "a value called `relu`"),
         ("`onnxgrad train --use-ema` writes them", "`onnxgrad train --use-ema` writes them"),
     ],
 )

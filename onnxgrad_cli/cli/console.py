@@ -64,7 +64,7 @@ class Console:
     def say(self, text: str, level: int = 0) -> None:
         """Narrate, on stderr, if the user listens at `level`."""
         if self.level >= level:
-            click.echo(text, err=True)
+            click.echo(in_flags(text), err=True)
 
     def result(self, data: object, text: str) -> None:
         """Print a result on stdout: `data` as JSON, or else `text`."""

@@ -23,6 +23,19 @@ FLAGS = {
 }
 """The arguments that are called otherwise on the command line, mostly because a flag is repeated there."""
 
+ARGUMENTS = frozenset(
+    (
+        "accumulate adapter against artifacts as_gradient_op attributes batch_size case clip_norm clip_value data "
+        "dims dump_passes ema embed_state epochs flags force format freeze grad_of_input group identifiers init "
+        "inputs keep_outputs kind l1 l2 label labels learning_rate lora lora_target loss_options loss_output "
+        "loss_scale losses metrics mode nominal_checkpoint of optimizer optimizer_options out output patience "
+        "prefix preset provider quantization recompute reduction reports resume run sample_weight save_every "
+        "schedule seed shapes stop_after target threads train train_last training_info tuned use_ema val val_prefix "
+        "verify wrt yield_"
+    ).split()
+)
+"""The arguments that messages name; what else stands in backquotes stays as it is."""
+
 _ARGUMENT = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
 
 
@@ -37,6 +50,8 @@ def in_flags(text: str) -> str:
 
 
 def _flag(found: re.Match[str]) -> str:
+    if found[1] not in ARGUMENTS:
+        return found[0]
     flag, value = flag_of(found[1]), found[2]
     if value in (None, "True"):
         return flag

@@ -240,7 +240,7 @@ def _untrained(graph: Graph, training: Training) -> list[Untrained]:
         value_type = graph.types.get(name)
         shape = shape_of(value_type)
         sizes = [dim for dim in shape or () if isinstance(dim, int)]
-        found.append(Untrained(name, _dtype(dtype_of(value_type)), shape, math.prod(sizes), reason))
+        found.append(Untrained(name, _dtype(dtype_of(value_type)), shape, math.prod(sizes), in_flags(reason)))
     return found
 
 
@@ -301,7 +301,8 @@ _ORDER = {kind: i for i, kind in enumerate(KINDS)}
 
 def _cautions(graph: Graph, training: Training) -> Iterator[Caution]:
     """Those that the passes gave, and those that follow from the finished graph."""
-    yield from dict.fromkeys(training.cautions)
+    for caution in dict.fromkeys(training.cautions):
+        yield dataclasses.replace(caution, subject=in_flags(caution.subject), text=in_flags(caution.text))
     for op_type, convention in sorted(training.kinks.items()):
         yield Caution("kink", op_type, f"{op_type}: {convention}")
     drawn = Counter(node.op_type for node in graph.nodes if node.op_type in RANDOM and is_random(graph, node))

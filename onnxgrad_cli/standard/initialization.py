@@ -68,7 +68,7 @@ def initialization(
                 values[name] = draw(dims, tensor.data_type, part)
                 continue
             text = f"'{name}' begins at its stored value: nothing tells which part it plays"
-            training.cautions.append(Caution("note", "--init", text))
+            training.cautions.append(Caution("note", "`init`", text))
         for name, value in _statistics(original).items():
             if name in training.state and name not in training.trained:
                 values[name] = _filled(op, graph.initializers[name], value)

@@ -517,7 +517,7 @@ def test_by_default_what_can_not_have_one_stays_frozen() -> None:
     assert [each.weight for each in built.training.adapters] == ["square"]
     reasons = built.training.not_trained
     assert reasons["square"] == "frozen: its adapter is trained"
-    assert reasons["other"] == "frozen by --freeze"
+    assert reasons["other"] == "frozen by `freeze`"
     assert reasons["out"] == "frozen, and without an adapter: it is an output of the model"
     assert reasons["low"] == "frozen, and without an adapter: the rank is not below its smaller side, 2"
     assert reasons["table"] == reasons["vector"] == "frozen: adapters are trained instead"
@@ -576,7 +576,7 @@ def test_presets_of_a_transformer() -> None:
     assert chosen(TRANSFORMER, preset=("bias",), train=("embed_tokens.*",)) == ["embed_tokens.weight", *biases]
     assert chosen(TRANSFORMER, preset=("bias",), freeze=("layers.*",)) == ["norm.bias", "classifier.bias"]
     built = build(onnx.load(TRANSFORMER), Options(losses=(LossSpec("cross-entropy"),), preset=("bias",), train_last=1))
-    assert built.training.not_trained["norm.weight"] == "not named by --preset bias or --train-last 1"
+    assert built.training.not_trained["norm.weight"] == "not named by `preset='bias'` or `train_last=1`"
     assert chosen(TRANSFORMER, preset=("head",), lora=LoraSpec(2))[:2] == head
 
 

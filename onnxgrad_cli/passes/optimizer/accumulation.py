@@ -47,10 +47,10 @@ def cautions(options: StepOptions) -> Iterator[Caution]:
     uneven = [name for name in ("class_weights", "ignore_index") if name in options.loss_options]
     if options.accumulate > 1 and options.reduction == "mean" and uneven:
         text = (
-            f"--accumulate: with {' and '.join(uneven)} the mean of a run divides by what its labels weigh, and all "
+            f"`accumulate`: with {' and '.join(uneven)} the mean of a run divides by what its labels weigh, and all "
             "runs count alike: nearly what one batch of all their samples gives"
         )
-        yield Caution("note", "--accumulate", text)
+        yield Caution("note", "`accumulate`", text)
 
 
 def accumulate(op: Op, states: States, gradients: Mapping[str, Val], runs: int) -> Gathered:

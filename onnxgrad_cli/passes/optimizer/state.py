@@ -31,7 +31,7 @@ class States:
         if self._embed and size > LARGE and not options.training_info:
             self._embed = False
             text = f"the weights take {size / 1e9:.1f} GB: the optimizer's state is described, not stored"
-            training.cautions.append(Caution("note", "--embed-state", text))
+            training.cautions.append(Caution("note", "`embed_state`", text))
 
     def whole(self, op: Op, kind: str, value: float, dtype: int) -> Val:
         """A scalar of the whole model, called `kind`; `dtype` is a TensorProto.DataType."""

@@ -72,11 +72,11 @@ class ConstantRoles:
         tensor = self.graph.initializers[name]
         size = math.prod(tensor.dims)
         if not tensor.dims and op_type != "PRelu":
-            return f"a scalar constant of {op_type} (name it with --train to train it)"
+            return f"a scalar constant of {op_type} (name it with `train` to train it)"
         if size == 1 and op_type in SCALAR_FACTORS and not self._is_bias(node, position):
-            return f"a one-element constant of {op_type} (name it with --train to train it)"
+            return f"a one-element constant of {op_type} (name it with `train` to train it)"
         if op_type in ("Mul", "Div") and self._is_frequency(node):
-            return "a table of frequencies before Sin or Cos (name it with --train to train it)"
+            return "a table of frequencies before Sin or Cos (name it with `train` to train it)"
         if op_type == "InstanceNormalization" and GENERATED.match(name) and self._is_identity(name, position):
             return "the identity scale or shift of an InstanceNormalization without parameters"
         return ""

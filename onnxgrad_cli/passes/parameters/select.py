@@ -38,7 +38,7 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
     floats = [n for n in graph.initializers if is_float(graph.types[n]) and not graph.added(n)]
     tied = _tied(graph, training.predictions)
     asked = matching(options.train, floats, "`train`", "float weights")
-    frozen = dict.fromkeys(matching(options.freeze, floats, "`freeze`", "float weights"), "frozen by --freeze")
+    frozen = dict.fromkeys(matching(options.freeze, floats, "`freeze`", "float weights"), "frozen by `freeze`")
     inputs = [name for name in training.inputs if is_float(graph.types.get(name))]
     training.grad_of_input = matching(options.grad_of_input, inputs, "`grad_of_input`", "float inputs")
     reasons = _unfit(graph, training, floats, tied, set(asked))
@@ -87,9 +87,9 @@ def _unfit(
 
 def _choices(options: SelectionOptions) -> str:
     """The options that name what is trained, in words; "" where all is."""
-    names = ["--train"] if options.train else []
-    names += [f"--preset {name}" for name in options.preset]
-    names += [f"--train-last {options.train_last}"] if options.train_last else []
+    names = ["`train`"] if options.train else []
+    names += [f"`preset={name!r}`" for name in options.preset]
+    names += [f"`train_last={options.train_last}`"] if options.train_last else []
     return " or ".join(names)
 
 

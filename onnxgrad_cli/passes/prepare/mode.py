@@ -59,7 +59,7 @@ def apply_mode(graph: Graph, options: ModeOptions, training: ModeRecord) -> bool
             *(_without_effect(graph, training) if options.mode == "train" else ()),
             *_in_bodies(graph, options.mode),
         ]
-        training.cautions.extend(Caution("note", "--mode", text) for text in texts)
+        training.cautions.extend(Caution("note", "`mode`", text) for text in texts)
     return changed
 
 
@@ -93,10 +93,10 @@ def _without_effect(graph: Graph, training: ModeRecord) -> list[str]:
     kinds = {node.op_type for node in graph.nodes}
     cautions = []
     if "Dropout" not in kinds:
-        cautions.append("--mode train: the model has no Dropout; exporters take it out of a model in inference mode")
+        cautions.append("`mode='train'`: the model has no Dropout; exporters take it out of a model in inference mode")
     if not training.state:
         cautions.append(
-            "--mode train: the model has no BatchNormalization; exporters fold it into the convolution before it"
+            "`mode='train'`: the model has no BatchNormalization; exporters fold it into the convolution before it"
         )
     return cautions
 
@@ -104,7 +104,7 @@ def _without_effect(graph: Graph, training: ModeRecord) -> list[str]:
 def _in_bodies(graph: Graph, mode: str) -> list[str]:
     inner = {n.op_type for node in graph.nodes for body in subgraphs(node) for n in with_bodies(body.node)}
     found = sorted(inner & {"Dropout", "BatchNormalization"})
-    return [f"--mode {mode}: a {kind} inside a subgraph stays as it is" for kind in found]
+    return [f"`mode={mode!r}`: a {kind} inside a subgraph stays as it is" for kind in found]
 
 
 def _attribute(node: NodeProto, name: str, default: float) -> float:

@@ -72,7 +72,7 @@ def _run(graph: Graph, options: RematerializationOptions, training: Training) ->
     added = after.flops_backward - before.flops_backward
     training.recomputed = Recomputed(str(spec), count, before.kept_bytes, after.kept_bytes, added)
     for text in _shortfalls(spec, training.recomputed, before.assumed):
-        training.cautions.append(Caution("note", "", f"--recompute {spec}: {text}"))
+        training.cautions.append(Caution("note", "", f"`recompute={spec}`: {text}"))
     return count > 0
 
 
@@ -104,7 +104,7 @@ def _shortfalls(spec: RecomputeSpec, done: Recomputed, assumed: list[str]) -> It
         yield f"{done.kept:,} bytes stay, for the rest can't be computed again from them; try block:GLOB"
     if spec.kind == BUDGET and assumed:
         sizes = ", ".join(f"{symbol} = 1" for symbol in assumed)
-        yield f"bytes were counted with {sizes}; --dim NAME=SIZE gives a size"
+        yield f"bytes were counted with {sizes}; `dims=NAME=SIZE` gives a size"
 
 
 def _boundaries(graph: Graph, training: Training, spec: RecomputeSpec) -> set[str]:

@@ -78,7 +78,7 @@ def test_the_proof_passes() -> None:
 def test_a_mean_of_means_that_is_no_mean_is_told() -> None:
     asked = options("sgd", accumulate=RUNS, loss_options={"ignore_index": 0})
     texts = [str(caution) for caution in build(exported(network(torch.float32)), asked).training.cautions]
-    assert any("--accumulate: with ignore_index" in text for text in texts)
+    assert any("`accumulate`: with ignore_index" in text for text in texts)
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_frequencies_before_a_sine_are_a_table() -> None:
 
 def test_patterns() -> None:
     assert training(LINEAR, freeze=("b",)).trained == ["w"]
-    assert training(LINEAR, freeze=("b",)).not_trained == {"b": "frozen by --freeze"}
+    assert training(LINEAR, freeze=("b",)).not_trained == {"b": "frozen by `freeze`"}
     assert training(LINEAR, train=("*",), freeze=("w",)).trained == ["b"]
     assert training(LINEAR, grad_of_input=("x",)).grad_of_input == ["x"]
     with pytest.raises(UsageError, match="`freeze`: 'bias' matches no float weight"):
