@@ -95,7 +95,7 @@ def _adopt_types(graph: Graph, found: GraphProto, symbols: dict[str, str]) -> No
 
 def declare(graph: Graph) -> None:
     """Write into the model the types whose shape would not be inferred from it again."""
-    if graph.stated.isdisjoint(graph.made()):
+    if graph.declared_shapes.isdisjoint(graph.made()):
         return
     again = _inferred(graph.skeleton())[0].graph
     found = {v.name for v in (*again.input, *again.output, *again.value_info) if shape_of(v.type) is not None}
