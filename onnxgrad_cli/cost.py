@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -111,8 +111,7 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
         sizes: symbol -> size; a symbol without one counts as 1.
     """
     sizes = sizes or {}
-    inputs = {id(value_type): value_type for value_type in map(graph.types.get, graph.input_names)}
-    own = list(dict.fromkeys(dim for value_type in inputs.values() for dim in _symbols(value_type)))
+    own = _input_symbols(graph)
     given = {symbol: int(sizes[symbol]) for symbol in own if symbol in sizes}
     facts = Facts(graph, {symbol: given.get(symbol, 1) for symbol in own})
     where = parts(graph, training)
@@ -122,15 +121,10 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
         _count(graph, node, facts, flops["forward" if part in FORWARD else part], uncounted)
     kept, unknown = _kept(graph, where, facts)
     uncounted.update(unknown)
-    every = sorted({*flops["forward"], *flops["backward"]})
-    costs = [OperatorCost(op, flops["forward"][op], flops["backward"][op]) for op in every]
     weight_bytes = sum(nbytes(graph.initializers[name]) for name in training.trained)
-    gradient_bytes = weight_bytes
-    for name in training.grad_of_input:
-        try:
-            gradient_bytes += facts.bytes(name)
-        except LookupError:
-            uncounted["input"] += 1
+    input_bytes, unknown_inputs = _known_bytes(training.grad_of_input, facts)
+    if unknown_inputs:
+        uncounted["input"] += unknown_inputs
     return Cost(
         sizes=given,
         assumed=[symbol for symbol in own if symbol not in given],
@@ -140,13 +134,36 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
         flops_backward=flops["backward"].total(),
         flops_optimizer=flops["optimizer"].total(),
         weight_bytes=weight_bytes,
-        gradient_bytes=gradient_bytes,
+        gradient_bytes=weight_bytes + input_bytes,
         kept_bytes=sum(value.bytes for value in kept),
         kept=sorted(kept, key=lambda value: -value.bytes)[:LARGEST],
-        operators=sorted((c for c in costs if c.forward + c.backward), key=lambda c: -c.forward - c.backward),
+        operators=_by_operator(flops["forward"], flops["backward"]),
         branches=sum(node.op_type == "If" for node in with_bodies(n for n in graph.nodes if n.op_type in BODIES)),
         uncounted=dict(uncounted),
     )
+
+
+def _input_symbols(graph: Graph) -> list[str]:
+    """The symbols in the types of the graph's inputs, each once, in order."""
+    distinct = {id(value_type): value_type for value_type in map(graph.types.get, graph.input_names)}
+    return list(dict.fromkeys(dim for value_type in distinct.values() for dim in _symbols(value_type)))
+
+
+def _known_bytes(names: Iterable[str], facts: Facts) -> tuple[int, int]:
+    """The bytes of values together, and how many of the values have an unknown size."""
+    total = unknown = 0
+    for name in names:
+        try:
+            total += facts.bytes(name)
+        except LookupError:
+            unknown += 1
+    return total, unknown
+
+
+def _by_operator(forward: Counter[str], backward: Counter[str]) -> list[OperatorCost]:
+    """The operators that compute something, the dearest first."""
+    costs = [OperatorCost(op, forward[op], backward[op]) for op in sorted({*forward, *backward})]
+    return sorted((c for c in costs if c.forward + c.backward), key=lambda c: -c.forward - c.backward)
 
 
 def _count(graph: Graph, node: NodeProto, facts: Facts, flops: Counter[str], uncounted: Counter[str]) -> None:

@@ -22,7 +22,7 @@ from onnxgrad_cli.ir.types import shape_of
 CLOSE = 1e-6
 """How far a written constant may be from the one that is meant, relatively."""
 
-HEARTS = {"Erf": math.sqrt(0.5), "Tanh": math.sqrt(2 / math.pi)}
+CORES = {"Erf": math.sqrt(0.5), "Tanh": math.sqrt(2 / math.pi)}
 """The functions in the two forms of a Gelu, and the factor of what they are applied to."""
 
 Monomial = tuple[float, list[str]]
@@ -30,24 +30,24 @@ Monomial = tuple[float, list[str]]
 
 
 def find_fusions(graph: Graph, kept: Collection[str]) -> dict[str, Fusion]:
-    """The results of Gelus that are written out, each with its adjoint.
+    """The results of Gelus that are written out, each with the fusion of its nodes.
 
     Args:
         graph: the forward graph.
         kept: values whose own cotangents are asked for or given: none of them is inside.
     """
-    hearts = {node.output[0]: node for node in graph.nodes if node.op_type in HEARTS and not node.domain}
-    sums = [node for node in graph.nodes if node.op_type == "Add" and not hearts.keys().isdisjoint(node.input[:])]
+    cores = {node.output[0]: node for node in graph.nodes if node.op_type in CORES and not node.domain}
+    sums = [node for node in graph.nodes if node.op_type == "Add" and not cores.keys().isdisjoint(node.input[:])]
     by_one = [node for node in sums if 1.0 in (_number(graph, name) for name in node.input)]
     if not by_one or any(map(_is_changed, ("Add", "Div", "Erf", "Mul", "Pow", "Tanh"))):
         return {}
     formulas = _Formulas(graph, kept)
-    found = (formulas.gelu(hearts[name], node) for node in by_one for name in node.input if name in hearts)
+    found = (formulas.gelu(cores[name], node) for node in by_one for name in node.input if name in cores)
     return dict(filter(None, found))
 
 
-def _adjoint(x: str, y: str, approximate: str) -> Fusion:
-    """The rule of Gelu, for nodes that compute y from x."""
+def _gelu_fusion(x: str, y: str, approximate: str) -> Fusion:
+    """The fusion of the nodes that compute y = Gelu(x): Gelu's own rule."""
     rule = registry.lookup("Gelu")
     assert rule is not None and rule.function is not None
     function = rule.function
@@ -79,31 +79,31 @@ class _Formulas:
         self.graph, self.kept = graph, {*kept, *graph.output_names}
         self.makers, self.uses = graph.producers(), graph.uses()
 
-    def gelu(self, heart: NodeProto, one_more: NodeProto) -> tuple[str, Fusion] | None:
+    def gelu(self, core: NodeProto, one_more: NodeProto) -> tuple[str, Fusion] | None:
         """The Gelu around an Erf or a Tanh, to which 1 is added.
 
         With its Erf it is x (1 + erf(x / sqrt 2)) / 2, with its Tanh x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2.
 
         Returns:
-            the result, and its adjoint.
+            the result, and the fusion.
         """
-        x = self.operand(heart)
-        if not x or not self.is_private(heart.output[0]):
+        x = self.operand(core)
+        if not x or not self.is_private(core.output[0]):
             return None
         factors, node = sorted([x, one_more.output[0]]), one_more
         while (above := self.reader(node.output[0], "Mul", "Div")) is not None:
             node, y = above, above.output[0]
             number, values = self.monomial(y)
             if math.isclose(number, 0.5, rel_tol=CLOSE) and sorted(values) == factors and self.alike(x, y):
-                return y, _adjoint(x, y, "tanh" if heart.op_type == "Tanh" else "none")
+                return y, _gelu_fusion(x, y, "tanh" if core.op_type == "Tanh" else "none")
         return None
 
-    def operand(self, heart: NodeProto) -> str:
+    def operand(self, core: NodeProto) -> str:
         """The x to which the function is applied, scaled and with its cube; "" if it is applied to something else."""
-        number, values = self.part(heart.input[0])
-        if len(values) != 1 or not math.isclose(number, HEARTS[heart.op_type], rel_tol=CLOSE):
+        number, values = self.part(core.input[0])
+        if len(values) != 1 or not math.isclose(number, CORES[core.op_type], rel_tol=CLOSE):
             return ""
-        if heart.op_type == "Erf":
+        if core.op_type == "Erf":
             return values[0]
         node = self.makers.get(values[0])
         if node is None or node.op_type != "Add" or not self.is_private(values[0]):

@@ -212,8 +212,8 @@ def _full_name(node: NodeProto) -> str:
 
 
 def _why_unknown(node: NodeProto, graph: Graph) -> tuple[str, str]:
-    if node.name in graph.kept:
-        return graph.kept[node.name], "freeze the weights before it with `freeze`"
+    if node.name in graph.unexpanded:
+        return graph.unexpanded[node.name], "freeze the weights before it with `freeze`"
     if stopped(node):
         return (
             "gradients stop at some of its operands, for which it needs a rule of its own",

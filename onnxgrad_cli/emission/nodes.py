@@ -109,7 +109,7 @@ class NodeEmitter:
     def state(self, x: Val, shape: Sequence[Dim | None] | None) -> Val:
         """`x` with the given shape, which the caller knows where inference does not."""
         self.graph.types[x.name] = self.graph.named(tensor_type(x.dtype, shape))
-        self.graph.stated.add(x.name)
+        self.graph.declared_shapes.add(x.name)
         return self.val(x.name)
 
     # -- emission -------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ class NodeEmitter:
         else:
             self.graph.types.update(self._output_types.infer(node, operands, shape))
         if types is not None or (shape is not None and op_type not in FOLLOWS):
-            self.graph.stated.update(out)
+            self.graph.declared_shapes.update(out)
         self.nodes.append(node)
         result = self._written[key] = tuple([self.val(name) for name in out]) if outputs > 1 else self.val(out[0])
         return result
@@ -233,8 +233,8 @@ class NodeEmitter:
         rename(self.nodes, names)
         for old, new in names.items():
             self.graph.types[new] = self.graph.types[old]
-            if old in self.graph.stated:
-                self.graph.stated.add(new)
+            if old in self.graph.declared_shapes:
+                self.graph.declared_shapes.add(new)
         self._renamed.update(names)
         self._written.clear()
 

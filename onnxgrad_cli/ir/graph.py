@@ -30,10 +30,10 @@ class Graph:
         types: the type of every value whose type is known.
         initializers: every initializer by name (views into `proto`; values may be external).
         path: where the model was read from, if it was a file: external data are relative to it.
-        kept: nodes, by name, that could not be replaced by their definition, and why.
-        stated: values whose shape was stated, so that it may not be inferred from the model again.
-        given: every name that the model had before anything was done to it.
-        varied: values that may change at run time though they look constant.
+        unexpanded: the name of each node that could not be replaced by its definition -> why.
+        declared_shapes: values whose shape a rule or a pass has declared: inference alone may not find it again.
+        original_names: every name of a value or node that the model had before anything was done to it.
+        not_constant: values that may change at run time though they look constant, such as trained weights.
     """
 
     def __init__(self, proto: ModelProto, path: Path | None = None) -> None:
@@ -41,14 +41,14 @@ class Graph:
         self.path = path
         self.nodes: list[NodeProto] = list(proto.graph.node)
         self.types: dict[str, TypeProto] = {}
-        self.kept: dict[str, str] = {}
-        self.stated: set[str] = set()
+        self.unexpanded: dict[str, str] = {}
+        self.declared_shapes: set[str] = set()
         self.initializers: dict[str, TensorProto] = {t.name: t for t in proto.graph.initializer}
-        self.given = frozenset(node_names(proto.graph))
-        self._names = set(self.given)
+        self.original_names = frozenset(node_names(proto.graph))
+        self._names = set(self.original_names)
         self._counters: dict[str, int] = defaultdict(int)
         self._constants: dict[str, np.ndarray | None] = {}
-        self.varied: set[str] = set()
+        self.not_constant: set[str] = set()
         self._shared: dict[bytes, TypeProto] = {}
         self._pooled: set[str] = set()
         borne = (dim.dim_param[2:] for dim in dims_in(proto.graph) if dim.dim_param.startswith("_d"))
@@ -141,7 +141,7 @@ class Graph:
 
     def constant(self, name: str) -> np.ndarray | None:
         """The values of `name` where they are small and can't be overridden at run time; else None."""
-        if name in self.varied:
+        if name in self.not_constant:
             return None
         if name not in self._constants:
             tensor = self.initializers.get(name)
@@ -152,7 +152,7 @@ class Graph:
 
     def vary(self, names: Iterable[str]) -> None:
         """Declare values that may change at run time (trained weights): `constant` never gives them out."""
-        self.varied.update(names)
+        self.not_constant.update(names)
 
     def add_initializer(self, name: str, array: np.ndarray) -> None:
         """Add a constant called `name` (which must be fresh); `commit` writes it if anybody reads it."""
@@ -227,6 +227,21 @@ class Graph:
     def skeleton(self) -> ModelProto:
         """The model without its weights; see `skeleton`."""
         return skeleton(self.proto, self.nodes, self.initializers)
+
+    def adopt(self, rewritten: ModelProto) -> None:
+        """Take the nodes, opsets and new constants of a rewritten skeleton; the weights stay as they are."""
+        props = {output: node.metadata_props for node in self.nodes for output in node.output if output}
+        for node in rewritten.graph.node:
+            if not node.metadata_props and node.output and node.output[0] in props:
+                node.metadata_props.extend(props[node.output[0]])
+        self.set_nodes(rewritten.graph.node)
+        del self.proto.opset_import[:]
+        self.proto.opset_import.extend(rewritten.opset_import)
+        self.proto.ir_version = max(self.proto.ir_version, rewritten.ir_version)
+        for tensor in rewritten.graph.initializer:
+            if tensor.name not in self.initializers:
+                self.proto.graph.initializer.append(tensor)
+                self.initializers[tensor.name] = self.proto.graph.initializer[-1]
 
     def shared(self, value_type: TypeProto) -> TypeProto:
         """The one object for all types equal to this one: a large graph has few, and what is the same is soon seen."""

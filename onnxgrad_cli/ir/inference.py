@@ -7,7 +7,7 @@ get names of ours, lest two sizes should share one.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import onnx
@@ -95,7 +95,7 @@ def _adopt_types(graph: Graph, found: GraphProto, symbols: dict[str, str]) -> No
 
 def declare(graph: Graph) -> None:
     """Write into the model the types whose shape would not be inferred from it again."""
-    if graph.stated.isdisjoint(graph.made()):
+    if graph.declared_shapes.isdisjoint(graph.made()):
         return
     again = _inferred(graph.skeleton())[0].graph
     found = {v.name for v in (*again.input, *again.output, *again.value_info) if shape_of(v.type) is not None}
@@ -231,10 +231,7 @@ def input_types(graph: Graph, node: NodeProto) -> list[TypeProto]:
     if node.op_type != "Scan":
         raise Unknown(f"the types in the body of a {node.op_type} are unknown")
     given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    missing = [name for name in node.input if name not in graph.types]
-    if missing:
-        raise Unknown(f"the type of '{missing[0]}' is unknown")
-    types = [graph.types[name] for name in node.input]
+    types = _known_types(graph, node.input)
     sliced = given["num_scan_inputs"]
     axes = given.get("scan_input_axes") or [0] * sliced
     states = len(types) - sliced
@@ -258,14 +255,8 @@ def loop_types(graph: Graph, node: NodeProto) -> tuple[list[TypeProto], list[Typ
         Unknown: the type of an initial value or of a captured one is unknown.
     """
     body = body_of(node, "body")
-    initial = list(node.input[2:])
-    for name in initial:
-        if name not in graph.types:
-            raise Unknown(f"the type of '{name}' is unknown")
-    states = [graph.types[name] for name in initial]
-    empty = {name for made in graph.nodes if made.op_type == "SequenceEmpty" for name in made.output}
-    inserted = {made.input[0]: made.input[1] for made in body.node if made.op_type == "SequenceInsert"}
-    first = [inserted.get(value.name) if n in empty else None for n, value in zip(initial, body.input[2:], strict=True)]
+    states = _known_types(graph, node.input[2:])
+    first = _first_elements(graph, node, body)
     counters = [tensor_type(TensorProto.INT64, []), tensor_type(TensorProto.BOOL, [])]
     varying: set[str] = set()
     while True:
@@ -282,11 +273,32 @@ def loop_types(graph: Graph, node: NodeProto) -> tuple[list[TypeProto], list[Typ
     trips = fixed_trips(graph, node, inner)
     length = graph.fresh_symbol() if trips is None else trips
     final = [_with_fresh(graph, value_type, varying) for value_type in states]
-    stacked = []
-    for value_type in after[1 + len(states) :]:
-        inner_shape = shape_of(value_type)
-        stacked.append(tensor_type(dtype_of(value_type), None if inner_shape is None else [length, *inner_shape]))
+    stacked = [_stacked(value_type, length) for value_type in after[1 + len(states) :]]
     return [*counters, *states], [*final, *stacked]
+
+
+def _known_types(graph: Graph, names: Iterable[str]) -> list[TypeProto]:
+    """The types of values; raises Unknown for the first that has none."""
+    types = []
+    for name in names:
+        if name not in graph.types:
+            raise Unknown(f"the type of '{name}' is unknown")
+        types.append(graph.types[name])
+    return types
+
+
+def _first_elements(graph: Graph, loop: NodeProto, body: GraphProto) -> list[str | None]:
+    """For each state of a Loop: what an iteration inserts in it where it is an empty sequence before; else None."""
+    empty = {name for made in graph.nodes if made.op_type == "SequenceEmpty" for name in made.output}
+    inserted = {made.input[0]: made.input[1] for made in body.node if made.op_type == "SequenceInsert"}
+    pairs = zip(loop.input[2:], body.input[2:], strict=True)
+    return [inserted.get(value.name) if name in empty else None for name, value in pairs]
+
+
+def _stacked(value_type: TypeProto, length: Dim) -> TypeProto:
+    """The type of `length` tensors of a type along a new first axis."""
+    shape = shape_of(value_type)
+    return tensor_type(dtype_of(value_type), None if shape is None else [length, *shape])
 
 
 def fixed_trips(graph: Graph, node: NodeProto, inner: Graph) -> int | None:

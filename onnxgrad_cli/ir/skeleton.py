@@ -1,17 +1,13 @@
-"""Copies of a model without its weights, and what comes back from them."""
+"""Copies of a model, of all of it or without its weights."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from onnxgrad_cli.ir.types import SMALL, is_external, nbytes, tensor_type
-
-if TYPE_CHECKING:
-    from onnxgrad_cli.ir.graph import Graph
 
 
 def copied(model: ModelProto) -> ModelProto:
@@ -77,19 +73,3 @@ def copy_fields(source: ModelProto | GraphProto, target: ModelProto | GraphProto
             getattr(target, field.name).CopyFrom(value)
         else:
             setattr(target, field.name, value)
-
-
-def adopt(graph: Graph, rewritten: onnx.ModelProto) -> None:
-    """Take nodes and opsets of a rewritten skeleton; the weights stay as they are."""
-    props = {output: node.metadata_props for node in graph.nodes for output in node.output if output}
-    for node in rewritten.graph.node:
-        if not node.metadata_props and node.output and node.output[0] in props:
-            node.metadata_props.extend(props[node.output[0]])
-    graph.set_nodes(rewritten.graph.node)
-    del graph.proto.opset_import[:]
-    graph.proto.opset_import.extend(rewritten.opset_import)
-    graph.proto.ir_version = max(graph.proto.ir_version, rewritten.ir_version)
-    for tensor in rewritten.graph.initializer:
-        if tensor.name not in graph.initializers:
-            graph.proto.graph.initializer.append(tensor)
-            graph.initializers[tensor.name] = graph.proto.graph.initializer[-1]

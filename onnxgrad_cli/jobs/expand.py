@@ -154,7 +154,7 @@ def expand_operators(model: ModelProto, path: Path | None = None) -> ModelProto:
     left = [node for node in with_bodies(graph.nodes) if node.domain == PREVIEW]
     if left:
         why = "its definition does not cover it"
-        refusals = [Refusal(n.name or n.output[0], n.op_type, graph.kept.get(n.name, why)) for n in left]
+        refusals = [Refusal(n.name or n.output[0], n.op_type, graph.unexpanded.get(n.name, why)) for n in left]
         raise UnsupportedError(f"{len(left)} nodes can't be written out in standard operators:", refusals)
     forget_domain(graph, PREVIEW)
     return graph.commit()

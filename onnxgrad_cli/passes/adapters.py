@@ -217,8 +217,8 @@ def _add(op: Op, adapter: Adapter, reader: _Reader) -> list[NodeProto]:
     result, base = node.output[0], graph.fresh(f"{node.output[0]}_base")
     node.output[0] = base
     graph.types[base] = graph.types[result]
-    if result in graph.stated:
-        graph.stated.add(base)
+    if result in graph.declared_shapes:
+        graph.declared_shapes.add(base)
     a, b = op.val(adapter.a), op.val(adapter.b)
     x = op.val(node.input[1 - reader.position])
     left, right = (a, b) if a.shape[1] == adapter.rank else (b, a)

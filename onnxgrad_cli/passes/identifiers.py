@@ -35,7 +35,7 @@ def make_identifiers(graph: Graph, keep: Collection[str] = ()) -> dict[str, str]
     names: dict[str, str] = {}
 
     def identifier(name: str) -> str:
-        if name in {"", *keep} or name in graph.given or IDENTIFIER.fullmatch(name):
+        if name in {"", *keep} or name in graph.original_names or IDENTIFIER.fullmatch(name):
             return name
         if name not in names:
             names[name] = graph.fresh(as_identifier(name))

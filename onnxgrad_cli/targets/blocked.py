@@ -9,7 +9,7 @@ Source: onnxruntime, core/optimizer/nchwc_transformer.cc, core/mlas/lib/reorder.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -143,27 +143,34 @@ def suiting_form(op: Op, name: str) -> str | None:
     return "transposed convolution" if fits else None
 
 
+_NONE: tuple[str, Mapping[str, Any]] = "", {}
+"""What `_fitting` says of a convolution that no function computes faster."""
+
+
 def _fitting(graph: Graph, node: NodeProto) -> tuple[str, Mapping[str, Any]]:
     """The domain of the function that computes a convolution faster, and the attributes of its call; or ""."""
-    none: tuple[str, Mapping[str, Any]] = "", {}
     shape = shape_of(graph.types.get(node.input[1])) or ()
     sizes = [size for size in shape if isinstance(size, int)]
     if not is_standard(node.domain) or dtype_of(graph.types.get(node.input[0])) != TensorProto.FLOAT:
-        return none
+        return _NONE
     if len(shape) != 4 or len(sizes) != 4:
-        return none
-    given, kernel = _attributes(node), sizes[2:]
+        return _NONE
+    given = _attributes(node)
     group = given["group"]
-    blocks = not (sizes[0] // group) % BLOCK and not sizes[1] % BLOCK and kernel != [1, 1]
     if node.op_type == "Conv" and sizes[:2] == [group, 1]:
-        return none if group % BLOCK else (DEPTHWISE, {CHANNELS: group})
-    if node.op_type == "Conv" or not blocks:
-        return (DENSE, {CHANNELS: sizes[0]}) if blocks else none
+        return _NONE if group % BLOCK else (DEPTHWISE, {CHANNELS: group})
+    if (sizes[0] // group) % BLOCK or sizes[1] % BLOCK or sizes[2:] == [1, 1]:
+        return _NONE
+    return (DENSE, {CHANNELS: sizes[0]}) if node.op_type == "Conv" else _fitting_transposed(given, sizes)
+
+
+def _fitting_transposed(given: Mapping[str, Any], sizes: Sequence[int]) -> tuple[str, Mapping[str, Any]]:
+    """What `_fitting` says of a ConvTranspose, of its attributes and the sizes of its weight."""
     if not _is_plain(given) or "output_shape" in given or any(given.get("output_padding", ())):
-        return none
-    reach = [(size - 1) * step for size, step in zip(kernel, given["dilations"], strict=True)]
+        return _NONE
+    reach = [(size - 1) * step for size, step in zip(sizes[2:], given["dilations"], strict=True)]
     pads = [each - pad for each, pad in zip(reach * 2, given["pads"], strict=True)]
-    return (DENSE, {CHANNELS: sizes[1], PADS: pads}) if min(pads) >= 0 else none
+    return (DENSE, {CHANNELS: sizes[1], PADS: pads}) if min(pads) >= 0 else _NONE
 
 
 def _is_plain(given: Mapping[str, Any]) -> bool:

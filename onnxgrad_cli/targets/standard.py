@@ -38,7 +38,7 @@ def call(graph: Graph, node: NodeProto, function: FunctionProto, attributes: Map
     """
     node.domain = function.domain
     node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
-    graph.stated.update(node.output)
+    graph.declared_shapes.update(node.output)
     if all((known.domain, known.name) != (function.domain, function.name) for known in graph.proto.functions):
         graph.proto.functions.append(function)
         for entry in graph.proto.functions[-1].opset_import:

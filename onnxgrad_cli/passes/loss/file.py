@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from onnx import GraphProto, NodeProto, TypeProto, ValueInfoProto, numpy_helper
+from onnx import NodeProto, TypeProto, ValueInfoProto, numpy_helper
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
@@ -18,7 +18,8 @@ from onnxgrad_cli.files import load_model
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
-from onnxgrad_cli.ir.nodes import ROLE, subgraphs
+from onnxgrad_cli.ir.nodes import ROLE
+from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.types import dtype_of, is_external, is_float, shape_of, tensor_type
 from onnxgrad_cli.passes.prepare.normalise import normalise
 from onnxgrad_cli.passes.prepare.opset import convert
@@ -157,24 +158,6 @@ class LossFile:
             copy.CopyFrom(node)
             copy.name = op.graph.fresh(f"{op.scope}/{node.name}")
             copy.metadata_props.add(key=ROLE, value=op.role)
-            _rename(copy, names)
+            rename([copy], names)
             op.nodes.append(copy)
         return names
-
-
-def _rename(node: NodeProto, names: Mapping[str, str]) -> None:
-    """Rename what a node and the graphs inside it read and write; a name that a graph inside owns stays."""
-    for field in (node.input, node.output):
-        field[:] = [names.get(name, name) for name in field]
-    for graph in subgraphs(node):
-        _rename_inside(graph, names)
-
-
-def _rename_inside(graph: GraphProto, names: Mapping[str, str]) -> None:
-    own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-    own.update(name for node in graph.node for name in node.output)
-    visible = {old: new for old, new in names.items() if old not in own}
-    for node in graph.node:
-        _rename(node, visible)
-    for value in graph.output:
-        value.name = visible.get(value.name, value.name)

@@ -111,7 +111,7 @@ def _refusals(graph: Graph, target: int, before_definitions: bool = False) -> li
         reason = _misfit(node, types, opset, target) if is_standard(node.domain) else None
         replaced = before_definitions and lookup_definition(node.op_type, "", opset) is not None
         if reason and not replaced:
-            found.append(Refusal(node.name or node.output[0], node.op_type, graph.kept.get(node.name, reason)))
+            found.append(Refusal(node.name or node.output[0], node.op_type, graph.unexpanded.get(node.name, reason)))
     return found
 
 

@@ -26,7 +26,7 @@ def expand(graph: Graph, domain: str | None = None, newer_than: int | None = Non
     """Replace each node that has a definition and no rule, as far as the types of its inputs are known.
 
     Nodes behind an operator that onnx knows no type for are typed on the way. A definition that does not cover a node
-    leaves it alone, and `graph.kept` says why. With `domain`, only operators of that domain are replaced; with
+    leaves it alone, and `graph.unexpanded` says why. With `domain`, only operators of that domain are replaced; with
     `newer_than`, those of the standard that came or changed after that opset are, whether or not they have a rule.
 
     Returns:
@@ -48,7 +48,7 @@ def expand(graph: Graph, domain: str | None = None, newer_than: int | None = Non
             nodes += _expanded(graph, node, definition)
             changed = True
         except Unknown as reason:
-            graph.kept[node.name] = str(reason)
+            graph.unexpanded[node.name] = str(reason)
             nodes.append(node)
     if changed:
         graph.set_nodes(nodes)

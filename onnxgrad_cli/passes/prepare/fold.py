@@ -31,7 +31,7 @@ UNKNOWN = np.array(None)
 
 def fold(graph: Graph) -> bool:
     """Replace nodes that compute constants of integers by initializers; whether anything was replaced."""
-    fixed = {*graph.output_names, *graph.varied}
+    fixed = {*graph.output_names, *graph.not_constant}
     candidates = [node for node in graph.nodes if _is_foldable(graph, node) and fixed.isdisjoint(node.output)]
     values = _static_sizes(graph, candidates)
     nodes = _constant_nodes(graph, candidates, values)

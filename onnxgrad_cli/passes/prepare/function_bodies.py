@@ -10,7 +10,6 @@ import onnx.inliner
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.skeleton import adopt
 from onnxgrad_cli.passes.prepare.expand import operator_key, stands_as_it_is
 
 
@@ -23,7 +22,7 @@ def inline_function_bodies(graph: Graph) -> bool:
     known = {value.name for value in (*bare.graph.value_info, *bare.graph.input, *bare.graph.output)}
     named = ((name, value_type) for name, value_type in graph.types.items() if name not in known)
     bare.graph.value_info.extend(onnx.helper.make_value_info(*pair) for pair in named)
-    adopt(graph, onnx.inliner.inline_selected_functions(bare, chosen, inline_schema_functions=True))
+    graph.adopt(onnx.inliner.inline_selected_functions(bare, chosen, inline_schema_functions=True))
     return True
 
 

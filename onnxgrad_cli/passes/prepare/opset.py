@@ -13,7 +13,6 @@ from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import with_bodies
-from onnxgrad_cli.ir.skeleton import adopt
 from onnxgrad_cli.ir.types import dtype_of, is_float
 from onnxgrad_cli.passes.prepare.upgrade import upgrade
 
@@ -30,7 +29,7 @@ def convert(graph: Graph, opset: int) -> None:
     if opset >= (graph.opset() or opset):
         upgrade(graph, opset)
     else:
-        adopt(graph, onnx.version_converter.convert_version(graph.skeleton(), opset))
+        graph.adopt(onnx.version_converter.convert_version(graph.skeleton(), opset))
 
 
 def raise_opset(graph: Graph, training: Cautions) -> bool:

@@ -363,4 +363,4 @@ def test_what_no_kernel_proves_is_left(op, feeds, attributes, why):
     graph = Graph(model)
     prepare.normalise(graph)
     prepare.settle(graph, Training())
-    assert [node.op_type for node in graph.nodes] == [op] and why in graph.kept["node"]
+    assert [node.op_type for node in graph.nodes] == [op] and why in graph.unexpanded["node"]
