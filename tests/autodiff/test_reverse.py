@@ -14,7 +14,8 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from onnxgrad_cli.autodiff import registry
-from onnxgrad_cli.autodiff.reverse import differentiate, on_the_way
+from onnxgrad_cli.autodiff.activity import on_the_way
+from onnxgrad_cli.autodiff.reverse import differentiate
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.ir.graph import Graph
