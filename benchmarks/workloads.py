@@ -84,7 +84,7 @@ class Row:
 
 def save(batch: Mapping[str, np.ndarray], path: Path) -> Path:
     """Write a batch as .npz, in its order."""
-    np.savez(path, allow_pickle=False, **batch)
+    np.savez(path, **batch)
     return path
 
 

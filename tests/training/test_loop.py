@@ -33,7 +33,7 @@ def loop(judgements, *, higher=False, patience=None, stop=lambda: False):
         trainer.steps += 1
         return 1.0
 
-    def judge(buffers):
+    def evaluate(buffers):
         return {"loss": next(told)}
 
     class Batches:
@@ -46,11 +46,11 @@ def loop(judgements, *, higher=False, patience=None, stop=lambda: False):
             return {}
 
     trainer.step = step
-    judge.names = ["loss"]
+    evaluate.names = ["loss"]
     schedule = SimpleNamespace(rate=lambda steps: 0.1, observe=lambda value: None, state=dict)
     data = SimpleNamespace(batch=lambda indices: {})
     return Loop(
-        trainer=trainer, data=data, batches=Batches(), schedule=schedule, judge=judge, watched="val_loss",
+        trainer=trainer, data=data, batches=Batches(), schedule=schedule, evaluator=evaluate, watched="val_loss",
         higher=higher, epochs=len(judgements), patience=patience, save_every=0, folder=Folder(), stop=stop,
         watch=lambda steps, loss: None,
     )  # fmt: skip
