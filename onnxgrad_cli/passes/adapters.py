@@ -50,7 +50,7 @@ class _Reader:
 
     node: NodeProto
     position: int
-    turned: bool
+    transposed: bool
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -62,8 +62,8 @@ class _Reader:
         """Whether the input of the product meets the first axis of the weight as it is stored."""
         if self.node.op_type == "Conv":
             return False
-        turned = self.turned != bool(self.settings.get("transB" if self.position else "transA", 0))
-        return (self.position == 1) != turned
+        transposed = self.transposed != bool(self.settings.get("transB" if self.position else "transA", 0))
+        return (self.position == 1) != transposed
 
 
 def _run(graph: Graph, options: AdaptationOptions, training: ParameterRecord) -> bool:
@@ -99,15 +99,15 @@ def _targets(
 ) -> dict[str, list[_Reader]]:
     """The weights that get an adapter, each with the products that read it."""
     uses = graph.uses()
-    found = {name: _seen(uses, name) for name in _asked(graph, uses, options, training)}
-    products = Counter(reader.node.name for seen in found.values() for reader in seen.readers)
+    found = {name: _find_weight(uses, name) for name in _asked(graph, uses, options, training)}
+    products = Counter(reader.node.name for weight in found.values() for reader in weight.readers)
     twice = {name for name, count in products.items() if count > 1}
-    reasons = {name: _obstacle(graph, name, seen, spec, training, twice) for name, seen in found.items()}
+    reasons = {name: _obstacle(graph, name, weight, spec, training, twice) for name, weight in found.items()}
     barred = {name: why for name, why in reasons.items() if why}
     if (barred and options.lora_target) or len(barred) == len(found):
         raise _no_adapters(barred, spec, "`lora_target`" if options.lora_target else "`lora`")
     training.not_trained.update((name, f"frozen, and without an adapter: {why}") for name, why in barred.items())
-    return {name: seen.readers for name, seen in found.items() if name not in barred}
+    return {name: weight.readers for name, weight in found.items() if name not in barred}
 
 
 def _no_adapters(barred: Mapping[str, str], spec: LoraSpec, option: str) -> UsageError:
@@ -124,7 +124,7 @@ def _asked(graph: Graph, uses: Uses, options: AdaptationOptions, training: Param
     """What is to have an adapter, if it can: as named, else the matrices of MatMul and Gemm that would be trained."""
     if not options.lora_target:
         matrices = [name for name in training.adaptable if len(graph.initializers[name].dims) == 2]
-        kinds = {name: {reader.node.op_type for reader in _seen(uses, name).readers} for name in matrices}
+        kinds = {name: {reader.node.op_type for reader in _find_weight(uses, name).readers} for name in matrices}
         return [name for name in matrices if kinds[name] & {"MatMul", "Gemm"}]
     matrices = [n for n, t in graph.initializers.items() if len(t.dims) > 1 and is_float(graph.types[n])]
     found = matching(options.lora_target, matrices, "`lora_target`", "matrix weights")
@@ -133,28 +133,28 @@ def _asked(graph: Graph, uses: Uses, options: AdaptationOptions, training: Param
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """A weight as the graph sees it: its own name and those of views that are a matrix too, and what reads these."""
+class _Weight:
+    """A weight in the graph: its own name and those of views that are a matrix too, and what reads these."""
 
     names: list[str]
     readers: list[_Reader]
 
 
-def _seen(uses: Uses, name: str, turned: bool = False) -> _Seen:
-    seen = _Seen([name], [])
+def _find_weight(uses: Uses, name: str, transposed: bool = False) -> _Weight:
+    weight = _Weight([name], [])
     for node, position in uses.get(name, ()):
-        turns = node.op_type == "Transpose" and [list(a.ints) for a in node.attribute] in ([], [[1, 0]])
-        if turns or node.op_type == "Identity":
-            view = _seen(uses, node.output[0], turned != turns)
-            seen.names.extend(view.names)
-            seen.readers.extend(view.readers)
+        transposes = node.op_type == "Transpose" and [list(a.ints) for a in node.attribute] in ([], [[1, 0]])
+        if transposes or node.op_type == "Identity":
+            view = _find_weight(uses, node.output[0], transposed != transposes)
+            weight.names.extend(view.names)
+            weight.readers.extend(view.readers)
         else:
-            seen.readers.append(_Reader(node, position, turned))
-    return seen
+            weight.readers.append(_Reader(node, position, transposed))
+    return weight
 
 
 def _obstacle(
-    graph: Graph, name: str, seen: _Seen, spec: LoraSpec, training: ParameterRecord, twice: Collection[str]
+    graph: Graph, name: str, weight: _Weight, spec: LoraSpec, training: ParameterRecord, twice: Collection[str]
 ) -> str:
     """Why a weight can't have an adapter; "" if it can. `twice` are the products of two that are to have one."""
     dims = list(graph.initializers[name].dims)
@@ -164,9 +164,9 @@ def _obstacle(
         return f"it is no matrix, but of shape {dims}"
     if spec.rank >= min(dims[:2]):
         return f"the rank is not below its smaller side, {min(dims[:2])}"
-    if not set(graph.output_names).isdisjoint(seen.names):
+    if not set(graph.output_names).isdisjoint(weight.names):
         return "it is an output of the model"
-    for reader in seen.readers:
+    for reader in weight.readers:
         label = f"'{reader.node.name}' ({reader.node.op_type})"
         if reader.node.name in twice:
             return f"{label} multiplies it with itself or with another of them"
@@ -222,7 +222,7 @@ def _add(op: Op, adapter: Adapter, reader: _Reader) -> list[NodeProto]:
     a, b = op.val(adapter.a), op.val(adapter.b)
     x = op.val(node.input[1 - reader.position])
     left, right = (a, b) if a.shape[1] == adapter.rank else (b, a)
-    if reader.turned:
+    if reader.transposed:
         left, right = op.transpose(right, [1, 0]), op.transpose(left, [1, 0])
     op.rename(_THROUGH[node.op_type](op, reader, x, left, right, op.val(base), adapter.scale), result)
     graph.types[result] = graph.types[base]

@@ -28,12 +28,12 @@ def _run(graph: Graph, options: object, training: object) -> bool:
 def tidy(graph: Graph, keep: Iterable[str] = ()) -> bool:
     """Remove what nobody reads but `keep`, and leave what is left in a form that lasts; whether it changed."""
     removed = graph.remove_unused(keep) > 0
-    changed = _keep_apart(graph) or removed
+    changed = _separate_views(graph) or removed
     declare(graph)
     return changed
 
 
-def _keep_apart(graph: Graph) -> bool:
+def _separate_views(graph: Graph) -> bool:
     """Let backward views read the sum of one operand, which is a copy, instead of a DequantizeLinear's result."""
     made = {node.output[0] for node in graph.nodes if node.op_type == "DequantizeLinear"}
     if not made:

@@ -11,7 +11,7 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Caution, UsageError
 from onnxgrad_cli.options import StepOptions
-from onnxgrad_cli.passes.optimizer.state import States
+from onnxgrad_cli.passes.optimizer.state import OptimizerState
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,15 @@ def cautions(options: StepOptions) -> Iterator[Caution]:
         yield Caution("note", "`accumulate`", text)
 
 
-def accumulate(op: Op, states: States, gradients: Mapping[str, Val], runs: int) -> Gathered:
+def accumulate(op: Op, state: OptimizerState, gradients: Mapping[str, Val], runs: int) -> Gathered:
     """Add this run's gradients to those before them, or begin anew with them after a step."""
     op.scope = "optimizer/accumulation"
-    position = states.whole(op, "accumulated", 0, TensorProto.INT64)
+    position = state.scalar(op, "accumulated", 0, TensorProto.INT64)
     first, now = op.Equal(position, op.const(0)), position + 1
     due = op.Equal(now, op.const(runs))
     totals, after = {}, {}
     for name, gradient in gradients.items():
-        before = states.of(op, name, "acc", 0.0, gradient.dtype)
+        before = state.like_weight(op, name, "acc", 0.0, gradient.dtype)
         totals[name] = after[before.name] = op.Where(first, gradient, before + gradient)
     after[position.name] = op.Where(due, op.const(0), now)
     return Gathered(totals, due, after)

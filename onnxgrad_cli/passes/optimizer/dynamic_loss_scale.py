@@ -13,7 +13,7 @@ from onnx import TensorProto
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.sums import total
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.passes.optimizer.state import States
+from onnxgrad_cli.passes.optimizer.state import OptimizerState
 from onnxgrad_cli.record import StepRecord
 
 SCALE, GOOD = "loss_scale", "good_steps"
@@ -30,10 +30,10 @@ def are_finite(op: Op, gradients: Iterable[Val]) -> Val:
     return total(op, "ReduceL1", *gradients) < np.inf
 
 
-def scale_in(op: Op, states: States, training: StepRecord) -> tuple[Val, Val]:
+def scale_in(op: Op, state: OptimizerState, training: StepRecord) -> tuple[Val, Val]:
     """The states of a dynamic scale: the scale, and a new one for the good steps since it changed."""
     scale = next(name for name, slot in training.slots.items() if slot.kind == SCALE and not slot.of)
-    return op.val(scale), states.whole(op, GOOD, 0, TensorProto.INT64)
+    return op.val(scale), state.scalar(op, GOOD, 0, TensorProto.INT64)
 
 
 def adapted(op: Op, scale: Val, good_steps: Val, good: Val) -> dict[str, Val]:

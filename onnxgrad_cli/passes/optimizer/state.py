@@ -22,8 +22,8 @@ LARGE = 1 << 30
 """The bytes of weights from which on state is not stored."""
 
 
-class States:
-    """Makes the states of a training model."""
+class OptimizerState:
+    """Adds the inputs that hold the state of the optimizer, and describes each of them."""
 
     def __init__(self, graph: Graph, options: StepOptions, training: SelectionRecord) -> None:
         self._graph, self._embed, self._slots = graph, options.embed_state, training.slots
@@ -33,11 +33,11 @@ class States:
             text = f"the weights take {size / 1e9:.1f} GB: the optimizer's state is described, not stored"
             training.cautions.append(Caution("note", "`embed_state`", text))
 
-    def whole(self, op: Op, kind: str, value: float, dtype: int) -> Val:
+    def scalar(self, op: Op, kind: str, value: float, dtype: int) -> Val:
         """A scalar of the whole model, called `kind`; `dtype` is a TensorProto.DataType."""
         return self._make(op, "", kind, value, dtype, ())
 
-    def of(self, op: Op, weight: str, kind: str, value: float, dtype: int) -> Val:
+    def like_weight(self, op: Op, weight: str, kind: str, value: float, dtype: int) -> Val:
         """A tensor of the shape of a weight, called `<weight>_<kind>`."""
         return self._make(op, weight, kind, value, dtype, tuple(self._graph.initializers[weight].dims))
 

@@ -25,7 +25,7 @@ from onnxgrad_cli.passes.optimizer.clipping import clipped
 from onnxgrad_cli.passes.optimizer.dynamic_loss_scale import adapted, are_finite, scale_in
 from onnxgrad_cli.passes.optimizer.ema import ema_after
 from onnxgrad_cli.passes.optimizer.groups import settings
-from onnxgrad_cli.passes.optimizer.state import States
+from onnxgrad_cli.passes.optimizer.state import OptimizerState
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.roles import embed
 from onnxgrad_cli.record import StepRecord
@@ -50,7 +50,7 @@ def _run(graph: Graph, options: StepOptions, training: StepRecord) -> bool:
     step = _Step(op, options, training)
     gradients = {name: op.wide(op.val(training.gradients[name])) for name in training.trained}
     if options.accumulate > 1:
-        gathered = accumulate(op, step.states, gradients, options.accumulate)
+        gathered = accumulate(op, step.state, gradients, options.accumulate)
         op.scope = "optimizer"
         after = when(op, gathered.due, lambda inner: step.taken(inner, gathered.totals)) | gathered.after
     else:
@@ -72,11 +72,11 @@ class _Step:
 
     def __init__(self, op: Op, options: StepOptions, training: StepRecord) -> None:
         self.options, self.training = options, training
-        self.states = States(op.graph, options, training)
+        self.state = OptimizerState(op.graph, options, training)
         self.optimizer = OPTIMIZERS.lookup(options.optimizer)
         self.settings = settings(self.optimizer, options, training.trained)
         self.rate = _learning_rate(op, training, [op.val(name) for name in training.trained]).name
-        self.count = self.states.whole(op, STEP, 0, TensorProto.INT64).name
+        self.count = self.state.scalar(op, STEP, 0, TensorProto.INT64).name
 
     def taken(self, op: Op, gradients: Mapping[str, Val]) -> dict[str, Val]:
         """Take the step, unless a gradient is not finite and a dynamic scale of the loss is there to mend that.
@@ -87,7 +87,7 @@ class _Step:
         if self.options.loss_scale != DYNAMIC:
             return self._taken(op, gradients)
         op.scope = "optimizer/loss_scale"
-        scale, good_steps = scale_in(op, self.states, self.training)
+        scale, good_steps = scale_in(op, self.state, self.training)
         good = are_finite(op, [op.val(gradient.name) for gradient in gradients.values()])
         after = when(op, good, lambda inner: self._taken(inner, gradients))
         return after | adapted(op, scale, good_steps, good)
@@ -102,11 +102,11 @@ class _Step:
             weight, chosen = op.val(name), self.settings[name]
             work = op.wide(weight)
             factor = op.cast(rate, work) if chosen.factor == 1 else op.cast(rate, work) * chosen.factor
-            state = _State(op, self.states, self.optimizer, name, work, factor, count)
+            state = _Slots(op, self.state, self.optimizer, name, work, factor, count)
             weights[name] = op.cast(self.optimizer.function(op, work, gradient, state, **chosen.options), weight)
             states |= state.stepped
             if self.options.ema is not None:
-                states |= ema_after(op, self.states, name, op.wide(weights[name]), count, self.options.ema)
+                states |= ema_after(op, self.state, name, op.wide(weights[name]), count, self.options.ema)
         return {**weights, self.count: count + 1, **states}
 
     def _mean(self, op: Op, gradients: Mapping[str, Val]) -> dict[str, Val]:
@@ -127,14 +127,14 @@ def _learning_rate(op: Op, training: StepRecord, weights: list[Val]) -> Val:
     return op.val(training.learning_rate)
 
 
-class _State:
+class _Slots:
     """The slots of one weight; see `optimizers.State`."""
 
     def __init__(
-        self, op: Op, states: States, optimizer: Optimizer, weight: str, like: Val, rate: Val, count: Val
+        self, op: Op, state: OptimizerState, optimizer: Optimizer, weight: str, like: Val, rate: Val, count: Val
     ) -> None:
         self.rate = rate
-        self._op, self._states, self._optimizer, self._weight = op, states, optimizer, weight
+        self._op, self._state, self._optimizer, self._weight = op, state, optimizer, weight
         self._like, self._count = like, count
         self._starts: dict[str, float] = {}
         self._names: dict[str, str] = {}
@@ -157,7 +157,7 @@ class _State:
             if slot not in self._optimizer.slots:
                 raise OnnxgradError(f"optimizer {self._optimizer.name} has declared no slot '{slot}'")
             start = self._starts.get(slot, 0.0)
-            self._now[slot] = self._states.of(self._op, self._weight, slot, start, self._like.dtype)
+            self._now[slot] = self._state.like_weight(self._op, self._weight, slot, start, self._like.dtype)
             self._names[slot] = self._now[slot].name
         return self._now[slot]
 

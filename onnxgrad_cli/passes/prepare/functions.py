@@ -106,8 +106,8 @@ class _Inliner:
         work = Graph(alone)
         upgrade(work, opset)
         added = [tensor for name, tensor in work.initializers.items() if work.added(name)]
-        held = [onnx.helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in added]
-        nodes = GraphProto(node=[*held, *work.nodes]).node
+        constants = [onnx.helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in added]
+        nodes = GraphProto(node=[*constants, *work.nodes]).node
         del function.node[:], function.opset_import[:]
         function.node.extend(nodes)
         function.opset_import.extend(alone.opset_import)

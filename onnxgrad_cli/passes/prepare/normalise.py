@@ -45,16 +45,16 @@ def _forget_symbols(graph: Graph) -> None:
 def _hoist_constants(graph: Graph) -> None:
     """Constant nodes become initializers of the same name: weights are found there, and inference skips them."""
     hoist(graph, _constant_tensor)
-    kept = []
+    others = []
     for node in graph.nodes:
         tensor = _constant_tensor(node)
         if tensor is None or node.output[0] in graph.output_names:
-            kept.append(node)
+            others.append(node)
             continue
         tensor.name = node.output[0]
         graph.proto.graph.initializer.append(tensor)
         graph.initializers[tensor.name] = graph.proto.graph.initializer[-1]
-    graph.nodes = kept
+    graph.nodes = others
 
 
 def _constant_tensor(node: NodeProto) -> onnx.TensorProto | None:
@@ -75,11 +75,11 @@ def name_nodes(graph: Graph) -> None:
 
     It wants every output of Split named too: else it dies.
     """
-    seen: set[str] = set()
+    taken: set[str] = set()
     for node in graph.nodes:
-        if not node.name or node.name in seen:
+        if not node.name or node.name in taken:
             node.name = graph.fresh(node.name or f"{node.op_type}_{next(iter(node.output), '')}")
-        seen.add(node.name)
+        taken.add(node.name)
         if node.op_type == "Split":
             node.output[:] = [name or graph.fresh(f"{node.name}_unread") for name in node.output]
 
