@@ -6,7 +6,7 @@ The command line turns each kind into its documented exit code and prints it wit
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 
@@ -82,13 +82,13 @@ class CheckFailed(OnnxgradError):
     exit_code = 4
 
 
-def suggest(name: str, known: Iterable[str], kind: str) -> str:
-    """A hint for a misspelt `name`: the nearest of `known`, or else the first few of them."""
+def suggest(name: str, known: Iterable[str], kind: str, show: Callable[[str], str] = str) -> str:
+    """A hint for a misspelt `name`: the nearest of `known`, or else the first few of them, each as `show` writes it."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     if near:
-        return f"did you mean {' or '.join(near)}?"
+        return f"did you mean {' or '.join(map(show, near))}?"
     if not known:
         return f"the model has no {kind}"
-    shown = ", ".join(known[:8]) + (f", ... ({len(known)} in all)" if len(known) > 8 else "")
+    shown = ", ".join(map(show, known[:8])) + (f", ... ({len(known)} in all)" if len(known) > 8 else "")
     return f"{kind}: {shown}"

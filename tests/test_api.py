@@ -112,11 +112,11 @@ def test_each_field_belongs_to_one_part() -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
-    "mode": ({"mode": "Train"}, "`mode='Train'` is none of 'keep', 'train' and 'eval'", "did you mean train?"),
-    "reduction": ({"reduction": "avg"}, "`reduction='avg'` is none of 'mean' and 'sum'", "mean, sum"),
-    "quantization": ({"quantization": "STE"}, "`quantization='STE'` is none of", "did you mean ste?"),
-    "init": ({"init": "kaiming"}, "`init='kaiming'` is none of", "xavier, he"),
-    "yield": ({"yield_": "one"}, "`yield_='one'` is none of", "did you mean ones?"),
+    "mode": ({"mode": "Train"}, "`mode='Train'` is none of 'keep', 'train' and 'eval'", "did you mean 'train'?"),
+    "reduction": ({"reduction": "avg"}, "`reduction='avg'` is none of 'mean' and 'sum'", "'mean', 'sum'"),
+    "quantization": ({"quantization": "STE"}, "`quantization='STE'` is none of", "did you mean 'ste'?"),
+    "init": ({"init": "kaiming"}, "`init='kaiming'` is none of", "'xavier', 'he'"),
+    "yield": ({"yield_": "one"}, "`yield_='one'` is none of", "did you mean 'ones'?"),
     "dims": ({"dims": {"batch": -3}}, "`dims`: 'batch' can't have size -3", "1 or more"),
     "no size": ({"dims": {"batch": True}}, "`dims`: 'batch' can't have size True", "1 or more"),
     "dims of another type": ({"dims": [("batch", 3)]}, "`dims=[('batch', 3)]`: a dict is wanted, not a list", "batch"),
@@ -125,7 +125,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "one size": ({"shapes": {"x": 3}}, "`shapes=3`: a tuple is wanted, not an int", "shapes="),
     "a pattern": ({"train": "*.bias"}, "`train='*.bias'`: a tuple is wanted, not a str", "train=('*.bias',)"),
     "patterns": ({"freeze": (3,)}, "`freeze`: 3 is no str", "freeze="),
-    "preset": ({"preset": ("biases",)}, "`preset='biases'` is none of", "did you mean bias?"),
+    "preset": ({"preset": ("biases",)}, "`preset='biases'` is none of", "did you mean 'bias'?"),
     "train_last": ({"train_last": -1}, "`train_last=-1`: a whole number of 0 or more is wanted", ""),
     "lora": ({"lora": 8}, "`lora=8`: LoraSpec(rank), or None, is wanted, not an int", ""),
     "recompute": ({"recompute": "elementwise"}, "`recompute='elementwise'`: RecomputeSpec('elementwise')", ""),
@@ -147,7 +147,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "ema": ({"ema": 1}, "`ema` must be at least 0 and below 1, not 1", "0.999"),
     "embed_state": ({"embed_state": 1}, "`embed_state=1`: True or False is wanted, not an int", ""),
     "seed": ({"seed": 1 << 24}, "`seed=16777216`: a whole number from 0 to 16777215 is wanted", ""),
-    "target": ({"target": "ort"}, "`target='ort'` is none of", "did you mean ort-cpu"),
+    "target": ({"target": "ort"}, "`target='ort'` is none of", "did you mean 'ort-cpu'"),
     "another type of word": ({"mode": True}, "`mode=True` is none of", "one of 'keep', 'train' and 'eval' is wanted"),
 }
 

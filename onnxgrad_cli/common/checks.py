@@ -23,7 +23,7 @@ def one_of(name: str, value: object, choices: Any) -> None:
     if not isinstance(value, str) or value not in known:
         alike = [word for word in known if word.casefold() == str(value).casefold()]
         near = alike[0] if alike else str(value)
-        hint = suggest(near, known, "words") if isinstance(value, str) else f"one of {_listed(known)} is wanted"
+        hint = suggest(near, known, "words", repr) if isinstance(value, str) else f"one of {_listed(known)} is wanted"
         raise UsageError(f"`{name}={value!r}` is none of {_listed(known)}", hint)
 
 
