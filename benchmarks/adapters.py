@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.build import elsewhere
-from benchmarks.turns import Worker
+from benchmarks.interleaved import Worker
 from benchmarks.workloads import chosen, save
 from onnxgrad_cli.execution.interleaved_timing import rounds
 from onnxgrad_cli.options import LoraSpec

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import chart
-from benchmarks.turns import quartiles
+from benchmarks.interleaved import quartiles
 
 OURS, TORCH, FUSED, OLDER = "onnxgrad", "PyTorch", "PyTorch, fused", "onnxruntime-training 1.19.2"
 OPENVINO, PROVIDER = "OpenVINO", "onnxruntime's OpenVINO provider"

@@ -28,8 +28,8 @@ import onnx
 
 from benchmarks import results
 from benchmarks.build import elsewhere
+from benchmarks.interleaved import Refused, Worker
 from benchmarks.results import FUSED, OLDER, OPENVINO, OTHERS, OURS, PROVIDER, TORCH
-from benchmarks.turns import Refused, Worker
 from benchmarks.workloads import KINDS, Kind, Row, chosen, save
 from onnxgrad_cli.execution.interleaved_timing import rounds
 from onnxgrad_cli.metadata import describe

@@ -3,7 +3,7 @@
     python -m benchmarks.systems.older prepare MODEL.onnx WEIGHTS.json FOLDER
     python -m benchmarks.systems.older FOLDER BATCH.npz THREADS gradients|adamw
 
-It has an environment of its own, and so imports nothing of this project but `turns`. The package's `__init__` imports
+It has an environment of its own, and so imports nothing of this project but `interleaved`. The package's `__init__` imports
 PyTorch's front end, which artifacts don't need, and so PyTorch: it is passed over.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from benchmarks.turns import RATE, serve
+from benchmarks.interleaved import RATE, serve
 
 
 def training(name: str) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 import openvino
 
-from benchmarks.turns import RATE, serve
+from benchmarks.interleaved import RATE, serve
 from onnxgrad_cli.ir.skeleton import without_initializers
 from onnxgrad_cli.metadata import Roles, describe
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from benchmarks.turns import RATE, serve
+from benchmarks.interleaved import RATE, serve
 from onnxgrad_cli.execution.session import CPU, Buffer, feed, find_provider, open_session, take_out
 from onnxgrad_cli.metadata import Roles, describe
 from onnxgrad_cli.training.trainer import Trainer

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from benchmarks import models
-from benchmarks.turns import RATE, serve
+from benchmarks.interleaved import RATE, serve
 
 
 class Step:

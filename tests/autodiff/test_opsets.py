@@ -103,6 +103,8 @@ def older(case: Case, opset: int) -> Case | None:
         attrs["mode"] = {"linear": "bilinear", "cubic": "bicubic"}.get(attrs["mode"], attrs["mode"])
     if opset < 8 and case.op in ("Sum", "Mean", "Max", "Min") and len({np.shape(as_array(x)) for x in inputs}) > 1:
         return None  # they did not broadcast
+    if opset < 28 and case.op == "Mod" and not attrs.get("fmod") and as_array(inputs[0]).dtype.kind == "f":
+        return None  # floats took fmod=1
     if opset < 12 and case.op == "Pow" and as_array(inputs[1]).dtype != np.float64:
         return None  # one type for base and exponent
     if opset < 21 and any(as_array(x).dtype.type.__module__ == "ml_dtypes" for x in inputs if x is not None):

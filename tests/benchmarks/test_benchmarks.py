@@ -18,13 +18,13 @@ import pytest
 pytest.importorskip("torch", reason="the benchmarks' networks are PyTorch modules")
 
 from benchmarks import chart, loop, models, profile, results, train_step
-from benchmarks.turns import Refused, Worker
+from benchmarks.interleaved import Refused, Worker
 from benchmarks.workloads import KINDS, ROWS, Kind, Row, chosen
 from onnxgrad_cli.execution.interleaved_timing import rounds
 
 LENET = chosen(["lenet"])[0]
 ERRATIC = """
-from benchmarks.turns import serve
+from benchmarks.interleaved import serve
 class Step:
     def step(self): raise ValueError("no such kernel")
 serve(Step)
