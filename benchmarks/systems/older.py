@@ -3,8 +3,8 @@
     python -m benchmarks.systems.older prepare MODEL.onnx WEIGHTS.json FOLDER
     python -m benchmarks.systems.older FOLDER BATCH.npz THREADS gradients|adamw
 
-It has an environment of its own, and so imports nothing of this project but `interleaved`. The package's `__init__` imports
-PyTorch's front end, which artifacts don't need, and so PyTorch: it is passed over.
+It has an environment of its own, and so imports nothing of this project but `interleaved`. The package's `__init__`
+imports PyTorch's front end, which artifacts don't need, and so PyTorch: it is passed over.
 """
 
 from __future__ import annotations
