@@ -503,7 +503,7 @@ SLOW = frozenset({"test_averagepool_3d_default", "test_lppool_3d_default"})
 """They take onnx.reference half a minute."""
 
 
-MOST = 8
+MOST = 4
 """How many cases of a file `make test` runs; `make test-all` runs the others too."""
 
 
