@@ -147,10 +147,11 @@ def test_a_rewritten_skeleton_is_adopted() -> None:
     model.graph.node[1].metadata_props.add(key="namespace", value="old")
     graph = Graph(model)
     graph.nodes = graph.nodes[:-1]  # the skeleton has the nodes under work, not those of the file
+    graph.add_initializer("two", np.float32([2]))
     skeleton = graph.skeleton()
     assert [node.name for node in skeleton.graph.node] == ["first", "dead"]
     assert [value.name for value in skeleton.graph.input] == ["x", "c", "large"]
-    assert [tensor.name for tensor in skeleton.graph.initializer] == ["w", "idle"]
+    assert [tensor.name for tensor in skeleton.graph.initializer] == ["w", "idle", "two"]
     skeleton.ir_version = 10
     del skeleton.opset_import[:]
     skeleton.opset_import.add(domain="", version=21)

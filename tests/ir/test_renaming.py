@@ -78,6 +78,10 @@ def test_a_renamed_copy_bears_names_of_its_own(model: onnx.ModelProto) -> None:
     assert not copy.value_info
 
 
+def test_a_renamed_copy_gives_out_what_lies_around_it_as_it_is(model: onnx.ModelProto) -> None:
+    assert [value.name for value in renamed(Graph(model), model.graph.node[1].attribute[1].g).output] == ["x"]
+
+
 def test_a_renamed_copy_reads_what_it_is_told_to_capture(model: onnx.ModelProto) -> None:
     outer = {"h": "given", "x": "result"}
     copy = renamed(Graph(model), model.graph.node[1].attribute[1].g, outer)
