@@ -2,6 +2,7 @@
 
 import math
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -296,3 +297,28 @@ def test_a_run_without_validation_goes_on_as_one():
     assert refused.value.message.endswith("now it is loss")
     run.checkpoint[1]["run"]["epochs"] = []
     run.loop.resume()
+
+
+@dataclass
+class Adapter:
+    """What a checkpoint tells of an adapter: its fields."""
+
+    weight: str
+
+
+def test_a_run_goes_on_with_the_same_adapters():
+    run = Steps([1.0, 2.0])
+    run.trainer.roles.adapters = [Adapter("w")]
+    run.loop.run()
+    assert run.checkpoints[0][1]["adapters"] == [{"weight": "w"}]
+    run.loop.evaluator = evaluator([])
+    run.checkpoint = checkpoint(adapters=[{"weight": "w"}])
+    run.loop.resume()
+
+
+def test_the_log_has_the_seconds_of_a_step_to_the_microsecond(monkeypatch):
+    run = Steps([1.0, 2.0])
+    monkeypatch.setattr("onnxgrad_cli.training.loop.time", Mock(perf_counter=Mock(side_effect=[5, 5.12345678, 6, 8])))
+    run.loop.run()
+    seconds = [call.args[0]["seconds"] for call in run.log.add.mock_calls if "seconds" in call.args[0]]
+    assert seconds == [0.123457, 2]
