@@ -19,6 +19,8 @@ WORK = ROOT / "build" / "mutants"
 
 TESTS = {
     "onnxgrad_cli/ir": "tests/ir tests/passes/prepare tests/emission tests/test_builder.py",
+    "onnxgrad_cli/ir/graph.py": "tests/ir",
+    "onnxgrad_cli/ir/renaming.py": "tests/ir",
     "onnxgrad_cli/emission": "tests/emission tests/autodiff/test_fusions.py tests/autodiff/test_kernel_variants.py",
     "onnxgrad_cli/autodiff/reverse.py": "tests/autodiff/test_registry.py tests/autodiff/test_own_output.py "
     "tests/autodiff/test_custom_operator.py tests/test_builder.py",
@@ -38,10 +40,7 @@ def tests_of(module: str) -> list[str]:
 
 
 def prepare(module: str) -> None:
-    """Copy what git knows to the working folder, with a configuration for the module.
-
-    What mutmut found there before, of the same module, stays, so that an interrupted run goes on.
-    """
+    """Copy what git knows to the working folder, with a configuration for the module; what lay there goes."""
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     files = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     shutil.rmtree(WORK, ignore_errors=True)

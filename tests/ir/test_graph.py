@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnx.parser
@@ -10,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.types import shape_of, tensor_type
+from onnxgrad_cli.ir.types import SMALL, shape_of, tensor_type
 
 TEXT = """
 <ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
@@ -36,6 +38,11 @@ def test_nothing_done_is_nothing_changed() -> None:
     model = onnx.parser.parse_model(TEXT)
     before = model.SerializeToString()
     assert Graph(model).commit().SerializeToString() == before
+
+
+def test_a_new_view_knows_its_file_and_no_more() -> None:
+    graph = Graph(onnx.parser.parse_model(TEXT), Path("model.onnx"))
+    assert (graph.path, graph.unexpanded, graph.declared_shapes) == (Path("model.onnx"), {}, set())
 
 
 def test_what_was_added_runs(graph: Graph) -> None:
@@ -65,6 +72,7 @@ def test_what_nobody_reads_goes_and_captures_are_read(graph: Graph) -> None:
 
 
 def test_where_values_come_from_and_go(graph: Graph) -> None:
+    assert list(graph.made()) == ["h", "d", "y"]
     assert {name: node.name for name, node in graph.producers().items()} == {"h": "first", "d": "dead", "y": "last"}
     uses = {name: sorted((node.name, position) for node, position in places) for name, places in graph.uses().items()}
     assert uses["h"] == [("dead", 0), ("last", -1)]
@@ -79,12 +87,91 @@ def test_fresh_names_are_nobodys(graph: Graph) -> None:
     assert all(graph.taken(name) for name in taken)
     drawn = [graph.fresh(stem) for stem in ("h", "h", "h_1", "a", "first", "new", "new")]
     assert len({*drawn, *taken}) == len(drawn) + len(taken)
-    assert drawn[5] == "new"
+    assert drawn[5:] == ["new", "new_1"]
     other = Graph(onnx.parser.parse_model(TEXT))
     other.share_names(graph)
     assert other.fresh("new") not in drawn
     other.use_domain("my.ops")
-    assert graph.opset("my.ops") == 1
+    assert graph.opset("my.ops") == other.opset("my.ops") == 1
+    other.use_domain("my.ops")
+    assert [entry.domain for entry in other.proto.opset_import].count("my.ops") == 1
+
+
+def test_names_given_by_others_are_taken(graph: Graph) -> None:
+    graph.add_initializer("two", np.float32([2.0]))
+    graph.add_input("z", tensor_type(TensorProto.FLOAT, []))
+    graph.set_nodes(iter([*graph.nodes, helper.make_node("Neg", ["y"], ["negative"], name="negate")]))
+    assert [node.name for node in graph.nodes] == ["first", "dead", "last", "negate"]
+    assert all(graph.taken(name) for name in ("two", "z", "negative", "negate"))
+    assert not graph.taken("three") and "z" not in graph.original_names
+
+
+def test_types_of_what_is_added(graph: Graph) -> None:
+    graph.add_initializer("table", np.zeros((3, 2), np.int64))
+    assert graph.types["table"] == tensor_type(TensorProto.INT64, [3, 2])
+    double = tensor_type(TensorProto.DOUBLE, ["n"])
+    graph.add_input("z", double)
+    assert graph.types["z"] == double
+    graph.add_output("z")
+    assert graph.proto.graph.output[-1].type == double
+
+
+def test_added_constants_pass_to_the_graph_around(graph: Graph) -> None:
+    inner = Graph(onnx.parser.parse_model(TEXT))
+    inner.add_initializer("table", np.float32([[1, 2]]))
+    assert inner.added("table") and not inner.added("w")
+    inner.hand_constants_to(graph)
+    assert not inner.added("table") and graph.added("table")
+    np.testing.assert_array_equal(numpy_helper.to_array(graph.initializers["table"]), [[1, 2]])
+    assert graph.types["table"] == tensor_type(TensorProto.FLOAT, [1, 2])
+
+
+def test_an_added_constant_that_was_dropped_stays_away(graph: Graph) -> None:
+    graph.add_initializer("two", np.float32([2.0]))
+    graph.drop_unread(["two"])
+    assert not graph.added("two")
+    assert [tensor.name for tensor in graph.commit().graph.initializer] == ["w", "idle"]
+
+
+def test_work_goes_on_after_a_commit(graph: Graph) -> None:
+    graph.commit()
+    graph.nodes[0].op_type = "Add"
+    assert graph.proto.graph.node[0].op_type == "Add"
+
+
+def test_a_rewritten_skeleton_is_adopted() -> None:
+    """Nodes, opsets and new constants are the skeleton's; weights and what was noted of a node stay."""
+    model = onnx.parser.parse_model(TEXT)
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(SMALL, np.float32), "large"))
+    model.graph.node[0].metadata_props.add(key="namespace", value="layer")
+    model.graph.node[1].metadata_props.add(key="namespace", value="old")
+    graph = Graph(model)
+    graph.nodes = graph.nodes[:-1]  # the skeleton has the nodes under work, not those of the file
+    graph.add_initializer("two", np.float32([2]))
+    skeleton = graph.skeleton()
+    assert [node.name for node in skeleton.graph.node] == ["first", "dead"]
+    assert [value.name for value in skeleton.graph.input] == ["x", "c", "large"]
+    assert [tensor.name for tensor in skeleton.graph.initializer] == ["w", "idle", "two"]
+    skeleton.ir_version = 10
+    del skeleton.opset_import[:]
+    skeleton.opset_import.add(domain="", version=21)
+    del skeleton.graph.node[0].metadata_props[:]
+    skeleton.graph.node[1].metadata_props[0].value = "new"
+    skeleton.graph.node.append(helper.make_node("Identity", ["d"], ["made"], name="copied"))
+    skeleton.graph.initializer.append(numpy_helper.from_array(np.float32([3]), "three"))
+    skeleton.graph.initializer[0].float_data[:] = [7, 7]
+    graph.adopt(skeleton)
+    noted = {node.name: [(each.key, each.value) for each in node.metadata_props] for node in graph.nodes}
+    assert noted == {"first": [("namespace", "layer")], "dead": [("namespace", "new")], "copied": []}
+    assert graph.taken("made")
+    assert (graph.opset(), graph.opset("com.microsoft"), graph.proto.ir_version) == (21, None, 10)
+    assert [tensor.name for tensor in graph.commit().graph.initializer] == ["w", "idle", "large", "three"]
+    np.testing.assert_array_equal(numpy_helper.to_array(graph.initializers["w"]), [1, 2])
+    assert graph.initializers["three"] is graph.proto.graph.initializer[-1]
+    older = graph.skeleton()
+    older.ir_version = 7
+    graph.adopt(older)
+    assert graph.proto.ir_version == 10
 
 
 def test_fresh_symbols_are_nobodys() -> None:
@@ -93,6 +180,22 @@ def test_fresh_symbols_are_nobodys() -> None:
     named = graph.named(tensor_type(TensorProto.FLOAT, [None, 3, None]))
     first, three, second = shape_of(named) or ()
     assert three == 3 and len({first, second, "_d7", "_d8"}) == 4
+    assert Graph(onnx.parser.parse_model(TEXT)).fresh_symbol() == "_d1"
+
+
+def test_symbols_of_an_inference_become_the_graphs_own(graph: Graph) -> None:
+    symbols: dict[str, str] = {}
+    named = graph.named(tensor_type(TensorProto.FLOAT, ["unk__0", 3, "unk__1", "unk__0"]), symbols)
+    assert shape_of(named) == ("_d1", 3, "_d2", "_d1")
+    assert symbols == {"unk__0": "_d1", "unk__1": "_d2"}
+    assert shape_of(graph.named(tensor_type(TensorProto.FLOAT, ["n", "unk__1"]))) == ("n", "unk__1")
+
+
+def test_equal_types_are_one(graph: Graph) -> None:
+    first, equal, other = (tensor_type(TensorProto.FLOAT, [size]) for size in (2, 2, 3))
+    assert graph.shared(first) is first and graph.shared(equal) is first and graph.shared(other) is other
+    graph.types.update(a=first, b=first, c=other)
+    assert [shape_of(each) for each in graph.distinct_types()] == [(2,), (3,)]
 
 
 def test_opsets(graph: Graph) -> None:
@@ -115,10 +218,10 @@ def test_what_is_constant(graph: Graph) -> None:
     assert graph.constant("w") is None
     graph.vary(["idle"])
     assert graph.constant("idle") is None
-    large = numpy_helper.from_array(np.zeros(1 << 20, np.float32), "large")
     model = onnx.parser.parse_model(TEXT)
-    model.graph.initializer.append(large)
-    assert Graph(model).constant("large") is None
+    for name, size in {"small": SMALL, "large": SMALL + 1}.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.zeros(size, np.int8), name))
+    assert Graph(model).constant("small") is not None and Graph(model).constant("large") is None
 
 
 def test_initializers_among_the_inputs_become_constants() -> None:

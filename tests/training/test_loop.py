@@ -2,12 +2,16 @@
 
 import math
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
+from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.training.loop import Loop
+from onnxgrad_cli.training.steps.base import NotFinite
 
 
 class Folder:
@@ -78,3 +82,243 @@ def test_an_epoch_that_ties_with_the_best_costs_patience(patience, epochs):
     run = loop([2.0] * 5, patience=patience)
     assert run.run() == ("done" if patience is None else "no better")
     assert len(run.progress.epochs) == epochs
+
+
+class Steps:
+    """Two batches an epoch, of 3 samples and 1, whose losses are told: what the loop asks of the rest is written down.
+
+    The weight w is the count of steps; the rate is a tenth of it; a loss of None is a step that fails.
+    """
+
+    def __init__(self, losses, **changes):
+        self.losses, self.log, self.checkpoints, self.watched, self.observed = losses, Mock(), [], [], []
+        self.w = np.zeros(2, np.float32)
+        self.fed = []
+        self.trainer = SimpleNamespace(
+            steps=0, buffers="buffers", roles=SimpleNamespace(adapters=[], averages={"w": "w_ema"}), step=self.step,
+            weights=lambda: {"w": self.w}, state=lambda: {"m": np.float32(0.5)}, load=Mock(),
+        )  # fmt: skip
+        self.position, self.restore = 0, Mock()
+        folder = SimpleNamespace(
+            path="runs/a", begun=False, log=self.opened, load=lambda: self.checkpoint,
+            save=lambda values, said, best=False: self.checkpoints.append((dict(values), said, best)),
+        )  # fmt: skip
+        schedule = SimpleNamespace(
+            rate=lambda steps: steps / 10, observe=self.observed.append, state=lambda: "schedule", restore=Mock()
+        )
+        given = {
+            "trainer": self.trainer, "data": SimpleNamespace(batch=lambda indices: indices.tolist()), "batches": self,
+            "schedule": schedule, "evaluator": None, "watched": "loss", "higher": False, "epochs": len(losses) // 2,
+            "patience": None, "save_every": 0, "folder": folder, "stop": lambda: False,
+            "watch": lambda steps, loss: self.watched.append((steps, loss)), "model": "a model",
+        }  # fmt: skip
+        self.loop = Loop(**{**given, **changes})
+
+    @contextmanager
+    def opened(self, steps):
+        assert steps == 0
+        yield self.log
+
+    def __iter__(self):
+        for self.position, indices, whole in ((3, [2, 0, 1], 3), (0, [3], 1)):
+            yield SimpleNamespace(indices=np.array(indices), whole=whole)
+
+    def state(self):
+        return {"position": self.position}
+
+    def step(self, batch, rate):
+        self.fed.append((batch, rate))
+        loss = self.losses[self.trainer.steps]
+        if loss is None:
+            raise NotFinite("the loss is nan")
+        self.trainer.steps += 1
+        self.w = self.w + 1
+        return loss
+
+    def lines(self):
+        return [
+            {key: value for key, value in call.args[0].items() if key != "seconds"} for call in self.log.add.mock_calls
+        ]
+
+
+def evaluator(results):
+    """An evaluator of the loss alone, which gives these in turn."""
+    told = iter(results)
+    evaluate = Mock(side_effect=lambda buffers: {"loss": next(told)})
+    evaluate.names = ["loss"]
+    return evaluate
+
+
+def test_each_step_is_fed_logged_and_watched_and_an_epoch_has_the_mean_over_its_samples():
+    evaluate = evaluator([5.0, 4.0])
+    run = Steps([1.0, 2.0, 3.0, 7.0], evaluator=evaluate)
+    assert run.loop.run() == "done"
+    assert run.fed == [([2, 0, 1], 0.0), ([3], 0.1), ([2, 0, 1], 0.2), ([3], 0.3)]
+    assert run.watched == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 7.0)]
+    first, second = {"loss": 1.25, "val_loss": 5.0}, {"loss": 4.0, "val_loss": 4.0}
+    assert run.lines() == [
+        {"step": 1, "epoch": 1, "loss": 1.0, "rate": 0.0},
+        {"step": 2, "epoch": 1, "loss": 2.0, "rate": 0.1},
+        {"step": 2, "epoch": 1, **first},
+        {"step": 3, "epoch": 2, "loss": 3.0, "rate": 0.2},
+        {"step": 4, "epoch": 2, "loss": 7.0, "rate": 0.3},
+        {"step": 4, "epoch": 2, **second},
+    ]
+    assert all(0 <= call.args[0].get("seconds", 0) < 10 for call in run.log.add.mock_calls)
+    assert sum("seconds" in call.args[0] for call in run.log.add.mock_calls) == 4
+    assert run.observed == [5.0, 4.0]
+    evaluate.assert_called_with("buffers")
+
+
+def test_a_checkpoint_says_all_that_it_takes_to_go_on():
+    run = Steps([1.0, 2.0])
+    run.loop.run()
+    ((values, said, best),) = run.checkpoints
+    assert best and sorted(values) == ["m", "w"] and values["w"].tolist() == [2, 2]
+    progress = {"epochs": [{"loss": 1.25}], "best": 1, "total": 0.0, "seen": 0}
+    assert said == {
+        "steps": 2, "batches": {"position": 0}, "schedule": "schedule", "run": progress, "weights": ["w"],
+        "adapters": [], "model": "a model", "averages": {"w": "w_ema"},
+    }  # fmt: skip
+    run.log.write.assert_called_once_with()
+
+
+def test_checkpoints_within_an_epoch():
+    run = Steps([1.0] * 6, save_every=3)
+    run.loop.run()
+    assert [(said["steps"], best) for _, said, best in run.checkpoints] == [
+        (2, True), (3, False), (4, False), (6, False),
+    ]  # fmt: skip
+    assert run.checkpoints[1][1]["run"] == {"epochs": [{"loss": 1.0}], "best": 1, "total": 3.0, "seen": 3}
+
+
+@pytest.mark.parametrize(("after", "epochs", "saved"), [(1, 0, [1]), (2, 1, [2, 2]), (3, 1, [2, 3])])
+def test_an_end_that_was_asked_for_comes_after_the_step_and_is_saved(after, epochs, saved):
+    run = Steps([1.0] * 4)
+    run.loop.stop = lambda: run.trainer.steps >= after
+    assert run.loop.run() == "stopped"
+    assert run.trainer.steps == after and len(run.loop.progress.epochs) == epochs
+    assert [said["steps"] for _, said, _ in run.checkpoints] == saved
+
+
+@pytest.mark.parametrize(
+    ("begun", "where"),
+    [(False, "there is no checkpoint yet"), (True, "'runs/a' has the last good checkpoint")],
+)
+def test_a_loss_that_is_no_number_names_the_step_and_its_samples(begun, where):
+    run = Steps([1.0, None])
+    run.loop.folder.begun = begun
+    with pytest.raises(OnnxgradError) as failed:
+        run.loop.run()
+    assert failed.value.message == "step 2: the loss is nan, on the samples 3"
+    assert failed.value.hint == f"try a smaller learning rate, or look at these samples; {where}"
+
+
+@pytest.mark.parametrize(("count", "shown"), [(8, "0, 1, 2, 3, 4, 5, 6, 7"), (9, "0, 1, 2, 3, 4, 5, 6, 7, ...")])
+def test_of_many_samples_eight_are_named(count, shown):
+    run = Steps([None], epochs=1)
+    batches = Mock(position=0)
+    batches.__iter__ = lambda self: iter([SimpleNamespace(indices=np.arange(count), whole=count)])
+    run.loop.batches = batches
+    with pytest.raises(OnnxgradError) as failed:
+        run.loop.run()
+    assert failed.value.message == f"step 1: the loss is nan, on the samples {shown}"
+
+
+def test_weights_that_are_no_longer_finite_are_not_saved():
+    run = Steps([1.0, 2.0])
+    run.w = np.float32([0, np.inf])
+    with pytest.raises(OnnxgradError) as failed:
+        run.loop.run()
+    assert failed.value.message == "step 2: 'w' is no longer finite"
+    assert failed.value.hint == "try a smaller learning rate; there is no checkpoint yet"
+    assert not run.checkpoints
+
+
+def test_what_cannot_be_written_says_how_to_go_on():
+    run = Steps([1.0, 2.0])
+    run.loop.folder.save = Mock(side_effect=OnnxgradError("the disk is full"))
+    with pytest.raises(OnnxgradError) as failed:
+        run.loop.run()
+    assert failed.value.message == "step 2: the disk is full"
+    assert failed.value.hint == "mend it and go on with `resume`: there is no checkpoint yet"
+
+
+def checkpoint(**changes):
+    progress = {"epochs": [{"loss": 1.0, "val_loss": 2.0}], "best": 1, "total": 3.0, "seen": 4}
+    said = {"steps": 6, "batches": "place", "schedule": "rates", "run": progress, "adapters": [], "model": "a model"}
+    return {"w": np.ones(2), "m": np.ones(1)}, {**said, **changes}
+
+
+def test_a_run_goes_on_where_its_checkpoint_was():
+    run = Steps([], evaluator=evaluator([]))
+    run.checkpoint = values, said = checkpoint()
+    run.loop.resume()
+    run.trainer.load.assert_called_once_with(values, 6)
+    run.loop.batches.restore.assert_called_once_with("place")
+    run.loop.schedule.restore.assert_called_once_with("rates")
+    assert vars(run.loop.progress) == said["run"]
+    run.checkpoint[1].pop("model")  # checkpoints of older versions do not say it
+    run.loop.resume()
+
+
+@pytest.mark.parametrize(
+    ("without", "changes", "message", "hint"),
+    [
+        ("w", {}, "the run was begun without 'w': other weights were trained, or by another optimizer",
+         "go on with the same options, or begin anew with `run`"),
+        ("m", {}, "the run was begun without 'm': other weights were trained, or by another optimizer",
+         "go on with the same options, or begin anew with `run`"),
+        ("", {"adapters": [{"weight": "w"}]}, "the run was begun with other adapters",
+         "go on with the same `lora`, or begin anew"),
+        ("", {"model": "another"}, "the run was begun with another model or other options: its steps were not these",
+         "go on with the same ones, or begin anew with `run`; `onnxgrad export` makes a model of its checkpoint"),
+        ("", {"run": {"epochs": [{"loss": 1.0, "val_f1": 2.0}]}},
+         "the run was begun with loss, val_f1 to judge an epoch by, now it is loss, val_loss",
+         "go on with the same `val` and `metrics`, or begin anew with `run`"),
+    ],
+)  # fmt: skip
+def test_a_run_does_not_go_on_as_another(without, changes, message, hint):
+    run = Steps([], evaluator=evaluator([]))
+    values, said = checkpoint(**changes)
+    values.pop(without, None)
+    run.checkpoint = values, said
+    with pytest.raises(UsageError) as refused:
+        run.loop.resume()
+    assert (refused.value.message, refused.value.hint) == (message, hint)
+    run.trainer.load.assert_not_called()
+
+
+def test_a_run_without_validation_goes_on_as_one():
+    run = Steps([])
+    run.checkpoint = checkpoint()
+    with pytest.raises(UsageError) as refused:
+        run.loop.resume()
+    assert refused.value.message.endswith("now it is loss")
+    run.checkpoint[1]["run"]["epochs"] = []
+    run.loop.resume()
+
+
+@dataclass
+class Adapter:
+    """What a checkpoint tells of an adapter: its fields."""
+
+    weight: str
+
+
+def test_a_run_goes_on_with_the_same_adapters():
+    run = Steps([1.0, 2.0])
+    run.trainer.roles.adapters = [Adapter("w")]
+    run.loop.run()
+    assert run.checkpoints[0][1]["adapters"] == [{"weight": "w"}]
+    run.loop.evaluator = evaluator([])
+    run.checkpoint = checkpoint(adapters=[{"weight": "w"}])
+    run.loop.resume()
+
+
+def test_the_log_has_the_seconds_of_a_step_to_the_microsecond(monkeypatch):
+    run = Steps([1.0, 2.0])
+    monkeypatch.setattr("onnxgrad_cli.training.loop.time", Mock(perf_counter=Mock(side_effect=[5, 5.12345678, 6, 8])))
+    run.loop.run()
+    seconds = [call.args[0]["seconds"] for call in run.log.add.mock_calls if "seconds" in call.args[0]]
+    assert seconds == [0.123457, 2]

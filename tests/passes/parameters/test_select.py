@@ -6,7 +6,7 @@ import pytest
 
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError, UsageError
-from onnxgrad_cli.options import Options
+from onnxgrad_cli.options import LoraSpec, Options
 from onnxgrad_cli.record import Training
 
 
@@ -149,3 +149,88 @@ def test_nothing_to_train() -> None:
     with pytest.raises(UnsupportedError, match="no float initializer"):
         training("g (float[N] x) => (float[N] y) { y = Relu(x) }")
     assert training("g (float[N] x) => (float[N] y) { y = Relu(x) }", grad_of_input=("*",)).grad_of_input == ["x"]
+
+
+def test_what_was_not_named_says_by_which_choices() -> None:
+    assert training(LINEAR, train=("w",)).not_trained == {"b": "not named by `train`"}
+    assert training(LINEAR, preset=("bias",)).not_trained == {"w": "not named by `preset='bias'`"}
+    found = training(LINEAR, train=("b",), preset=("bias",), train_last=1, freeze=("w",))
+    assert (found.trained, found.not_trained) == (["b"], {"w": "frozen by `freeze`"})
+    text = LINEAR.replace("h = MatMul(x, w)", "r = MatMul(x, v) h = MatMul(r, w)").replace(
+        "<float", "<float[3, 3] v, float"
+    )
+    text = text.replace("float[3, 3] v", "float[3, 3] v = {1, 2, 3, 4, 5, 6, 7, 8, 9}")
+    found = training(text, train=("b",), preset=("bias",), train_last=1)
+    assert found.trained == ["w", "b"]
+    assert found.not_trained == {"v": "not named by `train` or `preset='bias'` or `train_last=1`"}
+
+
+def test_adapters_leave_to_training_what_was_asked_for_by_name() -> None:
+    found = training(LINEAR, lora=LoraSpec(1), train=("b",))
+    assert "b" in found.trained and "w" not in found.trained
+    assert found.not_trained["w"] == "frozen: its adapter is trained"
+
+
+def test_a_weight_asked_for_that_the_loss_does_not_depend_on_is_refused() -> None:
+    text = """
+    g (float[N, 2] x) => (float[N, 2] y, float[2] z) <float[2] w = {1, 2}, float[2] v = {1, 2}, float[2] u = {1, 2}>
+    { y = Mul(x, w) z = Mul(v, u) }
+    """
+    with pytest.raises(UsageError) as refused:
+        training(text, train=("v", "u", "w"))
+    assert refused.value.message == "`train`: no differentiable path ties 'v' to 'y'"
+    found = training(text, train=("v", "w"), freeze=("v",))
+    assert (found.trained, found.not_trained["v"]) == (["w"], "frozen by `freeze`")
+    assert training(text).trained == ["w"]
+
+
+def test_a_path_ends_where_floats_become_integers() -> None:
+    found = training("""
+    g (float[N, 2] x) => (float[N, 2] y) <float[2] w = {1, 2}, float[2] v = {1, 2}, float[2, 2] table = {1, 2, 3, 4}>
+    { p = Mul(x, v) i = ArgMax<axis = 1, keepdims = 0>(p) e = Gather(table, i) y = Mul(e, w) }
+    """)
+    assert found.trained == ["w", "table"]
+    assert found.not_trained["v"] == "no differentiable path ties it to the loss"
+
+
+def test_quantized_weights_are_told_of() -> None:
+    found = training("""
+    g (float[N, 2] x) => (float[N, 2] y) <int8[2] q = {1, 2}, float scale = {0.5}, float[2] w = {1, 2}>
+    { d = DequantizeLinear(q, scale) h = Mul(x, d) y = Mul(h, w) }
+    """)
+    assert found.trained == ["w"]
+    assert found.not_trained == {"scale": "quantization scale", "q": "quantized: integers have no gradient"}
+
+
+@pytest.mark.parametrize(("others", "told"), [(3, "'a', 'b', 'c'"), (4, "'a', 'b', 'c' and more")])
+def test_a_weight_that_an_exporter_has_merged_is_told_of(others: int, told: str) -> None:
+    copies = "".join(f"{name} = Identity(w) " for name in "abcd"[:others])
+    text = f"""
+    g (float[N, 2] x) => (float[N, 2] y) <float[2] w = {{1, 2}}>
+    {{ {copies} k = Identity(x) y = Sum({", ".join("abcd"[:others])}, w, k) }}
+    """
+    merged = [caution for caution in training(text).cautions if "is also called" in caution.text]
+    ((kind, name, said),) = [(caution.kind, caution.subject, caution.text) for caution in merged]
+    assert (kind, name) == ("note", "w")
+    assert said == (
+        f"'w' is also called {told}: trained as one weight. PyTorch's older exporter merges weights of equal values; "
+        "if they are to be trained apart, export without that"
+    )
+    assert not [
+        caution for caution in training(text, freeze=("w",), grad_of_input=("x",)).cautions if "also" in str(caution)
+    ]
+
+
+def test_what_is_said_where_nothing_is_left() -> None:
+    with pytest.raises(UnsupportedError) as refused:
+        training(LINEAR, freeze=("*",))
+    assert refused.value.message == "no weight is left to train:\n  w: frozen by `freeze`\n  b: frozen by `freeze`"
+    assert refused.value.hint == "choose weights with `train=GLOB`"
+    with pytest.raises(UnsupportedError) as refused:
+        training("g (float[N] x) => (float[N] y) { y = Relu(x) }")
+    assert refused.value.message == "the model has no float initializer: there is nothing to train"
+    assert refused.value.hint == "gradients of its float inputs can be had with `grad_of_input='*'`"
+    with pytest.raises(UsageError, match="`grad_of_input`: 'i' matches no float input"):
+        training(LINEAR.replace("(float[N, 3] x)", "(float[N, 3] x, int64 i)"), grad_of_input=("i",))
+    with pytest.raises(UsageError, match="`train`: 'bias' matches no float weight"):
+        training(LINEAR, train=("bias",))
