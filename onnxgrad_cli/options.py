@@ -494,18 +494,9 @@ class Options(
 ):
     """Everything a build can be asked for; the defaults are those of the command line.
 
-    The attributes are those of its parts: `LossOptions`,
-    `ParameterOptions`,
-    `AdapterOptions`,
-    `InputOptions`,
-    `OptimizerOptions`,
-    `InitOptions`,
-    `MemoryOptions`,
-    `OutputOptions`,
-    `ModeOptions`,
-    `GradientOptions`,
-    `NameOptions`,
-    `ShapeOptions`.
+    The attributes are those of its parts: `LossOptions`, `ParameterOptions`, `AdapterOptions`, `InputOptions`,
+    `OptimizerOptions`, `InitOptions`, `MemoryOptions`, `OutputOptions`, `ModeOptions`, `GradientOptions`, `NameOptions`
+    and `ShapeOptions`.
 
     Raises:
         UsageError: a word, a number or a type does not fit; the message names the field.

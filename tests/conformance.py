@@ -20,9 +20,9 @@ from typing import Any
 
 import onnx
 
+from onnxgrad_cli.ir.domains import full_name
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.targets import STANDARD
-from onnxgrad_cli.verification.coverage import full_name
 from tests import proofs
 from tests.autodiff.test_backend_nodes import (
     BESIDE,

@@ -22,12 +22,13 @@ from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.autodiff.reverse import differentiate
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UnsupportedError
+from onnxgrad_cli.ir.domains import full_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import captured, reads
 from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.passes.prepare import downgrade, prepare
 from onnxgrad_cli.record import Training
-from onnxgrad_cli.verification.coverage import PROOFS, full_name, operand_names, output_names
+from onnxgrad_cli.verification.coverage import PROOFS, operand_names, output_names
 from tests.autodiff import rows as table
 from tests.harness import Case, Const, forward_model
 

@@ -19,7 +19,7 @@ from onnxgrad_cli.autodiff.registry import NEWEST_OPSET, rule
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import OnnxgradError
-from onnxgrad_cli.ir.domains import is_standard, plain_domain
+from onnxgrad_cli.ir.domains import full_name, is_standard, plain_domain
 from onnxgrad_cli.ir.types import is_float
 
 Nodes = Sequence[tuple[Any, ...]]
@@ -106,7 +106,7 @@ class _Definition:
     """A checked definition, called as a rule."""
 
     def __init__(self, domain: str, op_type: str, nodes: Nodes) -> None:
-        self.label = f"the gradient definition of {domain or 'ai.onnx'}::{op_type}"
+        self.label = f"the gradient definition of {full_name(op_type, domain)}"
         if not isinstance(nodes, (list, tuple)) or not nodes:
             self._wrong("is no list of nodes")
         self.schema = _schema(op_type, domain)

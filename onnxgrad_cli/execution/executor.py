@@ -9,6 +9,7 @@ import numpy as np
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.execution import session
+from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import Arrays, element_type
 from onnxgrad_cli.targets.standard import to_standard
 
@@ -56,8 +57,7 @@ class Executor:
 
 def to_double(model: ModelProto) -> ModelProto:
     """A copy of a model that computes in float64 where it did in float32, float16 or bfloat16."""
-    double = ModelProto()
-    double.CopyFrom(model)
+    double = copied(model)
     to_standard(double)
     del double.graph.value_info[:]
     _widen(double.graph)

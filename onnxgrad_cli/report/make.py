@@ -21,6 +21,7 @@ from onnxgrad_cli.common.wording import flag_of, in_flags
 from onnxgrad_cli.cost import cost
 from onnxgrad_cli.errors import Caution, CheckFailed, OnnxgradError, Refusal, UnsupportedError
 from onnxgrad_cli.files import ModelSource
+from onnxgrad_cli.ir.domains import full_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.randomness import RANDOM, is_random
 from onnxgrad_cli.ir.types import dtype_of, shape_of
@@ -278,7 +279,7 @@ def _operators(graph: Graph, training: Training) -> list[Operator]:
 
     rows = []
     for (domain, op_type), where in nodes.items():
-        full = f"{domain or 'ai.onnx'}::{op_type}"
+        full = full_name(op_type, domain)
         own = where["model"] + where["loss"]
         rows.append(
             Operator(

@@ -15,6 +15,7 @@ from onnx import ModelProto, helper
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.files import load_external_data
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import Arrays, is_external, nbytes
 from onnxgrad_cli.metadata import Roles, started
 from onnxgrad_cli.standard.gradient_operator import expand_gradients, has_gradients
@@ -126,8 +127,7 @@ def _with_weights(model: ModelProto, path: Path | None) -> ModelProto:
     """The model with its external data loaded, as a copy where there are any; else the model itself."""
     if not any(is_external(tensor) for tensor in model.graph.initializer):
         return model
-    loaded = ModelProto()
-    loaded.CopyFrom(model)
+    loaded = copied(model)
     load_external_data(loaded, path)
     return loaded
 
@@ -172,8 +172,7 @@ def _computes_the_original(case: Case) -> Found:
     names = [name for name in types if name in made]
     if not names:
         return Found("skipped", "the loss judges a value that is no output of the original")
-    probe = ModelProto()
-    probe.CopyFrom(model)
+    probe = copied(model)
     del probe.graph.output[:]
     probe.graph.output.extend(helper.make_value_info(name, types[name]) for name in names)
     taken = {value.name for value in original.graph.input}

@@ -19,6 +19,7 @@ from onnx.defs import OpSchema
 
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.autodiff.registry import NEWEST_OPSET
+from onnxgrad_cli.ir.domains import full_name
 
 PROOFS = Path(__file__).with_name("proofs.json")
 """What the tests have found: written by tests/proofs.py and tests/conformance.py, read only here."""
@@ -133,11 +134,6 @@ def operand_names(op_type: str, domain: str, version: int) -> list[str]:
         function, leading = (rule.function, 3) if rule else (definition.function, 1) if definition else (None, 0)
         given = list(inspect.signature(function).parameters.values())[leading:] if function else []
         return [parameter.name for parameter in given if parameter.kind is not parameter.KEYWORD_ONLY]
-
-
-def full_name(op_type: str, domain: str) -> str:
-    """An operator's name with its domain, as in the file of proofs."""
-    return f"{domain or 'ai.onnx'}::{op_type}"
 
 
 @cache

@@ -21,6 +21,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, num
 from onnxgrad_cli.autodiff.registry import NEWEST_OPSET
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 from onnxgrad_cli.execution.opsets import newest_loaded
+from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import HALVES, Arrays, dtype_of, is_float
 
 LARGEST = 10_000_000
@@ -152,8 +153,7 @@ def _constants_apart(model: ModelProto, inputs: Sequence[np.ndarray]) -> tuple[M
     point = {value.name: x for value, x in zip(model.graph.input, inputs, strict=True)}
     floats = [value for value in model.graph.input if is_float(value.type)]
     wanted = {value.name for value in floats}
-    copy = ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     del copy.graph.input[:]
     copy.graph.input.extend(floats)
     copy.graph.initializer.extend(numpy_helper.from_array(x, n) for n, x in point.items() if n not in wanted)

@@ -15,6 +15,7 @@ from onnx import ModelProto, helper, numpy_helper
 
 from onnxgrad_cli.execution.executor import Executor, to_double
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import HALVES, Arrays, dtype_of
 from onnxgrad_cli.verification.differences import Difference, directional
 from onnxgrad_cli.verification.feeds import DescribedModel
@@ -160,8 +161,7 @@ def _width(model: ModelProto) -> int:
 
 def part(model: ModelProto, output: str | None = None) -> ModelProto:
     """The part of a model that computes one output (None: its outputs)."""
-    part = ModelProto()
-    part.CopyFrom(model)
+    part = copied(model)
     kept = [value for value in part.graph.output if output in (None, value.name)]
     del part.graph.output[:]
     part.graph.output.extend(kept)
