@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 ZOO ?= ../shared/zoo
+INTAKE ?= ../shared/intake
 FUZZ_SECONDS ?= 600
 
 BIN := .venv/bin
@@ -9,7 +10,7 @@ VERSIONS := tests/cli tests/passes tests/verification tests/report tests/autodif
 TRAIN := build/digits_cnn.train.onnx
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: run test test-slow test-all test-lowest lint docs site mutants conformance fuzz-graphs zoo bench clean
+.PHONY: run test test-slow test-all test-lowest lint docs site mutants conformance fuzz-graphs zoo intake bench clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -64,6 +65,9 @@ zoo: .venv/installed-test  ## compare the gradients of the real models in ZOO wi
 	$(BIN)/python -m tests.zoo $(ZOO) --target ort-cuda
 	$(BIN)/python -m tests.zoo $(ZOO) --recompute elementwise
 	$(BIN)/python -m tests.zoo $(ZOO) --keep 0.5
+
+intake: .venv/installed-test  ## build the models of INTAKE, as exporters write them, by the command; each must end as is expected of it
+	$(BIN)/python -m tests.intake $(INTAKE)
 
 bench: .venv/installed-bench  ## time and memory beside named peers: builds, operators' gradients, derivatives, training steps (benchmarks/RESULTS.md)
 	$(BIN)/python -m benchmarks.build

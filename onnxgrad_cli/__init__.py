@@ -65,6 +65,7 @@ if TYPE_CHECKING:  # the same names again, for type checkers; a test holds the t
     from onnxgrad_cli.jobs.build import inspect as inspect, run_build as run_build
     from onnxgrad_cli.jobs.check import run_check as run_check
     from onnxgrad_cli.jobs.derive import run_derive as run_derive
+    from onnxgrad_cli.jobs.doctor import doctor as doctor
     from onnxgrad_cli.jobs.expand import run_expand as run_expand
     from onnxgrad_cli.jobs.export import run_export as run_export
     from onnxgrad_cli.jobs.train import Course as Course, Trained as Trained, run_train as run_train
@@ -111,6 +112,7 @@ _NAMES = {
     "jobs.build": "inspect run_build",
     "jobs.check": "run_check",
     "jobs.derive": "run_derive",
+    "jobs.doctor": "doctor",
     "jobs.expand": "run_expand",
     "jobs.export": "run_export",
     "jobs.train": "Course Trained run_train",

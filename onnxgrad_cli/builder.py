@@ -13,6 +13,8 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes import pipeline, pipeline_for
 from onnxgrad_cli.passes.pipeline import PassRecord
+from onnxgrad_cli.passes.prepare.declarations import forget_placeholders, repeated, taken_to_be_equal
+from onnxgrad_cli.passes.prepare.fixed_shapes import fixed_sizes
 from onnxgrad_cli.record import Training
 
 
@@ -56,6 +58,8 @@ def build(
 ) -> TrainingModel:
     """Turn an inference model into a training model.
 
+    The model is not run to see whether sizes that it calls by one name are equal; a caution tells what was believed.
+
     Args:
         model: a file, the bytes of one, or a model, which is not changed; its external data, if any, need not be
             loaded. `TrainingModel(Graph(model), options).run()` saves the copy of a model that nobody else has.
@@ -70,5 +74,9 @@ def build(
     """
     proto, source = own_model(model, path)
     built = TrainingModel(Graph(proto, source), options or Options())
+    forget_placeholders(built.graph)
+    believed = list(repeated(proto, fixed_sizes(built.options)))
+    if believed:
+        built.training.cautions.append(taken_to_be_equal(believed))
     built.run(after, stop_after)
     return built

@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.ir.dialects import complaint, mend
 from onnxgrad_cli.ir.nodes import subgraphs
 from onnxgrad_cli.ir.skeleton import copied, skeleton
 from onnxgrad_cli.ir.types import SMALL, is_external, nbytes
@@ -175,7 +175,7 @@ def _what_else(head: bytes) -> tuple[str, str] | None:
 
 
 def check_structure(model: ModelProto, where: str = "the model") -> None:
-    """Check a model by onnx.checker, without its weights.
+    """Check a model by onnx.checker, without its weights; what onnxruntime reads all the same passes (`ir.dialects`).
 
     Raises:
         OnnxgradError: the model breaks the ONNX specification.
@@ -186,14 +186,10 @@ def check_structure(model: ModelProto, where: str = "the model") -> None:
             tensor.ClearField("data_location")
             tensor.ClearField("external_data")
             tensor.dims[:] = [0]
-    try:
-        onnx.checker.check_model(bare)
-    except (onnx.checker.ValidationError, ValueError) as error:
-        raise OnnxgradError(f"{where} is no valid ONNX model: {_one_line(error)}", "export it again") from None
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(line.strip() for line in str(error).splitlines() if line.strip())[:600]
+    mend(bare)
+    fault = complaint(bare)
+    if fault:
+        raise OnnxgradError(f"{where} is no valid ONNX model: {fault}", "export it again")
 
 
 # -- external data -------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from onnxgrad_cli.common.choices import (
     TargetName,
     Yield,
 )
+from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import Shape
 from onnxgrad_cli.losses.spec import LossSpec
@@ -126,7 +127,8 @@ def check_loss_scale(scale: object) -> LossScale:
 # -- the parts --------------------------------------------------------------------------------------------------------
 
 
-class _Part:
+@dataclass(frozen=True)
+class _Part(KnownKeywords):
     """A part of the options: `__post_init__` checks its fields, then those of the parts after it."""
 
     def __post_init__(self) -> None:
@@ -407,14 +409,18 @@ class ShapeOptions(_Part):
     Attributes:
         dims: symbol -> size, fixed before anything else.
         shapes: input -> shape, fixed before anything else.
+        infer_by_run: read ranks that can't be inferred off a run of the model; by default where that is quick.
     """
 
     dims: Mapping[str, int] = field(default_factory=dict)
     shapes: Mapping[str, Shape] = field(default_factory=dict)
+    infer_by_run: bool | None = None
 
     def __post_init__(self) -> None:
         checks.mapping("dims", self.dims, "such as dims={'batch': 1}")
         checks.mapping("shapes", self.shapes, "such as shapes={'x': (1, 3, 224, 224)}")
+        if self.infer_by_run is not None:
+            checks.of_type("infer_by_run", self.infer_by_run, bool, "True or False")
         for symbol, size in self.dims.items():
             checks.sizes("dims", symbol, [size])
         for name, shape in self.shapes.items():
@@ -432,7 +438,12 @@ class SelectionOptions(InputOptions, AdapterOptions, ParameterOptions):
 
 
 @dataclass(frozen=True)
-class PreparationOptions(ShapeOptions, ModeOptions, SelectionOptions, LossOptions):
+class FormOptions(ShapeOptions, GradientOptions, ModeOptions):
+    """What decides how a model is brought into the form that is differentiated."""
+
+
+@dataclass(frozen=True)
+class PreparationOptions(FormOptions, SelectionOptions, LossOptions):
     """What the preparation of a model reads."""
 
 
@@ -499,5 +510,5 @@ class Options(
     and `ShapeOptions`.
 
     Raises:
-        UsageError: a word, a number or a type does not fit; the message names the field.
+        UsageError: there is no such field, or a word, a number or a type does not fit; the message names it.
     """

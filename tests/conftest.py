@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import signal
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-torch.set_num_threads(1)  # of each worker: idle threads spin, which made the recurrent tests 14 times slower
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it for what runs in the background: then no
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # process that a test starts could be interrupted
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,6 +35,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
 
 
+@functools.cache
+def _torch() -> ModuleType:
+    """PyTorch, on one thread: idle threads spin, which made the recurrent tests 14 times slower.
+
+    It takes seconds to import, which the process that hands tests out to its workers does not need.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    return torch
+
+
 @pytest.fixture(autouse=True)
 def numbers_of_its_own(request: pytest.FixtureRequest) -> None:
     """PyTorch's generator and a module's own start anew for each test, whichever ran before in the same process."""
@@ -40,7 +55,7 @@ def numbers_of_its_own(request: pytest.FixtureRequest) -> None:
 
 def _start_anew(request: pytest.FixtureRequest, name: str) -> None:
     seed = zlib.crc32(name.encode())
-    torch.manual_seed(seed)
+    _torch().default_generator.manual_seed(seed)  # torch.manual_seed formats a traceback for each kind of device
     for value in vars(request.module).values():
         if isinstance(value, np.random.Generator):
             value.bit_generator.state = np.random.default_rng(seed).bit_generator.state

@@ -151,6 +151,10 @@ def forward_model(case: Case, symbolic: bool) -> onnx.ModelProto:
     return model
 
 
+PLAIN = Options()
+"""What a gradient is written with unless a test says otherwise; it is never changed, and made once."""
+
+
 def with_gradient(
     model: onnx.ModelProto, wanted: Sequence[str], seeded: Sequence[str], prefix: str, options: Options | None = None
 ) -> onnx.ModelProto:
@@ -158,7 +162,7 @@ def with_gradient(
 
     Of `options` count `target` and `recompute`, whose passes run on it as in a build.
     """
-    options = options or Options()
+    options = options or PLAIN
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     graph = Graph(copy)

@@ -22,8 +22,8 @@ TESTS = {
     "onnxgrad_cli/ir/graph.py": "tests/ir",
     "onnxgrad_cli/ir/renaming.py": "tests/ir",
     "onnxgrad_cli/emission": "tests/emission tests/autodiff/test_fusions.py tests/autodiff/test_kernel_variants.py",
-    "onnxgrad_cli/autodiff/reverse.py": "tests/autodiff/test_registry.py tests/autodiff/test_own_output.py "
-    "tests/autodiff/test_custom_operator.py tests/test_builder.py",
+    "onnxgrad_cli/autodiff/reverse.py": "tests/autodiff/test_reverse.py tests/autodiff/test_registry.py "
+    "tests/autodiff/test_custom_operator.py tests/autodiff/test_fusions.py tests/test_builder.py",
     "onnxgrad_cli/passes/parameters": "tests/passes/parameters",
     "onnxgrad_cli/passes/rematerialization": "tests/passes/rematerialization",
     "onnxgrad_cli/training/loop.py": "tests/training/test_loop.py",

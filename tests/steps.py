@@ -28,6 +28,13 @@ KINDS = [("float32", 1e-5), ("float64", 1e-10)]
 """Element types, and how far the weights after 50 steps may be from PyTorch's."""
 
 
+def session(model: onnx.ModelProto) -> ort.InferenceSession:
+    """A session of the stock runtime on one thread: idle ones spin, in the way of the other workers of the tests."""
+    how = ort.SessionOptions()
+    how.intra_op_num_threads = 1
+    return ort.InferenceSession(model.SerializeToString(), how)
+
+
 def network(dtype: torch.dtype) -> torch.nn.Sequential:
     torch.manual_seed(0)
     layers = (torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
@@ -65,7 +72,7 @@ def trained(
     rate: float = RATE,
     begin: Mapping[str, Any] | None = None,
     see: Callable[[dict[str, np.ndarray]], None] = lambda held: None,
-    engine: Callable[[onnx.ModelProto], Any] = lambda model: ort.InferenceSession(model.SerializeToString()),
+    engine: Callable[[onnx.ModelProto], Any] = session,
 ) -> dict[str, np.ndarray]:
     """Weights and state after a step on each batch, by a host that knows only what the model says of itself.
 
@@ -75,7 +82,7 @@ def trained(
         engine: what runs the model.
     """
     roles = describe(model)
-    session = engine(model)
+    running = engine(model)
     stored = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     stored |= {n: np.full(s.shape, s.initial, s.dtype) for n, s in roles.slots.items() if n not in stored}
     held = {name: stored[name] for name, role in roles.inputs.items() if role in ("weight", "state")}
@@ -85,7 +92,7 @@ def trained(
     held |= {name: np.array(value, held[name].dtype) for name, value in (begin or {}).items()}
     for batch in data:
         feeds = dict(zip(("x", "y", "sample_weight"), batch, strict=False))
-        results = session.run(list(roles.outputs), {**feeds, rate_name: fed, **held})
+        results = running.run(list(roles.outputs), {**feeds, rate_name: fed, **held})
         for (_, role), value in zip(roles.outputs.items(), results, strict=True):
             if role.role == "next state":
                 held[role.of] = value

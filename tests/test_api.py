@@ -94,7 +94,7 @@ FIELDS = (
     "losses label output reduction sample_weight loss_options l1 l2 train freeze preset train_last lora lora_target "
     "grad_of_input optimizer optimizer_options group clip_norm clip_value accumulate loss_scale ema embed_state "
     "training_info init seed recompute keep_outputs yield_ as_gradient_op mode quantization tuned target identifiers "
-    "dims shapes"
+    "dims shapes infer_by_run"
 ).split()
 """The fields of `Options` in the order of the report."""
 
@@ -112,6 +112,8 @@ def test_each_field_belongs_to_one_part() -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a keyword": ({"optimiser": "adam"}, "`Options` has no option 'optimiser'", "did you mean optimizer or "),
+    "a keyword like none": ({"zzz": 1}, "`Options` has no option 'zzz'", "options: losses, label, output, "),
     "mode": ({"mode": "Train"}, "`mode='Train'` is none of 'keep', 'train' and 'eval'", "did you mean 'train'?"),
     "reduction": ({"reduction": "avg"}, "`reduction='avg'` is none of 'mean' and 'sum'", "'mean', 'sum'"),
     "quantization": ({"quantization": "STE"}, "`quantization='STE'` is none of", "did you mean 'ste'?"),
@@ -123,6 +125,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "a key": ({"dims": {3: 3}}, "`dims`: the key 3 is no string", "batch"),
     "shapes": ({"shapes": {"x": (0, 3)}}, "`shapes`: 'x' can't have size 0", "1 or more"),
     "one size": ({"shapes": {"x": 3}}, "`shapes=3`: a tuple is wanted, not an int", "shapes="),
+    "a run": ({"infer_by_run": 3}, "`infer_by_run=3`: True or False is wanted", ""),
     "a pattern": ({"train": "*.bias"}, "`train='*.bias'`: a tuple is wanted, not a str", "train=('*.bias',)"),
     "patterns": ({"freeze": (3,)}, "`freeze`: 3 is no str", "freeze="),
     "preset": ({"preset": ("biases",)}, "`preset='biases'` is none of", "did you mean 'bias'?"),
@@ -178,6 +181,7 @@ def test_a_wrong_option_is_refused_when_it_is_made(case: str) -> None:
         (lambda: RecomputeSpec("budget", size=-1), "`size=-1`: a whole number of 0 or more is wanted"),
         (lambda: Group("*", {"lr": -1}), "lr takes a factor of the learning rate, not -1"),
         (lambda: Group("*", "lr=2"), "`options='lr=2'`: a dict is wanted"),
+        (lambda: Course(epoch=3), "`Course` has no option 'epoch'"),
         (lambda: Course(epochs=0), "`epochs=0`: a whole number of 1 or more is wanted"),
         (lambda: Course(threads=0), "`threads=0`"),
         (lambda: Course(init="kaiming"), "`init='kaiming'` is none of"),

@@ -14,9 +14,9 @@ PACKAGE = "onnxgrad_cli"
 
 def private(source: str) -> Iterator[str]:
     """Each name with a leading underscore that is imported from the package or read off something that is."""
-    tree = ast.parse(source)
+    nodes = list(ast.walk(ast.parse(source)))
     ours: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == PACKAGE:
             for alias in node.names:
                 ours.add(alias.asname or alias.name)
@@ -25,10 +25,10 @@ def private(source: str) -> Iterator[str]:
         elif isinstance(node, ast.Import):
             ours |= {alias.asname or PACKAGE for alias in node.names if alias.name.split(".")[0] == PACKAGE}
     for _ in range(2):  # what is made of it, and what is made of that: `trainer = Trainer(...)`, `step = trainer.step`
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, ast.Assign) and _root(node.value) in ours:
                 ours |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and _hidden(node.attr) and _root(node.value) not in ("self", "cls"):
             if _root(node) in ours:
                 yield f"line {node.lineno}: {ast.unparse(node)}"

@@ -15,6 +15,7 @@ from onnxgrad_cli.cli.build import build
 from onnxgrad_cli.cli.check import check
 from onnxgrad_cli.cli.console import Console
 from onnxgrad_cli.cli.derive import derive
+from onnxgrad_cli.cli.doctor import doctor
 from onnxgrad_cli.cli.expand import expand
 from onnxgrad_cli.cli.export import export
 from onnxgrad_cli.cli.inspect import inspect
@@ -75,6 +76,7 @@ def _version(ctx: click.Context) -> None:
 for _command in (
     build,
     inspect,
+    doctor,
     check,
     train,
     export,

@@ -9,6 +9,7 @@ import click
 
 from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.options import DIM
+from onnxgrad_cli.errors import CheckFailed
 
 
 @click.command(short_help="Prove the gradients of a training model.")
@@ -26,11 +27,12 @@ from onnxgrad_cli.cli.options import DIM
 def check(console: Console, train: str, data: Path | None, dim: tuple[tuple[str, int], ...], seed: int) -> int:
     """Prove the gradients of TRAIN (- is stdin), which `onnxgrad build` made, against differences of its loss."""
     from onnxgrad_cli.jobs.check import run_check
+    from onnxgrad_cli.verification.proof import NOT_PROVED, PROVED
 
     proof = run_check(train, data=data, sizes=dict(dim), seed=seed, tell=console.say)
-    console.done = proof.status
+    console.done = proof.verdict
     lines = [f"{step.status:8}{step.name}: {step.detail} ({step.seconds:.2f} s)" for step in proof.steps]
     console.result(dataclasses.asdict(proof), "\n".join(lines))
-    if proof.reason:
-        console.say(f"not proved: {proof.reason}")
-    return 4 if proof.failed else 0
+    if proof.verdict == NOT_PROVED:
+        console.say(f"not proved: {proof.why}")
+    return 0 if proof.verdict == PROVED else CheckFailed.exit_code

@@ -60,7 +60,7 @@ def derive(console: Console, /, model: str, out: str | None, flags: tuple[str, .
     from onnxgrad_cli.jobs.derive import run_derive
 
     flag = reduce(or_, (DerivativeOptions[FLAGS[name]] for name in flags), DerivativeOptions.Zero)
-    derived, files = run_derive(model, out, flags=flag, options=options(values), **values)
+    derived, files = run_derive(model, out, flags=flag, options=options(values), tell=console.say, **values)
     if not to_stdout:
         ports = _ports(derived)
         rows = [(kind, name, of) for kind, each in ports.items() for name, of in each.items()]

@@ -159,6 +159,11 @@ def how_to_read(command: Command) -> Command:
                      help="Make valid C identifiers of all names that are not the model's own."),
         click.option("--dim", type=DIM, multiple=True, help="Fix a symbolic dimension."),
         click.option("--shape", type=SHAPE, multiple=True, help="Fix the shape of an input."),
+        click.option(
+            "--infer-by-run/--no-infer-by-run",
+            default=None,
+            help="Run the model to see ranks that can't be inferred.  [default: where that is quick]",
+        ),
         click.option("--rules", multiple=True, type=click.Path(dir_okay=False), metavar="FILE.py",
                      help="Load more gradient rules from a Python file."),
     )):  # fmt: skip

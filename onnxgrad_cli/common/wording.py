@@ -7,6 +7,8 @@ these as --lora-target, --yield keep and --train GLOB.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from itertools import islice
 
 FLAGS = {
     "attributes": "--attribute",
@@ -26,12 +28,12 @@ FLAGS = {
 ARGUMENTS = frozenset(
     (
         "accumulate adapter against artifacts as_gradient_op attributes batch_size case clip_norm clip_value data "
-        "dims dump_passes ema embed_state epochs flags force format freeze grad_of_input group identifiers init "
-        "inputs keep_outputs kind l1 l2 label labels learning_rate lora lora_target loss_options loss_output "
-        "loss_scale losses metrics mode nominal_checkpoint of optimizer optimizer_options out output patience "
-        "prefix preset provider quantization recompute reduction reports resume run sample_weight save_every "
-        "schedule seed shapes stop_after target threads train train_last training_info tuned use_ema val val_prefix "
-        "verify wrt yield_"
+        "dims dump_passes ema embed_state epochs flags force format freeze grad_of_input group identifiers "
+        "infer_by_run init inputs keep_outputs kind l1 l2 label labels learning_rate lora lora_target loss_options "
+        "loss_output loss_scale losses metrics mode nominal_checkpoint of optimizer optimizer_options out output "
+        "patience prefix preset provider quantization recompute reduction reports resume run sample_weight "
+        "save_every schedule seed shapes stop_after target test_data threads train train_last training_info tuned "
+        "use_ema val val_prefix verify wrt yield_"
     ).split()
 )
 """The arguments that messages name; what else stands in backquotes stays as it is."""
@@ -59,3 +61,8 @@ def _flag(found: re.Match[str]) -> str:
         return f"--no-{flag.removeprefix('--')}"
     quoted = re.fullmatch(r"'([\w.-]+)'", value)  # a string that the shell needs no quotes for
     return f"{flag} {quoted[1] if quoted else value}"
+
+
+def listed(names: Collection[str], most: int = 5) -> str:
+    """Names in quotes, the first few of many."""
+    return ", ".join(f"'{name}'" for name in islice(names, most)) + ", ..." * (len(names) > most)

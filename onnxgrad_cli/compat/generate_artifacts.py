@@ -21,6 +21,7 @@ from onnxgrad_cli.losses import parse_loss
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.pipeline import Pass, PassRecord
+from onnxgrad_cli.verification.sizes import settle_sizes
 
 After = Callable[[Pass, Graph, PassRecord], None]
 
@@ -135,10 +136,12 @@ def generate_artifacts(
         }
     )
     proto, path = own_model(model)
+    graph = Graph(proto, path)
+    settle_sizes(graph, chosen)
     original = copied(proto)
     folder = Path(artifact_directory or ".")
     make_folder(folder, "artifact_directory")
-    built = TrainingModel(Graph(proto, path), chosen)
+    built = TrainingModel(graph, chosen)
     built.run(after=opens_frozen(built))
     made = make_artifacts(built, original, additional_output_names or ())
     return save_artifacts(made, folder, prefix, nominal=nominal_checkpoint, source=path, force=force)

@@ -90,6 +90,17 @@ class NodeEmitter:
             self._constants[scalar] = self._constants[key]
         return self._constants[key]
 
+    def weight(self, name: str, values: np.ndarray) -> Val:
+        """An initializer as if the model had stored it, to be trained: what a node holds in an attribute.
+
+        In a body, or in a loss from a file, it is a constant.
+        """
+        if self.graph.is_part:
+            return self.const(values)
+        stored = self.graph.fresh(f"{self.scope}/{name}")
+        self.graph.store(stored, values)
+        return self.val(stored)
+
     def ints(self, values: Sequence[int]) -> Val:
         """A constant int64 vector."""
         key = tuple(values)

@@ -9,6 +9,8 @@ import numpy as np
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.execution import session
+from onnxgrad_cli.ir.domains import is_standard
+from onnxgrad_cli.ir.nodes import captured, with_bodies
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import Arrays, element_type
 from onnxgrad_cli.targets.standard import to_standard
@@ -63,12 +65,16 @@ def to_double(model: ModelProto) -> ModelProto:
     _widen(double.graph)
     for function in double.functions:
         _widen_function(function)
+    _widen_stashes(double)
     return double
 
 
 _NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _STAYS = {"Resize": 2, "Upsample": 1}
 """The input of an operator that is float32 by its definition."""
+
+_ELEMENT_TYPES = frozenset({"to", "dtype"})
+"""Attributes that name the element type of an output."""
 
 
 def _widen_tensor(tensor: TensorProto) -> None:
@@ -77,8 +83,20 @@ def _widen_tensor(tensor: TensorProto) -> None:
         tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), name))
 
 
+def _constant_scales(graph: GraphProto) -> set[str]:
+    """The scales that dequantize and do nothing else: onnxruntime has no kernel that takes one in float64."""
+    constants = {tensor.name for tensor in graph.initializer} - {value.name for value in graph.input}
+    reads = [(name, node.op_type, at) for node in graph.node for at, name in enumerate(node.input)]
+    scales = {name for name, op_type, at in reads if (op_type, at) == ("DequantizeLinear", 1)}
+    others = {name for name, op_type, at in reads if (op_type, at) != ("DequantizeLinear", 1)}
+    held = {name for node in graph.node for name in captured(node)}
+    return (scales & constants) - others - held - {value.name for value in graph.output}
+
+
 def _widen(graph: GraphProto) -> None:
     stay = {name for node in graph.node if (at := _STAYS.get(node.op_type)) for name in node.input[at : at + 1]}
+    scales = _constant_scales(graph)
+    stay |= scales
     for tensor in graph.initializer:
         if tensor.name not in stay:
             _widen_tensor(tensor)
@@ -87,6 +105,20 @@ def _widen(graph: GraphProto) -> None:
         if element is not None and element.tensor_type.elem_type in _NARROW and value.name not in stay:
             element.tensor_type.elem_type = TensorProto.DOUBLE
     _widen_nodes(graph.node)
+    if scales:
+        nodes = [each for node in graph.node for each in _widened_after(node, scales)]
+        del graph.node[:]
+        graph.node.extend(nodes)
+
+
+def _widened_after(node: NodeProto, scales: set[str]) -> list[NodeProto]:
+    """A node, and where it dequantizes by one of `scales` the cast of what comes of it to float64."""
+    if node.op_type != "DequantizeLinear" or node.input[1] not in scales:
+        return [node]
+    narrow, (name,) = NodeProto(), node.output
+    narrow.CopyFrom(node)
+    narrow.output[0] = f"{name}_narrow"
+    return [narrow, helper.make_node("Cast", [narrow.output[0]], [name], to=TensorProto.DOUBLE)]
 
 
 def _widen_function(function: FunctionProto) -> None:
@@ -125,5 +157,19 @@ def _widen_nodes(nodes: Iterable[NodeProto]) -> None:
                 attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(wide)))
             elif attribute.type == AttributeProto.GRAPH:
                 _widen(attribute.g)
-            elif attribute.name in ("to", "dtype") and attribute.i in _NARROW:
+            elif attribute.name in _ELEMENT_TYPES and attribute.i in _NARROW:
                 attribute.i = TensorProto.DOUBLE
+
+
+STASHES = 21
+"""The opset from which GroupNormalization says in `stash_type` what its function casts to; kernels of the other
+normalizations have a float64 form of their own."""
+
+
+def _widen_stashes(model: ModelProto) -> None:
+    if any(entry.version >= STASHES for entry in model.opset_import if is_standard(entry.domain)):
+        for node in with_bodies(model.graph.node):
+            if node.op_type == "GroupNormalization":
+                kept = [attribute for attribute in node.attribute if attribute.name != "stash_type"]
+                del node.attribute[:]
+                node.attribute.extend([*kept, helper.make_attribute("stash_type", TensorProto.DOUBLE)])

@@ -76,6 +76,39 @@ class BatchNormalization(OpRun):  # onnx.reference mixes batch statistics in bef
         return (y.astype(x.dtype), *running)
 
 
+class Conv(OpRun):  # onnx.reference takes seconds for what a product of matrices does in milliseconds
+    """The convolution, one kernel tap at a time."""
+
+    op_domain = ""
+
+    def _run(
+        self, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, *, auto_pad: str | None = None,
+        dilations: Any = None, group: int = 1, kernel_shape: Any = None, pads: Any = None, strides: Any = None,
+    ) -> tuple[np.ndarray]:  # fmt: skip
+        sizes, kernel = np.array(x.shape[2:]), w.shape[2:]
+        ones = np.ones_like(sizes)
+        step, spread = (ones if given is None else np.array(given) for given in (strides, dilations))
+        reach = (np.array(kernel) - 1) * spread + 1
+        begin, end = np.array(pads if pads else [0] * 2 * len(sizes)).reshape(2, -1)
+        if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+            total = np.maximum((-(-sizes // step) - 1) * step + reach - sizes, 0)
+            begin = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
+            end = total - begin
+        wide = np.pad(x, [(0, 0), (0, 0), *zip(begin, end, strict=True)])
+        out = (sizes + begin + end - reach) // step + 1
+        ws = w.reshape(group, -1, *w.shape[1:])
+        y = np.zeros((len(x), group, ws.shape[1], int(np.prod(out))), x.dtype)
+        part = np.empty_like(y)
+        product = np.multiply if ws.shape[1:3] == (1, 1) else np.matmul  # the same there, and much faster
+        for tap in np.ndindex(*kernel):
+            starts = np.array(tap) * spread
+            taken = [slice(t, t + (n - 1) * s + 1, s) for t, n, s in zip(starts, out, step, strict=True)]
+            product(ws[:, :, :, *tap], wide[:, :, *taken].reshape(len(x), group, ws.shape[2], -1), out=part)
+            y += part
+        y = y.reshape(len(x), -1, *out)
+        return (y if b is None else y + b.reshape(-1, *ones),)
+
+
 class ConvTranspose(OpRun):  # onnx.reference cuts the weights of groups along the wrong axis
     """The transposed convolution, one kernel tap at a time."""
 
@@ -457,6 +490,6 @@ def evaluator(model: ModelProto, ops: Sequence[type[OpRun]] = ()) -> ReferenceEv
     """onnx's reference evaluator for a model, with more operators if it needs `ops`."""
     return ReferenceEvaluator(model, new_ops=[
         *ops,
-        Erf, Gelu, Mean, BatchNormalization, ConvTranspose, LpPool, GlobalMaxPool, GlobalLpPool, Pad, Resize, RNN,
+        Erf, Gelu, Mean, BatchNormalization, Conv, ConvTranspose, LpPool, GlobalMaxPool, GlobalLpPool, Pad, Resize, RNN,
         GRU, LSTM, Loop, Scan, GridSample, DeformConv, GatherElements, MaxRoiPool,
     ])  # fmt: skip

@@ -144,6 +144,8 @@ def start_session(
         options.intra_op_num_threads = threads
     if alternating:
         options.add_session_config_entry("session.force_spinning_stop", "1")
+    # by default what is multiplied with an integer weight is quantized too
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     folder = path.parent if path else Path()
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.absolute()))
     providers: list[str | tuple[str, dict[str, str]]] = [CPU]

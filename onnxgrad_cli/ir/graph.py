@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto, TypeProto, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, numpy_helper
 
 from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.nodes import captured, dims_in, node_names, read_by, reads
+from onnxgrad_cli.ir.provenance import Provenance
 from onnxgrad_cli.ir.skeleton import skeleton
 from onnxgrad_cli.ir.types import SMALL, is_external, nbytes, tensor_type
 
@@ -32,7 +33,14 @@ class Graph:
         path: where the model was read from, if it was a file: external data are relative to it.
         unexpanded: the name of each node that could not be replaced by its definition -> why.
         declared_shapes: values whose shape a rule or a pass has declared: inference alone may not find it again.
+        hints: what the model stores of values though it could be inferred; see `passes.prepare.declarations`.
+        assumed: values whose shape, or part of it, is known from `hints` alone.
+        confirmed: those of `assumed` that a run of the model has confirmed.
+        observed: types that were read off a run of the model; their sizes have no names.
+        multiples: symbols that we have made for a multiple of another one, as (factor, symbol).
         original_names: every name of a value or node that the model had before anything was done to it.
+        provenance: what the file says of where its tensors come from; nothing before `prepare` has asked it.
+        settings: values that hold a setting of an operator that a definition may replace -> which.
         not_constant: values that may change at run time though they look constant, such as trained weights.
     """
 
@@ -43,11 +51,18 @@ class Graph:
         self.types: dict[str, TypeProto] = {}
         self.unexpanded: dict[str, str] = {}
         self.declared_shapes: set[str] = set()
+        self.hints: dict[str, ValueInfoProto] = {}
+        self.assumed: dict[str, TypeProto] = {}
+        self.confirmed: set[str] = set()
+        self.observed: dict[str, TypeProto] = {}
+        self.multiples: dict[str, tuple[int, str]] = {}
         self.initializers: dict[str, TensorProto] = {t.name: t for t in proto.graph.initializer}
         self.original_names = frozenset(node_names(proto.graph))
         self._names = set(self.original_names)
         self._counters: dict[str, int] = defaultdict(int)
         self._constants: dict[str, np.ndarray | None] = {}
+        self.provenance = Provenance()
+        self.settings: dict[str, str] = {}
         self.not_constant: set[str] = set()
         self._shared: dict[bytes, TypeProto] = {}
         self._pooled: set[str] = set()
@@ -79,7 +94,13 @@ class Graph:
     def share_names(self, other: Graph) -> None:
         """Draw fresh names and symbols from the same stock as `other`, so that both can be parts of one model."""
         self._names, self._counters, self._symbols = other._names, other._counters, other._symbols
+        self.multiples = other.multiples
         self._outer = other
+
+    @property
+    def is_part(self) -> bool:
+        """Whether this is part of another graph, with which it shares names."""
+        return self._outer is not None
 
     def use_domain(self, domain: str) -> None:
         """Import a domain, at version 1 where the model does not import it yet."""
@@ -161,6 +182,13 @@ class Graph:
         self.types[name] = tensor_type(tensor.data_type, list(tensor.dims))
         self._names.add(name)
         self._pooled.add(name)
+
+    def store(self, name: str, array: np.ndarray) -> None:
+        """Add an initializer as one of the model's own; no node makes a value called `name` any more."""
+        self.add_initializer(name, array)
+        self._pooled.discard(name)
+        self.proto.graph.initializer.append(self.initializers[name])
+        self.initializers[name] = self.proto.graph.initializer[-1]
 
     def added(self, name: str) -> bool:
         """Whether `name` is a constant that a pass of this tool has added."""

@@ -7,6 +7,7 @@ get names of ours, lest two sizes should share one.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -14,13 +15,19 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
 
 from onnxgrad_cli.errors import OnnxgradError, Unknown
+from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.einsum import einsum_shape
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import body_of, captured_by, dims_in, reads
+from onnxgrad_cli.ir.nodes import body_of, captured_by, dims_in, reads, subgraphs
+from onnxgrad_cli.ir.shape_values import ShapeValues, better, computed_shape
 from onnxgrad_cli.ir.types import Dim, Shape, dtype_of, element_type, shape_of, tensor_type, without_shape
 
 LIKE_INPUT = frozenset({"Gradient", "GroupNormalization", "Inverse"})
 """Operators for which onnx infers no type; each output has that of the input at its place."""
+
+LIKE_ROWS = frozenset({"Normalizer", "Scaler"})
+SCORES = LIKE_ROWS | {"LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor"}
+"""Operators of ai.onnx.ml that give float32 rows, of which onnx infers no type; some of the shape of what they read."""
 
 Types = dict[str, TypeProto]
 
@@ -42,11 +49,15 @@ def infer_types(graph: Graph) -> None:
     for value in bare.graph.input:  # an unnamed size gets its symbol first, so that it is known again wherever it goes
         graph.named(value.type)
     stated: set[str] = set()
+    graph.assumed.clear()
     while True:
         symbols = {dim.dim_param: dim.dim_param for dim in dims_in(bare.graph)}
         inferred, error = _inferred(bare)
         _adopt_types(graph, inferred.graph, symbols)
         more = _beyond_onnx(graph, stated)  # what follows a value without a type is a contradiction to onnx
+        if not more and error and graph.assumed:
+            graph.hints.clear()
+            return infer_types(graph)
         if not more and error:
             raise OnnxgradError(f"the model's shapes contradict each other: {str(error).strip()}") from error
         if not more:
@@ -118,30 +129,147 @@ def _inferred(bare: ModelProto) -> tuple[ModelProto, Exception | None]:
     try:
         return onnx.shape_inference.infer_shapes(bare, strict_mode=True), None
     except onnx.shape_inference.InferenceError as error:
-        return onnx.shape_inference.infer_shapes(bare), error
+        found = error
+    try:
+        return onnx.shape_inference.infer_shapes(bare), found
+    except onnx.shape_inference.InferenceError:  # of what it can't read at all, it infers nothing
+        return bare, found
 
 
 def _beyond_onnx(graph: Graph, stated: set[str]) -> Types:
     """Types that onnx does not infer, or not as well, and that have not been `stated` before.
 
-    Only those that follow from what is inferred already: none of a node that reads, at whatever distance, a value of
-    which the type is found here, for that may be of another type when onnx has inferred again.
+    What follows from one of them is inferred node by node, as far as that goes. What is left, of nodes that read, at
+    whatever distance, a value of which the type is found here, waits until onnx has inferred again.
     """
-    makers = graph.producers()
+    more = _Beyond(graph)
     found: Types = {}
-    open_: set[str] = set()  # values that depend on one of `found`
+    waiting: set[str] = set()
+    changed: set[str] = set()
     for node in graph.nodes:
-        if open_ and not open_.isdisjoint(reads(node)):
-            open_.update(node.output)
+        read = reads(node) if waiting or changed else ()
+        if waiting and not waiting.isdisjoint(read):
+            waiting.update(node.output)
             continue
-        new = {name: t for name, t in _beyond(graph, node, makers).items() if name and name not in stated}
+        if changed and not changed.isdisjoint(read):
+            again = _typed_again(graph, node)
+            if again is None:
+                waiting.update(node.output)
+                continue
+            changed.update(again)
+            graph.types.update(again)
+        new = {name: t for name, t in more.types(node).items() if name and name not in stated}
         found |= new
-        open_ |= new.keys()
+        changed |= new.keys()
+        graph.types.update(new)
     return found
 
 
+def _typed_again(graph: Graph, node: NodeProto) -> Types | None:
+    """The types of a node's outputs that are other ones now; None where the node alone does not tell."""
+    schema = schema_of(graph, node)
+    if schema is None or subgraphs(node) or node.op_type in LIKE_INPUT:
+        return None
+    types = {name: graph.types[name] for name in node.input if name in graph.types}
+    data = {name: graph.initializers[name] for name in types if graph.constant(name) is not None}
+    imports = list(graph.proto.opset_import)
+    try:
+        found = onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports)
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, KeyError):
+        return None
+    pairs = ((name, graph.types.get(name), value_type) for name, value_type in found.items())
+    again = {name: _finer(graph, before, now) for name, before, now in pairs}
+    return {name: value_type for name, value_type in again.items() if value_type != graph.types.get(name)}
+
+
+def schema_of(graph: Graph, node: NodeProto) -> onnx.defs.OpSchema | None:
+    """The schema of a node's operator; None where onnx knows none."""
+    try:
+        return onnx.defs.get_schema(node.op_type, graph.opset(node.domain) or 1, plain_domain(node.domain))
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _finer(graph: Graph, before: TypeProto | None, now: TypeProto) -> TypeProto:
+    """The type that a value has now, where unnamed sizes keep the symbols that they had before."""
+    old, new = shape_of(before), shape_of(now)
+    if old is None or new is None or len(old) != len(new):
+        return before if before is not None and new is None else graph.named(now)
+    sizes = [a if b == "?" or isinstance(a, int) else b for a, b in zip(old, new, strict=True)]
+    return tensor_type(dtype_of(now), sizes)
+
+
+class _Beyond:
+    """The types of values where onnx infers none, or not as well.
+
+    They follow from the operator, from what is known of computed shapes, or, where nothing else is known, from what the
+    model stores. Of that, a rank of 0, but of a sum and the like, or a size of 1 is what stands where nothing was
+    known, or what was 1 when the model was exported: it says nothing.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.makers = graph.producers()
+        self.values = ShapeValues(graph, self.makers)
+        inputs = (shape_of(graph.types.get(name)) or () for name in graph.input_names)
+        self.borne = set[Dim](itertools.chain.from_iterable(inputs))
+        self.outputs = {*graph.output_names} if graph.hints else set()
+        stored = (shape_of(hint.type) or () for name, hint in graph.hints.items() if name in self.outputs)
+        count = Counter(itertools.chain.from_iterable(stored))
+        self.names = {symbol for symbol in count if count[symbol] == 1}  # of outputs: they stand for nothing else
+
+    def types(self, node: NodeProto) -> Types:
+        """The types of a node's outputs, where they are known here alone."""
+        found = _beyond(self.graph, node, self.makers)
+        if found:
+            return found
+        name = next(iter(node.output), "")
+        shape = shape_of(self.graph.types.get(name))
+        if shape is None or any(isinstance(size, str) and size not in self.borne for size in shape):
+            sizes = better(self.values, shape, computed_shape(self.values, node), self.borne)
+            if sizes is not None and (dtype := self._dtype(node)):
+                return {name: self.graph.named(tensor_type(dtype, sizes))}
+        observed = self._observed(node)
+        hinted = {name: self._hinted(name) for name in node.output if name in self.graph.hints}
+        trusted = {name: value_type for name, value_type in hinted.items() if value_type is not None}
+        trusted = {name: value_type for name, value_type in trusted.items() if name not in observed}
+        self.graph.assumed.update(trusted)
+        self.graph.declared_shapes.update((*trusted, *observed))
+        return trusted | observed
+
+    def _observed(self, node: NodeProto) -> Types:
+        """The types of a node's outputs that only a run has told."""
+        graph = self.graph
+        seen = {name: graph.observed[name] for name in node.output if name in graph.observed}
+        lost = {name: value_type for name, value_type in seen.items() if shape_of(graph.types.get(name)) is None}
+        return {n: graph.named(tensor_type(dtype_of(t), shape_of(t))) for n, t in lost.items()}
+
+    def _dtype(self, node: NodeProto) -> int:
+        """The element type of the first output of a node whose shape was computed."""
+        known = dtype_of(self.graph.types.get(node.output[0]))
+        return known or (dtype_of(self.graph.types.get(node.input[0])) if node.op_type != "ConstantOfShape" else 0)
+
+    def _hinted(self, name: str) -> TypeProto | None:
+        """What the model stores of a value, where inference finds nothing: of an output, that may be a single size."""
+        graph = self.graph
+        hint, inferred = graph.hints[name].type, graph.types.get(name)
+        stored, known = shape_of(hint), shape_of(inferred)
+        meaning = self.borne | self.names if name in self.outputs else self.borne
+        said = [size if size in meaning or (isinstance(size, int) and size != 1) else None for size in stored or ()]
+        if known is None:
+            if not said:
+                scalar = stored is not None and self.makers[name].op_type.startswith("Reduce")
+                return hint if scalar or (inferred is None and stored is None) else None
+            return graph.named(tensor_type(dtype_of(inferred) or dtype_of(hint), said))
+        if name not in self.outputs or len(said) != len(known):
+            return None
+        pairs = zip(known, said, strict=True)
+        wider = [a if b is None or isinstance(a, int) or a in self.borne else b for a, b in pairs]
+        return None if wider == list(known) else tensor_type(dtype_of(inferred), wider)
+
+
 def _beyond(graph: Graph, node: NodeProto, makers: dict[str, NodeProto]) -> Types:
-    """The types of a node's outputs where onnx infers none, or not as well."""
+    """The types of a node's outputs that follow from its operator, where onnx infers none, or not as well."""
     if node.op_type == "Loop" and all(name in graph.types for name in reads(node)):
         return dict(zip(node.output, loop_types(graph, node)[1], strict=False))
     if node.op_type == "SequenceAt":
@@ -150,7 +278,35 @@ def _beyond(graph: Graph, node: NodeProto, makers: dict[str, NodeProto]) -> Type
         return _einsum(graph, node)
     if node.op_type == "Slice":
         return _cut_to_fit(graph, node, makers)
+    if node.op_type in SCORES and node.domain == "ai.onnx.ml":
+        return _scores(graph, node)
+    if node.op_type.startswith("Reduce") and len(node.input) > 1 and node.input[1]:
+        return _reduced(graph, node)
     return {}
+
+
+def _reduced(graph: Graph, node: NodeProto) -> Types:
+    """Axes that are known at run time only take away as many as there are numbers; none of them means all, or none."""
+    (name,) = node.output
+    x, axes = (shape_of(graph.types.get(each)) for each in node.input)
+    attributes = {attribute.name: attribute.i for attribute in node.attribute}
+    if shape_of(graph.types.get(name)) is not None or x is None or axes is None or not isinstance(axes[0], int):
+        return {}
+    gone = (axes[0] or len(x) * (not attributes.get("noop_with_empty_axes"))) * (not attributes.get("keepdims", 1))
+    return {name: graph.named(tensor_type(dtype_of(graph.types[node.input[0]]), [None] * (len(x) - gone)))}
+
+
+def _scores(graph: Graph, node: NodeProto) -> Types:
+    """Numbers of each sample, in rows."""
+    (name,) = node.output
+    samples = shape_of(graph.types.get(node.input[0]))
+    if dtype_of(graph.types.get(name)):  # found before, and to be stated again
+        return {name: graph.types[name]}
+    if samples is None:
+        return {}
+    if node.op_type in LIKE_ROWS:
+        return {name: tensor_type(TensorProto.FLOAT, samples)}
+    return {name: graph.named(tensor_type(TensorProto.FLOAT, [samples[0] if len(samples) > 1 else 1, None]))}
 
 
 def _element(graph: Graph, name: str) -> Types:

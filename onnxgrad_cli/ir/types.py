@@ -30,8 +30,12 @@ UNNAMED = re.compile(r"(unk__|_d)\d+")
 
 
 def tensor_type(dtype: int, shape: Sequence[Dim | None] | None) -> TypeProto:
-    """The type of a tensor of `dtype` (a TensorProto.DataType) and `shape`; None is an unknown rank."""
-    return onnx.helper.make_tensor_type_proto(dtype, shape)
+    """The type of a tensor of `dtype` (a TensorProto.DataType) and `shape`; None is an unknown rank.
+
+    A size that is None, or '?' as `shape_of` gives it, has no name.
+    """
+    sizes = None if shape is None else [None if size == "?" else size for size in shape]
+    return onnx.helper.make_tensor_type_proto(dtype, sizes)
 
 
 def shape_of(value_type: TypeProto | None) -> Shape | None:

@@ -21,6 +21,7 @@ from onnxgrad_cli.options import Options
 from onnxgrad_cli.report import File, Report, make_report
 from onnxgrad_cli.report.model import Next
 from onnxgrad_cli.standard.training_info import check_request, pack, step_model
+from onnxgrad_cli.verification.sizes import settle_sizes
 
 
 def run_build(
@@ -100,14 +101,29 @@ def inspect(model: ModelSource, options: Options | None = None, *, command: str 
         UsageError: an option does not fit the model.
         OnnxgradError: the model can't be read.
     """
-    options = options or Options()
-    check_request(options)
     proto, path = own_model(model)
-    built = TrainingModel(Graph(proto, path), options)
+    return inspected(TrainingModel(Graph(proto, path), options or Options()), command=command, model=model, tell=tell)
+
+
+def inspected(
+    built: TrainingModel,
+    *,
+    command: str = "",
+    model: ModelSource = "",
+    tell: Tell = silent,
+    told: type[OnnxgradError] = UnsupportedError,
+) -> Report:
+    """Run the passes on what is to be built, and report what came of it; see `inspect`.
+
+    Errors of the kind `told` are in the report; others are raised.
+    """
+    options = built.options
+    check_request(options)
+    built.training.cautions += settle_sizes(built.graph, options).cautions()
     error: OnnxgradError | None = None
     try:
-        built.run(after=PassDump(None, path, tell=tell))
-    except UnsupportedError as found:
+        built.run(after=PassDump(None, built.graph.path, tell=tell))
+    except told as found:
         error = found
     report = make_report(built=built, error=error, command=command, options=options, model=model, sizes=options.dims)
     if error:

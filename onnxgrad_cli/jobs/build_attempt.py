@@ -12,19 +12,20 @@ from onnx import ModelProto
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import CheckFailed, OnnxgradError, UnsupportedError, UsageError, suggest
+from onnxgrad_cli.execution.observation import is_quick
 from onnxgrad_cli.files import ModelSource, check_external_data, check_target, own_model, save_bytes
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.skeleton import copied
-from onnxgrad_cli.ir.types import nbytes
 from onnxgrad_cli.jobs.pass_dump import PassDump
 from onnxgrad_cli.jobs.proof_data import fit, read_data
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes import VERIFY, pipeline_for
 from onnxgrad_cli.passes.pipeline import Pass, PassRecord
+from onnxgrad_cli.passes.prepare.fixed_shapes import fixed_sizes
 from onnxgrad_cli.report import FORMATS, File, Report, make_report, render
-from onnxgrad_cli.verification.checks import LARGE
-from onnxgrad_cli.verification.proof import Proof, prove
+from onnxgrad_cli.verification.proof import PROVED, Proof, prove
+from onnxgrad_cli.verification.sizes import settle_sizes, wrong_shape
 
 AfterPass = Callable[[Pass, Graph, PassRecord], None]
 
@@ -88,11 +89,15 @@ class BuildAttempt:
         _check_words(request, self.reports)
         self._data = read_data(request.test_data) if request.test_data else {}
         self.dump = PassDump(request.dump_passes, path, request.force, request.check, request.tell)
-        wanted = keeps_original or (request.compares and (request.verify or _is_small(proto)))
+        graph = Graph(proto, path)
+        self._tests = request.proves and (bool(request.verify) or is_quick(proto))
+        self._promises = settle_sizes(graph, request.options, self._tests)
+        wanted = keeps_original or (request.compares and (request.verify or is_quick(proto)))
         self.original = copied(proto) if wanted else None
         folder = path.parent if path else Path()
         self._weights = [folder / name for name in check_external_data(proto, path)]
-        self.built = TrainingModel(Graph(proto, path), request.options)
+        self.built = TrainingModel(graph, request.options)
+        self.built.training.cautions += self._promises.cautions()
         self.files = [File.of(path, "source model")] if path else []
         self.proof: Proof | None = None
         self.error: OnnxgradError | None = None
@@ -109,6 +114,7 @@ class BuildAttempt:
         """
         try:
             self.built.run(after=after, stop_after=self.request.stop_after)
+            self._check_shapes()
             result, trained = finish()
             if self.request.proves:
                 self._prove(trained)
@@ -116,6 +122,15 @@ class BuildAttempt:
             self.error = error
             return None
         return result
+
+    def _check_shapes(self) -> None:
+        """See that a model whose declarations were believed has the shapes that it was built with."""
+        graph, request = self.built.graph, self.request
+        believed = self._promises.kept or graph.assumed or graph.observed
+        if believed and self._tests and self.original is not None and request.stop_after is None:
+            wrong = wrong_shape(self.original, self.path, graph, fixed_sizes(request.options))
+            if wrong:
+                raise CheckFailed(f"the model contradicts what it says of its shapes: {wrong}", "export it again")
 
     def _prove(self, trained: ModelProto) -> None:
         """Prove a training model; a proof that fails raises CheckFailed."""
@@ -125,11 +140,19 @@ class BuildAttempt:
         data, sizes = fit(self._data, trained, roles, request.tell, request.test_data)
         original = self.original if request.compares else None
         start = time.perf_counter()
-        self.proof = prove(trained, roles, self.path, original, data, sizes, force=bool(request.verify))
+        self.proof = prove(
+            trained, roles, self.path, original, data, sizes, force=bool(request.verify),
+            note=lambda check: request.tell(f"checking: {check}", 1),
+        )  # fmt: skip
         nodes = len(self.built.graph.nodes)
         self.built.records.append(PassRecord(VERIFY, time.perf_counter() - start, nodes, nodes, False))
         if self.proof.failed:
             raise CheckFailed(_why(self.proof), "the model was not written; `verify=False` writes it all the same")
+        if request.verify and self.proof.verdict != PROVED:
+            raise CheckFailed(
+                f"the training model is not proved, as was asked for: {self.proof.why}",
+                "the model was not written; without `verify=True` it is, with that as its verdict",
+            )
 
     def report(self) -> Report:
         """The report on what was asked and done."""
@@ -197,10 +220,6 @@ def _check_words(request: BuildRequest, reports: Sequence[Path]) -> None:
 
 
 # -- the proof ----------------------------------------------------------------------------------------------------
-
-
-def _is_small(model: ModelProto) -> bool:
-    return sum(nbytes(tensor) for tensor in model.graph.initializer) <= LARGE
 
 
 def _why(proof: Proof) -> str:

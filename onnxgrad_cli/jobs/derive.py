@@ -8,14 +8,17 @@ from pathlib import Path
 from onnx import ModelProto
 
 from onnxgrad_cli.common.choices import Derivative
+from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.compat.onnx_derivative import DerivativeOptions, check, cotangents, loss_gradient
 from onnxgrad_cli.derivatives.derivative_model import float_initializers, float_inputs, open_model
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.files import STREAM, ModelSource, check_external_data, check_target, own_model, save_model
+from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.parameters.patterns import matching
+from onnxgrad_cli.verification.sizes import settle_sizes
 
 
 def run_derive(
@@ -30,6 +33,7 @@ def run_derive(
     labels: Sequence[str] = (),
     options: Options | None = None,
     force: bool = False,
+    tell: Tell = silent,
 ) -> tuple[ModelProto, list[Path]]:
     """Write the model of a derivative of the model in a file.
 
@@ -41,6 +45,7 @@ def run_derive(
         loss_output, labels: with the flag Loss, the output that is the loss, and the inputs that get no gradient.
         options: shapes and modes, as for a build.
         force: replace a file that onnxgrad did not write.
+        tell: takes what is narrated: what the model says of its sizes and does not keep, or could not be tested.
 
     Returns:
         The model, and the files written, the model first.
@@ -63,6 +68,8 @@ def run_derive(
     if target is not None:
         check_target(target, proto, path, force)
     check_external_data(proto, path)
+    for caution in settle_sizes(Graph(proto, path), options).cautions():
+        tell(f"note: {caution.text}", 0)
     if DerivativeOptions.Loss in flags:
         graph = open_model(proto, path, options)
         known = [*float_inputs(graph), *float_initializers(graph)]

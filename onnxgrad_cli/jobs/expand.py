@@ -17,6 +17,7 @@ from onnxgrad_cli.autodiff.definitions.preview import PREVIEW
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import Refusal, UnsupportedError, UsageError
 from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model, save_model
+from onnxgrad_cli.ir.dialects import mend
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.jobs.targets import target_of
@@ -134,6 +135,7 @@ def expand_operators(model: ModelProto, path: Path | None = None) -> ModelProto:
     Raises:
         UnsupportedError: a node can't be written out; all are listed.
     """
+    mend(model)
     model = expand_gradients(model, path)
     graph = Graph(model, path)
     if _nodes(model):

@@ -14,6 +14,7 @@ from onnx import ModelProto
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import Init
+from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.session import find_provider
@@ -50,7 +51,7 @@ Watch = Callable[[int, int, float], None]
 
 
 @dataclass(frozen=True)
-class Course:
+class Course(KnownKeywords):
     """How a model is trained; the defaults are those of the command line.
 
     Attributes:
@@ -67,7 +68,7 @@ class Course:
         prefix, val_prefix: what the names in the data have before those of the inputs.
 
     Raises:
-        UsageError: a word, a number or a type does not fit; the message names the field.
+        UsageError: there is no such field, or a word, a number or a type does not fit; the message names it.
     """
 
     epochs: int = 10

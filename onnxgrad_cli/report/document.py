@@ -17,6 +17,7 @@ from onnxgrad_cli.report.glance import (
 )
 from onnxgrad_cli.report.model import GOOD, KINDS, Operator, Report
 from onnxgrad_cli.report.words import names, number, percent, pieces, quoted, scaled, seconds, several, shape
+from onnxgrad_cli.verification.proof import FAILED, NOT_PROVED, PROVED
 
 MOST = 300
 """Rows of a table in a format for people; the JSON report has all."""
@@ -301,11 +302,12 @@ def _proof(report: Report) -> Section:
         return Section("Proof", [Paragraph(words)] if report.status == "built" else [])
     blocks: list[Block] = []
     text = {
-        "passed": "Every check that was made passed.",
-        "failed": "A check failed. Do not train with this model.",
-        "skipped": "The proof was left out.",
-    }.get(proof.status, proof.status)
-    blocks.append(Paragraph((text, " Reason: ", *pieces(quoted(proof.reason)), ".") if proof.reason else text))
+        PROVED: "Every check passed.",
+        FAILED: "A check failed. Do not train with this model.",
+        NOT_PROVED: "Nothing is wrong as far as it was checked, but the gradients are not proved.",
+    }[proof.verdict]
+    why = proof.why if proof.verdict == NOT_PROVED else ""
+    blocks.append(Paragraph((text, " Reason: ", *pieces(quoted(why)), ".") if why else text))
     rows: list[tuple[Inline, ...]] = [
         (
             step.name,

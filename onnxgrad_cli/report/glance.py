@@ -69,10 +69,10 @@ def _cautions_line(cautions: Sequence[Caution]) -> str:
 
 def _proof_line(proof: Proof) -> str:
     if not proof.steps:
-        return f"{proof.status}: {proof.reason}"
+        return f"{proof.verdict}: {proof.why}"
     passed = sum(step.status == "passed" for step in proof.steps)
     total = sum(step.seconds for step in proof.steps)
-    return f"{proof.status}: {passed} of {several(len(proof.steps), 'check')} in {seconds(total)}"
+    return f"{proof.verdict}: {passed} of {several(len(proof.steps), 'check')} in {seconds(total)}"
 
 
 def recomputed_in_words(done: Recomputed) -> str:

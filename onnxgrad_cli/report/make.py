@@ -46,7 +46,7 @@ from onnxgrad_cli.report.model import (
 from onnxgrad_cli.report.next_steps import next_steps
 from onnxgrad_cli.report.words import several
 from onnxgrad_cli.targets.standard import standard_domain
-from onnxgrad_cli.verification.proof import Proof
+from onnxgrad_cli.verification.proof import PROVED, Proof
 
 
 def make_report(
@@ -144,13 +144,11 @@ def _failure(error: Exception | None, proof: Proof | None) -> tuple[str, str]:
 
 def _success(proof: Proof | None) -> str:
     """What was checked of a training model, in one sentence."""
-    if proof is None or proof.status == "skipped":
-        why = f" ({proof.reason})" if proof and proof.reason else ""
-        return f"Built, and not checked{why}."
-    skipped = [step.name for step in proof.steps if step.status == "skipped"]
-    if skipped:
-        return f"Built. What could be checked passed; left out: {', '.join(skipped)}."
-    return "Built and checked: every check passed."
+    if proof is None:
+        return "Built, not proved: no proof was asked for."
+    if proof.verdict == PROVED:
+        return "Built and proved: every check passed."
+    return f"Built, not proved: {proof.why}."
 
 
 def _message(error: Exception | None) -> str:

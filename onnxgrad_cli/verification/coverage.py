@@ -266,8 +266,9 @@ def _operands(
         for name in names:
             yield _operand(op_type, name, "", known.get(name, "as defined"), rows)
         return
+    without = "as defined" if kind == "definition" and domain else "unproven"
     for parameter in schema.inputs:
-        said = _certain(parameter, kind) or known.get(parameter.name) or "unproven"
+        said = _certain(parameter, kind) or known.get(parameter.name) or without
         yield _operand(op_type, parameter.name, TAGS[parameter.differentiation_category], said, rows)
 
 
@@ -282,7 +283,8 @@ def _outputs(
     """What is known of each output: of the only one that carries a derivative, it follows from the inputs."""
     parameters = schema.outputs if schema is not None else ()
     states = {operand.state for operand in operands}
-    alone = "gradient" if "gradient" in states else "zero" if states <= {"zero", "no float"} else "unproven"
+    likely = [state for state in ("gradient", "as defined") if state in states]
+    alone = likely[0] if likely else "zero" if states <= {"zero", "no float"} else "unproven"
     one = sum(map(_carries, parameters)) == 1
     for parameter in parameters:
         said = _certain(parameter, kind) or known.get(parameter.name) or (alone if one else "unproven")

@@ -31,7 +31,6 @@ def directional(
     rng: np.random.Generator,
     step: float = 1e-6,
     floor: float = 0.0,
-    scale: Callable[[np.ndarray], np.ndarray | float] | None = None,
 ) -> Difference:
     """Compare claimed `gradients` at `point` with a central difference of `function` along a random direction.
 
@@ -41,12 +40,8 @@ def directional(
         gradients: the claimed gradient of some of them, in the shape of each.
         step: h; in float64 the best is near the cube root of its precision.
         floor: a scale below which a difference counts as none (the noise of the function's own arithmetic).
-        scale: array -> the size of a step in it, as one number or one an entry (None: 1).
     """
     direction = {name: rng.standard_normal(np.shape(point[name])) for name in gradients}
-    if scale is not None:
-        for name, d in direction.items():
-            d *= scale(point[name])
     ends = []
     for sign in (1.0, -1.0):
         moved = {name: np.asarray(point[name] + sign * step * d, point[name].dtype) for name, d in direction.items()}
@@ -157,13 +152,3 @@ def rounded(
                 if np.nanmax(bends, initial=0.0) > 4e-9 * np.nanmax(np.abs(values[0][name]), initial=1e-3):
                     return True
     return False
-
-
-def by_array(x: np.ndarray) -> float:
-    """The root mean square of an array: every entry moves by the size of a typical one."""
-    return float(np.sqrt(np.mean(np.square(x, dtype=np.float64)))) or 1.0
-
-
-def by_entry(x: np.ndarray) -> np.ndarray | float:
-    """The size of each entry: what is tiny hardly moves, so that it stays on its side of a kink."""
-    return np.abs(x, dtype=np.float64) if np.any(x) else 1.0

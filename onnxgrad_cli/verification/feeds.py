@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import onnx
 from onnx import ModelProto, TensorProto, helper
 
-from onnxgrad_cli.ir.types import Arrays, dtype_of, is_float, shape_of
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.execution.sizes import sized, sizes_to_try
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.skeleton import copied
+from onnxgrad_cli.ir.types import Arrays, Shape, dtype_of, is_float, shape_of
 from onnxgrad_cli.metadata import Roles
-
-SEQUENCE_SIZES = (8, 16, 32, 64, 224)
-"""Sizes that are tried, in order, for symbols that do not lead an input."""
 
 
 @dataclass(frozen=True)
@@ -32,27 +35,98 @@ def first_run(
 ) -> tuple[Arrays, Arrays, dict[str, int] | None]:
     """Feeds that `run` accepts, its outputs for them, and the sizes if any feed was drawn at random.
 
-    Small sizes come first, and where the loss is not finite, data above zero after others.
+    Small sizes come first, integers that hide and those that hide nothing, and where the loss is not finite, data
+    above zero after others.
 
     Raises:
         Exception: what `run` raised at the first sizes, where it accepts none.
     """
     failure: Exception | None = None
-    for size in SEQUENCE_SIZES:
-        for positive in (False, True):
-            guess = {**_guess(described, size), **sizes}
-            feeds = random_feeds(described, rng, guess, positive)
-            drawn = guess if any(name not in data for name in feeds) else None
-            feeds.update({name: x for name, x in data.items() if name in feeds or name in described.roles.gradients})
+    sizes_of_labels = _sizes_of_labels(described)
+    for found in sizes_to_try(_shapes(described), described.model):
+        guess = {**found, **sizes}
+        for masked, positive in itertools.product((True, False), (False, True)):
+            feeds = random_feeds(described, rng, guess, positive, masked)
+            given = {name: x for name, x in data.items() if name in feeds or name in described.roles.gradients}
+            feeds.update(given)
             try:
+                unmet = sizes_of_labels(feeds, guess)
+                if unmet:
+                    guess = {**guess, **unmet, **sizes}
+                    feeds = {
+                        **random_feeds(described, rng, guess, positive, masked),
+                        **_inputs(described, feeds),
+                        **given,
+                    }
                 outputs = run(feeds)
-            except Exception as error:  # sizes that don't fit: try larger ones
+            except Exception as error:  # sizes or numbers that don't fit: try others
                 failure = failure or error
                 break
+            drawn = guess if any(name not in data for name in feeds) else None
             if positive or finite(outputs.get(described.roles.loss, np.zeros(1))):
                 return feeds, outputs, drawn
     assert failure is not None
     raise failure
+
+
+def _shapes(described: DescribedModel) -> dict[str, Shape]:
+    """The declared shapes of the inputs that must be fed."""
+    types = {value.name: value.type for value in described.model.graph.input}
+    return {name: shape_of(types[name]) or () for name in described.roles.fed}
+
+
+def _inputs(described: DescribedModel, feeds: Arrays) -> Arrays:
+    """Of feeds those for the model's own inputs."""
+    return {name: x for name, x in feeds.items() if described.roles.inputs[name] == "model input"}
+
+
+def _sizes_of_labels(described: DescribedModel) -> Callable[[Arrays, Mapping[str, int]], dict[str, int]]:
+    """A function of feeds and sizes that finds those of symbols that only labels have: what is judged has them.
+
+    It runs the forward part, where there are such symbols and the shape of what is judged is open.
+    """
+    roles, shapes = described.roles, _shapes(described)
+    own = {
+        dim for name in shapes if roles.inputs[name] == "model input" for dim in shapes[name] if isinstance(dim, str)
+    }
+    open_ = {
+        term.label: term.output
+        for term in roles.losses
+        if term.label in shapes and not own.issuperset(dim for dim in shapes[term.label] if isinstance(dim, str))
+    }
+    made = {name for node in described.model.graph.node for name in node.output}
+    judged = sorted(set(open_.values()) & made)
+    if not judged:
+        return lambda feeds, sizes: {}
+    forward = copied(described.model)
+    del forward.graph.output[:]
+    forward.graph.output.extend(onnx.ValueInfoProto(name=name) for name in judged)
+    run = Executor(part(forward), fallback=False)
+
+    def find(feeds: Arrays, sizes: Mapping[str, int]) -> dict[str, int]:
+        results = run(feeds)
+        found: dict[str, int] = {}
+        for label, output in open_.items():
+            sizes_there = list(results[output].shape)
+            if len(sizes_there) == len(shapes[label]) + 1:  # classes, which are the second axis
+                del sizes_there[1]
+            for dim, size in zip(shapes[label], sizes_there, strict=False):
+                if isinstance(dim, str) and dim not in own and sizes.get(dim) != size:
+                    found[dim] = size
+        return found
+
+    return find
+
+
+def part(model: ModelProto, output: str | None = None) -> ModelProto:
+    """The part of a model that computes one output (None: its outputs)."""
+    part = copied(model)
+    kept = [value for value in part.graph.output if output in (None, value.name)]
+    del part.graph.output[:]
+    part.graph.output.extend(kept)
+    graph = Graph(part)
+    graph.remove_unused()
+    return graph.commit()
 
 
 def factors_off_zero(described: DescribedModel, rng: np.random.Generator) -> Arrays:
@@ -60,17 +134,6 @@ def factors_off_zero(described: DescribedModel, rng: np.random.Generator) -> Arr
     stored = {tensor.name: tensor for tensor in described.model.graph.initializer}
     begun = [stored[adapter.b] for adapter in described.roles.adapters]
     return {tensor.name: draw(rng, tensor.data_type, tensor.dims) for tensor in begun}
-
-
-def _guess(described: DescribedModel, size: int) -> dict[str, int]:
-    """A size for every symbol of the inputs: 2 for what leads an input, `size` for the rest."""
-    guess: dict[str, int] = {}
-    types = {value.name: value.type for value in described.model.graph.input}
-    for name in described.roles.fed:
-        for axis, dim in enumerate(shape_of(types[name]) or ()):
-            if isinstance(dim, str):
-                guess.setdefault(dim, 2 if axis == 0 else size)
-    return guess
 
 
 def random_feeds(
@@ -86,10 +149,7 @@ def random_feeds(
     no weight are 0 or 1 if `masked`, else 1. Of labels that may say that a sample does not count, the first one counts.
     """
     types = {value.name: value.type for value in described.model.graph.input}
-    shapes = {
-        name: [sizes.get(dim, 2) if isinstance(dim, str) else dim for dim in shape_of(types[name]) or ()]
-        for name in described.roles.fed
-    }
+    shapes = sized(_shapes(described), sizes)
     classes = {loss.label: loss.classes for loss in described.roles.losses if loss.classes}
     limits = {**index_limits(described.model, shapes), **classes}
     feeds = {}
@@ -128,18 +188,42 @@ def draw(rng: np.random.Generator, dtype: int, shape: Sequence[int], low: int = 
     return np.asarray(array).astype(helper.tensor_dtype_to_np_dtype(dtype))
 
 
+_SAME_ENTRIES = frozenset(
+    ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Flatten", "Expand", "Slice", "Tile")
+)
+"""Operators whose results have entries of their first input alone."""
+
+_SAME_SHAPE = frozenset({"Cast", "Identity", "DequantizeLinear"})
+
+_LOOKUPS = {
+    "Gather": (1, 0, "axis"), "GatherElements": (1, 0, "axis"), "GatherBlockQuantized": (1, 0, "gather_axis"),
+}  # fmt: skip
+"""Operator -> the positions of indices and of the table, and the attribute that names the axis of its rows."""
+
+
 def index_limits(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """For inputs that index a weight, or an input of one of `shapes`: how many rows that has."""
     dims = {**shapes, **{tensor.name: list(tensor.dims) for tensor in model.graph.initializer}}
+    origin = {value.name: value.name for value in model.graph.input}
     limits: dict[str, int] = {}
     for node in model.graph.node:
-        if node.op_type in ("Gather", "GatherElements") and node.input[0] in dims:
-            axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
-            rows = max(dims[node.input[0]][axis], 1)
-            limits[node.input[1]] = min(limits.get(node.input[1], rows), rows)
+        first = node.input[0] if node.input else ""
+        if node.op_type in _SAME_ENTRIES and first in origin:
+            origin[node.output[0]] = origin[first]
+        if node.op_type in _SAME_SHAPE and first in dims:
+            dims[node.output[0]] = dims[first]
+        if node.op_type in _LOOKUPS:
+            indices, table, attribute = _LOOKUPS[node.op_type]
+            source = origin.get(node.input[indices])
+            if source is not None and node.input[table] in dims:
+                axis = next((a.i for a in node.attribute if a.name == attribute), 0)
+                rows = max(dims[node.input[table]][axis], 1)
+                limits[source] = min(limits.get(source, rows), rows)
     return limits
 
 
 def finite(x: np.ndarray) -> bool:
     """Whether every entry is a finite number."""
-    return x.dtype.kind in "iub" or bool(np.isfinite(np.asarray(x, np.float64)).all())
+    if isinstance(x, list):  # a sequence, of maps it may be
+        return True
+    return x.dtype.kind in "iubOU" or bool(np.isfinite(np.asarray(x, np.float64)).all())

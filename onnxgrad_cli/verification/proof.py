@@ -5,7 +5,7 @@ gradients agree with differences of its loss.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +13,8 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxgrad_cli.metadata import Roles
-from onnxgrad_cli.verification.checks import CHECKS, Case
+from onnxgrad_cli.verification.case import Case
+from onnxgrad_cli.verification.checks import CHECKS
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,10 @@ class Step:
     seconds: float
 
 
+PROVED, NOT_PROVED, FAILED = "proved", "not proved", "failed"
+"""Verdicts: every check passed; one was left out, so that something could be wrong; one failed."""
+
+
 @dataclass
 class Proof:
     """What was checked and what came of it.
@@ -33,6 +38,8 @@ class Proof:
     Attributes:
         status: 'passed', 'failed', or 'skipped' with the `reason`.
         steps: each check in order.
+        verdict: 'proved', 'not proved' or 'failed'.
+        why: why it is not proved, or what failed; "" where it is proved.
         executor: what evaluated the differences, and in which precision.
     """
 
@@ -40,6 +47,23 @@ class Proof:
     reason: str = ""
     steps: list[Step] = field(default_factory=list)
     executor: str = ""
+    verdict: str = field(init=False, default=NOT_PROVED)
+    why: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        self.conclude()
+
+    def conclude(self) -> None:
+        """Draw the verdict from what was checked so far."""
+        open_ = [step for step in self.steps if step.status != "passed"]
+        worst = next((step for step in open_ if step.status == "failed"), next(iter(open_), None))
+        self.why = f"{worst.name}: {worst.detail}" if worst else ""
+        if self.status == "failed":
+            self.verdict = FAILED
+        elif self.status == "skipped" or worst or not self.steps:
+            self.verdict, self.why = NOT_PROVED, self.reason or self.why or "nothing was checked"
+        else:
+            self.verdict = PROVED
 
     @property
     def failed(self) -> bool:
@@ -56,7 +80,7 @@ def prove(
     sizes: Mapping[str, int] | None = None,
     seed: int = 0,
     force: bool = False,
-    budget: float = 3.0,
+    note: Callable[[str], object] = str,
 ) -> Proof:
     """Check a training model on given or random data.
 
@@ -68,11 +92,12 @@ def prove(
         sizes: sizes of symbolic dimensions for random data.
         seed: of the random data and directions.
         force: check large models too, which takes longer than a few seconds.
-        budget: seconds to spend on differences with respect to single weights.
+        note: gets the name of each check as it begins.
     """
     proof = Proof()
-    case = Case(model, roles, path, original, dict(data or {}), sizes or {}, np.random.default_rng(seed), force, budget)
+    case = Case(model, roles, path, original, dict(data or {}), sizes or {}, np.random.default_rng(seed), force)
     for name, check in CHECKS:
+        note(name)
         start = time.perf_counter()
         found = check(case)
         if found.status:
@@ -84,4 +109,5 @@ def prove(
         if found.ends:
             break
     proof.executor = case.measured_by
+    proof.conclude()
     return proof

@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, numpy_helper
 
+from onnxgrad_cli.ir.dialects import mend
 from onnxgrad_cli.ir.domains import is_standard, plain_domain
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import FORWARD, ROLE, reads, subgraphs
@@ -45,7 +46,9 @@ def draw(model: ModelProto, path: Path | None = None) -> Drawing:
         model: any valid model.
         path: the file it was read from.
     """
-    typed = onnx.shape_inference.infer_shapes(Graph(model, path).skeleton())
+    bare = Graph(model, path).skeleton()
+    mend(bare)
+    typed = onnx.shape_inference.infer_shapes(bare)
     reader = _Reader(model)
     parts = reader.container(model.graph, typed.graph, _Scope({}, {}), Kind.FORWARD)
     name = model.graph.name or (path.stem if path else "model")

@@ -18,6 +18,8 @@ Options(losses=("mse",))  # wrong
 Options(lora=8)  # wrong
 Options(dims={"batch": "four"})  # wrong
 Options(clip=1.0)  # wrong
+Options((), "y", None, "mean", None, {}, 0.0, "l2")  # wrong
+Course(epoch=3)  # wrong
 LoraSpec("8")  # wrong
 LossSpec("mse", weight="2")  # wrong
 RecomputeSpec("blocks")  # wrong

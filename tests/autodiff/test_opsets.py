@@ -50,38 +50,49 @@ def versions(op: str) -> list[int]:
     return sorted(max(v, OLDEST) for v in since if first <= v <= NEWEST_OPSET)
 
 
-AXES = {op: 13 for op in ("ReduceSum", "Squeeze", "Unsqueeze")} | {
-    f"Reduce{kind}": 18 for kind in "L1 L2 LogSum LogSumExp Max Mean Min Prod SumSquare".split()
+MOVES: dict[str, tuple[int, tuple[str, ...]]] = {
+    "Slice": (10, ("starts", "ends", "axes")),
+    "TopK": (10, ("k",)),
+    "Split": (13, ("split",)),
+    "Clip": (11, ("min", "max")),
+    "Pad": (11, ("pads", "value")),
+    "DFT": (20, ("", "axis")),
+    **{op: (13, ("axes",)) for op in ("ReduceSum", "Squeeze", "Unsqueeze")},
+    **{f"Reduce{kind}": (18, ("axes",)) for kind in "L1 L2 LogSum LogSumExp Max Mean Min Prod SumSquare".split()},
 }
-"""Operator -> the opset at which its axes became an input."""
+"""Operator -> the opset at which attributes became inputs, and which, in the order of the inputs after the first."""
+
+
+def _with_attributes(case: Case) -> tuple[list[Any], dict[str, Any]] | None:
+    """The inputs and attributes of a row before inputs took the place of attributes; None where it needs the inputs."""
+    names = MOVES[case.op][1]
+    attrs, inputs, extra = dict(case.attrs), list(case.inputs[:1]), list(case.inputs[1:])
+    while extra and extra[-1] is None:
+        extra.pop()
+    extra = extra[:-1] if case.op == "Slice" and len(extra) == 4 and _all(extra[3], 1) else extra
+    if len(extra) > len(names):
+        return None
+    for name, value in zip(names, extra, strict=False):
+        if not name:
+            inputs.append(value)
+        if not name or value is None:
+            continue
+        if not isinstance(value, Const):
+            return None
+        scalar = name in ("k", "min", "max", "value") or case.op == "DFT"
+        attrs[name] = value.array.item() if scalar else value.array.tolist()
+        if attrs[name] == []:
+            return None
+    return inputs, attrs
 
 
 def older(case: Case, opset: int) -> Case | None:
     """The same row at an older opset; None where it could not be said then."""
     attrs, inputs = dict(case.attrs), list(case.inputs)
-    moves = {("Slice", 10): ("starts", "ends", "axes"), ("TopK", 10): ("k",), ("Split", 13): ("split",)}
-    moves |= {("Clip", 11): ("min", "max"), ("Pad", 11): ("pads", "value"), ("DFT", 20): ("", "axis")}
-    moves |= {(op, version): ("axes",) for op, version in AXES.items()}
-    for (op, version), names in moves.items():
-        if case.op == op and opset < version <= case.opset:
-            extra, inputs = inputs[1:], inputs[:1]
-            while extra and extra[-1] is None:
-                extra.pop()
-            extra = extra[:-1] if op == "Slice" and len(extra) == 4 and _all(extra[3], 1) else extra
-            if len(extra) > len(names):
-                return None
-            for name, value in zip(names, extra, strict=False):
-                if not name:
-                    inputs.append(value)
-                if not name or value is None:
-                    continue
-                if not isinstance(value, Const):
-                    return None
-                attrs[name] = (
-                    value.array.item() if name in ("k", "min", "max", "value") or op == "DFT" else value.array.tolist()
-                )
-                if attrs[name] == []:
-                    return None
+    if opset < MOVES.get(case.op, (0,))[0] <= case.opset:
+        if (moved := _with_attributes(case)) is None:
+            return None
+        inputs, attrs = moved
     if case.op == "Dropout" and opset < 12:
         inputs = inputs[:1]
         if case.outputs > 1:
@@ -127,9 +138,15 @@ def older(case: Case, opset: int) -> Case | None:
     return replace(case, inputs=inputs, attrs=attrs, opset=opset)
 
 
+NEWEST_ROW: dict[str, int] = {}
+for row in ROWS:
+    NEWEST_ROW[row.op] = max(row.opset, NEWEST_ROW.get(row.op, 0))
+"""Operator -> the newest opset of its rows."""
+
+
 def newer(case: Case, opset: int) -> Case | None:
     """The same row at a newer opset that the table has no row for; None where it has one, or the form has changed."""
-    if any(row.op == case.op and row.opset >= opset for row in ROWS):
+    if NEWEST_ROW[case.op] >= opset:
         return None
     return replace(case, opset=opset) if set(case.attrs) <= set(defs.get_schema(case.op, opset).attributes) else None
 

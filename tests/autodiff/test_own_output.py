@@ -354,10 +354,13 @@ def test_three_orders_from_the_command_line(shell: Shell) -> None:
 def test_the_label_of_the_first_build_keeps_its_name(shell: Shell) -> None:
     assert shell("build", "m.onnx", "--grad-of-input", "*", "-o", "a.onnx").code == 0
     made = shell("build", "a.onnx", "--output", "x_grad", "--grad-of-input", "*", "-o", "b.onnx")
-    assert made.code == 2
-    assert "already has a value or a node called 'label'" in made.err
-    assert "choose another name with --label" in made.err
-    assert not Path("b.onnx").exists()
+    assert made.code == 0, made.err
+    assert list(describe(onnx.load("b.onnx")).inputs)[:3] == ["x", "label", "label_1"]
+    named = shell("build", "a.onnx", "--output", "x_grad", "--label", "x", "-o", "c.onnx")
+    assert named.code == 2
+    assert "already has a value or a node called 'x'" in named.err
+    assert "choose another name with --label" in named.err
+    assert not Path("c.onnx").exists()
 
 
 def test_parts_are_those_of_the_last_build(shell: Shell) -> None:

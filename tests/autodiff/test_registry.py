@@ -181,7 +181,7 @@ def test_an_operator_of_which_all_operands_are_stopped_needs_no_rule() -> None:
     model.opset_import.add(domain="my.ops", version=1)
     built = build(model)
     assert built.training.trained == ["w"] == built.training.partial
-    assert "my.ops::Oracle" in notes(built)[0]
+    assert any("my.ops::Oracle" in note for note in notes(built))
 
 
 def test_a_definition_can_not_hide_a_stopped_edge() -> None:

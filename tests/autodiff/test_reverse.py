@@ -5,7 +5,8 @@ The rules of single operators are proved elsewhere; here is what the walk itself
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,9 +16,10 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.autodiff.activity import on_the_way
-from onnxgrad_cli.autodiff.reverse import differentiate
+from onnxgrad_cli.autodiff.differentiation import Differentiation
+from onnxgrad_cli.autodiff.reverse import differentiate, or_zero
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.errors import UnsupportedError
+from onnxgrad_cli.errors import Caution, Refusal, Unknown, UnsupportedError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.record import Training
@@ -139,5 +141,171 @@ def test_what_is_wanted_is_no_constant() -> None:
 
 def test_seeds_of_another_emitter_are_refused() -> None:
     graph = graph_of("g (double[2] x) => (double[2] y) { y = Neg(x) }")
-    with pytest.raises(ValueError, match="another emitter"):
+    with pytest.raises(ValueError, match=r"^the seeds belong to another emitter"):
         differentiate(graph, {"y": Op(graph).val("y")}, ["x"], Op(graph))
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+def walked(text: str, wanted: list[str], outputs: str = "", **settings: Any) -> tuple[Op, Differentiation]:
+    """The emitter and the record of a walk from y, where outputs of others' operators are like x."""
+    graph = graph_of(text)
+    graph.types.update(dict.fromkeys([*outputs, "y"], graph.types["x"]))
+    graph.add_input("g", graph.types["y"])
+    op, training = Op(graph), Differentiation(**settings)
+    differentiate(graph, {"y": op.val("g")}, wanted, op, training)
+    return op, training
+
+
+def refusals(text: str, wanted: list[str], outputs: str = "", **settings: Any) -> list[Refusal]:
+    with pytest.raises(UnsupportedError) as error:
+        walked(text, wanted, outputs, **settings)
+    assert error.value.message.startswith(f"{len(error.value.refusals)} of {text.count(' = ')} nodes can't be")
+    return list(error.value.refusals)
+
+
+TWIRL = "g (double[3, 4] x) => (double[3, 4] y) { [one] a = Neg(x) [two] y = my.ops.Twirl(a, a) }"
+
+
+def no_idea(op: Op, g: Any, y: Any, a: Any, b: Any) -> Any:
+    raise Unknown("the size of a is unknown")
+
+
+SHAPES = "fix the model's shapes with `dims` or `shapes`"
+WRONG_RULE = "the rule is wrong: it returns one cotangent for each input, in order"
+RULES: dict[str, tuple[Callable[..., Any], str, str]] = {
+    "it says no, twice": (lambda op, g, y, a, b: (op.no("it spins", "hold it"),) * 2, "it spins", "hold it"),
+    "of what is unknown": (no_idea, "the size of a is unknown", SHAPES),
+    "of another shape": (
+        lambda op, g, y, a, b: (op.sum(g, [0], keepdims=False), g),
+        "its rule gives 'a', of shape [3, 4], a cotangent of shape [4]",
+        WRONG_RULE,
+    ),
+    "of another type": (
+        lambda op, g, y, a, b: (g, op.cast(g, onnx.TensorProto.FLOAT)),
+        "its rule gives 'a', of type DOUBLE, a cotangent of type FLOAT",
+        WRONG_RULE,
+    ),
+    "too few": (lambda op, g, y, a, b: g, "the rule returns 1 cotangents for 2 inputs", ""),
+    "it knows too few": (lambda op, g, y, a: g, "the rule knows 1 inputs, the node has 2", ""),
+}
+
+
+@pytest.mark.parametrize("case", RULES)
+def test_what_a_rule_does_not_cover_is_refused_once_with_its_hint(case: str) -> None:
+    function, reason, hint = RULES[case]
+    with registry.scoped():
+        registry.rule("Twirl", domain="my.ops")(function)
+        assert refusals(TWIRL, ["x"]) == [Refusal("two", "my.ops::Twirl", reason, hint)]
+        assert refusals(TWIRL.replace("[two] ", ""), ["x"]) == [Refusal("y", "my.ops::Twirl", reason, hint)]
+
+
+def test_why_a_node_has_no_rule() -> None:
+    freeze = "freeze the weights before it with `freeze`"
+    none = Refusal(
+        "two", "my.ops::Twirl", "there is no rule for my.ops::Twirl", f"give it a rule with --rules FILE, or {freeze}"
+    )
+    assert refusals(TWIRL, ["x"]) == [none]
+    with registry.scoped():
+        registry.stop_gradient("Twirl", [1], domain="my.ops")
+        why = "gradients stop at some of its operands, for which it needs a rule of its own"
+        assert refusals(TWIRL, ["x"]) == [Refusal("two", "my.ops::Twirl", why, "give it one with --rules")]
+        registry.refuse("Twirl", "it spins", "hold it", domain="my.ops")
+        assert refusals(TWIRL, ["x"]) == [Refusal("two", "my.ops::Twirl", "it spins", "hold it")]
+    standard = TWIRL.replace("my.ops.Twirl(a, a)", "Tan(a)")
+    with registry.scoped():
+        registry.rule("Tan", versions=(1, 1), override=True)(lambda op, g, y, x: g)  # of another version
+        assert refusals(standard, ["x"]) == [Refusal("two", "Tan", "there is no proven rule for Tan", freeze)]
+    graph = graph_of(TWIRL)
+    graph.unexpanded["two"] = "its definition needs a size"
+    with pytest.raises(UnsupportedError) as error:
+        differentiate(graph, {"y": (op := Op(graph)).val("x")}, ["x"], op)
+    assert error.value.refusals == (Refusal("two", "my.ops::Twirl", "its definition needs a size", freeze),)
+
+
+QUANTIZED = """g (float[3, 3] x, float s) => (float[3, 3] y)
+{ [q] q = QuantizeLinear(x, s) [t] t = Transpose(q) [d] d = DequantizeLinear(t, s) [y] y = Mul(d, x) }"""
+
+
+def test_integers_that_stand_for_floats_are_read_by_rules_that_know_them_alone() -> None:
+    (refusal,) = refusals(QUANTIZED, ["x"], straight_through=True)
+    assert (refusal.node, refusal.reason) == ("t", "it computes with 'q', which is quantized and not yet dequantized")
+    with registry.scoped():
+        registry.refuse("QuantizeLinear", "it rounds", override=True)
+        assert refusals(QUANTIZED, ["x"]) == [Refusal("q", "QuantizeLinear", "it rounds")]  # and not what reads it
+    at_once = QUANTIZED.replace("[t] t = Transpose(q) ", "").replace("DequantizeLinear(t", "DequantizeLinear(q")
+    _, training = walked(at_once, ["x"], straight_through=True)
+    assert {kind for kind, _ in training.rules} == {
+        f"ai.onnx::{op}" for op in ("QuantizeLinear", "DequantizeLinear", "Mul")
+    }
+
+
+# -- what is recorded -------------------------------------------------------------------------------------------------
+
+
+def test_rules_and_kinks_are_recorded_and_nodes_named_after_those_of_the_model() -> None:
+    text = (
+        "g (double[3, 4] x) => (double[3, 4] y) { [one] a = Exp(x) [two] b = Exp(a) c = Relu(b) y = my.ops.Twirl(c) }"
+    )
+    with registry.scoped():
+        registry.rule("Twirl", domain="my.ops", kink="the left one")(lambda op, g, y, x: -g)
+        op, training = walked(text, ["x"])
+    used = {kind: count for (kind, _), count in training.rules.items()}
+    assert used == {"ai.onnx::Exp": 2, "ai.onnx::Relu": 1, "my.ops::Twirl": 1}
+    assert set(training.kinks) == {"Relu", "Twirl"} and training.kinks["Twirl"] == "the left one"
+    scopes = {node.name.rsplit("/", 1)[0] for node in op.nodes}
+    assert scopes == {"grad/one", "grad/two", "grad/c", "grad/y"}
+
+
+def test_a_fusion_is_recorded_in_place_of_the_rules_of_its_nodes() -> None:
+    gelu = "{1}e = Erf({1}z) {1}s = Add({1}e, one) {1}h = Mul({1}s, half) {2} = Mul({0}, {1}h)"
+    gelus = " ".join(f"{i}z = Div({x}, root) {gelu.format(x, i, y)}" for x, i, y in [("x", "a", "u"), ("u", "b", "y")])
+    weights = "double root = {1.4142135623730951}, double one = {1.0}, double half = {0.5}"
+    _, training = walked(f"g (double[3, 4] x) => (double[3, 4] y) <{weights}> {{ {gelus} }}", ["x"])
+    assert training.rules == {("ai.onnx::Gelu", "onnxgrad_cli.autodiff.rules.activation.gelu"): 2}
+
+
+@pytest.mark.parametrize(("node", "label"), [("[two] y", "two"), ("y", "y")])
+def test_a_stop_is_told_of(node: str, label: str) -> None:
+    text = f"g (double[3, 3] x) => (double[3, 3] y) {{ a = Neg(x) {node} = MatMul(x, a) }}"
+    with registry.scoped():
+        registry.stop_gradient("MatMul", [1])
+        _, training = walked(text, ["x"])
+    said = f"no gradient goes from '{label}' (MatMul) to its operand 1, 'a': stop_gradient declares so"
+    assert (training.cautions, training.partial) == ([Caution("note", label, said)], ["x"])
+
+
+# -- gradients that are zero ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("shape", [(3, 4), ()])
+def test_zeros_have_the_type_and_shape_of_what_they_are_the_gradient_of(after: bool, shape: tuple[int, ...]) -> None:
+    """Where they are made after a value, what that value holds does not matter."""
+    graph = graph_of(f"g (float{'[3, N]' if shape else ''} x, double[2] u) => (double[2] y) {{ y = Neg(u) }}")
+    op, training = Op(graph), Differentiation()
+    zero = or_zero(op, "x", None, training, op.val("y") if after else None)
+    assert training.cautions == [Caution("zero gradient", "x", "the gradient of 'x' is zero by mathematics")]
+    graph.nodes.extend(op.nodes)
+    assert any("y" in node.input for node in op.nodes) == after
+    graph.types[zero.name] = graph.types["x"]
+    graph.add_output(zero.name)
+    model = graph.commit()
+    onnx.checker.check_model(model, full_check=True)
+    (found,) = ReferenceEvaluator(model).run(
+        [zero.name], {"x": np.full(shape, np.nan, np.float32), "u": np.array([np.nan, np.inf])}
+    )
+    assert (found.dtype, found.shape) == (np.float32, shape) and not found.any()
+
+
+def test_a_gradient_of_which_paths_are_stopped_says_so() -> None:
+    graph = graph_of("g (float[3] x, float[3] u) => (float[3] y) { y = Neg(u) }")
+    op, training = Op(graph), Differentiation(partial=["x"])
+    assert or_zero(op, "x", op.val("u"), training) is not None and not op.nodes
+    or_zero(op, "x", None, training)
+    or_zero(op, "y", op.val("u"), training)
+    assert training.cautions == [
+        Caution("note", "x", "the gradient of 'x' leaves out the paths that are stopped"),
+        Caution("zero gradient", "x", "the gradient of 'x' is zero: all its paths to the loss are stopped"),
+    ]

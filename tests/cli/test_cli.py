@@ -19,7 +19,7 @@ from tests.cli_harness import MLP, PROGRAM, UNKNOWN_OPS, WEIGHT, Result, Shell, 
 
 HOME = Path(__file__).parents[2]
 COMMANDS = {"build", "inspect", "check", "train", "export", "expand", "derive", "ops", "verify-op", "losses"}
-COMMANDS |= {"optimizers", "passes", "view"}
+COMMANDS |= {"doctor", "optimizers", "passes", "view"}
 
 
 @pytest.fixture
@@ -237,7 +237,7 @@ def test_check(shell: Shell) -> None:
     result = shell("check", "mlp.train.onnx", "--dim", "batch=3")
     assert result.code == 0, result.err
     assert all(line.startswith("passed") for line in result.out.splitlines())
-    assert "x [3, 4]" in result.out and result.err.startswith("passed | ")
+    assert "x [3, 4]" in result.out and result.err.startswith("proved | ")
     np.savez("d.npz", x=np.ones((6, 4), np.float32), t=np.ones((6, 2), np.float32))
     found = shell("check", "mlp.train.onnx", "--data", "d.npz", "--json").json
     assert found["status"] == "passed" and "x [6, 4]" in json.dumps(found)

@@ -61,6 +61,14 @@ WRITTEN: dict[str, tuple[Callable[[Op, Val, Val], Val], Callable[[np.ndarray, np
     "product of entries": (lambda op, x, r: op.prod(x, [1, 2]), lambda x, r: x.prod((1, 2), keepdims=True)),
     "reduced over no axes": (lambda op, x, r: op.sum(x, []), lambda x, r: x),
     "sum to a row": (lambda op, x, r: op.sum_to(x, r), lambda x, r: x.sum((0, 2))[:, None]),
+    "sum of leading axes": (
+        lambda op, x, r: op.sum_to(x, op.squeeze(op.max(x, [0, 1]), [0, 1])),
+        lambda x, r: x.sum((0, 1)),
+    ),
+    "sum of an inner axis": (lambda op, x, r: op.sum_to(x, op.max(x, [1])), lambda x, r: x.sum(1, keepdims=True)),
+    "reduced to fewer axes": (lambda op, x, r: op.sum(x, [-1, 0], keepdims=False), lambda x, r: x.sum((0, 2))),
+    "reduced over all": (lambda op, x, r: op.mean(x), lambda x, r: x.mean(keepdims=True)),
+    "reduced to a number": (lambda op, x, r: op.max(x, keepdims=False), lambda x, r: x.max()),
     "expanded": (lambda op, x, r: op.expand_like(r, x), lambda x, r: np.broadcast_to(r, x.shape)),
     "expanded and used": (lambda op, x, r: op.expand_like(r, x) * x, lambda x, r: r * x),
     "shape": (lambda op, x, r: op.shape(x), lambda x, r: np.array(x.shape)),
@@ -114,6 +122,48 @@ def test_what_was_broadcast_is_decided_at_run_time_where_symbols_differ(shape: t
     (found,) = ReferenceEvaluator(graph.commit()).run(None, {"x": X, "row": np.zeros(shape, np.float32)})
     gone = tuple(axis for axis, size in enumerate(shape) if size == 1)
     np.testing.assert_allclose(found, X.sum(gone, keepdims=True), rtol=1e-6)
+
+
+@pytest.mark.parametrize("row", ["float[3, 1] row", "float row"])
+def test_what_was_broadcast_is_decided_at_run_time_where_a_rank_is_unknown(row: str) -> None:
+    graph = Graph(
+        onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> g (float[2, 3, 4] x, {row}) => () {{}}')
+    )
+    infer_types(graph)
+    graph.types["x"].tensor_type.ClearField("shape")
+    op = Op(graph)
+    op.forward = "layer"
+    result = op.sum_to(op.val("x"), op.val("row"))
+    (caution,) = op.cautions
+    assert caution.subject == "layer"
+    assert caution.text == "layer: un-broadcast of 'row' decided at run time (an unknown rank)"
+    assert result.known_shape == op.val("row").known_shape
+    graph.nodes.extend(op.nodes)
+    graph.add_output(result.name, result.type)
+    given = np.zeros((3, 1) if "3" in row else (), np.float32)
+    (found,) = ReferenceEvaluator(graph.commit()).run(None, {"x": X, "row": given})
+    np.testing.assert_allclose(found, X.sum((0, 2))[:, None] if "3" in row else X.sum(), rtol=1e-6)
+
+
+def test_what_was_broadcast_is_summed_by_as_few_nodes_as_it_takes() -> None:
+    """And where nothing was, by none: sizes that are both unknown by one name, or that are equal."""
+    op = emitter()
+    x, matrix = op.val("x"), op.squeeze(op.max(op.val("x"), [0]), [0])
+    op.nodes.clear()
+    result = op.sum_to(x, matrix)
+    assert [node.op_type for node in op.nodes] == ["ReduceSum"] and result.shape == (3, 4)
+    graph = Graph(
+        onnx.parser.parse_model(
+            '<ir_version: 8, opset_import: ["": 18]> g (float[a, 1, 4] x, float[b, 1, 4] row) => () {}'
+        )
+    )
+    infer_types(graph)
+    op = Op(graph)
+    x, row = op.val("x"), op.val("row")
+    assert op.sum_to(x, x) is x and not op.nodes
+    op.sum_to(x, row)
+    (caution,) = op.cautions
+    assert caution.text.endswith("un-broadcast of 'row' decided at run time ('a' against 'b' on axis 0)")
 
 
 def test_what_is_known_is_not_computed() -> None:

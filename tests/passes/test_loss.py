@@ -17,6 +17,7 @@ from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.losses import parse_loss
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.prepare import opset
 
 RNG = np.random.default_rng(0)
 W, V = RNG.standard_normal((3, 4)), RNG.standard_normal((3, 2))
@@ -213,9 +214,52 @@ def test_a_file_whose_label_comes_first(tmp_path: Path) -> None:
     np.testing.assert_array_equal(*gradients)
 
 
-def test_a_file_newer_than_the_model_is_refused(tmp_path: Path) -> None:
-    file = huber(tmp_path, 18)
-    refused(file, model=model(opset=13), match="at opset 18, the model at 13", hint="save the loss at opset 13")
+@pytest.mark.parametrize(("theirs", "ours"), [(18, 13), (20, 17)])
+def test_the_model_is_raised_to_the_opset_of_a_newer_file(tmp_path: Path, theirs: int, ours: int) -> None:
+    file = huber(tmp_path, theirs)
+    found = built(f"{file}:p:y", model=model(opset=ours))
+    outputs = run(found, x=X, y=Y)
+    (w,) = tensors(W)
+    expected = F.huber_loss(torch.tensor(X) @ w, torch.tensor(Y))
+    expected.backward()
+    np.testing.assert_allclose(outputs["loss"], expected.item())
+    np.testing.assert_allclose(outputs["w_grad"], w.grad.numpy())
+    assert found.graph.opset() == theirs
+    assert f"opset raised from {ours} to {theirs}: the loss is written for it" in map(str, found.training.cautions)
+    onnx.checker.check_model(found.model, full_check=True)
+
+
+def test_a_file_that_no_opset_of_the_model_fits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where onnxruntime does not load the loss's opset: 18 has no Gelu."""
+    monkeypatch.setattr(opset, "newest_loaded", lambda least: min(least, 18))
+    head = '<ir_version: 10, opset_import: ["":20]> g (double[n, c] p) => (double e)'
+    text = f"{head} {{ a = Gelu(p) e = ReduceSum<keepdims = 0>(a) }}"
+    refused(saved(tmp_path, text), model=model(opset=18), match="at opset 20", hint="save the loss at opset 18")
+
+
+LOSSES_OF_THE_STANDARD = {
+    "SoftmaxCrossEntropyLoss <ignore_index = 2> (p, y)": lambda p, y: F.cross_entropy(p, y, ignore_index=2),
+    'SoftmaxCrossEntropyLoss <reduction = "sum"> (p, y)': lambda p, y: F.cross_entropy(p, y, reduction="sum"),
+    "NegativeLogLikelihoodLoss (p, y)": F.nll_loss,
+}
+
+
+@pytest.mark.parametrize("call", LOSSES_OF_THE_STANDARD)
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_a_file_with_a_loss_of_the_standard(tmp_path: Path, call: str, symbolic: bool) -> None:
+    sizes = ("n, c", "n") if symbolic else ("5, 4", "5")
+    text = f'<ir_version: 10, opset_import: ["":18]> g (double[{sizes[0]}] p, int64[{sizes[1]}] y) => (double e)'
+    file, given = saved(tmp_path, f"{text} {{ e = {call} }}"), model()
+    for value in (*given.graph.input, *given.graph.output):
+        if not symbolic:
+            value.type.tensor_type.shape.dim[0].dim_value = 5
+    classes = np.arange(5) % 4
+    outputs = run(built(f"{file}:p:y", model=given), x=np.repeat(X[:1], 5, 0), y=classes)
+    (w,) = tensors(W)
+    expected = LOSSES_OF_THE_STANDARD[call](torch.tensor(np.repeat(X[:1], 5, 0)) @ w, torch.tensor(classes))
+    expected.backward()
+    np.testing.assert_allclose(outputs["loss"], expected.item())
+    np.testing.assert_allclose(outputs["w_grad"], w.grad.numpy(), atol=1e-12)
 
 
 def test_a_file_twice_and_beside_another_loss(tmp_path: Path) -> None:
@@ -452,3 +496,35 @@ def test_every_loss_says_what_it_is() -> None:
     for loss in losses.LOSSES:
         assert loss.summary.endswith(".") and len(loss.summary) < 120
         assert set(loss.rather.values()) <= {other.name for other in losses.LOSSES}
+
+
+# -- the name of the label ---------------------------------------------------------------------------------------------
+
+
+def with_a_label_of_its_own() -> onnx.ModelProto:
+    """As scikit-learn's classifiers: an output 'label' that is no float."""
+    given = model()
+    given.graph.node.append(helper.make_node("ArgMax", ["p"], ["label"], axis=1, keepdims=0))
+    given.graph.output.insert(0, helper.make_tensor_value_info("label", TensorProto.INT64, ["batch"]))
+    return given
+
+
+def test_a_default_label_that_is_taken_gets_another_name_and_it_is_told() -> None:
+    two = Options(losses=(LossSpec("mse", output="p"), LossSpec("mae", output="p", weight=0.5)))
+    training = build(with_a_label_of_its_own(), two).training
+    assert training.labels == ["label_1"]
+    assert training.judged == ["label_1", "label_1"]
+    told = [str(caution) for caution in training.cautions]
+    assert told == ["the model has a 'label' of its own: the label input is called 'label_1'"]
+
+
+def test_a_label_that_was_named_is_not_renamed() -> None:
+    for options in (Options(label="q"), Options(losses=(LossSpec("mse", label="label"),))):
+        with pytest.raises(UsageError, match="already has a value"):
+            build(with_a_label_of_its_own(), options)
+
+
+def test_nothing_is_told_of_a_label_that_nothing_takes() -> None:
+    training = build(with_a_label_of_its_own(), Options(losses=(LossSpec("identity"),))).training
+    assert not training.labels
+    assert not training.cautions

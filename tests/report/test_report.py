@@ -166,10 +166,14 @@ def test_files_are_measured(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("proof", "status", "words"),
     [
-        (None, "built", "not checked"),
-        (Proof("skipped", "300 MB of weights"), "built", "not checked (300 MB of weights)"),
-        (Proof(steps=[Step("onnx checker", "passed", "full check", 0.1)]), "built", "every check passed"),
-        (Proof(steps=[Step("a", "passed", "", 0.1), Step("b", "skipped", "random", 0.1)]), "built", "left out: b"),
+        (None, "built", "not proved: no proof was asked for"),
+        (Proof("skipped", "300 MB of weights"), "built", "not proved: 300 MB of weights"),
+        (Proof(steps=[Step("onnx checker", "passed", "full check", 0.1)]), "built", "proved: every check passed"),
+        (
+            Proof(steps=[Step("a", "passed", "", 0.1), Step("b", "skipped", "random", 0.1)]),
+            "built",
+            "not proved: b: random",
+        ),
         (Proof("failed", steps=[Step("gradients", "failed", "wrong: w1", 0.1)]), "check failed", "do not train"),
     ],
 )

@@ -75,26 +75,36 @@ def _through(op: Op, modifier: GraphProto | None, x: Val) -> Val:
 
 def attend(
     op: Op, q: Val, k: Val, v: Val, bias: Val | None, *, scale: float | None = None, softcap: float = 0.0,
-    mode: int = RAW, precision: int | None = None, always: bool = True,
+    mode: int = RAW, precision: int | None = None, always: bool = True, sink: Val | None = None,
 ) -> tuple[Val, Val]:  # fmt: skip
     """(Y, scores of the given `mode`) for [batch, heads, tokens, size]; groups of query heads share one of the others.
 
     `bias` broadcasts to the scores. With `always` each row has a visible key; a row without has -inf throughout in
-    `bias`: its probabilities are 0, and nothing comes back through it.
+    `bias`: its probabilities are 0, and nothing comes back through it. `sink` is the score of one more key, without a
+    value, for each head: [heads or 1, 1, 1].
     """
     raw = _scores(op, _scaled(op, q, scale), k)
     capped = op.Tanh(raw / softcap) * softcap if softcap else raw
     biased = safe = capped if bias is None else capped + bias
     dead = None
-    if bias is not None and not always:
+    if bias is not None and not always and sink is None:  # beside a sink, a row without keys has probabilities
         dead = op.Equal(op.max(bias, [-1]), op.const(-np.inf, bias))
         safe = capped + op.Where(dead, op.const(0.0, bias), bias)
-    p = op.cast(op.Softmax(op.cast(safe, precision or q), axis=-1), q)
+    p = op.cast(_softmax(op, op.cast(safe, precision or q), sink), q)
     y = _weighted(op, p, v, q)
     if dead is not None:
         y = op.Where(dead, op.const(0.0, y), y)
         p = op.Where(dead, op.const(0.0, p), p) if mode == PROBABILITIES else p
     return y, (raw, capped, biased, p)[mode]
+
+
+def _softmax(op: Op, scores: Val, sink: Val | None) -> Val:
+    """The probabilities of the keys, less than 1 in sum where a sink has its share."""
+    if sink is None:
+        return op.Softmax(scores, axis=-1)
+    column = op.Expand(op.cast(sink, scores), op.vector([*(op.size(scores, axis) for axis in range(3)), 1]))
+    p = op.Softmax(op.Concat(scores, column, axis=3), axis=-1)
+    return op.Slice(p, op.ints([0]), op.ints([-1]), op.ints([3]), shape=scores.shape)
 
 
 def heads(op: Op, x: Val, count: int) -> Val:

@@ -107,36 +107,81 @@ def matmul_n_bits(
     """
     if g_idx is not None or weight_prepacked:
         raise Unknown("its weight is reordered or prepacked")
-    if zero_points is not None and zero_points.dtype != TensorProto.UINT8:
-        raise Unknown("its zero points are floats")
     blocks = -(-K // block_size)
-    steps = _unpacked(op, b, bits, [N, blocks * block_size])
-    if zero_points is None:
-        middle = numpy_helper.from_array(np.array([2 ** (bits - 1)], np.uint8))
-        zeros = op.ConstantOfShape(op.ints([N, blocks]), value=middle, shape=[N, blocks])
-    else:
-        zeros = _unpacked(op, zero_points, bits, [N, -(-blocks * bits // 8) * 8 // bits])
-        zeros = op.Slice(zeros, op.ints([0]), op.ints([blocks]), op.ints([1]), shape=[N, blocks])
-    if scales.rank == 1:
-        steps, zeros = op.reshape(steps, [N * blocks, block_size]), op.reshape(zeros, [N * blocks])
-        weight = op.reshape(op.DequantizeLinear(steps, scales, zeros, axis=0), [N, blocks * block_size])
-    else:
-        weight = op.DequantizeLinear(steps, scales, zeros, axis=1, block_size=block_size)
+    if zero_points is not None and zero_points.dtype == TensorProto.UINT8:
+        zero_points = unpacked(op, zero_points, bits, [N, -1], blocks)
+    weight = dequantized(op, b, scales, zero_points, bits, [N], blocks, block_size)
     if K % block_size:
         weight = op.Slice(weight, op.ints([0]), op.ints([K]), op.ints([1]), shape=[N, K])
     y = a @ op.swap_last(op.cast(weight, a))
     return y if bias is None else y + bias
 
 
-def _unpacked(op: Op, packed: Val, bits: int, dims: Sequence[int]) -> Val:
-    """Bytes as the values of `bits` bits they hold, uint8, the low ones first."""
+@definition("GatherBlockQuantized", domain=MICROSOFT, needs_opset=21)
+def gather_block_quantized(
+    op, data, indices, scales, zero_points=None, *, bits=4, block_size=128, gather_axis=0, quantize_axis=1
+):  # fmt: skip
+    """Rows of a table of bytes, each of some values of a few bits, in blocks that have a scale each; as floats."""
+    if data.dtype != TensorProto.UINT8 or data.rank != 2:
+        raise Unknown("its table is no matrix of bytes")
+    if gather_axis % 2 != 0 or quantize_axis % 2 != 1:
+        raise Unknown("it does not gather rows whose columns are quantized")
+    width = data.shape[1]
+    if not isinstance(width, int):
+        raise Unknown("the size of its rows is unknown")
+    columns = width * 8 // bits
+    blocks = columns // block_size
+    if columns % block_size:
+        raise Unknown("its rows end within a block")
+    row = op.reshape(indices, [-1])
+    data, scales = op.Gather(data, row), op.Gather(scales, row)
+    rows = op.size(row, 0)
+    if zero_points is not None:
+        zero_points = unpacked(op, op.Gather(zero_points, row), bits, [rows, -1], blocks)
+    values = dequantized(op, data, scales, zero_points, bits, [rows], blocks, block_size)
+    return op.reshape(values, [*(op.size(indices, axis) for axis in range(indices.rank)), columns])
+
+
+def dequantized(
+    op: Op, packed: Val, scales: Val, zeros: Val | None, bits: int, lead: Sequence[int | Val], blocks: int, size: int
+) -> Val:
+    """Bytes as the floats they stand for, [*lead, blocks * size].
+
+    Args:
+        packed: the bytes.
+        scales, zeros: of each block, [*lead, blocks]; the scales may be flat, the zeros floats. Without zeros, the
+            middle value is 0.
+        bits: how many a value has.
+        lead, blocks, size: how many rows there are, along some axes, how many blocks in each, and values in a block.
+    """
+    every = [*lead, blocks * size]
+    steps = unpacked(op, packed, bits, every)
+    if zeros is not None and zeros.dtype != TensorProto.UINT8:
+        by_block = op.cast(op.reshape(steps, [-1, size]), zeros) - op.reshape(zeros, [-1, 1])
+        return op.reshape(by_block * op.reshape(scales, [-1, 1]), every)
+    if zeros is None:
+        middle = numpy_helper.from_array(np.array([2 ** (bits - 1)], np.uint8))
+        shape = [*(dim if isinstance(dim, int) else None for dim in lead), blocks]
+        zeros = op.ConstantOfShape(op.vector([*lead, blocks]), value=middle, shape=shape)
+    if scales.rank == len(every):
+        return op.DequantizeLinear(steps, scales, zeros, axis=len(lead), block_size=size)
+    steps, zeros = op.reshape(steps, [-1, size]), op.reshape(zeros, [-1])
+    return op.reshape(op.DequantizeLinear(steps, scales, zeros, axis=0), every)
+
+
+def unpacked(op: Op, packed: Val, bits: int, dims: Sequence[int | Val], kept: int | None = None) -> Val:
+    """Bytes as the values of `bits` bits they hold, uint8, the low ones first; of the last axis, the first `kept`."""
     if bits not in (2, 4, 8):
         raise Unknown(f"its weight has {bits} bits")
     values = op.unsqueeze(packed, [packed.rank])
     if bits < 8:
         up = op.const(np.arange(8 - bits, -1, -bits), TensorProto.UINT8)  # what is above is shifted out
         values = op.BitShift(op.BitShift(values, up, direction="LEFT"), op.const(8 - bits, up), direction="RIGHT")
-    return op.reshape(values, dims)
+    values = op.reshape(values, dims)
+    if kept is None:
+        return values
+    shape = (*values.shape[:-1], kept)
+    return op.Slice(values, op.ints([0]), op.ints([kept]), op.ints([values.rank - 1]), shape=shape)
 
 
 # -- activations -----------------------------------------------------------------------------------------------------
@@ -181,6 +226,30 @@ def simplified_layer_normalization(op, x, scale, *, axis=-1, epsilon=1e-5, stash
     if stash_type != 1:
         raise Unknown("it computes in another type than float32")
     return _by_root_mean_square(op, x, scale, axis, epsilon)
+
+
+@definition("GatedRMSNorm", domain=MICROSOFT)
+def gated_rms_norm(op, x, scale, gate, *, activation="silu", epsilon=1e-6):
+    """Each group of as many numbers as `scale` has, over its root mean square, times the activated gate; in float32."""
+    if activation not in ("silu", "swish", "sigmoid"):
+        raise Unknown(f"its activation '{activation}' is not known")
+    size = scale.shape[0]
+    if not isinstance(size, int):
+        raise Unknown("the size of its groups is unknown")
+    last = x.rank - 1
+    groups = op.Reshape(op.wide(x), op.ints([0] * last + [-1, size]), shape=(*x.shape[:last], None, size))
+    y, _ = _by_root_mean_square(op, groups, scale, -1, epsilon)
+    z = op.wide(gate)
+    opened = op.Sigmoid(z) if activation == "sigmoid" else z * op.Sigmoid(z)
+    return op.cast(op.reshape_like(y, x) * opened, x)
+
+
+@definition("GatedAdd", domain=MICROSOFT)
+def gated_add(op, x, y, gate, gate_weight=None):
+    """X + Y gate, one gate a row."""
+    if gate_weight is not None:
+        raise Unknown("it projects its gate, which onnxruntime's CPU kernel does not")
+    return x + y * gate
 
 
 def _total(x: Val, skip: Val, bias: Val | None) -> Val:

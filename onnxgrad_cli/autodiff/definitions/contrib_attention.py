@@ -87,24 +87,70 @@ def rotary_embedding(
     """As the standard's, but that tokens may be counted from one first position."""
     if is_packed_batching or scale != 1.0:
         raise Unknown("it rotates packed batches, or scales, which onnxruntime's CPU kernel does not")
-    by_token = x.rank == 3
-    half = op.size(cos_cache, 1)
-    if by_token and rotary_embedding_dim:
-        v = split_heads(op, x, num_heads)
-    elif by_token:
-        if not isinstance(half, int):
-            raise Unknown("the size of its heads is unknown")
-        width = x.shape[2]
-        count = width // (2 * half) if isinstance(width, int) else None
-        v = op.Reshape(x, op.ints([0, 0, -1, 2 * half]), shape=(*x.shape[:2], count, 2 * half))
-    else:
-        v = x
+    v, axis = _by_head(op, x, op.size(cos_cache, 1), num_heads, rotary_embedding_dim)
     if positions.rank < 2:
-        positions = op.reshape(positions, [1, 1]) + op.steps(op.size(x, 1 if by_token else 2))
-    axis = 2 if by_token else 1
+        positions = op.reshape(positions, [1, 1]) + op.steps(op.size(x, 1 if x.rank == 3 else 2))
+    y = rotated(op, v, cos_cache, sin_cache, positions, interleaved, axis=axis, size=rotary_embedding_dim)
+    return op.reshape_like(y, x)
+
+
+@definition("MRotaryEmbedding", domain="com.microsoft", needs_opset=16)
+def multimodal_rotary_embedding(
+    op, x, positions, cos_cache, sin_cache, *, mrope_section, mrope_layout=0,
+    interleaved=0, num_heads=0, rotary_embedding_dim=0, is_packed_batching=0, scale=1.0,
+):  # fmt: skip
+    """A token has three positions, [3, batch, tokens]; each pair of a head's numbers is rotated by one of them."""
+    if is_packed_batching or scale != 1.0:
+        raise Unknown("it rotates packed batches, or scales, which onnxruntime's CPU kernel does not")
+    half = sum(mrope_section)
+    v, axis = _by_head(op, x, half, num_heads, rotary_embedding_dim)
+    if mrope_layout:  # by turns, for as long as there are pairs of the second and third kind
+        pair = np.arange(half)
+        kind = sum(np.where((pair % 3 == i) & (pair < 3 * mrope_section[i]), i, 0) for i in (1, 2))
+    else:
+        kind = np.repeat(np.arange(3), mrope_section)
+
+    def chosen(cache: Val) -> Val:
+        by_kind = op.split(op.Gather(cache, positions, axis=0), [1, 1, 1], axis=0)
+        first, second, third = (op.squeeze(part, [0]) for part in by_kind)
+        mixed = op.Where(op.const(kind == 1), second, op.Where(op.const(kind == 2), third, first))
+        return op.unsqueeze(mixed, [axis])
+
+    y = _turned(op, v, chosen(cos_cache), chosen(sin_cache), half, interleaved, rotary_embedding_dim)
+    return op.reshape_like(y, x)
+
+
+def _by_head(op: Op, x: Val, half: int | Val, count: int, size: int) -> tuple[Val, int]:
+    """`x` with an axis for its heads, and which one that is; heads are of twice `half` numbers without a `size`."""
+    if x.rank == 4:
+        return x, 1
+    if size:
+        return split_heads(op, x, count), 2
+    if not isinstance(half, int):
+        raise Unknown("the size of its heads is unknown")
+    width = x.shape[2]
+    heads = width // (2 * half) if isinstance(width, int) else None
+    return op.Reshape(x, op.ints([0, 0, -1, 2 * half]), shape=(*x.shape[:2], heads, 2 * half)), 2
+
+
+def rotated(
+    op: Op, x: Val, cos_cache: Val, sin_cache: Val, positions: Val, interleaved: int, *, axis: int = 1, size: int = 0
+) -> Val:
+    """`x` of [batch, heads, tokens, size], or with the heads at another `axis`, rotated by its tokens' positions.
+
+    Args:
+        cos_cache, sin_cache: [positions, pairs].
+        positions: [batch or 1, tokens].
+        size: how many numbers of a head are rotated; 0 is all of them.
+    """
     cos, sin = (op.unsqueeze(op.Gather(cache, positions, axis=0), [axis]) for cache in (cos_cache, sin_cache))
-    a, b, rest = pairs(op, v, half, interleaved, rotary_embedding_dim)
-    return op.reshape_like(unpaired(op, a * cos - b * sin, a * sin + b * cos, rest, interleaved), x)
+    return _turned(op, x, cos, sin, op.size(cos_cache, 1), interleaved, size)
+
+
+def _turned(op: Op, x: Val, cos: Val, sin: Val, half: int | Val, interleaved: int, size: int) -> Val:
+    """`x`, of whose heads `half` pairs of numbers are rotated by angles of these cosines and sines."""
+    a, b, rest = pairs(op, x, half, interleaved, size)
+    return unpaired(op, a * cos - b * sin, a * sin + b * cos, rest, interleaved)
 
 
 def _added(

@@ -8,6 +8,7 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxgrad_cli.autodiff.registry import no_gradient, rule
+from onnxgrad_cli.ir.types import HALVES
 
 no_gradient("Equal Greater GreaterOrEqual Less LessOrEqual Not And Or Xor IsNaN IsInf")
 no_gradient("Shape Size NonZero EyeLike ConstantOfShape")
@@ -33,8 +34,13 @@ def mul(op, g, y, a, b):
 @rule("Div")
 def div(op, g, y, a, b):
     """By one constant as a product, which takes half as long."""
-    ga = g * _inverse(b) if _is_normal(b) else g / b
+    ga = g * _inverse(b) if _is_normal(b) and _keeps_digits(b) else g / b
     return ga, -(ga * y)
+
+
+def _keeps_digits(b) -> bool:
+    """Whether the inverse of a constant is not rounded to the few digits of a half type: all gradients would be off."""
+    return b.dtype not in HALVES or abs(math.frexp(float(b.const.item()))[0]) == 0.5
 
 
 def _is_normal(b) -> bool:

@@ -104,26 +104,36 @@ def _sizes(operands):
 
 
 def _einsum_operand(op, seed, operands, i):
-    (output, g), (term, x) = seed, operands[i]
+    (output, _), (term, x) = seed, operands[i]
     factors = [seed, *operands[:i], *operands[i + 1 :]]
-    sizes = _sizes(factors)
-    known = {label for label, _ in sizes}
+    known = {label for labels, _ in factors for label in labels}
     own = "".join(dict.fromkeys(term))
-    kept = "".join(label for label in own if label in known)
-    result = g
-    if len(factors) > 1 or output != kept:
-        found = [{size for label, size in sizes if label == each} for each in kept]
-        shape = [size.pop() if len(size) == 1 else None for size in found]
-        left = ",".join(labels for labels, _ in factors)
-        result = op.Einsum(*(value for _, value in factors), equation=f"{left}->{kept}", shape=shape)
+    result = _contracted(op, factors, "".join(label for label in own if label in known))
     result = op.unsqueeze(result, [axis for axis, label in enumerate(own) if label not in known])
+    result = _on_the_diagonals(op, result, term, x)
+    return _filled(op, result, x, [axis for axis, label in enumerate(term) if label not in output])
+
+
+def _contracted(op, factors, kept):
+    """The product of the factors, which are (labels, value), summed over all labels but `kept`."""
+    if len(factors) == 1 and factors[0][0] == kept:
+        return factors[0][1]
+    sizes = _sizes(factors)
+    found = [{size for label, size in sizes if label == each} for each in kept]
+    shape = [size.pop() if len(size) == 1 else None for size in found]
+    left = ",".join(labels for labels, _ in factors)
+    return op.Einsum(*(value for _, value in factors), equation=f"{left}->{kept}", shape=shape)
+
+
+def _on_the_diagonals(op, result, term, x):
+    """`result`, which has an axis for each label of `term`, where labels that repeat have equal indices; else 0."""
     for axis, label in enumerate(term):
         first = term.index(label)
         if first < axis:
             result = op.unsqueeze(result, [axis])
             along = [op.steps(op.size(x, axis), i, result.rank) for i in (first, axis)]
-            result = op.Where(op.Equal(*along), result, op.const(0.0, g))
-    return _filled(op, result, x, [axis for axis, label in enumerate(term) if label not in output])
+            result = op.Where(op.Equal(*along), result, op.const(0.0, x))
+    return result
 
 
 def _filled(op, result, x, axes):

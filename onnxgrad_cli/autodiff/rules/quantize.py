@@ -75,8 +75,7 @@ def dynamic_quantize_linear(op, gs, ys, x):
     """scale = (max(x, 0) - min(x, 0)) / 255; what is quantized with it is refused."""
     if gs[0] is not None:
         return op.no(
-            "its scale and zero point follow the data, and no straight-through estimator is proven for that",
-            "start from the float model, or from one whose QuantizeLinear nodes have fixed scales",
+            "its scale and zero point follow the data, and rounding to integers has no derivative", STRAIGHT_THROUGH
         )
 
     def share(kind, beyond):
@@ -122,16 +121,23 @@ refuse(
     "the bits of a number have no derivative",
     "freeze the weights before it with `freeze`",
 )
-WITH_INTEGERS = (
-    "it computes with integers, which have no derivative",
-    "start from the float model, or from one with QuantizeLinear and DequantizeLinear around its float operators",
+WITH_INTEGERS = "it computes with integers, which have no derivative"
+STRAIGHT_THROUGH = "pass `quantization='ste'` to use the straight-through estimator, or start from the float model"
+FROM_FLOATS = (
+    "start from the float model, or from one with QuantizeLinear and DequantizeLinear around its float operators"
 )
-refuse("QLinearConv QLinearMatMul ConvInteger MatMulInteger", *WITH_INTEGERS)
+refuse("ConvInteger MatMulInteger QLinearConv QLinearMatMul", WITH_INTEGERS, STRAIGHT_THROUGH)
+refuse(
+    "QGemm QLinearAdd QLinearAveragePool QLinearConcat QLinearGlobalAveragePool QLinearLeakyRelu QLinearMul "
+    "QLinearSigmoid",
+    WITH_INTEGERS,
+    STRAIGHT_THROUGH,
+    domain="com.microsoft",
+)
 refuse(
     "DynamicQuantizeLSTM DynamicQuantizeMatMul MatMulInteger16 MatMulIntegerToFloat QAttention "
-    "QEmbedLayerNormalization QGemm QLinearAdd QLinearAveragePool QLinearConcat QLinearConv "
-    "QLinearGlobalAveragePool QLinearLeakyRelu QLinearMul QLinearReduceMean QLinearSigmoid QLinearSoftmax "
-    "QLinearWhere QMoE",
-    *WITH_INTEGERS,
+    "QEmbedLayerNormalization QLinearConv QLinearReduceMean QLinearSoftmax QLinearWhere",
+    WITH_INTEGERS,
+    FROM_FLOATS,
     domain="com.microsoft",
 )

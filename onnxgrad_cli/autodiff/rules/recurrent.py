@@ -322,38 +322,55 @@ def _layer(
     may_keep: bool = False,
 ) -> dict[str, Val | None] | No:
     """Cut a layer into its directions, run `cell` on each, and put the cotangents of the inputs together."""
-    directions = 2 if attributes["direction"] == "bidirectional" else 1
-    acts = _activations(op, list(defaults) * directions, attributes)
+    both = attributes["direction"] == "bidirectional"
+    backwards = [False, True] if both else [attributes["direction"] == "reverse"]
+    acts = _activations(op, list(defaults) * len(backwards), attributes)
     if isinstance(acts, No):
         return acts
     if attributes.get("layout"):
         return op.no("its attribute layout=1, which onnxruntime refuses", "transpose its inputs and outputs instead")
-    given = inputs
-    inputs = {name: v and op.wide(v) for name, v in given.items()}
+    wide = {name: v and op.wide(v) for name, v in inputs.items()}
     gs = [g and op.wide(g) for g in gs]
-    hidden = attributes["hidden_size"] or inputs["r"].shape[-1]  # type: ignore[union-attr]
-    if not isinstance(hidden, int):
-        raise Unknown("the hidden size is unknown")
+    hidden = _hidden_size(wide["r"], attributes)
     y = op.wide(ys[0] or _hand_out(op))
-    backwards = [d == 1 or attributes["direction"] == "reverse" for d in range(directions)]
-    plain = may_keep and [(a.name, a.clip) for a in acts] == [(name, None) for name in defaults] * directions
-    gates: Sequence[Gates | None] = [None] * directions
-    if plain and keeps_gates(op, given, hidden):
-        gates = keep_gates(op, given, hidden, backwards)
-    x, steps = _within_length(op, inputs["x"], inputs["sequence_lens"])  # type: ignore[arg-type]
-    inputs["x"] = x
+    plain = may_keep and [(a.name, a.clip) for a in acts] == [(name, None) for name in defaults] * len(backwards)
+    gates = _kept(op, plain, inputs, hidden, backwards)
+    wide["x"], steps = _within_length(op, wide["x"], wide["sequence_lens"])  # type: ignore[arg-type]
     each = len(defaults)
     found = [
-        cell(_direction(op, d, backwards, hidden, acts[d * each : (d + 1) * each], inputs, y, gs, steps, gates[d]))
-        for d in range(directions)
+        cell(_direction(op, d, backwards, hidden, acts[d * each : (d + 1) * each], wide, y, gs, steps, gates[d]))
+        for d in range(len(backwards))
     ]
+    return {name: g and op.cast(g, inputs[name]) for name, g in _joined(op, found, wide).items()}  # type: ignore[arg-type]
 
-    def stacked(name: str) -> Val | None:
-        return None if inputs.get(name) is None else stack(op, [grads[name] for grads in found])
 
-    dx = found[0]["x"] if directions == 1 else found[0]["x"] + found[1]["x"]
-    result = {"x": dx, **{name: stacked(name) for name in ("w", "r", "b", "h", "c", "p")}}
-    return {name: g and op.cast(g, given[name]) for name, g in result.items()}  # type: ignore[arg-type]
+def _hidden_size(r: Val | None, attributes: dict[str, Any]) -> int:
+    """The size of the state: as the node says, else that of the recurrent weights.
+
+    Raises:
+        Unknown: neither says it.
+    """
+    hidden = attributes["hidden_size"] or r.shape[-1]  # type: ignore[union-attr]
+    if not isinstance(hidden, int):
+        raise Unknown("the hidden size is unknown")
+    return hidden
+
+
+def _kept(
+    op: Op, plain: bool, inputs: dict[str, Val | None], hidden: int, backwards: Sequence[bool]
+) -> Sequence[Gates | None]:
+    """The gates of each direction, where the forward part is to keep them: with `plain` activations alone."""
+    if plain and keeps_gates(op, inputs, hidden):
+        return keep_gates(op, inputs, hidden, backwards)
+    return [None] * len(backwards)
+
+
+def _joined(op: Op, found: Sequence[Grads], inputs: dict[str, Val | None]) -> dict[str, Val | None]:
+    """The cotangents of a layer's inputs from those of its directions: all read x, each has its own of the others."""
+    result: dict[str, Val | None] = {"x": found[0]["x"] if len(found) == 1 else found[0]["x"] + found[1]["x"]}
+    for name in ("w", "r", "b", "h", "c", "p"):
+        result[name] = None if inputs.get(name) is None else stack(op, [grads[name] for grads in found])
+    return result
 
 
 @dataclass(frozen=True)
@@ -454,8 +471,7 @@ def _activations(op: Op, defaults: Sequence[str], attributes: dict[str, Any]) ->
             return op.no(f"its activation {name} is none of the standard's", f"choose from {', '.join(ACTIVATIONS)}")
         name = known[name.lower()]
         parameters: dict[str, Any] = {key: next(left[key], default) for key, default in ACTIVATIONS[name][1].items()}
-        missing = [f"activation_{key}" for key, value in parameters.items() if value is None]
-        if missing:
+        if missing := [f"activation_{key}" for key, value in parameters.items() if value is None]:
             why = f"its activation {name} without {' and '.join(missing)}, which onnxruntime takes for 0"
             return op.no(why, "give the node the values that are meant")
         found.append(Activation(op, name, parameters, clip))

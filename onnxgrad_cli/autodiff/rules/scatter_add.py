@@ -62,17 +62,22 @@ def add_rows(op: Op, zeros: Val, g: Val, rows: Val, axis: int, shared: bool = Fa
     safe = isinstance(count, int) or not 0 < axis < g.rank - 1  # of no rows onnxruntime makes garbage of a batch
     if op.opset < 16 or (isinstance(size, int) and size <= ONE_HOT and safe):
         return _one_hot_product(op, zeros, g, rows, size, axis)
-    form = "flat" if axis == 0 and suits_flat(zeros, count) else "expanded"
-    width = _row_width(zeros)
-    if axis == 0 and width >= WIDE and 0 not in zeros.shape and not (shared and form == "expanded"):
-        large = (_number(count) + _number(zeros.shape[0])) * width >= LARGE
-        form = op.variant("row sums", ("sorted", form), "sorted" if large else form)
+    form = _form(op, zeros, count, shared) if axis == 0 else "expanded"
     if form == "sorted":
-        return _sorted_product(op, zeros, g, rows, width)
+        return _sorted_product(op, zeros, g, rows, _row_width(zeros))
     if form == "flat":
         return add_flat(op, zeros, g, rows)
     places = op.Expand(op.unsqueeze(rows, range(1, g.rank - axis)), op.shape(g))
     return op.scatter(zeros, places, g, axis) if zeros.dtype not in HALVES else added(op, zeros, places, g, axis)
+
+
+def _form(op: Op, table: Val, count: int | str, shared: bool) -> str:
+    """How `count` rows are added to a table: as a product of sorted ones, or by ScatterElements, flat or expanded."""
+    form, width = "flat" if suits_flat(table, count) else "expanded", _row_width(table)
+    if width < WIDE or 0 in table.shape or (shared and form == "expanded"):
+        return form
+    large = (_number(count) + _number(table.shape[0])) * width >= LARGE
+    return op.variant("row sums", ("sorted", form), "sorted" if large else form)
 
 
 def _row_width(table: Val) -> int:

@@ -13,6 +13,7 @@ from onnx import NodeProto, helper
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import declare
 from onnxgrad_cli.ir.nodes import ROLE
+from onnxgrad_cli.passes.cleanup.cubic_layout import keep_cubic_layout
 from onnxgrad_cli.passes.cleanup.transposed_products import turn_products
 from onnxgrad_cli.passes.pipeline import Pass
 
@@ -29,6 +30,7 @@ def tidy(graph: Graph, keep: Iterable[str] = ()) -> bool:
     """Remove what nobody reads but `keep`, and leave what is left in a form that lasts; whether it changed."""
     removed = graph.remove_unused(keep) > 0
     changed = _separate_views(graph) or removed
+    changed = keep_cubic_layout(graph) or changed
     declare(graph)
     return changed
 

@@ -5,6 +5,8 @@ The result is one scalar called `loss`. It is computed in float32 where the outp
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from pathlib import Path
 
 from onnx import TensorProto, TypeProto
@@ -23,6 +25,9 @@ from onnxgrad_cli.passes.loss.file import LossFile
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.record import LossRecord
 
+LABEL = LossOptions().label
+"""What a label is called where nothing else is asked for."""
+
 NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
@@ -31,7 +36,7 @@ def _run(graph: Graph, options: LossOptions, training: LossRecord) -> bool:
     op = Op(graph)
     op.role, op.training = "loss", training
     _refuse_unknown_options(options)
-    terms = []
+    terms, options = [], _with_free_label(graph, options, training)
     for spec, name in zip(options.losses, training.predictions, strict=True):
         op.scope = f"loss/{Path(spec.name).stem}"
         term = _term(op, options, training, spec, op.val(name))
@@ -47,6 +52,21 @@ def _run(graph: Graph, options: LossOptions, training: LossRecord) -> bool:
     graph.nodes.extend(op.nodes)
     fed_first(graph)
     return True
+
+
+def _with_free_label(graph: Graph, options: LossOptions, training: LossRecord) -> LossOptions:
+    """The options with another name for the label where the default one is taken, as by scikit-learn's own output."""
+    asked = [spec for spec in options.losses if not spec.label and _takes_label(spec)]
+    if options.label != LABEL or not asked or not graph.taken(LABEL):
+        return options
+    name = next(name for i in itertools.count(1) if not graph.taken(name := f"{LABEL}_{i}"))
+    text = f"the model has a '{LABEL}' of its own: the label input is called '{name}'"
+    training.cautions.append(Caution("note", name, text))
+    return replace(options, label=name)
+
+
+def _takes_label(spec: LossSpec) -> bool:
+    return _is_file(spec) or losses.LOSSES.lookup(spec.name).label != "none"
 
 
 def _refuse_unknown_options(options: LossOptions) -> None:

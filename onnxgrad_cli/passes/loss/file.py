@@ -15,14 +15,17 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import load_model
+from onnxgrad_cli.ir.dialects import complaint, mend
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.ir.nodes import ROLE
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.types import dtype_of, is_external, is_float, shape_of, tensor_type
 from onnxgrad_cli.passes.prepare.normalise import normalise
 from onnxgrad_cli.passes.prepare.opset import convert
+from onnxgrad_cli.passes.prepare.settle import settle_part
+
+_AT = "save the loss at opset {}"
 
 ORDER = {"prediction": 0, "label": 2}
 """Where an input that is called so stands; one of another name stands between."""
@@ -43,9 +46,11 @@ class LossFile:
     def __init__(self, path: str, graph: Graph) -> None:
         self.path = path
         try:
-            self._graph = Graph(load_model(path)[0], Path(path))
+            model = load_model(path)[0]
         except OnnxgradError as error:
             raise UsageError(f"`losses`: {error.message}", error.hint) from error
+        mend(model)
+        self._graph = Graph(model, Path(path))
         if any(is_external(tensor) for tensor in self._graph.initializers.values()):
             raise self._unfit("keeps tensors in another file", "save it with its tensors inside")
         if self._graph.proto.graph.sparse_initializer:
@@ -80,9 +85,14 @@ class LossFile:
                 reason = str(error).strip().splitlines()[-1].rpartition(": ")[2]
                 raise self._unfit(
                     f"is at opset {theirs}, the model at {ours}, and it can't be converted: {reason}",
-                    f"save the loss at opset {ours}",
+                    _AT.format(ours),
                 ) from error
             normalise(self._graph)
+            fault = complaint(self._graph.skeleton()) if theirs > ours else ""
+            if fault:  # the converter says nothing of what it can't convert
+                raise self._unfit(
+                    f"is at opset {theirs}, and has no form at the model's, {ours}: {fault}", _AT.format(ours)
+                )
         for entry in self._graph.proto.opset_import:
             if is_standard(entry.domain):
                 continue
@@ -132,8 +142,9 @@ class LossFile:
             if value.name in given:
                 value.type.CopyFrom(given[value.name].type)
         del inner.proto.graph.value_info[:]
+        inner.share_names(op.graph)  # its sizes without a name are none of the model's
         try:
-            infer_types(inner)
+            settle_part(inner)
         except OnnxgradError as error:
             raise self._unfit(f"does not fit the output '{prediction.name}': {error.message}", "") from error
         (output,) = inner.output_names

@@ -1,19 +1,28 @@
 """Float initializers that are constants by the role they play: settings, epsilons, scales, tables of frequencies.
 
-A file does not say which of its initializers were parameters: the role follows from where each is read.
+A file does not say which of its initializers were parameters, unless PyTorch's newer exporter wrote it. Else the role
+follows from where a tensor is read, from its values where they follow a formula, and from its name where that is all
+there is.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import re
+from collections import defaultdict
+from collections.abc import Iterator
 
 import numpy as np
-from onnx import NodeProto, numpy_helper
+from onnx import NodeProto, TensorProto, numpy_helper
 
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
-from onnxgrad_cli.ir.types import SMALL, is_external, nbytes
+from onnxgrad_cli.ir.nodes import reads, subgraphs, with_bodies
+from onnxgrad_cli.ir.types import FLOATS, SMALL, is_external, is_float, nbytes
+from onnxgrad_cli.passes.parameters import formulas
+from onnxgrad_cli.passes.parameters.frequencies import PRODUCTS, Frequencies
+from onnxgrad_cli.passes.parameters.presets import BIASES, VIEWS
 
 SETTINGS: dict[tuple[str, int], str] = {
     ("BatchNormalization", 3): "running mean of a BatchNormalization",
@@ -26,21 +35,56 @@ SETTINGS: dict[tuple[str, int], str] = {
     ("Resize", 2): "scales of a Resize",
     ("Upsample", 1): "scales of an Upsample",
     ("OneHot", 2): "values of a OneHot",
+    ("GridSample", 1): "grid of a GridSample",
+    ("STFT", 2): "window of an STFT",
     ("QuantizeLinear", 1): "quantization scale",
     ("DequantizeLinear", 1): "quantization scale",
+    ("MatMulNBits", 2): "quantization scale",
+    ("GatherBlockQuantized", 2): "quantization scale",
     **{(op, i): "quantization scale" for op in ("QLinearConv", "QLinearMatMul") for i in (1, 4, 6)},
-    ("LSTM", 5): "initial state",
-    ("LSTM", 6): "initial state",
-    ("GRU", 5): "initial state",
-    ("RNN", 5): "initial state",
+    **{("RotaryEmbedding", i): "rotary cache" for i in (1, 2, 3)},
+    **{("GroupQueryAttention", i): "rotary cache" for i in (7, 8)},
 }
 """Operand positions that hold a setting, never a parameter."""
+
+STATES = frozenset({("LSTM", 5), ("LSTM", 6), ("GRU", 5), ("RNN", 5)})
+"""Operand positions of the state that a recurrent network starts from: zeros, unless it was learned."""
 
 SCALAR_FACTORS = frozenset("Add Sub Mul Div Pow Max Min Where Mod Equal Greater Less Expand".split())
 """Operators whose one-element operands are plain constants: epsilons, scales, exponents, bounds."""
 
-PRODUCTS = frozenset("MatMul Gemm Conv ConvTranspose Einsum".split())
-GENERATED = re.compile(r"^(val_\d+|onnx::.*|.*Constant(_\d+)?(_output_0)?)$")
+LEARNED = frozenset("Exp Sigmoid Softplus Tanh".split())
+"""Operators that keep a learned number in bounds: of a constant, any exporter would have computed the result."""
+
+LIMITS = frozenset("Max Min Where Mod Equal Greater Less Expand Clip".split())
+"""Operators of which even an operand with the name of a parameter is none."""
+
+WEIGHTS = BIASES | {
+    *((f"{kind}Normalization", 1) for kind in ("Batch", "Group", "Instance", "Layer", "RMS")),
+    *((op, i) for op in ("LSTM", "GRU", "RNN") for i in (1, 2)),
+    ("PRelu", 1),
+}
+"""Operand positions that hold a parameter, whatever its values."""
+
+TABLES = frozenset({"Gather", "GatherElements", "GatherND"})
+PASSED = VIEWS | TABLES | {"Concat", "Slice", "Tile"}
+"""Operators behind which a tensor is the same for its reader."""
+
+GENERATED = re.compile(
+    r"^((val|lifted_tensor|_tensor_constant|clone|scalar_tensor_default)_?\d*|onnx(::|__).*|.*Constant(_\d+)?(_output_0)?|\d+)$"
+)
+"""Names that PyTorch's exporters make up, for what has none."""
+
+MEMBER = re.compile(r"^[A-Za-z_]\w*(\.\w+)*$")
+"""Names that the older exporter of PyTorch gives to parameters and buffers only."""
+
+PAIRED = 64
+"""Of tensors of one shape so many are looked at for pairs."""
+
+KEPT = 4096
+"""Values of tensors up to so many elements are read once."""
+
+BY_NAME = "(name it with `train` to train it)"
 
 
 def _within(name: str, node: NodeProto, position: int) -> list[tuple[NodeProto, int]]:
@@ -51,55 +95,280 @@ def _within(name: str, node: NodeProto, position: int) -> list[tuple[NodeProto, 
     return [(each, at) for each in inner for at, read in enumerate(each.input) if read == name]
 
 
+def settings(graph: Graph) -> dict[str, str]:
+    """The values that are read as settings only -> as which, before definitions take the place of operators."""
+    found = {}
+    for name, uses in graph.uses().items():
+        reasons = [SETTINGS.get((node.op_type, position), "") for node, position in uses]
+        if all(reasons):
+            found[name] = reasons[0]
+    return found
+
+
 class ConstantRoles:
-    """The role each initializer plays, by where it is read."""
+    """The role each initializer plays, by what the file says, by where it is read, and by its values.
+
+    Attributes:
+        doubts: of the tensors that were asked about, those of which the file does not tell enough -> in words.
+        by_values: of those, the ones that only their values speak against.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self.said = graph.provenance
         self.uses = graph.uses()
         self.producers = graph.producers()
+        self.doubts: dict[str, str] = {}
+        self.by_values: set[str] = set()
+        self._samples: dict[str, np.ndarray | None] = {}
 
     def reason(self, name: str) -> str:
         """Why `name` is a constant by role, or "" where it is a weight."""
-        reasons = [self._at(name, *use) for each in self.uses[name] for use in _within(name, *each)]
-        return reasons[0] if reasons and all(reasons) else ""
+        uses = [use for each in self.uses[name] for use in _within(name, *each)]
+        reasons = [self._at(name, *use) for use in uses]
+        if name in self.graph.settings:
+            return self.graph.settings[name]
+        if uses and all(SETTINGS.get((node.op_type, position)) for node, position in uses):
+            return reasons[0]
+        if name in self.said.learned:
+            found = self._formula(name, formulas.TRIGONOMETRIC)
+            return found and f"{found} {BY_NAME}"
+        if name in self.said.fixed:
+            return f"no parameter, says PyTorch's exporter {BY_NAME}"
+        if reasons and all(reasons):
+            return "" if self._is_called_a_parameter(name, uses) else reasons[0]
+        if self._is_literal(name):
+            return f"a literal in the model's code {BY_NAME}"
+        reached = list(self._reached(name))
+        return self._by_place(name, reached) or self._by_values(name, reached)
 
     def _at(self, name: str, node: NodeProto, position: int) -> str:
         """Why the initializer is a constant where `node` reads it as its input `position`, or ""."""
         op_type = node.op_type
         if (op_type, position) in SETTINGS:
             return SETTINGS[op_type, position]
-        tensor = self.graph.initializers[name]
-        size = math.prod(tensor.dims)
-        if not tensor.dims and op_type != "PRelu":
-            return f"a scalar constant of {op_type} (name it with `train` to train it)"
-        if size == 1 and op_type in SCALAR_FACTORS and not self._is_bias(node, position):
-            return f"a one-element constant of {op_type} (name it with `train` to train it)"
-        if op_type in ("Mul", "Div") and self._is_frequency(node):
-            return "a table of frequencies before Sin or Cos (name it with `train` to train it)"
+        dims = self.graph.initializers[name].dims
+        if not dims and op_type != "PRelu":
+            return f"a scalar constant of {op_type} {BY_NAME}"
+        if math.prod(dims) == 1 and op_type in SCALAR_FACTORS and not self._is_bias(name, node, position):
+            return f"a one-element constant of {op_type} {BY_NAME}"
         if op_type == "InstanceNormalization" and GENERATED.match(name) and self._is_identity(name, position):
             return "the identity scale or shift of an InstanceNormalization without parameters"
         return ""
 
-    def _is_bias(self, node: NodeProto, position: int) -> bool:
-        """Whether a one-element operand of Add or Sub is the bias of the matrix product before it."""
-        if node.op_type not in ("Add", "Sub"):
+    def _doubt(self, name: str, text: str, trained: bool = False) -> None:
+        """Note that a tensor was taken for one thing and could be the other, and how to say so."""
+        if trained:
+            end = f"it is trained. If it is a constant, keep it with `freeze={name!r}`"
+        else:
+            end = f"it is not trained. If it is learned, name it with `train={name!r}`"
+        self.doubts[name] = f"'{name}' {text}: {end}"
+
+    # -- by name, where that is all there is --------------------------------------------------------------------------
+
+    def _is_called_a_parameter(self, name: str, uses: list[tuple[NodeProto, int]]) -> bool:
+        """Whether one element is learned: it is kept in bounds, or bears the name of a module's member.
+
+        PyTorch gives no such name to constants in its code, but to buffers.
+        """
+        if name in self.said.literals or not MEMBER.match(name) or GENERATED.match(name):
+            return False
+        if any(node.op_type in LEARNED for node, _ in uses):
+            return True
+        values = self._values(name)
+        limit = any(node.op_type in LIMITS or (node.op_type, at) in SETTINGS for node, at in uses)
+        if not self.said.by_pytorch or limit or values is None or bool(np.any(np.abs(values) >= 1e4)):
+            return False
+        if bool(np.all(np.abs(values - np.round(values, 6)) <= 1e-6 * np.abs(values))):
+            self._doubt(name, "is one number that bears the name of a module's member", trained=True)
+        return True
+
+    def _is_literal(self, name: str) -> bool:
+        """Whether a tensor stands in the code of a model whose weights stand elsewhere, as PyTorch writes them."""
+        if not self.said.by_pytorch or name not in self.said.literals:
+            return False
+        return any(tensor.dims and other not in self.said.literals for other, tensor in self._floats())
+
+    # -- by place -----------------------------------------------------------------------------------------------------
+
+    def _by_place(self, name: str, reached: list[tuple[NodeProto, int]]) -> str:
+        """Why a tensor is a constant by where it is read, behind views and tables of it, or ""."""
+        places = [SETTINGS.get((node.op_type, position), "") for node, position in reached]
+        if places and all(places):
+            return places[0]
+        if reached and all(self._is_start(*use) for use in reached):
+            values = self._values(name)
+            if values is not None and not np.any(values):
+                return f"a start state of zeros {BY_NAME}"
+        if self._is_frequency(name):
+            return f"a table of frequencies before Sin or Cos {BY_NAME}"
+        if reached and all(self._is_paced(*use) for use in reached) and self._formula(name, formulas.SLOPES):
+            self.by_values.add(name)
+            return f"slopes that distances are multiplied by {BY_NAME}"
+        if reached and all(self._standardises(node) for node, _ in reached):
+            self._doubt(name, "shifts or scales an input, as statistics of data do")
+            return f"a statistic by which an input is standardised {BY_NAME}"
+        return ""
+
+    def _reached(self, name: str) -> Iterator[tuple[NodeProto, int]]:
+        """What reads a tensor, or views of it, parts of it and what is looked up in it: (node, input position)."""
+        seen, names = {name}, [name]
+        while names:
+            value = names.pop()
+            for use in self.uses.get(value, ()):
+                for node, position in _within(value, *use):
+                    if node.op_type not in PASSED or (position and node.op_type != "Concat"):
+                        yield node, position
+                    elif use[1] >= 0 and node.output[0] not in seen:
+                        seen.add(node.output[0])
+                        names.append(node.output[0])
+
+    def _is_start(self, node: NodeProto, position: int) -> bool:
+        """Whether a recurrent network starts from what it reads there: an operator, or its first step written out."""
+        if node.op_type in ("MatMul", "Gemm"):
+            return position == 0 and node.input[1] in self.graph.initializers
+        return (node.op_type, position) in STATES
+
+    def _is_frequency(self, name: str) -> bool:
+        """Whether positions or coordinates are multiplied by it on their way to Sin or Cos.
+
+        A learned factor, too, may stand before Sin (SIREN, Snake) or both (phases); frequencies follow a formula, or
+        give both of what no layer has made.
+        """
+        turns, deep = self._frequencies.turns(name)
+        values = self._values(name) if turns else None
+        if values is not None and self._formula(name, formulas.PROGRESSIONS):
+            return True
+        if len(turns) < 2 or deep:
+            return False
+        self._doubt(name, "is multiplied before both Sin and Cos, as fixed random frequencies are")
+        return True
+
+    def _is_paced(self, node: NodeProto, position: int) -> bool:
+        """Whether what meets it there in a product are positions: no floats that were fed or learned."""
+        return node.op_type in ("Mul", "Div") and node.input[1 - position] in self._places
+
+    @functools.cached_property
+    def _places(self) -> set[str]:
+        """The values that are computed of integers, of shapes, of single numbers and of literals in a model's code."""
+        types = self.graph.types
+        found = {name for name in self.graph.input_names if name in types and not is_float(types[name])}
+        for name, tensor in self.graph.initializers.items():
+            if tensor.data_type not in FLOATS or math.prod(tensor.dims) == 1:
+                found.add(name)
+        found.update(self.said.literals if self.said.by_pytorch else ())
+        for node in self.graph.nodes:
+            if node.op_type in ("Shape", "Size") or found.issuperset(reads(node)):
+                found.update(node.output)
+        return found
+
+    @functools.cached_property
+    def _frequencies(self) -> Frequencies:
+        return Frequencies(self.graph, self.uses)
+
+    def _standardises(self, node: NodeProto) -> bool:
+        """Whether an input of the model meets it in `(x - mean) / std`, as a number for each channel."""
+        if node.op_type not in ("Sub", "Div", "Mul") or not self._is_vector(node.input[1]):
+            return False
+        if node.op_type == "Sub":
+            after = [reader for reader, at in self.uses.get(node.output[0], ()) if at == 0]
+            scaled = [reader.op_type in ("Div", "Mul") and self._is_vector(reader.input[1]) for reader in after]
+            return self._is_raw(node.input[0]) and scaled == [True]
+        before = self.producers.get(node.input[0])
+        return before is not None and before.op_type == "Sub" and self._is_raw(before.input[0])
+
+    def _is_vector(self, name: str) -> bool:
+        tensor = self.graph.initializers.get(name)
+        return tensor is not None and sum(size > 1 for size in tensor.dims) <= 1
+
+    def _is_raw(self, name: str) -> bool:
+        """Whether a value is an input of the model, or a view or a multiple of one."""
+        node = self.producers.get(name)
+        while node is not None and (node.op_type in VIEWS or self._is_multiple(node)):
+            name = node.input[0]
+            node = self.producers.get(name)
+        return name in self.graph.input_names
+
+    def _is_multiple(self, node: NodeProto) -> bool:
+        scale = self.graph.initializers.get(node.input[1]) if node.op_type in ("Mul", "Div") else None
+        return scale is not None and math.prod(scale.dims) == 1
+
+    def _is_bias(self, name: str, node: NodeProto, position: int) -> bool:
+        """Whether a vector that is added or subtracted is the bias of the matrix product before it."""
+        if node.op_type not in ("Add", "Sub") or not self._is_vector(name):
             return False
         other = self.producers.get(node.input[1 - position])
         return other is not None and other.op_type in PRODUCTS
 
-    def _is_frequency(self, node: NodeProto, depth: int = 3) -> bool:
-        """Whether the product goes straight to Sin or Cos, but for constant factors and views."""
-        for reader, _ in self.uses.get(node.output[0], ()):
-            if reader.op_type in ("Sin", "Cos"):
-                return True
-            views = ("Mul", "Concat", "Unsqueeze", "Reshape", "Slice", "Transpose")
-            if depth and reader.op_type in views and self._is_frequency(reader, depth - 1):
-                return True
-        return False
+    # -- by values ----------------------------------------------------------------------------------------------------
+
+    def _by_values(self, name: str, reached: list[tuple[NodeProto, int]]) -> str:
+        """Why a tensor is a constant by its values, or ""."""
+        if any((node.op_type, at) in WEIGHTS or self._is_bias(name, node, at) for node, at in reached):
+            return ""
+        products = {
+            node.op_type in PRODUCTS and (position > 0 or node.op_type == "Einsum") for node, position in reached
+        }
+        tests = formulas.ANYWHERE
+        if products == {False}:
+            tests += formulas.ELEMENTWISE
+        if any(node.op_type in PRODUCTS for node, _ in reached):
+            tests += formulas.MULTIPLIED
+        found = self._formula(name, tests)
+        if found == formulas.WHOLE and any(
+            node.op_type == "QuantizeLinear" for node, _ in self.graph.uses().get(name, ())
+        ):
+            found = ""  # a weight in steps of a quantizer, whose scale is multiplied in later
+        if found == formulas.WHOLE:
+            self._doubt(name, "holds whole numbers, as strides, anchors and counts are")
+        if not found and name in self._rotations:
+            found = "a cosine or sine of a rotation"
+        if found:
+            self.by_values.add(name)
+            return f"{found} {BY_NAME}"
+        return ""
+
+    def _formula(self, name: str, tests: formulas.Tests) -> str:
+        values = self._values(name)
+        if values is None:
+            return ""
+        if values.size and np.isnan(values).all():  # what JAX puts in place of the variance of no numbers
+            return "no number at all"
+        return formulas.in_words(values, formulas.tolerance(self.graph.initializers[name]), tests)
+
+    @functools.cached_property
+    def _rotations(self) -> set[str]:
+        """Tensors that come in pairs whose squares add up to one, and that turn halves of values by Mul."""
+        names: dict[tuple[int, ...], list[str]] = defaultdict(list)
+        for name, tensor in self._floats():
+            if math.prod(tensor.dims) > 1 and all(node.op_type == "Mul" for node, _ in self._reached(name)):
+                names[tuple(tensor.dims)].append(name)
+        return {name for alike in names.values() for pair in self._pairs(alike) for name in pair}
+
+    def _pairs(self, names: list[str]) -> Iterator[tuple[str, str]]:
+        for one, other in itertools.combinations(names[:PAIRED], 2):
+            x, y = self._values(one), self._values(other)
+            if x is not None and y is not None and formulas.is_rotation(x, y, self._tolerance(one)):
+                yield one, other
+
+    def _tolerance(self, name: str) -> float:
+        return formulas.tolerance(self.graph.initializers[name])
+
+    def _values(self, name: str) -> np.ndarray | None:
+        """Values of the tensor to be looked at; None where they can't be read for this."""
+        if name in self._samples:
+            return self._samples[name]
+        path = self.graph.path
+        values = formulas.sample(self.graph.initializers[name], path.parent if path else None)
+        if values is None or values.size <= KEPT:
+            self._samples[name] = values
+        return values
 
     def _is_identity(self, name: str, position: int) -> bool:
         tensor = self.graph.initializers[name]
         if is_external(tensor) or nbytes(tensor) > 64 * SMALL:
             return False
         return bool(np.all(numpy_helper.to_array(tensor) == (1.0 if position == 1 else 0.0)))
+
+    def _floats(self) -> Iterator[tuple[str, TensorProto]]:
+        return ((name, tensor) for name, tensor in self.graph.initializers.items() if tensor.data_type in FLOATS)

@@ -11,10 +11,14 @@ from onnxgrad_cli.options import LossOptions
 def resolve_outputs(graph: Graph, options: LossOptions) -> list[str]:
     """The output that each loss judges: as named, else the model's first float output.
 
+    Of maps from class to probability, as scikit-learn's converter writes them, that is the tensor they are made of.
+
     Raises:
         UsageError: no such output, or no float output.
     """
-    floats = [name for name in graph.output_names if is_float(graph.types.get(name))]
+    tables = {node.output[0]: node.input[0] for node in graph.nodes if node.op_type == "ZipMap"}
+    judged = [tables.get(name, name) for name in graph.output_names]
+    floats = [name for name in judged if is_float(graph.types.get(name))]
     names = []
     for spec in options.losses:
         name = spec.output or options.output

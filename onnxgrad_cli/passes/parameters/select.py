@@ -15,7 +15,8 @@ from onnx import NodeProto
 
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.autodiff.activity import open_reads
-from onnxgrad_cli.errors import Caution, UnsupportedError, UsageError
+from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError, UsageError
+from onnxgrad_cli.ir.domains import full_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import is_differentiable, is_float
@@ -24,6 +25,8 @@ from onnxgrad_cli.passes.parameters import presets
 from onnxgrad_cli.passes.parameters.constants import ConstantRoles
 from onnxgrad_cli.passes.parameters.patterns import matching
 from onnxgrad_cli.record import SelectionRecord
+
+QUANTIZED = "quantized: integers have no gradient"
 
 
 def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -> None:
@@ -56,7 +59,7 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
     training.trained = [name for name in floats if name not in reasons]
     _refuse_untied(training.predictions, set(asked) - tied - frozen.keys(), asked)
     training.cautions.extend(_merged(graph, set(training.trained)))
-    training.not_trained.update(dict.fromkeys(_quantized(graph), "quantized: integers have no gradient"))
+    training.not_trained.update(dict.fromkeys(_quantized(graph), QUANTIZED))
     if not training.trained and not training.adaptable and not training.grad_of_input:
         raise _nothing(graph, floats, training)
 
@@ -94,6 +97,10 @@ def _unfit(
             reasons[name] = "no differentiable path ties it to the loss"
         elif name not in asked:
             reasons[name] = roles.reason(name)
+    if all(reasons.get(name) for name in floats):  # a formula may be how somebody has filled the only weights there are
+        reasons = {name: reason for name, reason in reasons.items() if name not in roles.by_values}
+    doubts = {name: text for name, text in roles.doubts.items() if name not in roles.by_values or name in reasons}
+    training.cautions.extend(Caution("note", name, text) for name, text in doubts.items())
     return {name: reason for name, reason in reasons.items() if reason}
 
 
@@ -122,13 +129,26 @@ def _merged(graph: Graph, trained: set[str]) -> Iterator[Caution]:
 
 def _nothing(graph: Graph, floats: list[str], training: SelectionRecord) -> UnsupportedError:
     """The error where no weight and no input is left to differentiate with respect to."""
+    refusals = list(_never_differentiated(graph))
     if not floats:
         return UnsupportedError(
             "the model has no float initializer: there is nothing to train",
+            refusals,
             hint="gradients of its float inputs can be had with `grad_of_input='*'`",
         )
     reasons = "\n".join(f"  {name}: {reason}" for name, reason in list(training.not_trained.items())[:20])
-    return UnsupportedError(f"no weight is left to train:\n{reasons}", hint="choose weights with `train=GLOB`")
+    hint = "choose weights with `train=GLOB`"
+    if QUANTIZED in training.not_trained.values():
+        hint = "pass `quantization='ste'` to train what is stored as integers by the straight-through estimator"
+    return UnsupportedError(f"no weight is left to train:\n{reasons}", refusals, hint)
+
+
+def _never_differentiated(graph: Graph) -> Iterator[Refusal]:
+    """The nodes whose operators are refused by name, behind which no weight can be trained."""
+    for node in graph.nodes:
+        rule = registry.lookup(node.op_type, node.domain, graph.opset(node.domain) or 1)
+        if rule is not None and rule.refusal:
+            yield Refusal(node.name, full_name(node.op_type, node.domain), rule.refusal, rule.hint)
 
 
 def _listed(names: list[str]) -> str:

@@ -4,25 +4,47 @@ from __future__ import annotations
 
 import onnx
 
-from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
+from onnxgrad_cli.errors import Caution, OnnxgradError, UnsupportedError
+from onnxgrad_cli.ir.dialects import mend, unknown_operators
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import FORWARD, ROLE, with_bodies
 from onnxgrad_cli.options import ShapeOptions
+from onnxgrad_cli.passes.prepare.declarations import forget_placeholders
 from onnxgrad_cli.passes.prepare.fixed_shapes import fix_shapes
+
+BLOCKED = "com.microsoft.nchwc"
+"""The domain of the operators on blocks of channels that onnxruntime writes at ORT_ENABLE_ALL."""
 
 FIRST_WITH_CONSTANTS = 4
 """The IR version from which an initializer that is no input is a constant; before it, all had to be inputs too."""
 
 
-def admit(graph: Graph, options: ShapeOptions) -> None:
-    """Refuse what is beyond us, fix the shapes that were asked for, and forget what an earlier build has said."""
+def admit(graph: Graph, options: ShapeOptions) -> list[Caution]:
+    """Refuse what is beyond us, fix the shapes that were asked for, and forget what an earlier build has said.
+
+    Returns:
+        What was mended of the file's form.
+
+    Raises:
+        UnsupportedError: it is of a newer opset than is known, or was optimized for one machine.
+        OnnxgradError: it has operators of domains that it does not import, or that its opset has not.
+    """
+    cautions = mend(graph.commit())
+    graph.nodes = list(graph.proto.graph.node)
+    graph.initializers = {tensor.name: tensor for tensor in graph.proto.graph.initializer}
     _refuse_unknown_opset(graph)
+    unknown = unknown_operators(graph.proto)  # of a file it is known that there are none
+    if unknown:
+        raise OnnxgradError(f"the model is no valid ONNX model: {unknown}", "export it again")
+    _refuse_blocked(graph)
+    forget_placeholders(graph)
     fix_shapes(graph, options)
     _forget_roles(graph)
     if graph.proto.ir_version < FIRST_WITH_CONSTANTS:
         graph.unlist_initializers()
         graph.proto.ir_version = FIRST_WITH_CONSTANTS
+    return cautions
 
 
 def _refuse_unknown_opset(graph: Graph) -> None:
@@ -33,6 +55,19 @@ def _refuse_unknown_opset(graph: Graph) -> None:
         raise UnsupportedError(
             f"the model is at opset {opset}; the newest that is known here is {onnx.defs.onnx_opset_version()}",
             hint="export the model at an older opset",
+        )
+
+
+def _refuse_blocked(graph: Graph) -> None:
+    """Refuse what onnxruntime's optimizer has written for the registers of one kind of processor."""
+    found = [node for node in with_bodies(graph.nodes) if node.domain == BLOCKED]
+    if found:
+        label = found[0].name or found[0].output[0]
+        raise UnsupportedError(
+            f"the model was optimized for one machine: {len(found)} of its {len(graph.nodes)} nodes, "
+            f"'{label}' the first, compute in blocks of channels ({BLOCKED})",
+            hint="start from the model before it was optimized, or save it with graph_optimization_level "
+            "ORT_ENABLE_EXTENDED, which fuses nodes for any machine",
         )
 
 

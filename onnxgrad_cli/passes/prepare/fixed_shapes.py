@@ -33,6 +33,13 @@ def fix_shapes(graph: Graph, options: ShapeOptions) -> None:
             _set_dims(value.type, sizes)
 
 
+def fixed_sizes(options: ShapeOptions) -> dict[str, tuple[int, ...]]:
+    """The symbols and the inputs that were given a size or a shape of numbers alone, with these."""
+    shapes = {name: tuple(size for size in shape if isinstance(size, int)) for name, shape in options.shapes.items()}
+    whole = {name: sizes for name, sizes in shapes.items() if len(sizes) == len(options.shapes[name])}
+    return {**{symbol: (size,) for symbol, size in options.dims.items()}, **whole}
+
+
 def _sizes_of_symbols(name: str, declared: Shape | None, asked: Shape) -> dict[str, int]:
     """The sizes that the symbols of an input's declared shape get where its shape is fixed to `asked`.
 

@@ -1,14 +1,14 @@
 """Compute at build time what exporters compute at run time: shapes, axes and indices made of constants.
 
 Shape inference follows integers through few operators, so that one `Mod` among the constants that make a shape
-leaves every value behind it without a rank. Weights are never folded: only integers, booleans and what is cast
-from them.
+leaves every value behind it without a rank. Weights are never folded: only integers, booleans, what is cast from them,
+and the scales of a Resize.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -34,7 +34,7 @@ def fold(graph: Graph) -> bool:
     fixed = {*graph.output_names, *graph.not_constant}
     candidates = [node for node in graph.nodes if _is_foldable(graph, node) and fixed.isdisjoint(node.output)]
     values = _static_sizes(graph, candidates)
-    nodes = _constant_nodes(graph, candidates, values)
+    nodes = _constant_nodes(graph, candidates, values, _settings(graph, candidates))
     if nodes:
         values |= _evaluate(graph, nodes, values)
     if not values:
@@ -58,14 +58,36 @@ def _static_sizes(graph: Graph, nodes: Iterable[NodeProto]) -> dict[str, np.ndar
     return {name: array for name, array in sizes.items() if array.dtype != object}
 
 
-def _constant_nodes(graph: Graph, nodes: Iterable[NodeProto], values: Collection[str]) -> list[NodeProto]:
-    """The nodes that compute constants of integer constants, of `values` and of each other; not those of `values`."""
+def _settings(graph: Graph, nodes: Sequence[NodeProto]) -> set[str]:
+    """The values that only say how something is resized, and those of `nodes` that are computed for it alone.
+
+    A converter to float16 stores them in that type too, behind a Cast.
+    """
+    if not any(node.op_type == "Resize" for node in graph.nodes):
+        return set()
+    foldable = {node.output[0]: node for node in nodes}
+    uses = graph.uses()
+    settings: set[str] = set()
+    for node in reversed(graph.nodes):
+        for name in node.input[1:3] if node.op_type == "Resize" else ():
+            settings.update([name] if all(n.op_type == "Resize" and at in (1, 2) for n, at in uses[name]) else [])
+        if node.output and node.output[0] in settings and node.output[0] in foldable:
+            own = {id(node)}
+            settings.update(x for x in node.input if x and all(id(n) in own for n, _ in uses[x]))
+    return settings
+
+
+def _constant_nodes(
+    graph: Graph, nodes: Iterable[NodeProto], values: Collection[str], settings: Collection[str]
+) -> list[NodeProto]:
+    """The nodes that compute constants of integer constants, of `settings`, of `values` and of each other; not those of
+    `values`."""
     known = set[str]()
     found: list[NodeProto] = []
     for node in nodes:
         if node.output[0] in values:
             known.add(node.output[0])
-        elif all(name in known or _is_integer_constant(graph, name) for name in node.input if name):
+        elif all(name in known or _is_constant(graph, name, settings) for name in node.input if name):
             found.append(node)
             known.update(node.output)
     return found
@@ -79,8 +101,9 @@ def _is_foldable(graph: Graph, node: NodeProto) -> bool:
     return len(node.output) == 1 and math.prod(sizes) * 8 <= SMALL
 
 
-def _is_integer_constant(graph: Graph, name: str) -> bool:
-    return not is_float(graph.types.get(name)) and graph.constant(name) is not None
+def _is_constant(graph: Graph, name: str, settings: Collection[str]) -> bool:
+    """Whether a value is a constant and no weight: of integers, or one of `settings`."""
+    return (name in settings or not is_float(graph.types.get(name))) and graph.constant(name) is not None
 
 
 def _sizes(node: NodeProto, shape: Shape | None) -> np.ndarray:

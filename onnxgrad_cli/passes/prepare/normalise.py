@@ -8,8 +8,7 @@ from onnx import NodeProto, numpy_helper
 
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import dims_in, subgraphs, with_bodies
-from onnxgrad_cli.ir.types import UNNAMED
+from onnxgrad_cli.passes.prepare.declarations import forget_placeholders
 from onnxgrad_cli.passes.prepare.functions import inline
 from onnxgrad_cli.passes.prepare.rnn_layout import to_time_major
 from onnxgrad_cli.passes.prepare.subgraphs import hoist, separate_outputs
@@ -20,26 +19,12 @@ def normalise(graph: Graph) -> None:
     """Inline functions, hold constants as initializers, and name every node."""
     to_standard(graph.proto, graph.nodes)
     inline(graph, _constant_tensor)
-    _forget_symbols(graph)
+    forget_placeholders(graph)
     _hoist_constants(graph)
     separate_outputs(graph)
     name_nodes(graph)
     _write_defaults(graph)
     to_time_major(graph)
-
-
-def _forget_symbols(graph: Graph) -> None:
-    """Forget the symbols that may mean two sizes: those that onnx or we have counted, which models merged into one
-    share, and those of bodies, each of which has its own."""
-    proto = graph.proto.graph
-    for values, counted in ((proto.input, ("_d",)), ((*proto.output, *proto.value_info), ("_d", "unk__"))):
-        for dim in (dim for value in values for dim in value.type.tensor_type.shape.dim):
-            if dim.dim_param.startswith(counted) and UNNAMED.fullmatch(dim.dim_param):
-                dim.ClearField("dim_param")
-    for node in with_bodies(graph.nodes):
-        for body in subgraphs(node):
-            for dim in dims_in(body):
-                dim.ClearField("dim_param")
 
 
 def _hoist_constants(graph: Graph) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 import onnx.version_converter
 from onnx import TensorProto
 
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.autodiff.differentiation import Cautions
-from onnxgrad_cli.errors import Caution
+from onnxgrad_cli.errors import Caution, OnnxgradError
+from onnxgrad_cli.execution.opsets import newest_loaded
+from onnxgrad_cli.files import load_model
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.types import dtype_of, is_float
+from onnxgrad_cli.options import LossOptions
 from onnxgrad_cli.passes.prepare.upgrade import upgrade
 
 FIRST_WITH_BFLOAT16 = 22
@@ -32,18 +36,30 @@ def convert(graph: Graph, opset: int) -> None:
         graph.adopt(onnx.version_converter.convert_version(graph.skeleton(), opset))
 
 
-def raise_opset(graph: Graph, training: Cautions) -> bool:
-    """Convert the graph where what its gradient needs is newer than it; whether it was.
+def opset_of_losses(options: LossOptions) -> int:
+    """The newest opset that a loss in a file is written for; what can't be read is refused where it is used."""
+    found = [OLDEST_OPSET]
+    for spec in options.losses:
+        if spec.name.endswith(".onnx"):
+            with suppress(OnnxgradError):
+                found.append(Graph(load_model(spec.name)[0]).opset() or OLDEST_OPSET)
+    return max(found)
+
+
+def raise_opset(graph: Graph, training: Cautions, least: int = OLDEST_OPSET) -> bool:
+    """Convert the graph where what its gradient needs, or `least`, is newer than it; whether it was.
 
     Raises:
         UnsupportedError: an operator has no form at that opset.
     """
     opset = graph.opset() or OLDEST_OPSET
-    target = max(opset, OLDEST_OPSET, _needed(graph, max(opset, OLDEST_OPSET)))
+    needed = max(opset, OLDEST_OPSET, _needed(graph, max(opset, OLDEST_OPSET)))
+    target = max(needed, newest_loaded(least) if least > needed else needed)
     if target == opset:
         return False
     upgrade(graph, target)
-    text = f"opset raised from {opset} to {target}: the backward graph needs it"
+    why = "the backward graph needs it" if target == needed else "the loss is written for it"
+    text = f"opset raised from {opset} to {target}: {why}"
     training.cautions.append(Caution("opset change", "opset", text))
     return True
 

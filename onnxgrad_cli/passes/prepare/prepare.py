@@ -9,13 +9,18 @@ from __future__ import annotations
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
-from onnxgrad_cli.options import ModeOptions, PreparationOptions
+from onnxgrad_cli.ir.provenance import provenance
+from onnxgrad_cli.options import FormOptions, PreparationOptions
+from onnxgrad_cli.passes.parameters.constants import settings
 from onnxgrad_cli.passes.parameters.outputs import resolve_outputs
 from onnxgrad_cli.passes.parameters.select import select
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.prepare.admit import admit
+from onnxgrad_cli.passes.prepare.fake_quantizers import put_fake_quantizers
 from onnxgrad_cli.passes.prepare.mode import apply_mode
 from onnxgrad_cli.passes.prepare.normalise import normalise
+from onnxgrad_cli.passes.prepare.opset import OLDEST_OPSET, opset_of_losses
+from onnxgrad_cli.passes.prepare.quantized_operators import write_out_quantized
 from onnxgrad_cli.passes.prepare.settle import settle
 from onnxgrad_cli.record import ModeRecord, PreparationRecord
 
@@ -24,20 +29,35 @@ def _run(graph: Graph, options: PreparationOptions, training: PreparationRecord)
     if graph.proto.training_info:
         text = "the training information that the model had is left out: it is about the graph as it was"
         training.cautions.append(Caution("note", "training_info", text))
-    admit(graph, options)
-    make_differentiable(graph, options, training)
+    graph.provenance = provenance(graph.proto)
+    training.cautions += admit(graph, options)
+    graph.settings = settings(graph)
+    if options.quantization == "ste":
+        write_out_quantized(graph)
+    make_differentiable(graph, options, training, opset_of_losses(options))
+    if options.quantization == "ste":
+        training.cautions += put_fake_quantizers(graph)
     training.inputs = [name for name in graph.input_names if name not in graph.initializers]
     training.predictions = resolve_outputs(graph, options)
     select(graph, options, training)
     return True
 
 
-def make_differentiable(graph: Graph, options: ModeOptions, training: ModeRecord) -> None:
-    """Bring an admitted graph into the form that can be differentiated."""
+def make_differentiable(graph: Graph, options: FormOptions, training: ModeRecord, opset: int = OLDEST_OPSET) -> None:
+    """Bring an admitted graph into the form that can be differentiated, at `opset` or newer where that can be had."""
     normalise(graph)
-    settle(graph, training)
+    settle(graph, training, opset, options.infer_by_run)
     if apply_mode(graph, options, training):
         infer_types(graph)
+    _declare_outputs(graph)
+
+
+def _declare_outputs(graph: Graph) -> None:
+    """Declare the types of outputs that the file declares none for, as onnxruntime finds them out when it loads it."""
+    for value in graph.proto.graph.output:
+        kind = value.type.WhichOneof("value")
+        if kind is None or (kind == "tensor_type" and not value.type.tensor_type.HasField("shape")):
+            value.type.CopyFrom(graph.types.get(value.name, value.type))
 
 
 PREPARE = Pass("prepare", "functions inlined, opset raised where needed, values typed, weights chosen", _run)

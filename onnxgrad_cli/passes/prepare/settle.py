@@ -8,25 +8,33 @@ from __future__ import annotations
 from onnxgrad_cli.autodiff.differentiation import Cautions
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.passes.prepare.by_run import check_hints, observe_ranks
+from onnxgrad_cli.passes.prepare.declarations import set_hints_aside, settle_hints
 from onnxgrad_cli.passes.prepare.downgrade import downgrade, opset_limit
 from onnxgrad_cli.passes.prepare.expand import expand
+from onnxgrad_cli.passes.prepare.experimental import write_out_experimental
 from onnxgrad_cli.passes.prepare.fold import fold
 from onnxgrad_cli.passes.prepare.function_bodies import inline_function_bodies
 from onnxgrad_cli.passes.prepare.normalise import normalise
 from onnxgrad_cli.passes.prepare.opset import OLDEST_OPSET, raise_opset
 from onnxgrad_cli.passes.prepare.sequences import unpack
 from onnxgrad_cli.passes.prepare.subgraphs import choose_branches, settle_bodies
+from onnxgrad_cli.passes.prepare.vectors import widen_vectors
 
 
-def settle(graph: Graph, training: Cautions) -> None:
+def settle(graph: Graph, training: Cautions, opset: int = OLDEST_OPSET, by_run: bool | None = None) -> None:
     """Type a normalised graph, raise it to the opset its gradient needs, replace operators that have no rule.
 
-    What is beyond the newest opset that onnxruntime loads and runs is then written at that one.
+    It comes to `opset` at least, as far as onnxruntime loads that. What is beyond the newest opset that onnxruntime
+    loads and runs is then written at that one. Ranks that can't be inferred are read off a run, if `by_run`; by default
+    where that is quick.
     """
     if graph.opset() is None:  # all of its operators are of other domains
         graph.proto.opset_import.add(domain="", version=OLDEST_OPSET)
+    write_out_experimental(graph)
+    set_hints_aside(graph)
     infer_and_fold(graph)
-    while raise_opset(graph, training) or _replace(graph):
+    while raise_opset(graph, training, opset) or _replace(graph) or _ask_run(graph, training, by_run):
         normalise(graph)
         infer_and_fold(graph)
     limit = opset_limit(graph)
@@ -34,12 +42,27 @@ def settle(graph: Graph, training: Cautions) -> None:
         normalise(graph)
         infer_and_fold(graph)
     downgrade(graph, limit, training)
+    settle_hints(graph, training)
+
+
+def settle_part(graph: Graph) -> None:
+    """Type a normalised graph that becomes part of another, at its opset, and replace operators that have no rule."""
+    infer_and_fold(graph)
+    while _replace(graph):
+        normalise(graph)
+        infer_and_fold(graph)
+
+
+def _ask_run(graph: Graph, training: Cautions, by_run: bool | None) -> bool:
+    """Learn from a run what can't be inferred; whether that changes any type."""
+    return observe_ranks(graph, training, by_run) or check_hints(graph, training, by_run)
 
 
 def _replace(graph: Graph) -> bool:
     """Replace nodes that have no rule or need not stand, those of bodies too; whether there were any."""
     return (
         expand(graph)
+        or widen_vectors(graph)
         or unpack(graph)
         or choose_branches(graph)
         or settle_bodies(graph, _settle_body)

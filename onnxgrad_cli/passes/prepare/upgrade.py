@@ -15,6 +15,7 @@ import onnx
 from onnx import GraphProto, NodeProto, TypeProto, helper
 
 from onnxgrad_cli.errors import Refusal, UnsupportedError
+from onnxgrad_cli.ir.dialects import OF_ONNXRUNTIME
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import reads, subgraphs
@@ -23,9 +24,6 @@ from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
 Change = Callable[["_Upgrade", NodeProto], Sequence[NodeProto] | None]
 CHANGES: dict[tuple[str, int], Change] = {}
 """(operator, the opset that changed its form) -> what rewrites a node: in place (None), or by others."""
-
-OF_ONNXRUNTIME = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
-"""Operators that onnxruntime's optimizer writes into the default domain of any opset, in the form of today."""
 
 
 def upgrade(graph: Graph, opset: int) -> None:

@@ -224,6 +224,49 @@ def test_matmul_n_bits(size, block, bits, zeros, flat, symbolic):
           single=("s",), fixed=("bias",))  # fmt: skip
 
 
+@pytest.mark.parametrize("bits", [2, 4])  # there is no kernel for 8
+def test_matmul_n_bits_with_zeros_that_are_floats(bits):
+    rng = np.random.default_rng(bits)
+    feeds = {
+        "a": normal(2, 3, 64), "b": packed(rng.integers(0, 2**bits, (5, 2, 32)), bits),
+        "s": rng.uniform(0.01, 0.1, (5, 2)), "z": rng.uniform(0, 2**bits, (5, 2)),
+    }  # fmt: skip
+    attributes = {"K": 64, "N": 5, "bits": bits, "block_size": 32}
+    check("MatMulNBits", feeds, ("y",), attributes, constants=("b", "s", "z"), floats=FLOATS[:1])
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("places", [(), (3,), (2, 3)])
+def test_gather_block_quantized(places, bits, zeros, symbolic):
+    """Beside the kernel: what it reads is constant, so that there is no gradient to compare."""
+    rng = np.random.default_rng(bits)
+    steps, offsets = rng.integers(0, 2**bits, (7, 48)), rng.integers(0, 2**bits, (7, 3))
+    feeds = {
+        "data": packed(steps, bits), "i": rng.integers(-7, 7, places), "s": rng.uniform(0.01, 0.1, (7, 3)),
+        "z": packed(offsets, bits) if zeros else None,
+    }  # fmt: skip
+    attributes = {"bits": bits, "block_size": 16, "gather_axis": 0, "quantize_axis": -1 if zeros else 1}
+    for dtype in FLOATS:
+        given = narrowed(feeds, dtype)
+        kind = TensorProto.FLOAT if dtype == np.float32 else TensorProto.FLOAT16
+        model, given = one_node("GatherBlockQuantized", given, ("y",), attributes, domain=DOMAIN, symbolic=symbolic)
+        for name in ("data", "s", "z"):
+            if name in given:
+                model.graph.initializer.append(numpy_helper.from_array(given[name], name))
+        kept = [value for value in model.graph.input if value.name == "i"]
+        del model.graph.input[:]
+        model.graph.input.extend(kept)
+        model.graph.output[0].type.tensor_type.elem_type = kind
+        expected = Executor(model, fallback=False)({"i": given["i"]})["y"]
+        ours = written_out(model)
+        assert not any(node.domain for node in ours.graph.node)
+        y = Executor(ours, fallback=False)({"i": given["i"]})["y"]
+        assert (y.shape, y.dtype) == (expected.shape, expected.dtype)
+        np.testing.assert_allclose(y, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
 def test_matmul_n_bits_is_never_trained():
     graph, training = prepared_n_bits()
     assert training.trained == ["first"]
@@ -293,6 +336,21 @@ def test_simplified_layer_normalization(axis, symbolic):
     check("SimplifiedLayerNormalization", feeds, ("y",), attributes, domain="", symbolic=symbolic)
     check("SimplifiedLayerNormalization", feeds, ("y", "r"), attributes, domain="", types={"r": TensorProto.FLOAT},
           wide=("r",), floats=FLOATS[:1])  # fmt: skip
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("activation", ["silu", "swish", "sigmoid"])
+def test_gated_rms_norm(activation, groups, symbolic):
+    feeds = {"x": normal(2, 3, 8), "scale": normal(8 // groups, low=0.5), "gate": normal(2, 3, 8) + 1}
+    attributes = {"activation": activation} | ({"epsilon": 0.1} if groups > 1 else {})
+    check("GatedRMSNorm", feeds, ("y",), attributes, symbolic=symbolic, fixed=("scale",))
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_gated_add(symbolic):
+    check("GatedAdd", {"x": normal(2, 3, 8), "y0": 1 + normal(2, 3, 8), "gate": normal(2, 3, 1)}, ("y",),
+          symbolic=symbolic, fixed=("gate",))  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -422,9 +480,15 @@ def refusal(text, **arrays):
         ("y = com.microsoft.FusedGemm<activation = \"Elu\">(x, x)", "Elu lacks a parameter"),
         ("a = Constant<value_ints = [0]>() v = Squeeze(z, a) y = com.microsoft.FusedMatMul<transA = 1>(x, v)",
          "does not transpose"),
-        ("y = com.microsoft.MatMulNBits<K = 2, N = 2, block_size = 16>(x, z, z, z)", "zero points are floats"),
         ("y = com.microsoft.MatMulNBits<K = 2, N = 2, block_size = 16>(x, z, z, , z)", "reordered or prepacked"),
         ("y = com.microsoft.MatMulNBits<K = 2, N = 2, block_size = 16, bits = 3>(x, z, z)", "3 bits"),
+        ("i = Cast<to = 7>(z) y = com.microsoft.GatherBlockQuantized(x, i, z)", "no matrix of bytes"),
+        ("b = Cast<to = 2>(x) i = Cast<to = 7>(z) y = com.microsoft.GatherBlockQuantized<gather_axis = 1>(b, i, x)",
+         "does not gather rows"),
+        ("b = Cast<to = 2>(x) i = Cast<to = 7>(z) y = com.microsoft.GatherBlockQuantized<block_size = 16>(b, i, x)",
+         "end within a block"),
+        ("y = com.microsoft.GatedAdd(x, x, x, z)", "projects its gate"),
+        ("y = com.microsoft.GatedRMSNorm<activation = \"tanh\">(x, z, x)", "activation 'tanh' is not known"),
         ("y = com.microsoft.CDist<metric = \"cosine\">(x, x)", "metric 'cosine' is not known"),
         ("y = SimplifiedLayerNormalization<stash_type = 11>(x, z)", "another type than float32"),
         ("y, mean, r, s = com.microsoft.SkipSimplifiedLayerNormalization(x, x, z) ", "'mean' is not covered"),

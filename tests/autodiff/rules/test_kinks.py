@@ -121,6 +121,7 @@ KINKS = [
 ]
 
 ELSEWHERE = {
+    "Binarizer": "../definitions/test_classical.py",
     "DeformConv": "test_interpolation.py",
     "DynamicQuantizeLinear": "test_quantize.py",
     "GRU": "test_recurrent.py",

@@ -312,6 +312,10 @@ def test_what_lies_behind_the_last_pair_needs_no_estimate() -> None:
     assert built.training.trained == ["w"]
 
 
+WRITTEN_OUT = {"DynamicQuantizeLinear", "MatMulInteger", "QLinearMatMul", "Reshape"}
+"""What is trained through by the straight-through estimator, and refused without it."""
+
+
 @pytest.mark.parametrize("ste", [False, True], ids=["refuse", "ste"])
 @pytest.mark.parametrize(
     ("nodes", "refused", "reason"),
@@ -343,6 +347,8 @@ def test_what_lies_behind_the_last_pair_needs_no_estimate() -> None:
 )
 def test_integers_are_refused_by_name(nodes: str, refused: set[str], reason: str, ste: bool) -> None:
     """Not passed over in silence, which would make the gradient of what lies before them zero."""
+    if ste and refused <= WRITTEN_OUT:  # see tests/passes/prepare/test_quantized_operators.py
+        pytest.skip("they are written as float operators between quantizers then")
     text = PRODUCT % nodes.replace(") ", ")\n")
     if "BitCast" in nodes:
         text = text.replace('"": 21', '"": 26')
@@ -402,7 +408,7 @@ def test_the_option(shell: Shell) -> None:  # noqa: F811
     assert built.code == 0, built.err
     assert built.json["asked"]["options"] == {"--quantization": "ste"}
     checked = shell("check", "qdq.train.onnx")
-    assert checked.code == 0 and "straight-through" in checked.out + checked.err
+    assert checked.code == 4 and "not proved" in checked.err and "straight-through" in checked.out + checked.err
     Path("c.toml").write_text('quantization = "ste"\n')
     assert shell("build", "qdq.onnx", "--config", "c.toml", "-o", "other.onnx").code == 0
     assert shell("build", "qdq.onnx", "--quantization", "fake").code == 2

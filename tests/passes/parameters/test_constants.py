@@ -8,17 +8,22 @@ import onnx.parser
 import pytest
 from onnx import TensorProto, numpy_helper
 
+from onnxgrad_cli.builder import build
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.provenance import Provenance, provenance
 from onnxgrad_cli.ir.types import SMALL
-from onnxgrad_cli.passes.parameters.constants import ConstantRoles
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.parameters.constants import ConstantRoles, settings
+from onnxgrad_cli.passes.prepare.normalise import normalise
 
-INITIALIZERS = "float s = {0.5}, float[1] b = {0.5}, float[1, 1] square = {2}, float[2] w = {1, 2}, float[2] f = {1, 2}"
+INITIALIZERS = "float s = {0.5}, float[1] b = {0.5}, float[1, 1] square = {2}, float[3] w = {1, 2, 3}"
 
 
-def roles(nodes: str) -> ConstantRoles:
+def roles(nodes: str, f: str = "float[3] f = {1, 0.3, 0.2}") -> ConstantRoles:
     """The roles in a model of an input x and these nodes."""
     text = f"""<ir_version: 8, opset_import: ["": 17]>
-    g (float[1, 1] x, bool c) => (float y) <{INITIALIZERS}> {{ {nodes} }}
+    g (float[1, 1] x, bool c) => (float y) <{INITIALIZERS}, {f}> {{ {nodes} }}
     """
     return ConstantRoles(Graph(onnx.parser.parse_model(text)))
 
@@ -70,21 +75,44 @@ def test_one_element_of_an_operator_that_is_no_factor_is_a_weight() -> None:
     assert roles("h = MatMul(x, square) y = Add(h, w)").reason("w") == ""
 
 
+FREQUENCIES = named("a table of frequencies before Sin or Cos")
+GEOMETRIC, EVEN, LEARNED = "1, 0.1, 0.01", "1.5, 3, 4.5", "1, 0.3, 0.2"
+
+
+@pytest.mark.parametrize("values", [GEOMETRIC, EVEN, LEARNED])
 @pytest.mark.parametrize(
-    ("nodes", "table"),
+    ("nodes", "turns"),
     [
-        ("p = Mul(x, f) y = Sin(p)", True),
-        ("p = Div(x, f) y = Cos(p)", True),
-        ("p = Mul(x, f) r = Relu(p) y = Sin(p)", True),
-        ("p = Mul(x, f) t = Transpose(p) r = Relu(t) y = Sin(p)", True),
-        ("p = Add(x, f) y = Sin(p)", False),
-        ("p = Mul(x, f) y = Tan(p)", False),
-        ("y = Mul(x, f)", False),
+        ("p = Mul(x, f) y = Sin(p)", 1),
+        ("p = Div(x, f) y = Cos(p)", 1),
+        ("p = Mul(x, f) r = Relu(p) y = Sin(p)", 1),
+        ("p = Mul(x, f) t = Transpose(p) r = Relu(t) y = Sin(p)", 1),
+        ("p = Mul(x, f) q = Sub(p, s) y = Sin(q)", 1),
+        ("t = Transpose(f) p = Mul(x, t) a = Sin(p) b = Cos(p) y = Concat<axis = 0>(a, b)", 2),
+        ("p = Mul(x, f) a = Sin(p) b = Cos(p) y = Concat<axis = 0>(a, b)", 2),
+        ("h = MatMul(x, square) p = Mul(h, f) a = Sin(p) b = Cos(p) y = Concat<axis = 0>(a, b)", 1),
+        ("p = Mul(x, f) q = Add(p, w) a = Sin(q) b = Cos(q) y = Concat<axis = 0>(a, b)", 0),
+        ("y = Sin(f)", 0),
+        ("p = Add(x, f) y = Sin(p)", 0),
+        ("p = Mul(x, f) y = Tan(p)", 0),
+        ("p = Mul(x, f) e = Exp(p) y = Sin(e)", 0),
+        ("y = Mul(x, f)", 0),
     ],
 )
-def test_frequencies(nodes: str, table: bool) -> None:
-    reason = named("a table of frequencies before Sin or Cos")
-    assert roles(nodes).reason("f") == (reason if table else "")
+def test_frequencies_follow_a_formula_or_turn_both_ways(nodes: str, turns: int, values: str) -> None:
+    """A learned factor may stand before a sine too, or before both behind a layer.
+
+    `turns` is how many of Sin and Cos the products reach, of what no layer has made if both.
+    """
+    expected = turns == 2 or (turns == 1 and values != LEARNED)
+    assert roles(nodes, f=f"float[3] f = {{{values}}}").reason("f") == (FREQUENCIES if expected else "")
+
+
+def test_random_frequencies_of_an_input_are_told_of() -> None:
+    nodes = "p = Mul(x, f) a = Sin(p) b = Cos(p) y = Concat<axis = 0>(a, b)"
+    found = roles(nodes, f="float[5] f = {0.3, -1, 2.2, 0.7, 0.1}")
+    assert found.reason("f") == FREQUENCIES
+    assert "name it with `train='f'`" in found.doubts["f"]
 
 
 @pytest.mark.parametrize(
@@ -151,3 +179,188 @@ def test_the_values_of_external_weights_are_not_read() -> None:
     external.external_data.add(key="location", value="absent.bin")
     found = ConstantRoles(Graph(model))
     assert (found.reason("val_1"), found.reason("val_2")) == ("", IDENTITY)
+
+
+def exported(nodes: str, values: str, name: str = "t", *, literal: bool = False, pytorch: bool = True) -> ConstantRoles:
+    """The roles in a model as PyTorch's older exporter writes it, of a vector t and a matrix w."""
+    stored = "" if literal else f", float[3] {name} = {{{values}}}"
+    written = f"{name} = Constant<value = float[3] {{{values}}}>()" if literal else ""
+    text = f"""<ir_version: 8, opset_import: ["": 17], producer_name: "{"pytorch" if pytorch else "other"}">
+    g (float[n, 3] x, int64[1] i) => (float y) <float[3, 3] w = {{1, 2, 3, 4, 5, 6, 7, 8, 9}}{stored}>
+    {{ {written} {nodes} }}
+    """
+    graph = Graph(onnx.parser.parse_model(text))
+    graph.provenance = provenance(graph.proto)
+    graph.settings = settings(graph)
+    normalise(graph)
+    return ConstantRoles(graph)
+
+
+@pytest.mark.parametrize("pytorch", [True, False])
+@pytest.mark.parametrize("literal", [True, False])
+def test_what_pytorch_writes_into_a_node_stood_in_the_code(literal: bool, pytorch: bool) -> None:
+    found = exported("h = MatMul(x, w) y = Mul(h, t)", "0.3, -1, 2", literal=literal, pytorch=pytorch).reason("t")
+    assert found == (named("a literal in the model's code") if literal and pytorch else "")
+
+
+STANDARDISED = named("a statistic by which an input is standardised")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "constant"),
+    [
+        ("a = Sub(x, t) b = Div(a, w) y = MatMul(b, w)", False),  # no number for each channel
+        ("a = Sub(x, t) b = Div(a, u) y = MatMul(b, w)", True),
+        ("f = Transpose(x) a = Sub(f, t) b = Mul(a, u) y = MatMul(b, w)", True),
+        ("a = Sub(x, t) y = MatMul(a, w)", False),
+        ("a = Add(x, t) b = Div(a, u) y = MatMul(b, w)", False),
+        ("a = Sub(t, x) b = Div(a, u) y = MatMul(b, w)", False),
+        ("h = MatMul(x, w) r = Relu(h) a = Sub(r, t) y = Div(a, u)", False),
+        ("a = Sub(x, t) r = Relu(a) b = Div(r, u) y = MatMul(b, w)", False),
+    ],
+)
+def test_statistics_of_data_meet_an_input_first(nodes: str, constant: bool) -> None:
+    found = exported(f"u = Constant<value = float[3] {{0.5, 2, 0.7}}>() {nodes}", "0.3, -1, 2", pytorch=False)
+    assert found.reason("t") == (STANDARDISED if constant else "")
+    assert found.doubts.keys() == ({"t"} if constant else set())
+    if " u)" in nodes:
+        assert found.reason("u") == (STANDARDISED if constant else "")
+
+
+@pytest.mark.parametrize(("values", "reason"), [("0, 0, 0", named("a start state of zeros")), ("0, 0.1, 0", "")])
+@pytest.mark.parametrize("nodes", ["h = MatMul(t, w) y = Add(x, h)",
+                                   "s = Unsqueeze(t, i) z = Expand(s, i) y = GRU(x, w, w, , , z)"])  # fmt: skip
+def test_a_network_starts_from_zeros_unless_it_has_learned(nodes: str, values: str, reason: str) -> None:
+    assert exported(nodes, values).reason("t") == reason
+
+
+@pytest.mark.parametrize(
+    ("nodes", "values"),
+    [
+        ("h = MatMul(x, w) y = MatMul(t, h)", "0, 0, 0"),  # no layer is applied to it
+        ("y = InstanceNormalization(x, t, t)", "8, 16, 32"),
+        ("h = MatMul(x, w) y = Add(h, t)", "8, 16, 32"),
+        ("c = Concat<axis = 0>(w, t) y = MatMul(x, c)", "8, 16, 32"),
+        ("e = Unsqueeze(t, i) y = Einsum<equation = 'ij,jk->ik'>(e, w)", "8, 16, 32"),
+    ],
+)
+def test_where_a_weight_is_expected_its_values_say_nothing(nodes: str, values: str) -> None:
+    assert exported(nodes.replace("'", '"'), values).reason("t") == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reader", "reason", "doubt"),
+    [
+        ("block.alpha", "0.3712345", "Mul(x, {})", "", False),
+        ("block.alpha", "0", "Mul(x, {})", "", True),
+        ("block.alpha", "0.5", "Max(x, {})", named("a scalar constant of Max"), False),
+        ("block.alpha", "-1e9", "Mul(x, {})", named("a scalar constant of Mul"), False),
+        ("onnx__Mul_3", "0.5", "Mul(x, {})", named("a scalar constant of Mul"), False),
+        ("val_3", "0.5", "Mul(x, {})", named("a scalar constant of Mul"), False),
+    ],
+)
+def test_of_a_single_number_the_name_tells(name: str, value: str, reader: str, reason: str, doubt: bool) -> None:
+    text = f"""<ir_version: 8, opset_import: ["": 17], producer_name: "pytorch">
+    g (float[n] x) => (float y) {{ y = {reader.format("t")} }}
+    """
+    model = onnx.parser.parse_model(text)
+    model.graph.node[0].input[1] = name
+    model.graph.initializer.append(numpy_helper.from_array(np.array(value, np.float32), name))
+    for pytorch in (True, False):
+        graph = Graph(model)
+        graph.provenance = Provenance(by_pytorch=pytorch)
+        found = ConstantRoles(graph)
+        expected = reason if pytorch else named(f"a scalar constant of {model.graph.node[0].op_type}")
+        assert found.reason(name) == expected
+        assert (name in found.doubts) == (doubt and pytorch)
+
+
+def test_what_is_kept_in_bounds_is_learned() -> None:
+    assert roles("e = Exp(s) y = Mul(x, e)").reason("s") == ""
+    assert roles("e = Sqrt(s) y = Mul(x, e)").reason("s") == named("a scalar constant of Sqrt")
+
+
+def test_a_pair_turns() -> None:
+    nodes = "c = Gather(cos, i) s = Gather(sin, i) a = Mul(x, c) b = Mul(x, s) y = Add(a, b)"
+    turn = np.random.default_rng(0).uniform(0, 6, (5, 3)).astype(np.float32)
+    for sine, reason in ((np.sin(turn), named("a cosine or sine of a rotation")), (np.sin(turn + 1), "")):
+        text = f"""<ir_version: 8, opset_import: ["": 17]> g (float[2, 3] x, int64[2] i) => (float y) {{ {nodes} }}"""
+        model = onnx.parser.parse_model(text)
+        model.graph.initializer.extend(numpy_helper.from_array(f, n) for f, n in ((np.cos(turn), "cos"), (sine, "sin")))
+        found = ConstantRoles(Graph(model))
+        assert (found.reason("cos"), found.reason("sin")) == (reason, reason)
+
+
+def test_a_setting_of_an_operator_stays_one_when_a_definition_takes_its_place() -> None:
+    text = """<ir_version: 10, opset_import: ["": 17, "com.microsoft": 1]>
+    g (float[1, 2, 3, 4] x, int64[1, 3] at) => (float[1, 2, 3, 4] y) <float[4, 4] w, float[8, 2] c, float[8, 2] s>
+    { h = MatMul(x, w) y = com.microsoft.RotaryEmbedding(h, at, c, s) }
+    """
+    model = onnx.parser.parse_model(text.replace("<float[4, 4] w, float[8, 2] c, float[8, 2] s>", ""))
+    draw = np.random.default_rng(0).standard_normal
+    shapes = {"w": (4, 4), "c": (8, 2), "s": (8, 2)}
+    model.graph.initializer.extend(
+        numpy_helper.from_array(draw(shape).astype(np.float32), name) for name, shape in shapes.items()
+    )
+    training = build(model, Options(), stop_after="prepare").training
+    assert (training.trained, set(training.not_trained.values())) == (["w"], {"rotary cache"})
+
+
+SINES = np.stack([np.sin(turn := np.outer(np.arange(6), [1, 0.1])), np.cos(turn)], -1).reshape(6, 4)
+
+
+@pytest.mark.parametrize(
+    ("values", "said", "reason"),
+    [
+        (np.float32([[0.3, -1, 2], [1, 4, 0.7]]), "fixed", named("no parameter, says PyTorch's exporter")),
+        (np.float32([[0.3, -1, 2], [1, 4, 0.7]]), "learned", ""),
+        (np.float32([[0.3, -1, 2], [1, 4, 0.7]]), "", ""),
+        (np.float32([[8, 16, 32], [8, 16, 32]]), "learned", ""),
+        (np.float32([[8, 16, 32], [8, 16, 32]]), "", named("a table of whole numbers")),
+        (SINES.astype(np.float32), "learned", named("a table of sines and cosines")),
+    ],
+)
+def test_what_the_exporter_says_goes_before_the_values(values: np.ndarray, said: str, reason: str) -> None:
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+    g (float[1] x) => (float y) { y = Mul(x, t) }
+    """)
+    model.graph.initializer.append(numpy_helper.from_array(values, "t"))
+    graph = Graph(model)
+    graph.provenance = Provenance(**{said: frozenset({"t"})} if said else {})
+    assert ConstantRoles(graph).reason("t") == reason
+
+
+@pytest.mark.parametrize(
+    ("places", "constant"),
+    [
+        ("p = Cast<to = 1>(i)", True),
+        ("n = Shape(x) p = Cast<to = 1>(n)", True),
+        ("n = Shape(x) r = Cast<to = 1>(n) p = Mul(r, s)", True),
+        ("p = Relu(x)", False),
+        ("r = Cast<to = 7>(x) p = Cast<to = 1>(r)", False),
+        ("p = Gather(table, i)", False),
+    ],
+)
+def test_slopes_meet_positions(places: str, constant: bool) -> None:
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+    g (float[1, 2] x, int64[2] i) => (float[a, b] y)
+    <float[2, 1] f = {{0.0625, 0.25}}, float s = {{0.5}}, float[2, 2] table = {{1, 2, 4, 3}}>
+    {{ {places} b = Mul(p, f) y = Add(x, b) }}
+    """)
+    graph = Graph(model)
+    infer_types(graph)
+    expected = named("slopes that distances are multiplied by") if constant else ""
+    assert ConstantRoles(graph).reason("f") == expected
+
+
+def test_no_number_at_all_is_no_weight() -> None:
+    """JAX selects NaN where the variance is of no numbers; moved or not, it must not be multiplied into a slope."""
+    model = onnx.parser.parse_model("""
+    <ir_version: 10, opset_import: ["": 18]>
+    g (float[3, 2] x) => (float[3, 2] y) <float[2] w = {0.5, 2}, float zero = {0}>
+    { h = Mul(x, w) b = Greater(h, zero) y = Where(b, h, none) }
+    """)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.full((3, 1), np.nan, np.float32), "none"))
+    result = build(model)
+    assert "none_grad" not in [value.name for value in result.model.graph.output]
+    assert "w_grad" in [value.name for value in result.model.graph.output]

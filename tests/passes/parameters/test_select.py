@@ -4,14 +4,14 @@ import numpy as np
 import onnx
 import pytest
 
+from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError, UsageError
 from onnxgrad_cli.options import LoraSpec, Options
 from onnxgrad_cli.record import Training
 
 
-def training(text: str, **options: object) -> Training:
-    header = '<ir_version: 10, opset_import: ["" : 18]>'
+def training(text: str, header: str = '<ir_version: 10, opset_import: ["" : 18]>', **options: object) -> Training:
     return build(onnx.parser.parse_model(header + text), Options(**options)).training  # type: ignore[arg-type]
 
 
@@ -86,7 +86,7 @@ def test_a_tied_weight_gets_one_gradient_through_both_uses() -> None:
 
 def test_frequencies_before_a_sine_are_a_table() -> None:
     found = training("""
-    g (float[N, 1] t) => (float[N, 2] y) <float[1, 2] f = {1, 0.1}, float[2, 2] w = {1, 2, 3, 4}>
+    g (float[N, 1] t) => (float[N, 2] y) <float[1, 3] f = {1, 0.1, 0.01}, float[3, 2] w = {1, 2, 3, 4, 5, 7}>
     { p = Mul(t, f) s = Sin(p) y = MatMul(s, w) }
     """)
     assert found.trained == ["w"]
@@ -109,7 +109,7 @@ def behind(names: list[str], function: str = "Sin") -> str:
     chain = "".join(f"a{i + 1} = {VIEWS[name].format(f'a{i}')} " for i, name in enumerate(names))
     return f"""
     g (float[2, 1] t) => (float y)
-    <float[1, 2] f = {{1, 0.1}}, float[1] w = {{2}}, float half = {{0.5}}, int64[1] flat = {{-1}},
+    <float[1, 3] f = {{1, 0.1, 0.01}}, float[1] w = {{2}}, float half = {{0.5}}, int64[1] flat = {{-1}},
      int64[1] zero = {{0}}, int64[1] one = {{1}}>
     {{ a0 = Mul(t, f) {chain} s = {function}(a{len(names)}) p = PRelu(s, w) y = ReduceSum<keepdims = 0>(p) }}
     """
@@ -121,15 +121,14 @@ def test_frequencies_before_a_view_of_a_sine_are_a_table(view: str, function: st
     assert "frequencies" in training(behind([view], function)).not_trained["f"]
 
 
-@pytest.mark.parametrize(("hops", "table"), [(0, True), (1, True), (2, True), (3, True), (4, False)])
-def test_frequencies_lie_up_to_three_nodes_before_a_sine(hops: int, table: bool) -> None:
-    found = training(behind(["Mul", "Transpose", "Mul", "Transpose"][:hops]))
-    assert ("f" in found.trained) != table
-    assert ("frequencies" in found.not_trained.get("f", "")) == table
+@pytest.mark.parametrize("hops", [0, 1, 4, 9])
+def test_frequencies_lie_any_number_of_views_before_a_sine(hops: int) -> None:
+    assert "frequencies" in training(behind((["Mul", "Transpose"] * 5)[:hops])).not_trained["f"]
 
 
 def test_a_scale_whose_product_goes_elsewhere_is_a_weight() -> None:
     assert "f" in training(behind(["Mul"], "Tanh")).trained
+    assert "f" in training(behind(["Mul"]).replace("1, 0.1, 0.01", "1, 0.3, 0.2")).trained
     text = behind([]).replace("s = Sin(a0)", "e = Exp(a0) s = Sin(e)")
     assert "f" in training(text).trained
 
@@ -169,6 +168,24 @@ def test_adapters_leave_to_training_what_was_asked_for_by_name() -> None:
     found = training(LINEAR, lora=LoraSpec(1), train=("b",))
     assert "b" in found.trained and "w" not in found.trained
     assert found.not_trained["w"] == "frozen: its adapter is trained"
+    found = training(LINEAR, lora=LoraSpec(1))
+    assert found.not_trained == {
+        "w": "frozen: its adapter is trained",
+        "b": "frozen: adapters are trained instead",
+    }
+
+
+def test_what_is_frozen_by_name_gets_no_adapter() -> None:
+    found = training(
+        """
+        g (float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {1, 2, 3, 4}, float[2, 2] v = {1, 2, 3, 4}>
+        { h = MatMul(x, w) y = MatMul(h, v) }
+        """,
+        lora=LoraSpec(1),
+        freeze=("v",),
+    )
+    assert [adapter.weight for adapter in found.adapters] == ["w"]
+    assert found.not_trained == {"w": "frozen: its adapter is trained", "v": "frozen by `freeze`"}
 
 
 def test_a_weight_asked_for_that_the_loss_does_not_depend_on_is_refused() -> None:
@@ -193,6 +210,103 @@ def test_a_path_ends_where_floats_become_integers() -> None:
     assert found.not_trained["v"] == "no differentiable path ties it to the loss"
 
 
+@pytest.mark.parametrize("function", ["Sign", "Floor"])
+def test_a_path_ends_where_a_derivative_is_zero_by_mathematics_and_others_go_on(function: str) -> None:
+    found = training(f"""
+    g (float[N, 2] x) => (float[N, 2] y) <float[2] w = {{1, 2}}, float[2] v = {{1, 2}}>
+    {{ p = Mul(x, w) q = Mul(x, v) s = {function}(q) y = Add(p, s) }}
+    """)
+    assert found.trained == ["w"]
+    assert found.not_trained["v"] == "no differentiable path ties it to the loss"
+
+
+INDICES = """
+g (float[N, 2] x) => (float[N, 1, 2] y) <float[2] w = {1, 2}, float[2] v = {1, 2}, float[2, 2] table = {1, 2, 3, 4},
+ int64[1] one = {1}>
+{ p = Mul(x, v) top, i = TopK(p, one) e = Gather(table, i) y = Mul(e, w) }
+"""
+"""v decides which indices are looked up, and nothing else."""
+
+FOREIGN = INDICES.replace("top, i = TopK(p, one)", "i = my.ops.Best(p)").replace("int64[1] one = {1}", "int64[N, 1] i")
+"""The same by an operator of others."""
+
+TWO_DOMAINS = '<ir_version: 10, opset_import: ["" : 18, "my.ops" : 2]>'
+
+
+def test_indices_of_an_operator_that_has_a_rule_end_a_path() -> None:
+    found = training(INDICES)
+    assert found.trained == ["w", "table"]
+    assert found.not_trained["v"] == "no differentiable path ties it to the loss"
+
+
+def test_a_path_goes_on_through_integers_that_stand_for_floats() -> None:
+    text = """
+    g (float[N, 2] x) => (float[2, N] y) <float[2] v = {1, 2}, float s = {0.5}>
+    { p = Mul(x, v) q = QuantizeLinear(p, s) d = DequantizeLinear(q, s) y = Transpose(d) }
+    """
+    found = training(text, quantization="ste")
+    assert (found.trained, found.not_trained) == (["v"], {"s": "quantization scale"})
+    other = text.replace("d = DequantizeLinear(q, s) y = Transpose(d)", "t = Transpose(q) y = DequantizeLinear(t, s)")
+    assert training(other, quantization="ste").trained == ["v"]
+
+
+def test_a_rule_counts_at_the_version_that_the_model_imports() -> None:
+    """Were the rules looked up at another version, there would be none, and what has none ends no path."""
+    with registry.scoped():
+        registry.rule("Best", domain="my.ops", versions=(2, 2))(lambda op, g, y, x: None)
+        registry.rule("TopK", versions=(10, None), override=True)(lambda op, gs, ys, x, k: None)
+        for text in (FOREIGN, INDICES):
+            assert training(text, TWO_DOMAINS).not_trained["v"] == "no differentiable path ties it to the loss"
+
+
+def test_what_has_no_rule_ends_no_path() -> None:
+    found = training(FOREIGN, TWO_DOMAINS)
+    assert "v" in found.trained
+    assert "the gradient of 'v' is zero" in " ".join(caution.text for caution in found.cautions)
+    with pytest.raises(UnsupportedError, match=r"there is no rule for my\.ops::Best"):
+        training(FOREIGN.replace("int64[N, 1] i", "float[N, 2] i").replace("Gather(table, i)", "Neg(i)"), TWO_DOMAINS)
+
+
+def test_a_weight_that_is_reached_through_stopped_operands_alone_says_so() -> None:
+    text = """
+    g (float[N, 2] x) => (float[N, 2] y) <float[2] w = {1, 2}, float[2] v = {1, 2}, float[2] u = {1, 2}>
+    { h = Mul(x, w) p = Add(x, v) s = Sigmoid(p) y = Mul(h, s) }
+    """
+    with registry.scoped():
+        registry.stop_gradient("Mul", [1])
+        found = training(text.replace("Mul(x, w)", "Add(x, w)"))
+    assert found.trained == ["w"]
+    assert found.not_trained == {
+        "v": "gradients stop at the operands through which it reaches the loss",
+        "u": "no differentiable path ties it to the loss",
+    }
+    assert training(text).trained == ["w", "v"]
+
+
+def test_statistics_that_a_training_updates_are_told_of() -> None:
+    found = training(
+        """
+        g (float[N, 2] x) => (float[N, 2] y)
+        <float[2] s = {1, 2}, float[2] b = {0, 1}, float[2] mean = {0, 0}, float[2] var = {1, 1}>
+        { y = BatchNormalization(x, s, b, mean, var) }
+        """,
+        mode="train",
+    )
+    assert found.trained == ["s", "b"]
+    assert found.not_trained == {
+        name: f"a running statistic: '{found.state[name]}' is its next value" for name in ("mean", "var")
+    }
+
+
+def test_constants_of_the_preparation_are_no_weights() -> None:
+    """The definition of a MeanVarianceNormalization brings a small number of its own."""
+    found = training("""
+    g (float[2, 2] x) => (float[2, 2] y) <float[2] w = {1, 2}>
+    { h = Mul(x, w) y = MeanVarianceNormalization<axes = [0]>(h) }
+    """)
+    assert (found.trained, found.not_trained) == (["w"], {})
+
+
 def test_quantized_weights_are_told_of() -> None:
     found = training("""
     g (float[N, 2] x) => (float[N, 2] y) <int8[2] q = {1, 2}, float scale = {0.5}, float[2] w = {1, 2}>
@@ -200,6 +314,14 @@ def test_quantized_weights_are_told_of() -> None:
     """)
     assert found.trained == ["w"]
     assert found.not_trained == {"scale": "quantization scale", "q": "quantized: integers have no gradient"}
+
+
+def test_quantized_values_are_no_quantized_weights() -> None:
+    found = training("""
+    g (float[N, 2] x) => (float[N, 2] y) <float scale = {0.5}, float[2] w = {1, 2}>
+    { q = QuantizeLinear(x, scale) d = DequantizeLinear(q, scale) y = Mul(d, w) }
+    """)
+    assert (found.trained, found.not_trained) == (["w"], {"scale": "quantization scale"})
 
 
 @pytest.mark.parametrize(("others", "told"), [(3, "'a', 'b', 'c'"), (4, "'a', 'b', 'c' and more")])
@@ -226,6 +348,12 @@ def test_what_is_said_where_nothing_is_left() -> None:
         training(LINEAR, freeze=("*",))
     assert refused.value.message == "no weight is left to train:\n  w: frozen by `freeze`\n  b: frozen by `freeze`"
     assert refused.value.hint == "choose weights with `train=GLOB`"
+    weights = [f"w{i}" for i in range(21)]
+    many = ", ".join(f"float[2] {name} = {{1, 2}}" for name in weights)
+    with pytest.raises(UnsupportedError) as refused:
+        training(f"g (float[N, 2] x) => (float[N, 2] y) <{many}> {{ y = Sum(x, {', '.join(weights)}) }}", freeze=("*",))
+    told = [f"  {name}: frozen by `freeze`" for name in weights[:20]]
+    assert refused.value.message == "\n".join(["no weight is left to train:", *told])
     with pytest.raises(UnsupportedError) as refused:
         training("g (float[N] x) => (float[N] y) { y = Relu(x) }")
     assert refused.value.message == "the model has no float initializer: there is nothing to train"
@@ -234,3 +362,21 @@ def test_what_is_said_where_nothing_is_left() -> None:
         training(LINEAR.replace("(float[N, 3] x)", "(float[N, 3] x, int64 i)"), grad_of_input=("i",))
     with pytest.raises(UsageError, match="`train`: 'bias' matches no float weight"):
         training(LINEAR, train=("bias",))
+
+
+@pytest.mark.parametrize(("values", "trained"), [("8, 16, 32", False), ("8, 16, 32.5", True)])
+def test_whole_numbers_are_constants_with_a_caution(values: str, trained: bool) -> None:
+    found = training(f"""
+    g (float[N, 3] x) => (float[N, 3] y) <float[3, 3] w = {{1, 2, 3, 4, 5, 6, 7, 8, 9}}, float[3] s = {{{values}}}>
+    {{ h = MatMul(x, w) y = Mul(h, s) }}
+    """)
+    assert ("s" in found.trained) == trained
+    assert ["name it with `train='s'`" in str(c) for c in found.cautions if c.subject == "s"] == [True] * (not trained)
+
+
+def test_what_only_its_values_speak_against_is_trained_where_there_is_nothing_else() -> None:
+    found = training("g (float[N, 3] x) => (float[N, 3] y) <float[3] s = {8, 16, 32}> { y = Mul(x, s) }")
+    assert (found.trained, [c for c in found.cautions if c.subject == "s"]) == (["s"], [])
+    text = "g (float[N, 2] x) => (float[N, 2] y) <float s = {2}> { y = Mul(x, s) }"
+    with pytest.raises(UnsupportedError, match="a scalar constant of Mul"):
+        training(text)

@@ -1,0 +1,216 @@
+"""Linear models, support vectors and scalers of ai.onnx.ml, as scikit-learn's converter writes them.
+
+Their coefficients are attributes: written out they become initializers, which are weights. What was measured of the
+data (a scaler's offset, what an imputer puts in) stays constant. All compute in float32, whatever they read, and forms
+that onnxruntime's kernels have for themselves are those of the kernels.
+Source: https://onnx.ai/onnx/operators (ai.onnx.ml); onnxruntime's kernels where the text leaves it open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from onnx import TensorProto
+
+from onnxgrad_cli.autodiff.registry import definition, no_gradient, refuse
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.errors import Unknown
+
+ML = "ai.onnx.ml"
+
+Numbers = Sequence[float] | np.ndarray | None
+"""An attribute of floats, which may be absent."""
+
+# -- linear models ---------------------------------------------------------------------------------------------------
+
+
+@definition("LinearRegressor", domain=ML)
+def linear_regressor(op, x, *, coefficients=None, intercepts=None, targets=1, post_transform="NONE"):
+    """x Aᵀ + b, one column a target."""
+    if targets == 1 and post_transform != "NONE":
+        raise Unknown(f"onnxruntime's kernel leaves its post_transform {post_transform} of one target out")
+    transform = _transform(post_transform)
+    return transform(op, _linear(op, _rows(op, x), coefficients, intercepts, targets))
+
+
+@definition("LinearClassifier", domain=ML)
+def linear_classifier(
+    op, x, *, coefficients, intercepts=None, classlabels_ints=None, classlabels_strings=None, multi_class=0,
+    post_transform="NONE",
+):  # fmt: skip
+    """The label of the highest score, and the scores x Aᵀ + b; of one row of A those of both classes."""
+    labels = _labels(classlabels_ints, classlabels_strings)
+    count = len(_floats(intercepts))
+    if count != len(labels) and (count, len(labels)) != (1, 2):
+        raise Unknown(f"it has {len(labels)} classes and {count} intercepts")
+    transform = _transform(post_transform)
+    scores = _linear(op, _rows(op, x), coefficients, intercepts, count)
+    if count == len(labels):
+        return _label(op, scores, labels), transform(op, scores)
+    both = op.Concat(-scores, scores, axis=1)
+    of_both = op.Sigmoid(both) if post_transform == "LOGISTIC" else op.Concat(1 - scores, scores, axis=1)
+    return _label(op, both, labels), of_both
+
+
+def _linear(op: Op, x: Val, coefficients: Numbers, intercepts: Numbers, rows: int) -> Val:
+    coefficients, intercepts = _floats(coefficients), _floats(intercepts)
+    if not rows or len(coefficients) % rows or len(intercepts) not in (0, rows):
+        raise Unknown(
+            f"{len(coefficients)} coefficients and {len(intercepts)} intercepts make no {rows} linear functions"
+        )
+    matrix = np.reshape(coefficients, [rows, -1]).T
+    y = x @ op.weight("coefficients", matrix)
+    return y + op.weight("intercepts", intercepts) if len(intercepts) else y
+
+
+def _label(op: Op, scores: Val, labels: np.ndarray) -> Val:
+    """The first label of the highest score, of one row for each sample."""
+    return op.Gather(op.const(labels), op.ArgMax(scores, axis=1, keepdims=0))
+
+
+def _rows(op: Op, x: Val) -> Val:
+    """x in float32, one row a sample; a vector is one sample."""
+    if x.rank > 2:
+        raise Unknown("its input is no matrix")
+    x = op.cast(x, TensorProto.FLOAT)
+    return x if x.rank == 2 else op.unsqueeze(x, [0])
+
+
+def _transform(how: str) -> Callable[[Op, Val], Val]:
+    """What becomes of the scores."""
+    known: dict[str, Callable[[Op, Val], Val]] = {
+        "NONE": lambda op, scores: scores,
+        "LOGISTIC": lambda op, scores: op.Sigmoid(scores),
+        "SOFTMAX": lambda op, scores: op.Softmax(scores, axis=1),
+    }
+    if how not in known:
+        raise Unknown(f"its post_transform {how} has no derivative everywhere")
+    return known[how]
+
+
+def _labels(numbers: Sequence[int] | None, names: Sequence[bytes] | None) -> np.ndarray:
+    return np.array(numbers, np.int64) if numbers else np.array([name.decode() for name in names or ()], object)
+
+
+def _floats(values: Numbers) -> np.ndarray:
+    return np.asarray([] if values is None else values, np.float32)
+
+
+# -- support vectors -------------------------------------------------------------------------------------------------
+
+KERNELS = frozenset({"LINEAR", "POLY", "RBF", "SIGMOID"})
+
+
+@definition("SVMRegressor", domain=ML)
+def svm_regressor(
+    op, x, *, coefficients, kernel_params=None, kernel_type="LINEAR", n_supports=0, one_class=0, post_transform="NONE",
+    rho, support_vectors=None,
+):  # fmt: skip
+    """K(x, support vectors) coefficients + rho; without support vectors x coefficients + rho."""
+    if one_class:
+        raise Unknown("it gives the sign of a function, whose derivative is zero")
+    if n_supports and kernel_type not in KERNELS:
+        raise Unknown(f"its kernel {kernel_type} is not known")
+    if post_transform != "NONE":
+        raise Unknown(f"onnxruntime's kernel leaves its post_transform {post_transform} out")
+    x = _rows(op, x)
+    k = (
+        x
+        if not n_supports
+        else _kernel(op, x, kernel_type, kernel_params, np.reshape(_floats(support_vectors), [n_supports, -1]))
+    )
+    column = np.reshape(_floats(coefficients), [-1, 1])
+    return k @ op.weight("coefficients", column) + op.weight("rho", _floats(rho)[:1])
+
+
+def _kernel(op: Op, x: Val, kind: str, parameters: Numbers, vectors: np.ndarray) -> Val:
+    """K(x, s) of every row of x with every support vector s."""
+    s = op.weight("support_vectors", vectors)
+    gamma, zero, degree = [*(parameters or ()), 0.0, 0.0, 0.0][:3]
+    if kind == "RBF":
+        apart = op.unsqueeze(x, [1]) - s
+        return op.Exp(op.sum(apart * apart, [2], keepdims=False) * -gamma)
+    product = x @ op.swap_last(s)
+    if kind == "LINEAR":
+        return product
+    inner = product * gamma + zero
+    if kind == "SIGMOID":
+        return op.Tanh(inner)
+    return inner**degree
+
+
+# -- what is done to data --------------------------------------------------------------------------------------------
+
+
+@definition("Normalizer", domain=ML)
+def normalizer(op, x, *, norm="MAX"):
+    """Each row divided by its largest element, by the sum of its magnitudes or by its length, where that is not 0."""
+    if x.rank > 2:
+        raise Unknown("its input is no matrix")
+    kinds = {"MAX": "ReduceMax", "L1": "ReduceL1", "L2": "ReduceL2"}
+    if norm not in kinds:
+        raise Unknown(f"its norm {norm} is not known")
+    x = op.cast(x, TensorProto.FLOAT)
+    size = op.reduce(kinds[norm], x, [x.rank - 1])
+    zero = op.Equal(size, op.const(0.0, size))
+    return op.Where(zero, x, x / op.Where(zero, op.const(1.0, size), size))
+
+
+@definition("Scaler", domain=ML)
+def scaler(op, x, *, offset=None, scale=None):
+    """(x - offset) scale, of each column or of all."""
+    if x.rank > 2:
+        raise Unknown("its input is no matrix")
+    given = [_floats(offset), _floats(scale)]
+    if any(len(values) == 0 for values in given):
+        raise Unknown("it has no offset or no scale")
+    less, factor = (op.const(values if len(values) > 1 else values[0], TensorProto.FLOAT) for values in given)
+    return (op.cast(x, TensorProto.FLOAT) - less) * factor
+
+
+@definition("Imputer", domain=ML)
+def imputer(
+    op, x, *, imputed_value_floats=None, imputed_value_int64s=None, replaced_value_float=0.0, replaced_value_int64=0
+):
+    """x with another value, of each column or of all, where it is the one that stands for what is missing."""
+    if x.dtype != TensorProto.FLOAT:
+        raise Unknown("its input is no float32")
+    missing = op.IsNaN(x) if np.isnan(replaced_value_float) else op.Equal(x, op.const(replaced_value_float, x))
+    values = _floats(imputed_value_floats)
+    return op.Where(missing, op.const(values if len(values) > 1 else values[0], x), x)
+
+
+@definition("ArrayFeatureExtractor", domain=ML)
+def array_feature_extractor(op, x, places):
+    """The columns of x at some places."""
+    if x.rank != 2:
+        raise Unknown("its input is no matrix")
+    return op.Gather(x, op.reshape(places, [-1]), axis=1)
+
+
+@definition("FeatureVectorizer", domain=ML)
+def feature_vectorizer(op, *xs, inputdimensions=None):
+    """The columns of all inputs, side by side."""
+    widths = [x.shape[1] if x.rank == 2 else None for x in xs]
+    if widths != list(inputdimensions or ()):
+        raise Unknown(f"its inputs have not the {inputdimensions} columns that it names")
+    return op.Concat(*(op.cast(x, TensorProto.FLOAT) for x in xs), axis=1)
+
+
+# -- what has no derivative ------------------------------------------------------------------------------------------
+
+no_gradient("Binarizer", domain=ML, kink="at the threshold zero")
+refuse(
+    "TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor",
+    "a tree's answer is constant between its thresholds: no gradient leads to them",
+    "trees are trained by the library that grew them; choose an output before them with `output=NAME`",
+    domain=ML,
+)
+refuse(
+    "SVMClassifier",
+    "its scores are votes of pairs of classes",
+    "train a linear or a logistic classifier on the same features instead",
+    domain=ML,
+)

@@ -1,0 +1,216 @@
+"""A model in float64, also where onnxruntime has no kernels for that: those operators run on onnx.reference.
+
+Many activations have float32 kernels alone, so a network is cut at them: what lies between runs on onnxruntime, a piece
+at a time. Convolutions are written as products.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+
+from onnxgrad_cli.execution import session
+from onnxgrad_cli.execution.executor import to_double
+from onnxgrad_cli.execution.reference import evaluator
+from onnxgrad_cli.execution.unfolding import unfold_convolutions
+from onnxgrad_cli.ir.domains import plain_domain
+from onnxgrad_cli.ir.nodes import read_by, reads, with_bodies
+from onnxgrad_cli.ir.types import Arrays
+
+
+class DoubleExecutor:
+    """Runs a model in float64: what float kernels alone can compute on onnx.reference, the rest on onnxruntime.
+
+    Args:
+        model: the model, in whatever floats; not changed.
+
+    Raises:
+        Exception: neither can run it, which shows at the first run.
+    """
+
+    _single: ClassVar[set[tuple[str, str]]] = set()
+    """Operators that have turned out to have no float64 kernel on onnxruntime, by domain; for good, in this process."""
+
+    def __init__(self, model: ModelProto) -> None:
+        self._model = to_double(model)
+        unfold_convolutions(self._model)
+        graph = self._model.graph
+        self.inputs = {value.name for value in graph.input}
+        self.stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+        self._outputs = [value.name for value in graph.output]
+        self._pieces = [_Piece(self._model, list(graph.node), self._outputs)]
+        self._last = self._last_reads()
+
+    @property
+    def name(self) -> str:
+        """What has run it so far."""
+        runtime = f"onnxruntime {session.load_onnxruntime().__version__}"
+        by_reference = [piece.by_reference for piece in self._pieces]
+        if all(by_reference):
+            return "onnx.reference"
+        return f"{runtime} and onnx.reference" if any(by_reference) else runtime
+
+    def widened(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
+        """Feeds for it: of those for the model, the ones that it takes, floats in float64."""
+        return {name: widened(x) for name, x in feeds.items() if name in self.inputs}
+
+    def __call__(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
+        """The model's outputs by name; what is not fed has its stored value."""
+        values = {**self.stored, **feeds}
+        at = 0
+        while at < len(self._pieces):
+            piece = self._pieces[at]
+            try:
+                values |= piece(values)
+            except _NoKernel as error:
+                self._single.update(error.operators)
+                self._pieces[at : at + 1] = self._split(piece)
+                self._last = self._last_reads()
+                continue
+            at += 1
+            for name in self._last.get(at, ()):
+                values.pop(name, None)
+        return {name: values[name] for name in self._outputs}
+
+    def _split(self, piece: _Piece) -> Iterator[_Piece]:
+        """A piece cut where an operator has no kernel; where none of them is known to lack one, none is trusted."""
+        known = any(map(self._is_single, piece.nodes))
+        for by_reference, nodes in groupby(piece.nodes, self._is_single):
+            yield _Piece(self._model, list(nodes), self._outputs, by_reference or not known)
+
+    def _is_single(self, node: NodeProto) -> bool:
+        """Whether a node, or one in its bodies, is of an operator without a kernel."""
+        return not self._single.isdisjoint((inner.domain, inner.op_type) for inner in with_bodies([node]))
+
+    def _last_reads(self) -> dict[int, list[str]]:
+        """The values that nobody reads any more after so many pieces; those in between would fill the memory."""
+        last: dict[str, int] = {}
+        for position, piece in enumerate(self._pieces, 1):
+            last.update(dict.fromkeys(piece.inputs, position))
+        gone: dict[int, list[str]] = {}
+        for name, position in last.items():
+            if name not in self._outputs:
+                gone.setdefault(position, []).append(name)
+        return gone
+
+
+def widened(x: np.ndarray) -> np.ndarray:
+    """An array in float64 if it holds floats; else as it is."""
+    return x if x.dtype.kind in "iubOSUc" else np.asarray(x, np.float64)
+
+
+class _NoKernel(Exception):
+    """onnxruntime has no float64 kernel for `operators`, by domain."""
+
+    def __init__(self, operators: set[tuple[str, str]]) -> None:
+        super().__init__("no float64 kernel")
+        self.operators = operators
+
+
+class _Piece:
+    """Some nodes of a model that run together; how, is decided at the first run, when the types are known."""
+
+    def __init__(
+        self, model: ModelProto, nodes: list[NodeProto], outputs: Sequence[str], by_reference: bool = False
+    ) -> None:
+        self.nodes, self.by_reference = nodes, by_reference
+        self._model = model
+        made = {name for node in nodes for name in node.output if name}
+        self.inputs = sorted(set(read_by(nodes)) - made)
+        readers = {id(node) for node in nodes}
+        read = {name for node in model.graph.node if id(node) not in readers for name in reads(node)}
+        self.outputs = sorted(made.intersection(read.union(outputs)))
+        self._run: Callable[..., Any] | None = None
+
+    def __call__(self, values: Mapping[str, np.ndarray]) -> Arrays:
+        """What other pieces read of this one.
+
+        Raises:
+            _NoKernel: onnxruntime has none for one of its operators.
+        """
+        feeds = {name: _array(values[name]) for name in self.inputs}
+        errors = session.load_onnxruntime().capi.onnxruntime_pybind11_state
+        try:  # some kernels refuse float64 only when they run
+            if self._run is None:
+                self._run = self._opened(feeds)
+            return dict(zip(self.outputs, self._run(None, feeds), strict=True))
+        except (errors.NotImplemented, errors.RuntimeException) as error:
+            raise _NoKernel(_without_kernel(str(error), self._model, self.nodes)) from error
+
+    def _opened(self, feeds: Arrays) -> Callable[..., Any]:
+        model = _as_model(self.nodes, {name: x.dtype for name, x in feeds.items()}, self.outputs, self._model)
+        if self.by_reference:
+            return evaluator(model).run
+        few = session.OPTIMIZED_FOR_FEW_RUNS
+        return session.start_session(model, alternating=True, optimized=few, silent=True).run
+
+
+def _array(x: Any) -> Any:
+    """A value as onnxruntime takes it: numpy makes numbers of arrays without axes, and sequences are lists."""
+    return np.asarray(x) if isinstance(x, np.generic) else x
+
+
+def _as_model(
+    nodes: Sequence[NodeProto], inputs: Mapping[str, np.dtype[Any]], outputs: Sequence[str], like: ModelProto
+) -> ModelProto:
+    """Some nodes of a model as one of its own; nothing is said of shapes."""
+    graph = helper.make_graph(
+        nodes,
+        "piece",
+        [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(t), None) for n, t in inputs.items()],
+        [onnx.ValueInfoProto(name=name) for name in outputs],
+    )
+    model = helper.make_model(graph, opset_imports=like.opset_import, functions=like.functions)
+    model.ir_version = like.ir_version
+    return model
+
+
+def _without_kernel(text: str, model: ModelProto, nodes: Sequence[NodeProto]) -> set[tuple[str, str]]:
+    """The operators of nodes that lack a kernel, by what onnxruntime's refusal says.
+
+    It names the operator or, for one that onnxruntime writes out by a function, an operator of that function. Functions
+    that depend on types can't be looked into here: their operators are tried one by one where no other fits.
+    """
+    found = re.search(r"implementation for (?:\S+[.:])?(\w+)\(|running (\w+) node", text)
+    named = next(filter(None, found.groups()), "") if found else ""
+    there = {(node.domain, node.op_type) for node in with_bodies(nodes)}
+    direct = {operator for operator in there if operator[1] == named}
+    if direct:
+        return direct
+    bodies = {operator: _body(operator, model) for operator in there}
+    through = {operator for operator, body in bodies.items() if body is not None and named in body}
+    suspects = {operator for operator, body in bodies.items() if body == frozenset()}
+    return through or {operator for operator in suspects if not _opens(operator, nodes, model)}
+
+
+def _opens(operator: tuple[str, str], nodes: Sequence[NodeProto], model: ModelProto) -> bool:
+    """Whether onnxruntime opens a node of an operator alone, all of its inputs in float64."""
+    node = next(node for node in with_bodies(nodes) if (node.domain, node.op_type) == operator)
+    inputs = {name: np.dtype(np.float64) for name in node.input if name}
+    try:
+        session.start_session(_as_model([node], inputs, list(filter(None, node.output)), model), silent=True)
+    except Exception:  # of many kinds, none of them public
+        return False
+    return True
+
+
+def _body(operator: tuple[str, str], model: ModelProto) -> frozenset[str] | None:
+    """The operators of the function that defines one; empty where they depend on types, None where there is none."""
+    for function in model.functions:
+        if (function.domain, function.name) == operator:
+            return frozenset(node.op_type for node in function.node)
+    domain, name = operator
+    version = next((entry.version for entry in model.opset_import if entry.domain == domain), 1)
+    try:
+        schema: Any = onnx.defs.get_schema(name, version, plain_domain(domain))
+    except onnx.defs.SchemaError:
+        return None
+    if schema.has_function:
+        return frozenset(node.op_type for node in schema.function_body.node)
+    return frozenset() if schema.has_context_dependent_function else None

@@ -1,0 +1,104 @@
+"""What shapes the values of a model have when it runs: read off, not inferred."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto, helper
+
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.files import load_external_data
+from onnxgrad_cli.ir.skeleton import copied
+from onnxgrad_cli.ir.types import Arrays, Shape, dtype_of, is_external, is_float, nbytes, shape_of
+
+QUICK = 64 << 20
+"""Bytes of weights up to which a model is run unasked."""
+
+Shapes = Mapping[str, Sequence[int]]
+
+
+def is_quick(model: ModelProto) -> bool:
+    """Whether a model is small enough to be run unasked."""
+    return sum(nbytes(tensor) for tensor in model.graph.initializer) <= QUICK
+
+
+def fed_types(model: ModelProto) -> dict[str, TypeProto]:
+    """The types of the inputs that a run must be fed."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    return {value.name: value.type for value in model.graph.input if value.name not in stored}
+
+
+def fed_shapes(model: ModelProto) -> dict[str, Shape] | None:
+    """The shapes of the inputs that a run must be fed; None where one is of unknown rank or no tensor."""
+    types = fed_types(model)
+    shapes = {name: shape_of(value_type) for name, value_type in types.items()}
+    known = {name: shape for name, shape in shapes.items() if shape is not None}
+    return known if len(known) == len(types) and all(t.HasField("tensor_type") for t in types.values()) else None
+
+
+class Probe:
+    """Runs a model and gives the values of any names in it.
+
+    Attributes:
+        model: a copy of the model, in which no size of an input has a name.
+        types: the types of its inputs, as the model declares them.
+        names: the values that are fetched.
+        shapes_only: whether only their shapes are.
+
+    Args:
+        model: the model; it is not changed.
+        names: the values to fetch.
+        path: where the model was read from; external data are relative to it.
+        shapes_only: fetch the shapes of the values, which must be tensors.
+
+    Raises:
+        Exception: onnxruntime's own, where it does not take the model.
+    """
+
+    def __init__(self, model: ModelProto, names: Iterable[str], path: Path | None, shapes_only: bool = False) -> None:
+        self.model = copied(model)
+        if any(is_external(tensor) for tensor in model.graph.initializer):
+            load_external_data(self.model, path)
+        graph = self.model.graph
+        self.types: dict[str, TypeProto] = {}
+        self.names = list(names)
+        self.shapes_only = shapes_only
+        del graph.output[:], graph.value_info[:]
+        for value in graph.input:  # onnxruntime shares buffers between values of equal symbols
+            self.types[value.name] = TypeProto()
+            self.types[value.name].CopyFrom(value.type)
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.HasField("dim_param"):
+                    dim.Clear()
+        for i, name in enumerate(self.names):
+            graph.output.append(ValueInfoProto(name=f"onnxgrad/shape/{i}" if shapes_only else name))
+            if shapes_only:
+                graph.node.append(helper.make_node("Shape", [name], [graph.output[-1].name]))
+        self._run = Executor(self.model, fallback=False)
+
+    def __call__(self, shapes: Shapes) -> Arrays:
+        """The values of a run on data of these shapes: floats between 0 and 1, and zeros, or ones if these don't fit.
+
+        Raises:
+            Exception: onnxruntime's own, where the model does not run on them.
+        """
+        types = fed_types(self.model)
+        try:
+            outputs = self._run({name: _drawn(dtype_of(types[name]), shape, 0) for name, shape in shapes.items()})
+        except Exception:  # onnxruntime's exceptions share no base class
+            if all(is_float(value_type) for value_type in types.values()):
+                raise
+            outputs = self._run({name: _drawn(dtype_of(types[name]), shape, 1) for name, shape in shapes.items()})
+        return dict(zip(self.names, outputs.values(), strict=True))
+
+
+def _drawn(dtype: int, shape: Sequence[int], fill: int) -> np.ndarray:
+    """Data of an element type (a TensorProto.DataType) and a shape."""
+    array = np.full(shape, fill, np.float64)
+    if dtype in (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16):
+        array = np.random.default_rng(0).uniform(0.05, 0.95, shape)
+    if dtype == TensorProto.STRING:
+        return array.astype(str)
+    return np.asarray(array.astype(helper.tensor_dtype_to_np_dtype(dtype)))

@@ -1,0 +1,99 @@
+"""Convolutions as products of matrices, for float64: onnxruntime has convolutions of float32 alone.
+
+The patches of an image under the kernel are cut out tap by tap and laid side by side ("im2col"), so that a convolution
+is one product with them. Nothing of it is shared with the gradients, which are judged by what is computed here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+
+from onnxgrad_cli.ir.domains import is_standard
+
+TO_THE_END = np.iinfo(np.int64).max
+
+
+def unfold_convolutions(model: ModelProto) -> None:
+    """Write the convolutions of a model that are of stored weights as products, in place; others stay."""
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    if not any(_kernel(node, shapes) for node in model.graph.node):
+        return
+    nodes: list[NodeProto] = []
+    for node in model.graph.node:
+        weight = _kernel(node, shapes)
+        nodes += _Unfolded(model, node, weight).nodes if weight else [node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+
+
+def _kernel(node: NodeProto, shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape of a convolution's weight; () for another node, and where its padding depends on the image."""
+    if node.op_type != "Conv" or not is_standard(node.domain):
+        return ()
+    padding = next((a.s for a in node.attribute if a.name == "auto_pad"), b"NOTSET")
+    return shapes.get(node.input[1], ()) if padding in (b"NOTSET", b"VALID") else ()
+
+
+class _Unfolded:
+    """The nodes of one convolution with a weight [M, C/group, *kernel]."""
+
+    def __init__(self, model: ModelProto, node: NodeProto, weight: tuple[int, ...]) -> None:
+        self.nodes: list[NodeProto] = []
+        self._graph, self._name = model.graph, node.output[0]
+        given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        kernel, axes = weight[2:], range(2, len(weight))
+        groups, ones = given.get("group", 1), [1] * len(kernel)
+        strides, dilations = given.get("strides") or ones, given.get("dilations") or ones
+        pads = given.get("pads") or [0] * 2 * len(kernel)
+        image = node.input[0]
+        if any(pads):
+            begin, end = pads[: len(kernel)], pads[len(kernel) :]
+            image = self._add("Pad", image, self._ints(0, 0, *begin, 0, 0, *end))
+        taps = [
+            self._tap(image, tap, kernel, strides, dilations, axes) for tap in itertools.product(*map(range, kernel))
+        ]
+        product = self._product(taps, node.input[1], weight, groups)
+        head, tail = self._sizes(taps[0], 0, 1), self._sizes(taps[0], 2, TO_THE_END)
+        result = self._add("Reshape", product, self._add("Concat", head, self._ints(weight[0]), tail, axis=0))
+        if len(node.input) > 2 and node.input[2]:
+            bias = self._add("Reshape", node.input[2], self._ints(-1, *ones))
+            result = self._add("Add", result, bias)
+        self.nodes[-1].output[0] = node.output[0]
+
+    def _tap(
+        self, image: str, tap: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int],
+        axes: Sequence[int],
+    ) -> str:  # fmt: skip
+        """What lies under one tap of the kernel, wherever that stands: [N, C, *out]."""
+        starts = [t * d for t, d in zip(tap, dilations, strict=True)]
+        left = [(size - 1 - t) * d for t, size, d in zip(tap, kernel, dilations, strict=True)]
+        ends = [-rest if rest else TO_THE_END for rest in left]
+        return self._add("Slice", image, *(self._ints(*each) for each in (starts, ends, axes, strides)))
+
+    def _product(self, taps: Sequence[str], weight: str, shape: Sequence[int], groups: int) -> str:
+        """The weight times the patches, [N, groups, M/groups, out]."""
+        outputs, inputs, count = shape[0] // groups, shape[1], len(taps)
+        patches = self._add("Reshape", self._add("Concat", *taps, axis=1), self._ints(0, count, groups, inputs, -1))
+        patches = self._add("Transpose", patches, perm=[0, 2, 1, 3, 4])
+        patches = self._add("Reshape", patches, self._ints(0, groups, count * inputs, -1))
+        rows = self._add("Reshape", weight, self._ints(groups, outputs, inputs, count))
+        rows = self._add("Transpose", rows, perm=[0, 1, 3, 2])
+        return self._add("MatMul", self._add("Reshape", rows, self._ints(groups, outputs, count * inputs)), patches)
+
+    def _sizes(self, x: str, start: int, end: int) -> str:
+        return self._add("Slice", self._add("Shape", x), self._ints(start), self._ints(end))
+
+    def _ints(self, *values: int) -> str:
+        name = f"{self._name}/ints/{len(self._graph.initializer)}"
+        self._graph.initializer.append(numpy_helper.from_array(np.array(values, np.int64), name))
+        return name
+
+    def _add(self, op_type: str, *inputs: str, **attributes: Any) -> str:
+        name = f"{self._name}/{op_type}/{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op_type, inputs, [name], **attributes))
+        return name

@@ -1,0 +1,229 @@
+"""What onnxruntime reads beyond the standard: operators of its own in the standard's domain, files not quite in form.
+
+`mend` brings a model into the form that the standard asks for, with the meaning that it has for onnxruntime, and
+`complaint` is what onnx's checker then still has against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto
+
+from onnxgrad_cli.errors import Caution
+from onnxgrad_cli.ir.domains import STANDARD, plain_domain
+from onnxgrad_cli.ir.nodes import reads, with_bodies
+
+NEVER = 1 << 30
+OF_ONNXRUNTIME = {"LayerNormalization": 17, "SimplifiedLayerNormalization": NEVER, "ThresholdedRelu": 10}
+"""Operators that onnxruntime has in the standard's domain at every opset, in the form of today, and the opset from
+which the standard has them. Its optimizer writes the first two, as do onnxruntime.transformers and onnxruntime-genai.
+"""
+
+FIRST_WITHOUT = 10
+GIVEN_UP = frozenset({"Affine", "Crop", "ImageScaler", "ParametricSoftplus", "Scale", "ScaledTanh"})
+"""Operators that the standard tried out and gave up at opset 10; onnxruntime runs them in older models."""
+
+UNIMPORTED = {"ai.onnx.ml": 5, "com.microsoft": 1, "com.microsoft.nchwc": 1}
+"""The versions at which onnxruntime takes domains that a model uses and does not import."""
+
+
+def is_of_onnxruntime(op_type: str, opset: int) -> bool:
+    """Whether an operator in the standard's domain is onnxruntime's own at an opset, and unknown to the standard."""
+    return opset < OF_ONNXRUNTIME.get(op_type, FIRST_WITHOUT if op_type in GIVEN_UP else 0)
+
+
+# -- a model in the standard's form ---------------------------------------------------------------------------------
+
+
+def mend(model: ModelProto) -> list[Caution]:
+    """Bring a model, in place, into the form that the standard asks for, with the meaning that onnxruntime gives it.
+
+    Of what stands twice the last counts, opset imports and initializers alike; nodes that are not in the order in which
+    they run are put into it; a domain that is used and not imported is imported; the standard's domain has one name.
+
+    Returns:
+        What was mended that a reader should know of.
+    """
+    cautions = [*_use_one_domain(model), *_import_domains(model), *_order(model.graph)]
+    model.graph.name = model.graph.name or "graph"
+    for position in reversed(range(len(model.graph.initializer))):
+        if not model.graph.initializer[position].name:  # nothing can read it
+            del model.graph.initializer[position]
+    twice = _keep_last(model.graph.initializer)
+    if twice:
+        text = f"the model stores {_listed(twice)} twice: what stands last counts, as for onnxruntime"
+        cautions.append(_note("initializers", text))
+    return cautions
+
+
+def _note(subject: str, text: str) -> Caution:
+    return Caution("note", subject, text)
+
+
+def _listed(names: Iterable[str]) -> str:
+    shown = [f"'{name}'" for name in names]
+    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
+
+
+def _all_nodes(model: ModelProto) -> Iterator[NodeProto]:
+    """The nodes of a model, of its bodies and of its functions."""
+    yield from with_bodies(model.graph.node)
+    for function in model.functions:
+        yield from with_bodies(function.node)
+
+
+def _use_one_domain(model: ModelProto) -> Iterator[Caution]:
+    """Call the standard's domain by its short name, and import each domain once."""
+    for entry in model.opset_import:
+        if entry.domain == STANDARD:
+            entry.domain = ""
+    for node in _all_nodes(model):
+        if node.domain == STANDARD:
+            node.domain = ""
+    versions: dict[str, set[int]] = {}
+    for entry in model.opset_import:
+        versions.setdefault(entry.domain, set()).add(entry.version)
+    _keep_last(model.opset_import)
+    for entry in model.opset_import:
+        if len(versions[entry.domain]) > 1:
+            all_of_them = " and ".join(str(version) for version in sorted(versions[entry.domain]))
+            text = (
+                f"the model imports '{entry.domain or STANDARD}' at {all_of_them}: {entry.version}, "
+                "which stands last, counts, as for onnxruntime"
+            )
+            yield _note("opset_import", text)
+
+
+def _keep_last(entries: Any) -> list[str]:
+    """Leave of protobuf entries with the same name, or domain, the last; returns the names that stood twice."""
+
+    def key(entry: TensorProto | OperatorSetIdProto) -> str:
+        return entry.domain if isinstance(entry, OperatorSetIdProto) else entry.name
+
+    last = {key(entry): position for position, entry in enumerate(entries)}
+    twice = {key(entry): position for position, entry in enumerate(entries) if last[key(entry)] != position}
+    if twice:
+        for position in reversed(range(len(entries))):
+            if last[key(entries[position])] != position:
+                del entries[position]
+    return list(twice)
+
+
+def _import_domains(model: ModelProto) -> Iterator[Caution]:
+    imported = {entry.domain for entry in model.opset_import}
+    functions = {function.domain for function in model.functions}
+    for domain in sorted({node.domain for node in with_bodies(model.graph.node)} - imported - functions):
+        if domain in UNIMPORTED:
+            version = UNIMPORTED[domain]
+            model.opset_import.add(domain=domain, version=version)
+            text = f"the model imports no version of '{domain}', which it uses: {version} is taken, as by onnxruntime"
+            yield _note("opset_import", text)
+
+
+def _order(graph: GraphProto) -> Iterator[Caution]:
+    """Put the nodes into an order in which each comes after those that it reads from, where there is one."""
+    makers = {name: position for position, node in enumerate(graph.node) for name in node.output if name}
+    before = [{makers[name] for name in reads(node) if name in makers} for node in graph.node]
+    early = [position for position, needed in enumerate(before) if needed and max(needed) >= position]
+    if not early:
+        return
+    try:
+        order = list(TopologicalSorter(dict(enumerate(before))).static_order())
+    except CycleError:
+        return
+    nodes = GraphProto(node=[graph.node[position] for position in order]).node
+    first = graph.node[early[0]]
+    name = first.name or first.output[0]
+    text = f"node '{name}' stood before one that it reads from: the nodes are put in the order in which they run"
+    del graph.node[:]
+    graph.node.extend(nodes)
+    yield _note("nodes", text)
+
+
+# -- what is still wrong with it ------------------------------------------------------------------------------------
+
+
+def complaint(bare: ModelProto, full: bool = False) -> str:
+    """What onnx's checker has against a model, "" for nothing: onnxruntime's own operators count as known.
+
+    Nor does an input or output lack anything that has no declared type or shape: onnxruntime infers those of outputs,
+    and takes inputs of any rank.
+
+    Args:
+        bare: the model without its weights (see `skeleton`), mended; it is changed.
+        full: whether types and shapes are inferred and compared with what is declared.
+    """
+    unknown = unknown_operators(bare)
+    if unknown:
+        return unknown
+    if not _opset(bare) and any(not node.domain for node in bare.graph.node):
+        return "it imports no opset of the standard, and each runtime takes another one then"
+    for node in _all_nodes(bare):
+        if not node.domain and is_of_onnxruntime(node.op_type, _opset(bare)):
+            node.domain = "com.microsoft"
+    if all(entry.domain != "com.microsoft" for entry in bare.opset_import):
+        bare.opset_import.add(domain="com.microsoft", version=UNIMPORTED["com.microsoft"])
+    try:
+        if full:
+            onnx.shape_inference.infer_shapes(bare, check_type=True, strict_mode=True)
+        for value in (*bare.graph.input, *bare.graph.output):
+            tensor = value.type.tensor_type
+            if value.type.WhichOneof("value") in (None, "tensor_type") and not tensor.HasField("shape"):
+                tensor.elem_type = tensor.elem_type or TensorProto.FLOAT
+                tensor.shape.SetInParent()
+        onnx.checker.check_model(bare)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
+        return " ".join(line.strip() for line in str(error).splitlines() if line.strip())[:600]
+    return ""
+
+
+def unknown_operators(model: ModelProto) -> str:
+    """The operators that neither the standard nor onnxruntime has at the model's opset, or of domains not imported.
+
+    Returns:
+        What is wrong, "" for nothing; of operators in the domains of others it is not known what these have.
+    """
+    imported = {plain_domain(entry.domain) for entry in model.opset_import}
+    made = {(plain_domain(function.domain), function.name) for function in model.functions}
+    nodes: dict[tuple[str, str], str] = {}
+    for node in with_bodies(model.graph.node):
+        nodes.setdefault((plain_domain(node.domain), node.op_type), node.name or next(iter(node.output), ""))
+    foreign = [key for key in nodes if key[0] and key[0] not in imported and key not in made]
+    if foreign:
+        domain, op_type = foreign[0]
+        return f"it imports no version of '{domain}', and uses its {op_type} ('{nodes[foreign[0]]}')"
+    opset = _opset(model)
+    found = [n for domain, n in nodes if opset and not domain and (domain, n) not in made and not _is_known(n, opset)]
+    if not found:
+        return ""
+    shown = ", ".join(f"{op_type} ('{nodes['', op_type]}'{_when(op_type, opset)})" for op_type in found[:5])
+    more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+    return f"opset {opset} has no operator {shown}{more}"
+
+
+def _is_known(op_type: str, opset: int) -> bool:
+    if is_of_onnxruntime(op_type, opset):
+        return True
+    if not onnx.defs.has(op_type, max_inclusive_version=opset):
+        return False
+    # GroupNormalization is deprecated from 18 on and has been mended at 21; Upsample is for ever gone at 10
+    return not (onnx.defs.get_schema(op_type, opset).deprecated and onnx.defs.get_schema(op_type).deprecated)
+
+
+def _when(op_type: str, opset: int) -> str:
+    """At which opsets the standard has an operator that it has not at this one."""
+    schemas = [s for s in onnx.defs.get_all_schemas_with_history() if s.name == op_type and not s.domain]
+    first = min((schema.since_version for schema in schemas), default=0)
+    if first > opset:
+        return f", of opset {first} and newer"
+    gone = [schema.since_version for schema in schemas if schema.deprecated]
+    return f", given up at opset {min(gone)}" if gone else ""
+
+
+def _opset(model: ModelProto) -> int:
+    """The opset of the standard's domain, 0 where the model imports none."""
+    return next((entry.version for entry in model.opset_import if not plain_domain(entry.domain)), 0)

@@ -1,0 +1,342 @@
+"""Shapes that a model computes: what is known of their entries before it runs, and of the values that have them.
+
+onnx follows such integers too, but through fewer operators, not at all opsets alike, and not at all in a model of which
+it takes one vector for a shape that is none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper
+
+from onnxgrad_cli.ir.domains import is_standard
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.types import SMALL, Dim, Shape, is_float, shape_of
+
+Entries = np.ndarray
+"""An array of objects: integers, symbols (str), and None where nothing is known."""
+
+Sizes = list[Dim | None]
+
+SAME_RANK = frozenset("Pad Resize Slice Tile Upsample".split())
+"""Operators whose result has as many axes as their first input, whatever the others hold."""
+
+DEEPEST = 200
+"""How many nodes are followed back from a shape."""
+
+
+class ShapeValues:
+    """What is known of the integers that a graph computes shapes with."""
+
+    def __init__(self, graph: Graph, makers: Mapping[str, NodeProto]) -> None:
+        self.graph = graph
+        self._makers = makers
+        self._known: dict[str, Entries | None] = {}
+        self._depth = 0
+
+    def entries(self, name: str) -> Entries | None:
+        """The entries of a value, None where not even their number is known."""
+        if name not in self._known:
+            self._known[name] = None  # should it be asked for again on the way
+            self._depth += 1
+            self._known[name] = self._found(name) if self._depth < DEEPEST else None
+            self._depth -= 1
+        return self._known[name]
+
+    def shape(self, name: str) -> Sizes | None:
+        """The shape of a value, as far as it is known."""
+        shape = shape_of(self.graph.types.get(name))
+        return None if shape is None else [None if size == "?" else size for size in shape]
+
+    def _found(self, name: str) -> Entries | None:
+        constant = self.graph.constant(name)
+        if constant is not None:
+            return constant.astype(object) if constant.dtype.kind in "iu" else None
+        node = self._makers.get(name)
+        step = STEPS.get(node.op_type) if node is not None and is_standard(node.domain) else None
+        if node is None or step is None:
+            return self._of_known_length(name)
+        try:
+            found = step(self, node)
+        except (IndexError, TypeError, ValueError):  # entries that don't fit: it is onnx's to say so
+            found = None
+        if found is None or found.size > SMALL // 8:
+            return self._of_known_length(name)
+        return found
+
+    def _of_known_length(self, name: str) -> Entries | None:
+        """Nothing is known of the entries but how many there are."""
+        shape = self.shape(name)
+        if shape is None or len(shape) > 1 or not all(isinstance(size, int) and size <= SMALL for size in shape):
+            return None
+        return np.full([size for size in shape if isinstance(size, int)], None, object)
+
+    def product(self, sizes: Sequence[Dim | None], by: Sequence[Dim | None] = ()) -> Dim | None:
+        """The product of sizes, divided by that of others, where it is a number or a multiple of one symbol."""
+        if None in sizes or None in by:
+            return None
+        above, symbols = self._factors(sizes)
+        below, others = self._factors(by)
+        for symbol in others:
+            if symbol not in symbols:
+                return None
+            symbols.remove(symbol)
+        if not below or above % below or len(symbols) > 1:
+            return None
+        return self._multiple(above // below, symbols[0]) if symbols else above // below
+
+    def _factors(self, sizes: Sequence[Dim | None]) -> tuple[int, list[str]]:
+        """The number and the symbols that sizes are the product of."""
+        multiples = self.graph.multiples
+        pairs = [multiples.get(size, (1, size)) for size in sizes if isinstance(size, str)]
+        number = math.prod(size for size in sizes if isinstance(size, int))
+        return number * math.prod(factor for factor, _ in pairs), [symbol for _, symbol in pairs]
+
+    def _multiple(self, factor: int, symbol: str) -> Dim | None:
+        """The symbol of a multiple of a symbol: the same for the same."""
+        if factor in (0, 1):
+            return symbol if factor else 0
+        name = f"{factor}*{symbol}"
+        if name in self.graph.multiples:
+            return name
+        if any(name in (shape_of(self.graph.types.get(each)) or ()) for each in self.graph.input_names):
+            return None  # somebody else's name
+        self.graph.multiples[name] = (factor, symbol)
+        return name
+
+
+def computed_shape(values: ShapeValues, node: NodeProto) -> Sizes | None:
+    """The shape of a node's first output, of which onnx may not know even the rank; None where nothing is known."""
+    follow = RESULTS.get(node.op_type) if is_standard(node.domain) else None
+    if follow is None or not node.input:
+        return None
+    found = follow(values, node)
+    if found is None and node.op_type in SAME_RANK:
+        shape = values.shape(node.input[0])
+        found = None if shape is None else [None] * len(shape)
+    return found
+
+
+# -- what is known of the entries that a node makes --------------------------------------------------------------
+
+
+def _attributes(node: NodeProto) -> dict[str, Any]:
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def _plain(array: object) -> Entries:
+    return np.asarray(array, object)
+
+
+def _shape(values: ShapeValues, node: NodeProto) -> Entries | None:
+    shape, given = values.shape(node.input[0]), _attributes(node)
+    return None if shape is None else _plain(shape)[given.get("start", 0) : given.get("end", len(shape))]
+
+
+def _size(values: ShapeValues, node: NodeProto) -> Entries | None:
+    shape = values.shape(node.input[0])
+    return None if shape is None else _plain(values.product(shape))
+
+
+def _same(values: ShapeValues, node: NodeProto) -> Entries | None:
+    return values.entries(node.input[0])
+
+
+def _cast(values: ShapeValues, node: NodeProto) -> Entries | None:
+    """The integers themselves, in whatever type the model computes with them."""
+    return None if _attributes(node)["to"] == TensorProto.BOOL else values.entries(node.input[0])
+
+
+def _gather(values: ShapeValues, node: NodeProto) -> Entries | None:
+    entries, at = values.entries(node.input[0]), values.entries(node.input[1])
+    if entries is None or at is None or entries.ndim != 1:
+        return None
+    return _each(lambda i: None if i is None else entries[i], at)
+
+
+def _slice(values: ShapeValues, node: NodeProto) -> Entries | None:
+    entries = values.entries(node.input[0])
+    if entries is None or entries.ndim != 1 or len(node.input) < 3:
+        return None
+    steps = node.input[4] if len(node.input) > 4 else ""
+    ends = [values.entries(name) if name else _plain([1]) for name in (*node.input[1:3], steps)]
+    numbers = [end.item() for end in ends if end is not None and end.shape == (1,)]
+    if len(numbers) < 3 or not all(isinstance(number, int) for number in numbers):
+        return None
+    return entries[slice(*numbers)]
+
+
+def _concat(values: ShapeValues, node: NodeProto) -> Entries | None:
+    parts = [values.entries(name) for name in node.input]
+    return np.concatenate([part for part in parts if part is not None]) if all(p is not None for p in parts) else None
+
+
+def _flat(values: ShapeValues, node: NodeProto) -> Entries | None:
+    """Unsqueeze, Squeeze and Reshape of what stays a number or a vector."""
+    entries, shape = values.entries(node.input[0]), values.shape(node.output[0])
+    if entries is None or entries.ndim > 1:
+        return None
+    if node.op_type == "Unsqueeze":
+        return entries.reshape(1) if entries.ndim == 0 else None
+    if node.op_type == "Squeeze":
+        return entries.reshape(()) if entries.shape == (1,) else None
+    if shape is None or len(shape) > 1:
+        return None
+    return entries.reshape(-1 if shape else ())
+
+
+def _arithmetic(values: ShapeValues, node: NodeProto) -> Entries | None:
+    left, right = (values.entries(name) for name in node.input)
+    if left is None or right is None:
+        return None
+    left, right = np.broadcast_arrays(left, right)
+    pairs = zip(left.flat, right.flat, strict=True)
+    found = np.empty(left.shape, object)
+    floats = is_float(values.graph.types.get(node.input[0]))
+    found.reshape(-1)[:] = [_combined(values, node.op_type, a, b, floats) for a, b in pairs]
+    return found
+
+
+def _combined(values: ShapeValues, op_type: str, a: Dim | None, b: Dim | None, floats: bool) -> Dim | None:
+    """The sum, difference, product, quotient, smaller or larger one of two entries; of floats, if it is an integer."""
+    if op_type == "Mul":
+        return values.product([a, b]) if a != -1 != b else None
+    if op_type == "Div":
+        if isinstance(a, int) and isinstance(b, int):
+            return a // b if a >= 0 < b and not (floats and a % b) else None
+        return values.product([a], [b]) if b not in (0, -1) and a != -1 else None
+    if (op_type in ("Add", "Sub") and b == 0) or (op_type in ("Max", "Min") and a == b):
+        return a
+    if op_type == "Add" and a == 0:
+        return b
+    if not isinstance(a, int) or not isinstance(b, int):
+        return None
+    return {"Add": a + b, "Sub": a - b, "Max": max(a, b), "Min": min(a, b)}[op_type]
+
+
+def _product(values: ShapeValues, node: NodeProto) -> Entries | None:
+    entries = values.entries(node.input[0])
+    if entries is None or -1 in entries.tolist():
+        return None
+    result = _plain(values.product(entries.tolist()))
+    return result.reshape(1) if _attributes(node).get("keepdims", 1) else result
+
+
+def _each(function: Callable[[Any], Any], entries: Entries) -> Entries:
+    found = np.empty(entries.shape, object)
+    found.reshape(-1)[:] = [function(entry) for entry in entries.flat]
+    return found
+
+
+STEPS: dict[str, Callable[[ShapeValues, NodeProto], Entries | None]] = {
+    "Shape": _shape,
+    "Size": _size,
+    "Identity": _same,
+    "Cast": _cast,
+    "Gather": _gather,
+    "Slice": _slice,
+    "Concat": _concat,
+    **dict.fromkeys(("Unsqueeze", "Squeeze", "Reshape"), _flat),
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Max", "Min"), _arithmetic),
+    "ReduceProd": _product,
+}
+
+
+# -- what follows of the shape of a node's result ---------------------------------------------------------------
+
+
+def _reshaped(values: ShapeValues, node: NodeProto) -> Sizes | None:
+    """Source: https://onnx.ai/onnx/operators/onnx__Reshape.html"""
+    target, shape = values.entries(node.input[1]), values.shape(node.input[0])
+    if target is None or target.ndim != 1:
+        return None
+    sizes = target.tolist()
+    if not _attributes(node).get("allowzero", 0):
+        kept = shape or [None] * len(sizes)
+        sizes = [kept[i] if size == 0 and i < len(kept) else size for i, size in enumerate(sizes)]
+    if sizes.count(-1) == 1:
+        others = [size for size in sizes if size != -1]
+        rest = None if shape is None else values.product(shape, others)
+        sizes = [rest if size == -1 else size for size in sizes]
+    return [None if size == -1 else size for size in sizes]
+
+
+def _expanded(values: ShapeValues, node: NodeProto) -> Sizes | None:
+    target, shape = values.entries(node.input[1]), values.shape(node.input[0])
+    if target is None or shape is None or target.ndim != 1:
+        return None
+    rank = max(len(shape), target.size)
+    left, right = ([1] * (rank - len(sizes)) + sizes for sizes in (shape, target.tolist()))
+    return [_broadcast(a, b) for a, b in zip(left, right, strict=True)]
+
+
+def _broadcast(a: Dim | None, b: Dim | None) -> Dim | None:
+    """The size of what broadcasts two sizes, where it is known."""
+    if a == b or b == 1:
+        return a
+    if a == 1:
+        return b
+    return next((size for size in (a, b) if isinstance(size, int)), None)
+
+
+def _filled(values: ShapeValues, node: NodeProto) -> Sizes | None:
+    target = values.entries(node.input[0])
+    return None if target is None or target.ndim != 1 else target.tolist()
+
+
+def _tiled(values: ShapeValues, node: NodeProto) -> Sizes | None:
+    shape, repeats = values.shape(node.input[0]), values.entries(node.input[1])
+    if shape is None or repeats is None or repeats.shape != (len(shape),):
+        return None
+    return [values.product(pair) for pair in zip(shape, repeats.tolist(), strict=True)]
+
+
+def _ranged(values: ShapeValues, node: NodeProto) -> Sizes | None:
+    start, limit, step = (values.entries(name) for name in node.input)
+    counts = start is not None and step is not None and start.tolist() == 0 and step.tolist() == 1
+    return [limit.item()] if counts and limit is not None else [None]
+
+
+def _resized(values: ShapeValues, node: NodeProto) -> Sizes | None:
+    shape = values.shape(node.input[0])
+    if shape is None or len(node.input) < 4 or not node.input[3] or "axes" in _attributes(node):
+        return None
+    sizes = values.entries(node.input[3])
+    if sizes is None or sizes.shape != (len(shape),):
+        return None
+    stretched = _attributes(node).get("keep_aspect_ratio_policy", b"stretch") == b"stretch"
+    return sizes.tolist() if stretched else None
+
+
+RESULTS: dict[str, Callable[[ShapeValues, NodeProto], Sizes | None]] = {
+    **dict.fromkeys(SAME_RANK, lambda values, node: None),
+    "Reshape": _reshaped,
+    "Expand": _expanded,
+    "ConstantOfShape": _filled,
+    "Tile": _tiled,
+    "Range": _ranged,
+    "Resize": _resized,
+}
+
+
+def better(values: ShapeValues, inferred: Shape | None, computed: Sizes | None, borne: set[Dim]) -> Sizes | None:
+    """The shape that both what onnx has inferred and what was computed tell; None where onnx knows it already.
+
+    Args:
+        values: where the sizes were computed.
+        inferred: the shape that onnx has inferred.
+        computed: the one that follows from the entries of shapes.
+        borne: the symbols that mean something: those of the inputs.
+    """
+    if inferred is None or computed is None or len(inferred) != len(computed):
+        return computed if inferred is None else None
+    meaning = borne | values.graph.multiples.keys()
+    pairs = zip(inferred, computed, strict=True)
+    sizes: Sizes = [
+        b if not isinstance(a, int) and a not in borne and (isinstance(b, int) or b in meaning) else a for a, b in pairs
+    ]
+    return None if sizes == list(inferred) else sizes

@@ -1,0 +1,305 @@
+"""Tensors whose values follow a formula: masks, tables of sines, grids, filters. Nothing that was learned does.
+
+Each test is strict, to the rounding of the tensor's type: a learned table that is smooth or sparse does not pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, external_data_helper, numpy_helper
+
+from onnxgrad_cli.ir.types import is_external, nbytes
+
+LARGEST = 1 << 26
+"""Bytes. Values of larger tensors are not looked at."""
+
+SAMPLE = 128
+"""Of each of the last two axes so many entries are looked at; of the others, 8."""
+
+COLUMNS = 48
+"""Of a table so many columns are held against a formula."""
+
+HUGE = 1e30
+MASKED = -100.0
+"""What a mask adds to a score that is to vanish is this or less: Swin's is the mildest."""
+
+
+def sample(tensor: TensorProto, folder: Path | None) -> np.ndarray | None:
+    """The first entries of a tensor, in float64; None where they are out of reach.
+
+    Args:
+        tensor: the tensor.
+        folder: where its external data are relative to.
+    """
+    if nbytes(tensor) > LARGEST:
+        return None
+    if not is_external(tensor):
+        array = numpy_helper.to_array(tensor)
+    elif (found := _external(tensor, folder)) is None:
+        return None
+    else:
+        array = found
+    first = tuple(slice(SAMPLE if axis >= array.ndim - 2 else 8) for axis in range(array.ndim))
+    return np.asarray(array[first] if array.size > SAMPLE**2 else array).astype(np.float64)
+
+
+def _external(tensor: TensorProto, folder: Path | None) -> np.ndarray | None:
+    info = external_data_helper.ExternalDataInfo(tensor)
+    file = folder / info.location if folder is not None else None
+    if file is None or not file.is_file():
+        return None
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    if file.stat().st_size < (info.offset or 0) + nbytes(tensor) or not nbytes(tensor):
+        return None
+    return np.memmap(file, dtype, "r", info.offset or 0, tuple(tensor.dims))
+
+
+def tolerance(tensor: TensorProto) -> float:
+    """How far values of a formula may lie from it, relatively: some roundings of the tensor's type.
+
+    Of bfloat16's own it would take in what is learned and smooth: only what it holds exactly is seen.
+    """
+    return 4e-4 if tensor.data_type == TensorProto.FLOAT16 else 2e-5
+
+
+# -- few values -------------------------------------------------------------------------------------------------------
+
+
+def is_mask(x: np.ndarray) -> bool:
+    """Whether the values are 0 and what makes a score vanish, or nothing that is a number of a network."""
+    if bool(np.any(np.abs(x) >= HUGE)):
+        return True
+    values = _few(x)
+    return values is not None and len(values) == 2 and x.size >= 9 and values[1] == 0 and values[0] <= MASKED
+
+
+def is_selection(x: np.ndarray) -> bool:
+    """Whether the values are 0 and 1, both, in a matrix that is neither the identity nor a filter like it."""
+    values = _few(x)
+    if values is None or len(values) != 2 or tuple(values) != (0.0, 1.0) or x.size < 9:
+        return False
+    return sum(size > 1 for size in x.shape) > 1 and not bool(np.all(x.reshape(x.shape[0], -1).sum(1) <= 1))
+
+
+def is_whole(x: np.ndarray) -> bool:
+    """Whether the values are whole numbers such as strides, sizes and counts: some are large, or they are many."""
+    if not x.size or not bool(np.all(x == np.round(x))):
+        return False
+    return bool(np.abs(x).max() >= 8) or (x.size >= 9 and len(np.unique(x)) > 2)
+
+
+def is_evenly_spaced(x: np.ndarray, tol: float) -> bool:
+    """Whether the values that occur lie at one distance from each other, as in a grid: three at least, of eight."""
+    values = np.unique(np.round(x / (_scale(x) * tol * 4))) if x.size >= 8 else x
+    if x.size < 8 or not 3 <= len(values) <= x.size // 2 + 4:
+        return False
+    steps = np.diff(values)
+    return bool(np.ptp(steps) <= 2 + 4 * tol * steps.mean())
+
+
+def is_uniform_kernel(x: np.ndarray) -> bool:
+    """Whether every channel of a convolution has the same kernel of several values, as a blur has."""
+    return x.ndim >= 3 and x.shape[0] > 1 and x.shape[1] == 1 and bool(np.all(x == x[:1])) and np.ptp(x[0]) > 0
+
+
+def _few(x: np.ndarray) -> np.ndarray | None:
+    """The distinct values where there are few."""
+    flat = x.reshape(-1)
+    if len(np.unique(flat[:256])) > 64:
+        return None
+    return np.unique(flat)
+
+
+def _scale(x: np.ndarray) -> float:
+    return float(np.abs(x).max(initial=0)) or 1.0
+
+
+# -- along an axis ----------------------------------------------------------------------------------------------------
+
+
+def is_progression(x: np.ndarray, tol: float, least: int = 4) -> bool:
+    """Whether a vector is a geometric progression: frequencies, or the slopes of ALiBi."""
+    flat = x.reshape(-1)
+    if sum(size > 1 for size in x.shape) != 1 or len(flat) < least or not bool(np.all(flat > 0)):
+        return False
+    logs = np.diff(np.log(flat))
+    return bool(abs(logs[0]) > 0.01 and np.ptp(logs) <= tol * 10 * max(1.0, abs(logs[0])))
+
+
+def is_powers_of_two(x: np.ndarray) -> bool:
+    """Whether all values are powers of two, of which some differ."""
+    return bool(np.all(x > 0)) and bool(np.all(np.frexp(x)[0] == 0.5)) and np.ptp(x) > 0
+
+
+def is_arithmetic(x: np.ndarray, tol: float, least: int = 3) -> bool:
+    """Whether a vector steps evenly, as the roots of Bessel functions and centers of bins do."""
+    flat = x.reshape(-1)
+    if sum(size > 1 for size in x.shape) != 1 or len(flat) < least:
+        return False
+    steps = np.diff(flat)
+    return bool(abs(steps[0]) > 0 and np.ptp(steps) <= tol * _scale(x))
+
+
+def is_harmonic(x: np.ndarray, tol: float) -> bool:
+    """Whether a tensor runs along one of its axes as sines, or as straight lines, of which each has its own pace.
+
+    For any sine of a steady angle, and for a line, x[n-1] + x[n+1] = c x[n], with one c in [-2, 2] for all n.
+    """
+    return any(_runs(np.moveaxis(x, axis, 0).reshape(size, -1), tol) for axis, size in enumerate(x.shape) if size >= 5)
+
+
+def _runs(x: np.ndarray, tol: float) -> bool:
+    """Whether most of the columns that vary obey the recurrence at four of five places; of many, some are looked at."""
+    x = x[:, :: -(-x.shape[1] // COLUMNS)] if x.shape[1] else x
+    size = np.abs(x).max(0)
+    moves = np.abs(np.diff(x, axis=0)).max(0) > 25 * tol * size  # else rounding hides what it obeys
+    x, size = x[:, moves], size[moves]
+    if not x.size or moves.mean() < 0.2:
+        return False
+    around, middle = x[:-2] + x[2:], x[1:-1]
+    told = np.abs(middle) > 1e-2 * size
+    count = np.maximum(told.sum(0), 1)
+    ratios = np.where(told, around, 0) / np.where(told, middle, 1)
+    ordered = np.sort(np.where(told, ratios, np.inf), axis=0)
+    pace = ordered[(count - 1) // 2, np.arange(x.shape[1])]
+    pace = np.where(np.abs(pace) <= 2.001, pace, np.nan)
+    some = (np.abs(around) > tol * size) | told
+    right = (np.abs(around - pace * middle) <= 2 * tol * size) & some
+    if some.sum() - x.shape[1] < 3:
+        return False
+    return bool(right.sum() >= 0.8 * some.sum())
+
+
+def is_sinusoidal(x: np.ndarray, tol: float) -> bool:
+    """Whether each row is made of the sines and cosines of some angles: half its width is the sum of its squares.
+
+    One row or two may be zeros, which stand for padding.
+    """
+    rows = x.reshape(-1, x.shape[-1]) if x.ndim else x
+    if x.ndim < 2 or len(rows) < 3 or x.shape[-1] < 4 or x.shape[-1] % 2 or _scale(x) > 1 + tol:
+        return False
+    norms = (rows**2).sum(1)
+    off = np.abs(norms - x.shape[-1] / 2) > 4 * tol * x.shape[-1] ** 0.5
+    return bool(off.sum() <= 2 and np.all(norms[off] == 0) and off.sum() < len(rows) / 2 and np.ptp(rows) > 0)
+
+
+def is_rotation(x: np.ndarray, y: np.ndarray, tol: float) -> bool:
+    """Whether two tensors are cosines and sines of the same angles, of which some are not zero."""
+    return bool(np.all(np.abs(x * x + y * y - 1) <= 4 * tol)) and bool(np.ptp(x) > 1e-3)
+
+
+def is_window(x: np.ndarray, tol: float) -> bool:
+    """Whether a vector is a raised cosine, as the windows of Hann and Hamming are."""
+    flat = x.reshape(-1)
+    if len(flat) < 8 or max(x.shape) != len(flat) or abs(flat.max() - 1) > 0.1:
+        return False
+    return any(_raised_cosine(flat, period, tol) for period in (len(flat), len(flat) - 1))
+
+
+def _raised_cosine(x: np.ndarray, period: int, tol: float) -> bool:
+    waves = np.stack([np.ones(len(x)), np.cos(2 * np.pi * np.arange(len(x)) / period)], -1)
+    parts = np.linalg.lstsq(waves, x)[0]
+    return bool(abs(parts[1]) > 0.1 and np.abs(x - waves @ parts).max() <= 2 * tol)
+
+
+# -- matrices ---------------------------------------------------------------------------------------------------------
+
+
+def is_filter_bank(x: np.ndarray) -> bool:
+    """Whether each column, or each row, rises from zeros and falls to them again, and most entries are zeros."""
+    x = x.squeeze() if x.ndim > 2 else x
+    if (
+        x.ndim != 2
+        or min(x.shape) < 3
+        or x.shape[0] == x.shape[1]
+        or x.min() < 0
+        or (x == 0).mean() < 0.4
+        or x.max() == 0
+    ):
+        return False
+    return any(_rise_and_fall(each) for each in (x, x.T))
+
+
+def _rise_and_fall(x: np.ndarray) -> bool:
+    """Whether every column rises to one maximum and falls, each further down than the one before it."""
+    tops = x.argmax(0)
+    at = np.arange(len(x))[:, None]
+    steps = np.diff(x, axis=0)
+    good = np.where(at[:-1] < tops, steps >= 0, steps <= 0)
+    return bool(np.all(good) and np.all(np.diff(tops[x.max(0) > 0]) >= 0)) and len(np.unique(tops)) > 2
+
+
+def is_adjacency(x: np.ndarray, tol: float) -> bool:
+    """Whether a matrix is a graph's: it has zeros, and is symmetric or averages, and is more than a diagonal."""
+    if x.ndim < 2 or x.shape[-1] < 3 or x.shape[-2] < 3:
+        return False
+    x = x.reshape(-1, *x.shape[-2:])
+    zeros = x == 0
+    if not 0.1 <= zeros.mean() < 1 or bool(np.all((~zeros).sum(-1) <= 1)):
+        return False
+    square = x.shape[-1] == x.shape[-2]
+    symmetric = square and bool(np.all(np.abs(x - x.swapaxes(-1, -2)) <= tol * _scale(x)))
+    averages = bool(np.all(x >= 0)) and any(bool(np.all(np.abs(x.sum(axis) - 1) <= 20 * tol)) for axis in (-1, -2))
+    return (symmetric and bool(zeros.sum() > 2)) or averages
+
+
+def is_unit(x: np.ndarray, tol: float) -> bool:
+    """Whether a vector without zeros has the length one, as the singular vectors of a spectral norm have."""
+    flat = x.reshape(-1)
+    vector = len(flat) >= 3 and max(x.shape) == len(flat) and bool(np.all(flat))
+    return vector and bool(abs(np.linalg.norm(flat) - 1) <= tol and np.ptp(np.abs(flat)) > 0.01)
+
+
+# -- in words ---------------------------------------------------------------------------------------------------------
+
+Test = Callable[[np.ndarray, float], bool]
+Tests = tuple[tuple[str, Test], ...]
+
+TRIGONOMETRIC: Tests = (("a table of sines and cosines", is_sinusoidal),)
+"""What is a constant even where it was a parameter: one that PyTorch was told not to train."""
+
+PROGRESSIONS: Tests = (
+    ("geometric", lambda x, tol: is_progression(x, tol, least=3)),
+    ("arithmetic", is_arithmetic),
+)
+"""What frequencies are, where learned ones would not be."""
+
+SLOPES: Tests = (*PROGRESSIONS, ("powers of two", lambda x, tol: is_powers_of_two(x)))
+"""What the slopes of ALiBi are, of two heads even."""
+
+ANYWHERE: Tests = (
+    ("a mask: its values are 0 and one that makes a score vanish", lambda x, tol: is_mask(x)),
+    *TRIGONOMETRIC,
+    ("a table of sines or of even steps", is_harmonic),
+    ("a window of a Fourier transform", is_window),
+    ("a bank of filters", lambda x, tol: is_filter_bank(x)),
+)
+"""What is a constant wherever it is read, but where an operator expects a bias or a scale: in words, and its test."""
+
+WHOLE = "a table of whole numbers"
+ELEMENTWISE: Tests = (
+    ("a mask of zeros and ones", lambda x, tol: is_selection(x)),
+    (WHOLE, lambda x, tol: is_whole(x)),
+    ("a grid of even steps", is_evenly_spaced),
+    ("a geometric progression", is_progression),
+)
+"""What is a constant where it meets a value element by element, besides."""
+
+MULTIPLIED: Tests = (
+    ("the matrix of a graph", is_adjacency),
+    ("one kernel for all channels", lambda x, tol: is_uniform_kernel(x)),
+    ("a singular vector of a spectral norm", is_unit),
+)
+"""What is a constant in a product of matrices or a convolution, besides."""
+
+
+def in_words(x: np.ndarray, tol: float, tests: Tests) -> str:
+    """What the values are, by the first of `tests` that they pass, or ""."""
+    if x.size < 2 or bool(np.any(np.isnan(x))):
+        return ""
+    with np.errstate(all="ignore"):
+        return next((words for words, passes in tests if passes(x, tol)), "")

@@ -1,0 +1,260 @@
+"""Operators on integers, written as the float operators that they stand for between quantizers.
+
+So they can be differentiated by the straight-through estimator, and the weights that they store as integers be trained.
+Of dynamic quantization, whose scale follows the data, the scale has its true derivative, and rounding is the identity.
+Source: https://onnx.ai/onnx/operators; https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from onnx import AttributeProto, NodeProto, helper, numpy_helper
+
+from onnxgrad_cli.ir.domains import full_name
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.types import is_external
+
+FIRST_BY_AXIS = 13
+"""The opset from which QuantizeLinear has one scale for each index of an axis."""
+
+
+class _Unfit(Exception):
+    """A node is none of the forms that are known."""
+
+
+class _Writer:
+    """Writes the nodes in place of one."""
+
+    def __init__(self, graph: Graph, node: NodeProto) -> None:
+        self.graph, self.node, self.nodes = graph, node, list[NodeProto]()
+        self.inputs = [*node.input, *[""] * 16]
+        self.attributes = {attribute.name: attribute for attribute in node.attribute}
+
+    def __call__(self, op_type: str, *inputs: str, kept: Sequence[AttributeProto] = (), **attributes: Any) -> str:
+        y = self.graph.fresh(f"{self.node.output[0]}/{op_type}")
+        self.nodes.append(helper.make_node(op_type, inputs, [y], name=y, **attributes))
+        self.nodes[-1].attribute.extend(kept)
+        return y
+
+    def floats(self, at: int, axis: int | None = None) -> str:
+        """What the integers at three inputs stand for: values, scale and zero point; one scale, or one along `axis`."""
+        values, scale, zero = self.inputs[at : at + 3]
+        if axis is None:
+            self.single(scale)
+        given: dict[str, Any] = {} if axis is None else {"axis": axis}
+        return self("DequantizeLinear", *([values, scale, zero] if zero else [values, scale]), **given)
+
+    def constant(self, array: np.ndarray) -> str:
+        """A new initializer."""
+        name = self.graph.fresh(f"{self.node.output[0]}/constant")
+        self.graph.add_initializer(name, array)
+        return name
+
+    def stored(self, name: str, channels: int) -> np.ndarray:
+        """The value of an initializer: one number, or a vector of one for each channel."""
+        tensor = self.graph.initializers.get(name)
+        if tensor is None or is_external(tensor) or list(tensor.dims) not in ([], [1], [channels]):
+            raise _Unfit
+        return numpy_helper.to_array(tensor)
+
+    def single(self, scale: str) -> None:
+        known = self.graph.initializers.get(scale)
+        if known is None or list(known.dims) not in ([], [1]):
+            raise _Unfit
+
+    def sums(self, values: str, *scales: str, factor: float = 1.0) -> str:
+        """What integers stand for that are added to sums of products of quantized numbers."""
+        if not values:
+            return ""
+        product = np.array([factor], np.float32)
+        for name in scales:
+            tensor = self.graph.initializers.get(name)
+            if tensor is None or is_external(tensor):
+                raise _Unfit
+            product = product * numpy_helper.to_array(tensor).reshape(-1)
+        scale = self.graph.fresh(f"{values}_scale")
+        self.graph.add_initializer(scale, product[0] if product.size == 1 else product)
+        given: dict[str, Any] = {} if product.size == 1 else {"axis": 0}
+        return self("DequantizeLinear", values, scale, **given)
+
+    def end(self, y: str, scale: str, zero: str) -> None:
+        """Quantize the result, which gets the name of the node's output."""
+        self("QuantizeLinear", *([y, scale, zero] if zero else [y, scale]))
+        self.rename()
+
+    def rename(self) -> None:
+        self.nodes[-1].output[0], self.nodes[-1].name = self.node.output[0], self.node.name
+
+    def given(self, *without: str) -> list[AttributeProto]:
+        """The node's attributes but some, which must not be set to anything but 0."""
+        if any(self.attributes[name].i for name in without if name in self.attributes):
+            raise _Unfit
+        return [attribute for name, attribute in self.attributes.items() if name not in without]
+
+
+def _conv(op: _Writer) -> None:
+    x, w = op.floats(0), op.floats(3, axis=0)
+    bias = op.sums(op.inputs[8], op.inputs[1], op.inputs[4])
+    op.end(op("Conv", *([x, w, bias] if bias else [x, w]), kept=op.given()), op.inputs[6], op.inputs[7])
+
+
+def _matmul(op: _Writer) -> None:
+    op.end(op("MatMul", op.floats(0), op.floats(3, axis=-1)), op.inputs[6], op.inputs[7])
+
+
+def _gemm(op: _Writer) -> None:
+    by_rows = "transB" in op.attributes and op.attributes["transB"].i
+    alpha = op.attributes["alpha"].f if "alpha" in op.attributes else 1.0
+    a, b = op.floats(0), op.floats(3, axis=0 if by_rows else 1)
+    c = op.sums(op.inputs[6], op.inputs[1], op.inputs[4], factor=alpha)
+    y = op("Gemm", *([a, b, c] if c else [a, b]), kept=op.given())
+    if op.inputs[7]:
+        op.end(y, op.inputs[7], op.inputs[8])
+    else:
+        op.rename()
+
+
+def _of_two(op_type: str) -> Callable[[_Writer], None]:
+    def write(op: _Writer) -> None:
+        op.end(op(op_type, op.floats(0), op.floats(3)), op.inputs[6], op.inputs[7])
+
+    return write
+
+
+def _of_one(op_type: str, *without: str) -> Callable[[_Writer], None]:
+    def write(op: _Writer) -> None:
+        op.end(op(op_type, op.floats(0), kept=op.given(*without)), op.inputs[3], op.inputs[4])
+
+    return write
+
+
+def _concat(op: _Writer) -> None:
+    parts = [op.floats(at) for at in range(2, len(op.node.input), 3)]
+    op.end(op("Concat", *parts, kept=op.given()), op.inputs[0], op.inputs[1])
+
+
+def _dynamic(op: _Writer) -> None:
+    """The same integers by QuantizeLinear, of the scale and zero point that the node goes on to find."""
+    q, scale, zero = op.node.output
+    kept = NodeProto()
+    kept.CopyFrom(op.node)
+    kept.output[0] = op.graph.fresh(f"{q}_unread")
+    op.nodes.append(kept)
+    op.nodes.append(helper.make_node("QuantizeLinear", [op.inputs[0], scale, zero], [q], name=op.graph.fresh(q)))
+
+
+def _product(op_type: str, axis: int) -> Callable[[_Writer], None]:
+    """A product of integers less their zero points, as one of floats; its scales are multiplied in by nodes behind it.
+
+    The integers of a weight stand for its values where its scale is found there, else for their number of steps. Scale
+    and zero point of the weight may be one number or one for each index of its `axis`.
+    """
+
+    def write(op: _Writer) -> None:
+        a, w, a_zero, w_zero = op.inputs[:4]
+        y = op.node.output[0]
+        readers = [reader.op_type for reader, _ in op.graph.uses().get(y, ())]
+        if set(readers) != {"Cast"} or y in op.graph.output_names:
+            raise _Unfit  # somebody goes on with integers
+        weight_tensor = op.graph.initializers.get(w)
+        channels = weight_tensor.dims[axis] if weight_tensor is not None and len(weight_tensor.dims) > 1 else 1
+        scale = _scale_behind(op, channels if axis == -1 else 1)
+        one = op.constant(np.array(1, np.float32))
+        steps = op("DequantizeLinear", a, one, *([a_zero] if a_zero else []))
+        zero = op.stored(w_zero, channels) if w_zero else None
+        of_weight = op.stored(scale or one, channels)
+        given: dict[str, Any] = {}
+        if channels > 1 and channels in (of_weight.size, zero.size if zero is not None else 1):
+            of_weight = np.broadcast_to(of_weight.reshape(-1), channels)
+            zero = None if zero is None else np.broadcast_to(zero.reshape(-1), channels)
+            given = {"axis": axis}
+        weight = op("DequantizeLinear", w, *map(op.constant, [of_weight] + ([] if zero is None else [zero])), **given)
+        y = op(op_type, steps, weight, kept=op.given())
+        if scale:
+            op("Div", y, scale)
+        op.rename()
+        for value in [v for v in op.graph.proto.graph.value_info if v.name == op.node.output[0]]:  # it is no int32
+            op.graph.proto.graph.value_info.remove(value)
+
+    return write
+
+
+def _scale_behind(op: _Writer, channels: int) -> str:
+    """The stored scale of a weight, one number or a vector of one for each channel; else "".
+
+    It stands in Mul(Cast(product), Mul(scale of the data, scale)).
+    """
+    uses, makers = op.graph.uses(), op.graph.producers()
+    for cast, _ in uses.get(op.node.output[0], ()):
+        for mul, at in uses.get(cast.output[0], ()) if cast.op_type == "Cast" else ():
+            factors = makers.get(mul.input[1 - at]) if mul.op_type == "Mul" else None
+            for name in factors.input if factors is not None and factors.op_type == "Mul" else ():
+                known = op.graph.initializers.get(name)
+                if known is not None and list(known.dims) in ([], [1], [channels]):
+                    return name
+    return ""
+
+
+MEANINGS: dict[str, Callable[[_Writer], None]] = {
+    "ai.onnx::ConvInteger": _product("Conv", 0),
+    "ai.onnx::DynamicQuantizeLinear": _dynamic,
+    "ai.onnx::MatMulInteger": _product("MatMul", -1),
+    "ai.onnx::QLinearConv": _conv,
+    "ai.onnx::QLinearMatMul": _matmul,
+    "com.microsoft::QGemm": _gemm,
+    "com.microsoft::QLinearAdd": _of_two("Add"),
+    "com.microsoft::QLinearAveragePool": _of_one("AveragePool", "channels_last"),
+    "com.microsoft::QLinearConcat": _concat,
+    "com.microsoft::QLinearGlobalAveragePool": _of_one("GlobalAveragePool", "channels_last"),
+    "com.microsoft::QLinearLeakyRelu": _of_one("LeakyRelu"),
+    "com.microsoft::QLinearMul": _of_two("Mul"),
+    "com.microsoft::QLinearSigmoid": _of_one("Sigmoid"),
+}
+
+
+def write_out_quantized(graph: Graph) -> None:
+    """Replace operators on integers by float ones between quantizers, where a form is known, at opset 13 and newer."""
+    if (graph.opset() or 0) < FIRST_BY_AXIS:
+        return
+    nodes: list[NodeProto] = []
+    for node in graph.nodes:
+        meaning = MEANINGS.get(full_name(node.op_type, node.domain))
+        op = _Writer(graph, node)
+        try:
+            if meaning is not None:
+                meaning(op)
+        except _Unfit:
+            op.nodes.clear()
+        nodes += op.nodes or [node]
+    graph.set_nodes(nodes)
+    _move_floats(graph)
+
+
+MOVES = frozenset("Flatten Identity MaxPool Reshape Squeeze Transpose Unsqueeze".split())
+"""Operators that give of integers the same integers, so that they may as well be handed what those stand for."""
+
+
+def _move_floats(graph: Graph) -> None:
+    """Dequantize before integers are moved, not behind: a cotangent goes through floats."""
+    makers, nodes = graph.producers(), list[NodeProto]()
+    for node in graph.nodes:
+        chain: list[NodeProto] = []
+        name = node.input[0] if node.op_type == "DequantizeLinear" else ""
+        while name in makers and makers[name].op_type in MOVES and not any(makers[name].output[1:]):
+            chain.append(makers[name])
+            name = chain[-1].input[0]
+        op = _Writer(graph, node)
+        try:
+            if chain:
+                op.single(node.input[1])
+                value = op("DequantizeLinear", name, *node.input[1:])
+                for each in reversed(chain):
+                    value = op(each.op_type, value, *each.input[1:], kept=each.attribute)
+                op.rename()
+        except _Unfit:
+            op.nodes.clear()
+        nodes += op.nodes or [node]
+    graph.set_nodes(nodes)

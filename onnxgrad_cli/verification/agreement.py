@@ -1,0 +1,201 @@
+"""Whether gradients are what slopes of the loss say: looked at here, then elsewhere, then in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from onnxgrad_cli.execution.double import DoubleExecutor
+from onnxgrad_cli.ir.types import Arrays
+from onnxgrad_cli.verification.case import Case, Found
+from onnxgrad_cli.verification.feeds import random_feeds
+from onnxgrad_cli.verification.judgement import Judge, Judgement, off
+from onnxgrad_cli.verification.loss_function import (
+    FAITHFUL,
+    LossFunction,
+    loss_function,
+    moved,
+    narrowest,
+    nearby,
+    weights,
+)
+
+FAULTS = (0.01, 0.05, 0.2)
+"""Sizes of faults, relative to a gradient: the report says in how many tensors the first of them would show that would
+in most."""
+
+ELSEWHERE = 1e-2
+"""How far the second look moves each weight, relative to it; and one that is nearer to zero than that, in all."""
+
+KERNELS = 5e-2
+"""How far onnxruntime's float32 gradients may be from those of the same graph in float64, relative to the largest."""
+
+NOISY = 0.1
+"""Rounding noise of gradients in float32, relative to the largest, from which they can't be held against float64."""
+
+NEAR = 2
+"""Points beside the one that is looked at, from which its precision can't tell it."""
+
+
+def agrees_with_slopes(case: Case) -> Found:
+    """Whether the gradients are what differences of the loss say."""
+    if case.roles.estimated:
+        return Found(
+            "skipped", "they are straight-through estimates: the derivative of rounding is zero or does not exist"
+        )
+    if not np.array_equal(case.run(case.feeds)[case.roles.loss], case.outputs[case.roles.loss]):
+        return Found("skipped", "the model draws random numbers, so the losses of two runs differ")
+    if all(name in case.roles.partial for name in case.roles.gradients):
+        return Found("skipped", "every gradient leaves out paths that are declared to be stopped")
+    for look in (_here, _elsewhere, _in_double):
+        try:
+            found = look(case)
+        except _OtherLoss as error:
+            return Found("failed", str(error))
+        if found.status == "passed":
+            break
+    return found
+
+
+class _OtherLoss(Exception):
+    """onnxruntime computes another loss in the training model than in its forward part alone."""
+
+
+@dataclass(frozen=True)
+class _Point:
+    """What is known where a case is.
+
+    Attributes:
+        loss: the loss as a function.
+        claims: the gradients that onnxruntime gives.
+        noise: by how much they are other at points that their precision can't tell from this one.
+    """
+
+    loss: LossFunction
+    claims: Arrays
+    noise: list[Arrays]
+
+
+def _point(case: Case) -> _Point:
+    beside = [nearby(case.described, case.feeds, case.rng) for _ in range(NEAR)]
+    outputs = [case.outputs, *map(case.run, beside)]
+    factor = math.prod(float(case.feeds[n]) for n, role in case.roles.inputs.items() if role == "loss gradient")
+    value, *others = (factor * float(output[case.roles.loss]) for output in outputs)
+    allowed = FAITHFUL[narrowest(case.described.model)] * max(abs(value), 1e-6) + 10 * max(
+        abs(other - value) for other in others
+    )
+    loss = loss_function(case.described, case.feeds, value, allowed)
+    if abs(loss.value - value) > allowed:
+        raise _OtherLoss(
+            f"the loss is {value:.6g}, and {loss.value:.6g} by its forward part alone: a fault of onnxruntime"
+        )
+    case.measured_by = loss.name
+    claims, *near = (_gradients(case, output) for output in outputs)
+    return _Point(loss, claims, [{name: other[name] - claims[name] for name in claims} for other in near])
+
+
+def _gradients(case: Case, outputs: Arrays) -> Arrays:
+    """The gradients among outputs, in float64, but for those that leave out paths."""
+    whole = {n: output for n, output in case.roles.gradients.items() if n not in case.roles.partial}
+    return {name: np.asarray(outputs[output], np.float64) for name, output in whole.items()}
+
+
+def _here(case: Case) -> Found:
+    """The gradients judged where the case is, if that is not on a kink, where wrong ones would pass."""
+    point = _point(case)
+    judge = Judge(point.loss, point.claims, point.noise, case.rng)
+    judged = judge.judge()
+    if judged.kinked and point.loss.exact and not judged.refuted:
+        return Found("skipped", "the weights are on a kink, where any slope between two is a derivative")
+    return _in_words(case, judge, judged)
+
+
+def _elsewhere(case: Case) -> Found:
+    """The judgement at another point, with steps in proportion to each entry.
+
+    A right gradient can differ: a value lies so near to a kink that float32 and float64 see it on different sides; a
+    row of an attention mask hides everything, so that adding -3e38 rounds away what has a derivative; a scale near
+    zero makes a plateau, which any step leaves; or weights that begin at zero put everything on a kink. None of this is
+    met again among other weights, without masks and with steps in proportion; a wrong rule is.
+    """
+    if case.drawn is not None:
+        drawn = random_feeds(case.described, case.rng, case.drawn, masked=False)
+        case.feeds = {**case.feeds, **drawn, **case.data}
+    here = {**weights(case.described), **case.feeds}
+    case.feeds = {**case.feeds, **{name: _off_zero(here[name], case.rng) for name in case.roles.gradients}}
+    case.outputs = case.run(case.feeds)
+    point = _point(case)
+    return _told(case, Judge(point.loss, point.claims, point.noise, case.rng, by_entry=True))
+
+
+def _off_zero(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """An array whose entries are other ones: off zero, on either side of it, where all of them were next to it."""
+    if np.max(np.abs(x), initial=0) > ELSEWHERE:
+        return moved(x, rng, ELSEWHERE)
+    signs = np.where(x == 0, rng.choice([-1, 1], x.shape), np.sign(x))
+    return np.asarray(signs * ELSEWHERE * (1 + rng.random(x.shape)), x.dtype)
+
+
+def _in_double(case: Case) -> Found:
+    """The gradients that the same graph gives in float64, where onnxruntime's float32 kernels are only near to them;
+    where neither agrees with the slopes, what is wrong is named."""
+    point = _point(case)
+    exact = _double_gradients(case) if point.loss.exact else None
+    if exact is None:
+        return _told(case, Judge(point.loss, point.claims, point.noise, case.rng), named=True)
+    largest = max((float(np.max(np.abs(x), initial=0.0)) for x in exact.values()), default=0.0)
+    worst = max(off(point.claims[name], exact[name], largest) for name in exact)
+    noise = max(float(np.max(np.abs(x), initial=0.0)) for each in point.noise for x in each.values()) / (largest or 1.0)
+    found = _told(case, Judge(point.loss, exact, [], case.rng), named=True)
+    if found.status == "failed":
+        return found
+    kernels = f"onnxruntime's float32 kernels are off by {worst:.1e}"
+    if noise > KERNELS / 10:
+        kernels += f", and a change in the last digits of these data makes {noise:.1e}"
+    if noise > NOISY or KERNELS < worst <= 10 * noise:
+        return Found("skipped", f"right in float64, but in float32 they are rounding noise on these data: {kernels}")
+    if worst > KERNELS:
+        return Found("failed", f"right in float64, but {kernels}")
+    return replace(found, detail=f"{found.detail}; in float64: {kernels}")
+
+
+def _double_gradients(case: Case) -> Arrays | None:
+    """The gradients in float64; None where an operator of the backward part has no such form on either executor."""
+    try:
+        run = DoubleExecutor(case.described.model)
+        return _gradients(case, run(run.widened(case.feeds)))
+    except Exception:  # the executors' exceptions share no base class
+        return None
+
+
+def _told(case: Case, judge: Judge, named: bool = False) -> Found:
+    """What a judge says, in words; where gradients are wrong, also which, if they are to be named."""
+    return _in_words(case, judge, judge.judge(), named)
+
+
+def _in_words(case: Case, judge: Judge, judged: Judgement, named: bool = False) -> Found:
+    loss = judge.loss
+    detail = f"{judged.directions} random directions: relative error {judged.error:.1e} ({loss.name})"
+    if case.roles.partial:
+        detail += f"; not of {_some(case.roles.partial)}, of which paths are stopped"
+    if judged.refuted:
+        errors = judge.wrong_among(judged.refuted) if named else {}
+        wrong = ", ".join(f"{name} ({error:.1e})" for name, error in errors.items())
+        return Found("failed", f"{detail}; wrong: {wrong or 'none alone, but all together'}")
+    count = len(judged.visible)
+    seen = [(fault, [n for n, least in judged.visible.items() if least < fault]) for fault in FAULTS]
+    fault, shown = next(((size, names) for size, names in seen if 2 * len(names) >= count), seen[-1])
+    if not shown:
+        return Found("skipped", "the gradients are rounding noise here: a change in the last digits gives others")
+    detail += f"; a fault of {fault:.0%} would show in {len(shown)} of {count} tensors alone"
+    hidden = [name for name in judged.visible if name not in shown]
+    if hidden:
+        detail += f", not in {_some(hidden)}, whose gradients are small beside their noise"
+    return Found("passed", detail)
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:5])}{' and more' * (len(names) > 5)}"

@@ -1,0 +1,65 @@
+"""What a proof is about, and what its checks find."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto
+
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.types import Arrays
+from onnxgrad_cli.metadata import Roles
+from onnxgrad_cli.verification.feeds import DescribedModel
+
+
+@dataclass
+class Case:
+    """What a proof is about, and what its checks have made of it so far.
+
+    Attributes:
+        model, roles, path, original, data, sizes, force: see `prove`.
+        rng: draws the random data and directions.
+        described: the training model with its weights, as it is run.
+        run: runs that model on onnxruntime.
+        feeds, outputs: what the model was run on, and what came of it.
+        drawn: the sizes of symbolic dimensions; None where no feed was drawn at random.
+        measured_by: what evaluated the differences, and in which precision.
+    """
+
+    model: ModelProto
+    roles: Roles
+    path: Path | None
+    original: ModelProto | None
+    data: Arrays
+    sizes: Mapping[str, int]
+    rng: np.random.Generator
+    force: bool
+    described: DescribedModel = field(init=False)
+    run: Executor = field(init=False)
+    feeds: Arrays = field(init=False)
+    outputs: Arrays = field(init=False)
+    drawn: dict[str, int] | None = field(init=False)
+    measured_by: str = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What came of a check.
+
+    Attributes:
+        status: 'passed', 'failed' or 'skipped'; "" where there was nothing to check.
+        detail: the finding, in words.
+        ends: whether the checks that follow make no sense.
+        leaves_unproved: why the model as a whole counts as not proved; "" where it does not.
+    """
+
+    status: str = ""
+    detail: str = ""
+    ends: bool = False
+    leaves_unproved: str = ""
+
+
+NOTHING = Found()

@@ -1,0 +1,225 @@
+"""Gradients judged by slopes of the loss along random directions, until every one of them has been seen.
+
+Along a direction that moves several tensors, the claimed slope is the sum of their shares. A fault in one tensor shows
+where its share is larger than what the measure leaves in doubt, so each direction tells in which tensors a fault of a
+given size could not have hidden; those that are left move alone in the next. Sizes of moves are chosen so that the
+shares are alike. This is group testing with the classical gradient check.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from onnxgrad_cli.verification.loss_function import MUST_SHOW, LossFunction
+from onnxgrad_cli.verification.slopes import slope
+
+DIRECTIONS, ROUNDS = 2, 4
+"""Directions in which the tensors of a round move, and rounds at most: each has those that the last did not see."""
+
+LONGEST, SHORTEST = 1e3, 1e-3
+"""How much farther or less far than in proportion to its size a tensor is moved, to make its share like the others'."""
+
+NOTHING_MORE = 1e-5
+"""How far two measures of a slope may be apart, relative to the shares in it, so that it is not measured once more; the
+noise of the claim may be added to that."""
+
+NOISE = (3e-4, 0.1)
+"""Shares of a gradient that are noise: tensors are judged with others between the same bounds, and beyond the last one
+nothing can be told of them but that the loss does not move with them either."""
+
+NAMED = 10
+"""Wrong gradients that are looked for by name."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One direction: the slope as claimed and as measured, and how far they may be apart.
+
+    Attributes:
+        claimed, measured: the slopes.
+        allowed: the doubt of the measure and the noise of the claim.
+        shares: what each tensor contributes to the claim.
+        kink: the share of what is allowed that a kink makes, where any slope between two is a derivative.
+    """
+
+    claimed: float
+    measured: float
+    allowed: float
+    shares: Mapping[str, float]
+    kink: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether claim and measure agree."""
+        return bool(abs(self.claimed - self.measured) <= self.allowed)
+
+    @property
+    def error(self) -> float:
+        """How far claim and measure are apart, relative to the larger."""
+        return abs(self.claimed - self.measured) / max(abs(self.claimed), abs(self.measured), 1e-300)
+
+    @property
+    def kinked(self) -> bool:
+        """Whether a fault could hide in a kink."""
+        return self.kink > MUST_SHOW[True] * sum(map(abs, self.shares.values()))
+
+    def least_fault(self, name: str) -> float:
+        """The size of the smallest fault in the gradient of a tensor, relative to it, that would have shown."""
+        still = self.measured == 0 and not any(self.shares.values())  # a gradient of zero, and a loss that stays
+        return 0.0 if still else self.allowed / max(abs(self.shares[name]), 1e-300)
+
+
+@dataclass
+class Judgement:
+    """What came of it.
+
+    Attributes:
+        error: the largest error of a direction that moved all tensors, relative to its slope.
+        refuted: tensors along which the loss has other slopes than they claim together; empty where all agree.
+        visible: tensor -> the size of the smallest fault in its gradient, relative to it, that would have shown.
+        directions: how many were measured.
+        kinked: whether a fault could hide in a kink in one of them.
+    """
+
+    error: float = 0.0
+    refuted: list[str] = field(default_factory=list)
+    visible: dict[str, float] = field(default_factory=dict)
+    directions: int = 0
+    kinked: bool = False
+
+
+class Judge:
+    """Compares claimed gradients of a loss with its slopes.
+
+    Args:
+        loss: the loss, measured in whatever precision.
+        claims: the gradients, by tensor.
+        noise: by how much the claims are other at points that their own precision can't tell from this one; there may
+            be several such differences.
+        rng: draws the directions.
+        by_entry: move each entry in proportion to itself, so that what is tiny hardly moves and stays on its side of a
+            kink; else in proportion to the size of a typical entry of its tensor.
+    """
+
+    def __init__(
+        self,
+        loss: LossFunction,
+        claims: Mapping[str, np.ndarray],
+        noise: Sequence[Mapping[str, np.ndarray]],
+        rng: np.random.Generator,
+        by_entry: bool = False,
+    ) -> None:
+        self.loss, self._claims, self._noise, self._rng = loss, claims, noise, rng
+        self._by_entry = by_entry
+        self._sizes = {name: _rms(loss.point[name]) or 1.0 for name in claims}
+        influences = {name: _rms(claims[name]) * np.sqrt(claims[name].size) * self._sizes[name] for name in claims}
+        present = [influence for influence in influences.values() if influence > 0]
+        typical = float(np.median(present)) if present else 0.0
+        self._amplitudes = {
+            name: float(np.clip(typical / influence, SHORTEST, LONGEST)) if influence > 0 else 1.0
+            for name, influence in influences.items()
+        }
+        shares = {n: max((_rms(e[n]) for e in noise), default=0.0) / max(_rms(claims[n]), 1e-300) for n in claims}
+        self._groups = [[n for n in claims if low <= shares[n] < high] for low, high in pairwise((0.0, *NOISE, np.inf))]
+        self._amplitudes.update(dict.fromkeys(self._groups[-1], 1.0))
+        self._trials = 0
+
+    def judge(self) -> Judgement:
+        """Judge the claims in rounds, each of the tensors in which a fault could still hide."""
+        found = Judgement()
+        for group in filter(None, self._groups):
+            if not found.refuted:
+                self._judge_together(group, found)
+        found.directions = self._trials
+        return found
+
+    def _judge_together(self, names: list[str], found: Judgement) -> None:
+        """Judge tensors whose gradients are equally noisy: what is noise in one would hide faults of the others."""
+        groups = [names]
+        for _ in range(ROUNDS):
+            left = [self._round(group, found) for group in groups if not found.refuted]
+            groups = [part for group, rest in zip(groups, left, strict=False) for part in self._parts(group, rest)]
+
+    def _parts(self, names: list[str], left: list[str]) -> list[list[str]]:
+        """What moves together in the next round, of a group in which faults could hide in those that are left.
+
+        Where nothing showed in float32, the others' noise may have hidden it.
+        """
+        if len(left) < len(names) or self.loss.exact:
+            return [left] if 0 < len(left) < len(names) else []
+        half = len(names) // 2
+        return [names[:half], names[half:]] if half else []
+
+    def _round(self, names: Sequence[str], found: Judgement) -> list[str]:
+        """Judge some tensors along common directions; those in which a fault could hide all the same."""
+        trials = [self._trial(names) for _ in range(DIRECTIONS)]
+        if trials[0].agrees != trials[1].agrees:  # a kink may spoil one direction; a wrong gradient is so in all
+            trials.append(self._trial(names))
+        found.kinked |= any(trial.kinked for trial in trials)
+        second = sorted(trial.error for trial in trials)[-2]
+        found.error = found.error or second
+        if sum(not trial.agrees for trial in trials) >= 2:
+            found.refuted = list(names)
+        for name in names:
+            found.visible[name] = min(trial.least_fault(name) for trial in trials)
+        return [name for name in names if found.visible[name] >= self.loss.fault]
+
+    def wrong_among(self, names: Sequence[str]) -> dict[str, float]:
+        """The tensors that are wrong alone, found by halves, with their errors."""
+        wrong: dict[str, float] = {}
+        groups = [list(names)]
+        while groups and len(wrong) < NAMED:
+            group = groups.pop()
+            trials = [self._trial(group) for _ in range(2)]
+            if all(trial.agrees for trial in trials):
+                continue
+            if len(group) == 1:
+                wrong[group[0]] = max(trial.error for trial in trials)
+            else:
+                groups += [group[: len(group) // 2], group[len(group) // 2 :]]
+        return wrong
+
+    def _trial(self, names: Sequence[str]) -> Trial:
+        """The slope along a random direction in which some tensors move."""
+        self._trials += 1
+        ways = {name: self._way(name) for name in names}
+        shares = {name: _dot(self._claims[name], way) for name, way in ways.items()}
+        claimed = sum(shares.values())
+        noises = [[_dot(each[name], way) for name, way in ways.items()] for each in self._noise]
+        noise = max((max(abs(sum(parts)), math.hypot(*parts)) for parts in noises), default=0.0)
+        total = sum(map(abs, shares.values()))
+        agreed = NOTHING_MORE * total + noise
+        loss = self.loss
+        measured = slope(lambda step: loss.moved(ways, step), loss.value, loss.steps(total), agreed, loss.digits)
+        size = max(abs(claimed), abs(measured.value)) if not self.loss.exact else total
+        allowed = measured.doubt + 8 * noise + self.loss.tolerance * size
+        return Trial(claimed, measured.value, allowed, shares, measured.kink / 2)
+
+    def _way(self, name: str) -> np.ndarray:
+        """A random direction for a tensor: uniform numbers, which are cheap to draw."""
+        x = self.loss.point[name]
+        way = self._rng.random(x.shape) * 2 - 1
+        scale = np.abs(x) if self._by_entry and np.any(x) else self._sizes[name]
+        return np.asarray(way * scale * self._amplitudes[name])
+
+
+def _dot(a: np.ndarray, b: np.ndarray) -> float:
+    """The sum of products; not by BLAS, whose threads cost more than so short a sum."""
+    return float(np.einsum("i,i->", np.ravel(a), np.ravel(b)))
+
+
+def _rms(x: np.ndarray) -> float:
+    return math.sqrt(_dot(x, x) / max(x.size, 1))
+
+
+def off(a: np.ndarray, b: np.ndarray, least: float = 0.0) -> float:
+    """How far two results are apart, relative to the larger of the largest entry and `least`."""
+    if a.dtype.kind in "OU":  # strings
+        return 0.0 if np.array_equal(a, b) else math.inf
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    return float(np.max(np.abs(a - b), initial=0.0) / max(np.max(np.abs(b), initial=0.0), least, 1e-30))

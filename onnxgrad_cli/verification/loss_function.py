@@ -1,0 +1,132 @@
+"""The loss of a training model as a function of its weights and inputs, in the most exact arithmetic there is for it.
+
+float32 noise hides small faults, so the loss is computed in float64, on onnxruntime and, for operators of which it has
+no such kernel, on onnx.reference. The gradients that are judged are those that onnxruntime gives in the model's own
+precision: what is delivered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from onnx import ModelProto, helper, numpy_helper
+
+from onnxgrad_cli.execution.double import DoubleExecutor, widened
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.types import HALVES, Arrays, dtype_of, is_float
+from onnxgrad_cli.verification.feeds import DescribedModel, part
+from onnxgrad_cli.verification.slopes import SINGLE_STEPS, double_steps
+
+FAITHFUL = {4: 1e-4, 2: 2e-2}
+"""How far the losses in float64 and in the model's own precision may be apart, by the bytes of its narrowest floats."""
+
+MUST_SHOW = {True: 0.01, False: 0.2}
+"""The size of a fault, relative to a gradient, that must not hide: by slopes in float64, or in float32."""
+
+
+class LossFunction:
+    """The loss along lines through a point; where the gradient of the loss is an input, it counts that often.
+
+    Args:
+        described: the training model.
+        feeds: data for its inputs.
+        exact: in float64; else in the model's own precision.
+
+    Attributes:
+        point: weights and float inputs that have a gradient, in float64.
+        value: the loss there.
+        exact: as asked for.
+        digits: the relative distance of neighbouring numbers in which it is computed.
+        fault: the size of a fault, relative to a gradient, that must not hide.
+        tolerance: how far a claimed slope may be off besides all that is measured: kernels approximate functions.
+        name: what computes it, and in which precision.
+
+    Raises:
+        Exception: the model can't be computed so.
+    """
+
+    def __init__(self, described: DescribedModel, feeds: Mapping[str, np.ndarray], exact: bool) -> None:
+        self.exact = exact
+        forward = part(described.model, described.roles.loss)
+        types = {value.name: dtype_of(value.type) for value in forward.graph.input}
+        wide = {name: widened(x) for name, x in {**weights(described), **feeds}.items()}
+        self.point = {name: wide[name] for name in described.roles.gradients}
+        self._types = {} if exact else {name: helper.tensor_dtype_to_np_dtype(types[name]) for name in types}
+        run = DoubleExecutor(forward) if exact else Executor(forward, fallback=False)
+        self._run: DoubleExecutor | Executor = run
+        self._fixed = {name: x for name, x in wide.items() if name in types}
+        self._output = described.roles.loss
+        fed = [name for name, role in described.roles.inputs.items() if role == "loss gradient"]
+        self._factor = math.prod(float(feeds[name]) for name in fed)
+        self.value = self._at({})
+        self.digits = float(np.finfo(np.float64 if exact else np.float32).eps)
+        self.fault = MUST_SHOW[exact]
+        self.tolerance = 2e-6 if exact else 5e-2
+        self.name = f"{run.name} in {'float64' if exact else 'float32'}"
+
+    def steps(self, slope: float) -> Sequence[Sequence[float]]:
+        """The steps that differences take where the slope is about so large, relative to the size of what moves."""
+        return double_steps(self.value, slope) if self.exact else SINGLE_STEPS
+
+    def moved(self, ways: Mapping[str, np.ndarray], step: float) -> float:
+        """The loss `step` along a direction."""
+        return self._at({name: self.point[name] + step * way for name, way in ways.items() if name in self._fixed})
+
+    def _at(self, moved: Arrays) -> float:
+        values = {**self._fixed, **moved}
+        if self._types:
+            values = {name: np.asarray(x, self._types[name]) for name, x in values.items()}
+        return self._factor * float(self._run(values)[self._output])
+
+
+def loss_function(
+    described: DescribedModel, feeds: Mapping[str, np.ndarray], value: float, allowed: float
+) -> LossFunction:
+    """The loss in float64 where that can be had; one that is not the model's own is another function.
+
+    Args:
+        described, feeds: see `LossFunction`.
+        value: the loss that the model itself gives.
+        allowed: how far the loss in float64 may be from it.
+    """
+    try:
+        exact = LossFunction(described, feeds, exact=True)
+        if abs(exact.value - value) <= allowed:
+            return exact
+    except Exception:  # an operator has no float64 form on either
+        pass
+    return LossFunction(described, feeds, exact=False)
+
+
+def nearby(described: DescribedModel, feeds: Mapping[str, np.ndarray], rng: np.random.Generator) -> Arrays:
+    """Feeds that differ from some in the last digits of their floats, weights included."""
+    types = {value.name: value.type for value in described.model.graph.input}
+    values = {**weights(described), **feeds}
+    return {**feeds, **{name: in_last_digits(x, rng) for name, x in values.items() if is_float(types[name])}}
+
+
+def in_last_digits(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """An array of floats that differs from another by what its precision hardly tells."""
+    finfo: Any = ml_dtypes.finfo  # numpy's does not know bfloat16
+    return moved(x, rng, float(finfo(x.dtype).eps))
+
+
+def moved(x: np.ndarray, rng: np.random.Generator, share: float) -> np.ndarray:
+    """An array whose entries differ from those of another by up to a share of each."""
+    return np.asarray(x * (1 + share * (2 * rng.random(x.shape) - 1)), x.dtype)
+
+
+def weights(described: DescribedModel) -> Arrays:
+    """The stored values of what has a gradient."""
+    stored = {tensor.name: tensor for tensor in described.model.graph.initializer}
+    return {name: numpy_helper.to_array(stored[name]) for name in described.roles.gradients if name in stored}
+
+
+def narrowest(model: ModelProto) -> int:
+    """2 where a weight or an input has 16 bits, else 4."""
+    types = [*(tensor.data_type for tensor in model.graph.initializer), *(dtype_of(v.type) for v in model.graph.input)]
+    return 2 if any(dtype in HALVES for dtype in types) else 4

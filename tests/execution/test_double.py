@@ -1,0 +1,80 @@
+"""The loss in float64, also where onnxruntime has no float64 kernel: compared with PyTorch's."""
+
+import itertools
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxgrad_cli.execution.double import DoubleExecutor
+
+SHAPES = [((2, 4, 9), (6, 4, 3), 1), ((2, 4, 9, 7), (6, 2, 3, 2), 2), ((1, 4, 6, 5, 7), (4, 1, 2, 3, 1), 4)]
+STRIDES, DILATIONS, PADS = (1, 2, 3), (1, 2), ((0, 0), (1, 2))
+
+
+def model_of(node: onnx.NodeProto, x: np.ndarray, *weights: np.ndarray) -> onnx.ModelProto:
+    """A float32 model of one node."""
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(w.astype(np.float32), name) for name, w in zip("wb", weights, strict=False)],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+@pytest.mark.parametrize(("image", "kernel", "group"), SHAPES)
+def test_convolutions_are_products(image: tuple[int, ...], kernel: tuple[int, ...], group: int) -> None:
+    rng, spatial = np.random.default_rng(0), len(image) - 2
+    x, w, b = rng.normal(size=image), rng.normal(size=kernel).astype(np.float32), rng.normal(size=kernel[0])
+    b = b.astype(np.float32)
+    for stride, dilation, pads, biased in itertools.product(STRIDES, DILATIONS, PADS, (True, False)):
+        node = helper.make_node(
+            "Conv", ["x", "w", "b"][: 2 + biased], ["y"], group=group, strides=[stride] * spatial,
+            dilations=[dilation] * spatial, pads=[pads[0]] * spatial + [pads[1]] * spatial,
+        )  # fmt: skip
+        run = DoubleExecutor(model_of(node, x, w, b))
+        wide = np.pad(x, [(0, 0), (0, 0), *[pads] * spatial])
+        function = getattr(torch.nn.functional, f"conv{spatial}d")
+        tensors = [torch.tensor(each, dtype=torch.float64) for each in (wide, w, b)]
+        expected = function(*tensors[: 2 + biased], stride=stride, dilation=dilation, groups=group).numpy()
+        np.testing.assert_allclose(run({"x": x})["y"], expected, rtol=1e-12, atol=1e-12)
+        assert "onnx.reference" not in run.name
+
+
+@pytest.mark.parametrize(
+    ("op_type", "function"),
+    [
+        ("Erf", torch.special.erf),
+        ("Gelu", torch.nn.functional.gelu),
+        ("LeakyRelu", lambda x: torch.nn.functional.leaky_relu(x, 0.01)),
+        ("Softplus", torch.nn.functional.softplus),
+        ("Tanh", torch.tanh),
+    ],
+)
+def test_operators_without_a_float64_kernel_run_on_the_reference(op_type: str, function: object) -> None:
+    x = np.random.default_rng(0).normal(size=(5, 7))
+    run = DoubleExecutor(model_of(helper.make_node(op_type, ["x"], ["y"]), x))
+    expected = function(torch.tensor(x)).numpy()  # type: ignore[operator]
+    np.testing.assert_allclose(run({"x": x})["y"], expected, rtol=1e-7 if op_type == "LeakyRelu" else 1e-12, atol=1e-12)
+    assert ("onnx.reference" in run.name) == (op_type != "Tanh")
+
+
+def test_pieces_on_both_executors_make_one_network() -> None:
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=(7, 7)).astype(np.float32)
+    graph = onnx.parser.parse_graph(
+        "g (float[N, 7] x) => (float[N, 7] y)"
+        "{ a = MatMul(x, w) e = Erf(a) t = Tanh(e) s = Elu(t) u = Add(s, a) y = Exp(u) }"
+    )
+    graph.initializer.append(numpy_helper.from_array(w, "w"))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    run = DoubleExecutor(model)
+    x = rng.normal(size=(3, 7)) / 3
+    a = torch.tensor(x) @ torch.tensor(w, dtype=torch.float64)
+    expected = torch.exp(torch.nn.functional.elu(torch.tanh(torch.special.erf(a))) + a).numpy()
+    for _ in range(2):
+        np.testing.assert_allclose(run({"x": x})["y"], expected, rtol=1e-12)

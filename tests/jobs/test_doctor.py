@@ -1,0 +1,155 @@
+"""`onnxgrad doctor` on the command line and on real exports: what a file is, what survived, what would serve."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import ModelProto, numpy_helper
+from torch import nn
+
+from tests.cli_harness import Shell
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    return Shell(tmp_path, capsys)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4)
+        self.fc, self.drop = nn.Linear(4, 4), nn.Dropout(0.5)
+        self.register_buffer("offset", torch.randn(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.relu(self.norm(self.conv(x))).mean((2, 3))
+        return self.drop(self.fc(h)) @ self.fc.weight + self.offset
+
+
+def export(path: str, net: nn.Module, **settings: Any) -> ModelProto:
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(net, (torch.zeros(2, 2, 6, 6),), file, dynamo=False, opset_version=17, input_names=["x"],
+                          output_names=["y"], **settings)  # fmt: skip
+    model = onnx.load_from_string(file.getvalue())
+    onnx.save(model, path)
+    return model
+
+
+def test_an_export_in_inference(shell: Shell) -> None:
+    export("net.onnx", Net().eval())
+    before = shell.files()
+    result = shell("doctor", "net.onnx", "--json")
+    found = result.json
+    assert (result.code, found["status"]) == (0, "differentiable")
+    origin = found["origin"]
+    assert origin["exporter"] == "PyTorch's older exporter" and origin["producer"].startswith("pytorch 2")
+    assert (origin["domains"], origin["sizes"]) == ({"": 17}, [])
+    assert (origin["inputs"], origin["outputs"]) == ({"x": "float[2, 2, 6, 6]"}, {"y": "float[2, 4]"})
+    assert origin["operators"]["Conv"] == 1 and "BatchNormalization" not in origin["operators"]
+    assert found["normalization"] == ["BatchNormalization was folded into 1 convolution: it can't be trained any more"]
+    assert {name.partition("_")[0] for name in found["unnamed"]} == {"onnx::Conv"}
+    assert found["trained_numbers"] == 4 * 2 * 9 + 4 + 4 * 4 + 4 + 4
+    advice = " ".join(found["advice"])
+    assert all(word in advice for word in ("do_constant_folding=False", "dynamo=True", "dynamic_shapes"))
+    text = shell("doctor", "net.onnx").out
+    assert text.startswith("Differentiable: 5 gradients can be had.\nwritten by    PyTorch's older exporter (pytorch 2")
+    assert "names         made up for 2 of 5 weights: onnx::Conv_" in text
+    assert "may vary      no size" in text
+    assert shell.files() == before
+
+
+def test_an_export_that_can_be_trained_on(shell: Shell) -> None:
+    export("net.onnx", Net().train(), training=torch.onnx.TrainingMode.PRESERVE, do_constant_folding=False,
+           dynamic_axes={"x": {0: "n"}})  # fmt: skip
+    found = shell("doctor", "net.onnx", "--json", "--freeze", "fc.bias").json
+    assert found["normalization"] == [
+        "1 of BatchNormalization, 1 of them in training mode", "1 of Dropout, 1 of them in training mode"
+    ]  # fmt: skip
+    assert found["unnamed"] == [] and found["origin"]["sizes"] == ["n"]
+    assert found["advice"] == ["torch.onnx.export(..., dynamo=True) writes down which tensors are parameters"]
+    groups = {group["reason"]: (group["names"], group["numbers"]) for group in found["not_trained"]}
+    assert groups["frozen by --freeze"] == (["fc.bias"], 4)
+    assert "names         every weight bears the name that it had" in shell("doctor", "net.onnx").out
+
+
+def test_weights_that_are_equal_may_have_been_one(shell: Shell) -> None:
+    model = export("net.onnx", Net().eval())
+    weight = next(tensor for tensor in model.graph.initializer if tensor.name == "fc.weight")
+    for name, change in (("tied", 0.0), ("other", 1e-6)):
+        values = numpy_helper.to_array(weight) + np.float32(change)
+        model.graph.initializer.append(numpy_helper.from_array(values, name))
+        model.graph.node.add(op_type="MatMul", input=[model.graph.output[0].name, name], output=[f"{name}_y"])
+        model.graph.output[0].name = f"{name}_y"
+    onnx.save(model, "net.onnx")
+    assert shell("doctor", "net.onnx", "--json").json["equal"] == [["fc.weight", "tied"]]
+    assert "equal         fc.weight, tied: of equal values, trained apart" in shell("doctor", "net.onnx").out
+
+
+def test_of_the_newer_exporter_the_signature_tells_what_was_folded(shell: Shell) -> None:
+    model = export("net.onnx", Net().eval())
+    signature = (
+        "b_norm_mean: BUFFER target='norm.running_mean'\np_w: PARAMETER target='fc.weight'\nb_o: BUFFER target='offset'"
+    )
+    model.graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value=signature)
+    onnx.save(model, "net.onnx")
+    found = shell("doctor", "net.onnx", "--json").json
+    assert found["origin"]["exporter"] == "PyTorch's newer exporter"
+    assert found["normalization"] == ["BatchNormalization was folded into 1 convolution: it can't be trained any more"]
+    assert "no parameter, says PyTorch's exporter (name it with --train to train it)" in str(found["not_trained"])
+    assert "offset" not in found["trained"] and not any("dynamo=True" in text for text in found["advice"])
+
+
+def test_what_was_read_otherwise(shell: Shell) -> None:
+    text = """<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1, "own": 1], producer_name: "here">
+    g (float[n, 4] x, int64[m] i) => (float y) <float[4, 4] w, float s = {0.5}>
+    { h = com.microsoft.FusedMatMul(x, w) q = own.f(h) k = Gather(q, i) y = Det(k) }
+    <domain: "own", opset_import: ["": 17]> f (a) => (b) { b = Relu(a) }
+    """
+    model = onnx.parser.parse_model(text.replace("<float[4, 4] w, ", "<"))
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((4, 4), np.float32), "w"))
+    onnx.save(model, "net.onnx")
+    found = shell("doctor", "net.onnx", "--json").json
+    assert found["repaired"] == [
+        "1 function of the model's own: written out in nodes",
+        "com.microsoft::FusedMatMul, 1 node: written in standard operators",
+    ]
+    assert found["origin"]["functions"] == ["own::f"] and found["origin"]["exporter"] == "here"
+    assert found["proof"][-2:] == [
+        "i: not floats; where not any value will do, give some with --test-data FILE.npz",
+        "n, m: where these sizes depend on each other, fix them with --dim",
+    ]
+    assert any("onnxruntime's own" in text for text in found["advice"])
+
+
+def test_what_stands_in_the_way(shell: Shell) -> None:
+    text = """<ir_version: 8, opset_import: ["": 17, "nowhere": 1]>
+    g (float[2, 2] x) => (float[2, 2] y) <float[2, 2] w = {1, 2, 3, 5}>
+    { h = MatMul(x, w) k = nowhere.Unheard(h) y = Tanh(k) }
+    """
+    Path("refused.onnx").write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    result = shell("doctor", "refused.onnx", "--json")
+    assert (result.code, result.json["status"], result.json["error"]) == (3, "refused", "")
+    assert [refusal["op_type"] for refusal in result.json["refusals"]] == ["nowhere::Unheard", "Tanh"]
+    text_of_refused = shell("doctor", "refused.onnx").out
+    assert "\nin the way    " in text_of_refused and "nowhere::Unheard" in text_of_refused
+    text = text.replace("float[2, 2] y)", "float y)")  # its rank can't be known
+    Path("wrong.onnx").write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    result = shell("doctor", "wrong.onnx", "--json")
+    assert (result.code, result.json["status"]) == (1, "failed") and result.json["error"]
+    assert f"\nin the way    {result.json['error'].splitlines()[0]}" in shell("doctor", "wrong.onnx").out
+
+
+def test_a_file_that_is_no_model(shell: Shell) -> None:
+    Path("net.onnx").write_bytes(b"no model")
+    assert shell("doctor", "net.onnx").code == 1

@@ -1,0 +1,68 @@
+"""Ranks that can't be inferred are read off a run, if that is allowed."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx.parser
+import pytest
+from onnx import ModelProto, TensorProto, helper
+
+from onnxgrad_cli.builder import build
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.types import Shape, tensor_type
+from onnxgrad_cli.options import Options
+
+RNG = np.random.default_rng(11)
+
+
+def squeezed() -> ModelProto:
+    """A matrix product behind an If that squeezes, one does not know what."""
+    text = """<ir_version: 8, opset_import: ["": 13]>
+    g (float[n, one, 3] x) => (float y) <float[3, 2] w = {1, 2, 3, -1, 0.5, 1}, int64[1] i = {1}, int64[1] k = {1}> {
+      s = Shape(x)
+      d = Gather(s, i)
+      e = Equal(d, k)
+      q = Squeeze(e)
+      t = Tanh(x)
+      h = If(q) <then_branch = a () => (float u) { u = Squeeze(t) },
+        else_branch = b () => (float v) { v = Identity(t) }>
+      y = MatMul(h, w)
+    }"""
+    model = onnx.parser.parse_model(text)
+    bodies = [attribute.g for node in model.graph.node for attribute in node.attribute if attribute.name != "to"]
+    for graph in (model.graph, *(body for body in bodies if body.node)):
+        graph.output[0].type.CopyFrom(tensor_type(TensorProto.FLOAT, None))
+    return model
+
+
+STORED = [
+    (None, "read off a run"),
+    (("n", "one", 3), "a run confirms them"),
+    (("n", 1, 3), "a run confirms them"),
+    (("one", "n", 3), "a run contradicts it"),
+    (("n", 5, 3), "a run contradicts it"),
+    (("n", 3), "a run contradicts it"),
+    ((), "read off a run"),
+]
+
+
+@pytest.mark.parametrize(("stored", "told"), STORED)
+def test_a_rank_is_read_off_a_run(stored: Shape | None, told: str) -> None:
+    model = squeezed()
+    if stored is not None:
+        model.graph.value_info.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, stored))
+    built = build(model)
+    assert any(told in caution.text for caution in built.training.cautions)
+    run, forward = Executor(built.model, fallback=False), Executor(squeezed(), fallback=False)
+    for sizes, out in (((4, 5, 3), (4, 5, 2)), ((7, 2, 3), (7, 2, 2))):
+        x, label = np.float32(RNG.standard_normal(sizes)), np.float32(RNG.standard_normal(out))
+        y = forward({"x": x})["y"].astype(np.float64)
+        expected = np.tensordot(np.tanh(x), 2 * (y - label) / y.size, ((0, 1), (0, 1)))
+        got = run({"x": x, "label": label})["w_grad"]
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_without_a_run_it_is_refused() -> None:
+    with pytest.raises(UsageError, match="rank"):
+        build(squeezed(), Options(infer_by_run=False))
