@@ -192,7 +192,7 @@ def write(model: ModelProto, found: Roles) -> None:
     props = model.metadata_props
     for old in [entry for entry in props if entry.key in (VERSION, LOSS, ROLES)]:
         props.remove(old)
-    # The version comes last: `files.is_ours` looks for it at the end.
+    # The version comes last: `is_ours` looks for it at the end.
     for key, value in ((LOSS, json.dumps(terms)), (ROLES, json.dumps(ports)), (VERSION, found.version)):
         props.add(key=key, value=value)
 

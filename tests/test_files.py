@@ -14,20 +14,19 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.external_data_helper import convert_model_to_external_data
 
-from onnxgrad_cli import files
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import (
     check_external_data,
     check_structure,
     check_target,
-    is_ours,
     load_external_data,
     load_model,
-    references,
     save_bytes,
     save_model,
-    tensors,
+    writing,
 )
+from onnxgrad_cli.files.external_data import references, tensors
+from onnxgrad_cli.files.writing import is_ours
 
 W = np.arange(12, dtype=np.float32).reshape(4, 3)
 
@@ -76,12 +75,12 @@ def test_external_data_stay_references_and_travel_as_they_are(tmp_path: Path) ->
 
 
 def test_weights_too_large_for_protobuf_lie_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "PROTOBUF_LIMIT", 1000)
+    monkeypatch.setattr(writing, "PROTOBUF_LIMIT", 1000)
     weight = np.random.default_rng(0).standard_normal((4, 5000)).astype(np.float32)
     out = tmp_path / "m.onnx"
     assert save_model(model_of(weight), out) == [out, tmp_path / "m.onnx.data"]
     (reference,) = references(onnx.load(out, load_external_data=False))
-    assert reference.offset % files.ALIGNMENT == 0
+    assert reference.offset % writing.ALIGNMENT == 0
     assert out.stat().st_size < 1000
     np.testing.assert_array_equal(numpy_helper.to_array(onnx.load(out).graph.initializer[0]), weight)
 

@@ -176,7 +176,7 @@ def _save(path: Path, values: Mapping[str, np.ndarray], roles: Roles, steps: int
         return [name for name in values if roles.inputs.get(name) == role]
 
     said: dict[str, Any] = {
-        "writer": f"onnxgrad {metadata.tool_version()}",  # first, where `files.is_ours` looks for it
+        "writer": f"onnxgrad {metadata.tool_version()}",  # first, where `is_ours` looks for it
         "steps": steps,
         "adapters": [asdict(adapter) for adapter in roles.adapters],
         "averages": roles.averages,

@@ -78,7 +78,7 @@ def test_truncated_everywhere(tmp_path: Path) -> None:
     whole, cut = save(MLP, tmp_path / "mlp.onnx").read_bytes(), tmp_path / "cut.onnx"
     for length in range(len(whole) - 20):  # what follows the graph is the opset
         cut.write_bytes(whole[:length])
-        with pytest.raises(files.OnnxgradError):
+        with pytest.raises(OnnxgradError):
             files.load_model(cut)
 
 

@@ -15,6 +15,8 @@ import pytest
 from onnx import TensorProto
 
 from onnxgrad_cli import cli, files
+from onnxgrad_cli.files import writing
+from onnxgrad_cli.files.writing import is_ours
 from tests.cli_harness import MLP, PROGRAM, UNKNOWN_OPS, WEIGHT, Result, Shell, save, save_external
 
 HOME = Path(__file__).parents[2]
@@ -58,8 +60,8 @@ def test_build(shell: Shell) -> None:
 
 def test_model_is_marked_as_ours(shell: Shell) -> None:
     shell("build", "mlp.onnx")
-    assert files.is_ours(Path("mlp.train.onnx")) and files.is_ours(Path("mlp.train.onnx.report.md"))
-    assert not files.is_ours(Path("mlp.onnx"))
+    assert is_ours(Path("mlp.train.onnx")) and is_ours(Path("mlp.train.onnx.report.md"))
+    assert not is_ours(Path("mlp.onnx"))
 
 
 def test_reports(shell: Shell) -> None:
@@ -201,8 +203,8 @@ def test_external_data_stay_or_travel(shell: Shell) -> None:
 
 def test_model_too_large_for_protobuf(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the limit brought down to the size of the test's model."""
-    monkeypatch.setattr(files, "PROTOBUF_LIMIT", 80)
-    monkeypatch.setattr(files, "SMALL", 20)
+    monkeypatch.setattr(writing, "PROTOBUF_LIMIT", 80)
+    monkeypatch.setattr(writing, "SMALL", 20)
     model, path = files.load_model("mlp.onnx")
     assert [str(file) for file in files.save_model(model, "big.onnx", path)] == ["big.onnx", "big.onnx.data"]
     stored = {t.name: t for t in onnx.load("big.onnx", load_external_data=False).graph.initializer}

@@ -1,0 +1,169 @@
+"""Models from files, from stdin, from bytes: what is no model is told from what is a damaged one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx import ModelProto
+
+from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.files.external_data import check_external_data, tensors
+from onnxgrad_cli.ir.dialects import complaint, mend
+from onnxgrad_cli.ir.skeleton import copied, skeleton
+from onnxgrad_cli.ir.types import is_external
+
+ModelSource = str | Path | bytes | ModelProto
+"""Where a model may come from: a file, the bytes of one, or memory."""
+
+STREAM = "-"
+"""The name that stands for stdin and stdout."""
+
+
+def load_model(path: str | Path) -> tuple[ModelProto, Path | None]:
+    """Read a model without its external data, and make sure that it is one.
+
+    Args:
+        path: the file; '-' is stdin.
+
+    Returns:
+        The model, and the file it came from: external data are relative to it. None for stdin, where they are
+        relative to the working directory.
+
+    Raises:
+        OnnxgradError: there is no such file, it is no valid ONNX model, or its external data are missing, too
+            short, or outside its folder.
+    """
+    if str(path) == STREAM:
+        where, source, data = "stdin", None, _read_stdin()
+    else:
+        source = Path(path)
+        where, data = f"'{path}'", _read(source)
+    return _checked(_parse(data, where), where, source), source
+
+
+def read_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto, Path | None]:
+    """A model from wherever it is, not to be changed: a ModelProto is returned as it is.
+
+    Args:
+        model: a file ('-' is stdin), the bytes of one, or the model itself.
+        path: where bytes or a model were read from.
+
+    Returns:
+        The model, and the file that its external data are relative to; None is the working directory.
+
+    Raises:
+        UsageError: it is of another type.
+        OnnxgradError: a file or the bytes are no valid model; see `load_model`.
+    """
+    if isinstance(model, ModelProto):
+        return model, path
+    if isinstance(model, (str, Path)):
+        return load_model(model)
+    if isinstance(model, (bytes, bytearray, memoryview)):
+        found = _checked(_parse(bytes(model), "the model"), "the model", path)
+        return found, path
+    raise UsageError(f"a path, a ModelProto or the bytes of one is wanted, not {type(model).__name__}")
+
+
+def own_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto, Path | None]:
+    """A model from wherever it is, to be changed: of a ModelProto a copy; see `read_model`."""
+    found, source = read_model(model, path)
+    return copied(found) if found is model else found, source
+
+
+def _checked(model: ModelProto, where: str, source: Path | None) -> ModelProto:
+    check_structure(model, where)
+    check_external_data(model, source)
+    return model
+
+
+def _read_stdin() -> bytes:
+    if sys.stdin.isatty():
+        raise UsageError("a model is expected on stdin, which is a terminal", "pipe it in, or name a file")
+    return sys.stdin.buffer.read()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise OnnxgradError(f"no such file: '{path}'", _neighbours(path)) from None
+    except IsADirectoryError:
+        raise OnnxgradError(f"'{path}' is a directory", _neighbours(path / "model.onnx")) from None
+    except OSError as error:
+        raise OnnxgradError(f"'{path}' can't be read: {error.strerror}", "check its permissions") from None
+
+
+def _neighbours(path: Path) -> str | None:
+    """A hint with the models that lie where `path` was looked for, the most alike first."""
+    import difflib
+
+    try:
+        models = sorted(p.name for p in path.parent.iterdir() if p.suffix in (".onnx", ".ort", ".pb"))
+    except OSError:
+        return f"there is no folder '{path.parent}'"
+    near = difflib.get_close_matches(path.name, models, n=3, cutoff=0.5)
+    if near:
+        return f"did you mean {' or '.join(str(path.parent / name) for name in near)}?"
+    return f"models there: {', '.join(models[:5])}" if models else None
+
+
+def _parse(data: bytes, where: str) -> ModelProto:
+    if not data:
+        raise OnnxgradError(f"{where} is empty", "its export or copy was interrupted")
+    foreign = _what_else(data[:4096])
+    if foreign:
+        raise OnnxgradError(f"{where} {foreign[0]}", foreign[1])
+    model = ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError:
+        raise OnnxgradError(
+            f"{where} is no complete ONNX model: it can't be decoded after {len(data):,} bytes",
+            "it is cut short or damaged; copy or export it again",
+        ) from None
+    if not model.HasField("graph") or not model.graph.node:
+        raise OnnxgradError(f"{where} is no ONNX model, or one without a graph", "export it again")
+    return model
+
+
+_MAGIC = (
+    (b"version https://git-lfs", "is a Git LFS pointer, not the model", "fetch it with 'git lfs pull'"),
+    (b"PK\x03\x04", "is a zip archive, no ONNX model", "export a PyTorch checkpoint with torch.onnx"),
+    (b"\x1f\x8b", "is compressed with gzip", "unpack it first: gunzip -c FILE | onnxgrad build - ..."),
+    (b"ORTM", "is in onnxruntime's own format", "use the .onnx file it was made from"),
+)
+
+
+def _what_else(head: bytes) -> tuple[str, str] | None:
+    """What a file is that is no protobuf, and what to do about it."""
+    for magic, what, hint in _MAGIC:
+        if head.startswith(magic) or (magic == b"ORTM" and head[4:8] == magic):
+            return what, hint
+    try:
+        text = head.decode(errors="ignore" if len(head) == 4096 else "strict")
+    except UnicodeDecodeError:
+        return None
+    if all(c.isprintable() or c in "\t\r\n" for c in text):
+        return "is a text file, not an ONNX model", "a model is binary; the text form is read by onnx.parser"
+    return None
+
+
+def check_structure(model: ModelProto, where: str = "the model") -> None:
+    """Check a model by onnx.checker, without its weights; what onnxruntime reads all the same passes (`ir.dialects`).
+
+    Raises:
+        OnnxgradError: the model breaks the ONNX specification.
+    """
+    bare = skeleton(model)
+    for tensor in tensors(bare):
+        if is_external(tensor):  # in a node's attribute: the checker would look for the file
+            tensor.ClearField("data_location")
+            tensor.ClearField("external_data")
+            tensor.dims[:] = [0]
+    mend(bare)
+    fault = complaint(bare)
+    if fault:
+        raise OnnxgradError(f"{where} is no valid ONNX model: {fault}", "export it again")
