@@ -82,7 +82,8 @@ def test_sound_has_one_long_axis() -> None:
       d = Gather(s, i)
       e = Equal(d, k)
       q = Squeeze(e)
-      h = If(q) <then_branch = a () => (float u1) { u1 = Squeeze(c) }, else_branch = b () => (float v) { v = Identity(c) }>
+      h = If(q) <then_branch = a () => (float t) { t = Squeeze(c) },
+        else_branch = b () => (float v) { v = Identity(c) }>
       y = ReduceMean<axes = [2], keepdims = 0>(h)
     }"""
     model = with_outputs_of_any_rank(onnx.parser.parse_model(text))
