@@ -176,9 +176,10 @@ class Graph:
         self.not_constant.update(names)
 
     def add_initializer(self, name: str, array: np.ndarray) -> None:
-        """Add a constant called `name` (which must be fresh); `commit` writes it if anybody reads it."""
+        """Add a constant called `name`, which no node makes; `commit` writes it if anybody reads it."""
         tensor = numpy_helper.from_array(np.asarray(array), name)
         self.initializers[name] = tensor
+        self._constants.pop(name, None)
         self.types[name] = tensor_type(tensor.data_type, list(tensor.dims))
         self._names.add(name)
         self._pooled.add(name)
