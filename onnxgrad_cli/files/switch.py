@@ -48,8 +48,10 @@ def told(out: Path) -> Iterator[None]:
 
 
 def _hidden(out: Path, word: str) -> Path:
-    """A name beside `out` that says whose it is; it is cut so that a folder takes it."""
-    stem = out.name.encode(errors="surrogateescape")[:180].decode(errors="ignore")
+    """A name beside `out` that says whose it is; a long one is cut, so that a folder takes it."""
+    stem, name = out.name, os.fsencode(out.name)
+    if len(name) > 200:
+        stem = f"{name[:180].decode(errors='ignore')}-{hashlib.sha256(name).hexdigest()[:DIGITS]}"
     return out.with_name(f".{stem}{word}")
 
 

@@ -13,6 +13,7 @@ from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.verification.feeds import DescribedModel
+from onnxgrad_cli.verification.written import Ran
 
 
 @dataclass
@@ -43,6 +44,11 @@ class Case:
     outputs: Arrays = field(init=False)
     drawn: dict[str, int] | None = field(init=False)
     measured_by: str = ""
+
+    @property
+    def ran(self) -> Ran | None:
+        """The run of the model; None where it has not come to one."""
+        return Ran(self.described.model, self.feeds, self.outputs) if hasattr(self, "outputs") else None
 
 
 @dataclass(frozen=True)

@@ -243,3 +243,13 @@ def test_data_that_are_a_link_out_of_the_folder_are_copied(tmp_path: Path) -> No
     import onnxruntime
 
     onnxruntime.InferenceSession(str(out))
+
+
+def test_long_names_do_not_meet(tmp_path: Path) -> None:
+    """Temporary names are longer than what they stand for, and are cut."""
+    one, other = (tmp_path / f"{'ä' * 110}{end}" for end in ("", ".report.md"))
+    with Switch(one) as switch:
+        for out in (one, other):
+            switch.stage(out, lambda file: file.write(b"onnxgrad"))
+        switch.commit()
+    assert set(tmp_path.iterdir()) == {one, other}
