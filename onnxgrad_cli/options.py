@@ -410,7 +410,7 @@ class ShapeOptions(_Part):
     """Shapes of the model.
 
     Attributes:
-        dims: symbol -> size, fixed before anything else.
+        dims: symbol -> size, fixed before anything else; 0 for a past that is empty.
         shapes: input -> shape, fixed before anything else.
         infer_by_run: read ranks that can't be inferred off a run of the model; by default where that is quick.
     """
@@ -425,10 +425,11 @@ class ShapeOptions(_Part):
         if self.infer_by_run is not None:
             checks.of_type("infer_by_run", self.infer_by_run, bool, "True or False")
         for symbol, size in self.dims.items():
-            checks.sizes("dims", symbol, [size])
+            checks.sizes("dims", symbol, [size], 0)
         for name, shape in self.shapes.items():
             checks.tuple_of("shapes", shape, object, "such as shapes={'x': (1, 3, 224, 224)}")
-            checks.sizes("shapes", name, shape, symbols=True)
+            checks.sizes("shapes", name, shape[:1], 1, symbols=True)
+            checks.sizes("shapes", name, shape[1:], 0, symbols=True)
         super().__post_init__()
 
 

@@ -53,7 +53,7 @@ class Pair(click.ParamType[tuple[str, Any]]):
 
 def _size(text: str) -> int:
     size = int(text)
-    if size < 1:
+    if size < 0:
         raise ValueError
     return size
 
@@ -161,7 +161,7 @@ def how_to_read(command: Command) -> Command:
                      help="What becomes of gradients at QuantizeLinear; ste: the straight-through estimator."),
         click.option("--identifiers", is_flag=True,
                      help="Make valid C identifiers of all names that are not the model's own."),
-        click.option("--dim", type=DIM, multiple=True, help="Fix a symbolic dimension."),
+        click.option("--dim", type=DIM, multiple=True, help="Fix a symbolic dimension; 0 for a past that is empty."),
         click.option("--shape", type=SHAPE, multiple=True, help="Fix the shape of an input."),
         click.option(
             "--infer-by-run/--no-infer-by-run",
