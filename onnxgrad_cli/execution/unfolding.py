@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from onnxgrad_cli.ir.domains import is_standard
+from onnxgrad_cli.ir.types import Shape, shape_of
 
 TO_THE_END = np.iinfo(np.int64).max
 
 
 def unfold_convolutions(model: ModelProto) -> None:
-    """Write the convolutions of a model that are of stored weights as products, in place; others stay."""
-    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    """Write the convolutions of a model whose weights are of known shapes as products, in place; others stay."""
+    shapes: dict[str, Shape] = {value.name: shape_of(value.type) or () for value in model.graph.input}
+    shapes |= {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     if not any(_kernel(node, shapes) for node in model.graph.node):
         return
     nodes: list[NodeProto] = []
@@ -32,12 +34,14 @@ def unfold_convolutions(model: ModelProto) -> None:
     model.graph.node.extend(nodes)
 
 
-def _kernel(node: NodeProto, shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape of a convolution's weight; () for another node, and where its padding depends on the image."""
+def _kernel(node: NodeProto, shapes: Mapping[str, Shape]) -> tuple[int, ...]:
+    """The shape of a convolution's weight; () for another node, and where it or the padding is known only in a run."""
     if node.op_type != "Conv" or not is_standard(node.domain):
         return ()
     padding = next((a.s for a in node.attribute if a.name == "auto_pad"), b"NOTSET")
-    return shapes.get(node.input[1], ()) if padding in (b"NOTSET", b"VALID") else ()
+    shape = shapes.get(node.input[1], ()) if padding in (b"NOTSET", b"VALID") else ()
+    sizes = tuple(size for size in shape if isinstance(size, int))
+    return sizes if len(sizes) == len(shape) else ()
 
 
 class _Unfolded:

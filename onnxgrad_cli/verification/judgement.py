@@ -211,7 +211,7 @@ class Judge:
         x, claim = self.loss.point[name], self._claims[name]
         scale = np.abs(x) if self._by_entry and np.any(x) else self._sizes[name]
         way = self._rng.random(x.shape) * 2 - 1
-        felt = claim * scale
+        felt = np.multiply(claim, scale, dtype=np.float64)
         size = math.sqrt(_dot(felt, felt))
         if size > 0:
             way += (math.copysign(UNIFORM, _dot(way, felt)) / size) * felt
@@ -219,8 +219,8 @@ class Judge:
 
 
 def _dot(a: np.ndarray, b: np.ndarray) -> float:
-    """The sum of products; not by BLAS, whose threads cost more than so short a sum."""
-    return float(np.einsum("i,i->", np.ravel(a), np.ravel(b)))
+    """The sum of products in float64; not by BLAS, whose threads cost more than so short a sum."""
+    return float(np.einsum("i,i->", np.ravel(a), np.ravel(b), dtype=np.float64))
 
 
 def _rms(x: np.ndarray) -> float:
