@@ -90,6 +90,11 @@ NOT_HERE = {
 @click.option("--resume", is_flag=True, help="Go on from the checkpoint of the run.")
 @click.option("--provider", default="cpu", show_default=True, help="The execution provider of onnxruntime.")
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Of the processor.  [default: all]")
+@click.option(
+    "--keep-mode",
+    is_flag=True,
+    help="Leave BatchNormalization and Dropout as the model has them; else what is written is for inference.",
+)
 @click.option("--force", is_flag=True, help="Replace a model that onnxgrad did not write.")
 @what_to_build
 @speaks

@@ -18,7 +18,13 @@ from onnxgrad_cli.training.run.merge import merge
 
 
 def run_export(
-    source: Path, model: ModelSource, out: str | Path | None = None, *, use_ema: bool = False, force: bool = False
+    source: Path,
+    model: ModelSource,
+    out: str | Path | None = None,
+    *,
+    use_ema: bool = False,
+    keep_mode: bool = False,
+    force: bool = False,
 ) -> list[Path]:
     """Write the inference model with the weights of a checkpoint, adapters merged into those they belong to.
 
@@ -27,6 +33,8 @@ def run_export(
         model: the inference model that was trained.
         out: by default `<model>.trained.onnx`.
         use_ema: write the moving averages that `Options.ema` has kept, in place of the weights.
+        keep_mode: leave BatchNormalization and Dropout in the mode in which the model came; else they are in
+            inference mode.
         force: replace a file that onnxgrad did not write.
 
     Returns:
@@ -41,7 +49,7 @@ def run_export(
     target = target_of(model, out, "trained")
     if target is not None:
         check_target(target, proto, path, force)
-    return save_model(merge(proto, adapters, weights, path, state), target or STREAM, path, force)
+    return save_model(merge(proto, adapters, weights, path, state, keep_mode), target or STREAM, path, force)
 
 
 def _read(source: Path, use_ema: bool) -> tuple[Arrays, Arrays, Sequence[Adapter]]:

@@ -22,6 +22,7 @@ from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model, sav
 from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.metadata import Roles, tool_version
 from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.prepare.mode import SUBJECT as MODE
 from onnxgrad_cli.report import make_report
 from onnxgrad_cli.report.curve import Curve
 from onnxgrad_cli.report.html import html
@@ -64,6 +65,8 @@ class Course(KnownKeywords):
         patience: after how many epochs without a better validation it ends; None is never.
         save_every: how many steps lie between checkpoints; 0: they are written after each epoch.
         use_ema: evaluate and write the moving averages (EMA) that `Options.ema` keeps, in place of the weights.
+        keep_mode: evaluate and write the model in the mode in which it came; else BatchNormalization and Dropout are
+            in inference mode, however they were trained.
         provider, threads: what it runs on; see `Trainer`.
         prefix, val_prefix: what the names in the data have before those of the inputs.
 
@@ -81,6 +84,7 @@ class Course(KnownKeywords):
     patience: int | None = None
     save_every: int = 0
     use_ema: bool = False
+    keep_mode: bool = False
     provider: str = "cpu"
     threads: int | None = None
     prefix: str = ""
@@ -100,6 +104,7 @@ class Course(KnownKeywords):
             self, "metrics", checks.tuple_of("metrics", self.metrics, str, "such as metrics=('accuracy',)")
         )
         checks.flag("use_ema", self.use_ema)
+        checks.flag("keep_mode", self.keep_mode)
         for name in ("schedule", "provider", "prefix", "val_prefix"):
             checks.text(name, getattr(self, name))
 
@@ -224,9 +229,11 @@ class _Run:
         """Write the model with the weights of now, and the adapters alone if there is a file for them."""
         state, adapters = self.trainer.state(), self.trainer.roles.adapters
         weights = {**self.trainer.weights(), **{name: state[average] for name, average in self.ema.items()}}
-        files = save_model(merge(self.original, adapters, weights, self.path, state), target, self.path, force)
+        found = merge(self.original, adapters, weights, self.path, state, self.course.keep_mode)
+        files = save_model(found, target, self.path, force)
         if adapter is not None:
-            save_adapter(adapter, adapters, weights)
+            statistics = {name: array for name, array in state.items() if name not in self.trainer.roles.slots}
+            save_adapter(adapter, adapters, {**weights, **statistics})
             files.append(adapter)
         return files
 
@@ -249,6 +256,9 @@ def _ready(
     for file in filter(None, (target, adapter)):
         check_target(file, original, path, force)
     built = build(original, options, path=path)
+    for caution in built.training.cautions:
+        if caution.subject == MODE:
+            tell(f"caution: {caution}", 0)
     trainer = _trainer(built, course, link)
     check_stored(original, _own(trainer))
     init_weights(trainer, built, original, course.init, course.seed)
@@ -352,8 +362,9 @@ def _evaluator(
     link: Communicator, ema: Mapping[str, str], tell: Tell,
 ) -> Evaluator:  # fmt: skip
     session = EvalSession(
-        model, options, trainer.buffers, path=path, provider=find_provider(course.provider), threads=course.threads
-    )
+        model, options, trainer.buffers, path=path, provider=find_provider(course.provider), threads=course.threads,
+        keep_mode=course.keep_mode,
+    )  # fmt: skip
     metrics = _metrics(trainer.roles, options, course)
     batches = Batches(data, data.batch_size or course.batch_size, shuffle=False, tell=tell)
     evaluator = RankZeroEvaluator(session, data, batches, trainer.roles.losses[0], metrics, ema, link)
