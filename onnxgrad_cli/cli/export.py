@@ -29,7 +29,7 @@ def export(
     console.done = "exported"
     from onnxgrad_cli.jobs.export import run_export
 
-    found = run_export(checkpoint, model, out, use_ema=use_ema, keep_mode=keep_mode, force=force)
+    found = run_export(checkpoint, model, out, use_ema=use_ema, keep_mode=keep_mode, force=force, tell=console.say)
     files = [str(file) for file in found]
     if files:
         console.result({"files": files}, "\n".join(files))

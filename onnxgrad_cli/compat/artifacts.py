@@ -27,6 +27,7 @@ from onnxgrad_cli.passes.optimizer.split import Halves, narrowed, split
 from onnxgrad_cli.passes.parameters.patterns import matching
 from onnxgrad_cli.training.eval_model import make_eval_model
 from onnxgrad_cli.training.run.folder import load_checkpoint
+from onnxgrad_cli.training.run.progress import is_nominal
 from onnxgrad_cli.training.run.tensors import load_tensors, save_tensors
 from onnxgrad_cli.training.steps.base import TrainerBase
 from onnxgrad_cli.training.steps.split import SplitTrainer
@@ -267,6 +268,6 @@ def nominal(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
         OnnxgradError: it is none, or can't be read.
     """
     said = load_tensors(path)[1].get("progress", {})
-    if "nominal" not in said:
+    if not isinstance(said, dict) or not is_nominal(said.get("nominal")):
         raise OnnxgradError(f"'{path}' is no nominal checkpoint", "it was written without nominal_checkpoint")
     return {name: (dtype, tuple(shape)) for name, (dtype, shape) in said["nominal"].items()}

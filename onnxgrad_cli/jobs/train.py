@@ -141,6 +141,7 @@ def run_train(
     adapter: Path | None = None,
     run: Path | None = None,
     resume: bool = False,
+    new_data: bool = False,
     force: bool = False,
     tell: Tell = silent,
     watch: Watch = lambda steps, of, loss: None,
@@ -160,6 +161,7 @@ def run_train(
         adapter: a file for the low-rank adapters alone.
         run: the folder of checkpoints and log; by default `<out>.run`.
         resume: go on from the folder's checkpoint.
+        new_data: with `resume`: on purpose with other training data, of as many samples.
         force: replace a file that onnxgrad did not write.
         tell: takes what is narrated.
         watch: called after each step.
@@ -171,15 +173,17 @@ def run_train(
         UnsupportedError: the model can't be differentiated.
         OnnxgradError: a file can't be read or written, or the loss became infinite or no number.
     """
+    if new_data and not resume:
+        raise UsageError("`new_data` goes with `resume`", "a run that begins takes any data: leave it out")
     start, link = time.perf_counter(), communicator or Alone()
     ready, target = _ready(model, data, val, out, options or Options(), course or Course(), adapter, force, link, tell)
     place = run or target.with_name(f"{target.name}.run")
     with rank_zero_folder(place, link) as folder, asked_to_stop(link, place, tell) as stop:
         loop = ready.loop(folder, stop, watch)
-        _resume(loop, link, resume, drawing(ready.built.model), tell)
+        _resume(loop, link, resume, new_data, drawing(ready.built.model), tell)
         reason = loop.run()
         if reason != "stopped" and ready.evaluator is not None and loop.progress.best:
-            ready.trainer.load(folder.load(best=True)[0])
+            ready.trainer.load(loop.best())
     epochs = loop.progress.epochs
     best = loop.progress.best if ready.evaluator is not None else len(epochs)
     found = Trained(reason, epochs, best, ready.trainer.steps, time.perf_counter() - start, [folder.path])
@@ -213,6 +217,7 @@ class _Run:
         """The steps to take."""
         course, evaluator = self.course, self.evaluator
         steps = course.epochs * len(self.batches)
+        data = {"training": self.samples, **({"validation": evaluator.data} if evaluator else {})}
         schedule = parse_schedule(course.schedule, course.learning_rate, steps)
         if evaluator is None and (course.patience is not None or schedule.watches or course.metrics):
             raise UsageError("early stopping, metrics and the schedule plateau go by a validation", "add `val=DATA`")
@@ -223,6 +228,7 @@ class _Run:
             higher=chosen.higher if chosen else False,
             epochs=course.epochs, patience=course.patience, save_every=course.save_every,
             folder=folder, stop=stop, watch=lambda done, loss: watch(done, steps, loss), model=_fingerprint(self.built),
+            digests={use: samples.digest() for use, samples in data.items()},
         )  # fmt: skip
 
     def write(self, target: Path, adapter: Path | None, force: bool) -> list[Path]:
@@ -309,7 +315,7 @@ def _data(
     return samples, validation
 
 
-def _resume(loop: Loop, link: Communicator, resume: bool, drawn: Sequence[str], tell: Tell) -> None:
+def _resume(loop: Loop, link: Communicator, resume: bool, new_data: bool, drawn: Sequence[str], tell: Tell) -> None:
     """Go on from the folder's checkpoint if that is asked for, and never over one that it is not asked for."""
     folder = loop.folder
     begun = link.told(folder.begun)
@@ -320,7 +326,7 @@ def _resume(loop: Loop, link: Communicator, resume: bool, drawn: Sequence[str], 
     if resume and not begun:
         raise UsageError(f"`resume`: '{folder.path}' holds no checkpoint", "leave `resume` out to begin a run")
     if resume:
-        loop.resume()
+        loop.resume(new_data)
         tell(f"going on after step {loop.trainer.steps}", 0)
         if drawn:
             tell(f"{', '.join(drawn)} will draw other random numbers than in a run that was never cut off", 0)
