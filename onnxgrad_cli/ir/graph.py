@@ -191,6 +191,16 @@ class Graph:
         self.proto.graph.initializer.append(self.initializers[name])
         self.initializers[name] = self.proto.graph.initializer[-1]
 
+    def copy_initializer(self, name: str, copy: str) -> None:
+        """Add another initializer with the values of one, external data too; no node makes `copy` any more."""
+        tensor = self.proto.graph.initializer.add()
+        tensor.CopyFrom(self.initializers[name])
+        tensor.name = copy
+        self.initializers[copy] = tensor
+        self._constants.pop(copy, None)
+        self.types[copy] = self.types[name]
+        self._names.add(copy)
+
     def added(self, name: str) -> bool:
         """Whether `name` is a constant that a pass of this tool has added."""
         return name in self._pooled
