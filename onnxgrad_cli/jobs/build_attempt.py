@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from operator import methodcaller
 from pathlib import Path
-from typing import BinaryIO
 
 from onnx import ModelProto
 
@@ -201,23 +200,35 @@ class BuildAttempt:
         try:
             with Switch(self.target) as switch:
                 written = stage_model(
-                    switch, model, self.target, self.path, check=lambda file: self._check_written(file, model, step)
+                    switch, model, self.target, self.path, check=lambda file: self.check_written(file, model, step)
                 )
                 for file in written:
-                    found = File.of(switch.where(file), "weights" if file != self.target else "training model")
-                    self.files.append(replace(found, path=str(file)))
+                    self.take_file(switch, file, "training model" if file == self.target else "weights")
                 report = self.report()
-                for file in self.reports:
-                    text = render(report, file.suffix[1:]).encode()
-                    switch.stage(file, partial(_write, text))
+                self.stage_reports(switch, report)
                 switch.commit()
                 return report
         except CheckFailed as error:
             self.error = error
             return self.write_reports(self.report())
 
-    def _check_written(self, file: Path, model: ModelProto, step: Callable[[ModelProto], ModelProto] | None) -> None:
-        """The last step of the proof: onnxruntime opens what was written, and computes with it what was proved."""
+    def take_file(self, switch: Switch, file: Path, role: str) -> None:
+        """Let the report list a file that was written, and may not have its name yet."""
+        self.files.append(replace(File.of(switch.where(file), role), path=str(file)))
+
+    def stage_reports(self, switch: Switch, report: Report) -> None:
+        """Write a report to the files that are for it, which take their names with others."""
+        for file in self.reports:
+            switch.stage(file, methodcaller("write", render(report, file.suffix[1:]).encode()))
+
+    def check_written(
+        self, file: Path, model: ModelProto, step: Callable[[ModelProto], ModelProto] | None = None
+    ) -> None:
+        """The last step of the proof: onnxruntime opens what was written, and computes with it what was proved.
+
+        Raises:
+            CheckFailed: it does not.
+        """
         if self.proof is None or has_gradients(model):
             return
         self.request.tell("checking: the file that was written", 1)
@@ -291,10 +302,6 @@ def _check_words(request: BuildRequest, reports: Sequence[Path]) -> None:
 
 
 # -- the proof ----------------------------------------------------------------------------------------------------
-
-
-def _write(content: bytes, file: BinaryIO) -> None:
-    file.write(content)
 
 
 def _why(proof: Proof) -> str:

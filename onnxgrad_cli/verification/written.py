@@ -53,7 +53,9 @@ def _told(error: Exception, file: Path | None) -> str:
     return text.replace(str(file), "the file").replace(file.name, "the file") if file else text
 
 
-def check_opens(model: ModelProto, original: ModelProto, path: Path | None) -> Callable[[Path], None]:
+def check_opens(
+    model: ModelProto, original: ModelProto, path: Path | None, name: str = "what would be written"
+) -> Callable[[Path], None]:
     """A check for `save_model`: onnxruntime opens the file, if it opens the model that it was made from.
 
     What it has no kernels for in the original either, such as operators of another library, is for a runtime elsewhere.
@@ -62,12 +64,13 @@ def check_opens(model: ModelProto, original: ModelProto, path: Path | None) -> C
         model: what is written.
         original: the model it was made from.
         path: where that was read from.
+        name: what the file is called in an error.
     """
 
     def check(file: Path) -> None:
         why = refused(model, None, file)
         if why and not refused(original, path):
-            raise CheckFailed(f"onnxruntime does not open what would be written: {why}", "nothing was written")
+            raise CheckFailed(f"onnxruntime does not open {name}: {why}", "nothing was written")
 
     return check
 
@@ -105,12 +108,14 @@ def _results(model: ModelProto, ran: Ran, file: Path | None = None, in_memory: b
         model, file, threads=1, optimized=OPTIMIZED_FOR_FEW_RUNS, silent=True, file=None if in_memory else file
     )
     stored = {tensor.name: tensor for tensor in ran.model.graph.initializer}
-    feeds = dict(ran.feeds)
-    for needed in session.get_inputs():
-        if needed.name not in feeds:
-            if stored[needed.name].data_type == TensorProto.BFLOAT16:
+    needed = [value.name for value in session.get_inputs()]
+    known = {*needed, *(value.name for value in session.get_overridable_initializers())}
+    feeds = {name: array for name, array in ran.feeds.items() if name in known}
+    for name in needed:
+        if name not in feeds:
+            if stored[name].data_type == TensorProto.BFLOAT16:
                 return None
-            feeds[needed.name] = numpy_helper.to_array(stored[needed.name])
+            feeds[name] = numpy_helper.to_array(stored[name])
     names = [value.name for value in session.get_outputs()]
     return dict(zip(names, session.run(None, feeds), strict=True))
 
