@@ -46,6 +46,7 @@ from onnxgrad_cli.training.steps.base import RATE, TrainerBase, drawing
 from onnxgrad_cli.training.steps.init_weights import init_weights
 from onnxgrad_cli.training.steps.parallel import ParallelTrainer, agree
 from onnxgrad_cli.training.trainer import Trainer
+from onnxgrad_cli.verification.written import check_opens
 
 Watch = Callable[[int, int, float], None]
 """Takes the steps taken, the steps there are to be, and the loss."""
@@ -236,7 +237,7 @@ class _Run:
         state, adapters = self.trainer.state(), self.trainer.roles.adapters
         weights = {**self.trainer.weights(), **{name: state[average] for name, average in self.ema.items()}}
         found = merge(self.original, adapters, weights, self.path, state, self.course.keep_mode)
-        files = save_model(found, target, self.path, force)
+        files = save_model(found, target, self.path, force, check=check_opens(found, self.original, self.path))
         if adapter is not None:
             statistics = {name: array for name, array in state.items() if name not in self.trainer.roles.slots}
             save_adapter(adapter, adapters, {**weights, **statistics})
