@@ -33,7 +33,7 @@ ARGUMENTS = frozenset(
         "loss_options loss_output loss_scale losses metrics mode new_data nominal_checkpoint of optimizer "
         "optimizer_options out output patience prefix preset provider quantization recompute reduction reports "
         "resume run sample_weight save_every schedule seed shapes stop_after target test_data threads train "
-        "train_last training_info tuned use_ema val val_prefix verify wrt yield_"
+        "train_last training_info tuned untie use_ema val val_prefix verify wrt yield_"
     ).split()
 )
 """The arguments that messages name; what else stands in backquotes stays as it is."""

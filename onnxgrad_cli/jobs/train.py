@@ -391,6 +391,11 @@ def _metrics(roles: Roles, options: Options, course: Course) -> Sequence[Named]:
         return []
     if not course.metrics:
         return default_metrics(term)
+    if term.name == "causal-lm":
+        raise UsageError(
+            "`metrics` don't go with causal-lm: they would compare tokens with themselves, not with what follows",
+            "leave them out; the loss is told, and its exponential is the perplexity",
+        )
     found = [parse_metric(text, **dict(options.loss_options)) for text in course.metrics]
     names = ["loss", *(metric.name for metric in found)]
     twice = next((name for name in names if names.count(name) > 1), None)
