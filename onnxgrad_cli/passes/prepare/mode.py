@@ -130,14 +130,10 @@ def _separate_statistics(graph: Graph, mode: str) -> bool:
         if not is_batch_normalization(node) or not _by_batch(graph, node, mode):
             continue
         for position, name in own_statistics(node).items():
-            shared = graph.initializers.get(node.input[position])
-            if shared is None or len(readers[shared.name]) < 2 or graph.taken(name):
-                continue
-            copy = graph.proto.graph.initializer.add()
-            copy.CopyFrom(shared)
-            copy.name = node.input[position] = graph.fresh(name)
-            graph.initializers[name], graph.types[name] = copy, graph.types[shared.name]
-            changed = True
+            shared = node.input[position]
+            if shared in graph.initializers and len(readers[shared]) > 1 and not graph.taken(name):
+                graph.copy_initializer(shared, name)
+                node.input[position], changed = name, True
     return changed
 
 
