@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from onnxgrad_cli.verification.loss_function import MUST_SHOW, LossFunction
+from onnxgrad_cli.verification.loss_function import MUST_SHOW, ScalarFunction
 from onnxgrad_cli.verification.slopes import slope
 
 DIRECTIONS, ROUNDS = 2, 4
@@ -117,7 +117,7 @@ class Judge:
 
     def __init__(
         self,
-        loss: LossFunction,
+        loss: ScalarFunction,
         claims: Mapping[str, np.ndarray],
         noise: Sequence[Mapping[str, np.ndarray]],
         rng: np.random.Generator,
