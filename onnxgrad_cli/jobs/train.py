@@ -34,6 +34,7 @@ from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.loop import Loop
 from onnxgrad_cli.training.metrics import Named, default_metrics, parse_metric
 from onnxgrad_cli.training.run.adapter_file import save_adapter
+from onnxgrad_cli.training.run.branches import check_branches
 from onnxgrad_cli.training.run.communicator import Alone, Communicator
 from onnxgrad_cli.training.run.ema_weights import check_ema
 from onnxgrad_cli.training.run.export import check_stored
@@ -274,6 +275,7 @@ def _ready(
             tell(f"caution: {caution}", 0)
     trainer = _trainer(built, course, link)
     check_stored(original, _own(trainer))
+    check_branches(original, trainer.roles.adapters)
     init_weights(trainer, built, original, course.init, course.seed)
     values = {name: buffer.array for name, buffer in trainer.buffers.items()}
     ema = check_ema(trainer.roles.averages, values) if course.use_ema else {}
