@@ -495,3 +495,12 @@ def test_what_is_written_belongs_to_the_backward_part() -> None:
     assert {"Tanh", "Sin", "Reshape", "Slice", "Expand"} <= {node.op_type for node in written}
     for node in written:
         assert {entry.value for entry in node.metadata_props if entry.key == ROLE} == {"backward"}
+
+
+def test_an_output_that_is_absent_is_absent_in_the_copy() -> None:
+    model = small("h = Mul(x, w) t = Identity(h) y = Sin(t)")
+    model.graph.node[1].CopyFrom(helper.make_node("LayerNormalization", ["h", "w"], ["t", "", "s"], name="norm"))
+    model.graph.node[2].CopyFrom(helper.make_node("Mul", ["t", "s"], ["m"], name="times"))
+    model.graph.node.append(helper.make_node("Sin", ["m"], ["y"], name="sine"))
+    nodes = {node.name: list(node.output) for node in made(model, "block:h").model.graph.node}
+    assert nodes["recompute/norm"] == ["t_recomputed", "", "s_recomputed"]
