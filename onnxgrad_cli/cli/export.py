@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from onnxgrad_cli.cli.console import Console, speaks
+from onnxgrad_cli.common.visible import visible
 
 
 @click.command(short_help="Write a checkpoint's weights into the model.")
@@ -24,5 +25,5 @@ def export(console: Console, checkpoint: Path, model: str, out: str | None, use_
 
     files = [str(file) for file in run_export(checkpoint, model, out, use_ema=use_ema, force=force)]
     if files:
-        console.result({"files": files}, "\n".join(files))
+        console.result({"files": files}, "\n".join(map(visible, files)))
     return 0

@@ -147,7 +147,11 @@ class BuildAttempt:
         nodes = len(self.built.graph.nodes)
         self.built.records.append(PassRecord(VERIFY, time.perf_counter() - start, nodes, nodes, False))
         if self.proof.failed:
-            raise CheckFailed(_why(self.proof), "the model was not written; `verify=False` writes it all the same")
+            raise CheckFailed(
+                "the training model does not pass its checks:",
+                "the model was not written; `verify=False` writes it all the same",
+                [f"{step.name}: {step.detail}" for step in self.proof.steps if step.status == "failed"],
+            )
         if request.verify and self.proof.verdict != PROVED:
             raise CheckFailed(
                 f"the training model is not proved, as was asked for: {self.proof.why}",
@@ -217,11 +221,3 @@ def _check_words(request: BuildRequest, reports: Sequence[Path]) -> None:
                 f"`reports`: '{file}' has no suffix that names a format",
                 suggest(file.suffix[1:], FORMATS, "formats"),
             )
-
-
-# -- the proof ----------------------------------------------------------------------------------------------------
-
-
-def _why(proof: Proof) -> str:
-    failed = [f"  {step.name}: {step.detail}" for step in proof.steps if step.status == "failed"]
-    return "\n".join(["the training model does not pass its checks:", *failed])
