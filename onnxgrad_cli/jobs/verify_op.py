@@ -229,7 +229,7 @@ def _two(
         raise failures[0][1]
     if len(trials) == 1:
         trials += [_trial(n, each.elsewhere(), against, rng) for n, each in small if n == trials[0].number]
-    return tuple(trials), tuple((number, error.message.splitlines()[-1].strip()) for number, error in failures)
+    return tuple(trials), tuple((number, str(error).splitlines()[-1].strip()) for number, error in failures)
 
 
 def _covered(op_type: str) -> Coverage:

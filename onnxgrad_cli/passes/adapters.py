@@ -122,11 +122,11 @@ def _leading_to(graph: Graph, outputs: Sequence[str]) -> set[str]:
 
 def _no_adapters(barred: Mapping[str, str], spec: LoraSpec, option: str) -> UsageError:
     """The error where weights that `option` asks for, or all, can't have an adapter; `barred` says which and why."""
-    listed = "".join(f"\n  {name}: {why}" for name, why in list(barred.items())[:20])
-    what = "these weights can't" if listed else "no weight is left to"
+    what = "these weights can't" if barred else "no weight is left to"
     return UsageError(
-        f"{option}: {what} have an adapter of rank {spec.rank}{listed}",
+        f"{option}: {what} have an adapter of rank {spec.rank}",
         "name others with `lora_target`, choose a smaller rank, or train them in full with `train`",
+        [f"{name}: {why}" for name, why in list(barred.items())[:20]],
     )
 
 

@@ -291,8 +291,7 @@ def check_training_info(model: ModelProto, path: Path | None = None) -> None:
                 if made is not None:
                     faults += (f"{where}: {fault}" for fault in _type_faults(Graph(made, path), variables, binding))
     if faults:
-        lines = "\n".join(f"  {fault}" for fault in faults)
-        raise OnnxgradError(f"the model's training information breaks the standard:\n{lines}", "write it again")
+        raise OnnxgradError("the model's training information breaks the standard:", "write it again", faults)
 
 
 def _faults(model: ModelProto) -> Iterator[str]:

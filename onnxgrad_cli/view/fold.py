@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.view.drawing import Box, Drawing, Edge, Group, Kind, Part, boxes, short
 
 SHOWN = 4
@@ -112,7 +113,7 @@ class _Folding:
         kinds: dict[Kind, list[Box]] = defaultdict(list)
         for box in nodes:
             kinds[_folded_kind(box)].append(box)
-        title = key[-1] if isinstance(key, tuple) else f"{nodes[0].title} … {nodes[-1].title}"
+        title = visible(key[-1]) if isinstance(key, tuple) else f"{nodes[0].title} … {nodes[-1].title}"
         titles = {kind: title for kind in kinds}
         if Kind.BACKWARD in kinds and any(isinstance(unit, Group) for unit in units):
             titles[Kind.BACKWARD] = f"gradient of {title}"

@@ -138,11 +138,11 @@ def _nothing(graph: Graph, floats: list[str], training: SelectionRecord) -> Unsu
             refusals,
             hint="gradients of its float inputs can be had with `grad_of_input='*'`",
         )
-    reasons = "\n".join(f"  {name}: {reason}" for name, reason in list(training.not_trained.items())[:20])
+    reasons = [f"{name}: {reason}" for name, reason in list(training.not_trained.items())[:20]]
     hint = "choose weights with `train=GLOB`"
     if QUANTIZED in training.not_trained.values():
         hint = "pass `quantization='ste'` to train what is stored as integers by the straight-through estimator"
-    return UnsupportedError(f"no weight is left to train:\n{reasons}", refusals, hint)
+    return UnsupportedError("no weight is left to train:", refusals, hint, reasons)
 
 
 def _never_differentiated(graph: Graph) -> Iterator[Refusal]:
