@@ -88,8 +88,14 @@ NOT_HERE = {
     help="The folder of checkpoints and train.jsonl.  [default: OUT.run]",
 )
 @click.option("--resume", is_flag=True, help="Go on from the checkpoint of the run.")
+@click.option("--new-data", is_flag=True, help="Go on with other training data than the run was begun with.")
 @click.option("--provider", default="cpu", show_default=True, help="The execution provider of onnxruntime.")
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Of the processor.  [default: all]")
+@click.option(
+    "--keep-mode",
+    is_flag=True,
+    help="Leave BatchNormalization and Dropout as the model has them; else what is written is for inference.",
+)
 @click.option("--force", is_flag=True, help="Replace a model that onnxgrad did not write.")
 @what_to_build
 @speaks
@@ -101,7 +107,7 @@ def train(console: Console, /, model: str, data: str, out: str | None, seed: int
 
     names = [field.name for field in dataclasses.fields(Course) if field.name in values]
     course = Course(seed=seed or 0, **{name: values.pop(name) for name in names})
-    where = {name: values[name] for name in ("val", "adapter", "run", "resume", "force")}
+    where = {name: values[name] for name in ("val", "adapter", "run", "resume", "new_data", "force")}
     with _together(console) as link:
         built = options({**values, "seed": seed})
         with _progress(console) as watch:

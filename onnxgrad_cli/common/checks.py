@@ -114,12 +114,13 @@ def mapping(name: str, value: object, example: str) -> None:
             raise UsageError(f"`{name}`: the key {key!r} is no string", example)
 
 
-def sizes(name: str, key: str, given: Iterable[object], symbols: bool = False) -> None:
-    """Refuse sizes of dimensions that are none; with `symbols` a name may stand for one.
+def sizes(name: str, key: str, given: Iterable[object], least: int, symbols: bool = False) -> None:
+    """Refuse sizes of dimensions that are none, or below `least`; with `symbols` a name may stand for one.
 
     Raises:
-        UsageError: one is no whole number of 1 or more.
+        UsageError: one is no whole number of `least` or more.
     """
     for size in given:
-        if not (is_number(size, 1, whole=True) or (symbols and isinstance(size, str))):
-            raise UsageError(f"`{name}`: '{key}' can't have size {size!r}", "a size is a whole number of 1 or more")
+        if not (is_number(size, least, whole=True) or (symbols and isinstance(size, str))):
+            hint = "a size is a whole number of 1 or more" + ("" if least else ", or 0 for a past that is empty")
+            raise UsageError(f"`{name}`: '{key}' can't have size {size!r}", hint)

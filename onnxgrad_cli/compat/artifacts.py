@@ -18,8 +18,8 @@ from onnx import ModelProto, helper, numpy_helper
 from onnxgrad_cli import metadata
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
-from onnxgrad_cli.execution.session import CPU, take_out
-from onnxgrad_cli.files import check_target, load_model, save_model
+from onnxgrad_cli.execution.session import CPU, start_session, take_out
+from onnxgrad_cli.files import check_structure, check_target, load_model, save_model
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.metadata import Roles
@@ -27,6 +27,7 @@ from onnxgrad_cli.passes.optimizer.split import Halves, narrowed, split
 from onnxgrad_cli.passes.parameters.patterns import matching
 from onnxgrad_cli.training.eval_model import make_eval_model
 from onnxgrad_cli.training.run.folder import load_checkpoint
+from onnxgrad_cli.training.run.progress import is_nominal
 from onnxgrad_cli.training.run.tensors import load_tensors, save_tensors
 from onnxgrad_cli.training.steps.base import TrainerBase
 from onnxgrad_cli.training.steps.split import SplitTrainer
@@ -102,6 +103,34 @@ def make_artifacts(built: TrainingModel, original: ModelProto, outputs: Collecti
         roles = replace(roles, slots={**roles.slots, **steps.slots})
         values |= steps.begun(values)
     return Artifacts(training, evaluation, optimizer, values, replace(roles, inputs=inputs))
+
+
+def check_artifacts(made: Artifacts, built: TrainingModel, original: ModelProto) -> None:
+    """Make sure that the models are valid and that onnxruntime opens them, as the proof of a build does.
+
+    What onnxruntime has no kernels for in the original either (bfloat16 on the processor), or what is written for
+    another device, is for a runtime elsewhere.
+
+    Raises:
+        OnnxgradError: a model breaks the ONNX specification, or onnxruntime refuses it though it runs the original.
+    """
+    path = built.graph.path
+    for name, model in ((TRAINING, made.training), (EVALUATION, made.evaluation), (OPTIMIZER, made.optimizer)):
+        if model is None:
+            continue
+        check_structure(model, f"what would be '{name}'")
+        reason = "" if built.options.target == "ort-cuda" else _refused(model, path)
+        if reason and not _refused(original, path):
+            raise OnnxgradError(f"onnxruntime can't run what would be '{name}': {reason}", "nothing was written")
+
+
+def _refused(model: ModelProto, path: Path | None) -> str:
+    """Why onnxruntime does not open a model; "" where it does."""
+    try:
+        start_session(model, path, optimized=0, silent=True)
+    except Exception as error:  # of many kinds, none of them public
+        return str(error).strip() or type(error).__name__
+    return ""
 
 
 def _stored(roles: Roles) -> list[str]:
@@ -239,6 +268,6 @@ def nominal(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
         OnnxgradError: it is none, or can't be read.
     """
     said = load_tensors(path)[1].get("progress", {})
-    if "nominal" not in said:
+    if not isinstance(said, dict) or not is_nominal(said.get("nominal")):
         raise OnnxgradError(f"'{path}' is no nominal checkpoint", "it was written without nominal_checkpoint")
     return {name: (dtype, tuple(shape)) for name, (dtype, shape) in said["nominal"].items()}

@@ -9,6 +9,7 @@ from typing import Any
 
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.compat.artifacts import (
+    check_artifacts,
     frozen_of,
     make_artifacts,
     save_artifacts,
@@ -102,7 +103,7 @@ def generate_artifacts(
     Raises:
         UsageError: a name is unknown, or something is asked for that is not to be had here.
         UnsupportedError: the model can't be differentiated.
-        OnnxgradError: a file can't be read or written.
+        OnnxgradError: a file can't be read or written, or onnxruntime refuses what was made.
     """
     if ort_format:
         raise UsageError(
@@ -144,6 +145,7 @@ def generate_artifacts(
     built = TrainingModel(graph, chosen)
     built.run(after=opens_frozen(built))
     made = make_artifacts(built, original, additional_output_names or ())
+    check_artifacts(made, built, original)
     return save_artifacts(made, folder, prefix, nominal=nominal_checkpoint, source=path, force=force)
 
 

@@ -9,7 +9,15 @@ from pathlib import Path
 from onnx import ModelProto
 
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.compat.artifacts import CHECKPOINT, EVALUATION, OPTIMIZER, TRAINING, make_artifacts, save_artifacts
+from onnxgrad_cli.compat.artifacts import (
+    CHECKPOINT,
+    EVALUATION,
+    OPTIMIZER,
+    TRAINING,
+    check_artifacts,
+    make_artifacts,
+    save_artifacts,
+)
 from onnxgrad_cli.compat.generate_artifacts import opens_frozen
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.files import ModelSource, make_folder
@@ -76,6 +84,7 @@ def run_artifacts(
     if attempt.run(finish, opens_frozen(built, attempt.dump)) is not None:
         outputs = [value.name for value in original.graph.output] if options.keep_outputs else []
         made = make_artifacts(built, original, outputs)
+        check_artifacts(made, built, original)
         written = save_artifacts(made, folder, prefix, nominal=nominal_checkpoint, source=attempt.path, force=force)
         attempt.files += [File.of(file, _kind(file, prefix)) for file in written]
     report = attempt.report()

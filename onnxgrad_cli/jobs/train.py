@@ -22,6 +22,7 @@ from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model, sav
 from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.metadata import Roles, tool_version
 from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.prepare.mode import SUBJECT as MODE
 from onnxgrad_cli.report import make_report
 from onnxgrad_cli.report.curve import Curve
 from onnxgrad_cli.report.html import html
@@ -64,6 +65,8 @@ class Course(KnownKeywords):
         patience: after how many epochs without a better validation it ends; None is never.
         save_every: how many steps lie between checkpoints; 0: they are written after each epoch.
         use_ema: evaluate and write the moving averages (EMA) that `Options.ema` keeps, in place of the weights.
+        keep_mode: evaluate and write the model in the mode in which it came; else BatchNormalization and Dropout are
+            in inference mode, however they were trained.
         provider, threads: what it runs on; see `Trainer`.
         prefix, val_prefix: what the names in the data have before those of the inputs.
 
@@ -81,6 +84,7 @@ class Course(KnownKeywords):
     patience: int | None = None
     save_every: int = 0
     use_ema: bool = False
+    keep_mode: bool = False
     provider: str = "cpu"
     threads: int | None = None
     prefix: str = ""
@@ -100,6 +104,7 @@ class Course(KnownKeywords):
             self, "metrics", checks.tuple_of("metrics", self.metrics, str, "such as metrics=('accuracy',)")
         )
         checks.flag("use_ema", self.use_ema)
+        checks.flag("keep_mode", self.keep_mode)
         for name in ("schedule", "provider", "prefix", "val_prefix"):
             checks.text(name, getattr(self, name))
 
@@ -136,6 +141,7 @@ def run_train(
     adapter: Path | None = None,
     run: Path | None = None,
     resume: bool = False,
+    new_data: bool = False,
     force: bool = False,
     tell: Tell = silent,
     watch: Watch = lambda steps, of, loss: None,
@@ -155,6 +161,7 @@ def run_train(
         adapter: a file for the low-rank adapters alone.
         run: the folder of checkpoints and log; by default `<out>.run`.
         resume: go on from the folder's checkpoint.
+        new_data: with `resume`: on purpose with other training data, of as many samples.
         force: replace a file that onnxgrad did not write.
         tell: takes what is narrated.
         watch: called after each step.
@@ -166,15 +173,17 @@ def run_train(
         UnsupportedError: the model can't be differentiated.
         OnnxgradError: a file can't be read or written, or the loss became infinite or no number.
     """
+    if new_data and not resume:
+        raise UsageError("`new_data` goes with `resume`", "a run that begins takes any data: leave it out")
     start, link = time.perf_counter(), communicator or Alone()
     ready, target = _ready(model, data, val, out, options or Options(), course or Course(), adapter, force, link, tell)
     place = run or target.with_name(f"{target.name}.run")
     with rank_zero_folder(place, link) as folder, asked_to_stop(link, place, tell) as stop:
         loop = ready.loop(folder, stop, watch)
-        _resume(loop, link, resume, drawing(ready.built.model), tell)
+        _resume(loop, link, resume, new_data, drawing(ready.built.model), tell)
         reason = loop.run()
         if reason != "stopped" and ready.evaluator is not None and loop.progress.best:
-            ready.trainer.load(folder.load(best=True)[0])
+            ready.trainer.load(loop.best())
     epochs = loop.progress.epochs
     best = loop.progress.best if ready.evaluator is not None else len(epochs)
     found = Trained(reason, epochs, best, ready.trainer.steps, time.perf_counter() - start, [folder.path])
@@ -208,6 +217,7 @@ class _Run:
         """The steps to take."""
         course, evaluator = self.course, self.evaluator
         steps = course.epochs * len(self.batches)
+        data = {"training": self.samples, **({"validation": evaluator.data} if evaluator else {})}
         schedule = parse_schedule(course.schedule, course.learning_rate, steps)
         if evaluator is None and (course.patience is not None or schedule.watches or course.metrics):
             raise UsageError("early stopping, metrics and the schedule plateau go by a validation", "add `val=DATA`")
@@ -218,15 +228,18 @@ class _Run:
             higher=chosen.higher if chosen else False,
             epochs=course.epochs, patience=course.patience, save_every=course.save_every,
             folder=folder, stop=stop, watch=lambda done, loss: watch(done, steps, loss), model=_fingerprint(self.built),
+            digests={use: samples.digest() for use, samples in data.items()},
         )  # fmt: skip
 
     def write(self, target: Path, adapter: Path | None, force: bool) -> list[Path]:
         """Write the model with the weights of now, and the adapters alone if there is a file for them."""
         state, adapters = self.trainer.state(), self.trainer.roles.adapters
         weights = {**self.trainer.weights(), **{name: state[average] for name, average in self.ema.items()}}
-        files = save_model(merge(self.original, adapters, weights, self.path, state), target, self.path, force)
+        found = merge(self.original, adapters, weights, self.path, state, self.course.keep_mode)
+        files = save_model(found, target, self.path, force)
         if adapter is not None:
-            save_adapter(adapter, adapters, weights)
+            statistics = {name: array for name, array in state.items() if name not in self.trainer.roles.slots}
+            save_adapter(adapter, adapters, {**weights, **statistics})
             files.append(adapter)
         return files
 
@@ -249,6 +262,9 @@ def _ready(
     for file in filter(None, (target, adapter)):
         check_target(file, original, path, force)
     built = build(original, options, path=path)
+    for caution in built.training.cautions:
+        if caution.subject == MODE:
+            tell(f"caution: {caution}", 0)
     trainer = _trainer(built, course, link)
     check_stored(original, _own(trainer))
     init_weights(trainer, built, original, course.init, course.seed)
@@ -299,7 +315,7 @@ def _data(
     return samples, validation
 
 
-def _resume(loop: Loop, link: Communicator, resume: bool, drawn: Sequence[str], tell: Tell) -> None:
+def _resume(loop: Loop, link: Communicator, resume: bool, new_data: bool, drawn: Sequence[str], tell: Tell) -> None:
     """Go on from the folder's checkpoint if that is asked for, and never over one that it is not asked for."""
     folder = loop.folder
     begun = link.told(folder.begun)
@@ -310,7 +326,7 @@ def _resume(loop: Loop, link: Communicator, resume: bool, drawn: Sequence[str], 
     if resume and not begun:
         raise UsageError(f"`resume`: '{folder.path}' holds no checkpoint", "leave `resume` out to begin a run")
     if resume:
-        loop.resume()
+        loop.resume(new_data)
         tell(f"going on after step {loop.trainer.steps}", 0)
         if drawn:
             tell(f"{', '.join(drawn)} will draw other random numbers than in a run that was never cut off", 0)
@@ -352,8 +368,9 @@ def _evaluator(
     link: Communicator, ema: Mapping[str, str], tell: Tell,
 ) -> Evaluator:  # fmt: skip
     session = EvalSession(
-        model, options, trainer.buffers, path=path, provider=find_provider(course.provider), threads=course.threads
-    )
+        model, options, trainer.buffers, path=path, provider=find_provider(course.provider), threads=course.threads,
+        keep_mode=course.keep_mode,
+    )  # fmt: skip
     metrics = _metrics(trainer.roles, options, course)
     batches = Batches(data, data.batch_size or course.batch_size, shuffle=False, tell=tell)
     evaluator = RankZeroEvaluator(session, data, batches, trainer.roles.losses[0], metrics, ema, link)
@@ -368,6 +385,11 @@ def _metrics(roles: Roles, options: Options, course: Course) -> Sequence[Named]:
         return []
     if not course.metrics:
         return default_metrics(term)
+    if term.name == "causal-lm":
+        raise UsageError(
+            "`metrics` don't go with causal-lm: they would compare tokens with themselves, not with what follows",
+            "leave them out; the loss is told, and its exponential is the perplexity",
+        )
     found = [parse_metric(text, **dict(options.loss_options)) for text in course.metrics]
     names = ["loss", *(metric.name for metric in found)]
     twice = next((name for name in names if names.count(name) > 1), None)

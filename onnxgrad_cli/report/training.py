@@ -17,7 +17,7 @@ PICTURE = "curve.svg"
 ENDS = {"done": "All epochs were run", "no better": "It ended early, for the validation got no better"}
 """Why a run ends."""
 
-OF_THE_BUILD = {"What was asked", "Trained weights", "Adapters", "Not trained, and why", "Versions"}
+OF_THE_BUILD = {"What was asked", "Trained weights", "Adapters", "Not trained, and why", "Cautions", "Versions"}
 """What the report of the training model says that matters here too."""
 
 

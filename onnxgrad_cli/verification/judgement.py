@@ -32,6 +32,9 @@ NOISE = (3e-4, 0.1)
 """Shares of a gradient that are noise: tensors are judged with others between the same bounds, and beyond the last one
 nothing can be told of them but that the loss does not move with them either."""
 
+UNIFORM = 3**-0.5
+"""The size of a typical number that is drawn uniformly between -1 and 1."""
+
 NAMED = 10
 """Wrong gradients that are looked for by name."""
 
@@ -201,16 +204,23 @@ class Judge:
         return Trial(claimed, measured.value, allowed, shares, measured.kink / 2)
 
     def _way(self, name: str) -> np.ndarray:
-        """A random direction for a tensor: uniform numbers, which are cheap to draw."""
-        x = self.loss.point[name]
-        way = self._rng.random(x.shape) * 2 - 1
+        """A random direction for a tensor: uniform numbers, which are cheap to draw, and as much of the claim.
+
+        By chance a random direction is almost at right angles to one gradient of many, and would not show its faults.
+        """
+        x, claim = self.loss.point[name], self._claims[name]
         scale = np.abs(x) if self._by_entry and np.any(x) else self._sizes[name]
+        way = self._rng.random(x.shape) * 2 - 1
+        felt = np.multiply(claim, scale, dtype=np.float64)
+        size = math.sqrt(_dot(felt, felt))
+        if size > 0:
+            way += (math.copysign(UNIFORM, _dot(way, felt)) / size) * felt
         return np.asarray(way * scale * self._amplitudes[name])
 
 
 def _dot(a: np.ndarray, b: np.ndarray) -> float:
-    """The sum of products; not by BLAS, whose threads cost more than so short a sum."""
-    return float(np.einsum("i,i->", np.ravel(a), np.ravel(b)))
+    """The sum of products in float64; not by BLAS, whose threads cost more than so short a sum."""
+    return float(np.einsum("i,i->", np.ravel(a), np.ravel(b), dtype=np.float64))
 
 
 def _rms(x: np.ndarray) -> float:

@@ -15,6 +15,7 @@ from onnx import ModelProto
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.verification.case import Case
 from onnxgrad_cli.verification.checks import CHECKS
+from onnxgrad_cli.verification.original import Original
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ def prove(
         note: gets the name of each check as it begins.
     """
     proof = Proof()
-    case = Case(model, roles, path, original, dict(data or {}), sizes or {}, np.random.default_rng(seed), force)
+    before = Original(original, path) if original is not None else None
+    case = Case(model, roles, path, before, dict(data or {}), sizes or {}, np.random.default_rng(seed), force)
     for name, check in CHECKS:
         note(name)
         start = time.perf_counter()

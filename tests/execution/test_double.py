@@ -10,7 +10,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.execution.double import DoubleExecutor
 
-SHAPES = [((2, 4, 9), (6, 4, 3), 1), ((2, 4, 9, 7), (6, 2, 3, 2), 2), ((1, 4, 6, 5, 7), (4, 1, 2, 3, 1), 4)]
+SHAPES = [
+    ((2, 4, 9), (6, 4, 3), 1),
+    ((2, 4, 9, 7), (6, 2, 3, 2), 2),
+    ((1, 4, 6, 5, 7), (4, 1, 2, 3, 1), 4),
+    ((2, 4, 5, 6), (6, 2, 1, 1), 2),
+]
 STRIDES, DILATIONS, PADS = (1, 2, 3), (1, 2), ((0, 0), (1, 2))
 
 

@@ -172,6 +172,30 @@ def test_a_checkpoint_becomes_a_model(shell: Shell) -> None:
     assert result.code == 1 and "no safetensors file" in result.err
 
 
+DECODER = """
+<ir_version: 8, opset_import: ["": 17]>
+decoder (int64[batch, places] tokens) => (float[batch, places, 5] logits)
+<float[5, 5] table = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}>
+{ logits = Gather(table, tokens) }
+"""
+
+
+def test_a_language_model_learns_what_follows(shell: Shell) -> None:
+    """Each token is one more than the one before it; padding, labelled -100, is never learnt."""
+    onnx.save(onnx.parser.parse_model(DECODER), "decoder.onnx")
+    tokens = (np.arange(40)[:, None] + np.arange(6)) % 4
+    tokens[::2, 4:] = 4
+    np.savez("text.npz", tokens=tokens, label=np.where(tokens == 4, -100, tokens))
+    command = ("train", "decoder.onnx", "--loss", "causal-lm", "--data", "text.npz", "--val", "text.npz")
+    result = shell(*command, "--epochs", "30", "--learning-rate", "0.1", "-o", "taught.onnx", "--json")
+    assert result.code == 0, result.err
+    assert result.json["epochs"][-1]["val_loss"] < 0.05
+    logits = answers("taught.onnx", tokens=np.arange(5)[None])
+    assert logits[0, :4].argmax(1).tolist() == [1, 2, 3, 0]
+    refused = shell(*command, "--metric", "accuracy:class-axis=-1")
+    assert refused.code == 2 and "compare tokens with themselves" in refused.err
+
+
 # -- what is told before the first step, and what ends a run -----------------------------------------------------
 
 

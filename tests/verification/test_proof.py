@@ -11,13 +11,12 @@ from onnx import numpy_helper
 
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.builder import build
-from onnxgrad_cli.execution import session
+from onnxgrad_cli.execution import observation, session
 from onnxgrad_cli.execution.executor import Executor, to_double
 from onnxgrad_cli.execution.opsets import newest_loaded
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.verification import checks
 from onnxgrad_cli.verification.case import Found
 from onnxgrad_cli.verification.proof import Proof, prove
 
@@ -276,7 +275,7 @@ def test_an_interrupt_while_onnxruntime_is_loaded_is_no_failed_check(monkeypatch
 
 
 def test_large_models_are_proved_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxgrad_cli.verification.checks.LARGE", 10)
+    monkeypatch.setattr("onnxgrad_cli.execution.observation.LARGE", 10)
     model = build(parse("Tanh")).model
     proof = prove(model, describe(model))
     assert proof.status == "skipped"
@@ -304,7 +303,7 @@ def test_a_model_of_many_nodes_is_proven_only_when_asked(monkeypatch):
     """onnxruntime optimizes in a time that grows with the square of the nodes: then it runs the model as it stands."""
     model = build(parse("Tanh")).model
     roles = describe(model)
-    monkeypatch.setattr(checks, "LONG", 3)
+    monkeypatch.setattr(observation, "LONG", 3)
     monkeypatch.setattr(session, "OPTIMIZED_FOR_FEW_RUNS", 3)
     proof = prove(model, roles)
     assert proof.status == "skipped" and "nodes: ask for it with --verify" in proof.reason

@@ -104,8 +104,10 @@ class LossFile:
                     f"uses {entry.domain} {entry.version}, the model {version}", f"save it for {entry.domain} {version}"
                 )
 
-    def label_type(self, prediction: Val) -> TypeProto | None:
+    def label_type(self, prediction: Val, given: Mapping[str, object]) -> TypeProto | None:
         """The type of the label for an output: the file's symbols are the output's sizes. None without a label.
+
+        It takes no options, so that what is `given` says nothing to it.
 
         Raises:
             UsageError: the file takes an output of another shape.

@@ -1,9 +1,9 @@
 """What adapter training has found, in a file of its own: far smaller than the model, and of use only beside it.
 
-A safetensors file with the factors, `<weight>_lora_A` and `<weight>_lora_B`, and the weights that were trained in full.
-Its metadata say which weight each pair belongs to, with rank and alpha. For a weight of [out, in] (Gemm with transB,
-Linear behind a Transpose, Conv) the factors are those that peft calls `lora_A.weight` and `lora_B.weight`; for one of
-[in, out] they are the transposes of these.
+A safetensors file with the factors, `<weight>_lora_A` and `<weight>_lora_B`, and what else was trained: weights in
+full, running statistics. Its metadata say which weight each pair belongs to, with rank and alpha. For a weight of
+[out, in] (Gemm with transB, Linear behind a Transpose, Conv) the factors are those that peft calls `lora_A.weight` and
+`lora_B.weight`; for one of [in, out] they are the transposes of these.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def save_adapter(path: Path, adapters: Sequence[Adapter], values: Mapping[str, n
     Args:
         path: the file.
         adapters: as `describe(training_model).adapters` has them.
-        values: their factors by name, and weights that were trained in full.
+        values: their factors by name, weights that were trained in full, and running statistics.
 
     Raises:
         OnnxgradError: a factor is missing, the file can't be written, or the package safetensors is missing.
@@ -38,7 +38,7 @@ def save_adapter(path: Path, adapters: Sequence[Adapter], values: Mapping[str, n
 
 
 def load_adapter(path: Path) -> tuple[list[Adapter], dict[str, np.ndarray]]:
-    """The adapters in a file, and the values of their factors and of the weights that were trained in full.
+    """The adapters in a file, and the values of their factors and of what else was trained.
 
     Raises:
         OnnxgradError: the file can't be read, holds no adapters, or the package safetensors is missing.

@@ -8,6 +8,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE, give_own_statistics, is_batch_normalization, own_statistics
 from onnxgrad_cli.ir.nodes import subgraphs
 from onnxgrad_cli.ir.skeleton import copied
 
@@ -15,8 +16,8 @@ from onnxgrad_cli.ir.skeleton import copied
 def with_weights(model: ModelProto, weights: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]) -> ModelProto:
     """A copy of an inference model with other values for its initializers and constants.
 
-    Exporters write equal tensors once and the others as Identity of it; such a node becomes an initializer where
-    training has made it another.
+    Exporters write equal tensors once and the others as Identity of it, or as it; such a node becomes an initializer
+    where training has made it another, and a running statistic that is shared no more gets a name of its own.
 
     Args:
         model: the model; not changed.
@@ -31,6 +32,7 @@ def with_weights(model: ModelProto, weights: Mapping[str, np.ndarray], others: M
     missing = {**{name: array for name, array in others.items() if name in made}, **weights}
     values = {**others, **weights}
     _store_copies(copy, values)
+    give_own_statistics(copy, values)
     for tensor, name in stored_tensors(copy.graph):
         if name in values:
             _replace(tensor, name, values[name])
@@ -51,6 +53,8 @@ def check_stored(model: ModelProto, names: Iterable[str]) -> None:
     """
     stored = {name for _, name in stored_tensors(model.graph)}
     stored |= {node.output[0] for node in model.graph.node if node.op_type == "Identity"}
+    layers = filter(is_batch_normalization, model.graph.node)
+    stored |= {name for node in layers for name in own_statistics(node).values()}
     for name in names:
         if name not in stored:
             raise UsageError(
@@ -69,7 +73,7 @@ def _store_copies(model: ModelProto, values: Mapping[str, np.ndarray]) -> None:
         if node.op_type == "Identity" and node.output[0] in values:
             tensor = numpy_helper.from_array(values[node.output[0]], node.output[0])
             graph.initializer.append(tensor)
-            if model.ir_version < 4:  # where all initializers are inputs
+            if model.ir_version < INITIALIZERS_ALONE:
                 graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
         else:
             graph.node.append(node)

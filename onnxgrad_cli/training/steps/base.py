@@ -134,13 +134,15 @@ class TrainerBase:
             self.buffers[name].write(array)
         self.steps = self.steps if steps is None else steps
 
-    def save(self, out: str | Path, model: str | Path, *, force: bool = False) -> list[Path]:
+    def save(self, out: str | Path, model: str | Path, *, force: bool = False, keep_mode: bool = False) -> list[Path]:
         """Write an inference model with the present weights and running statistics, adapters merged into them.
 
         Args:
             out: the file to write.
             model: the inference model that the training model was built of.
             force: replace a file that onnxgrad did not write.
+            keep_mode: leave BatchNormalization and Dropout in the mode in which the model came; else they are in
+                inference mode.
 
         Returns:
             The files written, the model first.
@@ -151,7 +153,7 @@ class TrainerBase:
         """
         original, path = load_model(model)
         check_target(Path(out), original, path, force)
-        trained = merge(original, self.roles.adapters, self.weights(), path, self.state())
+        trained = merge(original, self.roles.adapters, self.weights(), path, self.state(), keep_mode)
         return save_model(trained, out, path, force)
 
     def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float = RATE) -> float:
