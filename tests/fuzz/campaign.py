@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -111,6 +112,7 @@ def arguments(what: str, cases: int) -> argparse.ArgumentParser:
 def main(name: str, play: Callable[[Random, Path], Played], asked: argparse.Namespace) -> int:
     """Play the cases that are asked for, and tell what came of them."""
     campaign, start = Campaign(name), time.monotonic()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was found is told all the same
     numbers = [asked.case] if asked.case is not None else list(range(asked.cases))
     try:
         campaign.play(play, numbers, asked.seed)
