@@ -47,7 +47,8 @@ _DAMAGES: dict[str, Callable[[np.ndarray, Random], np.ndarray | None]] = {
     "lose": lambda x, rng: None,
     "rename": lambda x, rng: x,
     "another": lambda x, rng: x,
-    "cast": lambda x, rng: x.astype(rng.choice(("f2", "f8", "i8", "u1", "?", "c8", "U8", "S4", "M8[s]", "O", ">f4", "i1", "u8"))),
+    "cast": lambda x,
+    rng: x.astype(rng.choice(("f2", "f8", "i8", "u1", "?", "c8", "U8", "S4", "M8[s]", "O", ">f4", "i1", "u8"))),
     "not finite": lambda x, rng: _with(x, rng.choice((float("nan"), float("inf"), 3e38, -3e38))),
     "empty": lambda x, rng: x[:0],
     "short": lambda x, rng: x[: rng.randrange(1, 11)],
@@ -120,10 +121,10 @@ def header_lie(data: bytes, rng: Random) -> bytes:
     """The bytes of a .npy or .npz file whose header says other sizes, or another type."""
     old, new = rng.choice(
         (
-            (b"(12, 3)", b"(10**11,)"), (b"(12, 3)", b"(9**9, 9**9)"), (b"(12, 3)", b"(-1, 3)"), (b"(12, 3)", b"(1" + b"0" * 12 + b", 3)"),
-            (b"'<f4'", b"'|O' "), (b"'<f4'", b"'<f9'"), (b"False", b"True "), (b"{'descr'", b"{'descR'"), (b"NUMPY\x01", b"NUMPY\x09"),
+            (b"(12, 3)", b"(10**11,)"), (b"(12, 3)", b"(9**9, 9**9)"), (b"(12, 3)", b"(-1, 3)"),
+            (b"(12, 3)", b"(1" + b"0" * 12 + b", 3)"),
+            (b"'<f4'", b"'|O' "), (b"'<f4'", b"'<f9'"), (b"False", b"True "), (b"{'descr'", b"{'descR'"),
+            (b"NUMPY\x01", b"NUMPY\x09"),
         )
     )  # fmt: skip
     return data.replace(old, new)
-
-

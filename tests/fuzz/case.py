@@ -202,7 +202,7 @@ PROVED = "every check passed"
 
 
 def _unopened(arguments: Sequence[str], place: Path, told: str) -> list[str]:
-    """The models that were written and that onnxruntime does not open; where it opens the original, or all is proved."""
+    """The written models that onnxruntime does not open; where it opens the original, or all is proved."""
     faults = {
         path.name: why
         for path in sorted((place / "out").rglob("*.onnx"))

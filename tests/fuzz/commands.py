@@ -12,13 +12,16 @@ MODEL = "../in/model.onnx"
 LOSSES = ("mse", "mse", "mae", "cross-entropy", "bce-logits", "huber", "nll", "identity")
 OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "momentum", "rmsprop")
 CHOICES = (
-    ["--mode", "train"], ["--mode", "eval"], ["--grad-of-input", "*"], ["--quantization", "ste"], ["--init", "he"], ["--recompute", "elementwise"],
-    ["--lora", "2"], ["--preset", "bias"], ["--train-last", "1"], ["--clip-norm", "1"], ["--loss-scale", "dynamic"], ["--target", "ort-cpu"],
+    ["--mode", "train"], ["--mode", "eval"], ["--grad-of-input", "*"], ["--quantization", "ste"], ["--init", "he"],
+    ["--recompute", "elementwise"],
+    ["--lora", "2"], ["--preset", "bias"], ["--train-last", "1"], ["--clip-norm", "1"], ["--loss-scale", "dynamic"],
+    ["--target", "ort-cpu"],
     ["--l2", "0.1"], ["--accumulate", "2"], ["--ema", "0.9"], ["-vv"], ["--reduction", "sum"],
     ["--sample-weight", "sw"], ["--freeze", "*b*"], ["--dim", "batch=2"],
 )  # fmt: skip
 OF_BUILD = (
-    ["--training-info"], ["--no-verify"], ["--verify"], ["--identifiers"], ["--as-gradient-op"], ["--dump-passes", "passes"],
+    ["--training-info"], ["--no-verify"], ["--verify"], ["--identifiers"], ["--as-gradient-op"],
+    ["--dump-passes", "passes"],
     ["--test-data", "../in/data.npz"], ["--infer-by-run"], ["--stop-after", "prepare"],
 )  # fmt: skip
 

@@ -20,9 +20,12 @@ from tests.autodiff.test_backend_nodes import FILES
 SAMPLES = sorted(Path("sample_models").glob("*.onnx"))
 
 BUILDS = (
-    ("linear_regression",), ("linear_regression", "--optimizer", "adam"), ("linear_regression", "--training-info", "--optimizer", "sgd"),
-    ("digits_mlp", "--loss", "cross-entropy", "--accumulate", "2", "--optimizer", "adamw", "--ema", "0.9"), ("symbolic", "--lora", "2"),
-    ("linear_regression", "--as-gradient-op"), ("linear_regression", "--loss-scale", "dynamic", "--optimizer", "momentum"),
+    ("linear_regression",), ("linear_regression", "--optimizer", "adam"),
+    ("linear_regression", "--training-info", "--optimizer", "sgd"),
+    ("digits_mlp", "--loss", "cross-entropy", "--accumulate", "2", "--optimizer", "adamw", "--ema", "0.9"),
+    ("symbolic", "--lora", "2"),
+    ("linear_regression", "--as-gradient-op"),
+    ("linear_regression", "--loss-scale", "dynamic", "--optimizer", "momentum"),
 )  # fmt: skip
 
 LARGEST = 500_000

@@ -34,7 +34,9 @@ def play(rng: Random, place: Path) -> campaign.Played:
 # -- data ----------------------------------------------------------------------------------------------------------
 
 
-def _damaged(rng: Random, folder: Path, formats: tuple[Callable[[arrays.Arrays, Path], str], ...]) -> tuple[str, list[str]]:
+def _damaged(
+    rng: Random, folder: Path, formats: tuple[Callable[[arrays.Arrays, Path], str], ...]
+) -> tuple[str, list[str]]:
     """Damaged data in a folder, and what is wrong with them."""
     values, story = arrays.good(), []
     how = rng.choice(("values", "values", "bytes", "bytes", "header", "nothing"))
@@ -46,7 +48,9 @@ def _damaged(rng: Random, folder: Path, formats: tuple[Callable[[arrays.Arrays, 
     except Exception as error:  # the format has no such data
         story.append(f"({form.__name__}: {error})")
         name = arrays.npz(arrays.good(), folder)
-    file = rng.choice([path for path in [folder / name, *(folder / name).rglob("*")] if path.is_file()] or [folder / name])
+    file = rng.choice(
+        [path for path in [folder / name, *(folder / name).rglob("*")] if path.is_file()] or [folder / name]
+    )
     if how in ("bytes", "header") and file.is_file():
         content = file.read_bytes()
         for _ in range(rng.choice((1, 1, 2, 8)) if how == "bytes" else 0):
@@ -83,7 +87,6 @@ def proof_data(rng: Random, place: Path) -> campaign.Played:
 @cache
 def _made() -> Mapping[str, bytes]:
     """A run of two epochs, what it comes to after four, a training model and an adapter, by file name."""
-    from onnxgrad_cli.cli import run
 
     with tempfile.TemporaryDirectory() as top:
         place = Path(top)
@@ -94,7 +97,19 @@ def _made() -> Mapping[str, bytes]:
         made = [
             ["build", "model.onnx", "-o", "train.onnx", "--no-report", "--no-verify"],
             _resumable(2, "data.npz"),
-            ["train", "mlp.onnx", "--loss", "cross-entropy", "--label", "y", "--data", "mlp.npz", "--lora", "1", *adapted],
+            [
+                "train",
+                "mlp.onnx",
+                "--loss",
+                "cross-entropy",
+                "--label",
+                "y",
+                "--data",
+                "mlp.npz",
+                "--lora",
+                "1",
+                *adapted,
+            ],
         ]
         shutil.copyfile(MODEL, place / "model.onnx")
         shutil.copyfile(MLP, place / "mlp.onnx")
@@ -108,7 +123,9 @@ def _made() -> Mapping[str, bytes]:
 def _run(words: Sequence[str], place: Path) -> None:
     """Run a command that is known to be right, in another process: this one is to be forked."""
     words = [word.replace("../in/", "") for word in words]
-    done = subprocess.run([sys.executable, "-m", "onnxgrad_cli", *words], cwd=place, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "onnxgrad_cli", *words], cwd=place, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, f"{words}: {done.stderr}"
 
 
@@ -133,7 +150,10 @@ def checkpoint(rng: Random, place: Path) -> campaign.Played:
     if rng.random() < 0.6:
         words, right = [*_resumable(4, "../in/data.npz"), "--resume"], made["resumed.onnx"]
     else:
-        words, right = ["export", "run/checkpoint.safetensors", "--model", "../in/model.onnx", "-o", "out.onnx"], made["out.onnx"]
+        words, right = (
+            ["export", "run/checkpoint.safetensors", "--model", "../in/model.onnx", "-o", "out.onnx"],
+            made["out.onnx"],
+        )
     outcome = case.run(words, place, ["out.onnx"])
     if outcome.kind == "exit 0" and damaged != whole and not _same_weights(place / "out" / "out.onnx", right):
         outcome.faults.append(f"a damaged checkpoint makes another model: {words[0]}: {story.split(' at byte')[0]}")
@@ -151,8 +171,11 @@ def _damaged_tensors(data: bytes, rng: Random) -> tuple[bytes, str]:
     if where == "words" and words:
         key = rng.choice(sorted(words))
         said = json.loads(words[key])
-        story = f"{key}: {_change(said, rng) if isinstance(said, (dict, list)) and said and rng.random() < 0.8 else 'other'}"
-        words[key] = json.dumps(said) if not story.endswith(" other") else rng.choice(("null", "[]", "{}", "1", "x", "", '"a"'))
+        inside = isinstance(said, (dict, list)) and said and rng.random() < 0.8
+        story = f"{key}: {_change(said, rng) if inside else 'other'}"
+        words[key] = (
+            json.dumps(said) if not story.endswith(" other") else rng.choice(("null", "[]", "{}", "1", "x", "", '"a"'))
+        )
     else:
         tensor = rng.choice([name for name in head if name != "__metadata__"])
         story = f"{tensor}: {_change(head[tensor], rng)}"
@@ -170,7 +193,26 @@ def _change(value: Any, rng: Random) -> str:
     if isinstance(value, dict) and rng.random() < 0.2:
         del value[key]
         return f"no {key}"
-    value[key] = rng.choice((None, -1, 10**30, 2**63, 1.5, float("nan"), True, "x", [], {}, 0, 1, [1, 2], {"a": 1}, "F64", hostile.string(rng)))
+    value[key] = rng.choice(
+        (
+            None,
+            -1,
+            10**30,
+            2**63,
+            1.5,
+            float("nan"),
+            True,
+            "x",
+            [],
+            {},
+            0,
+            1,
+            [1, 2],
+            {"a": 1},
+            "F64",
+            hostile.string(rng),
+        )
+    )
     return f"{key} = {str(value[key])[:30]!r}"
 
 
@@ -234,7 +276,25 @@ def settings(rng: Random, place: Path) -> campaign.Played:
     if rng.random() < 0.6:
         where = rng.randrange(len(lines))
         key = lines[where].split("=")[0]
-        value = rng.choice(("1", "-1", "1e400", "nan", "inf", "true", '"x"', "[]", "{}", "[[1]]", '[""]', "1979-05-27", "10" * 40, json.dumps(hostile.string(rng)), "{a = {b = 1}}"))
+        value = rng.choice(
+            (
+                "1",
+                "-1",
+                "1e400",
+                "nan",
+                "inf",
+                "true",
+                '"x"',
+                "[]",
+                "{}",
+                "[[1]]",
+                '[""]',
+                "1979-05-27",
+                "10" * 40,
+                json.dumps(hostile.string(rng)),
+                "{a = {b = 1}}",
+            )
+        )
         lines[where] = f"{key}= {value}"
         content, story = "\n".join(lines).encode("utf-8", "replace"), f"{key}= {value[:40]}"
     else:

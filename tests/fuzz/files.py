@@ -58,7 +58,7 @@ class Files:
 
     @staticmethod
     def _mutated(seed: Seed, rng: Random) -> list[str]:
-        """Mutate the model; mostly until it is one that the checker does not refuse, for the checker has been tested."""
+        """Mutate the model; mostly until the checker accepts what comes of it, for the checker has been tested."""
         original = ModelProto()
         original.CopyFrom(seed.model)
         for _ in range(rng.choice((1, 6, 6))):

@@ -1,4 +1,4 @@
-"""The wrong moment: signals, full disks, two at a time, closed streams: `python -m tests.fuzz.kills`, or `make fuzz-kills`.
+"""The wrong moment: signals, full disks, two at a time, closed streams: `make fuzz-kills`.
 
 After each, every output is absent, the old one, or a whole new one; the next run leaves no trace of it; and a training
 that goes on comes to the same bits as one that nothing stopped.
@@ -53,7 +53,8 @@ class Job:
     beside: bool = False
 
 
-TRAIN = ("train", "../in/mlp.onnx", "--loss", "cross-entropy", "--label", "y", "--data", "../in/mlp.npz", "--epochs", "3", "--batch-size", "8",
+TRAIN = ("train", "../in/mlp.onnx", "--loss", "cross-entropy", "--label", "y", "--data", "../in/mlp.npz", "--epochs",
+    "3", "--batch-size", "8",
          "--threads", "1", "--optimizer", "adam", "--run", "run", "-o", "out.onnx")  # fmt: skip
 
 BUILD = ("build", "../in/mlp.onnx", "-o", "out.onnx")
@@ -63,16 +64,19 @@ DERIVE = ("derive", "../in/mlp.onnx", "-o", "out.onnx")
 
 JOBS = (
     Job((*BUILD, "--report", "out.md"), ("out.onnx", "out.md"), older=(*BUILD, "--l2", "0.5", "--report", "out.md")),
-    Job((*BUILD, "--no-report", "--no-verify"), ("out.onnx",), older=(*BUILD, "--no-report", "--no-verify", "--l2", "0.5")),
+    Job((*BUILD, "--no-report", "--no-verify"), ("out.onnx",),
+        older=(*BUILD, "--no-report", "--no-verify", "--l2", "0.5")),
     Job(("build", "../in/beside.onnx", "-o", "out.onnx", "--no-report", "--no-verify"), ("out.onnx",)),
-    Job(("build", "../in/mlp.onnx", "--artifacts", "a", "--optimizer", "adam", "--no-verify"), ("a/training_model.onnx", "a/eval_model.onnx")),
+    Job(("build", "../in/mlp.onnx", "--artifacts", "a", "--optimizer", "adam", "--no-verify"),
+        ("a/training_model.onnx", "a/eval_model.onnx")),
     Job(DERIVE, ("out.onnx",), older=(*DERIVE, "--kind", "jvp")),
     Job(EXPORT, ("out.onnx",), older=EARLIER),
     Job(EXPORT, ("out.onnx",), older=EARLIER, beside=True),
     Job(("tune", "../in/linear.onnx", "-o", "out.toml", "--repeat", "1"), ()),
     Job(TRAIN, ("out.onnx",), resumes=True),
     Job((*TRAIN, "--save-every", "1", "--ema", "0.9"), ("out.onnx",), resumes=True),
-    Job((*TRAIN, "--lora", "2", "--adapter", "a.safetensors", "--val", "0.25"), ("out.onnx", "a.safetensors"), resumes=True),
+    Job((*TRAIN, "--lora", "2", "--adapter", "a.safetensors", "--val", "0.25"), ("out.onnx", "a.safetensors"),
+        resumes=True),
 )  # fmt: skip
 
 
@@ -240,13 +244,19 @@ def _left(place: Path, job: Job, how: str) -> list[str]:
     """What lies there and should not, after all is done."""
     new = undisturbed(job)[0]
     found = [name for name in (*_files(place / "out"), *(f"tmp/{n}" for n in _files(place / "tmp"))) if name not in new]
-    found = [name for name in found if not re.fullmatch(r".*\.(data|bin)|tmp/\.ses", name)]  # an older one's; onnxruntime's
+    found = [
+        name for name in found if not re.fullmatch(r".*\.(data|bin)|tmp/\.ses", name)
+    ]  # an older one's; onnxruntime's
     return [f"{how}: {job.words[0]}: left behind: {re.sub('[0-9]+', 'N', name)}" for name in found]
 
 
 def _told(place: Path, code: int, how: str, job: str, expected: set[int]) -> list[str]:
     """What is wrong with how it ended, and with what it said."""
-    said = "".join((place / f"{name}.txt").read_text("utf-8", "replace") for name in ("stdout", "stderr") if (place / f"{name}.txt").exists())
+    said = "".join(
+        (place / f"{name}.txt").read_text("utf-8", "replace")
+        for name in ("stdout", "stderr")
+        if (place / f"{name}.txt").exists()
+    )
     faults = []
     if code not in expected:
         faults.append(f"{how}: {job}: exit {code}")
@@ -277,18 +287,22 @@ def killed(rng: Random, place: Path) -> campaign.Played:
     os.kill(child, number)
     code = end(child)
     how = signal.Signals(number).name
-    expected = {0, 130, 143, 129, -signal.SIGHUP, -number if number == signal.SIGKILL else 130}
+    expected = {0, -signal.SIGKILL} if number == signal.SIGKILL else {0, 130}
+    if number == signal.SIGHUP and not job.resumes:
+        expected |= {-number}  # only a training has steps to lose
     if as_new and number != signal.SIGINT:
         expected |= {-number}  # it may come before the command is there to hear it
     faults = _told(place, code, how, job.words[0], expected)
     faults += faults_of(place, job, older, finished=code == 0 and not job.resumes, how=how)
-    story = f"{how} after {moment:.3f} s of {lasts:.3f} s, older result: {older}, new process: {as_new}, beside: {job.beside}: {' '.join(job.words)}"
+    story = f"{how} after {moment:.3f} s of {lasts:.3f} s, older: {older}, new process: {as_new}, {job}"
     return _again(Outcome(_kind(code), faults), place, job, story, how)
 
 
 def _again(outcome: Outcome, place: Path, job: Job, story: str, how: str) -> campaign.Played:
     """Run the job once more, or let it go on: all must be as if nothing had been."""
-    said = [(place / name).read_text("utf-8", "replace") for name in ("stdout.txt", "stderr.txt") if (place / name).exists()]
+    said = [
+        (place / name).read_text("utf-8", "replace") for name in ("stdout.txt", "stderr.txt") if (place / name).exists()
+    ]
     for name in ("stdout.txt", "stderr.txt"):
         (place / name).unlink(missing_ok=True)
     goes_on = job.resumes and (place / "out" / "run" / "checkpoint.safetensors").exists()
@@ -297,7 +311,9 @@ def _again(outcome: Outcome, place: Path, job: Job, story: str, how: str) -> cam
     outcome.faults += _told(place, code, how, job.words[0], {0})
     if code == 0:
         outcome.faults += faults_of(place, job, False, finished=True, how=how) + _left(place, job, how)
-    outcome.told = "\n".join(said)[-2000:] + "\n--- again ---\n" + (place / "stderr.txt").read_text("utf-8", "replace")[-2000:]
+    outcome.told = (
+        "\n".join(said)[-2000:] + "\n--- again ---\n" + (place / "stderr.txt").read_text("utf-8", "replace")[-2000:]
+    )
     return campaign.Played(outcome, story)
 
 
@@ -330,8 +346,12 @@ def full(rng: Random, place: Path) -> campaign.Played:
     time.sleep(0.1)
     faults = _told(place, code, "full disk", job.words[0], {0, 1})
     faults += faults_of(place, job, older, finished=code == 0, how="full disk")
-    faults += [f"full disk: {job.words[0]}: left behind: {name}" for name in _files(place / "out") if name.endswith(".tmp")]
-    story = f"no file may have more than {size} bytes, older result: {older}, beside: {job.beside}: {' '.join(job.words)}"
+    faults += [
+        f"full disk: {job.words[0]}: left behind: {name}" for name in _files(place / "out") if name.endswith(".tmp")
+    ]
+    story = (
+        f"no file may have more than {size} bytes, older result: {older}, beside: {job.beside}: {' '.join(job.words)}"
+    )
     return _again(Outcome(_kind(code), faults), place, job, story, "full disk")
 
 
@@ -352,24 +372,42 @@ def at_once(rng: Random, place: Path) -> campaign.Played:
     faults = [fault for code in codes for fault in _told(place, code, how, job.words[0], expected)]
     if 0 not in codes:
         faults.append(f"{how}: {job.words[0]}: neither is done")
-    whole = [_pure(undisturbed(job, older)[0], name) for older in {False, bool(job.older)} for name in job.written if name == "out.onnx"]
+    whole = [
+        _pure(undisturbed(job, older)[0], name)
+        for older in {False, bool(job.older)}
+        for name in job.written
+        if name == "out.onnx"
+    ]
     found = _model(place / "out", "out.onnx")
     if whole and found not in whole:
         what = "not there" if found is None else "a mixture" if found else "broken"
         faults.append(f"{how}: {job.words[0]}{' with weights beside' * job.beside}: out.onnx is {what}, exits {codes}")
-    faults += [f"{how}: {job.words[0]}: left behind: {re.sub('[0-9]+', 'N', name)}" for name in _files(place / "out") if name.endswith(".tmp")]
-    outcome = Outcome(f"exits {codes}", sorted(set(faults)), (place / "stderr.txt").read_text("utf-8", "replace")[-3000:])
-    return campaign.Played(outcome, f"{delay:.3f} s apart, ids equal, beside: {job.beside}: {' '.join(job.words)} and {' '.join(job.older)}")
+    faults += [
+        f"{how}: {job.words[0]}: left behind: {re.sub('[0-9]+', 'N', name)}"
+        for name in _files(place / "out")
+        if name.endswith(".tmp")
+    ]
+    outcome = Outcome(
+        f"exits {codes}", sorted(set(faults)), (place / "stderr.txt").read_text("utf-8", "replace")[-3000:]
+    )
+    return campaign.Played(
+        outcome,
+        f"{delay:.3f} s apart, ids equal, beside: {job.beside}: {' '.join(job.words)} and {' '.join(job.older)}",
+    )
 
 
 def streams(rng: Random, place: Path) -> campaign.Played:
     """Streams that are closed, full, or whose reader has gone."""
     words = rng.choice(
-        (["build", "../in/mlp.onnx", "-o", "-"], ["build", "../in/mlp.onnx", "-o", "out.onnx", "--json"], ["inspect", "../in/mlp.onnx"], ["ops"],
-         ["view", "../in/mlp.onnx"], ["losses", "--json"], ["--help"], ["build", "-", "-o", "out.onnx"], ["doctor", "../in/mlp.onnx"], ["--version"],
+        (["build", "../in/mlp.onnx", "-o", "-"], ["build", "../in/mlp.onnx", "-o", "out.onnx", "--json"],
+            ["inspect", "../in/mlp.onnx"], ["ops"],
+         ["view", "../in/mlp.onnx"], ["losses", "--json"], ["--help"], ["build", "-", "-o", "out.onnx"],
+         ["doctor", "../in/mlp.onnx"], ["--version"],
          ["build", "../in/nothing.onnx"], list(TRAIN), ["check", "-"])
     )  # fmt: skip
-    which, how = rng.choice(((1, "closed"), (1, "full"), (1, "gone"), (2, "closed"), (2, "full"), (0, "closed"), (1, "all closed")))
+    which, how = rng.choice(
+        ((1, "closed"), (1, "full"), (1, "gone"), (2, "closed"), (2, "full"), (0, "closed"), (1, "all closed"))
+    )
 
     def set_() -> None:
         if how == "full":
@@ -384,7 +422,9 @@ def streams(rng: Random, place: Path) -> campaign.Played:
                 os.close(number)
 
     if which != 0:
-        stdin = (lambda: os.dup2(os.open(place / "in" / "mlp.onnx", os.O_RDONLY), 0)) if rng.random() < 0.8 else (lambda: 0)
+        stdin = (
+            (lambda: os.dup2(os.open(place / "in" / "mlp.onnx", os.O_RDONLY), 0)) if rng.random() < 0.8 else (lambda: 0)
+        )
     else:
         stdin = lambda: 0  # noqa: E731
     code = end(start(["python", *words], place, lambda: (stdin(), set_())))
@@ -396,8 +436,16 @@ def streams(rng: Random, place: Path) -> campaign.Played:
         found = _model(place / "out", out)
         if found == b"":
             faults.append(f"{name}: {words[0]}: {out} is broken")
-    faults += [f"{name}: {words[0]}: left behind: {re.sub('[0-9]+', 'N', left)}" for left in _files(place / "out") if left.endswith(".tmp")]
-    told = "".join((place / f"{each}.txt").read_text("utf-8", "replace")[-1500:] for each in ("stdout", "stderr") if (place / f"{each}.txt").exists())
+    faults += [
+        f"{name}: {words[0]}: left behind: {re.sub('[0-9]+', 'N', left)}"
+        for left in _files(place / "out")
+        if left.endswith(".tmp")
+    ]
+    told = "".join(
+        (place / f"{each}.txt").read_text("utf-8", "replace")[-1500:]
+        for each in ("stdout", "stderr")
+        if (place / f"{each}.txt").exists()
+    )
     return campaign.Played(Outcome(_kind(code), faults, told), f"{name}: {' '.join(words)}")
 
 

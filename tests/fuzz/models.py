@@ -317,7 +317,8 @@ def in_loop(seed: Seed, rng: Random) -> str:
     type_ = types[node.input[0]]
     body = helper.make_graph(
         [helper.make_node("Identity", ["c"], ["c2"]), helper.make_node("Identity", ["h"], ["h2"])], "body",
-        [helper.make_tensor_value_info("i", TensorProto.INT64, []), helper.make_tensor_value_info("c", TensorProto.BOOL, []), helper.make_value_info("h", type_)],
+        [helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("c", TensorProto.BOOL, []), helper.make_value_info("h", type_)],
         [helper.make_tensor_value_info("c2", TensorProto.BOOL, []), helper.make_value_info("h2", type_)],
     )  # fmt: skip
     graph.initializer.append(numpy_helper.from_array(_one(rounds), "rounds"))
@@ -497,7 +498,9 @@ def _one(value: Any) -> Any:
 
 
 MUTATIONS: tuple[Mutation, ...] = (
-    rename_value, rename_value, rename_node, rename_node, external, external, external_again, declare, declare, resize, resize, retype, opset,
-    set_attribute, set_attribute, rewire, rewire, in_function, function_bomb, in_if, in_loop, huge, chain, nest, values_at_edges, duplicate_name,
+    rename_value, rename_value, rename_node, rename_node, external, external, external_again, declare, declare,
+    resize, resize, retype, opset,
+    set_attribute, set_attribute, rewire, rewire, in_function, function_bomb, in_if, in_loop, huge, chain, nest,
+    values_at_edges, duplicate_name,
     to_constant, training_info,
 )  # fmt: skip
