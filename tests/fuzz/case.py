@@ -208,18 +208,19 @@ def _unopened(arguments: Sequence[str], place: Path, told: str) -> list[str]:
         for path in sorted((place / "out").rglob("*.onnx"))
         if path.parent.name != "passes" and (why := _refusal(path))
     }
-    if "--as-gradient-op" in arguments or (PROVED not in told and _refusal(place / "in" / "model.onnx")):
+    if "--as-gradient-op" in arguments or (PROVED not in told and _refusal(place / "in" / "model.onnx", optimize=True)):
         return []
     return [f"does not open: {arguments[0]}: {name}: {_plain(why)}" for name, why in faults.items()]
 
 
-def _refusal(path: Path) -> str:
-    """Why onnxruntime does not open a model; "" if it does."""
+def _refusal(path: Path, optimize: bool = False) -> str:
+    """Why onnxruntime does not open a model; "" if it does. Its optimizer refuses some that it opens without."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if not optimize:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:

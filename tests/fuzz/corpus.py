@@ -68,7 +68,7 @@ class Corpus:
         if kind < 0.6:
             return _built(rng.choice(BUILDS))
         if kind < 0.8 or not self._real:
-            return _sample(rng.choice(SAMPLES))
+            return sample(rng.choice(SAMPLES))
         return _file(rng.choice(self._real))
 
 
@@ -84,7 +84,8 @@ def _file(path: Path) -> Seed:
     return Seed(name, ModelProto.FromString(data), beside)
 
 
-def _sample(path: Path) -> Seed:
+def sample(path: Path) -> Seed:
+    """A sample model with some of its data."""
     seed, data = _file(path), path.parent / ("digits.npz" if "digits" in path.name else f"{path.stem}.npz")
     if data.exists():
         with np.load(data) as stored:
@@ -96,10 +97,10 @@ def _sample(path: Path) -> Seed:
 
 @cache
 def _training_model(build: tuple[str, ...]) -> bytes:
-    sample, *options = build
+    name, *options = build
     with TemporaryDirectory() as folder:
         out = Path(folder) / "train.onnx"
-        words = [f"sample_models/{sample}.onnx", *options, "-o", str(out), "--no-report", "--no-verify"]
+        words = [f"sample_models/{name}.onnx", *options, "-o", str(out), "--no-report", "--no-verify"]
         subprocess.run([sys.executable, "-m", "onnxgrad_cli", "build", *words], check=True, capture_output=True)
         return out.read_bytes()
 

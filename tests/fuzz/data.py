@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from onnxgrad_cli.training.run.tensors import CHECKSUMS
 from tests.fuzz import arrays, campaign, case, hostile, raw
 from tests.fuzz.files import imported
 
@@ -155,7 +156,13 @@ def checkpoint(rng: Random, place: Path) -> campaign.Played:
             made["out.onnx"],
         )
     outcome = case.run(words, place, ["out.onnx"])
-    if outcome.kind == "exit 0" and damaged != whole and not _same_weights(place / "out" / "out.onnx", right):
+    believed = CHECKSUMS.encode() not in damaged
+    if (
+        outcome.kind == "exit 0"
+        and not believed
+        and damaged != whole
+        and not _same_weights(place / "out" / "out.onnx", right)
+    ):
         outcome.faults.append(f"a damaged checkpoint makes another model: {words[0]}: {story.split(' at byte')[0]}")
     return campaign.Played(outcome, f"{story}\n{' '.join(words)}")
 
@@ -167,6 +174,8 @@ def _damaged_tensors(data: bytes, rng: Random) -> tuple[bytes, str]:
     size = int.from_bytes(data[:8], "little")
     head = json.loads(data[8 : 8 + size])
     words = head.get("__metadata__", {})
+    if rng.random() < 0.6:
+        words.pop(CHECKSUMS, None)  # what has none is believed, and must make no fault of ours either
     where = rng.choice(("words", "words", "words", "tensor", "tensor"))
     if where == "words" and words:
         key = rng.choice(sorted(words))

@@ -104,6 +104,8 @@ def main() -> int:
     parser = campaign.arguments(__doc__, 1000)
     parser.add_argument("--folder", type=Path, help="mutate the models in it, too")
     asked = parser.parse_args()
+    if asked.folder and not asked.folder.is_dir():
+        parser.error(f"there is no folder '{asked.folder}'")
     imported()
     return campaign.main("files", Files(asked.folder), asked)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 NOT_UTF8 = "NOT-UTF-8"
-"""Stands for bytes that are no UTF-8, which protobuf lets nobody set: `with_broken_text` puts them in."""
+"""Stands for as many bytes that are no UTF-8, which protobuf lets nobody set: `with_broken_text` puts them in."""
 
 STRINGS = (
     "", " ", ".", "..", "/", "-", "--force", "\x00", "a\x00b", "\n", "a\nb", "a\r\nb\x1b[2J",
@@ -51,4 +51,4 @@ def integer(rng: Random, low: int, high: int) -> int:
 
 def with_broken_text(data: bytes) -> bytes:
     """The bytes of a message in which texts that stand for broken ones are broken."""
-    return data.replace(NOT_UTF8.encode(), b"\xff\xfe\x80bad\xc3("[: len(NOT_UTF8)])
+    return data.replace(NOT_UTF8.encode(), b"\xff\xfe\x80bad\xc3(\xa0")
