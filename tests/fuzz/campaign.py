@@ -67,7 +67,7 @@ class Campaign:
 
     def _keep(self, fault: str, place: Path, story: str) -> None:
         """Keep what a case was given, if it is the smallest with this fault."""
-        size = sum(path.stat().st_size for path in (place / "in").glob("model*"))
+        size = sum(path.stat().st_size for path in (place / "in").glob("*onnx*"))
         if size >= self.sizes.get(fault, sys.maxsize):
             return
         self.sizes[fault] = size
@@ -111,6 +111,7 @@ def arguments(what: str, cases: int) -> argparse.ArgumentParser:
 
 def main(name: str, play: Callable[[Random, Path], Played], asked: argparse.Namespace) -> int:
     """Play the cases that are asked for, and tell what came of them."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     campaign, start = Campaign(name), time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was found is told all the same
     numbers = [asked.case] if asked.case is not None else list(range(asked.cases))

@@ -208,9 +208,16 @@ def _unopened(arguments: Sequence[str], place: Path, told: str) -> list[str]:
         for path in sorted((place / "out").rglob("*.onnx"))
         if path.parent.name != "passes" and (why := _refusal(path))
     }
-    if "--as-gradient-op" in arguments or (PROVED not in told and _refusal(place / "in" / "model.onnx", optimize=True)):
+    if "--as-gradient-op" in arguments or (
+        PROVED not in told and _refusal(place / "out" / _model_of(arguments), optimize=True)
+    ):
         return []
     return [f"does not open: {arguments[0]}: {name}: {_plain(why)}" for name, why in faults.items()]
+
+
+def _model_of(arguments: Sequence[str]) -> str:
+    """The model that a command line is about."""
+    return arguments[arguments.index("--model") + 1] if "--model" in arguments else arguments[1]
 
 
 def _refusal(path: Path, optimize: bool = False) -> str:

@@ -7,8 +7,6 @@ from random import Random
 
 from tests.fuzz.corpus import Seed
 
-MODEL = "../in/model.onnx"
-
 LOSSES = ("mse", "mse", "mae", "cross-entropy", "bce-logits", "huber", "nll", "identity")
 OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "momentum", "rmsprop")
 CHOICES = (
@@ -26,10 +24,11 @@ OF_BUILD = (
 )  # fmt: skip
 
 
-def draw(rng: Random, seed: Seed, can_train: bool) -> tuple[list[str], list[str]]:
+def draw(rng: Random, seed: Seed, model: str, can_train: bool) -> tuple[list[str], list[str]]:
     """A command line, and the files that it writes when all goes well.
 
     Args:
+        model: the name of the file in ../in.
         seed: what was mutated.
         can_train: whether there are data for it at ../in/data.npz.
     """
@@ -39,7 +38,9 @@ def draw(rng: Random, seed: Seed, can_train: bool) -> tuple[list[str], list[str]
     kind = rng.choice(("check", "check", "check", "expand", "view", "doctor", "build") if seed.is_training else kinds)
     kind = "build" if kind == "train" and not can_train else kind
     words, written = _DRAWN[kind](rng, seed)
-    return [kind, MODEL, *words, *(["--json"] * (rng.random() < 0.15))], written
+    if model != "model.onnx" and rng.random() < 0.5:
+        words, written = ([word.replace("out.onnx", f"out{model}") for word in each] for each in (words, written))
+    return [kind, f"../in/{model}", *words, *(["--json"] * (rng.random() < 0.15))], written
 
 
 def _what_to_build(rng: Random, choices: Sequence[list[str]], loss: str) -> list[str]:

@@ -18,7 +18,8 @@ import onnx
 from onnx import numpy_helper
 
 from onnxgrad_cli.training.run.tensors import CHECKSUMS
-from tests.fuzz import arrays, campaign, case, hostile, raw
+from tests.fuzz import arrays, campaign, case, hostile, models, raw
+from tests.fuzz.corpus import sample
 from tests.fuzz.files import imported
 
 MODEL, MLP = Path("sample_models/linear_regression.onnx"), Path("sample_models/digits_mlp.onnx")
@@ -28,7 +29,9 @@ TRAIN = ["train", "../in/model.onnx", "--epochs", "2", "--batch-size", "4", "-o"
 def play(rng: Random, place: Path) -> campaign.Played:
     """Play one case: data, a checkpoint, or settings."""
     shutil.copyfile(MODEL, place / "in" / "model.onnx")
-    way = rng.choice((data, data, data, proof_data, checkpoint, checkpoint, checkpoint, adapter, log, settings))
+    way = rng.choice(
+        (data, data, data, proof_data, checkpoint, checkpoint, checkpoint, other_data, model, adapter, log, settings)
+    )
     return way(rng, place)
 
 
@@ -239,6 +242,37 @@ def log(rng: Random, place: Path) -> campaign.Played:
     if outcome.kind == "exit 0" and not _same_weights(place / "out" / "out.onnx", made["resumed.onnx"]):
         outcome.faults.append(f"a damaged log makes another model: {story.split(' at byte')[0]}")
     return campaign.Played(outcome, f"{story}\n{' '.join(words)}")
+
+
+def other_data(rng: Random, place: Path) -> campaign.Played:
+    """Go on with other data than those that the run began with: that is no continuation, and must not pass for one."""
+    made, run = _made(), place / "out" / "run"
+    run.mkdir()
+    for name in ("checkpoint.safetensors", "train.jsonl"):
+        (run / name).write_bytes(made[f"run/{name}"])
+    values = arrays.good()
+    story = arrays.damage(values, rng)
+    for _ in range(2):
+        story += f", {arrays.damage(values, rng)}" if values and rng.random() < 0.2 else ""
+    try:
+        np.savez(place / "in" / "data.npz", **values)
+    except ValueError as error:
+        story += f" ({error})"
+    words = [*_resumable(4, "../in/data.npz"), "--resume"]
+    outcome = case.run(words, place, ["out.onnx"])
+    if outcome.kind == "exit 0" and not _same_weights(place / "out" / "out.onnx", made["resumed.onnx"]):
+        outcome.faults.append(f"other data make another model: {story.split()[0]}")
+    return campaign.Played(outcome, f"{story}\n{' '.join(words)}")
+
+
+def model(rng: Random, place: Path) -> campaign.Played:
+    """Write the weights of a checkpoint into a mutated model."""
+    seed = sample(MODEL)
+    story = models.mutate(seed, rng)
+    (place / "in" / "model.onnx").write_bytes(hostile.with_broken_text(seed.model.SerializeToString()))
+    (place / "in" / "c.safetensors").write_bytes(_made()["run/checkpoint.safetensors"])
+    words = ["export", "../in/c.safetensors", "--model", "../in/model.onnx", "-o", "out.onnx"]
+    return campaign.Played(case.run(words, place, ["out.onnx"]), "\n".join([*story, " ".join(words)]))
 
 
 def adapter(rng: Random, place: Path) -> campaign.Played:

@@ -50,8 +50,9 @@ class Files:
             for _ in range(rng.choice((1, 1, 2, 5))):
                 data, how = raw.mutate(data, rng, self._corpus.draw(rng).model.SerializeToString())
                 story.append(how)
-        can_train = _write(seed, data, place / "in")
-        words, written = commands.draw(rng, seed, can_train)
+        file = rng.choice(hostile.FILES) if rng.random() < 0.1 else "model.onnx"
+        can_train = _write(seed, data, place / "in", file)
+        words, written = commands.draw(rng, seed, file, can_train)
         outcome = case.run(words, place, written)
         shown = " ".join(words).replace("*", "'*'")
         return campaign.Played(outcome, f"{name}\n" + "\n".join(story) + f"\ncd out; onnxgrad {shown}")
@@ -69,7 +70,7 @@ class Files:
         return story
 
 
-def _write(seed: Seed, data: bytes, folder: Path) -> bool:
+def _write(seed: Seed, data: bytes, folder: Path, file: str) -> bool:
     """Write the model, what it needs, and what hostile references may lead to; whether there are data to train on."""
     for name, content in seed.beside.items():
         (folder / name).write_bytes(content)
@@ -81,7 +82,7 @@ def _write(seed: Seed, data: bytes, folder: Path) -> bool:
     os.mkfifo(folder / "pipe")
     (folder / "loop").symlink_to("loop")
     (folder / "link.bin").symlink_to("../evil.bin")
-    (folder / "model.onnx").write_bytes(data)
+    (folder / file).write_bytes(data)
     return _write_data(seed, folder)
 
 

@@ -27,6 +27,14 @@ LOCATIONS = (
     NOT_UTF8, "out.onnx", "pipe",
 )  # fmt: skip
 
+FILES = (
+    "a b.onnx", "-m.onnx", "\udcff\udcfe.onnx", "a\nb.onnx", "\x1b]0;title\x07.onnx", "\u202etxt.onnx", "m", ".onnx",
+    "..onnx", "'m'.onnx",
+    "$(id).onnx", "<b>.onnx", "[bold]m.onnx", "%s.onnx", "\U0001f600.onnx", "m.ONNX", "N" * 240 + ".onnx", "|.onnx",
+    "*.onnx", "model.onnx.onnx",
+)  # fmt: skip
+"""What files may be called, bytes that are no UTF-8 among them."""
+
 INTEGERS = (
     0, 1, -1, 2, 3, -2, 4, 7, 8, 16, 17, 27, 28, 29, 100, 127, 128, 255, 1000, 65535, 10**6, 2**30, 2**31 - 1, 2**31,
     -(2**31), 2**32, 2**33,

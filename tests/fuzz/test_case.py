@@ -31,7 +31,7 @@ def place(tmp_path: Path) -> Path:
 def faults(place: Path, monkeypatch: pytest.MonkeyPatch, planted: Planted, written: Sequence[str] = ()) -> str:
     """What the judge says of a command that does what is planted."""
     monkeypatch.setattr(cli, "run", planted)
-    outcome = case.run(["build"], place, written)
+    outcome = case.run(["build", "../in/model.onnx"], place, written)
     return "\n".join(outcome.faults)
 
 
