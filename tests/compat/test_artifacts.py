@@ -302,7 +302,7 @@ def test_a_loss_in_a_file_of_another_opset(shell: Shell, text: str, formula: Any
 
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [({"op_type": "Gelu"}, "is no valid ONNX model"), ({"op_type": "Conv"}, "onnxruntime can't run")],
+    [({"op_type": "Gelu"}, "is no valid ONNX model"), ({"op_type": "Conv"}, "onnxruntime does not open")],
 )
 def test_what_onnxruntime_would_refuse_is_not_written(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, fault: dict[str, str], words: str

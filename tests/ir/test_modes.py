@@ -58,6 +58,15 @@ def test_what_is_for_inference_stays_byte_for_byte() -> None:
     assert model.SerializeToString(deterministic=True) == before
 
 
+def test_a_switch_that_is_fed_stays() -> None:
+    model = parser.parse_model(
+        DROPPED.replace("(float[n, 4] x)", "(float[n, 4] x, bool on)").replace(", bool on = {1}", "")
+    )
+    before = model.SerializeToString(deterministic=True)
+    put_in_inference(model)
+    assert model.SerializeToString(deterministic=True) == before
+
+
 def test_a_switch_that_nobody_reads_any_more_is_removed() -> None:
     """onnxruntime warns of an initializer without a reader."""
     model = parser.parse_model(DROPPED)

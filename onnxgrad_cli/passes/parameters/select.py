@@ -26,6 +26,7 @@ from onnxgrad_cli.passes.parameters import presets
 from onnxgrad_cli.passes.parameters.constants import ConstantRoles
 from onnxgrad_cli.passes.parameters.patterns import matches, matching
 from onnxgrad_cli.passes.parameters.untie import owners_of
+from onnxgrad_cli.passes.quantized_matrices import quantized_matrices
 from onnxgrad_cli.record import SelectionRecord
 
 QUANTIZED = "quantized: integers have no gradient"
@@ -64,7 +65,8 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
     _refuse_untied(training.predictions, set(by_name) - tied - frozen.keys(), by_name)
     training.cautions.extend(_shared(graph, set(training.trained)))
     training.not_trained.update(dict.fromkeys(_quantized(graph), QUANTIZED))
-    if not training.trained and not training.adaptable and not training.grad_of_input:
+    adapted = training.adaptable or (options.lora and quantized_matrices(graph))
+    if not training.trained and not adapted and not training.grad_of_input:
         raise _nothing(graph, floats, training)
 
 
