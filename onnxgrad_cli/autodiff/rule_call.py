@@ -17,8 +17,8 @@ from onnxgrad_cli.ir.types import is_float
 
 FLAGS = frozenset(
     "align_corners allowzero antialias ceil_mode center_point_box count_include_pad detect_negative detect_positive "
-    "exclude_outside exclusive fmod input_forget inverse is_causal keepdims largest layout linear_before_reset new_axis "
-    "noop_with_empty_axes onesided periodic reverse saturate select_last_index sorted storage_order training_mode "
+    "exclude_outside exclusive fmod input_forget inverse is_causal keepdims largest layout linear_before_reset "
+    "new_axis noop_with_empty_axes onesided periodic reverse saturate select_last_index sorted storage_order training_mode "
     "transA transB upper zeros".split()
 )
 """Attributes of the standard's operators that are 0 or 1.
@@ -91,7 +91,7 @@ def _operands(op: Op, node: NodeProto, asked: Signature, names: Sequence[str], a
 def node_attributes(op: Op, node: NodeProto, asked: Signature) -> tuple[dict[str, Any], str | None]:
     """The attributes a rule asks for, defaults filled in, and the first one it does not cover (or None).
 
-    An attribute the rule does not name must stand at its default: nothing is ignored by accident. A flag must be 0 or 1.
+    An attribute the rule does not name must stand at its default: nothing is ignored by accident. A flag is 0 or 1.
     """
     if not (node.attribute or asked.attributes or asked.any_attribute):
         return {}, None
