@@ -22,7 +22,7 @@ from onnxgrad_cli.errors import CheckFailed
     help="Arrays for its inputs and weights, by name.  [default: random ones]",
 )
 @click.option("--dim", type=DIM, multiple=True, help="Size of a symbolic dimension of random data.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of random data and directions.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of random data and directions.")
 @speaks
 @click.pass_obj
 def check(console: Console, train: str, data: Path | None, dim: tuple[tuple[str, int], ...], seed: int) -> int:
