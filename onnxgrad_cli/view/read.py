@@ -6,7 +6,6 @@ nodes' names. Any other model is drawn too, as a forward part alone.
 
 from __future__ import annotations
 
-import ast
 import itertools
 import json
 import re
@@ -20,6 +19,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from onnxgrad_cli.ir.dialects import mend
 from onnxgrad_cli.ir.domains import is_standard, plain_domain
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.modules import folders_of, modules_of
 from onnxgrad_cli.ir.nodes import FORWARD, ROLE, reads, subgraphs
 from onnxgrad_cli.ir.types import FLOATS, in_words, is_external
 from onnxgrad_cli.metadata import ROLES
@@ -110,7 +110,7 @@ class _Reader:
             own, of = _kind(node, kind), _forward_of(node)
             module = module_of(node)
             if not of or of not in known:
-                units.append(_Unit(of or _label(node), _path(of) if of else module))
+                units.append(_Unit(of or _label(node), folders_of(of) if of else module))
                 known.setdefault(units[-1].label, units[-1])
             drawn = self.node(node, twin, scope, own, module)
             if of:
@@ -265,35 +265,19 @@ def _modules(graph: GraphProto, kind: Kind) -> Callable[[NodeProto], tuple[str, 
     Else a node without a path is of the module of the weight that it reads, or of the node before it.
     """
     plain = [node for node in graph.node if _kind(node, kind) == Kind.FORWARD]
-    if 2 * sum(map(bool, map(_module, plain))) > len(plain):
-        return _module
+    if 2 * sum(map(bool, map(modules_of, plain))) > len(plain):
+        return modules_of
     weights = {tensor.name for tensor in graph.initializer}
     last: tuple[str, ...] = ()
 
     def module(node: NodeProto) -> tuple[str, ...]:
         nonlocal last
-        if own := _module(node):
+        if own := modules_of(node):
             return own
         last = _weight_module(node, weights) or last
         return last
 
     return module
-
-
-def _module(node: NodeProto) -> tuple[str, ...]:
-    """The modules a node lies in, outermost first, each with its whole path: by its exporter, or by its name."""
-    try:
-        scopes = ast.literal_eval(_meta(node, "pkg.torch.onnx.name_scopes") or "[]")
-    except (ValueError, SyntaxError):
-        scopes = []
-    named = [scope for scope in map(str, scopes[:-1]) if scope and not scope.startswith("_empty_nn_module")]
-    return tuple(dict.fromkeys(named)) if scopes else _path(node.name)
-
-
-def _path(name: str) -> tuple[str, ...]:
-    """The folders of a name with slashes."""
-    folders = [folder for folder in name.split("/")[:-1] if folder]
-    return tuple("/".join(folders[: i + 1]) for i in range(len(folders)))
 
 
 def _weight_module(node: NodeProto, weights: Collection[str]) -> tuple[str, ...]:
