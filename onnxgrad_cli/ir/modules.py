@@ -14,15 +14,20 @@ VIEWS = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpo
 """Operators whose result is a weight still."""
 
 
-def modules_around(node: NodeProto) -> tuple[str, ...]:
-    """The modules a node lies in, outermost first, each with its whole path: by its exporter, or by its name."""
+def modules_around(node: NodeProto, name: str | None = None) -> tuple[str, ...]:
+    """The modules a node lies in, outermost first, each with its whole path: by its exporter, or by its name.
+
+    Args:
+        node: the node.
+        name: what it was called in the file; by default its name.
+    """
     text = next((entry.value for entry in node.metadata_props if entry.key == SCOPES), "[]")
     try:
         scopes = list(map(str, ast.literal_eval(text)))
     except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):  # not as PyTorch writes it
         scopes = []
     named = [scope for scope in scopes[:-1] if scope and not scope.startswith("_empty_nn_module")]
-    return tuple(dict.fromkeys(named)) if scopes else folders(node.name)
+    return tuple(dict.fromkeys(named)) if scopes else folders(node.name if name is None else name)
 
 
 def folders(name: str) -> tuple[str, ...]:
