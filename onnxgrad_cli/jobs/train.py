@@ -34,6 +34,7 @@ from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.loop import Loop
 from onnxgrad_cli.training.metrics import Named, default_metrics, parse_metric
 from onnxgrad_cli.training.run.adapter_file import save_adapter
+from onnxgrad_cli.training.run.branches import check_branches
 from onnxgrad_cli.training.run.communicator import Alone, Communicator
 from onnxgrad_cli.training.run.ema_weights import check_ema
 from onnxgrad_cli.training.run.export import check_stored
@@ -46,6 +47,7 @@ from onnxgrad_cli.training.steps.base import RATE, TrainerBase, drawing
 from onnxgrad_cli.training.steps.init_weights import init_weights
 from onnxgrad_cli.training.steps.parallel import ParallelTrainer, agree
 from onnxgrad_cli.training.trainer import Trainer
+from onnxgrad_cli.verification.written import check_opens
 
 Watch = Callable[[int, int, float], None]
 """Takes the steps taken, the steps there are to be, and the loss."""
@@ -242,7 +244,7 @@ class _Run:
         state, adapters = self.trainer.state(), self.trainer.roles.adapters
         weights = {**self.trainer.weights(), **{name: state[average] for name, average in self.ema.items()}}
         found = merge(self.original, adapters, weights, self.path, state, self.course.keep_mode)
-        files = save_model(found, target, self.path, force)
+        files = save_model(found, target, self.path, force, check=check_opens(found, self.original, self.path))
         if adapter is not None:
             statistics = {name: array for name, array in state.items() if name not in self.trainer.roles.slots}
             save_adapter(adapter, adapters, {**weights, **statistics})
@@ -273,6 +275,7 @@ def _ready(
             tell(f"caution: {caution}", 0)
     trainer = _trainer(built, course, link)
     check_stored(original, _own(trainer))
+    check_branches(original, trainer.roles.adapters)
     init_weights(trainer, built, original, course.init, course.seed)
     values = {name: buffer.array for name, buffer in trainer.buffers.items()}
     ema = check_ema(trainer.roles.averages, values) if course.use_ema else {}

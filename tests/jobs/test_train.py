@@ -402,11 +402,13 @@ def test_asked_to_stop_it_saves_first(whole: bytes, tmp_path: Path, number: sign
     assert (tmp_path / "cut.onnx").read_bytes() == whole
 
 
-def test_what_a_killed_run_had_half_written_is_removed(tmp_path: Path) -> None:
-    unfinished = tmp_path / ".checkpoint.safetensors.4711.tmp"
-    unfinished.write_bytes(b"half")
+def test_what_a_killed_run_had_half_written_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    unfinished = tmp_path / ".checkpoint.safetensors.0123456789abcdef.onnxgrad.tmp"
+    theirs = {tmp_path / name for name in (".x.tmp", ".notes.4711.tmp", "checkpoint.tmp")}
+    for file in (unfinished, *theirs):
+        file.write_bytes(b"half")
     with run_folder(tmp_path):
-        assert not unfinished.exists()
+        assert set(tmp_path.iterdir()) == theirs | {tmp_path / "lock"}
 
 
 def test_two_runs_in_one_folder_are_refused(shell: Shell) -> None:
