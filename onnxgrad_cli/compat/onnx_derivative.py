@@ -130,7 +130,8 @@ def _gradient(
     derivative.prepare()
     own = graph.output_names
     gradients = derivative.vjp(cotangents(options))
-    return derivative.finish([*gradients, *(own if DerivativeOptions.KeepOutputs in options else ())])
+    outputs = [*gradients, *(own if DerivativeOptions.KeepOutputs in options else ())]
+    return derivative.described(derivative.finish(outputs), "vjp", gradients, outputs)
 
 
 def loss_gradient(
@@ -164,8 +165,9 @@ def loss_gradient(
             "name the output that is, as loss=..., or declare its shape in the model",
         )
     derivative.outputs = [loss]
-    results = [loss, *without(own, [loss]), *derivative.vjp("ones")]
-    return derivative.finish(results, feed_weights=False)
+    gradients = derivative.vjp("ones")
+    results = [loss, *without(own, [loss]), *gradients]
+    return derivative.described(derivative.finish(results, feed_weights=False), "vjp", gradients, results)
 
 
 def _chosen(given: str | Sequence[str], known: Sequence[str], argument: str, kind: str) -> list[str]:
