@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 from onnx import ModelProto, TensorProto, numpy_helper
 
+from onnxgrad_cli.common import checks
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 from onnxgrad_cli.files import load_external_data
 from onnxgrad_cli.ir.skeleton import without_initializers
@@ -101,8 +102,11 @@ def open_session(
         model, path, provider, threads, alternating: see `start_session`.
 
     Raises:
+        UsageError: `threads` are more than this machine can use.
         OnnxgradError: onnxruntime refuses the model.
     """
+    if threads is not None:
+        checks.threads(threads)
     try:
         return start_session(model, path, provider, threads, alternating=alternating)
     except Exception as error:  # of many kinds, none of them public

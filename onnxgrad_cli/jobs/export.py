@@ -66,7 +66,7 @@ def _read(source: Path, use_ema: bool, tell: Tell) -> tuple[Arrays, Arrays, Sequ
                 "`use_ema`: an adapter has no averages besides its factors",
                 "`onnxgrad train --use-ema` writes them as its factors; or name a checkpoint",
             )
-        adapters, values = load_adapter(source)
+        adapters, values = load_adapter(source, tell)
         return values, {}, adapters
     values, progress = load_checkpoint(source, tell)
     ema = _ema(source, values, progress) if use_ema else {}

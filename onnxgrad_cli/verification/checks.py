@@ -19,6 +19,7 @@ from onnxgrad_cli.targets.standard import is_targeted, to_standard
 from onnxgrad_cli.verification.agreement import agrees_with_slopes
 from onnxgrad_cli.verification.case import NOTHING, Case, Found
 from onnxgrad_cli.verification.feeds import DescribedModel, factors_off_zero, finite, first_run
+from onnxgrad_cli.verification.finiteness import first_bad
 from onnxgrad_cli.verification.forward_parts import computes_the_original
 from onnxgrad_cli.verification.judgement import off
 from onnxgrad_cli.verification.original import Original, with_weights
@@ -65,7 +66,7 @@ def _loads(case: Case) -> Found:
     return Found("skipped", f"{unproved}: {fault}", ends=True, leaves_unproved=f"{unproved}: {fault}")
 
 
-def _runs(case: Case) -> Found:
+def runs(case: Case) -> Found:
     """Whether the model runs on the data given, or on random data of some size; on such that its original takes too."""
     original = case.original if case.original is not None and case.original.loads else None
     failure = ""
@@ -75,13 +76,17 @@ def _runs(case: Case) -> Found:
             return Found("passed", ", ".join(f"{name} {list(x.shape)}" for name, x in case.feeds.items()))
         except Exception as error:  # onnxruntime's exceptions share no base class
             failure = str(error).strip()[:500]
-    if original is None or _takes_something(original, case):
+    drawn = [name for name in case.roles.sampled if name not in case.data]
+    if not drawn or (original is not None and _takes_something(original, case)):
         return Found("failed", failure, ends=True)
     types = {value.name: in_words(value.type) for value in case.described.model.graph.input}
-    needed = [f"{name} {types[name]}" for name in case.roles.sampled if name not in case.data]
+    needed = ", ".join(f"{name} {types[name]}" for name in drawn[:8])
+    either = (
+        "the original does not run on random data either" if original is not None else "it may need data of its own"
+    )
     return Found(
         "skipped",
-        f"the original does not run on random data either: give data for {', '.join(needed[:8])}; {failure}",
+        f"{either}: give data for {needed}; {failure}",
         ends=True,
         leaves_unproved="the model does not run on random data: give some of its own with --test-data",
     )
@@ -125,19 +130,29 @@ def _is_finite(case: Case) -> Found:
     """Whether the loss and every gradient are finite; of data on which the loss is not, nothing follows."""
     bad = [name for name, x in case.outputs.items() if not finite(x)]
     if case.roles.loss in bad:
-        return Found(ends=True, leaves_unproved="its loss is not finite on these data: give others")
+        where = first_bad(case.described, case.feeds, case.outputs[case.roles.loss])
+        return Found(ends=True, leaves_unproved=f"its loss is not finite on these data{where}: give others")
     if bad:
         return Found("failed", f"not finite: {', '.join(bad[:5])}", ends=True)
     return Found("passed", "loss and every gradient")
 
 
-CHECKS: tuple[tuple[str, Callable[[Case], Found]], ...] = (
+Check = Callable[[Case], Found]
+
+OPENING: tuple[tuple[str, Check], ...] = (
     ("onnx checker", _is_valid),
     ("size", _is_quick),
     ("its Gradient node can be written out", _expands),
     ("loads in onnxruntime", _loads),
-    ("runs", _runs),
-    ("computes what the original computes", computes_the_original),
+    ("runs", runs),
+)
+"""What must hold of any model before its numbers are looked at."""
+
+ORIGINAL: tuple[str, Check] = ("computes what the original computes", computes_the_original)
+
+CHECKS: tuple[tuple[str, Check], ...] = (
+    *OPENING,
+    ORIGINAL,
     ("computes what the operators of the standard compute", _computes_the_standard),
     ("finite", _is_finite),
     ("gradients against differences of the loss", agrees_with_slopes),

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from onnxgrad_cli.verification.loss_function import MUST_SHOW, LossFunction
+from onnxgrad_cli.verification.loss_function import MUST_SHOW, ScalarFunction
 from onnxgrad_cli.verification.slopes import slope
 
 DIRECTIONS, ROUNDS = 2, 4
@@ -73,8 +73,12 @@ class Trial:
 
     def least_fault(self, name: str) -> float:
         """The size of the smallest fault in the gradient of a tensor, relative to it, that would have shown."""
-        still = self.measured == 0 and not any(self.shares.values())  # a gradient of zero, and a loss that stays
-        return 0.0 if still else self.allowed / max(abs(self.shares[name]), 1e-300)
+        return self.allowed / max(abs(self.shares[name]), 1e-300)
+
+    @property
+    def still(self) -> bool:
+        """Whether all gradients are zero and the loss stays: that is right, and shows nothing of any rule."""
+        return self.measured == 0 and not any(self.shares.values())
 
 
 @dataclass
@@ -85,6 +89,7 @@ class Judgement:
         error: the largest error of a direction that moved all tensors, relative to its slope.
         refuted: tensors along which the loss has other slopes than they claim together; empty where all agree.
         visible: tensor -> the size of the smallest fault in its gradient, relative to it, that would have shown.
+        still: tensors of which each gradient is zero, and along which the loss stays.
         directions: how many were measured.
         kinked: whether a fault could hide in a kink in one of them.
     """
@@ -92,6 +97,7 @@ class Judgement:
     error: float = 0.0
     refuted: list[str] = field(default_factory=list)
     visible: dict[str, float] = field(default_factory=dict)
+    still: list[str] = field(default_factory=list)
     directions: int = 0
     kinked: bool = False
 
@@ -111,7 +117,7 @@ class Judge:
 
     def __init__(
         self,
-        loss: LossFunction,
+        loss: ScalarFunction,
         claims: Mapping[str, np.ndarray],
         noise: Sequence[Mapping[str, np.ndarray]],
         rng: np.random.Generator,
@@ -170,6 +176,9 @@ class Judge:
             found.refuted = list(names)
         for name in names:
             found.visible[name] = min(trial.least_fault(name) for trial in trials)
+        if all(trial.still for trial in trials):
+            found.still += names
+            return []
         return [name for name in names if found.visible[name] >= self.loss.fault]
 
     def wrong_among(self, names: Sequence[str]) -> dict[str, float]:
