@@ -10,6 +10,10 @@ from onnxgrad_cli.cli import run
 
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
+    if hasattr(signal, "sigwaitinfo"):
+        from onnxgrad_cli.cli.supervision import watch_over_a_child
+
+        watch_over_a_child(sys.argv[1:])
     gc.disable()  # a build only builds up, and ends: looking for cycles in it takes a third of the time
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended from outside: tidy up as after Ctrl-C
     code = run(sys.argv[1:])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.execution import session
+from onnxgrad_cli.execution.limits import limited, run_limited
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.nodes import captured, with_bodies
 from onnxgrad_cli.ir.skeleton import copied
@@ -35,12 +36,15 @@ class Executor:
         ops: Sequence[type[OpRun]] = (),
     ) -> None:
         self._outputs = [output.name for output in model.graph.output]
+        self._options: Callable[[], Any] | None = None
         if prefer == "onnxruntime" and not ops:
             runtime = session.load_onnxruntime()
             errors = runtime.capi.onnxruntime_pybind11_state
             few = session.OPTIMIZED_FOR_FEW_RUNS
             try:
-                self._run = session.start_session(model, threads=threads, optimized=few, silent=True).run
+                with limited():
+                    self._run = session.start_session(model, threads=threads, optimized=few, silent=True).run
+                self._options = runtime.RunOptions
                 self.name = f"onnxruntime {runtime.__version__}"
                 return
             except (errors.NotImplemented, errors.Fail) as error:  # no kernel, none with these attributes, or too new
@@ -54,7 +58,7 @@ class Executor:
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """The model's outputs by name."""
-        return dict(zip(self._outputs, self._run(None, dict(feeds)), strict=True))
+        return dict(zip(self._outputs, run_limited(self._run, dict(feeds), self._options), strict=True))
 
 
 def to_double(model: ModelProto) -> ModelProto:

@@ -11,6 +11,7 @@ from onnx import ModelProto, helper, numpy_helper
 
 from onnxgrad_cli.execution.double import DoubleExecutor
 from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.execution.limits import OverLimit
 from onnxgrad_cli.execution.observation import QUICK
 from onnxgrad_cli.files import load_external_data
 from onnxgrad_cli.ir.dialects import complaint
@@ -102,6 +103,8 @@ def _runs(case: Case) -> Found:
         try:
             case.feeds, case.outputs, case.drawn = first_run(run, case.described, case.rng, case.data, case.sizes)
             return Found("passed", ", ".join(f"{name} {list(x.shape)}" for name, x in case.feeds.items()))
+        except OverLimit:
+            raise
         except Exception as error:  # onnxruntime's exceptions share no base class
             failure = str(error).strip()[:500]
     if original is None or _takes_something(original, case):

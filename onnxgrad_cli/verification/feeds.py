@@ -11,6 +11,7 @@ import onnx
 from onnx import ModelProto, TensorProto, helper
 
 from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.execution.limits import OverLimit
 from onnxgrad_cli.execution.sizes import sized, sizes_to_try
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.skeleton import copied
@@ -39,6 +40,7 @@ def first_run(
     above zero after others.
 
     Raises:
+        OverLimit: a run was cut short.
         Exception: what `run` raised at the first sizes, where it accepts none.
     """
     failure: Exception | None = None
@@ -59,6 +61,8 @@ def first_run(
                         **given,
                     }
                 outputs = run(feeds)
+            except OverLimit:
+                raise
             except Exception as error:  # sizes or numbers that don't fit: try others
                 failure = failure or error
                 break

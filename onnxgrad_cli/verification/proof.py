@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto
 
+from onnxgrad_cli.execution.limits import OverLimit, unasked
 from onnxgrad_cli.metadata import Roles
-from onnxgrad_cli.verification.case import Case
+from onnxgrad_cli.verification.case import Case, Found
 from onnxgrad_cli.verification.checks import CHECKS
 
 
@@ -96,18 +97,24 @@ def prove(
     """
     proof = Proof()
     case = Case(model, roles, path, original, dict(data or {}), sizes or {}, np.random.default_rng(seed), force)
-    for name, check in CHECKS:
-        note(name)
-        start = time.perf_counter()
-        found = check(case)
-        if found.status:
-            proof.steps.append(Step(name, found.status, found.detail, time.perf_counter() - start))
-        if found.status == "failed":
-            proof.status = "failed"
-        if found.leaves_unproved:
-            proof.status, proof.reason = "skipped", found.leaves_unproved
-        if found.ends:
-            break
+    with unasked(limited=not force):
+        for name, check in CHECKS:
+            note(name)
+            start = time.perf_counter()
+            try:
+                found = check(case)
+            except OverLimit as error:
+                found = Found(
+                    "skipped", error.message, ends=True, leaves_unproved=f"{error.message}: ask for it with --verify"
+                )
+            if found.status:
+                proof.steps.append(Step(name, found.status, found.detail, time.perf_counter() - start))
+            if found.status == "failed":
+                proof.status = "failed"
+            if found.leaves_unproved:
+                proof.status, proof.reason = "skipped", found.leaves_unproved
+            if found.ends:
+                break
     proof.executor = case.measured_by
     proof.conclude()
     return proof

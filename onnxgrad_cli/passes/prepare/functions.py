@@ -21,6 +21,9 @@ from onnxgrad_cli.passes.prepare.upgrade import upgrade
 
 Key = tuple[str, str, str]
 
+MOST_NODES = 50_000
+"""Nodes that functions may become: of 23 that each call the one before twice, 16 KB, eight million would come."""
+
 
 def inline(graph: Graph, constant: Callable[[NodeProto], TensorProto | None]) -> None:
     """Replace every call of a function of the model, in bodies too, by the nodes of the function.
@@ -33,13 +36,14 @@ def inline(graph: Graph, constant: Callable[[NodeProto], TensorProto | None]) ->
         constant: the tensor that a Constant node holds.
 
     Raises:
-        OnnxgradError: a function calls itself.
+        OnnxgradError: a function calls itself, or the nodes would be more than `MOST_NODES`.
         UnsupportedError: a function bears the name of a standard operator, or is written for another opset, in which
             one of its operators is another one.
     """
     if graph.proto.functions:
         inliner = _Inliner(graph, constant)
-        graph.set_nodes(inliner.nodes(graph.nodes, ()))
+        inliner.check_growth()
+        graph.set_nodes(inliner.nodes(graph.nodes))
         kept = onnx.ModelProto(functions=inliner.called(graph.nodes)).functions
         del graph.proto.functions[:]
         graph.proto.functions.extend(kept)
@@ -54,22 +58,47 @@ class _Inliner:
         }
         self.constants: dict[Key, dict[str, str]] = {}
 
-    def nodes(self, nodes: Iterable[NodeProto], callers: tuple[Key, ...]) -> list[NodeProto]:
-        """The nodes without calls; `callers` are the functions they stand in."""
-        found: list[NodeProto] = []
-        for node in nodes:
-            for body in subgraphs(node):
-                inner = self.nodes(list(body.node), callers)
-                written = GraphProto(node=inner)
-                del body.node[:]
-                body.node.extend(written.node)
-            key = (plain_domain(node.domain), node.op_type, node.overload)
+    def check_growth(self) -> None:
+        """Refuse functions that call each other so often that their nodes would fill the memory."""
+        sizes: dict[Key, int] = {}
+        found = self.size(self.graph.nodes, (), sizes)
+        if found > MOST_NODES:
+            key = max(sizes, key=lambda each: sizes[each])
+            raise OnnxgradError(
+                f"the functions of the model, written out, are {found:,} nodes, of which a call of '{_name(key)}' is "
+                f"{sizes[key]:,}; at most {MOST_NODES:,} are written out",
+                "where that is meant, write them out before, by onnx.inliner",
+            )
+
+    def size(self, nodes: Iterable[NodeProto], callers: tuple[Key, ...], sizes: dict[Key, int]) -> int:
+        """How many nodes there are without calls; `sizes` gets those of each function."""
+        total = 0
+        for node in with_bodies(nodes):
+            key = _key(node)
             if key not in self.functions or self.stands(key):
-                found.append(node)
+                total += 1
                 continue
             if key in callers:
                 raise OnnxgradError(f"function '{_name(key)}' calls itself", "it is not a valid ONNX model")
-            found += self.nodes(self.body(node, key), (*callers, key))
+            if key not in sizes:
+                sizes[key] = self.size(self.functions[key].node, (*callers, key), sizes)
+            total += sizes[key]
+        return total
+
+    def nodes(self, nodes: Iterable[NodeProto]) -> list[NodeProto]:
+        """The nodes without calls."""
+        found: list[NodeProto] = []
+        for node in nodes:
+            for body in subgraphs(node):
+                inner = self.nodes(list(body.node))
+                written = GraphProto(node=inner)
+                del body.node[:]
+                body.node.extend(written.node)
+            key = _key(node)
+            if key not in self.functions or self.stands(key):
+                found.append(node)
+            else:
+                found += self.nodes(self.body(node, key))
         return found
 
     def stands(self, key: Key) -> bool:
@@ -86,7 +115,7 @@ class _Inliner:
         waiting = list(with_bodies(nodes))
         while waiting:
             node = waiting.pop()
-            key = (plain_domain(node.domain), node.op_type, node.overload)
+            key = _key(node)
             if key in self.functions and key not in found:
                 found[key] = self.raised(self.functions[key])
                 self.check(found[key], key)
@@ -208,6 +237,11 @@ def _fill(node: NodeProto, given: Mapping[str, AttributeProto]) -> None:
     filled = NodeProto(attribute=kept)
     del node.attribute[:]
     node.attribute.extend(filled.attribute)
+
+
+def _key(call: NodeProto) -> Key:
+    """The function that a node calls, if the model has it."""
+    return plain_domain(call.domain), call.op_type, call.overload
 
 
 def _name(key: Key) -> str:
