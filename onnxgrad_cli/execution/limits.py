@@ -17,8 +17,8 @@ from typing import Any
 from onnxgrad_cli.common.memory import GB, limited_memory
 from onnxgrad_cli.errors import OnnxgradError
 
-SECONDS = 8.0
-"""Of the processor, for one run."""
+SECONDS, SECONDS_IN_ALL = 8.0, 60.0
+"""Of the processor, for one run and for all that belong together, as in a proof."""
 
 MEMORY = 4 * GB
 """Bytes beyond what the process has when a session is opened or run."""
@@ -31,7 +31,7 @@ class OverLimit(OnnxgradError):
     """A run took more time or memory than runs may that nobody has asked for."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"a run of the model takes more than {what}", "give smaller sizes, or data of your own")
+        super().__init__(f"to run the model takes more than {what}", "give smaller sizes, or data of your own")
 
 
 class _Stop(Exception):
@@ -39,10 +39,11 @@ class _Stop(Exception):
 
 
 class _Patience:
-    """What is left for runs: all, until one of them was cut short; `spent` says by which limit."""
+    """What is left for runs: nothing any more when one of them was cut short; `spent` says by which limit."""
 
     def __init__(self) -> None:
         self.spent = ""
+        self.deadline = time.process_time() + SECONDS_IN_ALL
 
 
 _patience: ContextVar[_Patience | None] = ContextVar("patience", default=None)
@@ -111,10 +112,11 @@ class _Stopping:
     def __init__(self, patience: _Patience, options: Any = None) -> None:
         self._patience, self._options = patience, options
         self._thread = threading.get_ident()
-        self.deadline = time.process_time() + SECONDS
+        self.deadline = min(time.process_time() + SECONDS, patience.deadline)
 
     def __call__(self) -> None:
-        self._patience.spent = f"{SECONDS:g} s"
+        whole = self.deadline == self._patience.deadline
+        self._patience.spent = f"{SECONDS_IN_ALL if whole else SECONDS:g} s"
         if self._options is not None:
             self._options.terminate = True
         else:

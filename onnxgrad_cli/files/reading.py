@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 from onnx import ModelProto
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files.contents import check_contents
 from onnxgrad_cli.files.external_data import check_external_data, tensors
 from onnxgrad_cli.ir.dialects import complaint, mend
+from onnxgrad_cli.ir.functions import check_growth
 from onnxgrad_cli.ir.skeleton import copied, skeleton
 from onnxgrad_cli.ir.types import is_external
 
@@ -87,10 +88,30 @@ def own_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto,
 
 
 def _checked(model: ModelProto, where: str, source: Path | None) -> ModelProto:
-    check_contents(model, where)
-    check_structure(model, where)
-    check_external_data(model, source)
+    try:
+        check_contents(model, where)
+        check_structure(model, where)
+        check_growth(model.functions, model.graph.node)
+        check_external_data(model, source)
+    except (TypeError, UnicodeDecodeError):  # protobuf gives out as bytes what it can't decode
+        found = not_text(model)
+        if not found:
+            raise
+        raise OnnxgradError(f"{where} is no valid ONNX model: {found}", "export it again") from None
     return model
+
+
+def not_text(message: Message) -> str:
+    """Which text in a message, as a name in a model, is not UTF-8; "" for none."""
+    for field, value in message.ListFields():
+        for each in value if field.is_repeated else (value,):
+            if isinstance(each, Message):
+                found = not_text(each)
+                if found:
+                    return found
+            elif isinstance(each, bytes) and field.type == field.TYPE_STRING:
+                return f"'{field.full_name}' is not UTF-8: {each[:100]!r}"
+    return ""
 
 
 def _read_stdin() -> bytes:
@@ -121,7 +142,8 @@ def _read_stream(stream: BinaryIO, where: str) -> bytes:
     _refuse_others(parts[0], where)
     found = os.fstat(stream.fileno())
     if stat.S_ISREG(found.st_mode) and found.st_size <= LARGEST:
-        return b"".join((*parts, stream.read()))
+        stream.seek(0)
+        return stream.read()  # at once: to join parts takes as long as to read them
     length = max(found.st_size, HEAD)
     while length <= LARGEST and (part := stream.read(CHUNK)):
         parts.append(part)

@@ -7,12 +7,14 @@ from pathlib import Path
 
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.compat.artifacts import with_stored
+from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import ModelSource, own_model
 from onnxgrad_cli.jobs.proof_data import fit, read_data
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.verification.proof import Proof, prove
 
 
+@judged
 def run_check(
     model: ModelSource,
     *,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model, save_model
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.jobs.targets import target_of
@@ -17,6 +18,7 @@ from onnxgrad_cli.training.run.folder import load_checkpoint
 from onnxgrad_cli.training.run.merge import merge
 
 
+@judged
 def run_export(
     source: Path, model: ModelSource, out: str | Path | None = None, *, use_ema: bool = False, force: bool = False
 ) -> list[Path]:
