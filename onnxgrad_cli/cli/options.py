@@ -53,7 +53,7 @@ class Pair(click.ParamType[tuple[str, Any]]):
 
 def _size(text: str) -> int:
     size = int(text)
-    if size < 1:
+    if size < 0:
         raise ValueError
     return size
 
@@ -78,6 +78,34 @@ SETTING = Pair("KEY=VALUE", "=", _setting)
 MODEL = click.argument("model", metavar="MODEL")
 
 
+def rules(words: str) -> Callable[[Command], Command]:
+    """The option that names code, --rules, with the words of its help."""
+    return click.option(
+        "--rules",
+        multiple=True,
+        type=click.Path(dir_okay=False),
+        metavar="FILE.py",
+        help=words,
+        callback=_from_command_line,
+    )
+
+
+def _from_command_line(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """A value that was typed; that of a configuration or of the environment is refused, for a stranger may have set it.
+
+    Raises:
+        UsageError: it was not typed.
+    """
+    source = ctx.get_parameter_source(param.name or "")
+    if value and source != click.core.ParameterSource.COMMANDLINE:
+        where = "a configuration" if source == click.core.ParameterSource.DEFAULT_MAP else "the environment"
+        raise UsageError(
+            f"{param.opts[0]} names code to run, and {where} can't: {', '.join(map(repr, value))}",
+            f"type it on the command line, if you trust the file: {param.opts[0]} FILE.py",
+        )
+    return value
+
+
 def what_to_build(command: Command) -> Command:
     """Give a command the options that say what to build."""
     command = how_to_read(command)
@@ -96,16 +124,20 @@ def what_to_build(command: Command) -> Command:
                      help="Add FACTOR times the sum of the weights' magnitudes."),
         click.option("--l2", type=click.FloatRange(min=0), default=0.0, metavar="FACTOR",
                      help="Add FACTOR times the sum of the weights' squares."),
-        click.option("--train", multiple=True, metavar="GLOB", help="Train only the weights of these names."),
-        click.option("--freeze", multiple=True, metavar="GLOB", help="Don't train the weights of these names."),
+        click.option("--train", multiple=True, metavar="GLOB",
+                     help="Train only the weights of these names, or of modules so called."),
+        click.option("--freeze", multiple=True, metavar="GLOB",
+                     help="Don't train the weights of these names, or of modules so called."),
+        click.option("--untie", multiple=True, metavar="GLOB",
+                     help="Give each of several modules that read a weight of these names a copy of its own."),
         click.option("--preset", type=click.Choice(get_args(Preset)), multiple=True,
                      help="Train only biases, normalizations, or the last layer. Such choices add up."),
         click.option("--train-last", type=click.IntRange(min=1), default=None, metavar="N",
                      help="Train only the last N layers."),
         click.option("--lora", metavar="RANK[:ALPHA]",
                      help="Train low-rank adapters of the weight matrices, and else only what is chosen by name."),
-        click.option("--lora-target", multiple=True, metavar="GLOB",
-                     help="Adapt the matrices of these names.  [default: those of MatMul and Gemm]"),
+        click.option("--lora-target", multiple=True, metavar="GLOB|attention|mlp|all-linear",
+                     help="Adapt the matrices of these names, or modules.  [default: those of MatMul and Gemm]"),
         click.option("--grad-of-input", multiple=True, metavar="GLOB", help="Add the gradients of inputs."),
         click.option("--optimizer", metavar="NAME", default="",
                      help="Append a whole step of an optimizer; see `onnxgrad optimizers`."),
@@ -157,15 +189,14 @@ def how_to_read(command: Command) -> Command:
                      help="What becomes of gradients at QuantizeLinear; ste: the straight-through estimator."),
         click.option("--identifiers", is_flag=True,
                      help="Make valid C identifiers of all names that are not the model's own."),
-        click.option("--dim", type=DIM, multiple=True, help="Fix a symbolic dimension."),
+        click.option("--dim", type=DIM, multiple=True, help="Fix a symbolic dimension; 0 for a past that is empty."),
         click.option("--shape", type=SHAPE, multiple=True, help="Fix the shape of an input."),
         click.option(
             "--infer-by-run/--no-infer-by-run",
             default=None,
             help="Run the model to see ranks that can't be inferred.  [default: where that is quick]",
         ),
-        click.option("--rules", multiple=True, type=click.Path(dir_okay=False), metavar="FILE.py",
-                     help="Load more gradient rules from a Python file."),
+        rules("Load more gradient rules from a Python file."),
     )):  # fmt: skip
         command = option(command)
     return command

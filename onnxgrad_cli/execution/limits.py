@@ -38,7 +38,7 @@ class _Stop(Exception):
     """Raised in a thread that runs a model by Python code."""
 
 
-class _Patience:
+class Patience:
     """What is left for runs: nothing any more when one of them was cut short; `spent` says by which limit."""
 
     def __init__(self) -> None:
@@ -46,24 +46,30 @@ class _Patience:
         self.deadline = time.process_time() + SECONDS_IN_ALL
 
 
-_patience: ContextVar[_Patience | None] = ContextVar("patience", default=None)
+_patience: ContextVar[Patience | None] = ContextVar("patience", default=None)
 
 
 @contextmanager
-def unasked(limited: bool = True) -> Iterator[None]:
-    """Limit the runs inside, by `SECONDS` and `MEMORY` each; not those that the user has asked for."""
-    if not limited or _patience.get() is not None:
-        yield
+def unasked(limited: bool = True) -> Iterator[Patience | None]:
+    """Limit the runs inside, by `SECONDS` and `MEMORY` each; not those that the user has asked for.
+
+    Yields:
+        What says whether one was cut short; None where there are no limits.
+    """
+    outer = _patience.get()
+    if not limited or outer is not None:
+        yield outer
         return
-    token = _patience.set(_Patience())
+    patience = Patience()
+    token = _patience.set(patience)
     try:
-        yield
+        yield patience
     finally:
         _patience.reset(token)
 
 
 @contextmanager
-def limited() -> Iterator[_Patience | None]:
+def limited() -> Iterator[Patience | None]:
     """Keep what is inside, which opens or runs a session, within the limits, if there are any.
 
     Raises:
@@ -109,7 +115,7 @@ def run_limited(run: Callable[..., Sequence[Any]], feeds: dict[str, Any], option
 class _Stopping:
     """Ends a run when it is time: onnxruntime's by a flag that it looks at between nodes, Python's by an exception."""
 
-    def __init__(self, patience: _Patience, options: Any = None) -> None:
+    def __init__(self, patience: Patience, options: Any = None) -> None:
         self._patience, self._options = patience, options
         self._thread = threading.get_ident()
         self.deadline = min(time.process_time() + SECONDS, patience.deadline)

@@ -13,7 +13,7 @@ from onnx import ModelProto
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files.contents import check_contents
-from onnxgrad_cli.files.external_data import check_external_data, tensors
+from onnxgrad_cli.files.external_data import check_external_data, restate_references, tensors
 from onnxgrad_cli.ir.dialects import complaint, mend
 from onnxgrad_cli.ir.functions import check_growth
 from onnxgrad_cli.ir.skeleton import copied, skeleton
@@ -84,7 +84,10 @@ def read_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto
 def own_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto, Path | None]:
     """A model from wherever it is, to be changed: of a ModelProto a copy; see `read_model`."""
     found, source = read_model(model, path)
-    return copied(found) if found is model else found, source
+    if found is model:
+        found = copied(found)
+        restate_references(found)
+    return found, source
 
 
 def _checked(model: ModelProto, where: str, source: Path | None) -> ModelProto:
@@ -92,6 +95,7 @@ def _checked(model: ModelProto, where: str, source: Path | None) -> ModelProto:
         check_contents(model, where)
         check_structure(model, where)
         check_growth(model.functions, model.graph.node)
+        restate_references(model)
         check_external_data(model, source)
     except (TypeError, UnicodeDecodeError):  # protobuf gives out as bytes what it can't decode
         found = not_text(model)

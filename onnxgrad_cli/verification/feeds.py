@@ -11,7 +11,6 @@ import onnx
 from onnx import ModelProto, TensorProto, helper
 
 from onnxgrad_cli.execution.executor import Executor
-from onnxgrad_cli.execution.limits import OverLimit
 from onnxgrad_cli.execution.sizes import sized, sizes_to_try
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.skeleton import copied
@@ -40,7 +39,6 @@ def first_run(
     above zero after others.
 
     Raises:
-        OverLimit: a run was cut short.
         Exception: what `run` raised at the first sizes, where it accepts none.
     """
     failure: Exception | None = None
@@ -61,8 +59,6 @@ def first_run(
                         **given,
                     }
                 outputs = run(feeds)
-            except OverLimit:
-                raise
             except Exception as error:  # sizes or numbers that don't fit: try others
                 failure = failure or error
                 break
@@ -94,12 +90,12 @@ def _sizes_of_labels(described: DescribedModel) -> Callable[[Arrays, Mapping[str
         dim for name in shapes if roles.inputs[name] == "model input" for dim in shapes[name] if isinstance(dim, str)
     }
     open_ = {
-        term.label: term.output
+        term.label: term
         for term in roles.losses
         if term.label in shapes and not own.issuperset(dim for dim in shapes[term.label] if isinstance(dim, str))
     }
     made = {name for node in described.model.graph.node for name in node.output}
-    judged = sorted(set(open_.values()) & made)
+    judged = sorted({term.output for term in open_.values()} & made)
     if not judged:
         return lambda feeds, sizes: {}
     forward = copied(described.model)
@@ -110,10 +106,10 @@ def _sizes_of_labels(described: DescribedModel) -> Callable[[Arrays, Mapping[str
     def find(feeds: Arrays, sizes: Mapping[str, int]) -> dict[str, int]:
         results = run(feeds)
         found: dict[str, int] = {}
-        for label, output in open_.items():
-            sizes_there = list(results[output].shape)
-            if len(sizes_there) == len(shapes[label]) + 1:  # classes, which are the second axis
-                del sizes_there[1]
+        for label, term in open_.items():
+            sizes_there = list(results[term.output].shape)
+            if len(sizes_there) == len(shapes[label]) + 1:
+                del sizes_there[term.class_axis]
             for dim, size in zip(shapes[label], sizes_there, strict=False):
                 if isinstance(dim, str) and dim not in own and sizes.get(dim) != size:
                     found[dim] = size
@@ -151,7 +147,8 @@ def random_feeds(
 
     Floats are normal, or between 0 and 1 if `positive`. Integers are valid as what they index; those that index
     no weight are 0 or 1 if `masked`, else 1; so is a number alone, for it may be a step or a length: of a step of 0 in
-    STFT onnxruntime ends the process. Of labels that may say that a sample does not count, the first one counts.
+    STFT onnxruntime ends the process. Of labels that may say that a sample does not count, the first two count, and of
+    many each fifth does not.
     """
     types = {value.name: value.type for value in described.model.graph.input}
     shapes = sized(_shapes(described), sizes)
@@ -168,8 +165,10 @@ def random_feeds(
             feeds[name] = draw(rng, dtype, shape, least, limits.get(name, 2))
     for term in described.roles.losses:
         if term.ignore_index is not None and term.label in feeds:
-            first = feeds[term.label].reshape(-1)[:1]
+            labels = feeds[term.label].reshape(-1)
+            first = labels[:2]
             first[first == term.ignore_index] = (term.ignore_index + 1) % (term.classes or 2)
+            labels[4::5] = term.ignore_index
     return feeds
 
 

@@ -5,7 +5,8 @@ gradients agree with differences of its loss.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from onnx import ModelProto
 
 from onnxgrad_cli.execution.limits import OverLimit, unasked
 from onnxgrad_cli.metadata import Roles
-from onnxgrad_cli.verification.case import Case, Found
-from onnxgrad_cli.verification.checks import CHECKS
+from onnxgrad_cli.verification.case import NOTHING, Case, Found
+from onnxgrad_cli.verification.checks import CHECKS, Check
+from onnxgrad_cli.verification.original import Original
+from onnxgrad_cli.verification.written import Ran
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,13 @@ class Proof:
         else:
             self.verdict = PROVED
 
+    def add(self, step: Step) -> None:
+        """Take in what was checked after the others."""
+        self.steps.append(step)
+        if step.status == "failed":
+            self.status = "failed"
+        self.conclude()
+
     @property
     def failed(self) -> bool:
         """Whether a check failed."""
@@ -82,6 +92,7 @@ def prove(
     seed: int = 0,
     force: bool = False,
     note: Callable[[str], object] = str,
+    keep: Callable[[Ran], object] | None = None,
 ) -> Proof:
     """Check a training model on given or random data.
 
@@ -94,19 +105,28 @@ def prove(
         seed: of the random data and directions.
         force: check large models too, which takes longer than a few seconds.
         note: gets the name of each check as it begins.
+        keep: gets the run of the model, if it came to one, with which the file that is written is compared.
     """
+    before = Original(original, path) if original is not None else None
+    case = Case(model, roles, path, before, dict(data or {}), sizes or {}, np.random.default_rng(seed), force)
+    proof = checked(case, CHECKS, note)
+    if keep and case.ran:
+        keep(case.ran)
+    return proof
+
+
+def checked(case: Case, checks: Iterable[tuple[str, Check]], note: Callable[[str], object]) -> Proof:
+    """What checks find of a case, one after the other; `note` gets the name of each as it begins."""
     proof = Proof()
-    case = Case(model, roles, path, original, dict(data or {}), sizes or {}, np.random.default_rng(seed), force)
-    with unasked(limited=not force):
-        for name, check in CHECKS:
+    with unasked(limited=not case.force) as patience:
+        for name, check in checks:
             note(name)
             start = time.perf_counter()
-            try:
+            found = NOTHING
+            with suppress(OverLimit):
                 found = check(case)
-            except OverLimit as error:
-                found = Found(
-                    "skipped", error.message, ends=True, leaves_unproved=f"{error.message}: ask for it with --verify"
-                )
+            if patience is not None and patience.spent:
+                found = _cut_short(patience.spent)
             if found.status:
                 proof.steps.append(Step(name, found.status, found.detail, time.perf_counter() - start))
             if found.status == "failed":
@@ -118,3 +138,9 @@ def prove(
     proof.executor = case.measured_by
     proof.conclude()
     return proof
+
+
+def _cut_short(limit: str) -> Found:
+    """What a check has found of which a run was cut short: nothing, whatever it took that for."""
+    reason = f"to run the model takes more than {limit}: ask for it with --verify"
+    return Found("skipped", reason, ends=True, leaves_unproved=reason)

@@ -14,8 +14,7 @@ import fcntl
 import os
 import re
 import signal
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -31,11 +30,15 @@ LIBRARIES = frozenset({"numpy", "onnx", "onnxruntime"})
 _FRAME = re.compile(r'File "(.+)", line \d+ in (\S+)')
 
 
-def watch_over_a_child(arguments: Sequence[str]) -> None:
+Tell = Callable[[str, str, str], None]
+"""Tells an error: what happened, what to do about it, and where, as a stack."""
+
+
+def watch_over_a_child(tell: Tell) -> None:
     """Go on in a child process; the parent never returns, but exits with the child's code.
 
     Args:
-        arguments: those of the command line.
+        tell: tells what the child died of, with a stack of which the innermost frame comes first.
     """
     alive, held = os.pipe()  # the parent holds an end as long as it lives
     dump, dumped = os.pipe()
@@ -45,7 +48,7 @@ def watch_over_a_child(arguments: Sequence[str]) -> None:
     if child:
         os.close(dumped)
         status = _wait(child)
-        os._exit(status if status >= 0 else _told(-status, os.read(dump, 1 << 16).decode(errors="replace"), arguments))
+        os._exit(status if status >= 0 else _told(-status, os.read(dump, 1 << 16).decode(errors="replace"), tell))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     os.close(held)
     os.close(dump)
@@ -72,26 +75,16 @@ def _end_with_the_parent(alive: int) -> None:
     fcntl.fcntl(alive, fcntl.F_SETFL, fcntl.fcntl(alive, fcntl.F_GETFL) | os.O_ASYNC)
 
 
-def _told(number: int, stack: str, arguments: Sequence[str]) -> int:
+def _told(number: int, stack: str, tell: Tell) -> int:
     """Say what the child died of, and return the exit code; a signal that somebody has sent ends the parent too."""
     if number in SENT or number == signal.SIGPIPE:
         _end_by(number)
-    from onnxgrad_cli.cli.console import Console
-
-    console = Console(arguments)
-    if console.traceback:
-        print(stack, file=sys.stderr)
     name = signal.Signals(number).name
-    given = " and ".join(repr(argument) for argument in arguments if Path(argument).is_file()) or "what was given"
     if number == signal.SIGKILL:
-        console.error(
-            f"the process was killed ({name}), as systems do where the memory is full",
-            "use fewer threads, smaller data",
-        )
+        tell(f"the process was killed ({name}), as systems do where the memory is full", "use smaller data", "")
     else:
-        hint = "export it again, or check the data; --traceback shows where it happened"
-        console.error(f"{_where(stack)} ended the process ({name}): {given} is damaged, or meets a fault there", hint)
-    sys.stdout.flush()
+        hint = "export the model again, or check the data; --traceback shows where it happened"
+        tell(f"{_where(stack)} ended the process ({name}): a file is damaged, or meets a fault there", hint, stack)
     return 1
 
 
