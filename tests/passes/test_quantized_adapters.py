@@ -216,6 +216,34 @@ def test_a_language_model_of_four_bits_learns(shell: Shell) -> None:
     assert not np.allclose(Executor(language_model(), fallback=False)(feeds)["logits"], wanted, rtol=1e-2)
 
 
+def test_what_could_not_be_written_back_is_told_before_training(shell: Shell) -> None:
+    """Under the estimator an operator on integers is trained as a float one; in the file it stays what it is."""
+    model = language_model()
+    stored = {"q": RNG.integers(-90, 90, (K, N)).astype(np.int8), "one": np.float32(0.1)}
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), name) for name, v in stored.items())
+    model.graph.node[2].CopyFrom(
+        helper.make_node("DynamicQuantizeMatMul", ["x", "q", "one"], ["h"], domain="com.microsoft")
+    )
+    onnx.save(model, "dynamic.onnx")
+    words = (
+        "train",
+        "dynamic.onnx",
+        "--quantization",
+        "ste",
+        "--lora",
+        "4",
+        "--loss",
+        "causal-lm",
+        "--data",
+        "text.npz",
+    )
+    refused = shell(*words, "-o", "taught.onnx")
+    assert refused.code == 2 and "'h' (DynamicQuantizeMatMul) reads it" in refused.err
+    assert not Path("taught.onnx").exists() and not Path("taught.onnx.run").exists()
+    done = shell(*words, "--lora-target", "mlp", "--epochs", "1", "-o", "taught.onnx")
+    assert done.code == 0, done.err
+
+
 @pytest.mark.parametrize(
     ("targets", "adapted"),
     [

@@ -61,7 +61,8 @@ def _products(uses: Uses, adapter: Adapter) -> list[Reader]:
     found = list(_readers(uses, adapter.weight))
     strange = [reader.node for reader in found if reader.node.op_type not in ("MatMul", "MatMulNBits", "Gemm")]
     if not found or strange:
-        by = f"'{strange[0].name}' ({strange[0].op_type})" if strange else "nothing in the model's own graph"
+        label = strange and (strange[0].name or strange[0].output[0])
+        by = f"'{label}' ({strange[0].op_type})" if strange else "nothing in the model's own graph"
         raise UsageError(
             f"'{adapter.weight}' has an adapter that can't be written back: {by} reads it",
             "name others with `lora_target`, or let onnx.inliner.inline_local_functions bring functions into the graph",
