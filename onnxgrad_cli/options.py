@@ -186,18 +186,21 @@ class ParameterOptions(_Part):
     """Which weights are trained.
 
     Attributes:
-        train, freeze: glob patterns over initializer names.
+        train, freeze: glob patterns over the names of initializers, and of the nodes and modules that read them.
+        untie: glob patterns over the same names, of weights that several modules read and that each is to have its own
+            copy of.
         preset: groups of weights to train: 'bias', 'norm', 'head'. They add up, with `train` and `train_last` too.
         train_last: how many of the last layers with weights to train; 0: no such choice.
     """
 
     train: tuple[str, ...] = ()
     freeze: tuple[str, ...] = ()
+    untie: tuple[str, ...] = ()
     preset: tuple[Preset, ...] = ()
     train_last: int = 0
 
     def __post_init__(self) -> None:
-        self._patterns("train", "freeze")
+        self._patterns("train", "freeze", "untie")
         self._tuple("preset", str, "such as preset=('bias',)")
         for name in self.preset:
             checks.one_of("preset", name, Preset)

@@ -1,8 +1,9 @@
 """Mutation testing of a module: mutmut changes it in many small ways, and each change must make a test fail.
 
-    python -m tests.mutants onnxgrad_cli/ir/graph.py
+    python -m tests.mutants onnxgrad_cli/ir/graph.py ['*remove_unused*' ...]
 
-What survives is shown as a difference: it gets a test, or a reason in docs/mutants.md. The work is done in a copy.
+Patterns choose among the mutants' names, which hold those of functions and classes. What survives is shown as a
+difference: it gets a test, or a reason in docs/mutants.md. The work is done in a copy.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -61,20 +63,25 @@ def prepare(module: str) -> None:
 
 
 def main() -> None:
-    """Mutate a module and say what survived."""
+    """Mutate a module and say what survived, then how many there are of each fate."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("module", help="path of a module, as onnxgrad_cli/ir/graph.py")
+    parser.add_argument("names", nargs="*", help="patterns of the mutants' names; all by default")
     parser.add_argument("--workers", type=int, default=1)
     arguments = parser.parse_args()
     prepare(arguments.module)
     mutmut = [sys.executable, "-m", "mutmut"]
-    subprocess.run([*mutmut, "run", "--max-children", str(arguments.workers)], cwd=WORK, check=True)
-    found = subprocess.run([*mutmut, "results"], cwd=WORK, check=True, capture_output=True, text=True).stdout
+    subprocess.run([*mutmut, "run", "--max-children", str(arguments.workers), *arguments.names], cwd=WORK, check=True)
+    found = subprocess.run(
+        [*mutmut, "results", "--all", "true"], cwd=WORK, check=True, capture_output=True, text=True
+    ).stdout
+    fates: Counter[str] = Counter()
     for line in found.splitlines():
-        name, _, state = line.strip().rpartition(": ")
-        print(line)
-        if state in ("survived", "no tests"):
+        name, _, fate = line.strip().rpartition(": ")
+        fates[fate] += 1
+        if fate in ("survived", "no tests"):
             subprocess.run([*mutmut, "show", name], cwd=WORK, check=False)
+    print(dict(fates))
 
 
 if __name__ == "__main__":

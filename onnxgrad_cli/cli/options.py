@@ -78,6 +78,34 @@ SETTING = Pair("KEY=VALUE", "=", _setting)
 MODEL = click.argument("model", metavar="MODEL")
 
 
+def rules(words: str) -> Callable[[Command], Command]:
+    """The option that names code, --rules, with the words of its help."""
+    return click.option(
+        "--rules",
+        multiple=True,
+        type=click.Path(dir_okay=False),
+        metavar="FILE.py",
+        help=words,
+        callback=_from_command_line,
+    )
+
+
+def _from_command_line(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """A value that was typed; that of a configuration or of the environment is refused, for a stranger may have set it.
+
+    Raises:
+        UsageError: it was not typed.
+    """
+    source = ctx.get_parameter_source(param.name or "")
+    if value and source != click.core.ParameterSource.COMMANDLINE:
+        where = "a configuration" if source == click.core.ParameterSource.DEFAULT_MAP else "the environment"
+        raise UsageError(
+            f"{param.opts[0]} names code to run, and {where} can't: {', '.join(map(repr, value))}",
+            f"type it on the command line, if you trust the file: {param.opts[0]} FILE.py",
+        )
+    return value
+
+
 def what_to_build(command: Command) -> Command:
     """Give a command the options that say what to build."""
     command = how_to_read(command)
@@ -96,8 +124,12 @@ def what_to_build(command: Command) -> Command:
                      help="Add FACTOR times the sum of the weights' magnitudes."),
         click.option("--l2", type=click.FloatRange(min=0), default=0.0, metavar="FACTOR",
                      help="Add FACTOR times the sum of the weights' squares."),
-        click.option("--train", multiple=True, metavar="GLOB", help="Train only the weights of these names."),
-        click.option("--freeze", multiple=True, metavar="GLOB", help="Don't train the weights of these names."),
+        click.option("--train", multiple=True, metavar="GLOB",
+                     help="Train only the weights of these names, or of modules so called."),
+        click.option("--freeze", multiple=True, metavar="GLOB",
+                     help="Don't train the weights of these names, or of modules so called."),
+        click.option("--untie", multiple=True, metavar="GLOB",
+                     help="Give each of several modules that read a weight of these names a copy of its own."),
         click.option("--preset", type=click.Choice(get_args(Preset)), multiple=True,
                      help="Train only biases, normalizations, or the last layer. Such choices add up."),
         click.option("--train-last", type=click.IntRange(min=1), default=None, metavar="N",
@@ -164,8 +196,7 @@ def how_to_read(command: Command) -> Command:
             default=None,
             help="Run the model to see ranks that can't be inferred.  [default: where that is quick]",
         ),
-        click.option("--rules", multiple=True, type=click.Path(dir_okay=False), metavar="FILE.py",
-                     help="Load more gradient rules from a Python file."),
+        rules("Load more gradient rules from a Python file."),
     )):  # fmt: skip
         command = option(command)
     return command

@@ -7,10 +7,10 @@ segment by segment. Three strategies choose the stored values: `plan_elementwise
 
 from __future__ import annotations
 
-import heapq
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from math import inf
 
 from onnx import NodeProto
 
@@ -174,32 +174,23 @@ def plan_budget(flow: Dataflow, budget: int, sizes: Facts, total: int) -> Plan:
     must_store, recomputed = plan.must_store, set[str]()
     size = {root: _bytes(root, sizes) for root in plan.groups}
 
-    def price(root: str) -> tuple[float, Recomputation] | None:
-        """The operations for each byte that is freed if `root` is recomputed, and how that is done."""
+    def way(root: str) -> Recomputation | None:
+        """How `root` is recomputed from what is stored besides it."""
         plan.stored.discard(root)
         found = plan.recomputation(plan.groups[root], recomputed)
         plan.stored.add(root)
-        if found is None:
-            return None
-        try:
-            return sum(node_flops(node, sizes) for node in found.nodes) / max(size[root], 1), found
-        except LookupError:
-            return None
+        return found
 
-    queue = [(found[0], i, root) for i, root in enumerate(plan.groups) if (found := price(root)) and size[root]]
-    heapq.heapify(queue)
-    while queue and total > budget:
-        _, i, root = heapq.heappop(queue)
-        if root in must_store or (found := price(root)) is None:
+    prices = {root: _flops(found, sizes) / size[root] for root in plan.groups if size[root] and (found := way(root))}
+    for root in sorted(prices, key=prices.__getitem__):
+        if total <= budget or prices[root] == inf:
+            break
+        if root in must_store or (found := way(root)) is None:
             continue
-        operations, recomputation = found
-        if queue and operations > queue[0][0]:  # the price has risen: operands of it are recomputed meanwhile
-            heapq.heappush(queue, (operations, i, root))
-            continue
-        plan.stored.discard(root)
+        plan.stored.discard(root)  # no other price rises by this: who reads `root` finds it recomputed
         total -= size[root]
-        must_store.update(_of_other_segments(plan, root, recomputation))
-        recomputed.update(name for node in recomputation.nodes for name in node.output)
+        must_store.update(_of_other_segments(plan, root, found))
+        recomputed.update(name for node in found.nodes for name in node.output)
     return plan
 
 
@@ -208,6 +199,14 @@ def _of_other_segments(plan: Plan, root: str, recomputation: Recomputation) -> I
     segments = plan.flow.segments
     own = {segments[name] for name in plan.groups[root]}
     return (plan.flow.storage(name) for name in recomputation.operands if segments[name] not in own)
+
+
+def _flops(recomputation: Recomputation, sizes: Facts) -> float:
+    """The operations of a recomputation; infinitely many where nobody can tell."""
+    try:
+        return sum(node_flops(node, sizes) for node in recomputation.nodes)
+    except LookupError:
+        return inf
 
 
 def _bytes(name: str, sizes: Facts) -> int:

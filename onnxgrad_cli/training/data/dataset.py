@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,8 +16,8 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import dtype_of, shape_of
 from onnxgrad_cli.training.data import onnx_test_sets
 from onnxgrad_cli.training.data.input_types import InputTypes, Range
-from onnxgrad_cli.training.data.reading import Found
-from onnxgrad_cli.training.data.validate import check
+from onnxgrad_cli.training.data.reading import Found, check_regular, reading
+from onnxgrad_cli.training.data.validate import blocks, check
 
 FORMATS = {
     ".npz": "npz",
@@ -63,6 +64,18 @@ class Data:
         taken = {name: _take(array, rows) for name, array in self.arrays.items()}
         return {name: np.asarray(array, self.dtypes[name], order="C") for name, array in taken.items()}
 
+    def digest(self) -> str:
+        """Eight digits that tell these samples from others: a CRC-32 of names, types, shapes and all bytes.
+
+        It is read in blocks, so that data in files may be larger than memory.
+        """
+        check = 0 if self.samples is None else zlib.crc32(self.samples.data)
+        for name, array in sorted(self.arrays.items()):
+            check = zlib.crc32(f"{name} {array.dtype.str} {array.shape}".encode(), check)
+            for _, block in blocks(array):
+                check = zlib.crc32(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data, check)
+        return f"{check:08x}"
+
     def rows(self, indices: np.ndarray) -> np.ndarray:
         """Which rows of the arrays samples are, by their numbers."""
         return indices if self.samples is None else self.samples[indices]
@@ -104,11 +117,14 @@ def open_data(
 
 
 def _read(path: Path, inputs: InputTypes) -> Found:
-    if not path.exists():
+    with reading(path, "data", "check its name"):
+        there = path.exists()
+    if not there:
         raise UsageError(f"no such file or folder: '{path}'")
     if path.is_dir():
         name = "onnx_test_sets" if onnx_test_sets.folders(path) else "npy_folder"
     elif path.suffix.lower() in FORMATS:
+        check_regular(path)
         name = FORMATS[path.suffix.lower()]
     else:
         hint = (

@@ -112,7 +112,7 @@ def _check_type(source: Path, name: str, array: np.ndarray, inputs: InputTypes) 
         hint = "save whole numbers: array.astype(numpy.int64)"
         if array.ndim == len(shape_of(wanted) or ()) + 1:
             hint = "save the number of the class, not a share for each: array.argmax(1)"
-        elif any((block != np.rint(block)).any() for _, block in _blocks(array)):
+        elif any((block != np.rint(block)).any() for _, block in blocks(array)):
             hint = "they are not all whole: if they are no classes, choose a loss that takes any numbers, such as mse"
     elif array.dtype.names:
         held = f"records of {', '.join(array.dtype.names)}"
@@ -211,7 +211,7 @@ def check_whole(source: Path, name: str, array: np.ndarray, allowed: Range) -> N
     """
     if array.dtype.kind == "b":
         return
-    for start, block in _blocks(array):
+    for start, block in blocks(array):
         bad = np.zeros(block.shape, bool)
         if allowed.low is not None:
             bad |= block < allowed.low
@@ -230,7 +230,7 @@ def _words(allowed: Range) -> str:
 
 
 def _check_finite(source: Path, name: str, array: np.ndarray, dtype: np.dtype) -> None:
-    for start, block in _blocks(array):
+    for start, block in blocks(array):
         with np.errstate(over="ignore", invalid="ignore"):
             bad = ~np.isfinite(block if block.dtype == dtype else block.astype(dtype))
         if bad.any():
@@ -250,7 +250,7 @@ def _at_fault(
     )
 
 
-def _blocks(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+def blocks(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """The array in blocks of whole samples, with the number of the first of each."""
     if not array.ndim:
         yield 0, array

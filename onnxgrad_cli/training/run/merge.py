@@ -13,6 +13,7 @@ from onnx import ModelProto, numpy_helper
 
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.files import load_external_data
+from onnxgrad_cli.ir.modes import put_in_inference
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.training.run.branches import add_branches, of_integers
 from onnxgrad_cli.training.run.export import stored_tensors, with_weights
@@ -24,8 +25,11 @@ def merge(
     values: Mapping[str, np.ndarray],
     path: Path | None = None,
     state: Mapping[str, np.ndarray] | None = None,
+    keep_mode: bool = False,
 ) -> ModelProto:
     """A copy of an inference model with what training has found: its weights, with adapters merged into them.
+
+    It is in inference mode, in whichever it came: BatchNormalization uses the running statistics, Dropout is off.
 
     Args:
         model: the model that the training model was built from; not changed. Of external data only the adapted
@@ -34,6 +38,7 @@ def merge(
         values: the factors by name, and weights that were trained in full.
         path: where the model was read from; external data are relative to it.
         state: what a trainer holds besides, of which the model takes what it has (running statistics).
+        keep_mode: leave BatchNormalization and Dropout in the mode in which the model came.
 
     Raises:
         OnnxgradError: a factor is missing or does not fit, or this is another model.
@@ -44,6 +49,8 @@ def merge(
         _check_whole(adapter, values)
     if beside:
         add_branches(found, beside, values)
+    if not keep_mode:
+        put_in_inference(found)
     return found
 
 

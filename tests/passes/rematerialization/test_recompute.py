@@ -15,9 +15,10 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 from torch import nn
 
 from onnxgrad_cli.builder import TrainingModel, build
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import Caution, UsageError
+from onnxgrad_cli.ir.nodes import ROLE
 from onnxgrad_cli.losses.spec import LossSpec
-from onnxgrad_cli.options import Options
+from onnxgrad_cli.options import Options, RecomputeSpec
 from onnxgrad_cli.passes.rematerialization.recompute import parse_recompute
 from tests.cli_harness import MLP
 
@@ -264,33 +265,45 @@ def test_half_types() -> None:
         np.testing.assert_allclose(other, one, rtol=5e-3, atol=1e-3)
 
 
+FORMS = "such as block:'*layer*/output' or budget:512MB"
+SIZES = "a number and one of B, kB, MB, GB, KiB, MiB, GiB, such as 512MB"
+
+
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "message", "hint"),
     [
-        ("elementwize", "not 'elementwize'"),
-        ("block", "not 'block'"),
-        ("elementwise:3", "not 'elementwise:3'"),
-        ("budget:lots", "takes a size, not 'lots'"),
-        ("budget:5QB", "takes a size, not '5QB'"),
-        ("budget:-5MB", "takes a size, not '-5MB'"),
-        ("", "not ''"),
+        ("elementwize", "not 'elementwize'", "did you mean elementwise?"),
+        ("", "not ''", "kinds: elementwise, block, budget"),
+        ("block", "not 'block'", FORMS),
+        ("elementwise:3", "not 'elementwise:3'", FORMS),
+        ("budget:lots", "takes a size, not 'lots'", SIZES),
+        ("budget:5QB", "takes a size, not '5QB'", SIZES),
+        ("budget:-5MB", "takes a size, not '-5MB'", SIZES),
+        ("budget:inf", "takes a size, not 'inf'", SIZES),
+        ("budget:nan", "takes a size, not 'nan'", SIZES),
     ],
 )
-def test_bad_words(text: str, message: str) -> None:
+def test_bad_words(text: str, message: str, hint: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         parse_recompute(text)
-    assert caught.value.hint
-    if text == "elementwize":
-        assert "elementwise" in caught.value.hint
+    assert caught.value.hint == hint
 
 
-@pytest.mark.parametrize(("text", "size"), [("512MB", 512_000_000), ("1.5 GiB", 3 << 29), ("12", 12), ("3kb", 3000)])
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("512MB", 512_000_000), ("1.5 GiB", 3 << 29), ("12", 12), ("3kb", 3000), ("0.5kB", 500), ("0", 0)],
+)
 def test_sizes(text: str, size: int) -> None:
-    assert parse_recompute(f"budget:{text}").size == size
+    assert parse_recompute(f"budget:{text}") == RecomputeSpec("budget", "", size)
+
+
+def test_words_without_a_size() -> None:
+    assert parse_recompute("elementwise") == RecomputeSpec("elementwise")
+    assert parse_recompute("block: *output ") == RecomputeSpec("block", "*output")
 
 
 def test_a_pattern_that_matches_nothing() -> None:
-    with pytest.raises(UsageError, match="'q' matches no nodes or value"):
+    with pytest.raises(UsageError, match="`recompute` block: 'q' matches no nodes or value"):
         made(parser.parse_model(MLP), "block:q")
 
 
@@ -367,3 +380,127 @@ def test_the_operations_that_are_added_are_counted_where_sizes_are_known_from_st
     done = build(model, Options(recompute=parse_recompute("elementwise"))).training.recomputed
     assert done is not None
     assert (done.nodes, done.flops) == (2, 4 * 8)
+
+
+def small(nodes: str) -> ModelProto:
+    """A program over [N, 4], which counts as [1, 4] where nobody says otherwise: 16 bytes for each value."""
+    return parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 17]>
+        small (float[N, 4] x) => (float[N, 4] y) <float[4] w = {{1, -2, 3, 0.5}}> {{ {nodes} }}
+    """)
+
+
+SINES = " ".join(f"a{i + 1} = {('Sin', 'Cos')[i % 2]}(a{i})" for i in range(40))
+KEPT = 4 + 2 * 16
+"""The bytes of the loss, of the difference of prediction and label, and of its square, whose size is read."""
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [("elementwise", KEPT + 16), ("budget:0B", KEPT + 16), ("block:a2", KEPT + 16), ("block:a[24]", KEPT + 32)],
+)
+def test_a_segment_is_32_nodes_long_or_a_block(asked: str, kept: int) -> None:
+    """Stored are the results between segments alone; without recomputation, all but a40, which nobody reads."""
+    done = made(small(f"a0 = Mul(x, w) {SINES} y = Exp(a40)"), asked).training.recomputed
+    assert done is not None and (done.asked, done.kept_before) == (asked, KEPT + 41 * 16)
+    assert done.kept == kept
+
+
+CURVE = "h = Mul(x, w) a = Sin(h) y = Exp(a)"
+FLAT = "h = Mul(x, w) y = Sign(h)"
+NONE = "there is nothing that could be computed again"
+COUNTED = "bytes were counted with N = 1; `dims=NAME=SIZE` gives a size"
+SHORT = "36 bytes stay, for the rest can't be computed again from them; try block:GLOB"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "asked", "texts"),
+    [
+        (FLAT, "elementwise", [NONE]),
+        (FLAT, "block:h", [NONE]),
+        (FLAT, "budget:3B", [NONE, COUNTED]),
+        (FLAT, "budget:4B", [COUNTED]),
+        (CURVE, "elementwise", []),
+        (CURVE, "budget:36B", [COUNTED]),
+        (CURVE, "budget:35B", [SHORT, COUNTED]),
+    ],
+)
+def test_what_is_told_of_it(nodes: str, asked: str, texts: list[str]) -> None:
+    built = made(small(nodes), asked, grad_of_input=("x",))
+    notes = [caution for caution in built.training.cautions if caution.kind != "zero gradient"]
+    assert notes == [Caution("note", "", f"`recompute={asked}`: {text}") for text in texts]
+    (record,) = (record for record in built.records if record.name == "recompute")
+    assert record.changed == (nodes == CURVE)
+
+
+def test_every_symbol_that_counts_as_1_is_told() -> None:
+    model = small(CURVE)
+    model.graph.input[0].type.tensor_type.shape.dim.add().dim_param = "M"
+    model.graph.output[0].type.tensor_type.shape.dim.add().dim_param = "M"
+    del model.graph.input[0].type.tensor_type.shape.dim[1], model.graph.output[0].type.tensor_type.shape.dim[1]
+    assert any("with N = 1, M = 1;" in str(caution) for caution in made(model, "budget:1B").training.cautions)
+
+
+def test_a_budget_counts_unknown_sizes_as_1() -> None:
+    """Of 68 bytes 16 are freed at a time."""
+    done = made(small(CURVE), "budget:52B").training.recomputed
+    assert done is not None and done.kept == 52
+
+
+def test_one_node_that_runs_again_is_a_change() -> None:
+    built = made(small("h = Mul(x, w) y = Sin(h)"), "elementwise")
+    assert built.training.recomputed is not None and built.training.recomputed.nodes == 1
+    assert next(record.changed for record in built.records if record.name == "recompute")
+
+
+def test_outputs_that_are_kept_are_not_computed_again() -> None:
+    """They are in memory to the end anyway."""
+    for keep_outputs, nodes in ((False, 3), (True, 1)):
+        done = made(small(CURVE), "elementwise", keep_outputs=keep_outputs).training.recomputed
+        assert done is not None and done.nodes == nodes
+
+
+def test_running_statistics_are_not_computed_again() -> None:
+    """Their next values are outputs: here m2, by which the gradient is multiplied too."""
+    model = parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        g (float[N, 4] x) => (float[N, 4] y)
+        <float[4] scale = {1, 2, 3, 4}, float[4] b = {0, 1, 2, 3}, float[4] mean = {0, 0, 0, 0.5},
+         float[4] var = {1, 1, 1, 1.5}>
+        { n, m2, v2 = BatchNormalization <training_mode = 1> (x, scale, b, mean, var) y = Mul(n, m2) }
+    """)
+    built = made(model, "block:n", mode="train")
+    assert built.training.state == {"mean": "m2", "var": "v2"}
+    reads = [name for node in built.model.graph.node for name in node.input]
+    assert reads.count("m2") == 2
+
+
+def test_a_copy_reads_copies_where_there_are_some() -> None:
+    """What is left to compute again is not forgotten for one operand that is stored: a is read by no copy."""
+    done = made(small("h = Mul(x, w) a = Sin(h) f = Add(a, h) y = Exp(f)"), "block:h").training.recomputed
+    assert done is not None and (done.nodes, done.kept) == (3, KEPT + 16)
+
+
+def test_a_value_that_is_read_twice_at_every_step_is_copied_once() -> None:
+    """There are 2^28 ways through this program."""
+    steps = " ".join(f"a{i + 1} = Add(a{i}, a{i})" for i in range(28))
+    done = made(small(f"a0 = Mul(x, w) {steps} y = Exp(a28)"), "elementwise").training.recomputed
+    assert done is not None and done.nodes == 30
+
+
+def test_what_is_written_belongs_to_the_backward_part() -> None:
+    """Copies, and what holds them and other nodes back."""
+    nodes = made(small("h = Mul(x, w) a = Tanh(h) b = Sin(a) y = Tanh(b)"), "elementwise").model.graph.node
+    written = [node for node in nodes if node.name.startswith("recompute/")]
+    assert {"Tanh", "Sin", "Reshape", "Slice", "Expand"} <= {node.op_type for node in written}
+    for node in written:
+        assert {entry.value for entry in node.metadata_props if entry.key == ROLE} == {"backward"}
+
+
+def test_an_output_that_is_absent_is_absent_in_the_copy() -> None:
+    model = small("h = Mul(x, w) t = Identity(h) y = Sin(t)")
+    model.graph.node[1].CopyFrom(helper.make_node("LayerNormalization", ["h", "w"], ["t", "", "s"], name="norm"))
+    model.graph.node[2].CopyFrom(helper.make_node("Mul", ["t", "s"], ["m"], name="times"))
+    model.graph.node.append(helper.make_node("Sin", ["m"], ["y"], name="sine"))
+    nodes = {node.name: list(node.output) for node in made(model, "block:h").model.graph.node}
+    assert nodes["recompute/norm"] == ["t_recomputed", "", "s_recomputed"]
