@@ -107,7 +107,10 @@ def prove(
     """
     before = Original(original, path) if original is not None else None
     case = Case(model, roles, path, before, dict(data or {}), sizes or {}, np.random.default_rng(seed), force)
-    return checked(case, CHECKS, note)
+    proof = checked(case, CHECKS, note)
+    if keep and case.ran:
+        keep(case.ran)
+    return proof
 
 
 def checked(case: Case, checks: Iterable[tuple[str, Check]], note: Callable[[str], object]) -> Proof:
@@ -125,8 +128,6 @@ def checked(case: Case, checks: Iterable[tuple[str, Check]], note: Callable[[str
             proof.status, proof.reason = "skipped", found.leaves_unproved
         if found.ends:
             break
-    if keep and case.ran:
-        keep(case.ran)
     proof.executor = case.measured_by
     proof.conclude()
     return proof
