@@ -9,6 +9,7 @@ import click
 
 from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.options import DIM
+from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.errors import CheckFailed
 
 
@@ -27,7 +28,7 @@ from onnxgrad_cli.errors import CheckFailed
     help="The model that it was made from: compare the two; second derivatives need it.",
 )
 @click.option("--dim", type=DIM, multiple=True, help="Size of a symbolic dimension of random data.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of random data and directions.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of random data and directions.")
 @speaks
 @click.pass_obj
 def check(
@@ -39,7 +40,7 @@ def check(
 
     proof = run_check(train, data=data, original=original, sizes=dict(dim), seed=seed, tell=console.say)
     console.done = proof.verdict
-    lines = [f"{step.status:8}{step.name}: {step.detail} ({step.seconds:.2f} s)" for step in proof.steps]
+    lines = [visible(f"{step.status:8}{step.name}: {step.detail} ({step.seconds:.2f} s)") for step in proof.steps]
     console.result(dataclasses.asdict(proof), "\n".join(lines))
     if proof.verdict == NOT_PROVED:
         console.say(f"not proved: {proof.why}")

@@ -70,7 +70,8 @@ NOT_HERE = {
     "metrics",
     multiple=True,
     metavar="NAME|FILE.onnx",
-    help="Measure it on --val; the first one says which epoch is best.  [default: what suits the loss]",
+    help="Measure it on --val. The first one named says which epoch is best; where none is, the loss does.  "
+    "[default: what suits the loss]",
 )
 @click.option("--patience", type=click.IntRange(min=1), metavar="N", help="End after N epochs without a better one.")
 @click.option(
@@ -117,7 +118,8 @@ def train(console: Console, /, model: str, data: str, out: str | None, seed: int
     if link.rank:
         return 0 if found.reason != "stopped" else 130
     console.result(
-        {**dataclasses.asdict(found), "files": [str(file) for file in found.files]}, _summary(found.epochs, found.best)
+        {**dataclasses.asdict(found), "files": [str(file) for file in found.files]},
+        _summary(found.epochs, found.best, found.by),
     )
     for file in found.files:
         console.say(f"wrote {file}")
@@ -154,12 +156,13 @@ def _together(console: Console) -> Iterator[Communicator]:
         raise
 
 
-def _summary(epochs: Sequence[dict[str, float]], best: int) -> str:
+def _summary(epochs: Sequence[dict[str, float]], best: int, by: str) -> str:
     if not epochs:
         return "no epoch was completed"
     head = ("epoch", *(name.replace("val_", "validation ") for name in epochs[0]), "")
+    mark = f"best by {by.replace('val_', 'validation ')}" if by else "the last, taken"
     rows = [
-        (str(i), *(f"{value:.4f}" for value in epoch.values()), "best" if i == best else "")
+        (str(i), *(f"{value:.4f}" for value in epoch.values()), mark if i == best else "")
         for i, epoch in enumerate(epochs, 1)
     ]
     return "\n".join([table(head, rows), *_curves(epochs)])

@@ -50,21 +50,27 @@ def give_own_statistics(model: ModelProto, names: Collection[str]) -> None:
     """Give BatchNormalizations the running statistics of their own that are among `names`: copies of the shared ones.
 
     Args:
-        model: its nodes and initializers are changed, and in old files its inputs, for initializers are inputs there.
+        model: its nodes and initializers are changed, and in old files its inputs, for initializers are inputs there. A
+            shared tensor that nobody reads any more is removed.
         names: as `own_statistics` has them; others are ignored.
     """
     graph = model.graph
     stored = {tensor.name: tensor for tensor in graph.initializer}
+    left = set()
     for node in filter(is_batch_normalization, graph.node):
         for position, name in own_statistics(node).items():
             shared = stored.get(node.input[position]) if name in names else None
             if shared is not None:
                 node.input[position] = name
+                left.add(shared.name)
                 copy = graph.initializer.add()
                 copy.CopyFrom(shared)
                 copy.name = name
                 if model.ir_version < INITIALIZERS_ALONE:
                     graph.input.append(helper.make_tensor_value_info(name, copy.data_type, copy.dims))
+    read = {name for node in with_bodies(graph.node) for name in node.input} if left else set()
+    for name in left - read - {value.name for value in (*graph.input, *graph.output)}:
+        graph.initializer.remove(stored[name])
 
 
 def is_for_inference(node: NodeProto) -> bool:
@@ -103,7 +109,8 @@ def put_in_inference(model: ModelProto) -> None:
     """Put every BatchNormalization and Dropout of a model in inference mode, in bodies and functions too.
 
     Args:
-        model: its nodes are changed; a switch of Dropout that nobody reads any more is removed.
+        model: its nodes are changed; a switch of Dropout that nobody reads any more is removed. One that is fed stays:
+            who runs the model says by it how it is meant.
     """
     nodes = list(with_bodies([*model.graph.node, *(node for function in model.functions for node in function.node)]))
     graphs = [model.graph, *(body for node in nodes for body in subgraphs(node))]
@@ -111,21 +118,24 @@ def put_in_inference(model: ModelProto) -> None:
     shown.update(name for function in model.functions for name in function.output)
     before = Counter(name for node in nodes for name in node.input)
     switches = Counter(node.input[2] for node in nodes if is_dropout(node) and not is_for_inference(node))
-    for owner in (model.graph, *model.functions):
-        _put(owner, before.keys() | shown)
+    fed = {value.name for value in model.graph.input} - {tensor.name for tensor in model.graph.initializer}
+    _put(model.graph, before.keys() | shown, fed)
+    for function in model.functions:
+        _put(function, before.keys() | shown, ())
     gone = {name for name, count in switches.items() if before[name] == count} - shown
     for tensor in [tensor for tensor in model.graph.initializer if tensor.name in gone]:
         model.graph.initializer.remove(tensor)
 
 
-def _put(owner: GraphProto | FunctionProto, read: Collection[str]) -> None:
+def _put(owner: GraphProto | FunctionProto, read: Collection[str], fed: Collection[str]) -> None:
+    def stays(node: NodeProto) -> bool:
+        return is_for_inference(node) or (is_dropout(node) and node.input[2] in fed)
+
     for node in owner.node:
         for body in subgraphs(node) if node.attribute else ():
-            _put(body, read)
-    if not all(map(is_for_inference, owner.node)):
-        nodes = [
-            new for node in owner.node for new in ([node] if is_for_inference(node) else for_inference(node, read))
-        ]
+            _put(body, read, fed)
+    if not all(map(stays, owner.node)):
+        nodes = [new for node in owner.node for new in ([node] if stays(node) else for_inference(node, read))]
         kept = GraphProto(node=nodes).node
         del owner.node[:]
         owner.node.extend(kept)

@@ -16,6 +16,7 @@ from onnxgrad_cli.training.run.adapter_file import is_adapter, load_adapter
 from onnxgrad_cli.training.run.ema_weights import check_ema
 from onnxgrad_cli.training.run.folder import load_checkpoint
 from onnxgrad_cli.training.run.merge import merge
+from onnxgrad_cli.verification.written import check_opens
 
 
 def run_export(
@@ -46,13 +47,15 @@ def run_export(
     Raises:
         UsageError: a file would be replaced that must not be, or there are no averages of the weights' types.
         OnnxgradError: the checkpoint can't be read, is damaged, or is that of another model.
+        CheckFailed: onnxruntime does not open what would be written, and opens the model.
     """
     weights, state, adapters = _read(source, use_ema, tell)
     proto, path = own_model(model)
     target = target_of(model, out, "trained")
     if target is not None:
         check_target(target, proto, path, force)
-    return save_model(merge(proto, adapters, weights, path, state, keep_mode), target or STREAM, path, force)
+    merged = merge(proto, adapters, weights, path, state, keep_mode)
+    return save_model(merged, target or STREAM, path, force, check=check_opens(merged, proto, path))
 
 
 def _read(source: Path, use_ema: bool, tell: Tell) -> tuple[Arrays, Arrays, Sequence[Adapter]]:
@@ -63,7 +66,7 @@ def _read(source: Path, use_ema: bool, tell: Tell) -> tuple[Arrays, Arrays, Sequ
                 "`use_ema`: an adapter has no averages besides its factors",
                 "`onnxgrad train --use-ema` writes them as its factors; or name a checkpoint",
             )
-        adapters, values = load_adapter(source)
+        adapters, values = load_adapter(source, tell)
         return values, {}, adapters
     values, progress = load_checkpoint(source, tell)
     ema = _ema(source, values, progress) if use_ema else {}

@@ -34,6 +34,7 @@ from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.loop import Loop
 from onnxgrad_cli.training.metrics import Named, default_metrics, parse_metric
 from onnxgrad_cli.training.run.adapter_file import save_adapter
+from onnxgrad_cli.training.run.branches import check_branches
 from onnxgrad_cli.training.run.communicator import Alone, Communicator
 from onnxgrad_cli.training.run.ema_weights import check_ema
 from onnxgrad_cli.training.run.export import check_stored
@@ -46,6 +47,7 @@ from onnxgrad_cli.training.steps.base import RATE, TrainerBase, drawing
 from onnxgrad_cli.training.steps.init_weights import init_weights
 from onnxgrad_cli.training.steps.parallel import ParallelTrainer, agree
 from onnxgrad_cli.training.trainer import Trainer
+from onnxgrad_cli.verification.written import check_opens
 
 Watch = Callable[[int, int, float], None]
 """Takes the steps taken, the steps there are to be, and the loss."""
@@ -61,7 +63,9 @@ class Course(KnownKeywords):
         learning_rate, schedule: the rate, and how it changes from step to step.
         init: how weights begin: 'keep' their stored values, or drawn as 'xavier', 'he' or 'normal'.
         seed: of the order of the samples, of weights that are drawn, and of what the model draws at random.
-        metrics: what is measured on the validation data besides the loss; () is what suits the loss.
+        metrics: what is measured on the validation data besides the loss; () is what suits the loss. The best epoch is
+            that with the best of the first one named here, or where none is, that with the least validation loss; of
+            equal ones the first. Without validation data the last epoch counts.
         patience: after how many epochs without a better validation it ends; None is never.
         save_every: how many steps lie between checkpoints; 0: they are written after each epoch.
         use_ema: evaluate and write the moving averages (EMA) that `Options.ema` keeps, in place of the weights.
@@ -93,9 +97,10 @@ class Course(KnownKeywords):
     def __post_init__(self) -> None:
         for name, low in (("epochs", 1), ("batch_size", 1), ("save_every", 0)):
             checks.at_least(name, getattr(self, name), low, whole=True)
-        for name in ("patience", "threads"):
-            if getattr(self, name) is not None:
-                checks.at_least(name, getattr(self, name), 1, whole=True)
+        if self.patience is not None:
+            checks.at_least("patience", self.patience, 1, whole=True)
+        if self.threads is not None:
+            checks.threads(self.threads)
         if not checks.is_number(self.learning_rate):
             raise UsageError(f"`learning_rate={self.learning_rate!r}`: a finite number is wanted")
         checks.one_of("init", self.init, Init)
@@ -117,6 +122,7 @@ class Trained:
         reason: why it ended: 'done', 'no better' or 'stopped'; then nothing was written but the checkpoint.
         epochs: what each epoch has come to: 'loss', and 'val_loss' and 'val_<metric>' with validation data.
         best: the epoch whose weights were taken, counted from 1.
+        by: what says which epoch is best, a name in `epochs`; "" where the last one is taken, without validation data.
         steps: how many were taken in all.
         seconds: how long this call took.
         files: what was written: the model, then the folder of the run, in which its report is too.
@@ -125,6 +131,7 @@ class Trained:
     reason: str
     epochs: list[dict[str, float]]
     best: int
+    by: str
     steps: int
     seconds: float
     files: list[Path]
@@ -186,7 +193,8 @@ def run_train(
             ready.trainer.load(loop.best())
     epochs = loop.progress.epochs
     best = loop.progress.best if ready.evaluator is not None else len(epochs)
-    found = Trained(reason, epochs, best, ready.trainer.steps, time.perf_counter() - start, [folder.path])
+    by = loop.watched if ready.evaluator is not None else ""
+    found = Trained(reason, epochs, best, by, ready.trainer.steps, time.perf_counter() - start, [folder.path])
     if reason == "stopped" or link.rank:
         return found
     found = replace(found, files=[*ready.write(target, adapter, force), folder.path])
@@ -236,7 +244,7 @@ class _Run:
         state, adapters = self.trainer.state(), self.trainer.roles.adapters
         weights = {**self.trainer.weights(), **{name: state[average] for name, average in self.ema.items()}}
         found = merge(self.original, adapters, weights, self.path, state, self.course.keep_mode)
-        files = save_model(found, target, self.path, force)
+        files = save_model(found, target, self.path, force, check=check_opens(found, self.original, self.path))
         if adapter is not None:
             statistics = {name: array for name, array in state.items() if name not in self.trainer.roles.slots}
             save_adapter(adapter, adapters, {**weights, **statistics})
@@ -267,6 +275,7 @@ def _ready(
             tell(f"caution: {caution}", 0)
     trainer = _trainer(built, course, link)
     check_stored(original, _own(trainer))
+    check_branches(original, trainer.roles.adapters)
     init_weights(trainer, built, original, course.init, course.seed)
     values = {name: buffer.array for name, buffer in trainer.buffers.items()}
     ema = check_ema(trainer.roles.averages, values) if course.use_ema else {}
@@ -346,7 +355,7 @@ def _report(folder: RunFolder, ready: _Run, found: Trained) -> None:
     sets = {"training": ready.samples, **({"validation": ready.evaluator.data} if ready.evaluator else {})}
     run = Run(
         ready.path.name if ready.path else "",
-        found.reason, found.epochs, found.best, found.steps, found.seconds, asked,
+        found.reason, found.epochs, found.best, found.by, found.steps, found.seconds, asked,
         {use: (str(data.source), len(data)) for use, data in sets.items()},
         [str(file) for file in found.files], Curve.of(folder.history()), make_report(built=ready.built),
     )  # fmt: skip

@@ -119,6 +119,11 @@ class Loop:
                 f"the run was begun with {', '.join(epochs[0])} to judge an epoch by, now it is {', '.join(told)}",
                 "go on with the same `val` and `metrics`, or begin anew with `run`",
             )
+        if said["watched"] != self.watched:
+            raise UsageError(
+                f"the run was begun with {said['watched']} to say which epoch is best, now it is {self.watched}",
+                "go on with the same `metrics` in the same order, or begin anew with `run`",
+            )
 
     def best(self) -> dict[str, np.ndarray]:
         """The values of the best epoch, as the folder keeps them.
@@ -233,6 +238,7 @@ class Loop:
             "run": asdict(self.progress),
             "weights": list(weights),
             "adapters": [asdict(adapter) for adapter in self.trainer.roles.adapters],
+            "watched": self.watched,
             "model": self.model,
             "data": dict(self.digests),
             "averages": self.trainer.roles.averages,

@@ -14,6 +14,7 @@ from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.verification.feeds import DescribedModel
 from onnxgrad_cli.verification.original import Original
+from onnxgrad_cli.verification.written import Ran
 
 
 @dataclass
@@ -45,6 +46,11 @@ class Case:
     outputs: Arrays = field(init=False)
     drawn: dict[str, int] | None = field(init=False)
     measured_by: str = ""
+
+    @property
+    def ran(self) -> Ran | None:
+        """The run of the model; None where it has not come to one."""
+        return Ran(self.described.model, self.feeds, self.outputs) if hasattr(self, "outputs") else None
 
 
 @dataclass(frozen=True)

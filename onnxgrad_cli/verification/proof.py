@@ -16,6 +16,7 @@ from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.verification.case import Case
 from onnxgrad_cli.verification.checks import CHECKS, Check
 from onnxgrad_cli.verification.original import Original
+from onnxgrad_cli.verification.written import Ran
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,13 @@ class Proof:
         else:
             self.verdict = PROVED
 
+    def add(self, step: Step) -> None:
+        """Take in what was checked after the others."""
+        self.steps.append(step)
+        if step.status == "failed":
+            self.status = "failed"
+        self.conclude()
+
     @property
     def failed(self) -> bool:
         """Whether a check failed."""
@@ -82,6 +90,7 @@ def prove(
     seed: int = 0,
     force: bool = False,
     note: Callable[[str], object] = str,
+    keep: Callable[[Ran], object] | None = None,
 ) -> Proof:
     """Check a training model on given or random data.
 
@@ -94,10 +103,14 @@ def prove(
         seed: of the random data and directions.
         force: check large models too, which takes longer than a few seconds.
         note: gets the name of each check as it begins.
+        keep: gets the run of the model, if it came to one, with which the file that is written is compared.
     """
     before = Original(original, path) if original is not None else None
     case = Case(model, roles, path, before, dict(data or {}), sizes or {}, np.random.default_rng(seed), force)
-    return checked(case, CHECKS, note)
+    proof = checked(case, CHECKS, note)
+    if keep and case.ran:
+        keep(case.ran)
+    return proof
 
 
 def checked(case: Case, checks: Iterable[tuple[str, Check]], note: Callable[[str], object]) -> Proof:

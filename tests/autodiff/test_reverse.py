@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime as ort
 import pytest
 from onnx.reference import ReferenceEvaluator
 
@@ -19,6 +20,7 @@ from onnxgrad_cli.autodiff.activity import on_the_way
 from onnxgrad_cli.autodiff.differentiation import Differentiation
 from onnxgrad_cli.autodiff.reverse import differentiate, or_zero
 from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.fusion import Fusion
 from onnxgrad_cli.errors import Caution, Refusal, Unknown, UnsupportedError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
@@ -51,7 +53,8 @@ def gradients(
     model = graph.commit()
     onnx.checker.check_model(model)
     given = {**feeds, **{f"g_{name}": seed for name, seed in seeds.items()}}
-    results = dict(zip([v.name for v in live], ReferenceEvaluator(model).run(None, given), strict=True)) if live else {}
+    run = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run
+    results = dict(zip([v.name for v in live], run(None, given), strict=True)) if live else {}
     return {name: None if value is None else results[value.name] for name, value in known.items()}
 
 
@@ -241,6 +244,31 @@ def test_integers_that_stand_for_floats_are_read_by_rules_that_know_them_alone()
     }
 
 
+def test_what_reads_refused_integers_is_not_asked() -> None:
+    """Else the reason would come with others that follow from it."""
+    twirled = QUANTIZED.replace("Transpose(q)", "my.ops.Twirl(q)")
+    with registry.scoped():
+        registry.refuse("QuantizeLinear", "it rounds", override=True)
+        registry.rule("Twirl", domain="my.ops")(lambda op, g, y, x: op.no("it spins"))
+        assert refusals(twirled, ["x"], "t") == [Refusal("q", "QuantizeLinear", "it rounds")]
+
+
+BRANCHES = """g (double[3, 3] x, double[3, 3] z, double[3, 3] u, bool b) => (double[3, 3] y) {
+    [one] a = If(b) <then_branch = t1 () => (double[3, 3] p) { p = ONE(x, x) },
+                     else_branch = e1 () => (double[3, 3] q) { q = Neg(x) }>
+    [two] c = If(b) <then_branch = t2 () => (double[3, 3] r) { r = TWO(z, z) },
+                     else_branch = e2 () => (double[3, 3] s) { s = Neg(z) }>
+    y = END(a, c)
+}"""
+
+
+def test_refusals_in_bodies_are_listed_with_the_others() -> None:
+    text = BRANCHES.replace("ONE", "my.ops.Twirl").replace("TWO", "my.ops.Swirl").replace("END", "Add")
+    with pytest.raises(UnsupportedError) as error:
+        walked(text, ["x", "z"])
+    assert sorted(refusal.op_type for refusal in error.value.refusals) == ["my.ops::Swirl", "my.ops::Twirl"]
+
+
 # -- what is recorded -------------------------------------------------------------------------------------------------
 
 
@@ -276,25 +304,76 @@ def test_a_stop_is_told_of(node: str, label: str) -> None:
     assert (training.cautions, training.partial) == ([Caution("note", label, said)], ["x"])
 
 
+def test_a_stop_in_a_body_is_told_of_each_value_behind_it() -> None:
+    text = BRANCHES.replace("ONE", "MatMul").replace("TWO", "MatMul").replace("END", "Add")
+    with registry.scoped():
+        registry.stop_gradient("MatMul", [1])
+        _, training = walked(text, ["x", "z", "u"])
+    assert training.partial == ["x", "z"]
+
+
+PRODUCT = "g (double[3, 4] x, double[3, 4] c) => (double[3, 4] y) { h = Mul(x, c) y = Exp(h) }"
+
+
+def test_a_fusion_is_asked_for_what_is_wanted_alone() -> None:
+    asked = {}
+
+    def rule(op: Op, g: Any, x: Any, c: Any, y: Any) -> Any:
+        asked.update(x=op.wants(x), c=op.wants(c))
+        return g * y * c, g * y * x
+
+    graph = graph_of(PRODUCT)
+    graph.add_input("g", graph.types["y"])
+    op, training = Op(graph), Differentiation(fusions={"y": Fusion("my.ops::Both", ("x", "c"), ("y",), rule)})
+    found = differentiate(graph, {"y": op.val("g")}, ["x"], op, training)
+    assert asked == {"x": True, "c": False}
+    assert found.keys() == {"x", "y"}
+    assert [operator for operator, _ in training.rules] == ["my.ops::Both"]
+
+
+def test_a_fusion_of_which_a_value_is_gone_leaves_the_work_to_the_rules() -> None:
+    for inputs, saved in ((("x", "gone"), ("y",)), (("x", "c"), ("gone",))):
+        _, training = walked(PRODUCT, ["x"], fusions={"y": Fusion("my.ops::Both", inputs, saved, no_idea)})
+        assert {operator for operator, _ in training.rules} == {"ai.onnx::Exp", "ai.onnx::Mul"}
+
+
+# -- sequences --------------------------------------------------------------------------------------------------------
+
+
+def test_cotangents_of_a_sequence_add_up_element_by_element() -> None:
+    text = """g (double[3, 4] x, double[3, 4] z) => (double[3, 4] y) <int64 one = {1}, int64 zero = {0}> {
+        s = SequenceConstruct(x, z) a = SequenceAt(s, zero) b = SequenceAt(s, one) c = SequenceAt(s, zero)
+        p = Mul(a, b) y = Mul(p, c) }"""
+    z = X[::-1].copy()
+    found = gradients(text, ["x", "z"], {"x": X, "z": z}, {"y": X})
+    np.testing.assert_allclose(found["x"], 2 * X * X * z)
+    np.testing.assert_allclose(found["z"], X * X * X)
+
+
 # -- gradients that are zero ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("after", ["", "float", "double"])
 @pytest.mark.parametrize("shape", [(3, 4), ()])
-def test_zeros_have_the_type_and_shape_of_what_they_are_the_gradient_of(after: bool, shape: tuple[int, ...]) -> None:
-    """Where they are made after a value, what that value holds does not matter."""
-    graph = graph_of(f"g (float{'[3, N]' if shape else ''} x, double[2] u) => (double[2] y) {{ y = Neg(u) }}")
+def test_zeros_have_the_type_and_shape_of_what_they_are_the_gradient_of(after: str, shape: tuple[int, ...]) -> None:
+    """Where they are made after a value, neither what that value holds nor its type matters."""
+    kind = after or "float"
+    graph = graph_of(f"g (float{'[3, N]' if shape else ''} x, {kind}[2] u) => ({kind}[2] y) {{ y = Neg(u) }}")
     op, training = Op(graph), Differentiation()
     zero = or_zero(op, "x", None, training, op.val("y") if after else None)
     assert training.cautions == [Caution("zero gradient", "x", "the gradient of 'x' is zero by mathematics")]
     graph.nodes.extend(op.nodes)
-    assert any("y" in node.input for node in op.nodes) == after
+    assert any("y" in node.input for node in op.nodes) == bool(after)
     graph.types[zero.name] = graph.types["x"]
     graph.add_output(zero.name)
     model = graph.commit()
     onnx.checker.check_model(model, full_check=True)
     (found,) = ReferenceEvaluator(model).run(
-        [zero.name], {"x": np.full(shape, np.nan, np.float32), "u": np.array([np.nan, np.inf])}
+        [zero.name],
+        {
+            "x": np.full(shape, np.nan, np.float32),
+            "u": np.array([np.nan, np.inf], {"float": np.float32, "double": np.float64}[kind]),
+        },
     )
     assert (found.dtype, found.shape) == (np.float32, shape) and not found.any()
 

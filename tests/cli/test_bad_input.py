@@ -175,7 +175,7 @@ def test_linked_model_has_its_data_beside_the_target(shell: Shell) -> None:
     Path("links/weights.bin").symlink_to("../blobs/5678")
     result = shell("build", "links/model.onnx", *BUILD)
     assert result.code == 0, result.err
-    assert Path("out/weights.bin").read_bytes() == WEIGHT.tobytes()
+    assert [file.read_bytes() for file in Path("out").glob("train.onnx.*.data")] == [WEIGHT.tobytes()]
 
 
 # -- what is asked ------------------------------------------------------------------------------------------
@@ -234,6 +234,54 @@ def test_config_with_unknown_option(shell: Shell) -> None:
     refused(shell, 2, "unknown option 'lable'", "label", command=("build", "mlp.onnx", "--config", "c.toml"))
     Path("c.toml").write_text("label = \n")
     refused(shell, 2, "no TOML", command=("build", "mlp.onnx", "--config", "c.toml"))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("epochs = [1, 2]", "'epochs' takes one value, not several"),
+        ("epochs = {a = 1}", "'epochs' takes numbers or text, not {'a': 1}"),
+        ("epochs = 1979-05-27", "'epochs' takes numbers or text, not datetime.date(1979, 5, 27)"),
+        ("epochs = inf", "'inf' is not a valid integer"),
+        ("train = [[1]]", "'train' takes one value, not several"),
+        ("dim = {batch = {a = 1}}", "'dim' takes numbers or text"),
+        ('out = "a\\u0000b"', r"'out' takes numbers or text, not 'a\x00b'"),
+        ("resume = 1", "'resume' is true or false, not 1"),
+        (f"epochs = {'9' * 5000}", "is no TOML"),
+        (f"epochs = {'[' * 5000}", "is no TOML"),
+    ],
+)
+def test_config_with_values_of_other_types(shell: Shell, line: str, words: str) -> None:
+    Path("c.toml").write_text(line + "\n")
+    refused(shell, 2, words, command=("train", "mlp.onnx", "--data", "d.npz", "--config", "c.toml"))
+
+
+def test_config_has_what_would_be_typed(shell: Shell) -> None:
+    Path("c.toml").write_text(
+        'label = 5\nkeep-outputs = true\ntrain = ["w1", "b*"]\nl2 = 1\nreport = "r.json"\ntrain_last = 2\n'
+        "[dim]\nbatch = 3\n"
+    )
+    result = shell("build", "mlp.onnx", "-o", "out/train.onnx", "--config", "c.toml", "--no-verify", "--json")
+    assert result.code == 0, result.err
+    options = result.json["asked"]["options"]
+    assert (options["--label"], options["--train"], options["--dim"]) == ("5", "w1, b*", "batch=3"), options
+
+
+@pytest.mark.parametrize("command", [("build", "mlp.onnx", *BUILD), ("ops", "relu"), ("derive", "mlp.onnx")])
+def test_only_the_command_line_names_code(
+    shell: Shell, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("rules.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
+    Path("c.toml").write_text('rules = ["rules.py"]\n')
+    hint = "type it on the command line"
+    refused(shell, 2, "a configuration can't", "rules.py", hint, command=(*command, "--config", "c.toml"))
+    monkeypatch.setenv(f"ONNXGRAD_{command[0].upper()}_CONFIG", "c.toml")
+    refused(shell, 2, "a configuration can't", "rules.py", hint, command=command)
+    monkeypatch.delenv(f"ONNXGRAD_{command[0].upper()}_CONFIG")
+    monkeypatch.setenv(f"ONNXGRAD_{command[0].upper()}_RULES", "rules.py")
+    refused(shell, 2, "the environment can't", "rules.py", hint, command=command)
+    assert not Path("ran").exists()
+    assert shell(*command, "--rules", "rules.py").code == 0 and Path("ran").exists(), "who types it, means it"
 
 
 def test_rules_that_fail(shell: Shell) -> None:
@@ -328,9 +376,9 @@ def test_other_data_file_is_kept(shell: Shell) -> None:
     save_external(Path("external.onnx"))
     Path("weights.bin").write_bytes(WEIGHT.tobytes())
     Path("out/weights.bin").write_bytes(b"something else")
-    refused(shell, 2, "'out/weights.bin' is another file", command=("build", "external.onnx", *BUILD))
-    assert shell("build", "external.onnx", *BUILD, "--force").code == 0
-    assert Path("out/weights.bin").read_bytes() == WEIGHT.tobytes()
+    assert shell("build", "external.onnx", *BUILD).code == 0
+    assert Path("out/weights.bin").read_bytes() == b"something else"
+    assert [file.read_bytes() for file in Path("out").glob("train.onnx.*.data")] == [WEIGHT.tobytes()]
 
 
 def test_output_path_not_writable(shell: Shell) -> None:
@@ -418,7 +466,7 @@ def test_a_disk_that_does_not_take_what_is_durable(
                 files.save_bytes(b"new", out, durable=True)
         else:
             files.save_bytes(b"new", out, durable=True)
-        expected = b"new" if not words or (folder and before) else before
+        expected = b"new" if not words or folder else before
         assert [file.read_bytes() for file in tmp_path.iterdir()] == ([expected] if expected else [])
         out.unlink(missing_ok=True)
 
@@ -432,13 +480,12 @@ def test_failure_at_save_brings_back_what_was(shell: Shell, monkeypatch: pytest.
     replace = Path.replace
 
     def fail(self: Path, target: Path) -> Path:
-        if target.name == {"data": "weights.bin", "model": "train.onnx"}[where]:
+        if target.suffix == {"data": ".data", "model": ".onnx"}[where]:
             raise OSError(errno.ENOSPC, "No space left on device")
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", fail)
     refused(shell, 1, "no space is left", command=("build", "external.onnx", *BUILD))
-    assert not Path("out/sub").exists()
 
 
 # -- interruption -------------------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ def test_the_command_makes_the_same(shell: Shell) -> None:
         one, other = (onnx.load_from_string(files[f"{folder}/{name}"]) for folder in ("python", "command"))
         assert one.graph == other.graph
     report = files["command/training_model.onnx.report.md"].decode()
-    assert "evaluation model" in report and 'open_artifacts("command")' in report
+    assert "evaluation model" in report and "open_artifacts('command')" in report
     assert shell("check", "command/training_model.onnx").code == 0
     assert shell("build", MODEL, "--artifacts", "command", "--label", "labels").code == 0  # they are ours
 
@@ -302,7 +302,7 @@ def test_a_loss_in_a_file_of_another_opset(shell: Shell, text: str, formula: Any
 
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [({"op_type": "Gelu"}, "is no valid ONNX model"), ({"op_type": "Conv"}, "onnxruntime can't run")],
+    [({"op_type": "Gelu"}, "is no valid ONNX model"), ({"op_type": "Conv"}, "onnxruntime does not open")],
 )
 def test_what_onnxruntime_would_refuse_is_not_written(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, fault: dict[str, str], words: str

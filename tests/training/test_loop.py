@@ -179,7 +179,7 @@ def test_a_checkpoint_says_all_that_it_takes_to_go_on():
     progress = {"epochs": [{"loss": 1.25}], "best": 1, "total": 0.0, "seen": 0}
     assert said == {
         "steps": 2, "batches": {"position": 0}, "schedule": "schedule", "run": progress, "weights": ["w"],
-        "adapters": [], "model": "a model", "data": {"training": "d1"}, "averages": {"w": "w_ema"},
+        "adapters": [], "model": "a model", "watched": "loss", "data": {"training": "d1"}, "averages": {"w": "w_ema"},
     }  # fmt: skip
     run.log.write.assert_called_once_with()
 
@@ -254,6 +254,7 @@ def checkpoint(**changes):
         "run": progress,
         "adapters": [],
         "model": "a model",
+        "watched": "loss",
         "data": {"training": "d1"},
     }
     return {"w": np.ones(2), "m": np.ones(1)}, {**said, **changes}
@@ -283,6 +284,8 @@ def test_a_run_goes_on_where_its_checkpoint_was():
         ("", {"run": {"epochs": [{"loss": 1.0, "val_f1": 2.0}]}},
          "the run was begun with loss, val_f1 to judge an epoch by, now it is loss, val_loss",
          "go on with the same `val` and `metrics`, or begin anew with `run`"),
+        ("", {"watched": "val_f1"}, "the run was begun with val_f1 to say which epoch is best, now it is loss",
+         "go on with the same `metrics` in the same order, or begin anew with `run`"),
         ("", {"data": {"training": "d2"}},
          "the run was begun with other training data: what they hold is not what they held",
          "go on with the same data, or begin anew with `run`; `new_data` goes on with others of as many samples"),

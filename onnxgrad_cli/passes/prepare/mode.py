@@ -28,7 +28,7 @@ from onnxgrad_cli.ir.modes import (
     uses_batch,
 )
 from onnxgrad_cli.ir.nodes import captured, subgraphs, with_bodies
-from onnxgrad_cli.ir.types import is_external, shape_of
+from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.options import ModeOptions
 from onnxgrad_cli.record import ModeRecord
 
@@ -86,10 +86,10 @@ def apply_mode(graph: Graph, options: ModeOptions, training: ModeRecord) -> bool
 
 def _comes_in_training(graph: Graph, mode: str) -> Iterator[str]:
     """That the file is one in training mode, which whoever only wants to use it seldom means."""
-    nodes = list(with_bodies(graph.nodes))
+    nodes, fed = list(with_bodies(graph.nodes)), set(graph.input_names).difference(graph.initializers)
     counts = {
         "BatchNormalization": sum(is_batch_normalization(n) and uses_batch(n, graph.opset() or 0) for n in nodes),
-        "Dropout": sum(is_dropout(node) and _drops(graph, node) for node in nodes),
+        "Dropout": sum(is_dropout(node) and _drops(graph, node) and node.input[2] not in fed for node in nodes),
     }
     found = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     if found:
@@ -107,16 +107,11 @@ def _own_statistics(graph: Graph) -> bool:
         return False
     kept = []
     for node in graph.nodes:
-        tensor = (
-            graph.initializers.get(node.input[0]) if node.op_type == "Identity" and node.output[0] in read else None
-        )
-        if tensor is None or is_external(tensor) or node.output[0] in graph.output_names:
+        name = node.output[0] if node.op_type == "Identity" else ""
+        if name in read and node.input[0] in graph.initializers and name not in graph.output_names:
+            graph.copy_initializer(node.input[0], name)
+        else:
             kept.append(node)
-            continue
-        copy = graph.proto.graph.initializer.add()
-        copy.CopyFrom(tensor)
-        copy.name = node.output[0]
-        graph.initializers[copy.name] = copy
     changed = len(kept) < len(graph.nodes)
     graph.nodes = kept
     return changed
@@ -130,14 +125,10 @@ def _separate_statistics(graph: Graph, mode: str) -> bool:
         if not is_batch_normalization(node) or not _by_batch(graph, node, mode):
             continue
         for position, name in own_statistics(node).items():
-            shared = graph.initializers.get(node.input[position])
-            if shared is None or len(readers[shared.name]) < 2 or graph.taken(name):
-                continue
-            copy = graph.proto.graph.initializer.add()
-            copy.CopyFrom(shared)
-            copy.name = node.input[position] = graph.fresh(name)
-            graph.initializers[name], graph.types[name] = copy, graph.types[shared.name]
-            changed = True
+            shared = node.input[position]
+            if shared in graph.initializers and len(readers[shared]) > 1 and not graph.taken(name):
+                graph.copy_initializer(shared, name)
+                node.input[position], changed = name, True
     return changed
 
 

@@ -36,7 +36,7 @@ def _run(graph: Graph, options: PreparationOptions, training: PreparationRecord)
     if options.quantization == "ste":
         write_out_quantized(graph)
     make_differentiable(graph, options, training, opset_of_losses(options))
-    if options.quantization == "ste":
+    if options.quantization == "ste" and not options.lora:  # adapters leave what is stored as it is
         training.cautions += put_fake_quantizers(graph)
     untie(graph, options.untie)
     training.inputs = [name for name in graph.input_names if name not in graph.initializers]

@@ -49,7 +49,7 @@ def _copies(plan: Plan, writer: _Writer) -> dict[int, list[NodeProto]]:
     start = 0  # control values are looked for from here on
     for position, names in sorted(needed.items()):
         barriers = writer.barriers
-        inserted[position] += writer.recompute(names, plan.flow.control_values(start, position))
+        inserted[position] = writer.recompute(names, plan.flow.control_values(start, position))
         if writer.barriers > barriers:  # else the next copies wait for these gradients too
             start = position
     return inserted

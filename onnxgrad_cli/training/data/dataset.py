@@ -16,7 +16,7 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import dtype_of, shape_of
 from onnxgrad_cli.training.data import onnx_test_sets
 from onnxgrad_cli.training.data.input_types import InputTypes, Range
-from onnxgrad_cli.training.data.reading import Found
+from onnxgrad_cli.training.data.reading import Found, check_regular, reading
 from onnxgrad_cli.training.data.validate import blocks, check
 
 FORMATS = {
@@ -117,11 +117,14 @@ def open_data(
 
 
 def _read(path: Path, inputs: InputTypes) -> Found:
-    if not path.exists():
+    with reading(path, "data", "check its name"):
+        there = path.exists()
+    if not there:
         raise UsageError(f"no such file or folder: '{path}'")
     if path.is_dir():
         name = "onnx_test_sets" if onnx_test_sets.folders(path) else "npy_folder"
     elif path.suffix.lower() in FORMATS:
+        check_regular(path)
         name = FORMATS[path.suffix.lower()]
     else:
         hint = (

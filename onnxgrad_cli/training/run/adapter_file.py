@@ -14,8 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.metadata import Adapter
+from onnxgrad_cli.training.run.progress import are_adapters
 from onnxgrad_cli.training.run.tensors import load_tensors, save_tensors
 
 ADAPTERS = "onnxgrad.adapters"
@@ -37,19 +39,16 @@ def save_adapter(path: Path, adapters: Sequence[Adapter], values: Mapping[str, n
     save_tensors(path, values, {ADAPTERS: [asdict(adapter) for adapter in adapters]})
 
 
-def load_adapter(path: Path) -> tuple[list[Adapter], dict[str, np.ndarray]]:
+def load_adapter(path: Path, tell: Tell = silent) -> tuple[list[Adapter], dict[str, np.ndarray]]:
     """The adapters in a file, and the values of their factors and of what else was trained.
 
     Raises:
         OnnxgradError: the file can't be read, holds no adapters, or the package safetensors is missing.
     """
-    values, words = load_tensors(path)
-    try:
-        adapters = [Adapter(**each) for each in words[ADAPTERS]]
-    except (KeyError, TypeError):
-        raise OnnxgradError(
-            f"'{path}' holds no adapters of onnxgrad", "it is a safetensors file of another kind"
-        ) from None
+    values, words = load_tensors(path, tell)
+    if not are_adapters(words.get(ADAPTERS)):
+        raise OnnxgradError(f"'{path}' holds no adapters of onnxgrad", "it is a safetensors file of another kind")
+    adapters = [Adapter(**each) for each in words[ADAPTERS]]
     _check(adapters, values)
     return adapters, values
 

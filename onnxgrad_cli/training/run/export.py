@@ -66,17 +66,32 @@ def check_stored(model: ModelProto, names: Iterable[str]) -> None:
 
 
 def _store_copies(model: ModelProto, values: Mapping[str, np.ndarray]) -> None:
+    """Make initializers of the copies that training has made another, and of running statistics that it left alone.
+
+    A running variance that is a copy of a scale, both being ones in a fresh layer, does not follow the scale.
+    """
     graph = model.graph
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    statistics = {name for node in graph.node if is_batch_normalization(node) for name in node.input[3:5]}
     nodes = GraphProto(node=graph.node).node
     del graph.node[:]
     for node in nodes:
-        if node.op_type == "Identity" and node.output[0] in values:
-            tensor = numpy_helper.from_array(values[node.output[0]], node.output[0])
-            graph.initializer.append(tensor)
-            if model.ir_version < INITIALIZERS_ALONE:
-                graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+        name = node.output[0] if node.op_type == "Identity" else ""
+        if name in values:
+            _add(model, numpy_helper.from_array(values[name]), name)
+        elif name in statistics and node.input[0] in values and node.input[0] in stored:
+            _add(model, stored[node.input[0]], name)
         else:
             graph.node.append(node)
+
+
+def _add(model: ModelProto, tensor: TensorProto, name: str) -> None:
+    """Add a copy of a tensor as an initializer called `name`, which in old files is an input too."""
+    copy = model.graph.initializer.add()
+    copy.CopyFrom(tensor)
+    copy.name = name
+    if model.ir_version < INITIALIZERS_ALONE:
+        model.graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))
 
 
 def stored_tensors(graph: GraphProto) -> Iterator[tuple[TensorProto, str]]:

@@ -7,19 +7,18 @@ a machine that loses its power, at any moment leaves a whole one.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.files import save_bytes, told
+from onnxgrad_cli.files import hold, save_bytes, tidy, told
 from onnxgrad_cli.training.run.progress import check_progress, check_run, is_log_line
 from onnxgrad_cli.training.run.tensors import load_tensors, save_tensors
 
@@ -174,30 +173,13 @@ def run_folder(path: Path) -> Iterator[RunFolder]:
         UsageError: another process holds it.
         OnnxgradError: it can't be made.
     """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = (path / LOCK).open("a+")
-    except OSError as error:
-        raise OnnxgradError(f"`run`: '{path}' can't be made: {error.strerror}") from None
-    with lock:
-        if not _hold(lock):
+    with ExitStack() as held:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            alone = hold(held.enter_context((path / LOCK).open("a+")))
+        except OSError as error:
+            raise OnnxgradError(f"`run`: '{path}' can't be made: {error.strerror}") from None
+        if not alone:
             raise UsageError(f"`run`: another run is going on in '{path}'", "name another folder with `run`")
-        for unfinished in path.glob(".*.tmp"):  # of one who was killed while it wrote
-            unfinished.unlink(missing_ok=True)
+        tidy(path)
         yield RunFolder(path)
-
-
-def _hold(lock: IO[str]) -> bool:
-    """Lock a file until it is closed, which the system does when the process ends, however it ends."""
-    try:
-        if os.name == "nt":
-            import msvcrt
-
-            msvcrt.locking(lock.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-        else:
-            import fcntl
-
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

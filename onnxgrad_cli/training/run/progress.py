@@ -41,7 +41,8 @@ def _float(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _adapters(value: Any) -> bool:
+def are_adapters(value: Any) -> bool:
+    """Whether a list describes adapters, as checkpoints and files of adapters have it."""
     forms: dict[str, Form] = {"weight": _text, "a": _text, "b": _text, "rank": _count, "alpha": is_number}
     assert set(forms) == {field.name for field in fields(Adapter)}
     return isinstance(value, list) and all(_has(each, forms) and each["rank"] > 0 for each in value)
@@ -66,11 +67,12 @@ def _has(value: Any, forms: Mapping[str, Form]) -> bool:
     return isinstance(value, dict) and value.keys() == forms.keys() and all(form(value[n]) for n, form in forms.items())
 
 
-COMMON: dict[str, Form] = {"steps": _count, "weights": _names, "adapters": _adapters}
+COMMON: dict[str, Form] = {"steps": _count, "weights": _names, "adapters": are_adapters}
 """What every checkpoint says."""
 
 OF_A_RUN: dict[str, Form] = {
-    "batches": _place, "schedule": lambda value: isinstance(value, dict), "run": _run, "model": _text, "data": _pairs,
+    "batches": _place, "schedule": lambda value: isinstance(value, dict), "run": _run, "watched": _text,
+    "model": _text, "data": _pairs,
 }  # fmt: skip
 """What the checkpoint of a run says besides, from which it goes on."""
 

@@ -40,6 +40,15 @@ def save_tensors(path: Path, tensors: Mapping[str, np.ndarray], words: Mapping[s
     Raises:
         OnnxgradError: the file can't be written, or the package safetensors is missing.
     """
+    save_bytes(tensor_bytes(tensors, words), path, durable=True)
+
+
+def tensor_bytes(tensors: Mapping[str, np.ndarray], words: Mapping[str, Any]) -> bytes:
+    """What `save_tensors` writes.
+
+    Raises:
+        OnnxgradError: the package safetensors is missing.
+    """
     library = _library()
     halves = [name for name, array in tensors.items() if array.dtype == ml_dtypes.bfloat16]
     plain = {name: array.view(np.uint16) if name in halves else array for name, array in tensors.items()}
@@ -47,7 +56,7 @@ def save_tensors(path: Path, tensors: Mapping[str, np.ndarray], words: Mapping[s
     said = {key: json.dumps(value) for key, value in {**words, **({HALVES: halves} if halves else {})}.items()}
     checksums = {"words": _of_words(said), "tensors": {name: _of_array(array) for name, array in plain.items()}}
     data = library.save(plain, {**said, CHECKSUMS: json.dumps(checksums)})
-    save_bytes(_in_order(data), path, durable=True)
+    return _in_order(data)
 
 
 def _in_order(data: bytes) -> bytes:

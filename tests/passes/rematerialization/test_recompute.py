@@ -16,6 +16,7 @@ from torch import nn
 
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.errors import Caution, UsageError
+from onnxgrad_cli.ir.nodes import ROLE
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options, RecomputeSpec
 from onnxgrad_cli.passes.rematerialization.recompute import parse_recompute
@@ -472,3 +473,34 @@ def test_running_statistics_are_not_computed_again() -> None:
     assert built.training.state == {"mean": "m2", "var": "v2"}
     reads = [name for node in built.model.graph.node for name in node.input]
     assert reads.count("m2") == 2
+
+
+def test_a_copy_reads_copies_where_there_are_some() -> None:
+    """What is left to compute again is not forgotten for one operand that is stored: a is read by no copy."""
+    done = made(small("h = Mul(x, w) a = Sin(h) f = Add(a, h) y = Exp(f)"), "block:h").training.recomputed
+    assert done is not None and (done.nodes, done.kept) == (3, KEPT + 16)
+
+
+def test_a_value_that_is_read_twice_at_every_step_is_copied_once() -> None:
+    """There are 2^28 ways through this program."""
+    steps = " ".join(f"a{i + 1} = Add(a{i}, a{i})" for i in range(28))
+    done = made(small(f"a0 = Mul(x, w) {steps} y = Exp(a28)"), "elementwise").training.recomputed
+    assert done is not None and done.nodes == 30
+
+
+def test_what_is_written_belongs_to_the_backward_part() -> None:
+    """Copies, and what holds them and other nodes back."""
+    nodes = made(small("h = Mul(x, w) a = Tanh(h) b = Sin(a) y = Tanh(b)"), "elementwise").model.graph.node
+    written = [node for node in nodes if node.name.startswith("recompute/")]
+    assert {"Tanh", "Sin", "Reshape", "Slice", "Expand"} <= {node.op_type for node in written}
+    for node in written:
+        assert {entry.value for entry in node.metadata_props if entry.key == ROLE} == {"backward"}
+
+
+def test_an_output_that_is_absent_is_absent_in_the_copy() -> None:
+    model = small("h = Mul(x, w) t = Identity(h) y = Sin(t)")
+    model.graph.node[1].CopyFrom(helper.make_node("LayerNormalization", ["h", "w"], ["t", "", "s"], name="norm"))
+    model.graph.node[2].CopyFrom(helper.make_node("Mul", ["t", "s"], ["m"], name="times"))
+    model.graph.node.append(helper.make_node("Sin", ["m"], ["y"], name="sine"))
+    nodes = {node.name: list(node.output) for node in made(model, "block:h").model.graph.node}
+    assert nodes["recompute/norm"] == ["t_recomputed", "", "s_recomputed"]

@@ -18,7 +18,8 @@ from tests.cli_harness import MLP, Shell, save
 safetensors = pytest.importorskip("safetensors.numpy", reason="checkpoints are safetensors files")
 
 SAID: dict[str, Any] = {
-    "steps": 3, "weights": ["w"], "adapters": [], "averages": {"w": "m"}, "model": "1a2b", "data": {"training": "cafe"},
+    "steps": 3, "weights": ["w"], "adapters": [], "averages": {"w": "m"}, "model": "1a2b", "watched": "loss",
+    "data": {"training": "cafe"},
     "batches": {"epoch": 1, "position": 1, "samples": 4, "shuffle": True}, "schedule": {},
     "run": {"epochs": [{"loss": 0.5}], "best": 1, "total": 0.25, "seen": 2},
 }  # fmt: skip
@@ -102,7 +103,7 @@ def test_progress_that_is_no_object(tmp_path: Path, said: Any) -> None:
         load_checkpoint(written(tmp_path / "c", said))
 
 
-@pytest.mark.parametrize("name", ["batches", "schedule", "run", "model", "data"])
+@pytest.mark.parametrize("name", ["batches", "schedule", "run", "model", "data", "watched"])
 def test_a_run_does_not_go_on_from_what_is_no_run(tmp_path: Path, name: str) -> None:
     folder = RunFolder(tmp_path)
     folder.save(VALUES, {key: value for key, value in SAID.items() if key != name})

@@ -127,15 +127,32 @@ def test_that_a_model_comes_in_training_mode_is_said(folder: Path, mode: str, wo
     assert "(1 BatchNormalization, 1 Dropout)" in said and words in said
 
 
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_a_statistic_that_is_a_copy_of_a_weight_stays_what_it_was(folder: Path, mode: str) -> None:
+    """PyTorch's older exporter writes a fresh layer's running variance, all ones, as Identity of its scale."""
+    model = network("v = Identity(s)")
+    del model.graph.initializer[3]
+    onnx.save(model, "model.onnx")
+    course = Course(epochs=20, learning_rate=0.05)
+    found = run_train("model.onnx", "data.npz", "t.onnx", Options(mode=mode), course, val="data.npz")  # type: ignore[arg-type]
+    loss = np.mean((alone_and_together("t.onnx")[0] - np.tanh(X @ W)) ** 2)
+    np.testing.assert_allclose(found.epochs[found.best - 1]["val_loss"], loss, rtol=1e-5)
+
+
 def test_fresh_layers_that_an_exporter_has_merged_learn_statistics_of_their_own(folder: Path) -> None:
     """PyTorch's newer exporter writes equal tensors once: scale and variance are ones, bias and mean zeros."""
     first = "h2, m3, v3 = BatchNormalization<training_mode = 1>(h, s, b, b, s) h3 = Add(h2, h)"
     model = network(first, "s, b, b, s")
     model.graph.node[3].input[0] = "h3"
     onnx.save(model, "model.onnx")
+    course = Course(epochs=30, learning_rate=1e-3)
+    found = run_train("model.onnx", "data.npz", "v.onnx", Options(mode="train"), course, val="data.npz")
+    loss = np.mean((alone_and_together("v.onnx")[0] - np.tanh(X @ W)) ** 2)
+    np.testing.assert_allclose(found.epochs[found.best - 1]["val_loss"], loss, rtol=1e-5)
     trained()
     np.testing.assert_allclose(*alone_and_together("t.onnx"), atol=1e-6)
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load("t.onnx").graph.initializer}
+    assert {"s", "b", "h2/running_var"} <= stored.keys()
     h = X @ stored["w"]
     np.testing.assert_allclose(stored["h2/running_mean"], h.mean(0), atol=0.3)
     np.testing.assert_allclose(stored["k/running_mean"], (h + (h - h.mean(0)) / h.std(0)).mean(0), atol=0.4)
