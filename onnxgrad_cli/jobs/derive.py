@@ -70,8 +70,8 @@ def run_derive(
         The model, the files written, the model first, and what became of the proof.
 
     Raises:
-        CheckFailed: a derivative is wrong, `verify` asks for a proof that there is none of, or onnxruntime does not open
-            what would be written, and opens the model; nothing is written.
+        CheckFailed: a derivative is wrong, `verify` asks for a proof that there is none of, or onnxruntime does not
+            open what would be written, and opens the model; nothing is written.
         UsageError: the request does not fit the model, or a file would be replaced that must not be.
         UnsupportedError: the model can't be differentiated.
         OnnxgradError: the model can't be read, or a file can't be written.
