@@ -16,10 +16,10 @@ from onnxgrad_cli.ir.nodes import captured
 from onnxgrad_cli.ir.types import is_float
 
 FLAGS = frozenset(
-    "align_corners allowzero antialias ceil_mode center_point_box count_include_pad detect_negative detect_positive "
-    "exclude_outside exclusive fmod input_forget inverse is_causal keepdims largest layout linear_before_reset "
-    "new_axis noop_with_empty_axes onesided periodic reverse saturate select_last_index sorted storage_order training_mode "
-    "transA transB upper zeros".split()
+    "align_corners allowzero antialias ceil_mode center_point_box count_include_pad detect_negative "
+    "detect_positive exclude_outside exclusive fmod input_forget inverse is_causal keepdims largest layout "
+    "linear_before_reset new_axis noop_with_empty_axes onesided periodic reverse saturate select_last_index "
+    "sorted storage_order training_mode transA transB upper zeros".split()
 )
 """Attributes of the standard's operators that are 0 or 1.
 
