@@ -56,7 +56,7 @@ class Refusal:
 class Caution:
     """What a careful reader should know of a result.
 
-    `kind` is one of 'zero gradient', 'run-time sum', 'opset change' and 'note' (the report knows more), `subject`
+    `kind` is one of 'training mode', 'zero gradient', 'opset change' and 'note' (the report knows more), `subject`
     the weight, node or input it is about ("" for the whole), `text` a sentence.
     """
 
