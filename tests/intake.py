@@ -405,6 +405,9 @@ def main() -> int:
     parser.add_argument("intake", type=Path)
     parser.add_argument("names", nargs="*")
     arguments = parser.parse_args()
+    if not arguments.intake.is_dir():
+        print(f"there is no folder '{arguments.intake}': name it with INTAKE=", file=sys.stderr)
+        return 1
     failed = 0
     cases = [case for case in every_case(arguments.intake) if not arguments.names or case.name in arguments.names]
     print(f"{'model':34} {'expected':10} {'loss':>8} {'autograd':>12} {'differences':>12} {'s':>5}  verdict")

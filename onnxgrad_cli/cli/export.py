@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from onnxgrad_cli.cli.console import Console, speaks
+from onnxgrad_cli.common.visible import visible
 
 
 @click.command(short_help="Write a checkpoint's weights into the model.")
@@ -32,5 +33,5 @@ def export(
     found = run_export(checkpoint, model, out, use_ema=use_ema, keep_mode=keep_mode, force=force, tell=console.say)
     files = [str(file) for file in found]
     if files:
-        console.result({"files": files}, "\n".join(files))
+        console.result({"files": files}, "\n".join(map(visible, files)))
     return 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onnxgrad_cli.cli.console import Console, markdown_table, speaks, table
-from onnxgrad_cli.cli.options import load_rules
+from onnxgrad_cli.cli.options import load_rules, rules as rules_option
 
 if TYPE_CHECKING:
     from onnxgrad_cli.verification.coverage import Coverage
@@ -33,7 +33,7 @@ HEAD = ("operator", "versions", "how", "operands", "zero", "at kinks and ties", 
 
 @click.command(short_help="List the operators and their derivatives.")
 @click.argument("pattern", default="*", metavar="[GLOB]")
-@click.option("--rules", multiple=True, type=click.Path(dir_okay=False), metavar="FILE.py", help="Count these too.")
+@rules_option("Count these too.")
 @click.option("--markdown", is_flag=True, help="Print the whole table as Markdown, with the refusals.")
 @click.option("--tags", is_flag=True, help="Hold the standard's differentiability tags against what is proven.")
 @speaks
@@ -50,7 +50,7 @@ def ops(console: Console, pattern: str, rules: tuple[str, ...], markdown: bool, 
 
         return show_tags(console, found, markdown)
     if markdown and not console.json:
-        click.echo(document(found), nl=False)
+        console.print(document(found), newline=False)
         return 0
     rows = [(c.op_type, c.domain or "ai.onnx", c.kind, _operands(c), c.kink or c.reason) for c in found]
     console.result([_data(c) for c in found], table(("operator", "domain", "derivative", "operands", "at kinks"), rows))

@@ -90,29 +90,36 @@ class DerivativeModel:
         Inputs are the model's own, then, with `feed_weights`, the weights, which keep their values, then other
         initializers that could be fed, then what was added.
         """
+        self._declare_inputs(feed_weights)
+        self._declare_outputs(outputs)
+        CLEANUP.run(self.graph, self.options, self.training)
+        self._forget_unread()
+        if self.options.identifiers:
+            make_identifiers(self.graph)
+        model = self.graph.commit()
+        mark(model)
+        return model
+
+    def _declare_inputs(self, feed_weights: bool) -> None:
         graph = self.graph
-        own = {value.name: value for value in graph.proto.graph.input}
+        others = [name for name in graph.input_names if name not in self.weights]
+        plain = [name for name in others if name not in graph.initializers and name not in self.added]
+        overridable = [name for name in others if name in graph.initializers]
         for name in self.weights if feed_weights else ():
-            if name not in own:
+            if name not in graph.input_names:
                 graph.add_input(name, graph.types[name])
         declared = {value.name: value for value in graph.proto.graph.input}
-        plain = [n for n in own if n not in self.weights and n not in graph.initializers and n not in self.added]
-        overridable = [n for n in own if n not in self.weights and n in graph.initializers]
         names = (*plain, *self.weights, *overridable, *self.added)
         ordered = [declared[name] for name in names if name in declared]
         del graph.proto.graph.input[:]
         graph.proto.graph.input.extend(ordered)
-        results = {value.name: value for value in graph.proto.graph.output}
+
+    def _declare_outputs(self, names: Iterable[str]) -> None:
+        graph = self.graph
+        declared = {value.name: value.type for value in graph.proto.graph.output}
         del graph.proto.graph.output[:]
-        for name in outputs:
-            graph.add_output(name, results[name].type if name in results else None)
-        CLEANUP.run(graph, self.options, self.training)
-        self._forget_unread()
-        if self.options.identifiers:
-            make_identifiers(graph)
-        model = graph.commit()
-        mark(model)
-        return model
+        for name in names:
+            graph.add_output(name, declared.get(name))
 
     def _forget_unread(self) -> None:
         """Drop the constants of forward nodes that are gone, and what was declared of their results."""

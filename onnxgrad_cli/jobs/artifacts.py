@@ -9,6 +9,7 @@ from pathlib import Path
 from onnx import ModelProto
 
 from onnxgrad_cli.common.narration import Tell, silent
+from onnxgrad_cli.common.visible import python_literal
 from onnxgrad_cli.compat.artifacts import (
     CHECKPOINT,
     EVALUATION,
@@ -125,14 +126,15 @@ def _check_options(options: Options) -> None:
 
 def _next_step(folder: Path, prefix: str, inputs: Iterable[str]) -> Next:
     """How to train with a quartet, for the report."""
-    feeds = ", ".join(f'"{name}": ...' for name in inputs)
-    where = f'"{folder.as_posix()}"' + (f', "{prefix}"' if prefix else "")
+    feeds = ", ".join(f"{python_literal(name)}: ..." for name in inputs)
+    where = ", ".join(map(python_literal, [folder.as_posix(), *filter(None, [prefix])]))
+    saved = python_literal((folder / f"{prefix}{CHECKPOINT}").as_posix())
     lines = (
         "from onnxgrad_cli.compat.artifacts import open_artifacts, save_checkpoint",
         "",
         f"trainer = open_artifacts({where})",
         f"loss = trainer.step({{{feeds}}}, learning_rate=1e-3)  # arrays, the samples along the first axis",
-        f'save_checkpoint("{(folder / f"{prefix}{CHECKPOINT}").as_posix()}", trainer)',
+        f"save_checkpoint({saved}, trainer)",
     )
     return Next("Train with the artifacts", "python", "\n".join(lines))
 

@@ -46,9 +46,6 @@ AfterPass = Callable[[Pass, Graph, PassRecord], None]
 WRITTEN = "opens as it was written"
 """The last step of a proof."""
 
-FORCED = "the model was not written; `verify=False` writes it all the same"
-"""What to do about a proof that failed."""
-
 
 @dataclass(frozen=True)
 class BuildRequest:
@@ -168,7 +165,7 @@ class BuildAttempt:
         nodes = len(self.built.graph.nodes)
         self.built.records.append(PassRecord(VERIFY, time.perf_counter() - start, nodes, nodes, False))
         if self.proof.failed:
-            raise CheckFailed(_why(self.proof), FORCED)
+            raise _failed(self.proof)
         if request.verify and self.proof.verdict != PROVED:
             raise CheckFailed(
                 f"the training model is not proved, as was asked for: {self.proof.why}",
@@ -236,7 +233,7 @@ class BuildAttempt:
         fault = difference(file, model, self._ran[0], step) if self._ran else self._unopened(file, model)
         self.proof.add(Step(WRITTEN, "failed" if fault else "passed", fault, time.perf_counter() - start))
         if fault:
-            raise CheckFailed(_why(self.proof), FORCED)
+            raise _failed(self.proof)
 
     def _unopened(self, file: Path, model: ModelProto) -> str:
         """Why onnxruntime does not open a file, though it opens the original; "" where it does."""
@@ -301,9 +298,10 @@ def _check_words(request: BuildRequest, reports: Sequence[Path]) -> None:
             )
 
 
-# -- the proof ----------------------------------------------------------------------------------------------------
-
-
-def _why(proof: Proof) -> str:
-    failed = [f"  {step.name}: {step.detail}" for step in proof.steps if step.status == "failed"]
-    return "\n".join(["the training model does not pass its checks:", *failed])
+def _failed(proof: Proof) -> CheckFailed:
+    """What a proof that failed ends with."""
+    return CheckFailed(
+        "the training model does not pass its checks:",
+        "the model was not written; `verify=False` writes it all the same",
+        [f"{step.name}: {step.detail}" for step in proof.steps if step.status == "failed"],
+    )

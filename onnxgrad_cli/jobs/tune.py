@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from onnxgrad_cli.autodiff.kernel_variants import TABLE, VariantChoice, load_tuned
 from onnxgrad_cli.builder import TrainingModel
+from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.compat.random_feed import random_feed
 from onnxgrad_cli.derivatives.kinds import derive
@@ -88,19 +88,14 @@ def run_tune(
         UnsupportedError: the model can't be differentiated.
         OnnxgradError: the model can't be read, a file can't be written, or two forms compute different gradients.
     """
-    if model == STREAM or str(out) == STREAM:
-        raise UsageError("tuning reads its model from a file and writes to one", "name both")
     options = replace(options or Options(), tuned={})
     if options.target != STANDARD:
         raise UsageError(
             f"tuning measures standard operators, and `target={options.target!r}` has forms of its own",
             "leave `target` out",
         )
+    target = _target(model, out)
     proto, path = own_model(model)
-    target = Path(out) if out is not None else target_of(model, None, "tuned", ".toml")
-    assert target is not None, "stdin is refused above"
-    if target.exists():
-        load_tuned(target)
     open_ = _differentiated(proto, path, options)
     bound = {**_guess(open_), **(sizes or {})}
     fixed = _differentiated(proto, path, _bind(options, open_, bound)) if bound else open_
@@ -120,6 +115,21 @@ def run_tune(
         found.append(Measured(place, times, default, best))
     save_bytes(_toml(found, threads).encode(), target)
     return found, target
+
+
+def _target(model: ModelSource, out: str | Path | None) -> Path:
+    """The file that the choices go to.
+
+    Raises:
+        UsageError: the model or the choices would go through a pipe, or the file is there and holds no choices.
+    """
+    if model == STREAM or str(out) == STREAM:
+        raise UsageError("tuning reads its model from a file and writes to one", "name both")
+    target = Path(out) if out is not None else target_of(model, None, "tuned", ".toml")
+    assert target is not None, "stdin is refused above"
+    if target.exists():
+        load_tuned(target)
+    return target
 
 
 def _differentiated(model: ModelProto, path: Path | None, options: Options) -> TrainingModel:
@@ -201,5 +211,6 @@ def _toml(found: list[Measured], threads: int | None) -> str:
     for each in found:
         if each.best != each.default:
             ratio = each.milliseconds[each.best] / each.milliseconds[each.default]
-            lines.append(f"{json.dumps(each.place)} = {json.dumps(each.best)}  # {ratio:.2f} of {each.default}'s time")
+            choice = f"{strict_json.dumps(each.place)} = {strict_json.dumps(each.best)}"
+            lines.append(f"{choice}  # {ratio:.2f} of {each.default}'s time")
     return "\n".join(lines) + "\n"

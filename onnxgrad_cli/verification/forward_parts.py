@@ -23,8 +23,8 @@ largest entry of an output."""
 AMPLIFIED = 1e-2
 """The relative change of an output, by a change in the last digits of the data, from which nothing can be compared."""
 
-BLOCKWISE = "QMoE"
-"""The operator that computes with weights of 8 bits in blocks: it rounds unasked."""
+ROUNDING = frozenset({"DynamicQuantizeLSTM", "QMoE"})
+"""Operators whose kernels round unasked what they multiply with quantized weights, QMoE's of 8 bits in blocks."""
 
 
 def computes_the_original(case: Case) -> Found:
@@ -68,7 +68,7 @@ def _forward(model: ModelProto, original: ModelProto) -> ModelProto | None:
 def _allowed(outputs: Arrays, names: Sequence[str], original: Original) -> float:
     """How far outputs may be from those of the original."""
     narrow = any(outputs[name].dtype.itemsize < 4 for name in names)
-    return HALF if narrow or any(node.op_type == BLOCKWISE for node in original.model.graph.node) else SINGLE
+    return HALF if narrow or any(node.op_type in ROUNDING for node in original.model.graph.node) else SINGLE
 
 
 def _largest_difference(got: Arrays, expected: Arrays, names: Sequence[str]) -> float:

@@ -18,9 +18,6 @@ from onnxgrad_cli.verification.loss_function import in_last_digits
 ROUNDING = frozenset({"MatMulNBits", "QMoE"})
 """Operators whose attribute `accuracy_level` lets onnxruntime round; no gradient is that of what is rounded."""
 
-ROUNDING_UNASKED = frozenset({"DynamicQuantizeLSTM", "QMoE"})
-"""Operators whose kernels quantize what they multiply with quantized weights, QMoE's of 8 bits in blocks."""
-
 
 class Original:
     """The inference model, opened once; its kernels must not round what they multiply with quantized weights.

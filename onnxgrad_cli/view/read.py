@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, numpy_helper
 
+from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.ir.dialects import mend
 from onnxgrad_cli.ir.domains import is_standard, plain_domain
 from onnxgrad_cli.ir.graph import Graph
@@ -23,7 +24,6 @@ from onnxgrad_cli.ir.modules import folders, modules_around
 from onnxgrad_cli.ir.nodes import FORWARD, ROLE, reads, subgraphs
 from onnxgrad_cli.ir.types import FLOATS, in_words, is_external
 from onnxgrad_cli.metadata import ROLES
-from onnxgrad_cli.report.words import visible
 from onnxgrad_cli.view.drawing import Box, Drawing, Edge, Group, Kind, Part, short
 
 INLINE = 16
@@ -151,14 +151,15 @@ class _Reader:
         for value in graph.output:
             gradient = value.name.removesuffix("_grad") in scope.makers and value.name.endswith("_grad")
             kind = self.roles[1].get(value.name, Kind.GRADIENT if gradient else Kind.OUTPUT)
-            box = Box(self.key("v"), kind, short(value.name), _lines(in_words(scope.types.get(value.name))), value.name)
+            box = Box(self.key("v"), kind, short(value.name), _lines(in_words(scope.types.get(value.name))),
+                      visible(value.name))  # fmt: skip
             self.edge(value.name, box.key, scope)
             yield box
 
     def value(self, name: str, kind: Kind, scope: _Scope, value_type: TypeProto) -> Box:
         scope.types[name] = value_type
         scope.makers[name] = self.key("v")
-        return Box(scope.makers[name], kind, short(name), _lines(in_words(value_type)), name)
+        return Box(scope.makers[name], kind, short(name), _lines(in_words(value_type)), visible(name))
 
     def edge(self, name: str, target: str, scope: _Scope) -> None:
         if name in scope.makers:
@@ -305,12 +306,12 @@ def _attribute(attribute: AttributeProto) -> str:
 
 
 def _lines(text: str) -> tuple[str, ...]:
-    return (text,) if text else ()
+    return (visible(text),) if text else ()
 
 
 def _named(name: str, scope: _Scope) -> str:
     value_type = in_words(scope.types.get(name))
-    return f"{visible(name)}: {value_type}" if value_type else visible(name)
+    return visible(f"{name}: {value_type}" if value_type else name)
 
 
 def _tensor(tensor: TensorProto) -> str:

@@ -327,6 +327,11 @@ def test_internal_error(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     result = shell("build", "mlp.onnx")
     assert result.code == 1
     assert "internal: ZeroDivisionError: by accident" in result.err and "--traceback" in result.err
+    assert "https://github.com/onnxgrad/onnxgrad/issues" in result.err
+    traced = shell("build", "mlp.onnx", "--traceback").err
+    assert 'File "onnxgrad_cli/cli/build.py"' in traced and str(HOME) not in traced, (
+        "whose folders they are, is left out"
+    )
 
 
 def test_no_colour_unless_on_a_terminal(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

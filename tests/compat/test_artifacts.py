@@ -136,7 +136,7 @@ def test_the_command_makes_the_same(shell: Shell) -> None:
         one, other = (onnx.load_from_string(files[f"{folder}/{name}"]) for folder in ("python", "command"))
         assert one.graph == other.graph
     report = files["command/training_model.onnx.report.md"].decode()
-    assert "evaluation model" in report and 'open_artifacts("command")' in report
+    assert "evaluation model" in report and "open_artifacts('command')" in report
     assert shell("check", "command/training_model.onnx").code == 0
     assert shell("build", MODEL, "--artifacts", "command", "--label", "labels").code == 0  # they are ours
 

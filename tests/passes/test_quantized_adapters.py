@@ -214,3 +214,48 @@ def test_a_language_model_of_four_bits_learns(shell: Shell) -> None:
     wanted = Executor(taught, fallback=False)(feeds)["logits"]
     np.testing.assert_allclose(Executor(onnx.load("again.onnx"), fallback=False)(feeds)["logits"], wanted, rtol=1e-5)
     assert not np.allclose(Executor(language_model(), fallback=False)(feeds)["logits"], wanted, rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("targets", "adapted"),
+    [
+        (("q1",), ["q1"]),
+        (("layers.0.self_attn.q_proj",), ["q1"]),
+        (("q_proj", "lm_head"), ["head", "q1"]),
+        (("layers.*.mlp.*",), ["q2"]),
+        (("attention",), ["q1"]),
+        (("mlp",), ["q2"]),
+        (("all-linear",), ["head", "q1", "q2"]),
+        ((), ["head", "q1", "q2"]),
+    ],
+)
+def test_targets_may_be_modules(targets: tuple[str, ...], adapted: list[str]) -> None:
+    built = build(language_model(), Options(lora=LoraSpec(4), lora_target=targets))
+    assert [adapter.weight for adapter in built.training.adapters] == adapted
+    assert set(built.training.not_trained) >= {"q1", "q2"} - set(adapted) or not targets
+
+
+def test_modules_of_the_dynamo_exporter() -> None:
+    model = language_model()
+    model.graph.node[2].name = "node_linear_3"
+    model.graph.node[4].name = "node_tanh"
+    scopes = "['', 'model', 'model.blocks.3', 'model.blocks.3.proj', 'linear_3']"
+    head = next(node for node in model.graph.node if node.name == "/lm_head/MatMul")
+    head.name = "node_linear_9"
+    head.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=scopes)
+    built = build(model, Options(lora=LoraSpec(4), lora_target=("blocks.*.proj",)))
+    assert [adapter.weight for adapter in built.training.adapters] == ["head"]
+
+
+def test_what_gets_no_adapter_is_told(shell: Shell) -> None:
+    """A rank that is too large for one matrix, and names that there are not."""
+    told = shell("build", "lm.onnx", "--loss", "causal-lm", "--lora", "12", "-o", "t.onnx", "--json")
+    assert told.code == 0, told.err
+    reasons = {tensor["name"]: tensor["reason"] for tensor in told.json["not_trained"]}
+    assert "the rank is not below its smaller side, 12" in reasons["head"]
+    assert any("'head' gets no adapter" in caution["text"] for caution in told.json["cautions"])
+    refused = shell(
+        "build", "lm.onnx", "--loss", "causal-lm", "--lora", "2", "--lora-target", "atention", "-o", "u.onnx"
+    )
+    assert refused.code == 2 and "did you mean attention" in refused.err
+    assert not Path("u.onnx").exists()

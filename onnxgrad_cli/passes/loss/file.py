@@ -48,7 +48,7 @@ class LossFile:
         try:
             model = load_model(path)[0]
         except OnnxgradError as error:
-            raise UsageError(f"`losses`: {error.message}", error.hint) from error
+            raise UsageError(f"`losses`: {error.message}", error.hint, error.details) from error
         mend(model)
         self._graph = Graph(model, Path(path))
         if any(map(is_external, tensors(model))):  # those of nodes too: they would be looked for beside the model
