@@ -5,7 +5,7 @@ gradients agree with differences of its loss.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from onnx import ModelProto
 
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.verification.case import Case
-from onnxgrad_cli.verification.checks import CHECKS
+from onnxgrad_cli.verification.checks import CHECKS, Check
 from onnxgrad_cli.verification.original import Original
 from onnxgrad_cli.verification.written import Ran
 
@@ -105,10 +105,18 @@ def prove(
         note: gets the name of each check as it begins.
         keep: gets the run of the model, if it came to one, with which the file that is written is compared.
     """
-    proof = Proof()
     before = Original(original, path) if original is not None else None
     case = Case(model, roles, path, before, dict(data or {}), sizes or {}, np.random.default_rng(seed), force)
-    for name, check in CHECKS:
+    proof = checked(case, CHECKS, note)
+    if keep and case.ran:
+        keep(case.ran)
+    return proof
+
+
+def checked(case: Case, checks: Iterable[tuple[str, Check]], note: Callable[[str], object]) -> Proof:
+    """What checks find of a case, one after the other; `note` gets the name of each as it begins."""
+    proof = Proof()
+    for name, check in checks:
         note(name)
         start = time.perf_counter()
         found = check(case)
@@ -120,8 +128,6 @@ def prove(
             proof.status, proof.reason = "skipped", found.leaves_unproved
         if found.ends:
             break
-    if keep and case.ran:
-        keep(case.ran)
     proof.executor = case.measured_by
     proof.conclude()
     return proof
