@@ -4,13 +4,15 @@ PYTHON ?= python3
 ZOO ?= ../shared/zoo
 INTAKE ?= ../shared/intake
 FUZZ_SECONDS ?= 600
+CASES ?= 200
+SEED ?= 0
 
 BIN := .venv/bin
 VERSIONS := tests/cli tests/passes tests/verification tests/report tests/autodiff/test_registry.py tests/test_builder.py
 TRAIN := build/digits_cnn.train.onnx
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: run test test-slow test-all test-lowest lint docs site mutants conformance fuzz-graphs zoo intake bench clean
+.PHONY: run test test-slow test-all test-lowest lint docs site mutants conformance fuzz-graphs fuzz-files fuzz-data fuzz-kills zoo intake bench clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -58,6 +60,15 @@ conformance: .venv/installed-test  ## differentiate the node tests that onnx pub
 
 fuzz-graphs: .venv/installed-test  ## differentiate random graphs for FUZZ_SECONDS
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m tests.test_random_graphs
+
+fuzz-files: .venv/installed-test  ## send CASES mutated models, of SEED, through every command; those of INTAKE too
+	$(BIN)/python -m tests.fuzz.files --cases $(CASES) --seed $(SEED) --folder $(INTAKE)
+
+fuzz-data: .venv/installed-test  ## train, prove and go on with damaged data, checkpoints and settings
+	$(BIN)/python -m tests.fuzz.data --cases $(CASES) --seed $(SEED)
+
+fuzz-kills: .venv/installed-test  ## end commands by signals and full disks, run two at once, close their streams
+	$(BIN)/python -m tests.fuzz.kills --cases $(CASES) --seed $(SEED)
 
 zoo: .venv/installed-test  ## compare the gradients of the real models in ZOO with PyTorch's, for each target and with recomputation too
 	$(BIN)/python -m tests.zoo $(ZOO)

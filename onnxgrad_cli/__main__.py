@@ -1,21 +1,57 @@
-"""The `onnxgrad` command; `python -m onnxgrad_cli` is the same."""
+"""The `onnxgrad` command; `python -m onnxgrad_cli` is the same.
+
+Signals are answered before anything else is imported.
+"""
 
 import gc
 import signal
 import sys
+from types import FrameType
 from typing import NoReturn
 
-from onnxgrad_cli.cli import run
+LATER = 0.02
+"""Seconds until an interrupt that came during an import comes again."""
+
+ENDING = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
+"""The signals that end a command, which tidies up; those that the shell lets it ignore stay ignored."""
+
+
+def interrupted(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, but not within an import: modules that are there by half answer with tracebacks."""
+    while frame is not None and hasattr(signal, "setitimer"):
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            signal.signal(signal.SIGALRM, lambda _, frame: signal.raise_signal(number))
+            signal.setitimer(signal.ITIMER_REAL, LATER)
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def answer(handler: object) -> None:
+    """Let a handler answer the signals that end a command."""
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)  # type: ignore[arg-type]
 
 
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
     gc.disable()  # a build only builds up, and ends: looking for cycles in it takes a third of the time
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended from outside: tidy up as after Ctrl-C
-    code = run(sys.argv[1:])
-    gc.freeze()  # nor are they looked for at exit
+    code = 130
+    try:
+        from onnxgrad_cli.cli import run
+        from onnxgrad_cli.cli.streams import prepare
+
+        prepare()
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # before or after the command
+        print("error: interrupted", file=sys.stderr)
+    answer(signal.SIG_DFL)  # nothing is left to be tidied up
+    gc.freeze()  # nor are cycles looked for at exit
     sys.exit(code)
 
+
+answer(interrupted)
 
 if __name__ == "__main__":
     main()

@@ -13,15 +13,18 @@ from dataclasses import dataclass
 class OnnxgradError(Exception):
     """Something failed. `message` says what and where, `hint` what to do about it; a traceback shows both.
 
-    Arguments are named as Python does, in backquotes, such as `mode='Train'`; see `common.wording`.
+    What there is to say of several things stands in `details`, a line each: whoever prints an error can tell the line
+    breaks of the message from those that a name holds. Arguments are named as Python does, in backquotes, such as
+    `mode='Train'`; see `common.wording`.
     """
 
     exit_code = 1
 
-    def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, hint: str | None = None, details: Iterable[str] = ()) -> None:
         self.message = message
         self.hint = hint
+        self.details = tuple(details)
+        super().__init__("\n".join([message, *(f"  {detail}" for detail in self.details)]))
         if hint:
             self.add_note(f"hint: {hint}")
 
@@ -66,10 +69,11 @@ class UnsupportedError(OnnxgradError):
 
     exit_code = 3
 
-    def __init__(self, message: str, refusals: Iterable[Refusal] = (), hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, refusals: Iterable[Refusal] = (), hint: str | None = None, details: Iterable[str] = ()
+    ) -> None:
         self.refusals = tuple(refusals)
-        lines = [message, *(f"  {refusal}" for refusal in self.refusals)]
-        super().__init__("\n".join(lines), hint)
+        super().__init__(message, hint, (*details, *map(str, self.refusals)))
 
 
 class Unknown(Exception):

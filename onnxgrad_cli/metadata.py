@@ -88,6 +88,7 @@ class Term:
 
     `classes` is how many there are, where the label is a class number; else 0. `ignore_index` is the label of samples
     that do not count; None where there is none, or a version of the tool that did not write it has made the model.
+    `class_axis` is the axis of the output that runs over the classes, where the label is a class number.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Term:
     weight: float
     classes: int = 0
     ignore_index: int | None = None
+    class_axis: int = 1
 
 
 @dataclass(frozen=True)

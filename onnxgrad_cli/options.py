@@ -186,18 +186,21 @@ class ParameterOptions(_Part):
     """Which weights are trained.
 
     Attributes:
-        train, freeze: glob patterns over initializer names.
+        train, freeze: glob patterns over the names of initializers, and of the nodes and modules that read them.
+        untie: glob patterns over the same names, of weights that several modules read and that each is to have its own
+            copy of.
         preset: groups of weights to train: 'bias', 'norm', 'head'. They add up, with `train` and `train_last` too.
         train_last: how many of the last layers with weights to train; 0: no such choice.
     """
 
     train: tuple[str, ...] = ()
     freeze: tuple[str, ...] = ()
+    untie: tuple[str, ...] = ()
     preset: tuple[Preset, ...] = ()
     train_last: int = 0
 
     def __post_init__(self) -> None:
-        self._patterns("train", "freeze")
+        self._patterns("train", "freeze", "untie")
         self._tuple("preset", str, "such as preset=('bias',)")
         for name in self.preset:
             checks.one_of("preset", name, Preset)
@@ -407,7 +410,7 @@ class ShapeOptions(_Part):
     """Shapes of the model.
 
     Attributes:
-        dims: symbol -> size, fixed before anything else.
+        dims: symbol -> size, fixed before anything else; 0 for a past that is empty.
         shapes: input -> shape, fixed before anything else.
         infer_by_run: read ranks that can't be inferred off a run of the model; by default where that is quick.
     """
@@ -422,10 +425,11 @@ class ShapeOptions(_Part):
         if self.infer_by_run is not None:
             checks.of_type("infer_by_run", self.infer_by_run, bool, "True or False")
         for symbol, size in self.dims.items():
-            checks.sizes("dims", symbol, [size])
+            checks.sizes("dims", symbol, [size], 0)
         for name, shape in self.shapes.items():
             checks.tuple_of("shapes", shape, object, "such as shapes={'x': (1, 3, 224, 224)}")
-            checks.sizes("shapes", name, shape, symbols=True)
+            checks.sizes("shapes", name, shape[:1], 1, symbols=True)
+            checks.sizes("shapes", name, shape[1:], 0, symbols=True)
         super().__post_init__()
 
 

@@ -18,20 +18,39 @@ from onnxgrad_cli.cli.derive import derive
 from onnxgrad_cli.cli.doctor import doctor
 from onnxgrad_cli.cli.expand import expand
 from onnxgrad_cli.cli.export import export
+from onnxgrad_cli.cli.failures import failure
 from onnxgrad_cli.cli.inspect import inspect
 from onnxgrad_cli.cli.losses import losses
 from onnxgrad_cli.cli.ops import ops
 from onnxgrad_cli.cli.optimizers import optimizers
 from onnxgrad_cli.cli.passes import passes
+from onnxgrad_cli.cli.streams import abandon, is_of_a_stream
 from onnxgrad_cli.cli.train import train
 from onnxgrad_cli.cli.tune import tune
 from onnxgrad_cli.cli.verify_op import verify_op
 from onnxgrad_cli.cli.view import view
-from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.common.visible import visible_lines
 
 EXIT_CODES = """\b
 Exit codes: 0 done, 1 failed, 2 usage, 3 not differentiable or unsupported,
 4 a check failed, 130 interrupted."""
+
+COMPLETION = "_ONNXGRAD_COMPLETE"
+"""The variable by which a shell asks for completions, as click names it."""
+
+
+class VisibleHelp(click.HelpFormatter):
+    """Help in which nothing is invisible: a configuration's values are shown in it as defaults."""
+
+    def getvalue(self) -> str:
+        """The help as far as it is written."""
+        return visible_lines(super().getvalue())
+
+
+class VisibleContext(click.Context):
+    """The context of each command."""
+
+    formatter_class = VisibleHelp
 
 
 class InOrder(click.Group):
@@ -69,7 +88,7 @@ def cli() -> None:
 def _version(ctx: click.Context) -> None:
     from onnxgrad_cli import __version__
 
-    click.echo(f"onnxgrad {__version__}")
+    ctx.obj.print(f"onnxgrad {__version__}")
     ctx.exit()
 
 
@@ -92,36 +111,49 @@ for _command in (
 ):
     cli.add_command(_command)
 
+for _command in (cli, *cli.commands.values()):
+    _command.context_class = VisibleContext
+
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; every error is told on stderr, none is raised."""
     console = Console(arguments)
     try:
-        code = cli.main(list(arguments), prog_name="onnxgrad", standalone_mode=False, obj=console) or 0
-        sys.stdout.flush()
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        return error.exit_code
-    except click.ClickException as error:
-        path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "onnxgrad"
-        console.error(error.format_message(), f"see '{path} --help'", code=error.exit_code)
-        code = error.exit_code
-    except OnnxgradError as error:
-        console.error(error.message, error.hint, getattr(error, "refusals", ()), error.exit_code)
-        code = error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        console.error("interrupted", code=130)
-        code = 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: nobody to tell
-        return 1
-    except Exception as error:
-        text = str(error).strip()
-        console.error(
-            f"internal: {type(error).__name__}{': ' + text if text else ''}",
-            "this is a fault of onnxgrad: run it again with --traceback and report what it prints",
-            code=1,
-        )
+        code = _run(console, arguments)
+    except OSError as error:  # of stdin or stdout: a file's has become an error of ours
+        abandon(sys.stdout)
+        if isinstance(error, BrokenPipeError):
+            console.done = ""  # the reader has gone: nobody is there to be told
+        else:
+            console.error(f"stdin or stdout fails: {error.strerror}", "redirect it to a file", as_json=False)
         code = 1
     console.close(code)
-    return int(code)
+    return code
+
+
+def _run(console: Console, arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code, having told its error."""
+    try:
+        return _invoke(console, arguments)
+    except click.exceptions.NoArgsIsHelpError as error:
+        console.help(error.format_message())
+        return error.exit_code
+    except (Exception, KeyboardInterrupt) as error:
+        if is_of_a_stream(error):
+            raise
+        found = failure(error)
+        console.error(found.message, found.hint, found.details, found.refusals, found.code)
+        return found.code
+
+
+def _invoke(console: Console, arguments: Sequence[str]) -> int:
+    """Run one command line, as click's own `main` does, which takes errors of reading files for interrupts."""
+    if instruction := os.environ.get(COMPLETION):
+        from click.shell_completion import shell_complete
+
+        return shell_complete(cli, {}, "onnxgrad", COMPLETION, instruction)
+    try:
+        with cli.make_context("onnxgrad", list(arguments), obj=console) as context:
+            return int(cli.invoke(context) or 0)
+    except click.exceptions.Exit as end:
+        return end.exit_code

@@ -9,6 +9,7 @@ import click
 
 from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.options import DIM
+from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.errors import CheckFailed
 
 
@@ -31,7 +32,7 @@ def check(console: Console, train: str, data: Path | None, dim: tuple[tuple[str,
 
     proof = run_check(train, data=data, sizes=dict(dim), seed=seed, tell=console.say)
     console.done = proof.verdict
-    lines = [f"{step.status:8}{step.name}: {step.detail} ({step.seconds:.2f} s)" for step in proof.steps]
+    lines = [visible(f"{step.status:8}{step.name}: {step.detail} ({step.seconds:.2f} s)") for step in proof.steps]
     console.result(dataclasses.asdict(proof), "\n".join(lines))
     if proof.verdict == NOT_PROVED:
         console.say(f"not proved: {proof.why}")

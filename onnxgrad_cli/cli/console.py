@@ -1,9 +1,11 @@
-"""How every command speaks: results on stdout, as text or JSON; narration and errors on stderr, all told alike."""
+"""How every command speaks: results on stdout, as text or JSON; narration and errors on stderr, all told alike.
+
+All that a command prints goes through here, and is made visible on the way (see `common.visible`).
+"""
 
 from __future__ import annotations
 
 import io
-import json
 import os
 import shlex
 import sys
@@ -15,7 +17,10 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
+from onnxgrad_cli.cli.failures import chain
+from onnxgrad_cli.cli.streams import abandon
 from onnxgrad_cli.common import strict_json
+from onnxgrad_cli.common.visible import visible, visible_lines
 from onnxgrad_cli.common.wording import in_flags
 
 if TYPE_CHECKING:
@@ -64,42 +69,71 @@ class Console:
     def say(self, text: str, level: int = 0) -> None:
         """Narrate, on stderr, if the user listens at `level`."""
         if self.level >= level:
-            click.echo(in_flags(text), err=True)
+            _narrate(visible(in_flags(text)))
 
     def result(self, data: object, text: str) -> None:
-        """Print a result on stdout: `data` as JSON, or else `text`."""
-        click.echo(strict_json.dumps(data, indent=2, ensure_ascii=False) if self.json else text)
+        """Print a result on stdout: `data` as JSON, or else `text`.
+
+        Raises:
+            OSError: stdout takes nothing.
+        """
+        self.print(strict_json.dumps(data, indent=2) if self.json else text)
+
+    def print(self, text: str, newline: bool = True) -> None:
+        """Print lines on stdout.
+
+        Raises:
+            OSError: stdout takes nothing.
+        """
+        click.echo(visible_lines(text), nl=newline)
+
+    def help(self, text: str) -> None:
+        """Print on stderr how a command is to be called."""
+        _narrate(visible_lines(text))
 
     def error(
         self,
         message: str,
         hint: str | None = None,
+        details: Iterable[str] = (),
         refusals: Iterable[Refusal] = (),
         code: int = 1,
         as_json: bool | None = None,
     ) -> None:
-        """Tell an error: what happened, then what to do about it."""
-        if self.traceback and sys.exc_info()[0] is not None:
-            traceback.print_exc()
+        """Tell an error: what happened, then what to do about it.
+
+        Args:
+            message: what happened.
+            hint: what to do about it.
+            details: what there is to say of several things, each in a line of its own under the message.
+            refusals: of nodes; they are listed too, if they are not among the details.
+            code: the exit code.
+            as_json: whether it is told as JSON too; by default where results are JSON.
+        """
+        raised = sys.exc_info()[1]
+        if self.traceback and raised is not None:
+            _narrate(_traceback(raised))
         message, hint = in_flags(message), hint and in_flags(hint)
         refusals = [in_words(refusal) for refusal in refusals]
         hints = dict.fromkeys(text for text in (hint, *(r.hint for r in refusals)) if text)
-        listed = [str(refusal) for refusal in refusals]
-        shown = "\n".join([message, *(f"  {line}" for line in listed if line not in message)])
-        click.echo(f"{_colored('error:', 'red')} {shown}", err=True)
+        listed = dict.fromkeys([*map(in_flags, details), *map(str, refusals)])
+        _narrate(visible(message), _colored("error:", "red"))
+        for text in listed:
+            _narrate(f"  {visible(text)}")
         for text in hints:
-            click.echo(f"{_colored('hint:', 'cyan')} {text}", err=True)
+            _narrate(visible(text), _colored("hint:", "cyan"))
         if self.json if as_json is None else as_json:
             nodes = [vars(refusal) for refusal in refusals]
-            what = {"message": message, "hint": hint, "refusals": nodes, "exit_code": code}
-            click.echo(json.dumps({"error": what}, indent=2, ensure_ascii=False))
+            whole = "\n".join([message, *(f"  {text}" for text in listed)])
+            what = {"message": whole, "hint": hint, "refusals": nodes, "exit_code": code}
+            self.print(strict_json.dumps({"error": what}, indent=2))
 
     def close(self, code: int) -> None:
         """The last line: how it ended, how long it took, what was run."""
         if self.done and self.level >= 0:
             word = OUTCOMES.get(code, self.done)
             seconds = time.perf_counter() - self._start
-            self.say(f"{_colored(word, COLORS.get(word, 'green'))} | {seconds:.2f} s | {self.command}")
+            _narrate(visible(f"| {seconds:.2f} s | {self.command}"), _colored(word, COLORS.get(word, "green")))
         if code:
             self.at_failure(code)
 
@@ -109,18 +143,40 @@ class Console:
 
         code = EXIT_CODES[report.status]
         if self.json:
-            click.echo(render(report, "json"), nl=False)
+            self.print(render(report, "json"), newline=False)
         if report.error:
-            self.error(report.error, report.hint, report.refusals, code, as_json=False)
+            message, *details = report.error.split("\n")
+            self.error(message, report.hint, map(str.strip, details), report.refusals, code, as_json=False)
         elif not self.json and self.level >= 0:
             show(summary(report), sys.stderr if to_stderr else sys.stdout)
         return code
 
 
+def _narrate(text: str, head: str = "") -> None:
+    """Print a line on stderr, after what was coloured; where nobody can take it, nobody is told."""
+    try:
+        click.echo(f"{head} {text}" if head else text, err=True)
+    except OSError:
+        abandon(sys.stderr)
+
+
+def _traceback(error: BaseException) -> str:
+    """Where an error was raised, and before it what led to it; files are told from the folders of Python's modules."""
+    lines = ["Traceback (most recent call last):"]
+    for each in reversed(list(chain(error))):
+        frames = visible_lines("".join(traceback.format_tb(each.__traceback__)))
+        lines.append(f"{frames}{type(each).__name__}: {visible(str(each))}")
+    text = "\n".join(lines)
+    for folder in sorted({*sys.path, os.path.expanduser("~")} - {""}, key=len, reverse=True):
+        text = text.replace(f"{folder.rstrip(os.sep)}{os.sep}", "")
+    return text
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Rows in columns, one a line, for the eye and for cut and grep."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = ("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in (head, *rows))
+    cells = [[visible(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in cells)
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -133,7 +189,11 @@ def show(renderable: RenderableType, stream: TextIO) -> None:
         return
     lines = io.StringIO()
     Console(file=lines, highlight=False, width=10_000).print(renderable)
-    click.echo("\n".join(map(str.rstrip, lines.getvalue().splitlines())), file=stream)
+    text = "\n".join(visible(line.rstrip()) for line in lines.getvalue().split("\n")[:-1])
+    if stream is sys.stderr:
+        _narrate(text)
+    else:
+        click.echo(text)
 
 
 def in_words(refusal: Refusal) -> Refusal:

@@ -8,6 +8,7 @@ import click
 
 from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.options import MODEL
+from onnxgrad_cli.common.visible import visible
 
 STREAM = "-"
 MOST = 12
@@ -46,5 +47,5 @@ def expand(console: Console, model: str, out: str | None, keep_outputs: bool, fo
     pieces = run_expand(model, out, keep_outputs=keep_outputs, force=force, tell=console.say)
     if not to_stdout:
         data = [dataclasses.asdict(piece) for piece in pieces]
-        console.result(data, "\n".join(line for piece in pieces for line in lines(piece)))
+        console.result(data, "\n".join(visible(line) for piece in pieces for line in lines(piece)))
     return 0

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from onnxgrad_cli.cli.console import Console, speaks
+from onnxgrad_cli.common.visible import visible
 
 
 @click.command(short_help="Write a checkpoint's weights into the model.")
@@ -14,15 +15,23 @@ from onnxgrad_cli.cli.console import Console, speaks
 @click.option("--model", required=True, metavar="MODEL", help="The inference model that was trained.")
 @click.option("-o", "--out", metavar="FILE", help="Where it goes; - is stdout.  [default: MODEL.trained.onnx]")
 @click.option("--use-ema", is_flag=True, help="Write the averages that --ema has kept, not the last weights.")
+@click.option(
+    "--keep-mode",
+    is_flag=True,
+    help="Leave BatchNormalization and Dropout as the model has them; else what is written is for inference.",
+)
 @click.option("--force", is_flag=True, help="Replace a file that onnxgrad did not write.")
 @speaks
 @click.pass_obj
-def export(console: Console, checkpoint: Path, model: str, out: str | None, use_ema: bool, force: bool) -> int:
+def export(
+    console: Console, checkpoint: Path, model: str, out: str | None, use_ema: bool, keep_mode: bool, force: bool
+) -> int:
     """Write MODEL with the weights of CHECKPOINT: a file in the folder of a run of `onnxgrad train`, or an adapter."""
     console.done = "exported"
     from onnxgrad_cli.jobs.export import run_export
 
-    files = [str(file) for file in run_export(checkpoint, model, out, use_ema=use_ema, force=force)]
+    found = run_export(checkpoint, model, out, use_ema=use_ema, keep_mode=keep_mode, force=force, tell=console.say)
+    files = [str(file) for file in found]
     if files:
-        console.result({"files": files}, "\n".join(files))
+        console.result({"files": files}, "\n".join(map(visible, files)))
     return 0

@@ -50,7 +50,7 @@ def ops(console: Console, pattern: str, rules: tuple[str, ...], markdown: bool, 
 
         return show_tags(console, found, markdown)
     if markdown and not console.json:
-        click.echo(document(found), nl=False)
+        console.print(document(found), newline=False)
         return 0
     rows = [(c.op_type, c.domain or "ai.onnx", c.kind, _operands(c), c.kink or c.reason) for c in found]
     console.result([_data(c) for c in found], table(("operator", "domain", "derivative", "operands", "at kinks"), rows))

@@ -53,7 +53,7 @@ class Pair(click.ParamType[tuple[str, Any]]):
 
 def _size(text: str) -> int:
     size = int(text)
-    if size < 1:
+    if size < 0:
         raise ValueError
     return size
 
@@ -96,8 +96,12 @@ def what_to_build(command: Command) -> Command:
                      help="Add FACTOR times the sum of the weights' magnitudes."),
         click.option("--l2", type=click.FloatRange(min=0), default=0.0, metavar="FACTOR",
                      help="Add FACTOR times the sum of the weights' squares."),
-        click.option("--train", multiple=True, metavar="GLOB", help="Train only the weights of these names."),
-        click.option("--freeze", multiple=True, metavar="GLOB", help="Don't train the weights of these names."),
+        click.option("--train", multiple=True, metavar="GLOB",
+                     help="Train only the weights of these names, or of modules so called."),
+        click.option("--freeze", multiple=True, metavar="GLOB",
+                     help="Don't train the weights of these names, or of modules so called."),
+        click.option("--untie", multiple=True, metavar="GLOB",
+                     help="Give each of several modules that read a weight of these names a copy of its own."),
         click.option("--preset", type=click.Choice(get_args(Preset)), multiple=True,
                      help="Train only biases, normalizations, or the last layer. Such choices add up."),
         click.option("--train-last", type=click.IntRange(min=1), default=None, metavar="N",
@@ -157,7 +161,7 @@ def how_to_read(command: Command) -> Command:
                      help="What becomes of gradients at QuantizeLinear; ste: the straight-through estimator."),
         click.option("--identifiers", is_flag=True,
                      help="Make valid C identifiers of all names that are not the model's own."),
-        click.option("--dim", type=DIM, multiple=True, help="Fix a symbolic dimension."),
+        click.option("--dim", type=DIM, multiple=True, help="Fix a symbolic dimension; 0 for a past that is empty."),
         click.option("--shape", type=SHAPE, multiple=True, help="Fix the shape of an input."),
         click.option(
             "--infer-by-run/--no-infer-by-run",

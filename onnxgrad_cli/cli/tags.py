@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-import click
-
 from onnxgrad_cli.cli.console import Console, markdown_table, table
 from onnxgrad_cli.common.wording import in_flags
 
@@ -25,7 +23,7 @@ def show_tags(console: Console, found: Iterable[Coverage], markdown: bool) -> in
 
     rows = list(tags(found))
     if markdown and not console.json:
-        click.echo(document(rows), nl=False)
+        console.print(document(rows), newline=False)
         return 0
     cells = [(_name(t), t.side, t.operand, t.tag or "none", t.found, t.verdict, t.evidence) for t in rows]
     console.result([asdict(tag) for tag in rows], table(HEAD, cells))

@@ -70,7 +70,8 @@ NOT_HERE = {
     "metrics",
     multiple=True,
     metavar="NAME|FILE.onnx",
-    help="Measure it on --val; the first one says which epoch is best.  [default: what suits the loss]",
+    help="Measure it on --val. The first one named says which epoch is best; where none is, the loss does.  "
+    "[default: what suits the loss]",
 )
 @click.option("--patience", type=click.IntRange(min=1), metavar="N", help="End after N epochs without a better one.")
 @click.option(
@@ -88,8 +89,14 @@ NOT_HERE = {
     help="The folder of checkpoints and train.jsonl.  [default: OUT.run]",
 )
 @click.option("--resume", is_flag=True, help="Go on from the checkpoint of the run.")
+@click.option("--new-data", is_flag=True, help="Go on with other training data than the run was begun with.")
 @click.option("--provider", default="cpu", show_default=True, help="The execution provider of onnxruntime.")
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Of the processor.  [default: all]")
+@click.option(
+    "--keep-mode",
+    is_flag=True,
+    help="Leave BatchNormalization and Dropout as the model has them; else what is written is for inference.",
+)
 @click.option("--force", is_flag=True, help="Replace a model that onnxgrad did not write.")
 @what_to_build
 @speaks
@@ -101,7 +108,7 @@ def train(console: Console, /, model: str, data: str, out: str | None, seed: int
 
     names = [field.name for field in dataclasses.fields(Course) if field.name in values]
     course = Course(seed=seed or 0, **{name: values.pop(name) for name in names})
-    where = {name: values[name] for name in ("val", "adapter", "run", "resume", "force")}
+    where = {name: values[name] for name in ("val", "adapter", "run", "resume", "new_data", "force")}
     with _together(console) as link:
         built = options({**values, "seed": seed})
         with _progress(console) as watch:
@@ -111,7 +118,8 @@ def train(console: Console, /, model: str, data: str, out: str | None, seed: int
     if link.rank:
         return 0 if found.reason != "stopped" else 130
     console.result(
-        {**dataclasses.asdict(found), "files": [str(file) for file in found.files]}, _summary(found.epochs, found.best)
+        {**dataclasses.asdict(found), "files": [str(file) for file in found.files]},
+        _summary(found.epochs, found.best, found.by),
     )
     for file in found.files:
         console.say(f"wrote {file}")
@@ -148,12 +156,13 @@ def _together(console: Console) -> Iterator[Communicator]:
         raise
 
 
-def _summary(epochs: Sequence[dict[str, float]], best: int) -> str:
+def _summary(epochs: Sequence[dict[str, float]], best: int, by: str) -> str:
     if not epochs:
         return "no epoch was completed"
     head = ("epoch", *(name.replace("val_", "validation ") for name in epochs[0]), "")
+    mark = f"best by {by.replace('val_', 'validation ')}" if by else "the last, taken"
     rows = [
-        (str(i), *(f"{value:.4f}" for value in epoch.values()), "best" if i == best else "")
+        (str(i), *(f"{value:.4f}" for value in epoch.values()), mark if i == best else "")
         for i, epoch in enumerate(epochs, 1)
     ]
     return "\n".join([table(head, rows), *_curves(epochs)])

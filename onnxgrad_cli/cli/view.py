@@ -46,7 +46,7 @@ def view(
     if console.json or out not in (None, "-"):
         console.result(asdict(drawing), drawing.caption)
     else:
-        click.echo(text, nl=False)
+        console.print(text, newline=False)
         console.say(drawing.caption)
     if too_large(text):
         console.say("Mermaid draws no more than 500 edges and 50,000 characters where it is not set up for more: fold")

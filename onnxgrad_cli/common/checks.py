@@ -6,6 +6,7 @@ An argument stands in backquotes with its value, `mode='Train'`, which `wording.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, get_args
@@ -47,6 +48,21 @@ def at_least(name: str, value: object, low: float, whole: bool = False) -> None:
     if not is_number(value, low, whole):
         kind = "a whole number" if whole else "a finite number"
         raise UsageError(f"`{name}={value!r}`: {kind} of {low:g} or more is wanted")
+
+
+def threads(value: object) -> None:
+    """Refuse a number of threads that this machine can't use: each takes memory, and many thousands take minutes.
+
+    Raises:
+        UsageError: it is no whole number of 1 or more, or beyond four for each core and 64 in all.
+    """
+    at_least("threads", value, 1, whole=True)
+    cores = os.cpu_count() or 1
+    if value > max(64, 4 * cores):  # type: ignore[operator]
+        raise UsageError(
+            f"`threads={value}` are more than make sense: this machine has {cores} cores",
+            f"{cores} is usual, {max(64, 4 * cores)} the most",
+        )
 
 
 def of_type(name: str, value: object, wanted: type | tuple[type, ...], words: str) -> None:
@@ -114,12 +130,13 @@ def mapping(name: str, value: object, example: str) -> None:
             raise UsageError(f"`{name}`: the key {key!r} is no string", example)
 
 
-def sizes(name: str, key: str, given: Iterable[object], symbols: bool = False) -> None:
-    """Refuse sizes of dimensions that are none; with `symbols` a name may stand for one.
+def sizes(name: str, key: str, given: Iterable[object], least: int, symbols: bool = False) -> None:
+    """Refuse sizes of dimensions that are none, or below `least`; with `symbols` a name may stand for one.
 
     Raises:
-        UsageError: one is no whole number of 1 or more.
+        UsageError: one is no whole number of `least` or more.
     """
     for size in given:
-        if not (is_number(size, 1, whole=True) or (symbols and isinstance(size, str))):
-            raise UsageError(f"`{name}`: '{key}' can't have size {size!r}", "a size is a whole number of 1 or more")
+        if not (is_number(size, least, whole=True) or (symbols and isinstance(size, str))):
+            hint = "a size is a whole number of 1 or more" + ("" if least else ", or 0 for a past that is empty")
+            raise UsageError(f"`{name}`: '{key}' can't have size {size!r}", hint)

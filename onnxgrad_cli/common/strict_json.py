@@ -1,4 +1,7 @@
-"""JSON as its standard has it: what is no finite number is null. Python writes NaN, which other readers refuse."""
+"""JSON as its standard has it, in which nothing is invisible.
+
+What is no finite number is null: Python writes NaN, which other readers refuse.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,17 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from onnxgrad_cli.common.visible import visible_json
 
-def dumps(value: Any, **how: Any) -> str:
+
+def dumps(value: Any, indent: int | None = None) -> str:
     """A value as JSON.
 
     Args:
         value: mappings, lists and tuples of numbers, text and None.
-        **how: see `json.dumps`.
+        indent: how far what is inside something is moved in; None puts all on one line.
     """
-    return json.dumps(_finite(value), allow_nan=False, **how)
+    return visible_json(json.dumps(_finite(value), allow_nan=False, ensure_ascii=False, indent=indent))
 
 
 def _finite(value: Any) -> Any:

@@ -7,7 +7,6 @@ models, in any language, reads it once and binds what comes out of a run to what
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from onnxgrad_cli import metadata
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 from onnxgrad_cli.execution.session import CPU, take_out
-from onnxgrad_cli.files import check_target, load_model, save_model
+from onnxgrad_cli.files import Switch, check_structure, check_target, load_model, stage_model
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.metadata import Roles
@@ -27,9 +26,11 @@ from onnxgrad_cli.passes.optimizer.split import Halves, narrowed, split
 from onnxgrad_cli.passes.parameters.patterns import matching
 from onnxgrad_cli.training.eval_model import make_eval_model
 from onnxgrad_cli.training.run.folder import load_checkpoint
-from onnxgrad_cli.training.run.tensors import load_tensors, save_tensors
+from onnxgrad_cli.training.run.progress import is_nominal
+from onnxgrad_cli.training.run.tensors import load_tensors, save_tensors, tensor_bytes
 from onnxgrad_cli.training.steps.base import TrainerBase
 from onnxgrad_cli.training.steps.split import SplitTrainer
+from onnxgrad_cli.verification.written import check_opens
 
 TRAINING, EVALUATION, OPTIMIZER, CHECKPOINT = (
     "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint",
@@ -122,42 +123,60 @@ def _with_inputs(model: ModelProto, names: Collection[str]) -> ModelProto:
     return model
 
 
-def save_artifacts(
-    made: Artifacts, folder: Path, prefix: str = "", *, nominal: bool = False, source: Path | None = None,
-    force: bool = False,
-) -> list[Path]:  # fmt: skip
-    """Write the quartet, whole or not at all.
-
-    Args:
-        made: the artifacts.
-        folder: where they go; it must be there.
-        prefix: what their names begin with.
-        nominal: let the checkpoint have names, shapes and types only.
-        source: the file that the model was read from: it is not overwritten, and external data are relative to it.
-        force: replace files that onnxgrad did not write.
-
-    Returns:
-        The files written, the training model first.
+def check_places(
+    made: Artifacts, folder: Path, prefix: str = "", source: Path | None = None, force: bool = False
+) -> None:
+    """Make sure that the quartet may be written.
 
     Raises:
         UsageError: a file would be replaced that must not be.
         OnnxgradError: one can't be written.
     """
-    models = {TRAINING: made.training, EVALUATION: made.evaluation, OPTIMIZER: made.optimizer}
-    files = {folder / f"{prefix}{name}": model for name, model in models.items() if model is not None}
-    checkpoint = folder / f"{prefix}{CHECKPOINT}"
-    for file in (*files, checkpoint):
+    for file in (*_places(made, folder, prefix), folder / f"{prefix}{CHECKPOINT}"):
         check_target(file, None, source, force)
-    written: list[Path] = []
-    with ExitStack() as undo:
-        for file in (*files, checkpoint):
-            if not file.exists():
-                undo.callback(file.unlink, missing_ok=True)
-        for file, model in files.items():
-            written += save_model(model, file, source, force)
-        _save(checkpoint, made.values, made.roles, 0, nominal)
-        undo.pop_all()
-    return [*written, checkpoint]
+
+
+def _places(made: Artifacts, folder: Path, prefix: str) -> dict[Path, ModelProto]:
+    """Where the models go, the training model first."""
+    models = {TRAINING: made.training, EVALUATION: made.evaluation, OPTIMIZER: made.optimizer}
+    return {folder / f"{prefix}{name}": model for name, model in models.items() if model is not None}
+
+
+def stage_artifacts(
+    switch: Switch, made: Artifacts, built: TrainingModel, original: ModelProto, folder: Path, prefix: str = "",
+    nominal: bool = False,
+) -> list[Path]:  # fmt: skip
+    """Write the quartet, whose files take their names together, if its models are valid and onnxruntime opens them.
+
+    What onnxruntime has no kernels for in the original either (bfloat16 on the processor), or what is written for
+    another device, is for a runtime elsewhere.
+
+    Args:
+        switch: lets the files take their names; its head is the training model, to which the others are bound.
+        made: the artifacts.
+        built: what they were made of; external data are relative to the file of its model.
+        original: the inference model.
+        folder: where they go; it must be there.
+        prefix: what their names begin with.
+        nominal: let the checkpoint have names, shapes and types only.
+
+    Returns:
+        The files written, the training model first.
+
+    Raises:
+        OnnxgradError: a model breaks the ONNX specification, or a file can't be written.
+        CheckFailed: onnxruntime refuses a model, though it opens the original.
+    """
+    path, written = built.graph.path, []
+    for file, model in _places(made, folder, prefix).items():
+        check_structure(model, f"what would be '{file.name}'")
+        elsewhere = built.options.target == "ort-cuda"
+        check = None if elsewhere else check_opens(model, original, path, f"what would be '{file.name}'")
+        written += stage_model(switch, model, file, path, check=check)
+    checkpoint, said = folder / f"{prefix}{CHECKPOINT}", _said(made.values, made.roles, 0, nominal)
+    data = tensor_bytes({} if nominal else made.values, {"progress": said})
+    switch.stage(checkpoint, lambda file: file.write(data), durable=True)
+    return [*dict.fromkeys(written), checkpoint]
 
 
 def save_checkpoint(path: str | Path, trainer: TrainerBase) -> None:
@@ -166,11 +185,12 @@ def save_checkpoint(path: str | Path, trainer: TrainerBase) -> None:
     Raises:
         OnnxgradError: it can't be written.
     """
-    _save(Path(path), {name: buffer.read() for name, buffer in trainer.buffers.items()}, trainer.roles, trainer.steps)
+    values = {name: buffer.read() for name, buffer in trainer.buffers.items()}
+    save_tensors(Path(path), values, {"progress": _said(values, trainer.roles, trainer.steps)})
 
 
-def _save(path: Path, values: Mapping[str, np.ndarray], roles: Roles, steps: int, nominal: bool = False) -> None:
-    """Write a checkpoint in the form of a run's: values, or if `nominal` types and shapes alone, and roles by name."""
+def _said(values: Mapping[str, np.ndarray], roles: Roles, steps: int, nominal: bool = False) -> dict[str, Any]:
+    """What a checkpoint says, in the form of a run's: roles by name, and if `nominal` the values' types and shapes."""
 
     def named(role: str) -> list[str]:
         return [name for name in values if roles.inputs.get(name) == role]
@@ -186,7 +206,7 @@ def _save(path: Path, values: Mapping[str, np.ndarray], roles: Roles, steps: int
     }
     if nominal:
         said["nominal"] = {name: [str(array.dtype), list(array.shape)] for name, array in values.items()}
-    save_tensors(path, {} if nominal else values, {"progress": said})
+    return said
 
 
 def open_artifacts(
@@ -239,6 +259,6 @@ def nominal(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
         OnnxgradError: it is none, or can't be read.
     """
     said = load_tensors(path)[1].get("progress", {})
-    if "nominal" not in said:
+    if not isinstance(said, dict) or not is_nominal(said.get("nominal")):
         raise OnnxgradError(f"'{path}' is no nominal checkpoint", "it was written without nominal_checkpoint")
     return {name: (dtype, tuple(shape)) for name, (dtype, shape) in said["nominal"].items()}

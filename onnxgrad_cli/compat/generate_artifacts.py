@@ -9,12 +9,14 @@ from typing import Any
 
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.compat.artifacts import (
+    TRAINING,
+    check_places,
     frozen_of,
     make_artifacts,
-    save_artifacts,
+    stage_artifacts,
 )
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.files import ModelSource, make_folder, own_model
+from onnxgrad_cli.files import ModelSource, Switch, make_folder, own_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.losses import parse_loss
@@ -102,7 +104,7 @@ def generate_artifacts(
     Raises:
         UsageError: a name is unknown, or something is asked for that is not to be had here.
         UnsupportedError: the model can't be differentiated.
-        OnnxgradError: a file can't be read or written.
+        OnnxgradError: a file can't be read or written, or onnxruntime refuses what was made.
     """
     if ort_format:
         raise UsageError(
@@ -144,7 +146,11 @@ def generate_artifacts(
     built = TrainingModel(graph, chosen)
     built.run(after=opens_frozen(built))
     made = make_artifacts(built, original, additional_output_names or ())
-    return save_artifacts(made, folder, prefix, nominal=nominal_checkpoint, source=path, force=force)
+    check_places(made, folder, prefix, path, force)
+    with Switch(folder / f"{prefix}{TRAINING}", bound=True) as switch:
+        written = stage_artifacts(switch, made, built, original, folder, prefix, nominal_checkpoint)
+        switch.commit()
+    return written
 
 
 def _losses(loss: LossType | str | Sequence[str] | None) -> tuple[tuple[LossSpec, ...], str]:

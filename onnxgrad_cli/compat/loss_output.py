@@ -322,7 +322,7 @@ def _refuse_unfit(prediction: Val, loss: Loss) -> None:
 
 
 def _label_type(loss: Loss, prediction: Val, settings: Mapping[str, object]) -> TypeProto:
-    found = loss.label_type(prediction)
+    found = loss.label_type(prediction, settings)
     assert found is not None  # each of these losses has a label
     if settings.get("label_column"):
         return tensor_type(TensorProto.INT64, [*(shape_of(found) or ()), 1])

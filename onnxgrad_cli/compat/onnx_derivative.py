@@ -14,6 +14,7 @@ from pathlib import Path
 from onnx import ModelProto
 
 from onnxgrad_cli.common.choices import Yield
+from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.derivatives.derivative_model import (
     DerivativeModel,
     float_initializers,
@@ -89,7 +90,8 @@ def onnx_derivative(
         save_model(model, path_name, force=True)
     if verbose:
         names = [", ".join(value.name for value in values) for values in (model.graph.input, model.graph.output)]
-        print(f"{len(model.graph.node)} nodes | inputs {names[0]} | outputs {names[1]}", file=sys.stderr)
+        said = f"{len(model.graph.node)} nodes | inputs {names[0]} | outputs {names[1]}"
+        print(visible(said), file=sys.stderr)
     return model
 
 

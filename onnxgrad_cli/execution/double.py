@@ -16,12 +16,12 @@ import onnx
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from onnxgrad_cli.execution import session
-from onnxgrad_cli.execution.executor import to_double
+from onnxgrad_cli.execution.executor import to_double, values_of_inputs
 from onnxgrad_cli.execution.reference import evaluator
 from onnxgrad_cli.execution.unfolding import unfold_convolutions
 from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.nodes import read_by, reads, with_bodies
-from onnxgrad_cli.ir.types import Arrays
+from onnxgrad_cli.ir.types import FLOATS, Arrays, dtype_of
 
 
 class DoubleExecutor:
@@ -38,11 +38,12 @@ class DoubleExecutor:
     """Operators that have turned out to have no float64 kernel on onnxruntime, by domain; for good, in this process."""
 
     def __init__(self, model: ModelProto) -> None:
-        self._model = to_double(model)
+        bare, self._fed = session.take_out(model, values_of_inputs(model, FLOATS), None)
+        self._model = to_double(bare)
         unfold_convolutions(self._model)
         graph = self._model.graph
-        self.inputs = {value.name for value in graph.input}
-        self.stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+        self.inputs = {value.name: dtype_of(value.type) for value in graph.input}
+        self._stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
         self._outputs = [value.name for value in graph.output]
         self._pieces = [_Piece(self._model, list(graph.node), self._outputs)]
         self._last = self._last_reads()
@@ -62,7 +63,8 @@ class DoubleExecutor:
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """The model's outputs by name; what is not fed has its stored value."""
-        values = {**self.stored, **feeds}
+        types = {name: helper.tensor_dtype_to_np_dtype(self.inputs[name]) for name in self._fed if name not in feeds}
+        values = {**self._stored, **{name: self._fed[name].astype(dtype) for name, dtype in types.items()}, **feeds}
         at = 0
         while at < len(self._pieces):
             piece = self._pieces[at]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +12,7 @@ from onnxgrad_cli.execution import session
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.nodes import captured, with_bodies
 from onnxgrad_cli.ir.skeleton import copied
-from onnxgrad_cli.ir.types import Arrays, element_type
+from onnxgrad_cli.ir.types import Arrays, element_type, is_external
 from onnxgrad_cli.targets.standard import to_standard
 
 if TYPE_CHECKING:
@@ -22,25 +22,41 @@ if TYPE_CHECKING:
 class Executor:
     """Runs a model: on onnxruntime where it has kernels for its types and attributes, else on onnx.reference.
 
-    `prefer='reference'` takes onnx.reference at once; `fallback=False` raises onnxruntime's own error instead; `ops`
-    are the Python implementations of operators that neither has, for onnx.reference.
+    Values of inputs are fed to onnxruntime, instead of being written into each session's model.
+
+    Args:
+        model: the model; external data are loaded.
+        prefer: 'reference' takes onnx.reference at once.
+        threads: how many onnxruntime uses; None is all that there are.
+        fallback: take onnx.reference where onnxruntime has no kernels; else its error is raised.
+        ops: Python implementations of operators that neither has, for onnx.reference.
+
+    Attributes:
+        name: what runs it.
+        by_reference: whether that is onnx.reference.
     """
 
     def __init__(
         self,
         model: ModelProto,
         prefer: str = "onnxruntime",
-        threads: int = 1,
+        threads: int | None = 1,
         fallback: bool = True,
         ops: Sequence[type[OpRun]] = (),
     ) -> None:
         self._outputs = [output.name for output in model.graph.output]
+        self._stored: Arrays = {}
+        self.by_reference = False
         if prefer == "onnxruntime" and not ops:
             runtime = session.load_onnxruntime()
             errors = runtime.capi.onnxruntime_pybind11_state
             few = session.OPTIMIZED_FOR_FEW_RUNS
+            bare, stored = session.take_out(model, values_of_inputs(model, _FED), None)
             try:
-                self._run = session.start_session(model, threads=threads, optimized=few, silent=True).run
+                opened = session.start_session(
+                    bare, threads=threads, alternating=threads != 1, optimized=few, silent=True
+                )
+                self._run, self._stored = opened.run, stored
                 self.name = f"onnxruntime {runtime.__version__}"
                 return
             except (errors.NotImplemented, errors.Fail) as error:  # no kernel, none with these attributes, or too new
@@ -50,11 +66,22 @@ class Executor:
         from onnxgrad_cli.execution.reference import evaluator  # its import takes longer than a small build
 
         self._run = evaluator(model, ops).run
-        self.name = "onnx.reference"
+        self.name, self.by_reference = "onnx.reference", True
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """The model's outputs by name."""
-        return dict(zip(self._outputs, self._run(None, dict(feeds)), strict=True))
+        return dict(zip(self._outputs, self._run(None, {**self._stored, **feeds}), strict=True))
+
+
+_FED = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16})
+"""Types of weights that onnxruntime takes from numpy by their name there, which it does not of bfloat16."""
+
+
+def values_of_inputs(model: ModelProto, types: Container[int]) -> set[str]:
+    """Inputs of a model that have a stored value of one of some types."""
+    inputs = {value.name for value in model.graph.input}
+    tensors = (tensor for tensor in model.graph.initializer if tensor.data_type in types and not is_external(tensor))
+    return inputs.intersection(tensor.name for tensor in tensors)
 
 
 def to_double(model: ModelProto) -> ModelProto:

@@ -13,15 +13,23 @@ from onnxgrad_cli.files import load_external_data
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import Arrays, Shape, dtype_of, is_external, is_float, nbytes, shape_of
 
-QUICK = 64 << 20
-"""Bytes of weights up to which a model is run unasked."""
+LARGE, LONG = 128 << 20, 20_000
+"""Bytes of weights and nodes up to which a model is run unasked."""
 
 Shapes = Mapping[str, Sequence[int]]
 
 
+def too_large(model: ModelProto) -> str:
+    """Why a model is not run unasked, because that would take more than seconds; "" where it is."""
+    weight_bytes = sum(nbytes(tensor) for tensor in model.graph.initializer)
+    if weight_bytes > LARGE:
+        return f"{weight_bytes / 1e6:,.0f} MB of weights"
+    return f"{len(model.graph.node):,} nodes" if len(model.graph.node) > LONG else ""
+
+
 def is_quick(model: ModelProto) -> bool:
     """Whether a model is small enough to be run unasked."""
-    return sum(nbytes(tensor) for tensor in model.graph.initializer) <= QUICK
+    return not too_large(model)
 
 
 def fed_types(model: ModelProto) -> dict[str, TypeProto]:

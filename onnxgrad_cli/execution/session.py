@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 from onnx import ModelProto, TensorProto, numpy_helper
 
+from onnxgrad_cli.common import checks
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 from onnxgrad_cli.files import load_external_data
 from onnxgrad_cli.ir.skeleton import without_initializers
@@ -101,8 +102,11 @@ def open_session(
         model, path, provider, threads, alternating: see `start_session`.
 
     Raises:
+        UsageError: `threads` are more than this machine can use.
         OnnxgradError: onnxruntime refuses the model.
     """
+    if threads is not None:
+        checks.threads(threads)
     try:
         return start_session(model, path, provider, threads, alternating=alternating)
     except Exception as error:  # of many kinds, none of them public
@@ -118,6 +122,7 @@ def start_session(
     alternating: bool = False,
     optimized: int = OPTIMIZED_FOR_MANY_RUNS,
     silent: bool = False,
+    file: Path | None = None,
 ) -> onnxruntime.InferenceSession:
     """A session on a model; what refuses the model is onnxruntime's own error.
 
@@ -130,6 +135,7 @@ def start_session(
             way of the other.
         optimized: the number of nodes beyond which onnxruntime does not optimize the model.
         silent: whether onnxruntime logs no errors either, because a refusal is expected and answered.
+        file: a file that holds the model, which is opened as whoever has the file does.
 
     Raises:
         Exception: onnxruntime refuses the model; its exceptions share no public base class.
@@ -146,13 +152,15 @@ def start_session(
         options.add_session_config_entry("session.force_spinning_stop", "1")
     # by default what is multiplied with an integer weight is quantized too
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
-    folder = path.parent if path else Path()
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.absolute()))
+    if file is None:
+        folder = path.parent if path else Path()
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.absolute()))
     providers: list[str | tuple[str, dict[str, str]]] = [CPU]
     if provider != CPU:  # OpenVINO's has threads of its own
         own = {"num_of_threads": str(threads)} if provider == OPENVINO and threads is not None else {}
         providers.insert(0, (provider, own))
-    return runtime.InferenceSession(model.SerializeToString(), options, providers=providers)
+    source = model.SerializeToString() if file is None else str(file)
+    return runtime.InferenceSession(source, options, providers=providers)
 
 
 def feed(binding: onnxruntime.IOBinding, name: str, array: np.ndarray) -> None:

@@ -96,7 +96,9 @@ def _left_behind(model: ModelProto) -> list[int]:
 def summed(sizes: Mapping[str, int]) -> dict[str, int]:
     """The sizes, in which a symbol that is the sum of others is that."""
     return {
-        symbol: sum(sizes[term] for term in terms) if (terms := _terms(symbol, sizes)) else size
+        symbol: sum(sizes[term] if term in sizes else int(term) for term in terms)
+        if (terms := _terms(symbol, sizes))
+        else size
         for symbol, size in sizes.items()
     }
 
@@ -105,4 +107,4 @@ def _terms(symbol: str, sizes: Mapping[str, int]) -> list[str]:
     """The symbols that one is the sum of, if it is."""
     whole = symbol.removeprefix("total_")
     terms = [f"past_{whole}", whole] if whole != symbol else [term.strip() for term in symbol.split("+")]
-    return terms if len(terms) > 1 and all(term in sizes for term in terms) else []
+    return terms if len(terms) > 1 and all(term in sizes or term.isdecimal() for term in terms) else []

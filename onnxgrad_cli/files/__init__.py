@@ -6,7 +6,9 @@ Weights are never loaded: external data stay references; where they must travel,
 from onnxgrad_cli.files.external_data import (
     check_external_data as check_external_data,
     load_external_data as load_external_data,
+    tensors as tensors,
 )
+from onnxgrad_cli.files.locking import hold as hold
 from onnxgrad_cli.files.reading import (
     STREAM as STREAM,
     ModelSource as ModelSource,
@@ -15,11 +17,12 @@ from onnxgrad_cli.files.reading import (
     own_model as own_model,
     read_model as read_model,
 )
+from onnxgrad_cli.files.switch import Switch as Switch, tidy as tidy, told as told
 from onnxgrad_cli.files.writing import (
     check_target as check_target,
     make_folder as make_folder,
     mark as mark,
     save_bytes as save_bytes,
     save_model as save_model,
-    told as told,
+    stage_model as stage_model,
 )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+import stat
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
@@ -63,23 +65,42 @@ def references(model: ModelProto) -> Iterator[Reference]:
     """The external tensors of a model.
 
     Raises:
-        OnnxgradError: a reference contradicts itself.
+        OnnxgradError: a reference contradicts itself, or names a file by anything but a plain relative path.
     """
-    for tensor in tensors(model):
-        if not is_external(tensor):
-            continue
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        needed = _packed_bytes(tensor)
-        try:
-            offset, length = int(entries.get("offset", 0)), int(entries.get("length", needed))
-        except ValueError:
-            offset = length = -1
-        if not entries.get("location") or offset < 0 or length != needed:
-            raise OnnxgradError(
-                f"tensor '{tensor.name}' has {needed:,} bytes, its external data can't be right: {entries}",
-                "export the model again",
-            )
-        yield Reference(tensor.name, entries["location"], offset, length)
+    return (_reference(tensor) for tensor in tensors(model) if is_external(tensor))
+
+
+def _reference(tensor: TensorProto) -> Reference:
+    needed = _packed_bytes(tensor)
+    entries: dict[str, str] = {}
+    for entry in tensor.external_data:
+        if entries.setdefault(entry.key, entry.value) != entry.value:  # onnx reads the last, onnxruntime not every file
+            raise OnnxgradError(f"the external data of tensor '{tensor.name}' have two {entry.key}s", "export it again")
+    try:
+        offset, length = int(entries.get("offset", 0)), int(entries.get("length", needed))
+    except ValueError:
+        offset = length = -1
+    if not entries.get("location") or offset < 0 or length != needed:
+        raise OnnxgradError(
+            f"tensor '{tensor.name}' has {needed:,} bytes, its external data can't be right: {entries}",
+            "export the model again",
+        )
+    return Reference(tensor.name, _plain(entries["location"], tensor.name), offset, length)
+
+
+_DRIVE = re.compile("[A-Za-z]:")
+
+
+def _plain(location: str, tensor: str) -> str:
+    """A location as a relative path that means the same file on every system, inside the model's folder."""
+    path = PurePosixPath(location)
+    outside = ".." in path.parts or path.is_absolute() or "\\" in location or _DRIVE.match(location)
+    if outside or "\0" in location or not path.name:
+        raise OnnxgradError(
+            f"tensor '{tensor}' has its data outside the model's folder, or under no plain name: {location[:100]!r}",
+            "put the data file beside the model, and let the model know it by its name alone",
+        )
+    return str(path)
 
 
 def _packed_bytes(tensor: TensorProto) -> int:
@@ -87,6 +108,29 @@ def _packed_bytes(tensor: TensorProto) -> int:
     bits = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
     width = bits.get(TensorProto.DataType.Name(tensor.data_type), 8)
     return (nbytes(tensor) * width + 7) // 8
+
+
+def restate_references(model: ModelProto, moved: Mapping[str, str] | None = None) -> None:
+    """Write each reference anew, in place: location, offset and length, once each, in the form that every reader reads.
+
+    Args:
+        model: the model.
+        moved: location -> the one that its file has got.
+
+    Raises:
+        OnnxgradError: see `references`.
+    """
+    for tensor in filter(is_external, tensors(model)):
+        found = _reference(tensor)
+        refer(tensor, (moved or {}).get(found.location, found.location), found.offset, found.length)
+
+
+def refer(tensor: TensorProto, location: str, offset: int, length: int) -> None:
+    """Let a tensor lie in another file, where it is named by nothing but these entries."""
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.ClearField("external_data")
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
+        tensor.external_data.add(key=key, value=str(value))
 
 
 def check_external_data(model: ModelProto, path: Path | None) -> list[str]:
@@ -115,18 +159,41 @@ def check_external_data(model: ModelProto, path: Path | None) -> list[str]:
 
 def _data_size(reference: Reference, folder: Path, path: Path | None) -> int:
     file = folder / reference.location
-    allowed = {folder.resolve(), (path or file).resolve().parent}  # a linked model may have its data there
-    if os.path.isabs(reference.location) or not any(file.resolve().is_relative_to(f) for f in allowed):
+    homes = (folder, _real(path or file).parent)  # a model that is a link may have its data beside what it links to
+    if not any(is_inside(file, home) for home in homes):
         raise OnnxgradError(
             f"tensor '{reference.tensor}' has its data outside the model's folder: '{reference.location}'",
             "this is refused, as onnxruntime does; put the data file beside the model",
         )
-    if not file.is_file():
+    try:
+        found = file.stat()
+    except FileNotFoundError:
         raise OnnxgradError(
             f"external data file '{file}' is missing: tensor '{reference.tensor}' lies there",
             "put it beside the model, under the name that the model knows",
-        )
-    return file.stat().st_size
+        ) from None
+    except OSError as error:
+        raise _unreadable(reference, error.strerror) from None
+    if not stat.S_ISREG(found.st_mode):
+        raise _unreadable(reference, "it is no regular file")
+    return found.st_size
+
+
+def is_inside(file: Path, folder: Path) -> bool:
+    """Whether a file lies in a folder, or in one below it, when all links are followed."""
+    return _real(file).is_relative_to(_real(folder))
+
+
+def _real(path: Path) -> Path:
+    """A path without links; of a loop of links as far as it goes, where `Path.resolve` may raise."""
+    return Path(os.path.realpath(path))
+
+
+def _unreadable(reference: Reference, why: str | None) -> OnnxgradError:
+    return OnnxgradError(
+        f"external data file '{reference.location[:100]}' can't be read: {why}; tensor '{reference.tensor}' lies there",
+        "put the data file beside the model, and let the model know it by its name alone",
+    )
 
 
 def load_external_data(model: ModelProto, path: Path | None) -> None:
@@ -137,9 +204,13 @@ def load_external_data(model: ModelProto, path: Path | None) -> None:
     """
     check_external_data(model, path)
     folder = path.parent if path else Path()
-    for reference, tensor in zip(list(references(model)), filter(is_external, tensors(model)), strict=True):
-        with (folder / reference.location).open("rb") as file:
-            file.seek(reference.offset)
-            tensor.raw_data = file.read(reference.length)
+    for tensor in filter(is_external, tensors(model)):
+        reference = _reference(tensor)
+        try:
+            with (folder / reference.location).open("rb") as file:
+                file.seek(reference.offset)
+                tensor.raw_data = file.read(reference.length)
+        except OSError as error:
+            raise _unreadable(reference, error.strerror) from None
         tensor.ClearField("external_data")
         tensor.ClearField("data_location")

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.files.external_data import check_external_data, tensors
+from onnxgrad_cli.files.external_data import check_external_data, restate_references, tensors
 from onnxgrad_cli.ir.dialects import complaint, mend
 from onnxgrad_cli.ir.skeleton import copied, skeleton
 from onnxgrad_cli.ir.types import is_external
@@ -70,11 +70,15 @@ def read_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto
 def own_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto, Path | None]:
     """A model from wherever it is, to be changed: of a ModelProto a copy; see `read_model`."""
     found, source = read_model(model, path)
-    return copied(found) if found is model else found, source
+    if found is model:
+        found = copied(found)
+        restate_references(found)
+    return found, source
 
 
 def _checked(model: ModelProto, where: str, source: Path | None) -> ModelProto:
     check_structure(model, where)
+    restate_references(model)
     check_external_data(model, source)
     return model
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import errno
-import filecmp
-import mmap
 import os
-import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.files.external_data import check_external_data, references, tensors
+from onnxgrad_cli.files.external_data import (
+    check_external_data,
+    is_inside,
+    refer,
+    references,
+    restate_references,
+    tensors,
+)
 from onnxgrad_cli.files.reading import STREAM
+from onnxgrad_cli.files.switch import Switch, is_model, is_replaceable, mentions
 from onnxgrad_cli.ir.types import SMALL, is_external, nbytes
 from onnxgrad_cli.metadata import VERSION, tool_version
 
@@ -29,42 +32,66 @@ ALIGNMENT = 4096
 """Bytes. Tensors in a data file start at multiples of a page, so that a runtime can map them."""
 
 
+Check = Callable[[Path], object]
+"""What looks at a file that was written and has not its name yet; an error from it leaves nothing written."""
+
+
 def save_model(
     model: ModelProto,
     out: str | Path,
     source: Path | None = None,
     force: bool = False,
     copy_data: bool = True,
+    check: Check | None = None,
 ) -> list[Path]:
     """Write a model, whole or not at all.
 
     External data stay references where `out` lies in the folder of `source`; else the data files are copied
-    beside it. Inline weights too large for protobuf are moved to `<out>.data`, in `model` too.
+    beside it. Inline weights too large for protobuf are moved to a file of their own, in `model` too. Both go by names
+    that begin as that of `out` and say their content: `<out>.<12 digits>.data`.
 
     Args:
         out: the file; '-' is stdout, where external data stay references.
         source: the file the model was read from; it is never overwritten, nor are its data.
         force: replace files that onnxgrad did not write.
         copy_data: whether external data are copied to another folder.
+        check: called with the file that was written, before it takes its name.
 
     Returns:
-        The files written, the model first.
+        The files written, the model first, then those that hold its data beside it.
 
     Raises:
         UsageError: `out` is the input, or a file that onnxgrad did not write.
-        OnnxgradError: it can't be written.
+        OnnxgradError: it can't be written, or another process writes it.
     """
-    mark(model)
     if str(out) == STREAM:
+        mark(model)
         write_stdout(model.SerializeToString())
         return []
     out = Path(out)
     check_target(out, model, source, force)
-    with told(out), ExitStack() as undo:
-        data = _place_data(model, source, out.parent, force, undo) if copy_data else []
-        data += _move_weights(model, out, force, undo)
-        _write(out, lambda file: file.write(model.SerializeToString()), undo)
-        undo.pop_all()
+    with Switch(out) as switch:
+        files = stage_model(switch, model, out, source, copy_data, check)
+        switch.commit()
+    return files
+
+
+def stage_model(
+    switch: Switch,
+    model: ModelProto,
+    out: Path,
+    source: Path | None = None,
+    copy_data: bool = True,
+    check: Check | None = None,
+) -> list[Path]:
+    """Write a model that takes its name with other files, over whatever is there; see `save_model`."""
+    mark(model)
+    moved = _copy_data(switch, model, source, out.parent) if copy_data else {}
+    data = [*moved.values(), *_move_weights(switch, model)]
+    with _relocated(model, {location: file.name for location, file in moved.items()}):
+        switch.stage(out, lambda file: file.write(model.SerializeToString()))
+    if check and is_replaceable(out):
+        check(switch.where(out))
     return [out, *data]
 
 
@@ -74,15 +101,14 @@ def save_bytes(data: bytes, out: Path, durable: bool = False) -> None:
     Args:
         data: what is in it.
         out: the file.
-        durable: wait until the disk has it, so that it outlives a loss of power too. What is not durable is whole
-            for whoever reads it while the machine runs.
+        durable: see `Switch.stage`.
 
     Raises:
-        OnnxgradError: it can't be written.
+        OnnxgradError: it can't be written, or another process writes it.
     """
-    with told(out), ExitStack() as undo:
-        _write(out, lambda file: file.write(data), undo, durable)
-        undo.pop_all()
+    with Switch(out) as switch:
+        switch.stage(out, lambda file: file.write(data), durable)
+        switch.commit()
 
 
 def write_stdout(data: bytes) -> None:
@@ -124,15 +150,10 @@ def check_target(out: Path, model: ModelProto | None = None, source: Path | None
         raise OnnxgradError(f"'{out}' is a directory", f"name a file in it: {out / 'model.train.onnx'}")
     if not out.parent.is_dir():
         raise OnnxgradError(f"there is no folder '{out.parent}' to write '{out.name}' to", "make it first")
-    if not os.access(out.parent if _replaceable(out) else out, os.W_OK):
+    if not os.access(out.parent if is_replaceable(out) else out, os.W_OK):
         raise OnnxgradError(f"'{out}' can't be written: permission denied", "choose another place with -o")
     if out.is_file() and not force and not is_ours(out):
         raise UsageError(f"'{out}' exists, and onnxgrad did not write it", "replace it with `force=True`")
-
-
-def _replaceable(out: Path) -> bool:
-    """Whether `out` is, or will be, a regular file; a device or a pipe is written to directly."""
-    return not out.exists() or out.is_file()
 
 
 def is_ours(path: Path) -> bool:
@@ -140,81 +161,42 @@ def is_ours(path: Path) -> bool:
 
     These stand near its end, but for training information and functions, which come after them.
     """
+    if is_model(path):
+        return mentions(path, VERSION.encode())
     with path.open("rb") as file:
         head = file.read(4096)
-        if not head.startswith(b"\x08"):  # the first byte of every ONNX model
-            return not head or b"onnxgrad" in head
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return data.rfind(VERSION.encode()) >= 0
+    return not head or b"onnxgrad" in head
 
 
-def _write(out: Path, write: Callable[[BinaryIO], object], undo: ExitStack, durable: bool = False) -> None:
-    """Write a file under a temporary name beside `out`, then rename it; `undo` removes it if it is new."""
-    if not _replaceable(out):
-        with out.open("wb") as file:
-            write(file)
-        return
-    temporary = out.with_name(f".{out.name[:200]}.{os.getpid()}.tmp")
-    with ExitStack() as unfinished:
-        unfinished.callback(temporary.unlink, missing_ok=True)
-        with temporary.open("wb") as file:
-            write(file)
-            if durable:  # before the rename: a disk may take the new name first, and then has an empty file
-                file.flush()
-                os.fsync(file.fileno())
-        if not out.exists():
-            undo.callback(out.unlink, missing_ok=True)
-        temporary.replace(out)
-        if durable and os.name != "nt":
-            _sync_names(out.parent)
+def _copy_data(switch: Switch, model: ModelProto, source: Path | None, folder: Path) -> dict[str, Path]:
+    """Copy the external data of a model that is written where it could not refer to them.
 
-
-def _sync_names(folder: Path) -> None:
-    """Wait until the disk has the names of a folder's files, where the file system lets a folder be asked for that."""
-    with suppress(PermissionError):  # who may write in a folder need not be one who may read it
-        place = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(place)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
-                raise
-        finally:
-            os.close(place)
-
-
-def _place_data(model: ModelProto, source: Path | None, folder: Path, force: bool, undo: ExitStack) -> list[Path]:
-    """Copy the external data beside a model that is written to another folder."""
-    origin = source.parent if source else Path()
-    if origin.resolve() == folder.resolve():
-        return []
-    placed = []
+    Returns:
+        Location -> the copy.
+    """
+    origin, moved = source.parent if source else Path(), {}
     for location in check_external_data(model, source):
-        data, target = origin / location, folder / location
-        if target.exists() and (target.samefile(data) or filecmp.cmp(target, data, shallow=False)):
-            continue
-        if target.exists() and not force:
-            raise UsageError(
-                f"the model's data file '{location}' must lie beside it, and '{target}' is another file",
-                "choose another folder with -o, or replace the file with `force=True`",
-            )
-        for parent in reversed(target.parents):
-            if not parent.exists():
-                parent.mkdir()
-                undo.callback(parent.rmdir)
-        with data.open("rb") as stream:
-            _write(target, partial(shutil.copyfileobj, stream), undo)
-        placed.append(target)
-    return placed
+        data, there = origin / location, folder / location
+        if not (is_inside(there, folder) and there.exists() and there.samefile(data)):
+            moved[location] = switch.copy_data(data)
+    return moved
 
 
-def _move_weights(model: ModelProto, out: Path, force: bool, undo: ExitStack) -> list[Path]:
+@contextmanager
+def _relocated(model: ModelProto, moved: Mapping[str, str]) -> Iterator[None]:
+    """A model whose references, for as long as the block runs, are to where its data are copied."""
+    restate_references(model, moved)
+    try:
+        yield
+    finally:
+        restate_references(model, {new: old for old, new in moved.items()})
+
+
+def _move_weights(switch: Switch, model: ModelProto) -> list[Path]:
     """Move inline weights to a data file where they are too large for protobuf."""
     inline = [t for t in tensors(model) if not is_external(t) and t.data_type != TensorProto.STRING]
     if sum(nbytes(tensor) for tensor in inline) <= PROTOBUF_LIMIT:
         return []
-    target = out.with_name(f"{out.name}.data")
-    if target.exists() and not force and not (out.is_file() and is_ours(out)):
-        raise UsageError(f"'{target}' exists, and the weights must go there", "replace it with `force=True`")
     places: list[tuple[TensorProto, int, int]] = []
 
     def write(file: BinaryIO) -> None:
@@ -224,14 +206,12 @@ def _move_weights(model: ModelProto, out: Path, force: bool, undo: ExitStack) ->
                 raw = tensor.raw_data or numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
                 places.append((tensor, offset, file.write(raw)))
 
-    _write(target, write, undo)
+    data = switch.write_data(write)
     for tensor, offset, length in places:
         for field in ("raw_data", "float_data", "double_data", "int32_data", "int64_data", "uint64_data"):
             tensor.ClearField(field)
-        tensor.data_location = TensorProto.EXTERNAL
-        for key, value in (("location", target.name), ("offset", offset), ("length", length)):
-            tensor.external_data.add(key=key, value=str(value))
-    return [target]
+        refer(tensor, data.name, offset, length)
+    return [data]
 
 
 def make_folder(folder: Path, option: str) -> None:
@@ -244,15 +224,3 @@ def make_folder(folder: Path, option: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OnnxgradError(f"{option}: '{folder}' can't be made: {error.strerror}") from None
-
-
-@contextmanager
-def told(out: Path) -> Iterator[None]:
-    """Say an operating system's error in the user's terms."""
-    try:
-        yield
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        what = "no space is left" if full else str(error.strerror)
-        hint = "free some space, or choose another place with -o" if full else "choose another place with -o"
-        raise OnnxgradError(f"'{out}' can't be written: {what}", hint) from error

@@ -176,9 +176,10 @@ class Graph:
         self.not_constant.update(names)
 
     def add_initializer(self, name: str, array: np.ndarray) -> None:
-        """Add a constant called `name` (which must be fresh); `commit` writes it if anybody reads it."""
+        """Add a constant called `name`, which no node makes; `commit` writes it if anybody reads it."""
         tensor = numpy_helper.from_array(np.asarray(array), name)
         self.initializers[name] = tensor
+        self._constants.pop(name, None)
         self.types[name] = tensor_type(tensor.data_type, list(tensor.dims))
         self._names.add(name)
         self._pooled.add(name)
@@ -189,6 +190,16 @@ class Graph:
         self._pooled.discard(name)
         self.proto.graph.initializer.append(self.initializers[name])
         self.initializers[name] = self.proto.graph.initializer[-1]
+
+    def copy_initializer(self, name: str, copy: str) -> None:
+        """Add another initializer with the values of one, external data too; no node makes `copy` any more."""
+        tensor = self.proto.graph.initializer.add()
+        tensor.CopyFrom(self.initializers[name])
+        tensor.name = copy
+        self.initializers[copy] = tensor
+        self._constants.pop(copy, None)
+        self.types[copy] = self.types[name]
+        self._names.add(copy)
 
     def added(self, name: str) -> bool:
         """Whether `name` is a constant that a pass of this tool has added."""

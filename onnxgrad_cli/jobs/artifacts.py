@@ -9,13 +9,23 @@ from pathlib import Path
 from onnx import ModelProto
 
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.compat.artifacts import CHECKPOINT, EVALUATION, OPTIMIZER, TRAINING, make_artifacts, save_artifacts
+from onnxgrad_cli.common.visible import python_literal
+from onnxgrad_cli.compat.artifacts import (
+    CHECKPOINT,
+    EVALUATION,
+    OPTIMIZER,
+    TRAINING,
+    Artifacts,
+    check_places,
+    make_artifacts,
+    stage_artifacts,
+)
 from onnxgrad_cli.compat.generate_artifacts import opens_frozen
-from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.files import ModelSource, make_folder
+from onnxgrad_cli.errors import CheckFailed, UsageError
+from onnxgrad_cli.files import ModelSource, Switch, make_folder
 from onnxgrad_cli.jobs.build_attempt import BuildAttempt, BuildRequest
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.report import File, Report
+from onnxgrad_cli.report import Report
 from onnxgrad_cli.report.model import Next
 from onnxgrad_cli.standard.training_info import check_request
 
@@ -76,13 +86,30 @@ def run_artifacts(
     if attempt.run(finish, opens_frozen(built, attempt.dump)) is not None:
         outputs = [value.name for value in original.graph.output] if options.keep_outputs else []
         made = make_artifacts(built, original, outputs)
-        written = save_artifacts(made, folder, prefix, nominal=nominal_checkpoint, source=attempt.path, force=force)
-        attempt.files += [File.of(file, _kind(file, prefix)) for file in written]
-    report = attempt.report()
-    if options.optimizer and report.status == "built":
-        fed = [value.name for value in report.inputs if value.role in FED]
-        report = replace(report, next=[report.next[0], _next_step(folder, prefix, fed)])
-    return attempt.write_reports(report)
+        check_places(made, folder, prefix, attempt.path, force)
+        try:
+            return _save(attempt, made, target, prefix, nominal_checkpoint)
+        except CheckFailed as error:
+            attempt.error = error
+    return attempt.write_reports(attempt.report())
+
+
+def _save(attempt: BuildAttempt, made: Artifacts, target: Path, prefix: str, nominal: bool) -> Report:
+    """Write the quartet and the reports, which take their names together; see `BuildAttempt.save`."""
+    assert attempt.original is not None
+    folder = target.parent
+    with Switch(target, bound=True) as switch:
+        written = stage_artifacts(switch, made, attempt.built, attempt.original, folder, prefix, nominal)
+        attempt.check_written(switch.where(target), made.training)
+        for file in written:
+            attempt.take_file(switch, file, _kind(file, prefix))
+        report = attempt.report()
+        if attempt.request.options.optimizer:
+            fed = [value.name for value in report.inputs if value.role in FED]
+            report = replace(report, next=[report.next[0], _next_step(folder, prefix, fed)])
+        attempt.stage_reports(switch, report)
+        switch.commit()
+        return report
 
 
 def _check_options(options: Options) -> None:
@@ -99,14 +126,15 @@ def _check_options(options: Options) -> None:
 
 def _next_step(folder: Path, prefix: str, inputs: Iterable[str]) -> Next:
     """How to train with a quartet, for the report."""
-    feeds = ", ".join(f'"{name}": ...' for name in inputs)
-    where = f'"{folder.as_posix()}"' + (f', "{prefix}"' if prefix else "")
+    feeds = ", ".join(f"{python_literal(name)}: ..." for name in inputs)
+    where = ", ".join(map(python_literal, [folder.as_posix(), *filter(None, [prefix])]))
+    saved = python_literal((folder / f"{prefix}{CHECKPOINT}").as_posix())
     lines = (
         "from onnxgrad_cli.compat.artifacts import open_artifacts, save_checkpoint",
         "",
         f"trainer = open_artifacts({where})",
         f"loss = trainer.step({{{feeds}}}, learning_rate=1e-3)  # arrays, the samples along the first axis",
-        f'save_checkpoint("{(folder / f"{prefix}{CHECKPOINT}").as_posix()}", trainer)',
+        f"save_checkpoint({saved}, trainer)",
     )
     return Next("Train with the artifacts", "python", "\n".join(lines))
 

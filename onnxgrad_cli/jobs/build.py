@@ -12,13 +12,13 @@ from onnx import ModelProto
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
-from onnxgrad_cli.files import STREAM, ModelSource, own_model, save_model
+from onnxgrad_cli.files import ModelSource, own_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.jobs.build_attempt import BuildAttempt, BuildRequest
 from onnxgrad_cli.jobs.pass_dump import PassDump
 from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.report import File, Report, make_report
+from onnxgrad_cli.report import Report, make_report
 from onnxgrad_cli.report.model import Next
 from onnxgrad_cli.standard.training_info import check_request, pack, step_model
 from onnxgrad_cli.verification.sizes import settle_sizes
@@ -72,10 +72,9 @@ def run_build(
     target = target_of(model, out, stop_after or "train")
     attempt = BuildAttempt(request, target, reports, no_report, keeps_original=packs)
     result = attempt.run(partial(_packed if packs else _plain, attempt), attempt.dump)
-    if result is not None:
-        written = save_model(result, attempt.target or STREAM, attempt.path, force)
-        attempt.files += [File.of(file, "weights" if i else "training model") for i, file in enumerate(written)]
-    return attempt.write_reports(attempt.report())
+    if result is None:
+        return attempt.write_reports(attempt.report())
+    return attempt.save(result, _step if packs else None)
 
 
 def _plain(attempt: BuildAttempt) -> tuple[ModelProto, ModelProto]:
@@ -88,7 +87,12 @@ def _packed(attempt: BuildAttempt) -> tuple[ModelProto, ModelProto]:
     """The original with the training model as its TrainingInfo, to be written, and the step in it, to be proved."""
     assert attempt.original is not None
     packed = pack(attempt.original, attempt.built)
-    return packed, step_model(packed, 0)
+    return packed, _step(packed)
+
+
+def _step(packed: ModelProto) -> ModelProto:
+    """The step in a model that was packed."""
+    return step_model(packed, 0)
 
 
 def inspect(model: ModelSource, options: Options | None = None, *, command: str = "", tell: Tell = silent) -> Report:

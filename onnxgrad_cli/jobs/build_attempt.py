@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import methodcaller
 from pathlib import Path
 
 from onnx import ModelProto
@@ -13,7 +14,18 @@ from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import CheckFailed, OnnxgradError, UnsupportedError, UsageError, suggest
 from onnxgrad_cli.execution.observation import is_quick
-from onnxgrad_cli.files import ModelSource, check_external_data, check_target, own_model, save_bytes
+from onnxgrad_cli.files import (
+    STREAM,
+    ModelSource,
+    Switch,
+    check_external_data,
+    check_target,
+    load_model,
+    own_model,
+    save_bytes,
+    save_model,
+    stage_model,
+)
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.jobs.pass_dump import PassDump
@@ -24,10 +36,15 @@ from onnxgrad_cli.passes import VERIFY, pipeline_for
 from onnxgrad_cli.passes.pipeline import Pass, PassRecord
 from onnxgrad_cli.passes.prepare.fixed_shapes import fixed_sizes
 from onnxgrad_cli.report import FORMATS, File, Report, make_report, render
-from onnxgrad_cli.verification.proof import PROVED, Proof, prove
+from onnxgrad_cli.standard.gradient_operator import has_gradients
+from onnxgrad_cli.verification.proof import PROVED, Proof, Step, prove
 from onnxgrad_cli.verification.sizes import settle_sizes, wrong_shape
+from onnxgrad_cli.verification.written import Ran, difference, refused
 
 AfterPass = Callable[[Pass, Graph, PassRecord], None]
+
+WRITTEN = "opens as it was written"
+"""The last step of a proof."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +117,7 @@ class BuildAttempt:
         self.built.training.cautions += self._promises.cautions()
         self.files = [File.of(path, "source model")] if path else []
         self.proof: Proof | None = None
+        self._ran: list[Ran] = []
         self.error: OnnxgradError | None = None
 
     def run(self, finish: Callable[[], tuple[ModelProto, ModelProto]], after: AfterPass) -> ModelProto | None:
@@ -142,12 +160,12 @@ class BuildAttempt:
         start = time.perf_counter()
         self.proof = prove(
             trained, roles, self.path, original, data, sizes, force=bool(request.verify),
-            note=lambda check: request.tell(f"checking: {check}", 1),
+            note=lambda check: request.tell(f"checking: {check}", 1), keep=self._ran.append,
         )  # fmt: skip
         nodes = len(self.built.graph.nodes)
         self.built.records.append(PassRecord(VERIFY, time.perf_counter() - start, nodes, nodes, False))
         if self.proof.failed:
-            raise CheckFailed(_why(self.proof), "the model was not written; `verify=False` writes it all the same")
+            raise _failed(self.proof)
         if request.verify and self.proof.verdict != PROVED:
             raise CheckFailed(
                 f"the training model is not proved, as was asked for: {self.proof.why}",
@@ -162,6 +180,67 @@ class BuildAttempt:
             built=self.built, error=self.error, proof=self.proof, files=[*self.files, *weights],
             command=self.request.command, options=options, model=self.request.model, sizes=options.dims,
         )  # fmt: skip
+
+    def save(self, model: ModelProto, step: Callable[[ModelProto], ModelProto] | None = None) -> Report:
+        """Write a model that has run and its reports, which take their names together, if its file is what was proved.
+
+        Args:
+            model: the model to write.
+            step: what makes of it the training model that was proved; None: it is that model.
+
+        Returns:
+            The report, on what was written or on why it was not.
+        """
+        if self.target is None:
+            save_model(model, STREAM)
+            return self.write_reports(self.report())
+        try:
+            with Switch(self.target) as switch:
+                written = stage_model(
+                    switch, model, self.target, self.path, check=lambda file: self.check_written(file, model, step)
+                )
+                for file in written:
+                    self.take_file(switch, file, "training model" if file == self.target else "weights")
+                report = self.report()
+                self.stage_reports(switch, report)
+                switch.commit()
+                return report
+        except CheckFailed as error:
+            self.error = error
+            return self.write_reports(self.report())
+
+    def take_file(self, switch: Switch, file: Path, role: str) -> None:
+        """Let the report list a file that was written, and may not have its name yet."""
+        self.files.append(replace(File.of(switch.where(file), role), path=str(file)))
+
+    def stage_reports(self, switch: Switch, report: Report) -> None:
+        """Write a report to the files that are for it, which take their names with others."""
+        for file in self.reports:
+            switch.stage(file, methodcaller("write", render(report, file.suffix[1:]).encode()))
+
+    def check_written(
+        self, file: Path, model: ModelProto, step: Callable[[ModelProto], ModelProto] | None = None
+    ) -> None:
+        """The last step of the proof: onnxruntime opens what was written, and computes with it what was proved.
+
+        Raises:
+            CheckFailed: it does not.
+        """
+        if self.proof is None or has_gradients(model):
+            return
+        self.request.tell("checking: the file that was written", 1)
+        start = time.perf_counter()
+        fault = difference(file, model, self._ran[0], step) if self._ran else self._unopened(file, model)
+        self.proof.add(Step(WRITTEN, "failed" if fault else "passed", fault, time.perf_counter() - start))
+        if fault:
+            raise _failed(self.proof)
+
+    def _unopened(self, file: Path, model: ModelProto) -> str:
+        """Why onnxruntime does not open a file, though it opens the original; "" where it does."""
+        why = refused(model, None, file)
+        if why and self.original is None and self.path is not None:
+            self.original = load_model(self.path)[0]
+        return why if self.original is not None and not refused(self.original, self.path) else ""
 
     def write_reports(self, report: Report) -> Report:
         """Write a report to the files that are for it, and return it."""
@@ -219,9 +298,10 @@ def _check_words(request: BuildRequest, reports: Sequence[Path]) -> None:
             )
 
 
-# -- the proof ----------------------------------------------------------------------------------------------------
-
-
-def _why(proof: Proof) -> str:
-    failed = [f"  {step.name}: {step.detail}" for step in proof.steps if step.status == "failed"]
-    return "\n".join(["the training model does not pass its checks:", *failed])
+def _failed(proof: Proof) -> CheckFailed:
+    """What a proof that failed ends with."""
+    return CheckFailed(
+        "the training model does not pass its checks:",
+        "the model was not written; `verify=False` writes it all the same",
+        [f"{step.name}: {step.detail}" for step in proof.steps if step.status == "failed"],
+    )

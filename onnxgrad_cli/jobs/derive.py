@@ -19,6 +19,7 @@ from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.parameters.patterns import matching
 from onnxgrad_cli.verification.sizes import settle_sizes
+from onnxgrad_cli.verification.written import check_opens
 
 
 def run_derive(
@@ -54,6 +55,7 @@ def run_derive(
         UsageError: the request does not fit the model, or a file would be replaced that must not be.
         UnsupportedError: the model can't be differentiated.
         OnnxgradError: the model can't be read, or a file can't be written.
+        CheckFailed: onnxruntime does not open what would be written, and opens the model.
     """
     options = options or Options()
     check(flags)
@@ -80,4 +82,6 @@ def run_derive(
             proto, kind, of=of, wrt=wrt, keep_outputs=DerivativeOptions.KeepOutputs in flags,
             cotangents=cotangents(flags), path=path, options=options,
         )  # fmt: skip
-    return derived, save_model(derived, STREAM if target is None else target, path, force)
+    runs = DerivativeOptions.KeepYieldOp not in flags  # else onnxruntime-training alone does
+    check_written = check_opens(derived, proto, path) if runs else None
+    return derived, save_model(derived, STREAM if target is None else target, path, force, check=check_written)

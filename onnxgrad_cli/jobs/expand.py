@@ -7,7 +7,6 @@ standard's training information becomes a model of one step and one of the initi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from onnx import ModelProto
 from onnxgrad_cli.autodiff.definitions.preview import PREVIEW
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import Refusal, UnsupportedError, UsageError
-from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model, save_model
+from onnxgrad_cli.files import STREAM, ModelSource, Switch, check_target, own_model, save_model, stage_model
 from onnxgrad_cli.ir.dialects import mend
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import with_bodies
@@ -31,6 +30,7 @@ from onnxgrad_cli.passes.prepare.upgrade import upgrade
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.standard.gradient_operator import expand_gradients
 from onnxgrad_cli.standard.training_info import check_training_info, inference_model, initial_model, step_model
+from onnxgrad_cli.verification.written import check_opens
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ def run_expand(
         UsageError: a file would be replaced that must not be, or several models would go to stdout.
         UnsupportedError: a node can't be expanded.
         OnnxgradError: the model can't be read or breaks the standard, or a file can't be written.
+        CheckFailed: onnxruntime does not open what would be written, and opens the model.
     """
     proto, path = own_model(model)
     target = target_of(model, out, "expanded")
@@ -92,14 +93,13 @@ def run_expand(
         if piece.path != STREAM:
             check_target(Path(piece.path), proto, path, force)
     expanded = [expand_operators(each, path) for _, each in found]
-    with ExitStack() as undo:
-        for (piece, _), each in zip(found, expanded, strict=True):
-            new = piece.path != STREAM and not Path(piece.path).exists()
-            written = save_model(each, piece.path, path, force)
-            if new:
-                for file in written:
-                    undo.callback(file.unlink, missing_ok=True)
-        undo.pop_all()
+    if target is None:
+        save_model(expanded[0], STREAM)
+    else:
+        with Switch(target) as switch:
+            for (piece, _), each in zip(found, expanded, strict=True):
+                stage_model(switch, each, Path(piece.path), path, check=check_opens(each, proto, path))
+            switch.commit()
     return [piece for piece, _ in found]
 
 

@@ -28,7 +28,7 @@ def read_data(path: Path) -> dict[str, np.ndarray]:
     try:
         return npz.read(path).arrays
     except UsageError as error:
-        raise OnnxgradError(error.message, error.hint) from None
+        raise OnnxgradError(error.message, error.hint, error.details) from None
 
 
 def fit(

@@ -22,6 +22,7 @@ from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model, sav
 from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.metadata import Roles, tool_version
 from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.prepare.mode import SUBJECT as MODE
 from onnxgrad_cli.report import make_report
 from onnxgrad_cli.report.curve import Curve
 from onnxgrad_cli.report.html import html
@@ -33,6 +34,7 @@ from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.loop import Loop
 from onnxgrad_cli.training.metrics import Named, default_metrics, parse_metric
 from onnxgrad_cli.training.run.adapter_file import save_adapter
+from onnxgrad_cli.training.run.branches import check_branches
 from onnxgrad_cli.training.run.communicator import Alone, Communicator
 from onnxgrad_cli.training.run.ema_weights import check_ema
 from onnxgrad_cli.training.run.export import check_stored
@@ -45,6 +47,7 @@ from onnxgrad_cli.training.steps.base import RATE, TrainerBase, drawing
 from onnxgrad_cli.training.steps.init_weights import init_weights
 from onnxgrad_cli.training.steps.parallel import ParallelTrainer, agree
 from onnxgrad_cli.training.trainer import Trainer
+from onnxgrad_cli.verification.written import check_opens
 
 Watch = Callable[[int, int, float], None]
 """Takes the steps taken, the steps there are to be, and the loss."""
@@ -60,10 +63,14 @@ class Course(KnownKeywords):
         learning_rate, schedule: the rate, and how it changes from step to step.
         init: how weights begin: 'keep' their stored values, or drawn as 'xavier', 'he' or 'normal'.
         seed: of the order of the samples, of weights that are drawn, and of what the model draws at random.
-        metrics: what is measured on the validation data besides the loss; () is what suits the loss.
+        metrics: what is measured on the validation data besides the loss; () is what suits the loss. The best epoch is
+            that with the best of the first one named here, or where none is, that with the least validation loss; of
+            equal ones the first. Without validation data the last epoch counts.
         patience: after how many epochs without a better validation it ends; None is never.
         save_every: how many steps lie between checkpoints; 0: they are written after each epoch.
         use_ema: evaluate and write the moving averages (EMA) that `Options.ema` keeps, in place of the weights.
+        keep_mode: evaluate and write the model in the mode in which it came; else BatchNormalization and Dropout are
+            in inference mode, however they were trained.
         provider, threads: what it runs on; see `Trainer`.
         prefix, val_prefix: what the names in the data have before those of the inputs.
 
@@ -81,6 +88,7 @@ class Course(KnownKeywords):
     patience: int | None = None
     save_every: int = 0
     use_ema: bool = False
+    keep_mode: bool = False
     provider: str = "cpu"
     threads: int | None = None
     prefix: str = ""
@@ -89,9 +97,10 @@ class Course(KnownKeywords):
     def __post_init__(self) -> None:
         for name, low in (("epochs", 1), ("batch_size", 1), ("save_every", 0)):
             checks.at_least(name, getattr(self, name), low, whole=True)
-        for name in ("patience", "threads"):
-            if getattr(self, name) is not None:
-                checks.at_least(name, getattr(self, name), 1, whole=True)
+        if self.patience is not None:
+            checks.at_least("patience", self.patience, 1, whole=True)
+        if self.threads is not None:
+            checks.threads(self.threads)
         if not checks.is_number(self.learning_rate):
             raise UsageError(f"`learning_rate={self.learning_rate!r}`: a finite number is wanted")
         checks.one_of("init", self.init, Init)
@@ -100,6 +109,7 @@ class Course(KnownKeywords):
             self, "metrics", checks.tuple_of("metrics", self.metrics, str, "such as metrics=('accuracy',)")
         )
         checks.flag("use_ema", self.use_ema)
+        checks.flag("keep_mode", self.keep_mode)
         for name in ("schedule", "provider", "prefix", "val_prefix"):
             checks.text(name, getattr(self, name))
 
@@ -112,6 +122,7 @@ class Trained:
         reason: why it ended: 'done', 'no better' or 'stopped'; then nothing was written but the checkpoint.
         epochs: what each epoch has come to: 'loss', and 'val_loss' and 'val_<metric>' with validation data.
         best: the epoch whose weights were taken, counted from 1.
+        by: what says which epoch is best, a name in `epochs`; "" where the last one is taken, without validation data.
         steps: how many were taken in all.
         seconds: how long this call took.
         files: what was written: the model, then the folder of the run, in which its report is too.
@@ -120,6 +131,7 @@ class Trained:
     reason: str
     epochs: list[dict[str, float]]
     best: int
+    by: str
     steps: int
     seconds: float
     files: list[Path]
@@ -136,6 +148,7 @@ def run_train(
     adapter: Path | None = None,
     run: Path | None = None,
     resume: bool = False,
+    new_data: bool = False,
     force: bool = False,
     tell: Tell = silent,
     watch: Watch = lambda steps, of, loss: None,
@@ -155,6 +168,7 @@ def run_train(
         adapter: a file for the low-rank adapters alone.
         run: the folder of checkpoints and log; by default `<out>.run`.
         resume: go on from the folder's checkpoint.
+        new_data: with `resume`: on purpose with other training data, of as many samples.
         force: replace a file that onnxgrad did not write.
         tell: takes what is narrated.
         watch: called after each step.
@@ -166,18 +180,21 @@ def run_train(
         UnsupportedError: the model can't be differentiated.
         OnnxgradError: a file can't be read or written, or the loss became infinite or no number.
     """
+    if new_data and not resume:
+        raise UsageError("`new_data` goes with `resume`", "a run that begins takes any data: leave it out")
     start, link = time.perf_counter(), communicator or Alone()
     ready, target = _ready(model, data, val, out, options or Options(), course or Course(), adapter, force, link, tell)
     place = run or target.with_name(f"{target.name}.run")
     with rank_zero_folder(place, link) as folder, asked_to_stop(link, place, tell) as stop:
         loop = ready.loop(folder, stop, watch)
-        _resume(loop, link, resume, drawing(ready.built.model), tell)
+        _resume(loop, link, resume, new_data, drawing(ready.built.model), tell)
         reason = loop.run()
         if reason != "stopped" and ready.evaluator is not None and loop.progress.best:
-            ready.trainer.load(folder.load(best=True)[0])
+            ready.trainer.load(loop.best())
     epochs = loop.progress.epochs
     best = loop.progress.best if ready.evaluator is not None else len(epochs)
-    found = Trained(reason, epochs, best, ready.trainer.steps, time.perf_counter() - start, [folder.path])
+    by = loop.watched if ready.evaluator is not None else ""
+    found = Trained(reason, epochs, best, by, ready.trainer.steps, time.perf_counter() - start, [folder.path])
     if reason == "stopped" or link.rank:
         return found
     found = replace(found, files=[*ready.write(target, adapter, force), folder.path])
@@ -208,6 +225,7 @@ class _Run:
         """The steps to take."""
         course, evaluator = self.course, self.evaluator
         steps = course.epochs * len(self.batches)
+        data = {"training": self.samples, **({"validation": evaluator.data} if evaluator else {})}
         schedule = parse_schedule(course.schedule, course.learning_rate, steps)
         if evaluator is None and (course.patience is not None or schedule.watches or course.metrics):
             raise UsageError("early stopping, metrics and the schedule plateau go by a validation", "add `val=DATA`")
@@ -218,15 +236,18 @@ class _Run:
             higher=chosen.higher if chosen else False,
             epochs=course.epochs, patience=course.patience, save_every=course.save_every,
             folder=folder, stop=stop, watch=lambda done, loss: watch(done, steps, loss), model=_fingerprint(self.built),
+            digests={use: samples.digest() for use, samples in data.items()},
         )  # fmt: skip
 
     def write(self, target: Path, adapter: Path | None, force: bool) -> list[Path]:
         """Write the model with the weights of now, and the adapters alone if there is a file for them."""
         state, adapters = self.trainer.state(), self.trainer.roles.adapters
         weights = {**self.trainer.weights(), **{name: state[average] for name, average in self.ema.items()}}
-        files = save_model(merge(self.original, adapters, weights, self.path, state), target, self.path, force)
+        found = merge(self.original, adapters, weights, self.path, state, self.course.keep_mode)
+        files = save_model(found, target, self.path, force, check=check_opens(found, self.original, self.path))
         if adapter is not None:
-            save_adapter(adapter, adapters, weights)
+            statistics = {name: array for name, array in state.items() if name not in self.trainer.roles.slots}
+            save_adapter(adapter, adapters, {**weights, **statistics})
             files.append(adapter)
         return files
 
@@ -249,8 +270,12 @@ def _ready(
     for file in filter(None, (target, adapter)):
         check_target(file, original, path, force)
     built = build(original, options, path=path)
+    for caution in built.training.cautions:
+        if caution.subject == MODE:
+            tell(f"caution: {caution}", 0)
     trainer = _trainer(built, course, link)
     check_stored(original, _own(trainer))
+    check_branches(original, trainer.roles.adapters)
     init_weights(trainer, built, original, course.init, course.seed)
     values = {name: buffer.array for name, buffer in trainer.buffers.items()}
     ema = check_ema(trainer.roles.averages, values) if course.use_ema else {}
@@ -299,7 +324,7 @@ def _data(
     return samples, validation
 
 
-def _resume(loop: Loop, link: Communicator, resume: bool, drawn: Sequence[str], tell: Tell) -> None:
+def _resume(loop: Loop, link: Communicator, resume: bool, new_data: bool, drawn: Sequence[str], tell: Tell) -> None:
     """Go on from the folder's checkpoint if that is asked for, and never over one that it is not asked for."""
     folder = loop.folder
     begun = link.told(folder.begun)
@@ -310,7 +335,7 @@ def _resume(loop: Loop, link: Communicator, resume: bool, drawn: Sequence[str], 
     if resume and not begun:
         raise UsageError(f"`resume`: '{folder.path}' holds no checkpoint", "leave `resume` out to begin a run")
     if resume:
-        loop.resume()
+        loop.resume(new_data)
         tell(f"going on after step {loop.trainer.steps}", 0)
         if drawn:
             tell(f"{', '.join(drawn)} will draw other random numbers than in a run that was never cut off", 0)
@@ -330,7 +355,7 @@ def _report(folder: RunFolder, ready: _Run, found: Trained) -> None:
     sets = {"training": ready.samples, **({"validation": ready.evaluator.data} if ready.evaluator else {})}
     run = Run(
         ready.path.name if ready.path else "",
-        found.reason, found.epochs, found.best, found.steps, found.seconds, asked,
+        found.reason, found.epochs, found.best, found.by, found.steps, found.seconds, asked,
         {use: (str(data.source), len(data)) for use, data in sets.items()},
         [str(file) for file in found.files], Curve.of(folder.history()), make_report(built=ready.built),
     )  # fmt: skip
@@ -352,8 +377,9 @@ def _evaluator(
     link: Communicator, ema: Mapping[str, str], tell: Tell,
 ) -> Evaluator:  # fmt: skip
     session = EvalSession(
-        model, options, trainer.buffers, path=path, provider=find_provider(course.provider), threads=course.threads
-    )
+        model, options, trainer.buffers, path=path, provider=find_provider(course.provider), threads=course.threads,
+        keep_mode=course.keep_mode,
+    )  # fmt: skip
     metrics = _metrics(trainer.roles, options, course)
     batches = Batches(data, data.batch_size or course.batch_size, shuffle=False, tell=tell)
     evaluator = RankZeroEvaluator(session, data, batches, trainer.roles.losses[0], metrics, ema, link)
@@ -368,6 +394,11 @@ def _metrics(roles: Roles, options: Options, course: Course) -> Sequence[Named]:
         return []
     if not course.metrics:
         return default_metrics(term)
+    if term.name == "causal-lm":
+        raise UsageError(
+            "`metrics` don't go with causal-lm: they would compare tokens with themselves, not with what follows",
+            "leave them out; the loss is told, and its exponential is the perplexity",
+        )
     found = [parse_metric(text, **dict(options.loss_options)) for text in course.metrics]
     names = ["loss", *(metric.name for metric in found)]
     twice = next((name for name in names if names.count(name) > 1), None)

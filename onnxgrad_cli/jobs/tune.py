@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from onnxgrad_cli.autodiff.kernel_variants import TABLE, VariantChoice, load_tuned
 from onnxgrad_cli.builder import TrainingModel
+from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.compat.random_feed import random_feed
 from onnxgrad_cli.derivatives.kinds import derive
@@ -211,5 +211,6 @@ def _toml(found: list[Measured], threads: int | None) -> str:
     for each in found:
         if each.best != each.default:
             ratio = each.milliseconds[each.best] / each.milliseconds[each.default]
-            lines.append(f"{json.dumps(each.place)} = {json.dumps(each.best)}  # {ratio:.2f} of {each.default}'s time")
+            choice = f"{strict_json.dumps(each.place)} = {strict_json.dumps(each.best)}"
+            lines.append(f"{choice}  # {ratio:.2f} of {each.default}'s time")
     return "\n".join(lines) + "\n"

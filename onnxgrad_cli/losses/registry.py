@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from onnx import TensorProto, TypeProto
 
 from onnxgrad_cli.common.catalogue import Catalogue, Documented
@@ -16,10 +17,14 @@ from onnxgrad_cli.ir.types import tensor_type
 
 LABELS = {
     "same": "of the output's type and shape",
-    "class": "the class of each sample (int64), of the output's shape without its axis 1",
+    "class": "the class of each sample (int64), of the output's shape without the axis of classes: 1, or class-axis",
+    "token": "the token at each place (int64), of the output's shape without its last axis, that of the vocabulary",
     "none": "none",
 }
 """The kinds of label, in words."""
+
+AXES = {"class": ", the second the classes", "token": ", the second the places, the third the vocabulary"}
+"""The axes of an output behind that of the batch, by the kind of label, in words."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +49,22 @@ class Loss(Documented):
     options: tuple[Option, ...]
     rather: Mapping[str, str]
 
-    def label_type(self, prediction: Val) -> TypeProto | None:
-        """The type of the label for an output; None where there is no label.
+    def class_axis(self, given: Mapping[str, object]) -> int | None:
+        """The axis of the output that runs over the classes, as given or by default; None where labels are no classes.
 
         Raises:
-            UsageError: the output's rank is unknown, or too low for this loss.
+            UsageError: a value is of another kind.
+        """
+        if self.label == "token":
+            return -1
+        asked = self._setting("class_axis", given)
+        return 1 if asked is None and self.label == "class" else asked
+
+    def label_type(self, prediction: Val, given: Mapping[str, object]) -> TypeProto | None:
+        """The type of the label for an output, with the options `given`; None where there is no label.
+
+        Raises:
+            UsageError: the output's rank is unknown, or too low for this loss, or it has no such axis of classes.
         """
         if self.label == "none":
             return None
@@ -62,11 +78,16 @@ class Loss(Documented):
             dims = ", ".join(map(str, shape))
             raise UsageError(
                 f"{self.name} takes an output of at least {self.rank} axes, '{prediction.name}' is [{dims}]",
-                "the first axis is the batch" + (", the second the classes" if self.label == "class" else ""),
+                f"the first axis is the batch{AXES.get(self.label, '')}",
             )
-        if self.label == "class":
-            return tensor_type(TensorProto.INT64, [shape[0], *shape[2:]])
-        return tensor_type(prediction.dtype, shape)
+        axis = self.class_axis(given)
+        if axis is None:
+            return tensor_type(prediction.dtype, shape)
+        if not -len(shape) < axis < len(shape) or axis == 0:
+            raise UsageError(
+                f"option class_axis = {axis}: '{prediction.name}' has {len(shape)} axes; the first is the batch"
+            )
+        return tensor_type(TensorProto.INT64, np.delete(np.array(shape, object), axis).tolist())
 
     def settings(self, given: Mapping[str, object]) -> dict[str, Any]:
         """The options for `function`: of `given`, those it knows.
@@ -82,8 +103,11 @@ class Loss(Documented):
         Raises:
             UsageError: a value is of another kind.
         """
+        return self._setting("ignore_index", given)
+
+    def _setting(self, name: str, given: Mapping[str, object]) -> Any:
         settings = {option.name: option.default for option in self.options} | self.settings(given)
-        return settings.get("ignore_index")
+        return settings.get(name)
 
 
 LOSSES: Catalogue[Loss] = Catalogue(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +18,16 @@ from onnx import NodeProto, helper
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import Caution, UsageError
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.types import is_float
+from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.types import Shape, dtype_of, is_float, shape_of
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.options import AdaptationOptions, LoraSpec
 from onnxgrad_cli.passes.parameters.patterns import matching
 from onnxgrad_cli.passes.pipeline import Pass
+from onnxgrad_cli.passes.quantized_matrices import is_transpose, quantized_matrices
 from onnxgrad_cli.record import ParameterRecord
 
 Uses = Mapping[str, list[tuple[NodeProto, int]]]
@@ -45,7 +47,7 @@ def parse_lora(text: str) -> LoraSpec:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class Reader:
     """A product that reads a weight: the node, at which input, and whether through a transpose."""
 
     node: NodeProto
@@ -73,9 +75,9 @@ def _run(graph: Graph, options: AdaptationOptions, training: ParameterRecord) ->
     random = np.random.default_rng(options.seed or 0)
     op = Op(graph)
     after: dict[str, list[NodeProto]] = {}
-    for name, readers in targets.items():
-        adapter = _store(graph, name, spec, readers[0].leads, random)
-        for reader in readers:
+    for name, weight in targets.items():
+        adapter = _store(graph, name, weight, spec, random)
+        for reader in weight.readers:
             after[reader.node.name] = _add(op, adapter, reader)
         training.adapters.append(adapter)
         training.trained += [adapter.a, adapter.b]
@@ -94,74 +96,113 @@ def _checked(options: AdaptationOptions) -> LoraSpec:
 # -- which weights --------------------------------------------------------------------------------------------------
 
 
-def _targets(
-    graph: Graph, spec: LoraSpec, options: AdaptationOptions, training: ParameterRecord
-) -> dict[str, list[_Reader]]:
+def _targets(graph: Graph, spec: LoraSpec, options: AdaptationOptions, training: ParameterRecord) -> dict[str, _Weight]:
     """The weights that get an adapter, each with the products that read it."""
-    uses = graph.uses()
-    found = {name: _find_weight(uses, name) for name in _asked(graph, uses, options, training)}
+    found = _asked(graph, options, training)
     products = Counter(reader.node.name for weight in found.values() for reader in weight.readers)
     twice = {name for name, count in products.items() if count > 1}
-    reasons = {name: _obstacle(graph, name, weight, spec, training, twice) for name, weight in found.items()}
+    judged = _leading_to(graph, training.predictions)
+    reasons = {name: _obstacle(graph, name, weight, spec, training, twice, judged) for name, weight in found.items()}
     barred = {name: why for name, why in reasons.items() if why}
     if (barred and options.lora_target) or len(barred) == len(found):
         raise _no_adapters(barred, spec, "`lora_target`" if options.lora_target else "`lora`")
     training.not_trained.update((name, f"frozen, and without an adapter: {why}") for name, why in barred.items())
-    return {name: weight.readers for name, weight in found.items() if name not in barred}
+    training.cautions.extend(Caution("note", name, f"'{name}' gets no adapter: {why}") for name, why in barred.items())
+    return {name: weight for name, weight in found.items() if name not in barred}
+
+
+def _leading_to(graph: Graph, outputs: Sequence[str]) -> set[str]:
+    """The values of which outputs are made, and these themselves."""
+    found = set(outputs)
+    for node in reversed(graph.nodes):
+        if not found.isdisjoint(node.output):
+            found.update(reads(node))
+    return found
 
 
 def _no_adapters(barred: Mapping[str, str], spec: LoraSpec, option: str) -> UsageError:
     """The error where weights that `option` asks for, or all, can't have an adapter; `barred` says which and why."""
-    listed = "".join(f"\n  {name}: {why}" for name, why in list(barred.items())[:20])
-    what = "these weights can't" if listed else "no weight is left to"
+    what = "these weights can't" if barred else "no weight is left to"
     return UsageError(
-        f"{option}: {what} have an adapter of rank {spec.rank}{listed}",
+        f"{option}: {what} have an adapter of rank {spec.rank}",
         "name others with `lora_target`, choose a smaller rank, or train them in full with `train`",
+        [f"{name}: {why}" for name, why in list(barred.items())[:20]],
     )
 
 
-def _asked(graph: Graph, uses: Uses, options: AdaptationOptions, training: ParameterRecord) -> list[str]:
-    """What is to have an adapter, if it can: as named, else the matrices of MatMul and Gemm that would be trained."""
+def _asked(graph: Graph, options: AdaptationOptions, training: ParameterRecord) -> dict[str, _Weight]:
+    """What is to have an adapter, if it can: as named, else the matrices of MatMul and Gemm that would be trained.
+
+    Of what is stored as integers, these are all.
+    """
+    uses = graph.uses()
+    quantized = {name: _weight(graph, uses, values) for name, values in quantized_matrices(graph).items()}
     if not options.lora_target:
         matrices = [name for name in training.adaptable if len(graph.initializers[name].dims) == 2]
-        kinds = {name: {reader.node.op_type for reader in _find_weight(uses, name).readers} for name in matrices}
-        return [name for name in matrices if kinds[name] & {"MatMul", "Gemm"}]
-    matrices = [n for n, t in graph.initializers.items() if len(t.dims) > 1 and is_float(graph.types[n])]
-    found = matching(options.lora_target, matrices, "`lora_target`", "matrix weights")
+        found = {name: _weight(graph, uses, [name]) for name in matrices} | quantized
+        return {name: weight for name, weight in found.items() if weight.products & {"MatMul", "Gemm"}}
+    floats = [n for n, t in graph.initializers.items() if len(t.dims) > 1 and is_float(graph.types[n])]
+    every = {name: _weight(graph, uses, [name]) for name in floats} | quantized
+    chosen = matching(options.lora_target, list(every), "`lora_target`", "matrix weights")
     frozen = matching(options.freeze, list(graph.initializers), "`freeze`", "float weights")
-    return [name for name in found if name not in training.trained and name not in frozen]
+    return {name: every[name] for name in chosen if name not in training.trained and name not in frozen}
 
 
 @dataclass(frozen=True)
 class _Weight:
-    """A weight in the graph: its own name and those of views that are a matrix too, and what reads these."""
+    """A weight in the graph: its shape and type, the names of it and of views that are a matrix too, and their readers.
 
+    One that is stored as integers has the shape and type of what products read.
+    """
+
+    dims: Shape
+    dtype: int
     names: list[str]
-    readers: list[_Reader]
+    readers: list[Reader]
+
+    @property
+    def products(self) -> set[str]:
+        """The kinds of nodes that read it."""
+        return {reader.node.op_type for reader in self.readers}
 
 
-def _find_weight(uses: Uses, name: str, transposed: bool = False) -> _Weight:
-    weight = _Weight([name], [])
+def _weight(graph: Graph, uses: Uses, values: Sequence[str]) -> _Weight:
+    """A weight by the values that it is, of one shape: several where it is dequantized for each of its readers."""
+    value_type = graph.types[values[0]]
+    views = [view for value in values for view in views_of(uses, value)]
+    same = all(shape_of(graph.types[value]) == shape_of(value_type) for value in values)
+    readers = [reader for _, own in views for reader in own]
+    return _Weight((same and shape_of(value_type)) or (), dtype_of(value_type), [name for name, _ in views], readers)
+
+
+def views_of(uses: Uses, name: str, transposed: bool = False) -> Iterator[tuple[str, list[Reader]]]:
+    """A matrix and its views that are one too, transposed perhaps, each by its name and what else reads it."""
+    readers, views = list[Reader](), list[NodeProto]()
     for node, position in uses.get(name, ()):
-        transposes = node.op_type == "Transpose" and [list(a.ints) for a in node.attribute] in ([], [[1, 0]])
-        if transposes or node.op_type == "Identity":
-            view = _find_weight(uses, node.output[0], transposed != transposes)
-            weight.names.extend(view.names)
-            weight.readers.extend(view.readers)
+        if is_transpose(node) or node.op_type == "Identity":
+            views.append(node)
         else:
-            weight.readers.append(_Reader(node, position, transposed))
-    return weight
+            readers.append(Reader(node, position, transposed))
+    yield name, readers
+    for node in views:
+        yield from views_of(uses, node.output[0], transposed != is_transpose(node))
 
 
 def _obstacle(
-    graph: Graph, name: str, weight: _Weight, spec: LoraSpec, training: ParameterRecord, twice: Collection[str]
-) -> str:
-    """Why a weight can't have an adapter; "" if it can. `twice` are the products of two that are to have one."""
-    dims = list(graph.initializers[name].dims)
-    if name not in training.adaptable:
+    graph: Graph, name: str, weight: _Weight, spec: LoraSpec, training: ParameterRecord, twice: Collection[str],
+    judged: set[str],
+) -> str:  # fmt: skip
+    """Why a weight can't have an adapter; "" if it can.
+
+    `twice` are the products of two that are to have one, `judged` the values that the loss is made of.
+    """
+    if is_float(graph.types[name]) and name not in training.adaptable:
         return training.not_trained[name]
-    if set(dims[2:]) - {1}:
-        return f"it is no matrix, but of shape {dims}"
+    dims = [dim for dim in weight.dims if isinstance(dim, int)]
+    if len(dims) < max(len(weight.dims), 2) or set(dims[2:]) - {1}:
+        return f"it is no matrix, but of shape {list(weight.dims)}"
+    if judged.isdisjoint(output for reader in weight.readers for output in reader.node.output):
+        return "no path ties it to the loss"
     if spec.rank >= min(dims[:2]):
         return f"the rank is not below its smaller side, {min(dims[:2])}"
     if not set(graph.output_names).isdisjoint(weight.names):
@@ -179,7 +220,7 @@ PRODUCTS = frozenset({("MatMul", 0), ("MatMul", 1), ("Gemm", 0), ("Gemm", 1), ("
 """Where a weight may stand that gets an adapter."""
 
 
-def _unlike_a_product(graph: Graph, reader: _Reader, rank: int) -> str:
+def _unlike_a_product(graph: Graph, reader: Reader, rank: int) -> str:
     node, position = reader.node, reader.position
     if position < 0:
         return "reads it inside a body"
@@ -194,11 +235,11 @@ def _unlike_a_product(graph: Graph, reader: _Reader, rank: int) -> str:
 # -- how they are written -------------------------------------------------------------------------------------------
 
 
-def _store(graph: Graph, name: str, spec: LoraSpec, leads: bool, random: np.random.Generator) -> Adapter:
+def _store(graph: Graph, name: str, weight: _Weight, spec: LoraSpec, random: np.random.Generator) -> Adapter:
     """The factors of a weight as initializers: A drawn as nn.Linear draws its weights (and peft A), B zero."""
-    weight = graph.initializers[name]
-    first, last, *ones = weight.dims
-    dtype = helper.tensor_dtype_to_np_dtype(weight.data_type)
+    first, last, *ones = (int(dim) for dim in weight.dims)
+    leads = weight.readers[0].leads
+    dtype = helper.tensor_dtype_to_np_dtype(weight.dtype)
     fan_in = first if leads else last
     shapes = [(first, spec.rank, *ones), (spec.rank, last, *ones)]
     a, b = shapes if leads else shapes[::-1]
@@ -209,7 +250,7 @@ def _store(graph: Graph, name: str, spec: LoraSpec, leads: bool, random: np.rand
     return Adapter(name, *names, spec.rank, spec.rank if spec.alpha is None else spec.alpha)
 
 
-def _add(op: Op, adapter: Adapter, reader: _Reader) -> list[NodeProto]:
+def _add(op: Op, adapter: Adapter, reader: Reader) -> list[NodeProto]:
     """What a product gains by an adapter, as nodes that follow it."""
     graph, node = op.graph, reader.node
     op.scope = f"{node.name}/adapter"
@@ -229,13 +270,13 @@ def _add(op: Op, adapter: Adapter, reader: _Reader) -> list[NodeProto]:
     return op.nodes
 
 
-def _matmul(op: Op, reader: _Reader, x: Val, left: Val, right: Val, base: Val, scale: float) -> Val:
+def _matmul(op: Op, reader: Reader, x: Val, left: Val, right: Val, base: Val, scale: float) -> Val:
     if reader.position == 1:
         return base + _scaled(x @ left, scale) @ right
     return base + left @ _scaled(right @ x, scale)
 
 
-def _gemm(op: Op, reader: _Reader, x: Val, left: Val, right: Val, base: Val, scale: float) -> Val:
+def _gemm(op: Op, reader: Reader, x: Val, left: Val, right: Val, base: Val, scale: float) -> Val:
     own = reader.settings
     alpha, turn_a, turn_b = own.get("alpha", 1.0) * scale, own.get("transA") or None, own.get("transB") or None
     if reader.position == 1:
@@ -247,7 +288,7 @@ def _gemm(op: Op, reader: _Reader, x: Val, left: Val, right: Val, base: Val, sca
     return op.Gemm(last, thin, base, transA=turn_a)
 
 
-def _conv(op: Op, reader: _Reader, x: Val, left: Val, right: Val, base: Val, scale: float) -> Val:
+def _conv(op: Op, reader: Reader, x: Val, left: Val, right: Val, base: Val, scale: float) -> Val:
     return base + op.Conv(_scaled(op.Conv(x, right, **reader.settings), scale), left)
 
 

@@ -61,11 +61,13 @@ def _terms(graph: Graph, options: StepOptions, training: StepRecord) -> Iterator
     for spec, output, label in zip(options.losses, training.predictions, training.judged, strict=False):
         from_file = spec.name.endswith(".onnx")
         name = Path(spec.name).name if from_file else spec.name
-        ignored = None if from_file else LOSSES.lookup(spec.name).ignored(options.loss_options)
+        loss = None if from_file else LOSSES.lookup(spec.name)
+        ignored = None if loss is None else loss.ignored(options.loss_options)
         numbered = label and not is_float(graph.types[label])
         shape = shape_of(graph.types[output]) or ()
-        classes = shape[1] if numbered and len(shape) > 1 else 0
-        yield Term(name, output, label, spec.weight, classes if isinstance(classes, int) else 0, ignored)
+        axis = (None if loss is None else loss.class_axis(options.loss_options)) or 1
+        classes = shape[axis] if numbered and len(shape) > 1 else 0
+        yield Term(name, output, label, spec.weight, classes if isinstance(classes, int) else 0, ignored, axis)
 
 
 def embed(graph: Graph, options: StepOptions, training: StepRecord) -> None:

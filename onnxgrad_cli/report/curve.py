@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from onnxgrad_cli.report.words import visible
+from onnxgrad_cli.common.visible import visible
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 

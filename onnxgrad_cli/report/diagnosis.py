@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.errors import Refusal
-from onnxgrad_cli.report.words import number, several, visible
+from onnxgrad_cli.report.words import number, several
 
 MOST = 4
 """Names of one group that are shown to people; the JSON result has all."""
@@ -117,7 +118,7 @@ def _parts(found: Diagnosis) -> Iterator[tuple[str, list[str]]]:
     yield "equal", [f"{_listed(names)}: of equal values, trained apart" for names in found.equal]
     yield "modes", found.normalization
     refused = [f"{refusal}{'; ' + refusal.hint if refusal.hint else ''}" for refusal in found.refusals]
-    yield "in the way", [*refused, *found.error.splitlines(), *filter(None, [found.hint])]
+    yield "in the way", [*refused, *filter(None, [*found.error.split("\n"), found.hint])]
     yield "proof", found.proof
     yield "better export", found.advice
 

@@ -51,7 +51,7 @@ def sections(report: Report) -> Iterator[Section]:
 def _obstacles(report: Report) -> Section:
     blocks: list[Block] = []
     if report.error:
-        blocks += [Paragraph(quoted(line)) for line in report.error.splitlines() if line.strip()]
+        blocks += [Paragraph(quoted(line)) for line in report.error.split("\n") if line.strip()]
     if report.hint:
         blocks.append(Paragraph(("What to do: ", *pieces(quoted(report.hint)), ".")))
     if report.refusals:

@@ -111,8 +111,9 @@ def sizes_in_words(report: Report) -> str:
 def adapters_in_words(report: Report) -> str:
     """How many adapters there are, and what they save."""
     factors = {name for adapter in report.adapters for name in (adapter.a, adapter.b)}
-    adapted = {adapter.weight for adapter in report.adapters}
-    count = sum(weight.count for weight in report.weights if weight.name in factors)
-    whole = sum(tensor.count for tensor in report.not_trained if tensor.name in adapted)
-    text = f"{len(adapted):,} of rank {report.adapters[0].rank}: {several(count, 'number')} instead of {number(whole)}"
+    counts = {weight.name: weight.count for weight in report.weights if weight.name in factors}
+    count = sum(counts.values())
+    whole = sum(counts[adapter.a] * counts[adapter.b] // adapter.rank**2 for adapter in report.adapters)
+    rank = report.adapters[0].rank
+    text = f"{len(report.adapters):,} of rank {rank}: {several(count, 'number')} instead of {number(whole)}"
     return text + f" ({percent(count / whole)})"

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 from html import escape
 
+from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.report.blocks import Block, Bullets, Inline, Listing, Name, Page, Paragraph, Picture, Table
-from onnxgrad_cli.report.words import pieces, plain, visible
+from onnxgrad_cli.report.words import pieces, plain
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; --good: #1a7f37; --bad: #cf222e; --warn: #9a6700; }

@@ -17,6 +17,7 @@ from onnx import TensorProto
 
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.builder import TrainingModel
+from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.common.wording import flag_of, in_flags
 from onnxgrad_cli.cost import cost
 from onnxgrad_cli.errors import Caution, CheckFailed, OnnxgradError, Refusal, UnsupportedError
@@ -154,9 +155,10 @@ def _success(proof: Proof | None) -> str:
 def _message(error: Exception | None) -> str:
     if error is None:
         return ""
-    if isinstance(error, UnsupportedError) and error.refusals:
-        return error.message.splitlines()[0]
-    return error.message if isinstance(error, OnnxgradError) else f"{type(error).__name__}: {error}"
+    if not isinstance(error, OnnxgradError):
+        return visible(f"{type(error).__name__}: {error}")
+    details = () if isinstance(error, UnsupportedError) and error.refusals else error.details  # the refusals say it
+    return "\n".join(map(visible, [error.message, *(f"  {detail}" for detail in details)]))
 
 
 def _refusals(error: Exception | None) -> list[Refusal]:

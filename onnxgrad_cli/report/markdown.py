@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.report.blocks import Block, Bullets, Inline, Listing, Name, Page, Paragraph, Picture, Table
-from onnxgrad_cli.report.words import pieces, visible
+from onnxgrad_cli.report.words import pieces
 
 WIDEST = 90
 """Columns are padded up to this width."""
@@ -28,9 +29,9 @@ def markdown(page: Page) -> str:
 def _block(block: Block) -> Iterator[str]:
     match block:
         case Paragraph(text):
-            yield _inline(text)
+            yield _line(text)
         case Bullets(items):
-            yield from (f"- {_inline(item)}" for item in items)
+            yield from (f"- {_line(item)}" for item in items)
         case Listing(language, text):
             longest = max((len(run) for run in re.findall("`+", text)), default=0)
             fence = "`" * max(3, longest + 1)
@@ -61,6 +62,11 @@ def _table(table: Table) -> Iterator[str]:
 
 def _cell(text: Inline) -> str:
     return _inline(text).replace("|", "\\|")
+
+
+def _line(text: Inline) -> str:
+    """A run of text at the beginning of a line, where it must not begin a heading, a list or a rule."""
+    return re.sub(r"^(\s*\d*)([-+=#.)])", r"\1\\\2", _inline(text))
 
 
 def _inline(text: Inline) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator
 
+from onnxgrad_cli.common.visible import python_literal
 from onnxgrad_cli.metadata import STORED
 from onnxgrad_cli.report.model import Next, Report, Value
 
@@ -40,8 +40,8 @@ def _steps(path: str, report: Report) -> str:
     fed = [value for value in report.inputs if value.role not in STORED]
     stored = "--embed-state" not in report.asked.options
     return _PROGRAM.format(
-        path=json.dumps(path),
-        data="".join(f"    {json.dumps(v.name)}: {_sample(v)},\n" for v in fed),
+        path=python_literal(path),
+        data="".join(f"    {python_literal(v.name)}: {_sample(v)},\n" for v in fed),
         descend="" if report.asked.optimizer else _DESCEND,
         rate="" if report.asked.optimizer else ", rate",
         value="" if report.asked.optimizer else ", 0.01",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from onnxgrad_cli.common import strict_json
+from onnxgrad_cli.common.visible import visible_lines
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.report import text
 from onnxgrad_cli.report.document import page
@@ -31,7 +32,7 @@ def _text(report: Report) -> str:
 
 
 def _json(report: Report) -> str:
-    return json.dumps(dataclasses.asdict(report), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return strict_json.dumps(dataclasses.asdict(report), indent=2) + "\n"
 
 
 FORMATS: dict[str, Callable[[Report], str]] = {"md": _markdown, "html": _html, "json": _json, "txt": _text}
@@ -46,7 +47,7 @@ def render(report: Report, kind: str) -> str:
     """
     if kind not in FORMATS:
         raise UsageError(f"no report format '{kind}'", suggest(kind, FORMATS, "formats"))
-    return FORMATS[kind](report)
+    return visible_lines(FORMATS[kind](report))
 
 
 def summary(report: Report) -> RenderableType:

@@ -78,7 +78,7 @@ def summary(report: Report) -> RenderableType:
 def _summary(report: Report) -> Iterator[tuple[str, Inline]]:
     """The lines of the short form: label and words."""
     if report.error:
-        yield "error", report.error.splitlines()[0]
+        yield "error", report.error.partition("\n")[0]
     for refusal in report.refusals[:MOST_REFUSALS]:
         yield "node", str(refusal) + (f"; {refusal.hint}" if refusal.hint else "")
     if len(report.refusals) > MOST_REFUSALS:

@@ -17,7 +17,7 @@ PICTURE = "curve.svg"
 ENDS = {"done": "All epochs were run", "no better": "It ended early, for the validation got no better"}
 """Why a run ends."""
 
-OF_THE_BUILD = {"What was asked", "Trained weights", "Adapters", "Not trained, and why", "Versions"}
+OF_THE_BUILD = {"What was asked", "Trained weights", "Adapters", "Not trained, and why", "Cautions", "Versions"}
 """What the report of the training model says that matters here too."""
 
 
@@ -30,6 +30,7 @@ class Run:
         reason: why it ended, one of `ENDS`.
         epochs: what each has come to: 'loss', 'val_loss', 'val_<metric>'; one at least.
         best: the epoch whose weights were taken, counted from 1.
+        by: what says which epoch is best, a name in `epochs`; "" where the last one is taken.
         steps, seconds: how many were taken in all, and how long it took at last.
         course: how it was trained, by the option.
         data: what each set of data is for -> its source and how many samples it has.
@@ -42,6 +43,7 @@ class Run:
     reason: str
     epochs: Sequence[Mapping[str, float]]
     best: int
+    by: str
     steps: int
     seconds: float
     course: Mapping[str, object]
@@ -58,7 +60,8 @@ class Run:
 
 def page(run: Run) -> Page:
     """The run as a document."""
-    verdict = f"{ENDS[run.reason]}; the model has the weights of epoch {run.best} of {len(run.epochs)}."
+    which = f", the best by its {_words(run.by)}" if run.by else ", the last"
+    verdict = f"{ENDS[run.reason]}; the model has the weights of epoch {run.best} of {len(run.epochs)}{which}."
     return Page(("Training of ", Name(run.model)), verdict, "good", list(_glance(run)), list(_sections(run)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.ir.types import Shape
 from onnxgrad_cli.report.blocks import Inline, Name
 
@@ -12,11 +13,6 @@ from onnxgrad_cli.report.blocks import Inline, Name
 def pieces(text: Inline) -> tuple[str, ...]:
     """The words and names of a run of text."""
     return text if isinstance(text, tuple) else (text,)
-
-
-def visible(text: str) -> str:
-    """The text on one line: line breaks and control characters as escapes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def plain(text: Inline) -> str:

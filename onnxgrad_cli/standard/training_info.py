@@ -93,13 +93,13 @@ def pack(original: ModelProto, built: TrainingModel) -> ModelProto:
     check_request(built.options)
     trained, training = built.model, built.training
     _check_fit(original, trained, [*training.trained, *training.state], training.slots)
-    model = copied(original)
+    fresh, model = _fresh(built), copied(original)
+    _part_names(model.graph.node, fresh)
     model.ir_version = max(model.ir_version, FIRST_WITH_TRAINING)
     for entry in trained.opset_import:
         if entry.domain not in {known.domain for known in model.opset_import}:
             model.opset_import.append(entry)
     info = model.training_info.add()
-    fresh = _fresh(built)
     names = _Algorithm(original.graph, built.graph.proto.graph, info.algorithm, fresh).names
     successors = {name: training.state[name] for name in built.graph.input_names if name in training.state}
     _bind(info.update_binding, {name: names.get(new, new) for name, new in successors.items()})
@@ -117,6 +117,15 @@ def pack(original: ModelProto, built: TrainingModel) -> ModelProto:
 def _fresh(built: TrainingModel) -> Callable[[str], str]:
     """Draws names that nothing in the training model bears; identifiers, if those are asked for."""
     return lambda stem: built.graph.fresh(as_identifier(stem) if built.options.identifiers else stem)
+
+
+def _part_names(nodes: Iterable[NodeProto], fresh: Callable[[str], str]) -> None:
+    """Let no two nodes have one name: that says nothing to the standard, but onnxruntime opens no such model."""
+    taken = {""}
+    for node in nodes:
+        if node.name in taken and node.name:
+            node.name = fresh(node.name)
+        taken.add(node.name)
 
 
 def _check_fit(original: ModelProto, trained: ModelProto, mutable: Iterable[str], slots: Iterable[str]) -> None:
@@ -286,8 +295,7 @@ def check_training_info(model: ModelProto, path: Path | None = None) -> None:
                 if made is not None:
                     faults += (f"{where}: {fault}" for fault in _type_faults(Graph(made, path), variables, binding))
     if faults:
-        lines = "\n".join(f"  {fault}" for fault in faults)
-        raise OnnxgradError(f"the model's training information breaks the standard:\n{lines}", "write it again")
+        raise OnnxgradError("the model's training information breaks the standard:", "write it again", faults)
 
 
 def _faults(model: ModelProto) -> Iterator[str]:

@@ -10,8 +10,10 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxgrad_cli.builder import TrainingModel
+from onnxgrad_cli.common.choices import Mode
 from onnxgrad_cli.execution.session import CPU, Buffer, feed, open_session
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.modes import give_own_statistics
 from onnxgrad_cli.ir.skeleton import copied, without_initializers
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.roles import embed
@@ -27,7 +29,7 @@ class EvalResult:
 
 @dataclass(frozen=True)
 class EvalModel:
-    """The inference model with its loss; BatchNormalization and Dropout are in inference mode.
+    """The inference model with its loss; BatchNormalization and Dropout are in inference mode unless they were kept.
 
     Attributes:
         model: takes the model's inputs and the labels, and `weights` as inputs with a value; describes itself.
@@ -48,6 +50,7 @@ def make_eval_model(
     weights: Iterable[str],
     path: Path | None = None,
     outputs: Iterable[str] = (),
+    keep_mode: bool = False,
 ) -> EvalModel:
     """Make the eval model of an inference model.
 
@@ -57,9 +60,11 @@ def make_eval_model(
         weights: the names of a trainer's weights and state.
         path: where the model was read from; external data are relative to it.
         outputs: outputs of the model that are wanted besides those that the losses take.
+        keep_mode: leave BatchNormalization and Dropout in the mode in which the model came.
     """
-    copy = copied(model)
-    mode = "eval" if options.mode == "train" else options.mode
+    copy, weights = copied(model), list(weights)
+    give_own_statistics(copy, weights)
+    mode: Mode = "keep" if keep_mode else "eval"
     built = TrainingModel(Graph(copy, path), replace(options, mode=mode, optimizer="", optimizer_options={}))
     built.run(stop_after="loss")
     graph, training = built.graph, built.training
@@ -92,6 +97,7 @@ class EvalSession:
         path: Path | None = None,
         provider: str = CPU,
         threads: int | None = None,
+        keep_mode: bool = False,
     ) -> None:
         """Open a session on a model, which is not changed.
 
@@ -101,8 +107,9 @@ class EvalSession:
             weights: the names of a trainer's weights and state.
             path: where the model was read from; external data are relative to it.
             provider, threads: see `Trainer`.
+            keep_mode: see `make_eval_model`.
         """
-        found = make_eval_model(model, options, weights, path)
+        found = make_eval_model(model, options, weights, path, keep_mode=keep_mode)
         self._loss, self._outputs, self._bound = found.loss, found.outputs, found.weights
         bare = without_initializers(found.model, self._bound)
         fed = set(self._bound) | {tensor.name for tensor in bare.graph.initializer}

@@ -52,6 +52,7 @@ class Loop:
         folder: where they go.
         stop: whether somebody asks for an end, asked after each step.
         model: what the steps compute, in short: a checkpoint goes on with the same alone.
+        digests: 'training' and perhaps 'validation' -> what tells these data from others, in short.
         watch: called after each step with the steps taken and the loss.
     """
 
@@ -69,18 +70,29 @@ class Loop:
     stop: Callable[[], bool]
     watch: Callable[[int, float], None]
     model: str = ""
+    digests: Mapping[str, str] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
 
-    def resume(self) -> None:
+    def resume(self, new_data: bool = False) -> None:
         """Go on from the folder's checkpoint.
+
+        Args:
+            new_data: on purpose with other training data, of as many samples.
 
         Raises:
             UsageError: it is of another model, other data or other options.
+            OnnxgradError: it is damaged.
         """
         values, said = self.folder.load()
         self._check_same(values, said)
-        self.trainer.load(values, said["steps"])
+        self._check_data(said["data"], new_data)
         self.batches.restore(said["batches"])
+        if self.batches.dealt != said["steps"]:
+            raise OnnxgradError(
+                f"the checkpoint speaks of {said['steps']} steps, and of a place after {self.batches.dealt}",
+                "it is damaged: take another copy, or begin anew with `run`",
+            )
+        self.trainer.load(values, said["steps"])
         self.schedule.restore(said["schedule"])
         self.progress = Progress(**said["run"])
 
@@ -95,7 +107,7 @@ class Loop:
             )
         if said["adapters"] != [asdict(adapter) for adapter in self.trainer.roles.adapters]:
             raise UsageError("the run was begun with other adapters", "go on with the same `lora`, or begin anew")
-        if said.get("model", self.model) != self.model:
+        if said["model"] != self.model:
             raise UsageError(
                 "the run was begun with another model or other options: its steps were not these",
                 "go on with the same ones, or begin anew with `run`; `onnxgrad export` makes a model of its checkpoint",
@@ -107,6 +119,35 @@ class Loop:
                 f"the run was begun with {', '.join(epochs[0])} to judge an epoch by, now it is {', '.join(told)}",
                 "go on with the same `val` and `metrics`, or begin anew with `run`",
             )
+        if said["watched"] != self.watched:
+            raise UsageError(
+                f"the run was begun with {said['watched']} to say which epoch is best, now it is {self.watched}",
+                "go on with the same `metrics` in the same order, or begin anew with `run`",
+            )
+
+    def best(self) -> dict[str, np.ndarray]:
+        """The values of the best epoch, as the folder keeps them.
+
+        Raises:
+            OnnxgradError: they are damaged, or of another run.
+        """
+        values, said = self.folder.load(best=True)
+        if said["run"]["best"] != self.progress.best or said["model"] != self.model:
+            raise OnnxgradError(
+                f"'{self.folder.path}': its best checkpoint is not that of epoch {self.progress.best} of this run",
+                "`onnxgrad export` writes the last checkpoint; or begin anew with `run`",
+            )
+        return values
+
+    def _check_data(self, digests: Mapping[str, str], new_data: bool) -> None:
+        """Make sure that the data hold what they held, of whichever name and size they are."""
+        for use, digest in self.digests.items():
+            if digests.get(use) == digest or (new_data and use == "training"):
+                continue
+            hint = "go on with the same data, or begin anew with `run`"
+            if use == "training":
+                hint += "; `new_data` goes on with others of as many samples"
+            raise UsageError(f"the run was begun with other {use} data: what they hold is not what they held", hint)
 
     def run(self) -> str:
         """Take all steps that are left.
@@ -197,7 +238,9 @@ class Loop:
             "run": asdict(self.progress),
             "weights": list(weights),
             "adapters": [asdict(adapter) for adapter in self.trainer.roles.adapters],
+            "watched": self.watched,
             "model": self.model,
+            "data": dict(self.digests),
             "averages": self.trainer.roles.averages,
         }
         try:

@@ -124,13 +124,16 @@ DEFAULTS = {
 
 def default_metrics(term: Term, loss_options: Mapping[str, object] | None = None) -> list[Named]:
     """What is told of a loss besides its value: the accuracy of classes, rmse and r2 of numbers, else nothing."""
-    ignored = {} if term.ignore_index is None else {"ignore_index": term.ignore_index}
-    return [parse_metric(text, **{**ignored, **(loss_options or {})}) for text in DEFAULTS.get(term.name, ())]
+    said = {"class_axis": term.class_axis} | ({} if term.ignore_index is None else {"ignore_index": term.ignore_index})
+    return [parse_metric(text, **{**said, **(loss_options or {})}) for text in DEFAULTS.get(term.name, ())]
 
 
 # -- of classes ----------------------------------------------------------------------------------------
 
-IGNORED = {"ignore_index": "the label of samples that do not count"}
+OF_CLASSES = {
+    "ignore_index": "the label of samples that do not count",
+    "class_axis": "the axis of the output that runs over the classes; -1 is the last",
+}
 
 
 class _Share:
@@ -150,7 +153,7 @@ class _Share:
 @metric(
     "accuracy",
     higher=True,
-    options={**IGNORED, "threshold": "above which a prediction means yes, where there are no classes: 0 for logits"},
+    options={**OF_CLASSES, "threshold": "above which a prediction means yes, where there are no classes: 0 for logits"},
 )
 class _Accuracy(_Share):
     """The share of labels that are met: by the class of the largest output, or by yes and no.
@@ -158,41 +161,42 @@ class _Accuracy(_Share):
     Predictions (N, C, ...) with labels (N, ...) are classes; of the labels' shape they are yes and no, one by one.
     """
 
-    def __init__(self, *, threshold: float = 0.5, ignore_index: int = -100) -> None:
+    def __init__(self, *, threshold: float = 0.5, ignore_index: int = -100, class_axis: int = 1) -> None:
         super().__init__()
-        self._threshold, self._ignored = threshold, ignore_index
+        self._threshold, self._ignored, self._axis = threshold, ignore_index, class_axis
 
     def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
         if predictions.shape == labels.shape:
             right = (predictions > self._threshold) == (labels > 0.5)
         else:
-            _check_classes("accuracy", predictions, labels)
-            right = predictions.argmax(1) == labels
+            _check_classes("accuracy", predictions, labels, self._axis)
+            right = predictions.argmax(self._axis) == labels
         self._take(right, labels != self._ignored)
 
 
-@metric("top-k", higher=True, options={"k": "how many of the largest outputs may hold the label", **IGNORED})
+@metric("top-k", higher=True, options={"k": "how many of the largest outputs may hold the label", **OF_CLASSES})
 class _TopK(_Share):
     """The share of labels that are among the k largest outputs."""
 
-    def __init__(self, *, k: int = 5, ignore_index: int = -100) -> None:
+    def __init__(self, *, k: int = 5, ignore_index: int = -100, class_axis: int = 1) -> None:
         super().__init__()
         require(k > 0, f"k must be above 0, not {k}")
-        self._k, self._ignored = k, ignore_index
+        self._k, self._ignored, self._axis = k, ignore_index, class_axis
 
     def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
-        _check_classes("top-k", predictions, labels)
+        _check_classes("top-k", predictions, labels, self._axis)
+        predictions = np.moveaxis(predictions, self._axis, 1)
         order = np.argsort(-np.asarray(predictions, np.float64), 1, kind="stable")
         best = order[:, : self._k]
         self._take((best == labels[:, None]).any(1), labels != self._ignored)
 
 
-def _check_classes(name: str, predictions: np.ndarray, labels: np.ndarray) -> None:
-    shape = (*predictions.shape[:1], *predictions.shape[2:])
-    if predictions.ndim < 2 or shape != labels.shape:
+def _check_classes(name: str, predictions: np.ndarray, labels: np.ndarray, axis: int) -> None:
+    there = predictions.ndim > 1 and -predictions.ndim < axis < predictions.ndim
+    if not there or tuple(np.delete(predictions.shape, axis)) != labels.shape:
         raise UsageError(
             f"{name} does not go with predictions {list(predictions.shape)} and labels {list(labels.shape)}",
-            "labels are the numbers of classes, of the output's shape without its axis 1",
+            f"labels are the numbers of classes, of the output's shape without its axis {axis}",
         )
 
 

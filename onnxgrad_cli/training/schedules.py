@@ -299,4 +299,7 @@ class _Plateau:
         return dict(self._now)
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        numbers = [value for name, value in state.items() if name != "best" or value is not None]
+        if not all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in numbers):
+            raise OnnxgradError("this is not the state of the schedule 'plateau'", "the checkpoint is damaged")
         self._now = dict(state)

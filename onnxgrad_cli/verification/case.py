@@ -13,6 +13,8 @@ from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.verification.feeds import DescribedModel
+from onnxgrad_cli.verification.original import Original
+from onnxgrad_cli.verification.written import Ran
 
 
 @dataclass
@@ -20,7 +22,8 @@ class Case:
     """What a proof is about, and what its checks have made of it so far.
 
     Attributes:
-        model, roles, path, original, data, sizes, force: see `prove`.
+        model, roles, path, data, sizes, force: see `prove`.
+        original: the inference model it was made from; None where it is not compared.
         rng: draws the random data and directions.
         described: the training model with its weights, as it is run.
         run: runs that model on onnxruntime.
@@ -32,7 +35,7 @@ class Case:
     model: ModelProto
     roles: Roles
     path: Path | None
-    original: ModelProto | None
+    original: Original | None
     data: Arrays
     sizes: Mapping[str, int]
     rng: np.random.Generator
@@ -43,6 +46,11 @@ class Case:
     outputs: Arrays = field(init=False)
     drawn: dict[str, int] | None = field(init=False)
     measured_by: str = ""
+
+    @property
+    def ran(self) -> Ran | None:
+        """The run of the model; None where it has not come to one."""
+        return Ran(self.described.model, self.feeds, self.outputs) if hasattr(self, "outputs") else None
 
 
 @dataclass(frozen=True)

@@ -90,12 +90,12 @@ def _sizes_of_labels(described: DescribedModel) -> Callable[[Arrays, Mapping[str
         dim for name in shapes if roles.inputs[name] == "model input" for dim in shapes[name] if isinstance(dim, str)
     }
     open_ = {
-        term.label: term.output
+        term.label: term
         for term in roles.losses
         if term.label in shapes and not own.issuperset(dim for dim in shapes[term.label] if isinstance(dim, str))
     }
     made = {name for node in described.model.graph.node for name in node.output}
-    judged = sorted(set(open_.values()) & made)
+    judged = sorted({term.output for term in open_.values()} & made)
     if not judged:
         return lambda feeds, sizes: {}
     forward = copied(described.model)
@@ -106,10 +106,10 @@ def _sizes_of_labels(described: DescribedModel) -> Callable[[Arrays, Mapping[str
     def find(feeds: Arrays, sizes: Mapping[str, int]) -> dict[str, int]:
         results = run(feeds)
         found: dict[str, int] = {}
-        for label, output in open_.items():
-            sizes_there = list(results[output].shape)
-            if len(sizes_there) == len(shapes[label]) + 1:  # classes, which are the second axis
-                del sizes_there[1]
+        for label, term in open_.items():
+            sizes_there = list(results[term.output].shape)
+            if len(sizes_there) == len(shapes[label]) + 1:
+                del sizes_there[term.class_axis]
             for dim, size in zip(shapes[label], sizes_there, strict=False):
                 if isinstance(dim, str) and dim not in own and sizes.get(dim) != size:
                     found[dim] = size
@@ -146,7 +146,8 @@ def random_feeds(
     """Random arrays for the inputs that must be fed.
 
     Floats are normal, or between 0 and 1 if `positive`. Integers are valid as what they index; those that index
-    no weight are 0 or 1 if `masked`, else 1. Of labels that may say that a sample does not count, the first one counts.
+    no weight are 0 or 1 if `masked`, else 1. Of labels that may say that a sample does not count, the first two count,
+    and of many each fifth does not.
     """
     types = {value.name: value.type for value in described.model.graph.input}
     shapes = sized(_shapes(described), sizes)
@@ -162,8 +163,10 @@ def random_feeds(
             feeds[name] = draw(rng, dtype, shape, 0 if masked or name in limits else 1, limits.get(name, 2))
     for term in described.roles.losses:
         if term.ignore_index is not None and term.label in feeds:
-            first = feeds[term.label].reshape(-1)[:1]
+            labels = feeds[term.label].reshape(-1)
+            first = labels[:2]
             first[first == term.ignore_index] = (term.ignore_index + 1) % (term.classes or 2)
+            labels[4::5] = term.ignore_index
     return feeds
 
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from onnxgrad_cli.verification.loss_function import MUST_SHOW, LossFunction
+from onnxgrad_cli.verification.loss_function import MUST_SHOW, ScalarFunction
 from onnxgrad_cli.verification.slopes import slope
 
 DIRECTIONS, ROUNDS = 2, 4
@@ -31,6 +31,9 @@ noise of the claim may be added to that."""
 NOISE = (3e-4, 0.1)
 """Shares of a gradient that are noise: tensors are judged with others between the same bounds, and beyond the last one
 nothing can be told of them but that the loss does not move with them either."""
+
+UNIFORM = 3**-0.5
+"""The size of a typical number that is drawn uniformly between -1 and 1."""
 
 NAMED = 10
 """Wrong gradients that are looked for by name."""
@@ -70,8 +73,12 @@ class Trial:
 
     def least_fault(self, name: str) -> float:
         """The size of the smallest fault in the gradient of a tensor, relative to it, that would have shown."""
-        still = self.measured == 0 and not any(self.shares.values())  # a gradient of zero, and a loss that stays
-        return 0.0 if still else self.allowed / max(abs(self.shares[name]), 1e-300)
+        return self.allowed / max(abs(self.shares[name]), 1e-300)
+
+    @property
+    def still(self) -> bool:
+        """Whether all gradients are zero and the loss stays: that is right, and shows nothing of any rule."""
+        return self.measured == 0 and not any(self.shares.values())
 
 
 @dataclass
@@ -82,6 +89,7 @@ class Judgement:
         error: the largest error of a direction that moved all tensors, relative to its slope.
         refuted: tensors along which the loss has other slopes than they claim together; empty where all agree.
         visible: tensor -> the size of the smallest fault in its gradient, relative to it, that would have shown.
+        still: tensors of which each gradient is zero, and along which the loss stays.
         directions: how many were measured.
         kinked: whether a fault could hide in a kink in one of them.
     """
@@ -89,6 +97,7 @@ class Judgement:
     error: float = 0.0
     refuted: list[str] = field(default_factory=list)
     visible: dict[str, float] = field(default_factory=dict)
+    still: list[str] = field(default_factory=list)
     directions: int = 0
     kinked: bool = False
 
@@ -108,7 +117,7 @@ class Judge:
 
     def __init__(
         self,
-        loss: LossFunction,
+        loss: ScalarFunction,
         claims: Mapping[str, np.ndarray],
         noise: Sequence[Mapping[str, np.ndarray]],
         rng: np.random.Generator,
@@ -167,6 +176,9 @@ class Judge:
             found.refuted = list(names)
         for name in names:
             found.visible[name] = min(trial.least_fault(name) for trial in trials)
+        if all(trial.still for trial in trials):
+            found.still += names
+            return []
         return [name for name in names if found.visible[name] >= self.loss.fault]
 
     def wrong_among(self, names: Sequence[str]) -> dict[str, float]:
@@ -201,16 +213,23 @@ class Judge:
         return Trial(claimed, measured.value, allowed, shares, measured.kink / 2)
 
     def _way(self, name: str) -> np.ndarray:
-        """A random direction for a tensor: uniform numbers, which are cheap to draw."""
-        x = self.loss.point[name]
-        way = self._rng.random(x.shape) * 2 - 1
+        """A random direction for a tensor: uniform numbers, which are cheap to draw, and as much of the claim.
+
+        By chance a random direction is almost at right angles to one gradient of many, and would not show its faults.
+        """
+        x, claim = self.loss.point[name], self._claims[name]
         scale = np.abs(x) if self._by_entry and np.any(x) else self._sizes[name]
+        way = self._rng.random(x.shape) * 2 - 1
+        felt = np.multiply(claim, scale, dtype=np.float64)
+        size = math.sqrt(_dot(felt, felt))
+        if size > 0:
+            way += (math.copysign(UNIFORM, _dot(way, felt)) / size) * felt
         return np.asarray(way * scale * self._amplitudes[name])
 
 
 def _dot(a: np.ndarray, b: np.ndarray) -> float:
-    """The sum of products; not by BLAS, whose threads cost more than so short a sum."""
-    return float(np.einsum("i,i->", np.ravel(a), np.ravel(b)))
+    """The sum of products in float64; not by BLAS, whose threads cost more than so short a sum."""
+    return float(np.einsum("i,i->", np.ravel(a), np.ravel(b), dtype=np.float64))
 
 
 def _rms(x: np.ndarray) -> float:

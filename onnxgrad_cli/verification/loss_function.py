@@ -8,7 +8,7 @@ precision: what is delivered.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -28,41 +28,29 @@ MUST_SHOW = {True: 0.01, False: 0.2}
 """The size of a fault, relative to a gradient, that must not hide: by slopes in float64, or in float32."""
 
 
-class LossFunction:
-    """The loss along lines through a point; where the gradient of the loss is an input, it counts that often.
+class ScalarFunction:
+    """A function of tensors along lines through a point.
 
     Args:
-        described: the training model.
-        feeds: data for its inputs.
-        exact: in float64; else in the model's own precision.
+        at: the function, of those tensors that are elsewhere than at the point.
+        point: the tensors, in float64.
+        exact: whether it is computed in float64; else in float32.
+        run: what computes it.
 
     Attributes:
-        point: weights and float inputs that have a gradient, in float64.
-        value: the loss there.
-        exact: as asked for.
+        point, exact: as given.
+        value: the function at the point.
         digits: the relative distance of neighbouring numbers in which it is computed.
         fault: the size of a fault, relative to a gradient, that must not hide.
         tolerance: how far a claimed slope may be off besides all that is measured: kernels approximate functions.
         name: what computes it, and in which precision.
-
-    Raises:
-        Exception: the model can't be computed so.
     """
 
-    def __init__(self, described: DescribedModel, feeds: Mapping[str, np.ndarray], exact: bool) -> None:
-        self.exact = exact
-        forward = part(described.model, described.roles.loss)
-        types = {value.name: dtype_of(value.type) for value in forward.graph.input}
-        wide = {name: widened(x) for name, x in {**weights(described), **feeds}.items()}
-        self.point = {name: wide[name] for name in described.roles.gradients}
-        self._types = {} if exact else {name: helper.tensor_dtype_to_np_dtype(types[name]) for name in types}
-        run = DoubleExecutor(forward) if exact else Executor(forward, fallback=False)
-        self._run: DoubleExecutor | Executor = run
-        self._fixed = {name: x for name, x in wide.items() if name in types}
-        self._output = described.roles.loss
-        fed = [name for name, role in described.roles.inputs.items() if role == "loss gradient"]
-        self._factor = math.prod(float(feeds[name]) for name in fed)
-        self.value = self._at({})
+    def __init__(
+        self, at: Callable[[Arrays], float], point: Arrays, exact: bool, run: DoubleExecutor | Executor
+    ) -> None:
+        self._at, self.point, self.exact = at, point, exact
+        self.value = at({})
         self.digits = float(np.finfo(np.float64 if exact else np.float32).eps)
         self.fault = MUST_SHOW[exact]
         self.tolerance = 2e-6 if exact else 5e-2
@@ -73,14 +61,37 @@ class LossFunction:
         return double_steps(self.value, slope) if self.exact else SINGLE_STEPS
 
     def moved(self, ways: Mapping[str, np.ndarray], step: float) -> float:
-        """The loss `step` along a direction."""
-        return self._at({name: self.point[name] + step * way for name, way in ways.items() if name in self._fixed})
+        """The function `step` along a direction."""
+        return self._at({name: self.point[name] + step * way for name, way in ways.items()})
 
-    def _at(self, moved: Arrays) -> float:
-        values = {**self._fixed, **moved}
-        if self._types:
-            values = {name: np.asarray(x, self._types[name]) for name, x in values.items()}
-        return self._factor * float(self._run(values)[self._output])
+
+class LossFunction(ScalarFunction):
+    """The loss of a training model; where the gradient of the loss is an input, it counts that often.
+
+    Args:
+        described: the training model.
+        feeds: data for its inputs.
+        exact: in float64; else in the model's own precision.
+
+    Raises:
+        Exception: the model can't be computed so.
+    """
+
+    def __init__(self, described: DescribedModel, feeds: Mapping[str, np.ndarray], exact: bool) -> None:
+        roles, forward = described.roles, part(described.model, described.roles.loss)
+        types = {value.name: helper.tensor_dtype_to_np_dtype(dtype_of(value.type)) for value in forward.graph.input}
+        wide = {name: widened(x) for name, x in {**weights(described), **feeds}.items()}
+        fixed = {name: x for name, x in wide.items() if name in types}
+        run = DoubleExecutor(forward) if exact else Executor(forward, fallback=False, threads=None)
+        factor = math.prod(float(feeds[name]) for name, role in roles.inputs.items() if role == "loss gradient")
+
+        def at(moved: Arrays) -> float:
+            values = {**fixed, **{name: x for name, x in moved.items() if name in fixed}}
+            if not exact:
+                values = {name: np.asarray(x, types[name]) for name, x in values.items()}
+            return factor * float(run(values)[roles.loss])
+
+        super().__init__(at, {name: wide[name] for name in roles.gradients}, exact, run)
 
 
 def loss_function(

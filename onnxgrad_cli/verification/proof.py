@@ -15,6 +15,8 @@ from onnx import ModelProto
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.verification.case import Case
 from onnxgrad_cli.verification.checks import CHECKS
+from onnxgrad_cli.verification.original import Original
+from onnxgrad_cli.verification.written import Ran
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,13 @@ class Proof:
         else:
             self.verdict = PROVED
 
+    def add(self, step: Step) -> None:
+        """Take in what was checked after the others."""
+        self.steps.append(step)
+        if step.status == "failed":
+            self.status = "failed"
+        self.conclude()
+
     @property
     def failed(self) -> bool:
         """Whether a check failed."""
@@ -81,6 +90,7 @@ def prove(
     seed: int = 0,
     force: bool = False,
     note: Callable[[str], object] = str,
+    keep: Callable[[Ran], object] | None = None,
 ) -> Proof:
     """Check a training model on given or random data.
 
@@ -93,9 +103,11 @@ def prove(
         seed: of the random data and directions.
         force: check large models too, which takes longer than a few seconds.
         note: gets the name of each check as it begins.
+        keep: gets the run of the model, if it came to one, with which the file that is written is compared.
     """
     proof = Proof()
-    case = Case(model, roles, path, original, dict(data or {}), sizes or {}, np.random.default_rng(seed), force)
+    before = Original(original, path) if original is not None else None
+    case = Case(model, roles, path, before, dict(data or {}), sizes or {}, np.random.default_rng(seed), force)
     for name, check in CHECKS:
         note(name)
         start = time.perf_counter()
@@ -108,6 +120,8 @@ def prove(
             proof.status, proof.reason = "skipped", found.leaves_unproved
         if found.ends:
             break
+    if keep and case.ran:
+        keep(case.ran)
     proof.executor = case.measured_by
     proof.conclude()
     return proof

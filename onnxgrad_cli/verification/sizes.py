@@ -21,7 +21,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import Dim, Shape, in_words, shape_of
 from onnxgrad_cli.options import ShapeOptions
 from onnxgrad_cli.passes.prepare.declarations import UNTESTED, Axis, forget_placeholders, repeated, taken_to_be_equal
-from onnxgrad_cli.passes.prepare.fixed_shapes import fixed_sizes
+from onnxgrad_cli.passes.prepare.fixed_shapes import fixed_sizes, rest_of, settle_sums
 
 MOST = 8
 """Axes of one symbol up to which each is tried alone: a decoder has two for each of its layers."""
@@ -61,6 +61,7 @@ def settle_sizes(graph: Graph, options: ShapeOptions, tests: bool | None = None)
         tests: whether to run the model; by default where that is quick.
     """
     forget_placeholders(graph)
+    settle_sums(graph.proto, options.dims)
     tests = is_quick(graph.proto) if tests is None else tests
     return keep_promises(graph.proto, graph.path, tests, fixed_sizes(options))
 
@@ -198,7 +199,7 @@ def _baseline(
         return None
     given = {symbol: size[0] for symbol, size in sizes.items() if symbol not in declared}
     shapes: dict[str, Shape] = {
-        name: tuple(sizes.get(name, (given.get(dim, dim) if isinstance(dim, str) else dim for dim in shape)))
+        name: tuple(sizes.get(name, (rest_of(dim, given) if isinstance(dim, str) else dim for dim in shape)))
         for name, shape in declared.items()
     }
     tried = sizes_to_try(shapes, model, apart=True)

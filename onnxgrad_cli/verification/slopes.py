@@ -1,8 +1,9 @@
 """The slope of a loss along a direction, measured, and what the measure itself is worth.
 
-A difference of two losses has two faults: over a long step the loss bends, over a short one it is rounded. So several
-steps are taken; where two neighbours agree neither fault counts, and what they disagree by is what remains of both. The
-choice looks at measures alone, never at the gradient that is to be judged.
+A difference of two losses has two faults: over a long step the loss bends, over a short one it is rounded. Both show in
+how far the slopes to the right and to the left are apart, so that one step is enough where these agree. Where they do
+not, several steps are taken; where two neighbours agree neither fault counts, and what they disagree by is what remains
+of both. The choice looks at measures alone, never at the gradient that is to be judged.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def double_steps(here: float, slope: float) -> tuple[tuple[float, ...], ...]:
     The shortest that rounding leaves some digits of come first: on every longer one a large network has kinks.
     """
     step = min(max(VISIBLE * abs(here) / max(slope, 1e-300), SHORTEST), LONGEST)
-    return (10 * step, step), (100 * step, step / 10), (1000 * step,)
+    return (step,), (10 * step,), (100 * step, step / 10), (1000 * step,)
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Slope:
 
     Attributes:
         value: the central difference.
-        gap: how far the difference over the next step is from it.
+        gap: how far the difference over the next step is from it; of a single one, how far its two sides are apart.
         kink: by how much the slopes on the two sides differ, however near: where it is not 0, any slope in between is
             a derivative.
         rounding: the smallest slope that shows: of one below it, the function has the same value at both ends.
@@ -70,34 +71,41 @@ def slope(
     Args:
         function: the function.
         here: its value at 0.
-        steps: groups of steps; the next group is taken where the neighbours among those before it disagree.
-        agreed: how far neighbours may be apart to agree.
+        steps: groups of steps; the next group is taken where those before it disagree.
+        agreed: how far slopes may be apart to agree.
         digits: the relative distance of two neighbouring values of the function.
     """
 
-    def doubt(pair: tuple[_Difference, _Difference]) -> float:
-        return _gap(pair) + rounding / pair[1].step
-
     rounding = digits * abs(here)
     found: list[_Difference] = []
-    best: tuple[_Difference, _Difference] | None = None
+    best: Slope | None = None
     for group in steps:
         found += [_difference(function, here, step) for step in group]
         found.sort(key=lambda difference: -difference.step)
-        best = min(pairwise(found), key=doubt)
-        if doubt(best) <= agreed:
+        best = _alone(found[0], rounding) if len(found) == 1 else _of_neighbours(found, rounding)
+        if best.gap + best.rounding <= agreed:
             break
     assert best is not None
-    long, short = best
+    return best
+
+
+def _alone(only: _Difference, rounding: float) -> Slope:
+    """The slope by one difference, of which the one to either side is no nearer to the true one than the other."""
+    return Slope(only.central, abs(only.jump), 0.0, rounding / only.step)
+
+
+def _of_neighbours(found: Sequence[_Difference], rounding: float) -> Slope:
+    """The slope by the neighbours among differences, of falling steps, that agree best."""
+
+    def gap(pair: tuple[_Difference, _Difference]) -> float:
+        return abs(pair[0].central - pair[1].central)
+
+    long, short = best = min(pairwise(found), key=lambda pair: gap(pair) + rounding / pair[1].step)
     share = short.step / long.step
     kink = abs(short.jump - share * long.jump) / (1 - share)  # what bends jumps in proportion to the step, a kink not
-    return Slope(short.central, _gap(best), kink, rounding / short.step)
+    return Slope(short.central, gap(best), kink, rounding / short.step)
 
 
 def _difference(function: Callable[[float], float], here: float, step: float) -> _Difference:
     right, left = function(step), function(-step)
     return _Difference(step, (right - left) / (2 * step), (right - 2 * here + left) / step)
-
-
-def _gap(pair: tuple[_Difference, _Difference]) -> float:
-    return abs(pair[0].central - pair[1].central)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from onnxgrad_cli.common.visible import visible_lines
 from onnxgrad_cli.view.drawing import LOOKS, Box, Drawing, Group, Kind
 
 SHAPES = {"box": "box", "round": "box", "stadium": "ellipse", "cylinder": "cylinder", "hexagon": "hexagon"}
@@ -75,5 +76,5 @@ def _look(kind: Kind) -> str:
 
 def _quoted(text: str) -> str:
     """A string of DOT that shows `text`: quotes, backslashes and entities are what they look like, lines are lines."""
-    escaped = text.replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    escaped = visible_lines(text).replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'

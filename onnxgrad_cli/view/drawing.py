@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from onnxgrad_cli.report.words import visible
+from onnxgrad_cli.common.visible import visible
 
 
 class Kind(StrEnum):

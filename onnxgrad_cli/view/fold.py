@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.view.drawing import Box, Drawing, Edge, Group, Kind, Part, boxes, short
 
 SHOWN = 4
@@ -175,7 +176,7 @@ class _Folding:
 def _title(key: Key, inside: Sequence[Box]) -> str:
     """What several units are called: as the module that they are of, or else from the first node to the last."""
     if isinstance(key, tuple):
-        return key[-1]
+        return visible(key[-1])
     titles = [box.title for box in inside if box.nodes]
     return f"{titles[0]} … {titles[-1]}"
 

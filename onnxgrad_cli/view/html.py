@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.view.drawing import Drawing
 from onnxgrad_cli.view.svg import picture
 
@@ -25,4 +26,4 @@ PAGE = """<!DOCTYPE html>
 
 def html(drawing: Drawing) -> str:
     """The drawing as a page."""
-    return PAGE.format(title=escape(drawing.caption), picture=picture(drawing))
+    return PAGE.format(title=escape(visible(drawing.caption)), picture=picture(drawing))

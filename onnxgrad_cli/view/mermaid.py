@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.view.drawing import LOOKS, Box, Drawing, Group, Kind
 
 SHAPES = {"box": "[{}]", "round": "({})", "stadium": "([{}])", "cylinder": "[({})]", "hexagon": "{{{{{}}}}}"}
@@ -75,4 +76,4 @@ def _shaped(kind: Kind, *lines: str) -> str:
 
 def _escaped(text: str) -> str:
     """The text with every mark as a character code."""
-    return MARKED.sub(lambda mark: "".join(f"#{ord(c)};" for c in mark[0]), text)
+    return MARKED.sub(lambda mark: "".join(f"#{ord(c)};" for c in mark[0]), visible(text))

@@ -6,7 +6,6 @@ nodes' names. Any other model is drawn too, as a forward part alone.
 
 from __future__ import annotations
 
-import ast
 import itertools
 import json
 import re
@@ -17,13 +16,14 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, numpy_helper
 
+from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.ir.dialects import mend
 from onnxgrad_cli.ir.domains import is_standard, plain_domain
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.modules import folders, modules_around
 from onnxgrad_cli.ir.nodes import FORWARD, ROLE, reads, subgraphs
 from onnxgrad_cli.ir.types import FLOATS, in_words, is_external
 from onnxgrad_cli.metadata import ROLES
-from onnxgrad_cli.report.words import visible
 from onnxgrad_cli.view.drawing import Box, Drawing, Edge, Group, Kind, Part, short
 
 INLINE = 16
@@ -110,7 +110,7 @@ class _Reader:
             own, of = _kind(node, kind), _forward_of(node)
             module = module_of(node)
             if not of or of not in known:
-                units.append(_Unit(of or _label(node), _path(of) if of else module))
+                units.append(_Unit(of or _label(node), folders(of) if of else module))
                 known.setdefault(units[-1].label, units[-1])
             drawn = self.node(node, twin, scope, own, module)
             if of:
@@ -151,14 +151,15 @@ class _Reader:
         for value in graph.output:
             gradient = value.name.removesuffix("_grad") in scope.makers and value.name.endswith("_grad")
             kind = self.roles[1].get(value.name, Kind.GRADIENT if gradient else Kind.OUTPUT)
-            box = Box(self.key("v"), kind, short(value.name), _lines(in_words(scope.types.get(value.name))), value.name)
+            box = Box(self.key("v"), kind, short(value.name), _lines(in_words(scope.types.get(value.name))),
+                      visible(value.name))  # fmt: skip
             self.edge(value.name, box.key, scope)
             yield box
 
     def value(self, name: str, kind: Kind, scope: _Scope, value_type: TypeProto) -> Box:
         scope.types[name] = value_type
         scope.makers[name] = self.key("v")
-        return Box(scope.makers[name], kind, short(name), _lines(in_words(value_type)), name)
+        return Box(scope.makers[name], kind, short(name), _lines(in_words(value_type)), visible(name))
 
     def edge(self, name: str, target: str, scope: _Scope) -> None:
         if name in scope.makers:
@@ -265,35 +266,19 @@ def _modules(graph: GraphProto, kind: Kind) -> Callable[[NodeProto], tuple[str, 
     Else a node without a path is of the module of the weight that it reads, or of the node before it.
     """
     plain = [node for node in graph.node if _kind(node, kind) == Kind.FORWARD]
-    if 2 * sum(map(bool, map(_module, plain))) > len(plain):
-        return _module
+    if 2 * sum(map(bool, map(modules_around, plain))) > len(plain):
+        return modules_around
     weights = {tensor.name for tensor in graph.initializer}
     last: tuple[str, ...] = ()
 
     def module(node: NodeProto) -> tuple[str, ...]:
         nonlocal last
-        if own := _module(node):
+        if own := modules_around(node):
             return own
         last = _weight_module(node, weights) or last
         return last
 
     return module
-
-
-def _module(node: NodeProto) -> tuple[str, ...]:
-    """The modules a node lies in, outermost first, each with its whole path: by its exporter, or by its name."""
-    try:
-        scopes = ast.literal_eval(_meta(node, "pkg.torch.onnx.name_scopes") or "[]")
-    except (ValueError, SyntaxError):
-        scopes = []
-    named = [scope for scope in map(str, scopes[:-1]) if scope and not scope.startswith("_empty_nn_module")]
-    return tuple(dict.fromkeys(named)) if scopes else _path(node.name)
-
-
-def _path(name: str) -> tuple[str, ...]:
-    """The folders of a name with slashes."""
-    folders = [folder for folder in name.split("/")[:-1] if folder]
-    return tuple("/".join(folders[: i + 1]) for i in range(len(folders)))
 
 
 def _weight_module(node: NodeProto, weights: Collection[str]) -> tuple[str, ...]:
@@ -321,12 +306,12 @@ def _attribute(attribute: AttributeProto) -> str:
 
 
 def _lines(text: str) -> tuple[str, ...]:
-    return (text,) if text else ()
+    return (visible(text),) if text else ()
 
 
 def _named(name: str, scope: _Scope) -> str:
     value_type = in_words(scope.types.get(name))
-    return f"{visible(name)}: {value_type}" if value_type else visible(name)
+    return visible(f"{name}: {value_type}" if value_type else name)
 
 
 def _tensor(tensor: TensorProto) -> str:

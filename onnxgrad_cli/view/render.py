@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from onnxgrad_cli.common.visible import visible_lines
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.view.dot import dot
 from onnxgrad_cli.view.drawing import Drawing
@@ -27,4 +28,4 @@ def render(drawing: Drawing, kind: str) -> str:
     """
     if kind not in FORMATS:
         raise UsageError(f"no format '{kind}' for drawings", suggest(kind, FORMATS, "formats"))
-    return FORMATS[kind](drawing)
+    return visible_lines(FORMATS[kind](drawing))

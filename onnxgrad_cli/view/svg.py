@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from html import escape
 from itertools import groupby, pairwise
 
-from onnxgrad_cli.report.words import visible
+from onnxgrad_cli.common.visible import visible_lines
 from onnxgrad_cli.view.drawing import LOOKS, Box, Drawing, Group, Kind
 from onnxgrad_cli.view.layout import Layout, Place, Point, Route, layout
 
@@ -150,4 +150,4 @@ def _path(route: Route) -> str:
 
 def _text(text: str) -> str:
     """The text for XML, which has no control characters."""
-    return escape("\n".join(map(visible, text.split("\n"))))
+    return escape(visible_lines(text))

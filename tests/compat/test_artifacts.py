@@ -15,7 +15,7 @@ import torch
 from onnx import numpy_helper
 
 from onnxgrad_cli import LossSpec, LossType, OptimType, Options, Trainer, build, generate_artifacts
-from onnxgrad_cli.compat.artifacts import nominal, open_artifacts, save_checkpoint
+from onnxgrad_cli.compat.artifacts import Artifacts, make_artifacts, nominal, open_artifacts, save_checkpoint
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.metadata import describe, read
 from onnxgrad_cli.training.run.folder import load_checkpoint
@@ -136,7 +136,7 @@ def test_the_command_makes_the_same(shell: Shell) -> None:
         one, other = (onnx.load_from_string(files[f"{folder}/{name}"]) for folder in ("python", "command"))
         assert one.graph == other.graph
     report = files["command/training_model.onnx.report.md"].decode()
-    assert "evaluation model" in report and 'open_artifacts("command")' in report
+    assert "evaluation model" in report and "open_artifacts('command')" in report
     assert shell("check", "command/training_model.onnx").code == 0
     assert shell("build", MODEL, "--artifacts", "command", "--label", "labels").code == 0  # they are ours
 
@@ -261,3 +261,64 @@ def test_every_block_of_the_page_runs(shell: Shell) -> None:
     assert found
     for block in found:
         exec(compile(block, "docs/from-onnxruntime-training.md", "exec"), scope)
+
+
+LINE = """<ir_version: 8, opset_import: ["": 17]>
+line (float[n, 3] x) => (float[n, 2] y) <float[3, 2] w = {1, 2, 3, 4, 5, 6}> { y = MatMul(x, w) }"""
+NEWER = """<ir_version: 9, opset_import: ["": 20]>
+loss (float[n, 2] prediction, float[n, 2] label) => (float l)
+{ d = Sub(prediction, label) g = Gelu(d) l = ReduceMean<keepdims = 0>(g) }"""
+OLDER = """<ir_version: 6, opset_import: ["": 11]>
+loss (float[n, 2] prediction, float[n, 2] label) => (float l)
+{ d = Sub(prediction, label) e = Erf(d) s = ReduceSum<axes = [0, 1]>(e) l = Squeeze<axes = [0, 1]>(s) }"""
+
+
+@pytest.mark.parametrize(
+    ("text", "formula"),
+    [
+        (NEWER, lambda y, t: torch.nn.functional.gelu(y - t).mean()),
+        (OLDER, lambda y, t: torch.erf(y - t).sum()),
+    ],
+    ids=["newer", "older"],
+)
+def test_a_loss_in_a_file_of_another_opset(shell: Shell, text: str, formula: Any) -> None:
+    onnx.save(onnx.parser.parse_model(LINE), "line.onnx")
+    onnx.save(onnx.parser.parse_model(text), "loss.onnx")
+    generate_artifacts("line.onnx", loss="loss.onnx", optimizer="sgd", artifact_directory="art")
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.standard_normal((4, 3)).astype(np.float32) * 0.1, "label": np.ones((4, 2), np.float32)}
+    feeds["w"] = load_checkpoint(Path("art/checkpoint"))[0]["w"]
+    w = torch.tensor(feeds["w"], requires_grad=True)
+    wanted = formula(torch.tensor(feeds["x"]) @ w, torch.tensor(feeds["label"]))
+    wanted.backward()
+    for name in ("training", "eval"):
+        onnx.checker.check_model(f"art/{name}_model.onnx", full_check=True)
+        session = onnxruntime.InferenceSession(f"art/{name}_model.onnx")
+        found = dict(zip([v.name for v in session.get_outputs()], session.run(None, feeds), strict=True))
+        np.testing.assert_allclose(found["loss"], wanted.item(), rtol=1e-5)
+        if name == "training":
+            np.testing.assert_allclose(found["w_grad"], w.grad, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [({"op_type": "Gelu"}, "is no valid ONNX model"), ({"op_type": "Conv"}, "onnxruntime does not open")],
+)
+def test_what_onnxruntime_would_refuse_is_not_written(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, fault: dict[str, str], words: str
+) -> None:
+    """What is wrong with a model that no proof has seen, the optimizer's, is noticed before a file is there."""
+    onnx.save(onnx.parser.parse_model(LINE), "line.onnx")
+
+    def broken(*given: Any) -> Artifacts:
+        made = make_artifacts(*given)
+        assert made.optimizer is not None
+        made.optimizer.graph.node[-1].op_type = fault["op_type"]
+        if fault["op_type"] == "Gelu":
+            del made.optimizer.graph.node[-1].input[1:]
+        return made
+
+    monkeypatch.setattr("onnxgrad_cli.compat.generate_artifacts.make_artifacts", broken)
+    with pytest.raises(OnnxgradError, match=f"'optimizer_model.onnx'.*{words}|{words}.*'optimizer_model.onnx'"):
+        generate_artifacts("line.onnx", loss=LossType.MSELoss, optimizer="sgd", artifact_directory="art")
+    assert not list(Path("art").iterdir())

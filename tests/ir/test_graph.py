@@ -224,6 +224,12 @@ def test_what_is_constant(graph: Graph) -> None:
     assert Graph(model).constant("small") is not None and Graph(model).constant("large") is None
 
 
+def test_what_becomes_a_constant_later_is_one(graph: Graph) -> None:
+    assert graph.constant("h") is None
+    graph.add_initializer("h", np.array([3, 4]))
+    np.testing.assert_array_equal(graph.constant("h"), [3, 4])
+
+
 def test_initializers_among_the_inputs_become_constants() -> None:
     model = onnx.parser.parse_model(TEXT)
     model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [2]))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ import onnxruntime
 import pytest
 import torch
 
+from onnxgrad_cli import Options, Trainer, build
+from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.training.run.folder import LOG, load_checkpoint, run_folder
 from tests.cli_harness import MLP, Shell, save
 
@@ -131,6 +134,52 @@ def test_early_stopping_keeps_the_best(shell: Shell) -> None:
     np.testing.assert_allclose(loss, found["epochs"][found["best"] - 1]["val_loss"], rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("metrics", "by", "better"),
+    [((), "val_loss", min), (("accuracy",), "val_accuracy", max), (("top-k", "accuracy"), "val_top-k", max)],
+)
+def test_the_first_metric_that_is_named_says_which_epoch_is_best_else_the_loss(
+    shell: Shell, metrics: tuple[str, ...], by: str, better: Callable[..., float]
+) -> None:
+    """By accuracy, as measured unasked for, another epoch would be the best; of equal ones the first is."""
+    model = str(ROOT / "sample_models" / "digits_mlp.onnx")
+    named = [word for name in metrics for word in ("--metric", name)]
+    more = ("--epochs", "4", "--learning-rate", "0.05", "--init", "he", *named)
+    result = shell("train", model, *ON_DIGITS, *more, "-o", "t.onnx", "--json")
+    assert result.code == 0, result.err
+    values = [epoch[by] for epoch in result.json["epochs"]]
+    assert result.json["by"] == by and result.json["best"] == 1 + values.index(better(values))
+    report = Path("t.onnx.run/report.md").read_text()
+    assert (
+        f"the weights of epoch {result.json['best']} of 4, the best by its {by.replace('val_', 'validation ')}"
+        in report
+    )
+
+
+def test_the_rule_is_in_the_help_and_in_what_is_shown(shell: Shell) -> None:
+    told = " ".join(shell("train", "--help").out.split())
+    assert "The first one named says which epoch is best; where none is, the loss does." in told
+    arguments = ("train", "mlp.onnx", "--data", "data.npz", "--epochs", "1", "--threads", "1")
+    assert "best by validation loss" in shell(*arguments, "--val", "data.npz", "-o", "a.onnx").out
+    assert "the last, taken" in shell(*arguments, "-o", "b.onnx").out
+
+
+def test_another_rule_of_the_best_epoch_is_another_run(shell: Shell) -> None:
+    arguments = ("train", "mlp.onnx", "--data", "data.npz", "--val", "data.npz", "--run", "r", "-o", "t.onnx")
+    assert shell(*arguments, "--epochs", "1").code == 0
+    refused = shell(*arguments, "--epochs", "2", "--metric", "rmse", "--metric", "r2", "--resume")
+    assert refused.code == 2 and "to say which epoch is best" in refused.err and "--metric" in refused.err
+
+
+def test_more_threads_than_a_machine_can_use_are_refused(shell: Shell) -> None:
+    start = time.monotonic()
+    result = shell("train", "mlp.onnx", "--data", "data.npz", "--threads", "100000", "-o", "t.onnx")
+    assert result.code == 2 and "--threads 100000 are more than make sense" in result.err, result.err
+    with pytest.raises(UsageError, match="more than make sense"):
+        Trainer(build("mlp.onnx", Options(optimizer="sgd")), threads=100_000)
+    assert time.monotonic() - start < 10
+
+
 def test_lora_is_merged(shell: Shell) -> None:
     arguments = ("--lora", "1", "--epochs", "3", "--learning-rate", "0.05", "--threads", "1")
     result = shell("train", "mlp.onnx", "--data", "data.npz", *arguments, "-o", "t.onnx")
@@ -170,6 +219,30 @@ def test_a_checkpoint_becomes_a_model(shell: Shell) -> None:
     assert result.code == 1 and "no weight 'w1'" in result.err and not Path("no.onnx").exists()
     result = shell("export", "data.npz", "--model", "mlp.onnx", "-o", "no.onnx")
     assert result.code == 1 and "no safetensors file" in result.err
+
+
+DECODER = """
+<ir_version: 8, opset_import: ["": 17]>
+decoder (int64[batch, places] tokens) => (float[batch, places, 5] logits)
+<float[5, 5] table = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}>
+{ logits = Gather(table, tokens) }
+"""
+
+
+def test_a_language_model_learns_what_follows(shell: Shell) -> None:
+    """Each token is one more than the one before it; padding, labelled -100, is never learnt."""
+    onnx.save(onnx.parser.parse_model(DECODER), "decoder.onnx")
+    tokens = (np.arange(40)[:, None] + np.arange(6)) % 4
+    tokens[::2, 4:] = 4
+    np.savez("text.npz", tokens=tokens, label=np.where(tokens == 4, -100, tokens))
+    command = ("train", "decoder.onnx", "--loss", "causal-lm", "--data", "text.npz", "--val", "text.npz")
+    result = shell(*command, "--epochs", "30", "--learning-rate", "0.1", "-o", "taught.onnx", "--json")
+    assert result.code == 0, result.err
+    assert result.json["epochs"][-1]["val_loss"] < 0.05
+    logits = answers("taught.onnx", tokens=np.arange(5)[None])
+    assert logits[0, :4].argmax(1).tolist() == [1, 2, 3, 0]
+    refused = shell(*command, "--metric", "accuracy:class-axis=-1")
+    assert refused.code == 2 and "compare tokens with themselves" in refused.err
 
 
 # -- what is told before the first step, and what ends a run -----------------------------------------------------
@@ -329,11 +402,13 @@ def test_asked_to_stop_it_saves_first(whole: bytes, tmp_path: Path, number: sign
     assert (tmp_path / "cut.onnx").read_bytes() == whole
 
 
-def test_what_a_killed_run_had_half_written_is_removed(tmp_path: Path) -> None:
-    unfinished = tmp_path / ".checkpoint.safetensors.4711.tmp"
-    unfinished.write_bytes(b"half")
+def test_what_a_killed_run_had_half_written_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    unfinished = tmp_path / ".checkpoint.safetensors.0123456789abcdef.onnxgrad.tmp"
+    theirs = {tmp_path / name for name in (".x.tmp", ".notes.4711.tmp", "checkpoint.tmp")}
+    for file in (unfinished, *theirs):
+        file.write_bytes(b"half")
     with run_folder(tmp_path):
-        assert not unfinished.exists()
+        assert set(tmp_path.iterdir()) == theirs | {tmp_path / "lock"}
 
 
 def test_two_runs_in_one_folder_are_refused(shell: Shell) -> None:

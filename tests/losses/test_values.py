@@ -1,5 +1,6 @@
 """Every loss, reduction and option, in value and gradient, against torch.nn.functional in float64."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,9 +12,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 
 from onnxgrad_cli import losses
 from onnxgrad_cli.builder import build
+from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
 
@@ -69,18 +72,21 @@ class Row:
 
     def arrays(self) -> tuple[Array, Array | None]:
         prediction, label = self.draw.split()
-        return draw(prediction, self.shape, 0), draw(label, self.shape, 1)
+        axis = -1 if label in ("token", "place") else self.options.get("class_axis", 1)
+        return draw(prediction, self.shape, 0, axis), draw(label, self.shape, 1, axis)
 
 
-def draw(kind: str, shape: tuple[int, ...], seed: int) -> Array | None:
+def draw(kind: str, shape: tuple[int, ...], seed: int, axis: int = 1) -> Array | None:
     rng = np.random.default_rng(seed)
     z = np.asarray(rng.standard_normal(shape) * 2)
     if kind == "logsoftmax":
-        return torch.log_softmax(torch.tensor(z), 1).numpy()
+        return torch.log_softmax(torch.tensor(z), axis).numpy()
     if kind == "softmax":
-        return torch.softmax(torch.tensor(z), 1).numpy()
-    if kind in ("class", "ignored"):
-        classes = rng.integers(0, shape[1], (shape[0], *shape[2:]))
+        return torch.softmax(torch.tensor(z), axis).numpy()
+    if kind in ("class", "ignored", "token", "place"):
+        classes = rng.integers(0, shape[axis], tuple(np.delete(shape, axis)))
+        if kind == "token":  # a prompt, padding, and samples of nothing else
+            classes[0, :2] = classes[1, -2:] = classes[2:] = -100
         classes.flat[0] = -100 if kind == "ignored" else classes.flat[0]
         return classes
     drawn = {
@@ -135,6 +141,20 @@ def elastic(p: torch.Tensor, y: torch.Tensor, reduction: str, ratio: float = 0.5
 
 def cosine(p: torch.Tensor, y: torch.Tensor, reduction: str, axis: int = -1) -> torch.Tensor:
     return reduced(1 - F.cosine_similarity(p, y, dim=axis), reduction)
+
+
+def classes_at(axis: int, **keywords: Any) -> Callable[..., torch.Tensor]:
+    return lambda p, y, reduction: F.cross_entropy(p.movedim(axis, 1), y, reduction=reduction, **keywords)
+
+
+def picked_at(axis: int, log: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda p, y, reduction: F.nll_loss(log(p).movedim(axis, 1), y, reduction=reduction)
+
+
+def causal_lm(p: torch.Tensor, y: torch.Tensor, reduction: str, ignore: int = -100) -> torch.Tensor:
+    """As transformers' ForCausalLMLoss did it of old: logits and labels shifted against each other."""
+    logits, tokens = p[:, :-1].reshape(-1, p.shape[-1]), y[:, 1:].reshape(-1)
+    return F.cross_entropy(logits, tokens, ignore_index=ignore, reduction=reduction)
 
 
 CLASSES = [(4, 5), (4, 5, 3), (2, 5, 3, 2)]
@@ -212,6 +232,24 @@ ROWS = [
         label_smoothing=0.2,
         ignore_index=1,
     ),
+    *row("cross-entropy", classes_at(-1), "normal ignored", (4, 5), (2, 3, 5), (2, 3, 4, 5), class_axis=-1),
+    *row("cross-entropy", classes_at(3), "normal ignored", (2, 3, 4, 5), opset=13, class_axis=3),
+    *row("cross-entropy", classes_at(2), "normal ignored", (2, 3, 5, 4), class_axis=2),
+    *row(
+        "cross-entropy",
+        classes_at(-1, weight=torch.tensor(WEIGHTS).double(), label_smoothing=0.2, ignore_index=1),
+        "normal class",
+        (2, 3, 5),
+        class_axis=-1,
+        class_weights=WEIGHTS,
+        label_smoothing=0.2,
+        ignore_index=1,
+    ),
+    *row("causal-lm", causal_lm, "normal token", (4, 5, 7), (2, 2, 3), (3, 6, 300)),
+    *row("causal-lm", causal_lm, "normal token", (2, 4, 5), opset=13),
+    *row("causal-lm", with_options(causal_lm, ignore=1), "normal place", (2, 9, 4), ignore_index=1),
+    *row("nll", picked_at(-1, lambda p: p), "logsoftmax ignored", (2, 3, 5), class_axis=-1),
+    *row("log", picked_at(-1, torch.log), "softmax ignored", (2, 3, 5), class_axis=-1),
     *row("nll", F.nll_loss, "logsoftmax ignored", *CLASSES),
     *row("nll", weighted(F.nll_loss), "logsoftmax ignored", class_weights=WEIGHTS),
     *row("log", log_by_sklearn, "softmax class"),
@@ -376,3 +414,44 @@ def test_classes_of_pixels_are_judged_by_written_out_logarithms() -> None:
     assert leaf.grad is not None
     np.testing.assert_allclose(value, wanted.item(), rtol=1e-6)
     np.testing.assert_allclose(gradient, leaf.grad.numpy(), atol=1e-7)
+
+
+# -- classes along other axes, and tokens ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [[[-100, -100, -100]], [[2, -100, -100]], [[2]]])
+def test_where_no_token_is_predicted_nothing_is_touched(tokens: list[list[int]]) -> None:
+    value, gradient = value_and_gradient("causal-lm", np.ones((1, len(tokens[0]), 4), np.float32), np.array(tokens))
+    assert np.isnan(value)
+    np.testing.assert_array_equal(gradient, np.zeros_like(gradient))
+
+
+@pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_logits_of_16_bits_are_judged_in_float32(dtype: int) -> None:
+    """Such logits are exact numbers of float32, and the gradient alone is rounded."""
+    options = Options(losses=(LossSpec("causal-lm"),), grad_of_input=("x",))
+    x = draw("normal", (2, 40, 60), 0).astype(helper.tensor_dtype_to_np_dtype(dtype))
+    y = draw("token", x.shape, 1, -1)
+    model = onnx.load_from_string(built(x.shape, options, dtype=dtype))
+    value, gradient = ReferenceEvaluator(model).run(["loss", "x_grad"], {"x": x, "label": y})
+    leaf = torch.tensor(x.astype(np.float32), requires_grad=True)
+    wanted = causal_lm(leaf, torch.tensor(y), "mean")
+    wanted.backward()
+    assert value.dtype == np.float32 and gradient.dtype == x.dtype and leaf.grad is not None
+    np.testing.assert_allclose(value, wanted.item(), rtol=1e-6)
+    np.testing.assert_allclose(gradient.astype(np.float32), leaf.grad.numpy(), rtol=2.0**-7, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "given", "words"),
+    [
+        ("cross-entropy", (4, 5), {"class_axis": 2}, "class_axis = 2: 'p' has 2 axes"),
+        ("nll", (4, 5), {"class_axis": -2}, "the first is the batch"),
+        ("log", (4, 5), {"class_axis": 0}, "the first is the batch"),
+        ("causal-lm", (4, 5), {}, "at least 3 axes.*the third the vocabulary"),
+    ],
+)
+def test_an_axis_that_there_is_not(name: str, shape: tuple[int, ...], given: dict[str, int], words: str) -> None:
+    with pytest.raises(UsageError) as error:
+        built(shape, Options(losses=(LossSpec(name),), grad_of_input=("x",), loss_options=given))
+    assert re.search(words, f"{error.value.message} {error.value.hint}")

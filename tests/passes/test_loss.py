@@ -492,6 +492,18 @@ def test_an_option_without_a_line_is_refused() -> None:
         losses.loss("undocumented")(undocumented)
 
 
+@pytest.mark.parametrize(("axis", "told"), [(None, True), (1, True), (2, False)])
+def test_an_axis_of_no_fixed_size_hardly_has_the_classes(axis: int | None, told: bool) -> None:
+    """Of logits [batch, words, 4] the default axis is that of the words."""
+    tagger = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        tagger (float[batch, words, 2] x) => (float[batch, words, 4] p) <float[2, 4] w = {1, 2, 3, 4, 5, 6, 7, 8}>
+        { p = MatMul(x, w) }""")
+    given = {} if axis is None else {"class_axis": axis}
+    cautions = built("cross-entropy", model=tagger, loss_options=given).training.cautions
+    assert any("class-axis=-1 is the last axis" in str(caution) for caution in cautions) is told
+
+
 def test_every_loss_says_what_it_is() -> None:
     for loss in losses.LOSSES:
         assert loss.summary.endswith(".") and len(loss.summary) < 120

@@ -168,6 +168,12 @@ def test_an_attribute_no_rule_covers_is_refused() -> None:
             build(model)
 
 
+def test_a_flag_that_is_neither_0_nor_1_is_refused() -> None:
+    text = "g (float[2, 2] x) => (float[2] y) <float[2, 2] w = {1, 2, 3, 4}> { a = Mul(x, w) y = ReduceL2<keepdims = 3>(a) }"
+    with pytest.raises(UnsupportedError, match="attribute keepdims=3 is not covered"):
+        build(parse(text))
+
+
 def test_a_gradient_through_an_output_the_rule_ignores_is_refused() -> None:
     text = """
     g (float[N, 2] x) => (float[N, 1] y) <float[2] w = {1, 2}>

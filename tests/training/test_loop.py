@@ -98,7 +98,7 @@ class Steps:
             steps=0, buffers="buffers", roles=SimpleNamespace(adapters=[], averages={"w": "w_ema"}), step=self.step,
             weights=lambda: {"w": self.w}, state=lambda: {"m": np.float32(0.5)}, load=Mock(),
         )  # fmt: skip
-        self.position, self.restore = 0, Mock()
+        self.position, self.dealt, self.restore = 0, 6, Mock()
         folder = SimpleNamespace(
             path="runs/a", begun=False, log=self.opened, load=lambda: self.checkpoint,
             save=lambda values, said, best=False: self.checkpoints.append((dict(values), said, best)),
@@ -111,6 +111,7 @@ class Steps:
             "schedule": schedule, "evaluator": None, "watched": "loss", "higher": False, "epochs": len(losses) // 2,
             "patience": None, "save_every": 0, "folder": folder, "stop": lambda: False,
             "watch": lambda steps, loss: self.watched.append((steps, loss)), "model": "a model",
+            "digests": {"training": "d1"},
         }  # fmt: skip
         self.loop = Loop(**{**given, **changes})
 
@@ -178,7 +179,7 @@ def test_a_checkpoint_says_all_that_it_takes_to_go_on():
     progress = {"epochs": [{"loss": 1.25}], "best": 1, "total": 0.0, "seen": 0}
     assert said == {
         "steps": 2, "batches": {"position": 0}, "schedule": "schedule", "run": progress, "weights": ["w"],
-        "adapters": [], "model": "a model", "averages": {"w": "w_ema"},
+        "adapters": [], "model": "a model", "watched": "loss", "data": {"training": "d1"}, "averages": {"w": "w_ema"},
     }  # fmt: skip
     run.log.write.assert_called_once_with()
 
@@ -246,7 +247,16 @@ def test_what_cannot_be_written_says_how_to_go_on():
 
 def checkpoint(**changes):
     progress = {"epochs": [{"loss": 1.0, "val_loss": 2.0}], "best": 1, "total": 3.0, "seen": 4}
-    said = {"steps": 6, "batches": "place", "schedule": "rates", "run": progress, "adapters": [], "model": "a model"}
+    said = {
+        "steps": 6,
+        "batches": "place",
+        "schedule": "rates",
+        "run": progress,
+        "adapters": [],
+        "model": "a model",
+        "watched": "loss",
+        "data": {"training": "d1"},
+    }
     return {"w": np.ones(2), "m": np.ones(1)}, {**said, **changes}
 
 
@@ -258,8 +268,6 @@ def test_a_run_goes_on_where_its_checkpoint_was():
     run.loop.batches.restore.assert_called_once_with("place")
     run.loop.schedule.restore.assert_called_once_with("rates")
     assert vars(run.loop.progress) == said["run"]
-    run.checkpoint[1].pop("model")  # checkpoints of older versions do not say it
-    run.loop.resume()
 
 
 @pytest.mark.parametrize(
@@ -276,6 +284,11 @@ def test_a_run_goes_on_where_its_checkpoint_was():
         ("", {"run": {"epochs": [{"loss": 1.0, "val_f1": 2.0}]}},
          "the run was begun with loss, val_f1 to judge an epoch by, now it is loss, val_loss",
          "go on with the same `val` and `metrics`, or begin anew with `run`"),
+        ("", {"watched": "val_f1"}, "the run was begun with val_f1 to say which epoch is best, now it is loss",
+         "go on with the same `metrics` in the same order, or begin anew with `run`"),
+        ("", {"data": {"training": "d2"}},
+         "the run was begun with other training data: what they hold is not what they held",
+         "go on with the same data, or begin anew with `run`; `new_data` goes on with others of as many samples"),
     ],
 )  # fmt: skip
 def test_a_run_does_not_go_on_as_another(without, changes, message, hint):
@@ -289,6 +302,13 @@ def test_a_run_does_not_go_on_as_another(without, changes, message, hint):
     run.trainer.load.assert_not_called()
 
 
+def test_steps_that_do_not_lead_to_the_place_are_damage():
+    run = Steps([], evaluator=evaluator([]))
+    run.checkpoint = checkpoint(steps=7)
+    with pytest.raises(OnnxgradError, match="speaks of 7 steps, and of a place after 6"):
+        run.loop.resume()
+
+
 def test_a_run_without_validation_goes_on_as_one():
     run = Steps([])
     run.checkpoint = checkpoint()
@@ -297,6 +317,16 @@ def test_a_run_without_validation_goes_on_as_one():
     assert refused.value.message.endswith("now it is loss")
     run.checkpoint[1]["run"]["epochs"] = []
     run.loop.resume()
+
+
+def test_a_run_goes_on_with_other_training_data_on_purpose_alone():
+    run = Steps([], evaluator=evaluator([]))
+    run.checkpoint = checkpoint(data={"training": "d2"})
+    run.loop.resume(new_data=True)
+    run.trainer.load.assert_called_once()
+    run.loop.digests = {"training": "d1", "validation": "v1"}
+    with pytest.raises(UsageError, match="other validation data"):
+        run.loop.resume(new_data=True)
 
 
 @dataclass

@@ -115,6 +115,20 @@ def test_shapes_that_would_broadcast_are_refused(name: str) -> None:
         parse_metric(name).begin().update(np.zeros((60, 1)), np.zeros((1, 60)))
 
 
+@pytest.mark.parametrize("text", ["accuracy", "top-k:k=2"])
+def test_classes_may_lie_along_any_axis(text: str) -> None:
+    logits, labels = random.normal(size=(6, 3, 4, 5)), random.integers(0, 3, (6, 4, 5))
+    wanted = taken(text, logits, labels)
+    assert taken(f"{text}{',' if ':' in text else ':'}class-axis=-1", np.moveaxis(logits, 1, -1), labels) == wanted
+    with pytest.raises(UsageError, match=r"shape without its axis 7") as error:
+        parse_metric(text, class_axis=7).begin().update(logits, labels)
+    assert "[6, 3, 4, 5]" in error.value.message
+    (default, *_) = default_metrics(Term("cross-entropy", "out", "y", 1.0, class_axis=-1))
+    begun = default.begin()
+    begun.update(np.moveaxis(logits, 1, -1), labels)
+    assert begun.value() == taken("accuracy", logits, labels)
+
+
 def test_the_defaults_are_of_losses_that_there_are() -> None:
     assert set(DEFAULTS) <= {loss.name for loss in LOSSES}
 

@@ -11,13 +11,12 @@ from onnx import numpy_helper
 
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.builder import build
-from onnxgrad_cli.execution import session
+from onnxgrad_cli.execution import observation, session
 from onnxgrad_cli.execution.executor import Executor, to_double
 from onnxgrad_cli.execution.opsets import newest_loaded
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.verification import checks
 from onnxgrad_cli.verification.case import Found
 from onnxgrad_cli.verification.proof import Proof, prove
 
@@ -276,7 +275,7 @@ def test_an_interrupt_while_onnxruntime_is_loaded_is_no_failed_check(monkeypatch
 
 
 def test_large_models_are_proved_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxgrad_cli.verification.checks.LARGE", 10)
+    monkeypatch.setattr("onnxgrad_cli.execution.observation.LARGE", 10)
     model = build(parse("Tanh")).model
     proof = prove(model, describe(model))
     assert proof.status == "skipped"
@@ -304,8 +303,81 @@ def test_a_model_of_many_nodes_is_proven_only_when_asked(monkeypatch):
     """onnxruntime optimizes in a time that grows with the square of the nodes: then it runs the model as it stands."""
     model = build(parse("Tanh")).model
     roles = describe(model)
-    monkeypatch.setattr(checks, "LONG", 3)
+    monkeypatch.setattr(observation, "LONG", 3)
     monkeypatch.setattr(session, "OPTIMIZED_FOR_FEW_RUNS", 3)
     proof = prove(model, roles)
     assert proof.status == "skipped" and "nodes: ask for it with --verify" in proof.reason
     assert prove(model, roles, force=True).status == "passed"
+
+
+FAR = """
+<ir_version: 10, opset_import: ["" : 18]> g (float[N, 4] x) => (float[N, 3] y) <float far = {FAR}>
+{ h = MatMul(x, w) a = Add(h, far) b = Sub(a, far) y = Tanh(b) }
+"""
+
+
+@pytest.mark.parametrize(("far", "verdict"), [("1e6", "proved"), ("1e8", "not proved")])
+def test_a_right_gradient_is_not_failed_where_float32_loses_the_digits(far: str, verdict: str) -> None:
+    """What is added and taken off again makes a staircase of the loss in float32, on which every slope is zero."""
+    original = onnx.parser.parse_model(FAR.replace("FAR", far))
+    weight = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+    original.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    model = build(original).model
+    proof = prove(model, describe(model), original=original)
+    assert (proof.verdict, "float64" in proof.steps[-1].detail) == (verdict, True), proof.steps
+    with registry.scoped():
+        registry.rule("Tanh", override=True)(lambda op, g, y, x: g * (1 - y))
+        model = build(original).model
+    assert prove(model, describe(model), original=original).failed
+
+
+def test_gradients_that_are_all_zero_prove_nothing() -> None:
+    original = scaled("Relu", 1, "w2")
+    for tensor in original.graph.initializer:
+        if tensor.name == "b1":
+            tensor.CopyFrom(numpy_helper.from_array(np.full(3, -1e3, np.float32), "b1"))
+    model = build(original, Options(train=("w*", "b1"))).model
+    proof = prove(model, describe(model), original=original)
+    assert proof.verdict == "not proved" and "every gradient is zero" in proof.why
+    (bias,) = (tensor for tensor in original.graph.initializer if tensor.name == "w2")
+    original.graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(bias)[0], "b2"))
+    original.graph.node.append(onnx.helper.make_node("Add", ["y", "b2"], ["z"]))
+    original.graph.output[0].name = "z"
+    model = build(original).model
+    proof = prove(model, describe(model), original=original)
+    assert proof.verdict == "proved", proof.why
+    assert "1 of 4 tensors alone; zero, and the loss stays where they move: " in proof.steps[-1].detail
+
+
+def test_a_model_that_does_not_run_on_random_data_is_no_failure() -> None:
+    """Without its original nothing says whether other data would do; with all data given, there are no others."""
+    original = onnx.parser.parse_model("""
+    <ir_version: 10, opset_import: ["" : 18]> g (float[N, 4] x, int64[2] less) => (float[N, 6] y)
+        <int64 ten = {10}> { h = MatMul(x, w) size = Sub(ten, less) r = Reshape(h, size) y = Tanh(r) }
+    """)
+    weight = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
+    original.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    model = build(original).model
+    roles = describe(model)
+    proof = prove(model, roles)
+    assert proof.verdict == "not proved" and "--test-data" in proof.why and "less int64[2]" in proof.steps[-1].detail
+    data = {"x": np.ones((3, 4), np.float32), "less": np.array([7, 4])}
+    data |= {name: np.ones((3, 6), np.float32) for name in roles.sampled if name not in data}
+    assert prove(model, roles, data=data).verdict == "proved"
+    assert prove(model, roles, data={**data, "less": np.array([7, 5])}).failed
+
+
+@pytest.mark.parametrize(
+    ("activation", "weight", "data", "named"),
+    [
+        ("Tanh", "nan", "1", "the weight 'w1'"),
+        ("Tanh", "0.5", "nan", "the input 'x'"),
+        ("Log", "-0.5", "1", "'a', an output of Log"),
+    ],
+)
+def test_a_loss_that_is_not_finite_is_told_from_where_on(activation: str, weight: str, data: str, named: str) -> None:
+    original = parse(activation)
+    original.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.full((4, 3), float(weight), np.float32), "w1"))
+    model = build(original).model
+    proof = prove(model, describe(model), original=original, data={"x": np.full((2, 4), float(data), np.float32)})
+    assert proof.verdict == "not proved" and f"from {named}" in proof.why, proof.why

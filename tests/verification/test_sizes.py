@@ -147,7 +147,7 @@ def test_the_symbols_of_a_decoder_are_tested() -> None:
 
 
 def test_one_symbol_on_one_axis_is_no_question() -> None:
-    assert not repeated(network(["n", 3, "h", "w"]))
+    assert not repeated(network(["n", 3, "h", "w"]), {})
     assert not repeated(network(["n", 3, "s", "s"]), {"s": (8,)})
     assert not repeated(network(["n", 3, "s", "s"]), {"x": (1, 3, 8, 8)})
 

@@ -27,4 +27,17 @@ def test_a_slope_that_is_large_is_measured_in_few_steps() -> None:
 
     found = slope(loss, 1.0, double_steps(1.0, 1.0), 1e-5, EPS)
     assert abs(found.value - 1) <= found.doubt <= 1e-6
-    assert len(taken) == 4
+    assert len(taken) == 2
+
+
+def test_where_the_sides_differ_more_steps_are_taken() -> None:
+    """At the ends of the first step lies a kink, so that the central difference is no slope of the loss here."""
+    taken = []
+
+    def loss(step: float) -> float:
+        taken.append(step)
+        return 1.0 + step + max(step - 2e-9, 0.0)
+
+    found = slope(loss, 1.0, double_steps(1.0, 1.0), 1e-5, EPS)
+    assert abs(found.value - 1) <= found.doubt
+    assert len(taken) == 10

@@ -125,6 +125,43 @@ def svm_regressor(
     return k @ op.weight("coefficients", column) + op.weight("rho", _floats(rho)[:1])
 
 
+@definition("SVMClassifier", domain=ML)
+def svm_classifier(
+    op, x, *, classlabels_ints=None, classlabels_strings=None, coefficients, kernel_params=None, kernel_type="LINEAR",
+    post_transform="NONE", prob_a=None, prob_b=None, rho, support_vectors=None, vectors_per_class=None,
+):  # fmt: skip
+    """The class that most pairs of classes vote for, and a score of each pair; of two classes its negative and itself.
+
+    A pair (i, j) has the score K(x, vectors of i) a + K(x, vectors of j) b + rho, a and b of rows j - 1 and i of the
+    coefficients, and votes for i where it is above 0. Source: C. Chang and C. Lin, LIBSVM, 2011.
+    """
+    labels, counts = _labels(classlabels_ints, classlabels_strings), list(vectors_per_class or ())
+    if not sum(counts) or len(counts) != len(labels) or kernel_type not in KERNELS:
+        raise Unknown(f"it has {len(labels)} classes, support vectors of {len(counts)}, and the kernel {kernel_type}")
+    if post_transform != "NONE":
+        raise Unknown(f"its post_transform {post_transform} is not known")
+    if prob_a or prob_b:
+        raise Unknown("the kernel iterates to its probabilities, to thousandths; without them, scores can be trained")
+    k = _kernel(op, _rows(op, x), kernel_type, kernel_params, np.reshape(_floats(support_vectors), [sum(counts), -1]))
+    first, second = np.triu_indices(len(counts), 1)
+    scores = k @ _of_pairs(op, coefficients, np.repeat(range(len(counts)), counts), first, second)
+    scores = scores + op.weight("rho", _floats(rho))
+    for_first = op.cast(scores > 0.0, scores)
+    votes = for_first @ op.const(np.eye(len(counts))[first], scores)
+    votes = votes + (1 - for_first) @ op.const(np.eye(len(counts))[second], scores)
+    label = _label(op, votes, labels)
+    return label, scores if len(labels) > 2 else op.Concat(-scores, scores, axis=1)
+
+
+def _of_pairs(op: Op, coefficients: Numbers, owner: np.ndarray, first: np.ndarray, second: np.ndarray) -> Val:
+    """The coefficients [classes - 1, vectors] as [vectors, pairs]: 0 where a vector is of neither class."""
+    stored = op.weight("coefficients", np.reshape(_floats(coefficients), [-1, len(owner)]))
+    of_first, of_second = owner[:, None] == first, owner[:, None] == second
+    rows = np.where(of_first, second - 1, np.where(of_second, first, 0))
+    found = op.GatherElements(op.swap_last(stored), op.const(rows), axis=1)
+    return found * op.const(of_first | of_second, found)
+
+
 def _kernel(op: Op, x: Val, kind: str, parameters: Numbers, vectors: np.ndarray) -> Val:
     """K(x, s) of every row of x with every support vector s."""
     s = op.weight("support_vectors", vectors)
@@ -206,11 +243,5 @@ refuse(
     "TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor",
     "a tree's answer is constant between its thresholds: no gradient leads to them",
     "trees are trained by the library that grew them; choose an output before them with `output=NAME`",
-    domain=ML,
-)
-refuse(
-    "SVMClassifier",
-    "its scores are votes of pairs of classes",
-    "train a linear or a logistic classifier on the same features instead",
     domain=ML,
 )

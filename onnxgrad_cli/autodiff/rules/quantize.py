@@ -128,16 +128,16 @@ FROM_FLOATS = (
 )
 refuse("ConvInteger MatMulInteger QLinearConv QLinearMatMul", WITH_INTEGERS, STRAIGHT_THROUGH)
 refuse(
-    "QGemm QLinearAdd QLinearAveragePool QLinearConcat QLinearGlobalAveragePool QLinearLeakyRelu QLinearMul "
-    "QLinearSigmoid",
+    "DynamicQuantizeLSTM DynamicQuantizeMatMul MatMulIntegerToFloat QAttention QEmbedLayerNormalization QGemm "
+    "QLinearAdd QLinearAveragePool QLinearConcat QLinearConv QLinearGlobalAveragePool QLinearLeakyRelu QLinearMul "
+    "QLinearSigmoid QLinearSoftmax QLinearWhere",
     WITH_INTEGERS,
     STRAIGHT_THROUGH,
     domain="com.microsoft",
 )
 refuse(
-    "DynamicQuantizeLSTM DynamicQuantizeMatMul MatMulInteger16 MatMulIntegerToFloat QAttention "
-    "QEmbedLayerNormalization QLinearConv QLinearReduceMean QLinearSoftmax QLinearWhere",
-    WITH_INTEGERS,
+    "MatMulInteger16 QLinearReduceMean",
+    f"{WITH_INTEGERS}, in a form that onnxruntime does not run on the CPU, or that has no scale",
     FROM_FLOATS,
     domain="com.microsoft",
 )

@@ -85,7 +85,7 @@ def _is_file(spec: LossSpec) -> bool:
 def _term(op: Op, options: LossOptions, training: LossRecord, spec: LossSpec, prediction: Val) -> Val:
     """One loss on one output, reduced to a scalar; its label becomes an input of the model."""
     loss = LossFile(spec.name, op.graph) if _is_file(spec) else losses.LOSSES.lookup(spec.name)
-    label_type = loss.label_type(prediction)
+    label_type = loss.label_type(prediction, options.loss_options)
     label = None if label_type is None else _label(op, training, spec.label or options.label, label_type)
     training.judged.append("" if label is None else label.name)
     if isinstance(loss, LossFile):
@@ -94,7 +94,7 @@ def _term(op: Op, options: LossOptions, training: LossRecord, spec: LossSpec, pr
                 f"`sample_weight` does not go with '{spec.name}'", "a loss from a file gives one number for the batch"
             )
         return _wide(op, loss(op, prediction, label))
-    _caution(op, training, loss, prediction)
+    _caution(op, options, training, loss, prediction)
     values = [_wide(op, prediction)] if label is None else [_wide(op, prediction), _wide(op, label)]
     result = loss.function(op, *values, **loss.settings(options.loss_options))
     found, weights = result if isinstance(result, tuple) else (result, None)
@@ -135,12 +135,18 @@ def _refuse_taken(graph: Graph, name: str, option: str) -> None:
         raise UsageError(f"{option}: {reason}", f"choose another name with {option}")
 
 
-def _caution(op: Op, training: LossRecord, loss: losses.Loss, prediction: Val) -> None:
+def _caution(op: Op, options: LossOptions, training: LossRecord, loss: losses.Loss, prediction: Val) -> None:
     producer = next((node for node in op.graph.nodes if prediction.name in node.output), None)
     if producer is not None and producer.op_type in loss.rather:
         text = (
             f"output '{prediction.name}' comes from a {producer.op_type}, which {loss.name} does not expect: "
             f"{loss.rather[producer.op_type]} does"
+        )
+        training.cautions.append(Caution("note", prediction.name, text))
+    axis = loss.class_axis(options.loss_options)
+    if axis is not None and isinstance(prediction.shape[axis], str) and isinstance(prediction.shape[-1], int):
+        text = (
+            f"{loss.name} takes axis {axis} for the classes, whose number is not fixed; class-axis=-1 is the last axis"
         )
         training.cautions.append(Caution("note", prediction.name, text))
 

@@ -14,7 +14,7 @@ from onnx import NodeProto, TypeProto, ValueInfoProto, numpy_helper
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.files import load_model
+from onnxgrad_cli.files import load_model, tensors
 from onnxgrad_cli.ir.dialects import complaint, mend
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
@@ -48,10 +48,10 @@ class LossFile:
         try:
             model = load_model(path)[0]
         except OnnxgradError as error:
-            raise UsageError(f"`losses`: {error.message}", error.hint) from error
+            raise UsageError(f"`losses`: {error.message}", error.hint, error.details) from error
         mend(model)
         self._graph = Graph(model, Path(path))
-        if any(is_external(tensor) for tensor in self._graph.initializers.values()):
+        if any(map(is_external, tensors(model))):  # those of nodes too: they would be looked for beside the model
             raise self._unfit("keeps tensors in another file", "save it with its tensors inside")
         if self._graph.proto.graph.sparse_initializer:
             raise self._unfit("has sparse initializers", "store them as dense ones")
@@ -104,8 +104,10 @@ class LossFile:
                     f"uses {entry.domain} {entry.version}, the model {version}", f"save it for {entry.domain} {version}"
                 )
 
-    def label_type(self, prediction: Val) -> TypeProto | None:
+    def label_type(self, prediction: Val, given: Mapping[str, object]) -> TypeProto | None:
         """The type of the label for an output: the file's symbols are the output's sizes. None without a label.
+
+        It takes no options, so that what is `given` says nothing to it.
 
         Raises:
             UsageError: the file takes an output of another shape.

@@ -45,6 +45,7 @@ def check_accumulation(options: StepOptions) -> None:
 def cautions(options: StepOptions) -> Iterator[Caution]:
     """Where a mean over the batch is not the mean of the runs' means."""
     uneven = [name for name in ("class_weights", "ignore_index") if name in options.loss_options]
+    uneven += [spec.name for spec in options.losses if spec.name == "causal-lm"]
     if options.accumulate > 1 and options.reduction == "mean" and uneven:
         text = (
             f"`accumulate`: with {' and '.join(uneven)} the mean of a run divides by what its labels weigh, and all "

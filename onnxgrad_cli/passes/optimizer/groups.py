@@ -10,7 +10,7 @@ from onnxgrad_cli.common.settings import pairs
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.optimizers import Optimizer
 from onnxgrad_cli.options import RATE, Group, OptimizerOptions
-from onnxgrad_cli.passes.parameters.patterns import matching
+from onnxgrad_cli.passes.parameters.patterns import Known, matching
 
 
 @dataclass(frozen=True)
@@ -34,22 +34,24 @@ def parse_group(text: str) -> Group:
     return Group(pattern, found)
 
 
-def settings(optimizer: Optimizer, options: OptimizerOptions, weights: Sequence[str]) -> dict[str, Settings]:
-    """What the optimizer does with each weight.
+def settings(
+    optimizer: Optimizer, options: OptimizerOptions, weights: Sequence[str], known: Known | None = None
+) -> dict[str, Settings]:
+    """What the optimizer does with each weight; `known` is how these are called besides.
 
     Raises:
         UsageError: a group names no weight, the optimizer has no such option, or a value is of another kind.
     """
     given: dict[str, dict[str, object]] = {weight: dict(options.optimizer_options) for weight in weights}
-    known = [*(option.name for option in optimizer.options), RATE]
+    takes = [*(option.name for option in optimizer.options), RATE]
     optimizer.settings(options.optimizer_options)
     for group in options.group:
         for name in group.options:
-            if name not in known:
+            if name not in takes:
                 raise UsageError(
-                    f"`group` '{group}': {optimizer.name} has no option '{name}'", suggest(name, known, "options")
+                    f"`group` '{group}': {optimizer.name} has no option '{name}'", suggest(name, takes, "options")
                 )
-        for weight in matching(group.pattern, list(weights), "`group`", "trained weights"):
+        for weight in matching(group.pattern, list(weights), "`group`", "trained weights", known):
             given[weight] |= group.options
     return {weight: _settings(optimizer, each) for weight, each in given.items()}
 

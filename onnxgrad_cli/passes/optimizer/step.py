@@ -16,6 +16,7 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.modules import known_as
 from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.optimizers import OPTIMIZERS, Optimizer
 from onnxgrad_cli.options import DYNAMIC, StepOptions
@@ -74,7 +75,8 @@ class _Step:
         self.options, self.training = options, training
         self.state = OptimizerState(op.graph, options, training)
         self.optimizer = OPTIMIZERS.lookup(options.optimizer)
-        self.settings = settings(self.optimizer, options, training.trained)
+        known = known_as(op.graph.nodes, training.trained) if options.group else None
+        self.settings = settings(self.optimizer, options, training.trained, known)
         self.rate = _learning_rate(op, training, [op.val(name) for name in training.trained]).name
         self.count = self.state.scalar(op, STEP, 0, TensorProto.INT64).name
 

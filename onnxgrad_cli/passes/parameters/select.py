@@ -8,22 +8,25 @@ them.
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from onnx import NodeProto
 
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.autodiff.activity import open_reads
+from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError, UsageError
 from onnxgrad_cli.ir.domains import full_name
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.modules import known_as
 from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import is_differentiable, is_float
 from onnxgrad_cli.options import SelectionOptions
 from onnxgrad_cli.passes.parameters import presets
 from onnxgrad_cli.passes.parameters.constants import ConstantRoles
-from onnxgrad_cli.passes.parameters.patterns import matching
+from onnxgrad_cli.passes.parameters.patterns import matches, matching
+from onnxgrad_cli.passes.parameters.untie import owners_of
+from onnxgrad_cli.passes.quantized_matrices import quantized_matrices
 from onnxgrad_cli.record import SelectionRecord
 
 QUANTIZED = "quantized: integers have no gradient"
@@ -40,12 +43,14 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
     """
     floats = _weights(graph)
     tied = _tied(graph, training.predictions)
-    asked = matching(options.train, floats, "`train`", "float weights")
-    frozen = dict.fromkeys(matching(options.freeze, floats, "`freeze`", "float weights"), "frozen by `freeze`")
+    known = known_as(graph.nodes, floats) if options.train or options.freeze else None
+    asked = matching(options.train, floats, "`train`", "float weights", known)
+    by_name = _by_name(asked, options.train)
+    frozen = dict.fromkeys(matching(options.freeze, floats, "`freeze`", "float weights", known), "frozen by `freeze`")
     training.grad_of_input = matching(
         options.grad_of_input, _inputs(graph, training), "`grad_of_input`", "float inputs"
     )
-    unfit = _unfit(graph, training, floats, tied, set(asked))
+    unfit = _unfit(graph, training, floats, tied, set(by_name))
     fit = [name for name in floats if name not in unfit and name not in frozen]
     chosen = {*asked, *presets.chosen(graph, options, training.predictions, fit)}
     if options.lora:
@@ -53,10 +58,10 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
     reasons = {**unfit, **_not_chosen(options, training.adaptable, set(floats) - chosen), **frozen}
     training.not_trained.update((name, reasons[name]) for name in floats if name in reasons)
     training.trained = [name for name in floats if name not in reasons]
-    _refuse_untied(training.predictions, set(asked) - tied - frozen.keys(), asked)
-    training.cautions.extend(_merged(graph, set(training.trained)))
+    _refuse_untied(training.predictions, set(by_name) - tied - frozen.keys(), by_name)
+    training.cautions.extend(_shared(graph, set(training.trained)))
     training.not_trained.update(dict.fromkeys(_quantized(graph), QUANTIZED))
-    if not training.trained and not training.adaptable and not training.grad_of_input:
+    if not _is_any(graph, options, training):
         raise _nothing(graph, floats, training)
 
 
@@ -70,11 +75,22 @@ def _inputs(graph: Graph, training: SelectionRecord) -> list[str]:
     return [name for name in training.inputs if is_float(graph.types.get(name))]
 
 
+def _by_name(names: list[str], patterns: Iterable[str]) -> list[str]:
+    """Those of `names` that a pattern matches as they are, not as what reads them is called."""
+    return [name for name in names if any(matches(name, pattern) for pattern in patterns)]
+
+
+def _is_any(graph: Graph, options: SelectionOptions, training: SelectionRecord) -> bool:
+    """Whether there is anything to differentiate with respect to: weights, what adapters stand beside, or inputs."""
+    adapted = training.adaptable or (options.lora and quantized_matrices(graph))
+    return bool(training.trained or adapted or training.grad_of_input)
+
+
 def _refuse_untied(predictions: list[str], untied: set[str], asked: list[str]) -> None:
     """Refuse the first weight that was asked for by name and is not tied to the loss."""
     if untied:
         name = next(name for name in asked if name in untied)
-        raise UsageError(f"`train`: no differentiable path ties '{name}' to {_listed(predictions)}")
+        raise UsageError(f"`train`: no differentiable path ties '{name}' to {listed(predictions)}")
 
 
 def _quantized(graph: Graph) -> list[str]:
@@ -122,19 +138,15 @@ def _choices(options: SelectionOptions) -> str:
     return " or ".join(names)
 
 
-def _merged(graph: Graph, trained: set[str]) -> Iterator[Caution]:
-    """Weights under several names: an exporter has written equal ones once, and they will be trained as one."""
-    names: dict[str, list[str]] = defaultdict(list)
-    for node in graph.nodes:
-        if node.op_type == "Identity" and node.input[0] in trained:
-            names[node.input[0]].append(node.output[0])
-    for name, others in names.items():
-        text = (
-            f"'{name}' is also called {_listed(others[:3])}{' and more' if len(others) > 3 else ''}: trained as one "
-            "weight. PyTorch's older exporter merges weights of equal values; if they are to be trained apart, export "
-            "without that"
-        )
-        yield Caution("note", name, text)
+def _shared(graph: Graph, trained: set[str]) -> Iterator[Caution]:
+    """Weights of several modules: shared there, or equal, so that an exporter has written them once."""
+    for name, owners in owners_of(graph, trained).items():
+        if len(owners) > 1:
+            text = (
+                f"'{name}' is read by {listed(owners)}: trained as one weight. Exporters merge weights of equal "
+                "values, too; `untie` parts them"
+            )
+            yield Caution("note", name, text)
 
 
 def _nothing(graph: Graph, floats: list[str], training: SelectionRecord) -> UnsupportedError:
@@ -146,11 +158,11 @@ def _nothing(graph: Graph, floats: list[str], training: SelectionRecord) -> Unsu
             refusals,
             hint="gradients of its float inputs can be had with `grad_of_input='*'`",
         )
-    reasons = "\n".join(f"  {name}: {reason}" for name, reason in list(training.not_trained.items())[:20])
+    reasons = [f"{name}: {reason}" for name, reason in list(training.not_trained.items())[:20]]
     hint = "choose weights with `train=GLOB`"
     if QUANTIZED in training.not_trained.values():
         hint = "pass `quantization='ste'` to train what is stored as integers by the straight-through estimator"
-    return UnsupportedError(f"no weight is left to train:\n{reasons}", refusals, hint)
+    return UnsupportedError("no weight is left to train:", refusals, hint, reasons)
 
 
 def _never_differentiated(graph: Graph) -> Iterator[Refusal]:
@@ -159,10 +171,6 @@ def _never_differentiated(graph: Graph) -> Iterator[Refusal]:
         rule = registry.lookup(node.op_type, node.domain, graph.opset(node.domain) or 1)
         if rule is not None and rule.refusal:
             yield Refusal(node.name, full_name(node.op_type, node.domain), rule.refusal, rule.hint)
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
 
 
 def _tied(graph: Graph, outputs: list[str], read: Callable[[NodeProto], list[str]] = open_reads) -> set[str]:

@@ -5,6 +5,7 @@ Of what is read off, ranks alone are believed, not sizes: they are other ones in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -23,6 +24,9 @@ from onnxgrad_cli.ir.types import Arrays, Dim, dtype_of, in_words, shape_of, ten
 
 LARGEST = 64
 """The largest size of a symbol in a run: what is in the model may grow with its fourth power."""
+
+FEW = 2**12
+"""Numbers in each input, up to which symbols may be larger: sound has one long axis."""
 
 RUNS = 2
 """Runs at different sizes in which a value must have one rank, as far as the model runs at several."""
@@ -136,7 +140,8 @@ def _runs(graph: Graph, names: list[str]) -> list[tuple[Mapping[str, Sequence[in
     tried: list[Mapping[str, Sequence[int]]] = []
     for sizes in sizes_to_try(shapes, graph.proto, apart=True):
         fed = sized(shapes, sizes)
-        if fed in tried or max(sizes.values(), default=0) > LARGEST:
+        few = all(math.prod(shape) <= FEW for shape in fed.values())
+        if fed in tried or (max(sizes.values(), default=0) > LARGEST and not few):
             continue
         tried.append(fed)
         try:

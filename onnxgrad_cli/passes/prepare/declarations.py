@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from onnx import ModelProto, TensorShapeProto, TypeProto, ValueInfoProto
 
@@ -73,12 +73,17 @@ def _dims(values: Iterable[ValueInfoProto]) -> Dimensions:
             yield from tensor.tensor_type.shape.dim
 
 
-def repeated(model: ModelProto, fixed: Collection[str] = ()) -> dict[str, list[Axis]]:
-    """The symbols that stand on several axes of what is fed, but those that are `fixed`, as names or as inputs."""
+def repeated(model: ModelProto, fixed: Mapping[str, Sequence[int]]) -> dict[str, list[Axis]]:
+    """The symbols that stand on several axes of what is fed, but those that are `fixed`, as names or as inputs.
+
+    Axes of what is empty by that are left out: it holds no number, and any sizes would do.
+    """
     axes: dict[str, list[Axis]] = defaultdict(list)
     for name, value_type in fed_types(model).items():
-        for position, size in enumerate(shape_of(value_type) or ()):
-            if isinstance(size, str) and size != "?":
+        shape = shape_of(value_type) or ()
+        empty = any(0 in fixed.get(str(size), ()) for size in shape)
+        for position, size in enumerate(shape):
+            if isinstance(size, str) and size != "?" and not empty:
                 axes[size].append((name, position))
     named = {symbol: where for symbol, where in axes.items() if len(where) > 1 and symbol not in fixed}
     return {symbol: where for symbol, where in named.items() if not any(name in fixed for name, _ in where)}

@@ -14,9 +14,7 @@ from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.ir.types import dtype_of, is_external, is_float
-
-QUANTIZED = "_quantized"
-"""How the names of integer weights end that onnxruntime's quantizer has written."""
+from onnxgrad_cli.passes.prepare.quantized_operators import QUANTIZED
 
 
 def put_fake_quantizers(graph: Graph) -> list[Caution]:

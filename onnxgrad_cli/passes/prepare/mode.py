@@ -7,6 +7,9 @@ which its gradient needs.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
+
 import numpy as np
 import onnx
 from onnx import NodeProto
@@ -15,14 +18,31 @@ from onnxgrad_cli.autodiff.rules.norm import through_batch_statistics
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.fusion import Fusion
 from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError
-from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
-from onnxgrad_cli.ir.types import is_external, shape_of
+from onnxgrad_cli.ir.modes import (
+    for_inference,
+    is_batch_normalization,
+    is_dropout,
+    is_for_inference,
+    own_statistics,
+    uses_batch,
+)
+from onnxgrad_cli.ir.nodes import captured, subgraphs, with_bodies
+from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.options import ModeOptions
 from onnxgrad_cli.record import ModeRecord
 
 MOMENTUM, EPSILON = 0.9, 1e-5
+
+SUBJECT = "`mode`"
+"""What cautions about modes are about."""
+
+AS_WHAT = {
+    "keep": "it is taken so, and what a training writes of it is in inference mode",
+    "train": "it is taken so, and what a training writes of it is in inference mode",
+    "eval": "it is taken in inference mode here",
+}
+"""What becomes of a model that comes in training mode, by the mode that is asked for."""
 
 
 def apply_mode(graph: Graph, options: ModeOptions, training: ModeRecord) -> bool:
@@ -41,12 +61,14 @@ def apply_mode(graph: Graph, options: ModeOptions, training: ModeRecord) -> bool
     """
     refusals: list[Refusal] = []
     nodes: list[NodeProto] = []
+    texts = list(_comes_in_training(graph, options.mode))
     changed = _own_statistics(graph)
+    changed |= _separate_statistics(graph, options.mode)
     for node in graph.nodes:
         new = [node]
-        if node.op_type == "BatchNormalization" and is_standard(node.domain):
+        if is_batch_normalization(node):
             new = _batch_normalization(graph, node, options.mode, training, refusals)
-        elif node.op_type == "Dropout" and is_standard(node.domain):
+        elif is_dropout(node):
             new = [_dropout(graph, node, options.mode)]
         changed = changed or new != [node] or new[0] is not node
         nodes += new
@@ -54,13 +76,24 @@ def apply_mode(graph: Graph, options: ModeOptions, training: ModeRecord) -> bool
         raise UnsupportedError(f"{len(refusals)} nodes can't be put in training mode:", refusals)
     if changed:
         graph.set_nodes(nodes)
+    if options.mode == "train":
+        texts += _without_effect(graph, training)
     if options.mode != "keep":
-        texts = [
-            *(_without_effect(graph, training) if options.mode == "train" else ()),
-            *_in_bodies(graph, options.mode),
-        ]
-        training.cautions.extend(Caution("note", "`mode`", text) for text in texts)
+        texts += _in_bodies(graph, options.mode)
+    training.cautions.extend(Caution("note", SUBJECT, text) for text in texts)
     return changed
+
+
+def _comes_in_training(graph: Graph, mode: str) -> Iterator[str]:
+    """That the file is one in training mode, which whoever only wants to use it seldom means."""
+    nodes, fed = list(with_bodies(graph.nodes)), set(graph.input_names).difference(graph.initializers)
+    counts = {
+        "BatchNormalization": sum(is_batch_normalization(n) and uses_batch(n, graph.opset() or 0) for n in nodes),
+        "Dropout": sum(is_dropout(node) and _drops(graph, node) and node.input[2] not in fed for node in nodes),
+    }
+    found = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    if found:
+        yield f"the model comes in training mode ({found}): as an inference model it is wrong; {AS_WHAT[mode]}"
 
 
 def _own_statistics(graph: Graph) -> bool:
@@ -74,19 +107,48 @@ def _own_statistics(graph: Graph) -> bool:
         return False
     kept = []
     for node in graph.nodes:
-        tensor = (
-            graph.initializers.get(node.input[0]) if node.op_type == "Identity" and node.output[0] in read else None
-        )
-        if tensor is None or is_external(tensor) or node.output[0] in graph.output_names:
+        name = node.output[0] if node.op_type == "Identity" else ""
+        if name in read and node.input[0] in graph.initializers and name not in graph.output_names:
+            graph.copy_initializer(node.input[0], name)
+        else:
             kept.append(node)
-            continue
-        copy = graph.proto.graph.initializer.add()
-        copy.CopyFrom(tensor)
-        copy.name = node.output[0]
-        graph.initializers[copy.name] = copy
     changed = len(kept) < len(graph.nodes)
     graph.nodes = kept
     return changed
+
+
+def _separate_statistics(graph: Graph, mode: str) -> bool:
+    """Give each layer that learns statistics its own, where it shares them with another layer or with a weight."""
+    readers = _readers(graph)
+    changed = False
+    for node in graph.nodes:
+        if not is_batch_normalization(node) or not _by_batch(graph, node, mode):
+            continue
+        for position, name in own_statistics(node).items():
+            shared = node.input[position]
+            if shared in graph.initializers and len(readers[shared]) > 1 and not graph.taken(name):
+                graph.copy_initializer(shared, name)
+                node.input[position], changed = name, True
+    return changed
+
+
+def _readers(graph: Graph) -> dict[str, set[object]]:
+    """Value -> what reads it; nodes that share scale, bias and both statistics are one layer that is called often.
+
+    Where two of these four are one tensor too, an exporter has merged what was equal: then they say nothing.
+    """
+    found: dict[str, set[object]] = defaultdict(set)
+    for number, node in enumerate(graph.nodes):
+        four = tuple(node.input[1:5])
+        called = is_batch_normalization(node) and len(set(four)) == len(four)
+        for position, name in enumerate((*node.input, *captured(node))):
+            found[name].add((four if called else number, position))
+    return found
+
+
+def _by_batch(graph: Graph, node: NodeProto, mode: str) -> bool:
+    """Whether a BatchNormalization is to use the statistics of its batch."""
+    return mode == "train" or (mode == "keep" and uses_batch(node, graph.opset() or 0))
 
 
 def _without_effect(graph: Graph, training: ModeRecord) -> list[str]:
@@ -114,17 +176,12 @@ def _attribute(node: NodeProto, name: str, default: float) -> float:
 
 def _dropout(graph: Graph, node: NodeProto, mode: str) -> NodeProto:
     """The Dropout in the mode that is asked for: the same node where nothing changes, else a copy."""
-    has_switch = len(node.input) > 2 and bool(node.input[2])
-    switch = graph.constant(node.input[2]) if has_switch else np.array(False)
+    if mode == "eval":
+        return node if is_for_inference(node) else for_inference(node)[0]
     new = NodeProto()
     new.CopyFrom(node)
-    if mode == "eval":
-        if not has_switch:
-            return node
-        del new.input[1:]
-        return new
     if mode == "keep":
-        if (switch is not None and not switch) or (len(node.output) > 1 and node.output[1]):
+        if not _drops(graph, node) or (len(node.output) > 1 and node.output[1]):
             return node
     else:
         name = "dropout_training_mode"
@@ -139,31 +196,27 @@ def _dropout(graph: Graph, node: NodeProto, mode: str) -> NodeProto:
     return new
 
 
+def _drops(graph: Graph, node: NodeProto) -> bool:
+    """Whether a Dropout drops, or may do so: its switch may be fed or computed."""
+    switch = graph.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else np.array(False)
+    return switch is None or bool(switch)
+
+
 def _batch_normalization(
     graph: Graph, node: NodeProto, mode: str, training: ModeRecord, refusals: list[Refusal]
 ) -> list[NodeProto]:
     """The nodes in place of a BatchNormalization, in the mode that is asked for."""
-    extra = [name for name in node.output[1:] if name]
-    trains = bool(_attribute(node, "training_mode", 0)) or ((graph.opset() or 0) < 14 and bool(extra))
-    if mode == "train" or (mode == "keep" and trains):
+    if _by_batch(graph, node, mode):
         if shape_of(graph.types.get(node.input[0])) is None:
             refusals.append(Refusal(node.name, node.op_type, f"the rank of '{node.input[0]}' is unknown"))
             return [node]
         return _with_batch_statistics(graph, node, training)
-    if not trains:
+    if is_for_inference(node):
         return [node]
-    new = NodeProto()
-    new.CopyFrom(node)
-    del new.output[1:]
-    kept = [a for a in node.attribute if a.name != "training_mode"]
-    del new.attribute[:]
-    new.attribute.extend(kept)
-    same = zip(node.output[1:3], node.input[3:5], strict=False)
-    return [new, *(_identity(graph, source, target, new.name) for target, source in same if target)]
-
-
-def _identity(graph: Graph, source: str, target: str, scope: str) -> NodeProto:
-    return onnx.helper.make_node("Identity", [source], [target], name=graph.fresh(f"{scope}/Identity"))
+    new, *same = for_inference(node)
+    for identity in same:
+        identity.name = graph.fresh(f"{new.name}/Identity")
+    return [new, *same]
 
 
 def _with_batch_statistics(graph: Graph, node: NodeProto, training: ModeRecord) -> list[NodeProto]:
@@ -193,6 +246,10 @@ def _with_batch_statistics(graph: Graph, node: NodeProto, training: ModeRecord) 
     for position, statistic in ((3, mean), (4, var)):
         name = node.input[position]
         asked = node.output[position - 2] if len(node.output) > position - 2 else ""
+        if name not in fed:
+            which = "mean" if position == 3 else "variance"
+            text = f"the running {which} '{name}' of '{node.name}' is computed, not stored: it is not learned"
+            training.cautions.append(Caution("note", SUBJECT, text))
         if name not in fed and not asked:
             continue
         op.scope = f"{node.name}/running_{'mean' if position == 3 else 'var'}"

@@ -14,6 +14,7 @@ from onnxgrad_cli.options import FormOptions, PreparationOptions
 from onnxgrad_cli.passes.parameters.constants import settings
 from onnxgrad_cli.passes.parameters.outputs import resolve_outputs
 from onnxgrad_cli.passes.parameters.select import select
+from onnxgrad_cli.passes.parameters.untie import untie
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.prepare.admit import admit
 from onnxgrad_cli.passes.prepare.fake_quantizers import put_fake_quantizers
@@ -35,8 +36,9 @@ def _run(graph: Graph, options: PreparationOptions, training: PreparationRecord)
     if options.quantization == "ste":
         write_out_quantized(graph)
     make_differentiable(graph, options, training, opset_of_losses(options))
-    if options.quantization == "ste":
+    if options.quantization == "ste" and not options.lora:  # adapters leave what is stored as it is
         training.cautions += put_fake_quantizers(graph)
+    untie(graph, options.untie)
     training.inputs = [name for name in graph.input_names if name not in graph.initializers]
     training.predictions = resolve_outputs(graph, options)
     select(graph, options, training)

@@ -7,6 +7,7 @@ Source: https://onnx.ai/onnx/operators; https://github.com/microsoft/onnxruntime
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,9 @@ from onnx import AttributeProto, NodeProto, helper, numpy_helper
 from onnxgrad_cli.ir.domains import full_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import is_external
+
+QUANTIZED = "_quantized"
+"""How the names of integer weights end that onnxruntime's quantizer has written."""
 
 FIRST_BY_AXIS = 13
 """The opset from which QuantizeLinear has one scale for each index of an axis."""
@@ -35,7 +39,8 @@ class _Writer:
 
     def __call__(self, op_type: str, *inputs: str, kept: Sequence[AttributeProto] = (), **attributes: Any) -> str:
         y = self.graph.fresh(f"{self.node.output[0]}/{op_type}")
-        self.nodes.append(helper.make_node(op_type, inputs, [y], name=y, **attributes))
+        last = max((i for i, name in enumerate(inputs) if name), default=-1)  # what is absent ends with the inputs
+        self.nodes.append(helper.make_node(op_type, inputs[: last + 1], [y], name=y, **attributes))
         self.nodes[-1].attribute.extend(kept)
         return y
 
@@ -44,8 +49,34 @@ class _Writer:
         values, scale, zero = self.inputs[at : at + 3]
         if axis is None:
             self.single(scale)
+        return self.floats_of(values, scale, zero, axis)
+
+    def floats_of(self, values: str, scale: str, zero: str, axis: int | None = None) -> str:
+        """What integers stand for: of one scale and zero point, or of one for each index of `axis`."""
+        several = self.size(scale) > 1
+        if (several and axis is None) or (zero and self.size(zero) != self.size(scale)):
+            raise _Unfit
         given: dict[str, Any] = {} if axis is None else {"axis": axis}
         return self("DequantizeLinear", *([values, scale, zero] if zero else [values, scale]), **given)
+
+    def size(self, name: str) -> int:
+        """How many numbers an initializer has; 1 for what is none, as a scale that follows the data."""
+        tensor = self.graph.initializers.get(name)
+        return 1 if tensor is None else math.prod(tensor.dims)
+
+    def array(self, name: str) -> np.ndarray:
+        """The value of an initializer."""
+        tensor = self.graph.initializers.get(name)
+        if tensor is None or is_external(tensor):
+            raise _Unfit
+        return numpy_helper.to_array(tensor)
+
+    def product(self, a: str, b: str, bias: str) -> None:
+        """A product, and what is added to it, which get the name of the node's output."""
+        y = self("MatMul", a, b)
+        if bias:
+            self("Add", y, bias)
+        self.rename()
 
     def constant(self, array: np.ndarray) -> str:
         """A new initializer."""
@@ -55,10 +86,10 @@ class _Writer:
 
     def stored(self, name: str, channels: int) -> np.ndarray:
         """The value of an initializer: one number, or a vector of one for each channel."""
-        tensor = self.graph.initializers.get(name)
-        if tensor is None or is_external(tensor) or list(tensor.dims) not in ([], [1], [channels]):
+        values = self.array(name)
+        if values.shape not in ((), (1,), (channels,)):
             raise _Unfit
-        return numpy_helper.to_array(tensor)
+        return values
 
     def single(self, scale: str) -> None:
         known = self.graph.initializers.get(scale)
@@ -71,10 +102,7 @@ class _Writer:
             return ""
         product = np.array([factor], np.float32)
         for name in scales:
-            tensor = self.graph.initializers.get(name)
-            if tensor is None or is_external(tensor):
-                raise _Unfit
-            product = product * numpy_helper.to_array(tensor).reshape(-1)
+            product = product * self.array(name).reshape(-1)
         scale = self.graph.fresh(f"{values}_scale")
         self.graph.add_initializer(scale, product[0] if product.size == 1 else product)
         given: dict[str, Any] = {} if product.size == 1 else {"axis": 0}
@@ -86,7 +114,8 @@ class _Writer:
         self.rename()
 
     def rename(self) -> None:
-        self.nodes[-1].output[0], self.nodes[-1].name = self.node.output[0], self.node.name
+        """Give the last node the name and the outputs of the node that it stands for."""
+        self.nodes[-1].output[:], self.nodes[-1].name = self.node.output, self.node.name
 
     def given(self, *without: str) -> list[AttributeProto]:
         """The node's attributes but some, which must not be set to anything but 0."""
@@ -134,6 +163,88 @@ def _of_one(op_type: str, *without: str) -> Callable[[_Writer], None]:
 def _concat(op: _Writer) -> None:
     parts = [op.floats(at) for at in range(2, len(op.node.input), 3)]
     op.end(op("Concat", *parts, kept=op.given()), op.inputs[0], op.inputs[1])
+
+
+def _conv_of_microsoft(op: _Writer) -> None:
+    op.given("channels_last")
+    op.attributes.pop("channels_last", None)
+    _conv(op)
+
+
+def _softmax(op: _Writer) -> None:
+    """Along an axis, if its attribute `opset` is 13 or newer; of an older one over all axes from that one on."""
+    x, axis = op.floats(0), op.attributes["axis"].i if "axis" in op.attributes else -1
+    if "opset" in op.attributes and op.attributes["opset"].i >= FIRST_BY_AXIS:
+        y = op("Softmax", x, axis=axis)
+    else:
+        y = op("Reshape", op("Softmax", op("Flatten", x, axis=axis), axis=1), op("Shape", x))
+    op.end(y, op.inputs[3], op.inputs[4])
+
+
+def _where(op: _Writer) -> None:
+    op.end(op("Where", op.inputs[0], op.floats(1), op.floats(4)), op.inputs[7], op.inputs[8])
+
+
+def _matmul_to_float(op: _Writer) -> None:
+    a, b, a_scale, b_scale, a_zero, b_zero, bias = op.inputs[:7]
+    op.product(op.floats_of(a, a_scale, a_zero), op.floats_of(b, b_scale, b_zero, -1), bias)
+
+
+def _dynamic_matmul(op: _Writer) -> None:
+    """The data are quantized by the scale and zero point that DynamicQuantizeLinear finds for them."""
+    a, b, b_scale, b_zero, bias = op.inputs[:5]
+    op("DynamicQuantizeLinear", a)
+    scale, zero = (op.graph.fresh(f"{op.node.output[0]}/{name}") for name in ("scale", "zero_point"))
+    op.nodes[-1].output.extend([scale, zero])
+    x = op.floats_of(op("QuantizeLinear", a, scale, zero), scale, zero)
+    op.product(x, op.floats_of(b, b_scale, b_zero, -1), bias)
+
+
+def _attention(op: _Writer) -> None:
+    x, weights, bias, x_scale, w_scale, mask, x_zero, w_zero, past = op.inputs[:9]
+    given = [op.floats_of(x, x_scale, x_zero), op.floats_of(weights, w_scale, w_zero, -1), bias, mask, past]
+    op("Attention", *given, domain="com.microsoft", kept=op.given())
+    op.rename()
+
+
+def _embeddings(op: _Writer) -> None:
+    """The tables, and the weights of the normalization; that of the segments may be left out."""
+    stored = zip(op.inputs[2:7], op.inputs[8:13], op.inputs[13:18], strict=True)
+    given = [*op.inputs[:2], *(op.floats_of(*each) if each[0] else "" for each in stored), op.inputs[7]]
+    op("EmbedLayerNormalization", *given, domain="com.microsoft", kept=op.given())
+    op.rename()
+
+
+def _lstm(op: _Writer) -> None:
+    """An LSTM of what its stored weights stand for; the kernel quantizes what it multiplies them with, too."""
+    x, w, r, *others, w_scale, w_zero, r_scale, r_zero = op.inputs[:12]
+    op(
+        "LSTM",
+        x,
+        _of_directions(op, w, w_scale, w_zero),
+        _of_directions(op, r, r_scale, r_zero),
+        *others,
+        kept=op.given(),
+    )
+    op.rename()
+
+
+def _of_directions(op: _Writer, weights: str, scale: str, zero: str) -> str:
+    """Stored weights [directions, n, m] as floats [directions, m, n], of one scale a direction, or for each m of it.
+
+    They are stored side by side, [n, directions m], with a scale for each column. A single scale onnxruntime 1.32 moves
+    behind what follows, and ends the process where a body reads that, as in the backward part of an LSTM.
+    """
+    matrices = op.array(weights)
+    directions, rows, columns = matrices.shape
+    steps = [op.array(each).reshape(directions, -1) for each in (scale, zero)]
+    if any(each.shape[1] not in (1, columns) for each in steps):
+        raise _Unfit
+    name = op.graph.fresh(f"{weights.removesuffix(QUANTIZED)}_side_by_side{QUANTIZED}")
+    op.graph.store(name, matrices.transpose(1, 0, 2).reshape(rows, -1))
+    scales, zeros = (op.constant(np.broadcast_to(step, (directions, columns)).reshape(-1)) for step in steps)
+    floats, shape = op.floats_of(name, scales, zeros, axis=1), op.constant(np.array([rows, directions, columns]))
+    return op("Transpose", op("Reshape", floats, shape), perm=[1, 2, 0])
 
 
 def _dynamic(op: _Writer) -> None:
@@ -204,14 +315,22 @@ MEANINGS: dict[str, Callable[[_Writer], None]] = {
     "ai.onnx::MatMulInteger": _product("MatMul", -1),
     "ai.onnx::QLinearConv": _conv,
     "ai.onnx::QLinearMatMul": _matmul,
+    "com.microsoft::DynamicQuantizeLSTM": _lstm,
+    "com.microsoft::DynamicQuantizeMatMul": _dynamic_matmul,
+    "com.microsoft::MatMulIntegerToFloat": _matmul_to_float,
+    "com.microsoft::QAttention": _attention,
+    "com.microsoft::QEmbedLayerNormalization": _embeddings,
     "com.microsoft::QGemm": _gemm,
     "com.microsoft::QLinearAdd": _of_two("Add"),
     "com.microsoft::QLinearAveragePool": _of_one("AveragePool", "channels_last"),
     "com.microsoft::QLinearConcat": _concat,
+    "com.microsoft::QLinearConv": _conv_of_microsoft,
     "com.microsoft::QLinearGlobalAveragePool": _of_one("GlobalAveragePool", "channels_last"),
     "com.microsoft::QLinearLeakyRelu": _of_one("LeakyRelu"),
     "com.microsoft::QLinearMul": _of_two("Mul"),
     "com.microsoft::QLinearSigmoid": _of_one("Sigmoid"),
+    "com.microsoft::QLinearSoftmax": _softmax,
+    "com.microsoft::QLinearWhere": _where,
 }
 
 

@@ -76,6 +76,11 @@ class Batches:
         """How many batches an epoch has."""
         return self.samples // self.size if self.drop_last else -(-self.samples // self.size)
 
+    @property
+    def dealt(self) -> int:
+        """How many batches were dealt out in all epochs."""
+        return self.epoch * len(self) + self.position
+
     def __iter__(self) -> Iterator[Part]:
         """What is left of the present epoch; after it, the next one is the present."""
         order, count, size = self._order(), len(self), self.size

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -25,6 +26,12 @@ LINES = 4096
 WORDS = {"true": "1", "false": "0"}
 WHOLE = re.compile(r"([+-]?\d+)\.0*")
 
+LONGEST = 2**26
+"""Characters of a line: what is longer is no table, and would be read whole before it could be told."""
+
+BROKEN = (csv.Error, ValueError)
+"""What is raised of a file that is no table in text."""
+
 Rows = list[tuple[int, list[str]]]
 """The line on which each row ends, and its cells."""
 
@@ -36,10 +43,10 @@ def read(path: Path, inputs: InputTypes) -> Found:
         UsageError: it can't be read, a row has too few or too many fields, or a cell is no number.
     """
     with (
-        reading(path, "a table in text", "save it as UTF-8, with quotes around what holds commas", csv.Error),
+        reading(path, "a table in text", "save it as UTF-8, with quotes around what holds commas", *BROKEN),
         path.open(newline="", encoding="utf-8-sig") as file,
     ):
-        reader = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
+        reader = csv.reader(_lines(file), delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
         header = [name.strip() for name in next(reader, [])]
         if len(header) == 1 and header[0] not in inputs and any(mark in header[0] for mark in ",;|\t"):
             raise UsageError(
@@ -52,6 +59,13 @@ def read(path: Path, inputs: InputTypes) -> Found:
     arrays = {feed: np.concatenate([block[feed] for block in blocks]) for feed in chosen}
     others = [name or "the column without a name" for name in others]
     return Found({feed: shaped(array, inputs, feed) for feed, array in arrays.items()}, others)
+
+
+def _lines(file: IO[str]) -> Iterator[str]:
+    while line := file.readline(LONGEST):
+        if len(line) == LONGEST:
+            raise ValueError(f"a line has more than {LONGEST:,} characters")
+        yield line
 
 
 def _blocks(rows: Iterable[tuple[int, list[str]]]) -> Iterator[Rows]:

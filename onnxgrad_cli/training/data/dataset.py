@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -12,11 +13,11 @@ from onnx import helper
 
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.ir.types import dtype_of
+from onnxgrad_cli.ir.types import dtype_of, shape_of
 from onnxgrad_cli.training.data import onnx_test_sets
 from onnxgrad_cli.training.data.input_types import InputTypes, Range
-from onnxgrad_cli.training.data.reading import Found
-from onnxgrad_cli.training.data.validate import check
+from onnxgrad_cli.training.data.reading import Found, check_regular, reading
+from onnxgrad_cli.training.data.validate import blocks, check
 
 FORMATS = {
     ".npz": "npz",
@@ -63,6 +64,18 @@ class Data:
         taken = {name: _take(array, rows) for name, array in self.arrays.items()}
         return {name: np.asarray(array, self.dtypes[name], order="C") for name, array in taken.items()}
 
+    def digest(self) -> str:
+        """Eight digits that tell these samples from others: a CRC-32 of names, types, shapes and all bytes.
+
+        It is read in blocks, so that data in files may be larger than memory.
+        """
+        check = 0 if self.samples is None else zlib.crc32(self.samples.data)
+        for name, array in sorted(self.arrays.items()):
+            check = zlib.crc32(f"{name} {array.dtype.str} {array.shape}".encode(), check)
+            for _, block in blocks(array):
+                check = zlib.crc32(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data, check)
+        return f"{check:08x}"
+
     def rows(self, indices: np.ndarray) -> np.ndarray:
         """Which rows of the arrays samples are, by their numbers."""
         return indices if self.samples is None else self.samples[indices]
@@ -94,6 +107,7 @@ def open_data(
     path = Path(source)
     wanted = {prefix + name: value_type for name, value_type in inputs.items()}
     found = _read(path, wanted)
+    found.arrays.update(_empty(found.arrays, wanted))
     checked = check(path, found, wanted, {prefix + name: range_ for name, range_ in (ranges or {}).items()}, finite)
     if found.others:
         tell(f"'{path}' has more than the model is fed, left out: {_listed(found.others)}", 0)
@@ -103,11 +117,14 @@ def open_data(
 
 
 def _read(path: Path, inputs: InputTypes) -> Found:
-    if not path.exists():
+    with reading(path, "data", "check its name"):
+        there = path.exists()
+    if not there:
         raise UsageError(f"no such file or folder: '{path}'")
     if path.is_dir():
         name = "onnx_test_sets" if onnx_test_sets.folders(path) else "npy_folder"
     elif path.suffix.lower() in FORMATS:
+        check_regular(path)
         name = FORMATS[path.suffix.lower()]
     else:
         hint = (
@@ -115,6 +132,18 @@ def _read(path: Path, inputs: InputTypes) -> Found:
         )
         raise UsageError(f"'{path}' is of no format that data are read from", hint)
     return import_module(f"onnxgrad_cli.training.data.{name}").read(path, inputs)
+
+
+def _empty(arrays: Mapping[str, np.ndarray], inputs: InputTypes) -> dict[str, np.ndarray]:
+    """Samples for inputs that data need not have: an empty past has no numbers, as many samples as there may be."""
+    size = next((len(array) for array in arrays.values() if array.ndim), 0)
+    shapes = {name: (shape_of(value_type) or ())[1:] for name, value_type in inputs.items() if name not in arrays}
+    static = {name: [dim for dim in shape if isinstance(dim, int)] for name, shape in shapes.items() if 0 in shape}
+    return {
+        name: np.zeros([size, *dims], helper.tensor_dtype_to_np_dtype(dtype_of(inputs[name])))
+        for name, dims in static.items()
+        if len(dims) == len(shapes[name])
+    }
 
 
 def _kept(array: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -88,7 +88,7 @@ def _range_of(term: Term) -> Range | None:
         loss = LOSSES.lookup(term.name)
     except UsageError:
         return None
-    if loss.label != "class":
+    if loss.class_axis({}) is None:
         return None
     return Range(
         0,

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from onnxgrad_cli.training.data.input_types import InputTypes
-from onnxgrad_cli.training.data.reading import Found, reading
+from onnxgrad_cli.training.data.npy_header import check_header
+from onnxgrad_cli.training.data.reading import Found, check_regular, reading
 
 
 def read(path: Path, inputs: InputTypes) -> Found:
@@ -16,11 +17,15 @@ def read(path: Path, inputs: InputTypes) -> Found:
     Raises:
         UsageError: a file can't be read.
     """
-    files = {file.relative_to(path).as_posix().removesuffix(".npy"): file for file in sorted(path.rglob("*.npy"))}
+    with reading(path, "a folder of .npy files", "check its permissions"):
+        files = {file.relative_to(path).as_posix().removesuffix(".npy"): file for file in sorted(path.rglob("*.npy"))}
     arrays = {name: _mapped(file) for name, file in files.items() if name in inputs}
     return Found(arrays, [name for name in files if name not in inputs])
 
 
 def _mapped(file: Path) -> np.ndarray:
+    check_regular(file)
     with reading(file, "an .npy file", "write one with numpy.save(FILE, array)"):
+        with file.open("rb") as stream:
+            check_header(stream, file.stat().st_size)
         return np.load(file, mmap_mode="r", allow_pickle=False)

@@ -6,12 +6,20 @@ are better kept as a folder of .npy files.
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
 
 from onnxgrad_cli.training.data.input_types import InputTypes
+from onnxgrad_cli.training.data.npy_header import check_header
 from onnxgrad_cli.training.data.reading import Found, reading
+
+MOST = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
+"""How many bytes one byte of an archive stands for at most, by its compression. Source: RFC 1951 (258 in 2 bits)."""
+
+SLACK = 1024
+"""Bytes that are not counted: an archive's smallest blocks."""
 
 
 def read(path: Path, inputs: InputTypes | None = None) -> Found:
@@ -25,6 +33,8 @@ def read(path: Path, inputs: InputTypes | None = None) -> Found:
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError("it holds a single array, without a name")
+        if len(set(archive.files)) < len(archive.files):
+            raise ValueError("two of its arrays have one name")
     arrays, others = {}, []
     with archive:
         for name in archive.files:
@@ -32,5 +42,21 @@ def read(path: Path, inputs: InputTypes | None = None) -> Found:
                 others.append(name)
                 continue
             with reading(path, f"an .npz file with an array '{name}'", hint):
+                _check_size(archive, name)
                 arrays[name] = archive[name]
     return Found(arrays, others)
+
+
+def _check_size(archive: np.lib.npyio.NpzFile, name: str) -> None:
+    """Hold what an array declares against the bytes that are there, before memory is taken for it.
+
+    Raises:
+        ValueError: it declares more, or is no array.
+    """
+    held = archive.zip
+    assert held is not None  # as long as it is open
+    info = held.getinfo(f"{name}.npy" if f"{name}.npy" in held.namelist() else name)
+    if info.compress_type in MOST and info.file_size > MOST[info.compress_type] * info.compress_size + SLACK:
+        raise ValueError(f"{info.compress_size:,} bytes can't hold the {info.file_size:,} that they are said to")
+    with held.open(info) as file:
+        check_header(file, info.file_size)

@@ -9,13 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, numpy_helper
 
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.ir.types import in_words
+from onnxgrad_cli.ir.types import in_words, is_external
 from onnxgrad_cli.training.data.input_types import InputTypes
-from onnxgrad_cli.training.data.reading import Found, reading
+from onnxgrad_cli.training.data.reading import Found, check_regular, reading
 
 PREFIX = "test_data_set_"
 
@@ -57,7 +56,7 @@ def _read_set(folder: Path, inputs: InputTypes) -> dict[str, np.ndarray]:
     if not files:
         raise UsageError(f"'{folder}' holds no file input_0.pb", "a set has one file for each input")
     tensors = [_tensor(file) for file in files]
-    names = [tensor.name for tensor in tensors]
+    names = [name for name, _ in tensors]
     if len(set(names)) < len(names) or not set(names) <= set(inputs):
         if len(files) > len(inputs):
             wanted = ", ".join(f"{name} {in_words(value_type)}" for name, value_type in inputs.items())
@@ -65,16 +64,19 @@ def _read_set(folder: Path, inputs: InputTypes) -> dict[str, np.ndarray]:
                 f"'{folder}' has {len(files)} inputs, {len(inputs)} are fed: {wanted}", "remove the others"
             )
         names = list(inputs)[: len(files)]
-    return {name: numpy_helper.to_array(tensor) for name, tensor in zip(names, tensors, strict=True)}
+    return {name: array for name, (_, array) in zip(names, tensors, strict=True)}
 
 
-def _tensor(file: Path) -> TensorProto:
-    with reading(file, "a tensor", "write it with onnx.save_tensor", DecodeError):
+def _tensor(file: Path) -> tuple[str, np.ndarray]:
+    check_regular(file)
+    with reading(file, "a tensor", "write it with onnx.save_tensor"):
         tensor = TensorProto()
         tensor.ParseFromString(file.read_bytes())
         if not tensor.data_type:
             raise ValueError("it has no element type")
-        return tensor
+        if is_external(tensor):
+            raise ValueError("its values stand in another file")
+        return tensor.name, numpy_helper.to_array(tensor)
 
 
 def _number(name: str, prefix: str) -> tuple[int, str]:

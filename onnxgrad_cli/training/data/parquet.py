@@ -22,16 +22,15 @@ def read(path: Path, inputs: InputTypes) -> Found:
     Raises:
         UsageError: it can't be read, pyarrow is missing, a value is missing, or lists differ in length.
     """
-    arrow = library("pyarrow", "parquet", path)
     files = library("pyarrow.parquet", "parquet", path)
-    with reading(path, "a Parquet file", "write it again", arrow.ArrowException):
+    with reading(path, "a Parquet file", "write it again"):
         file = files.ParquetFile(path)
         chosen, others = choose(path, file.schema_arrow.names, inputs)
         table = file.read(columns=[name for names in chosen.values() for name in names])
-    arrays = {}
-    for feed, names in chosen.items():
-        columns = [_array(path, name, table.column(name).combine_chunks()) for name in names]
-        arrays[feed] = shaped(columns[0] if len(columns) == 1 else np.stack(columns, 1), inputs, feed)
+        arrays = {}
+        for feed, names in chosen.items():
+            columns = [_array(path, name, table.column(name).combine_chunks()) for name in names]
+            arrays[feed] = shaped(columns[0] if len(columns) == 1 else np.stack(columns, 1), inputs, feed)
     return Found(arrays, others)
 
 
@@ -42,7 +41,12 @@ def _array(path: Path, name: str, column: Any) -> np.ndarray:
         raise UsageError(
             f"'{path}', column '{name}': no value in row {row} (the first is 0)", "fill it or drop the row"
         )
-    if not hasattr(column, "values"):
+    if not hasattr(column, "value_lengths") or hasattr(column, "keys"):  # a map has both
+        if column.type.num_fields:
+            raise UsageError(
+                f"'{path}', column '{name}' holds {column.type}, which are no numbers",
+                "save numbers, or lists of numbers that are as long for each sample",
+            )
         return column.to_numpy(zero_copy_only=False)
     lengths = np.unique(column.value_lengths().to_numpy(zero_copy_only=False))
     if len(lengths) > 1:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -12,11 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnxgrad_cli.errors import UsageError
-
-BROKEN = (ValueError, EOFError, zipfile.BadZipFile, zlib.error)
-"""What numpy and the standard library raise of a broken file."""
-
+from onnxgrad_cli.errors import OnnxgradError, UsageError
 
 OBJECTS = "save numbers, as many for each sample: array.astype(float), or numpy.stack(list(array)) of a list of arrays"
 """What to do about an array of Python objects, which numpy reads only by running what the file says."""
@@ -33,17 +27,43 @@ class Found(NamedTuple):
 def reading(path: Path, form: str, hint: str, *kinds: type[Exception]) -> Iterator[None]:
     """Tell what a reader raises as one error: the file, the format, the reason.
 
+    Args:
+        path: the file.
+        form: what it should be, with its article.
+        hint: how to make one that is.
+        *kinds: what is raised of a broken file, where the block has code of ours too; by default anything: no library
+            names all that its parsers raise.
+
     Raises:
         UsageError: the file can't be read, or is broken.
+        OnnxgradError: it is too large for the memory.
     """
+    caught: tuple[type[Exception], ...] = (OSError, *(kinds or (Exception,)))
     try:
         yield
-    except OSError as error:
-        raise UsageError(f"'{path}' can't be read: {error.strerror or error}", "check the file") from None
-    except tuple(kinds) + BROKEN as error:
+    except OnnxgradError:
+        raise
+    except MemoryError:
+        raise OnnxgradError(
+            f"there is not enough memory to read '{path}'",
+            "a folder of .npy files, one for each input, is read from the disk as it is needed",
+        ) from None
+    except caught as error:
+        if isinstance(error, OSError) and error.errno is not None:  # pyarrow raises it of broken files too, without
+            raise UsageError(f"'{path}' can't be read: {error.strerror}", "check the file") from None
         reason = str(error).strip() or type(error).__name__
         hint = OBJECTS if "Object arrays" in reason or "Python objects" in reason else hint
         raise UsageError(f"'{path}' can't be read as {form}: {reason}", hint) from None
+
+
+def check_regular(path: Path) -> None:
+    """Make sure that a path is a file that ends: no device, which may go on for ever, and no pipe.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not path.is_file():
+        raise UsageError(f"'{path}' is no file: it is a device, a pipe or a folder", "copy its data to a file")
 
 
 def library(name: str, extra: str, path: Path) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from onnxgrad_cli.errors import UsageError, suggest
-from onnxgrad_cli.ir.types import FLOATS, UNNAMED, dtype_of, in_words, is_float, shape_of
+from onnxgrad_cli.ir.types import FLOATS, UNNAMED, Shape, dtype_of, in_words, is_float, shape_of
 from onnxgrad_cli.training.data.input_types import InputTypes, Range
 from onnxgrad_cli.training.data.reading import Found
 
@@ -87,7 +87,7 @@ def check(source: Path, found: Found, inputs: InputTypes, ranges: Mapping[str, R
     for name, value_type in inputs.items():
         _check_type(source, name, found.arrays[name], inputs)
         _check_shape(source, name, found.arrays[name], shape_of(value_type), sizes)
-    size = _count(source, found.arrays)
+    size = _count(source, found.arrays, inputs)
     for name in inputs:
         dtype = helper.tensor_dtype_to_np_dtype(dtype_of(inputs[name]))
         _check_numbers(source, name, found.arrays[name], dtype, ranges.get(name), finite)
@@ -112,7 +112,7 @@ def _check_type(source: Path, name: str, array: np.ndarray, inputs: InputTypes) 
         hint = "save whole numbers: array.astype(numpy.int64)"
         if array.ndim == len(shape_of(wanted) or ()) + 1:
             hint = "save the number of the class, not a share for each: array.argmax(1)"
-        elif any((block != np.rint(block)).any() for _, block in _blocks(array)):
+        elif any((block != np.rint(block)).any() for _, block in blocks(array)):
             hint = "they are not all whole: if they are no classes, choose a loss that takes any numbers, such as mse"
     elif array.dtype.names:
         held = f"records of {', '.join(array.dtype.names)}"
@@ -158,7 +158,7 @@ def _reshape(array: np.ndarray, shape: tuple[int | str, ...]) -> str:
     return "the first axis is the sample" if shape else "it is one number, the same for all samples"
 
 
-def _count(source: Path, arrays: Arrays) -> int:
+def _count(source: Path, arrays: Arrays, inputs: InputTypes) -> int:
     """The number of samples, which is the same for all arrays that have an axis of samples, and is not 0."""
     counts = {name: len(array) for name, array in arrays.items() if array.ndim}
     if not counts:
@@ -170,10 +170,17 @@ def _count(source: Path, arrays: Arrays) -> int:
                 f"'{source}': '{first}' has {size} samples, '{name}' has {other}",
                 "the first axis is the sample, and every sample needs all inputs",
             )
-    empty = next((name for name, array in arrays.items() if not array.size), None)
+    empty = next((name for name, array in arrays.items() if _is_empty(array, shape_of(inputs[name]))), None)
     if empty:
         raise UsageError(f"'{source}' is empty: '{empty}' has shape {list(arrays[empty].shape)}", "give it samples")
     return size
+
+
+def _is_empty(array: np.ndarray, shape: Shape | None) -> bool:
+    """Whether an array has no numbers though it should have some: only the past of a decoder need not."""
+    sizes = zip(array.shape, shape or (), strict=False)
+    past = any(size == 0 and (dim == 0 or str(dim).startswith("past")) for size, dim in list(sizes)[1:])
+    return not array.size and not (past and len(array))
 
 
 # -- the numbers ---------------------------------------------------------------------------------------
@@ -204,7 +211,7 @@ def check_whole(source: Path, name: str, array: np.ndarray, allowed: Range) -> N
     """
     if array.dtype.kind == "b":
         return
-    for start, block in _blocks(array):
+    for start, block in blocks(array):
         bad = np.zeros(block.shape, bool)
         if allowed.low is not None:
             bad |= block < allowed.low
@@ -223,7 +230,7 @@ def _words(allowed: Range) -> str:
 
 
 def _check_finite(source: Path, name: str, array: np.ndarray, dtype: np.dtype) -> None:
-    for start, block in _blocks(array):
+    for start, block in blocks(array):
         with np.errstate(over="ignore", invalid="ignore"):
             bad = ~np.isfinite(block if block.dtype == dtype else block.astype(dtype))
         if bad.any():
@@ -243,7 +250,7 @@ def _at_fault(
     )
 
 
-def _blocks(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+def blocks(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """The array in blocks of whole samples, with the number of the first of each."""
     if not array.ndim:
         yield 0, array

@@ -1,9 +1,9 @@
 """What adapter training has found, in a file of its own: far smaller than the model, and of use only beside it.
 
-A safetensors file with the factors, `<weight>_lora_A` and `<weight>_lora_B`, and the weights that were trained in full.
-Its metadata say which weight each pair belongs to, with rank and alpha. For a weight of [out, in] (Gemm with transB,
-Linear behind a Transpose, Conv) the factors are those that peft calls `lora_A.weight` and `lora_B.weight`; for one of
-[in, out] they are the transposes of these.
+A safetensors file with the factors, `<weight>_lora_A` and `<weight>_lora_B`, and what else was trained: weights in
+full, running statistics. Its metadata say which weight each pair belongs to, with rank and alpha. For a weight of
+[out, in] (Gemm with transB, Linear behind a Transpose, Conv) the factors are those that peft calls `lora_A.weight` and
+`lora_B.weight`; for one of [in, out] they are the transposes of these.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.metadata import Adapter
+from onnxgrad_cli.training.run.progress import are_adapters
 from onnxgrad_cli.training.run.tensors import load_tensors, save_tensors
 
 ADAPTERS = "onnxgrad.adapters"
@@ -28,7 +30,7 @@ def save_adapter(path: Path, adapters: Sequence[Adapter], values: Mapping[str, n
     Args:
         path: the file.
         adapters: as `describe(training_model).adapters` has them.
-        values: their factors by name, and weights that were trained in full.
+        values: their factors by name, weights that were trained in full, and running statistics.
 
     Raises:
         OnnxgradError: a factor is missing, the file can't be written, or the package safetensors is missing.
@@ -37,19 +39,16 @@ def save_adapter(path: Path, adapters: Sequence[Adapter], values: Mapping[str, n
     save_tensors(path, values, {ADAPTERS: [asdict(adapter) for adapter in adapters]})
 
 
-def load_adapter(path: Path) -> tuple[list[Adapter], dict[str, np.ndarray]]:
-    """The adapters in a file, and the values of their factors and of the weights that were trained in full.
+def load_adapter(path: Path, tell: Tell = silent) -> tuple[list[Adapter], dict[str, np.ndarray]]:
+    """The adapters in a file, and the values of their factors and of what else was trained.
 
     Raises:
         OnnxgradError: the file can't be read, holds no adapters, or the package safetensors is missing.
     """
-    values, words = load_tensors(path)
-    try:
-        adapters = [Adapter(**each) for each in words[ADAPTERS]]
-    except (KeyError, TypeError):
-        raise OnnxgradError(
-            f"'{path}' holds no adapters of onnxgrad", "it is a safetensors file of another kind"
-        ) from None
+    values, words = load_tensors(path, tell)
+    if not are_adapters(words.get(ADAPTERS)):
+        raise OnnxgradError(f"'{path}' holds no adapters of onnxgrad", "it is a safetensors file of another kind")
+    adapters = [Adapter(**each) for each in words[ADAPTERS]]
     _check(adapters, values)
     return adapters, values
 

@@ -28,6 +28,8 @@ def check_ema(ema: Mapping[str, str], values: Mapping[str, np.ndarray]) -> dict[
     if not ema:
         raise UsageError("`use_ema`: no averages are kept", "train with `ema=DECAY`, such as 0.999")
     for name, average in ema.items():
+        if name not in values or average not in values:
+            raise UsageError(f"`use_ema`: there is no '{name}' with an average '{average}'", "leave `use_ema` out")
         if values[name].dtype != values[average].dtype:
             raise UsageError(
                 f"`use_ema`: '{name}' is {values[name].dtype}, its average {values[average].dtype}",

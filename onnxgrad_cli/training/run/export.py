@@ -8,6 +8,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE, give_own_statistics, is_batch_normalization, own_statistics
 from onnxgrad_cli.ir.nodes import subgraphs
 from onnxgrad_cli.ir.skeleton import copied
 
@@ -15,8 +16,8 @@ from onnxgrad_cli.ir.skeleton import copied
 def with_weights(model: ModelProto, weights: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]) -> ModelProto:
     """A copy of an inference model with other values for its initializers and constants.
 
-    Exporters write equal tensors once and the others as Identity of it; such a node becomes an initializer where
-    training has made it another.
+    Exporters write equal tensors once and the others as Identity of it, or as it; such a node becomes an initializer
+    where training has made it another, and a running statistic that is shared no more gets a name of its own.
 
     Args:
         model: the model; not changed.
@@ -31,6 +32,7 @@ def with_weights(model: ModelProto, weights: Mapping[str, np.ndarray], others: M
     missing = {**{name: array for name, array in others.items() if name in made}, **weights}
     values = {**others, **weights}
     _store_copies(copy, values)
+    give_own_statistics(copy, values)
     for tensor, name in stored_tensors(copy.graph):
         if name in values:
             _replace(tensor, name, values[name])
@@ -51,6 +53,8 @@ def check_stored(model: ModelProto, names: Iterable[str]) -> None:
     """
     stored = {name for _, name in stored_tensors(model.graph)}
     stored |= {node.output[0] for node in model.graph.node if node.op_type == "Identity"}
+    layers = filter(is_batch_normalization, model.graph.node)
+    stored |= {name for node in layers for name in own_statistics(node).values()}
     for name in names:
         if name not in stored:
             raise UsageError(
@@ -62,17 +66,32 @@ def check_stored(model: ModelProto, names: Iterable[str]) -> None:
 
 
 def _store_copies(model: ModelProto, values: Mapping[str, np.ndarray]) -> None:
+    """Make initializers of the copies that training has made another, and of running statistics that it left alone.
+
+    A running variance that is a copy of a scale, both being ones in a fresh layer, does not follow the scale.
+    """
     graph = model.graph
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    statistics = {name for node in graph.node if is_batch_normalization(node) for name in node.input[3:5]}
     nodes = GraphProto(node=graph.node).node
     del graph.node[:]
     for node in nodes:
-        if node.op_type == "Identity" and node.output[0] in values:
-            tensor = numpy_helper.from_array(values[node.output[0]], node.output[0])
-            graph.initializer.append(tensor)
-            if model.ir_version < 4:  # where all initializers are inputs
-                graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+        name = node.output[0] if node.op_type == "Identity" else ""
+        if name in values:
+            _add(model, numpy_helper.from_array(values[name]), name)
+        elif name in statistics and node.input[0] in values and node.input[0] in stored:
+            _add(model, stored[node.input[0]], name)
         else:
             graph.node.append(node)
+
+
+def _add(model: ModelProto, tensor: TensorProto, name: str) -> None:
+    """Add a copy of a tensor as an initializer called `name`, which in old files is an input too."""
+    copy = model.graph.initializer.add()
+    copy.CopyFrom(tensor)
+    copy.name = name
+    if model.ir_version < INITIALIZERS_ALONE:
+        model.graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))
 
 
 def stored_tensors(graph: GraphProto) -> Iterator[tuple[TensorProto, str]]:

@@ -7,18 +7,19 @@ a machine that loses its power, at any moment leaves a whole one.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from onnxgrad_cli.common import strict_json
+from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.files import save_bytes, told
+from onnxgrad_cli.files import hold, save_bytes, tidy, told
+from onnxgrad_cli.training.run.progress import check_progress, check_run, is_log_line
 from onnxgrad_cli.training.run.tensors import load_tensors, save_tensors
 
 CHECKPOINT, BEST, LOG, LOCK = "checkpoint.safetensors", "best.safetensors", "train.jsonl", "lock"
@@ -86,19 +87,22 @@ class RunFolder:
         """The values and the progress of the last checkpoint, or of the best one.
 
         Raises:
-            OnnxgradError: it can't be read.
+            OnnxgradError: it can't be read, is damaged, or is of no run.
         """
-        return load_checkpoint(self.path / (BEST if best else CHECKPOINT))
+        path = self.path / (BEST if best else CHECKPOINT)
+        values, said = load_checkpoint(path)
+        check_run(path, said)
+        return values, said
 
     def history(self) -> list[dict[str, Any]]:
         """What the log says."""
-        return [json.loads(line) for line in _lines(self.path / LOG)]
+        return [line for _, line in _lines(self.path / LOG)]
 
     @contextmanager
     def log(self, steps: int) -> Iterator[Log]:
         """The log; what it says of steps after `steps` is forgotten, for they come again."""
         file = self.path / LOG
-        kept = [line for line in _lines(file) if json.loads(line)["step"] <= steps] if steps else []
+        kept = [text for text, line in _lines(file) if line["step"] <= steps] if steps else []
         save_bytes("".join(kept).encode(), file)
         log = Log(file)
         try:
@@ -110,25 +114,55 @@ class RunFolder:
         log.write()
 
 
-def _lines(file: Path) -> list[str]:
-    """The whole lines of a log: the last one may have been cut."""
-    if not file.exists():
-        return []
-    return [line for line in file.read_text("utf-8").splitlines(keepends=True) if line.endswith("}\n")]
-
-
-def load_checkpoint(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The values in a checkpoint, and the progress of its run.
+def _lines(file: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The whole lines of a log, as text and as what they say: the last one may have been cut.
 
     Raises:
-        OnnxgradError: there is none, or it is a file of another kind, or one without values.
+        OnnxgradError: a line is none of a log's.
     """
-    values, words = load_tensors(path)
+    if not file.exists():
+        return []
+    try:
+        text = file.read_text("utf-8", errors="replace")
+    except OSError as error:
+        raise OnnxgradError(
+            f"'{file}' can't be read: {error.strerror}", "move it away: a run goes on without"
+        ) from None
+    found = []
+    for number, line in enumerate(text.splitlines(keepends=True), 1):
+        if not line.endswith("}\n"):
+            continue
+        try:
+            said = json.loads(line)
+        except (ValueError, RecursionError):
+            said = None
+        if not is_log_line(said):
+            raise OnnxgradError(
+                f"'{file}', line {number}: this is no line of a log",
+                "correct or remove it: the log is there to be read, and a run goes on without what it lacks",
+            )
+        found.append((line, said))
+    return found
+
+
+def load_checkpoint(path: Path, tell: Tell = silent) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The values in a checkpoint, and the progress of its run.
+
+    Args:
+        path: the file.
+        tell: takes a line where another program has written it, without checksums.
+
+    Raises:
+        OnnxgradError: there is none, it is damaged, or it is a file of another kind, or one without values.
+    """
+    values, words = load_tensors(path, tell)
     if "progress" not in words:
         raise OnnxgradError(f"'{path}' is no checkpoint of onnxgrad", "`onnxgrad train` writes them")
-    if "nominal" in words["progress"]:
+    said = words["progress"]
+    if isinstance(said, dict) and "nominal" in said:
         raise OnnxgradError(f"'{path}' is a nominal checkpoint: it has names, shapes and types, but no values")
-    return values, words["progress"]
+    check_progress(path, said, values)
+    return values, said
 
 
 @contextmanager
@@ -139,30 +173,13 @@ def run_folder(path: Path) -> Iterator[RunFolder]:
         UsageError: another process holds it.
         OnnxgradError: it can't be made.
     """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = (path / LOCK).open("a+")
-    except OSError as error:
-        raise OnnxgradError(f"`run`: '{path}' can't be made: {error.strerror}") from None
-    with lock:
-        if not _hold(lock):
+    with ExitStack() as held:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            alone = hold(held.enter_context((path / LOCK).open("a+")))
+        except OSError as error:
+            raise OnnxgradError(f"`run`: '{path}' can't be made: {error.strerror}") from None
+        if not alone:
             raise UsageError(f"`run`: another run is going on in '{path}'", "name another folder with `run`")
-        for unfinished in path.glob(".*.tmp"):  # of one who was killed while it wrote
-            unfinished.unlink(missing_ok=True)
+        tidy(path)
         yield RunFolder(path)
-
-
-def _hold(lock: IO[str]) -> bool:
-    """Lock a file until it is closed, which the system does when the process ends, however it ends."""
-    try:
-        if os.name == "nt":
-            import msvcrt
-
-            msvcrt.locking(lock.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-        else:
-            import fcntl
-
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

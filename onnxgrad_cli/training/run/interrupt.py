@@ -37,7 +37,7 @@ def asked_to_stop(link: Communicator, folder: Path, tell: Tell) -> Iterator[Call
         asked.append(number)
 
     try:
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, ask) for number in _heard()}
     except ValueError:  # not the main thread: nobody can ask
         before = {}
     ears = _told_at_once(folder, tell) if link.world > 1 and before else nullcontext()
@@ -49,22 +49,29 @@ def asked_to_stop(link: Communicator, folder: Path, tell: Tell) -> Iterator[Call
             signal.signal(number, handler)
 
 
+def _heard() -> list[int]:
+    """The signals that ask for an end; a terminal that closes sends SIGHUP, unless nohup has it ignored."""
+    named = (getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP"))
+    return [number for number in named if number is not None and signal.getsignal(number) != signal.SIG_IGN]
+
+
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Let an interrupt wait for the end of what would be lost if it came between."""
-    heard: list[int] = []
-    before = signal.getsignal(signal.SIGINT)
+    came: list[int] = []
+    before: dict[int, Any] = {}
     try:
-        if before is not None:  # else it is not Python that hears it
-            signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+        for number in _heard():
+            if signal.getsignal(number) is not None:  # else it is not Python that hears it
+                before[number] = signal.signal(number, lambda number, frame: came.append(number))
     except ValueError:  # not the main thread, which alone is interrupted
-        before = None
+        pass
     try:
         yield
     finally:
-        if before is not None:
-            signal.signal(signal.SIGINT, before)
-        for number in heard:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came:
             signal.raise_signal(number)
 
 

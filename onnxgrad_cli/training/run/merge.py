@@ -1,4 +1,7 @@
-"""Low-rank adapters folded into the weights they belong to: the model then computes the same without them."""
+"""Low-rank adapters folded into the weights they belong to: the model then computes the same without them.
+
+Those of weights that are stored as integers stay beside them; see `branches`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ from onnx import ModelProto, numpy_helper
 
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.files import load_external_data
+from onnxgrad_cli.ir.modes import put_in_inference
 from onnxgrad_cli.metadata import Adapter
+from onnxgrad_cli.training.run.branches import add_branches, of_integers
 from onnxgrad_cli.training.run.export import stored_tensors, with_weights
 
 
@@ -20,8 +25,11 @@ def merge(
     values: Mapping[str, np.ndarray],
     path: Path | None = None,
     state: Mapping[str, np.ndarray] | None = None,
+    keep_mode: bool = False,
 ) -> ModelProto:
     """A copy of an inference model with what training has found: its weights, with adapters merged into them.
+
+    It is in inference mode, in whichever it came: BatchNormalization uses the running statistics, Dropout is off.
 
     Args:
         model: the model that the training model was built from; not changed. Of external data only the adapted
@@ -30,21 +38,32 @@ def merge(
         values: the factors by name, and weights that were trained in full.
         path: where the model was read from; external data are relative to it.
         state: what a trainer holds besides, of which the model takes what it has (running statistics).
+        keep_mode: leave BatchNormalization and Dropout in the mode in which the model came.
 
     Raises:
         OnnxgradError: a factor is missing or does not fit, or this is another model.
     """
-    return with_weights(model, merged(model, adapters, values, path), state or {})
+    beside = of_integers(model, adapters)
+    found = with_weights(model, merged(model, adapters, values, path), state or {})
+    for adapter in beside:
+        _check_whole(adapter, values)
+    if beside:
+        add_branches(found, beside, values)
+    if not keep_mode:
+        put_in_inference(found)
+    return found
 
 
 def merged(
     model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], path: Path | None = None
 ) -> dict[str, np.ndarray]:
     """The new values of the model's own weights: W + alpha / rank times the product of the factors, and those of
-    `values` that are no factors, as they are; see `merge`."""
-    before = _read(model, {adapter.weight for adapter in adapters}, path)
+    `values` that are no factors, as they are; see `merge`. Of what is stored as integers there is no new value."""
     factors = {name for adapter in adapters for name in (adapter.a, adapter.b)}
     after = {name: array for name, array in values.items() if name not in factors}
+    beside = of_integers(model, adapters)
+    adapters = [adapter for adapter in adapters if adapter not in beside]
+    before = _read(model, {adapter.weight for adapter in adapters}, path)
     for adapter in adapters:
         after[adapter.weight] = _sum(before[adapter.weight], adapter, values)
     return after
@@ -66,11 +85,15 @@ def _read(model: ModelProto, names: Collection[str], path: Path | None) -> dict[
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in taken.graph.initializer}
 
 
-def _sum(weight: np.ndarray, adapter: Adapter, values: Mapping[str, np.ndarray]) -> np.ndarray:
-    """W + alpha / rank times the product of the factors, computed in float64 and rounded once."""
+def _check_whole(adapter: Adapter, values: Mapping[str, np.ndarray]) -> None:
     for name in (adapter.a, adapter.b):
         if name not in values:
             raise OnnxgradError(f"the adapter of '{adapter.weight}' is incomplete: there is no '{name}'")
+
+
+def _sum(weight: np.ndarray, adapter: Adapter, values: Mapping[str, np.ndarray]) -> np.ndarray:
+    """W + alpha / rank times the product of the factors, computed in float64 and rounded once."""
+    _check_whole(adapter, values)
     a, b = values[adapter.a], values[adapter.b]
     rank, dims = adapter.rank, weight.shape
     shapes = [(*dims[:1], rank, *dims[2:]), (rank, *dims[1:])]

@@ -1,20 +1,32 @@
-"""Named arrays and a few words in a safetensors file: what checkpoints and adapters are kept in."""
+"""Named arrays and a few words in a safetensors file: what checkpoints and adapters are kept in.
+
+The metadata hold a checksum of each array and one of the words, so that a bit that a disk or a copy has turned is an
+error and not another model. Any reader of safetensors reads the file; who writes one without checksums is believed.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import zlib
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.files import save_bytes
 
 HALVES = "bfloat16"
 """The entry of the metadata with the names of what is bfloat16, which the library can't read into numpy."""
+
+CHECKSUMS = "checksums"
+"""The entry with a CRC-32 of each array's bytes, by name, and as 'words' one of the other entries."""
+
+KNOWN = frozenset({"progress", "onnxgrad.adapters", HALVES, CHECKSUMS})
+"""The entries that files of onnxgrad have: another one is one of these whose name was damaged."""
 
 
 def save_tensors(path: Path, tensors: Mapping[str, np.ndarray], words: Mapping[str, Any]) -> None:
@@ -23,37 +35,133 @@ def save_tensors(path: Path, tensors: Mapping[str, np.ndarray], words: Mapping[s
     Args:
         path: the file.
         tensors: the arrays, by name.
-        words: what the metadata say besides; values are written as JSON.
+        words: what the metadata say besides, entries of `KNOWN`; values are written as JSON.
 
     Raises:
         OnnxgradError: the file can't be written, or the package safetensors is missing.
     """
+    save_bytes(tensor_bytes(tensors, words), path, durable=True)
+
+
+def tensor_bytes(tensors: Mapping[str, np.ndarray], words: Mapping[str, Any]) -> bytes:
+    """What `save_tensors` writes.
+
+    Raises:
+        OnnxgradError: the package safetensors is missing.
+    """
     library = _library()
     halves = [name for name, array in tensors.items() if array.dtype == ml_dtypes.bfloat16]
     plain = {name: array.view(np.uint16) if name in halves else array for name, array in tensors.items()}
+    plain = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in plain.items()}
     said = {key: json.dumps(value) for key, value in {**words, **({HALVES: halves} if halves else {})}.items()}
-    data = library.save({name: np.ascontiguousarray(a).reshape(a.shape) for name, a in plain.items()}, said)
-    save_bytes(data, path, durable=True)
+    checksums = {"words": _of_words(said), "tensors": {name: _of_array(array) for name, array in plain.items()}}
+    data = library.save(plain, {**said, CHECKSUMS: json.dumps(checksums)})
+    return _in_order(data)
 
 
-def load_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def _in_order(data: bytes) -> bytes:
+    """The same file with the entries of its metadata in order: the library writes them as they come, anew each time."""
+    start = 8 + int.from_bytes(data[:8], "little")
+    head = json.loads(data[8:start])
+    head["__metadata__"] = dict(sorted(head["__metadata__"].items()))
+    text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # so that the arrays are aligned
+    return b"".join((len(text).to_bytes(8, "little"), text, memoryview(data)[start:]))
+
+
+def load_tensors(path: Path, tell: Tell = silent) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The arrays in a file, and what its metadata say.
 
+    Args:
+        path: the file.
+        tell: takes a line where another program has written the file, without checksums.
+
     Raises:
-        OnnxgradError: there is no such file, it is no safetensors file, or the package safetensors is missing.
+        OnnxgradError: there is no such file, it is no safetensors file, it is damaged, or the package safetensors is
+            missing.
     """
     library = _library()
+    data = _read(path)
     try:
-        data = path.read_bytes()
         head = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        said = {key: json.loads(value) for key, value in head.get("__metadata__", {}).items()}
+        said = head.get("__metadata__", {})
         tensors = library.load(data)
-    except OSError as error:
-        raise OnnxgradError(f"'{path}' can't be read: {error.strerror}") from None
+    except MemoryError:
+        raise OnnxgradError(
+            f"there is not enough memory to read '{path}'", "free some, or use a larger machine"
+        ) from None
     except Exception as error:  # the library has kinds of its own, and raises others too
         raise OnnxgradError(f"'{path}' is no safetensors file, or is broken: {error}") from error
-    halves = said.pop(HALVES, [])
-    return {n: a.view(ml_dtypes.bfloat16) if n in halves else a for n, a in tensors.items()}, said
+    _check(path, tensors, said, tell)
+    try:
+        words = {key: json.loads(value) for key, value in said.items() if key in KNOWN - {CHECKSUMS}}
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"its metadata are no JSON: {error}") from None
+    halves = words.pop(HALVES, [])
+    if not _are_names(halves, [name for name, array in tensors.items() if array.dtype == np.uint16]):
+        raise _damaged(path, f"its entry '{HALVES}' does not fit its arrays")
+    return {n: a.view(ml_dtypes.bfloat16) if n in halves else a for n, a in tensors.items()}, words
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.exists() and not path.is_file():
+            raise OnnxgradError(f"'{path}' is no file of tensors: it is a folder or a device", "name the file")
+        return path.read_bytes()
+    except MemoryError:
+        raise OnnxgradError(
+            f"there is not enough memory to read '{path}'", "free some, or use a larger machine"
+        ) from None
+    except (OSError, ValueError) as error:  # the latter for a NUL in the name
+        raise OnnxgradError(f"'{path}' can't be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _check(path: Path, tensors: Mapping[str, np.ndarray], said: Mapping[str, str], tell: Tell) -> None:
+    """Make sure that a file of onnxgrad is as it was written; a file of another kind is not looked at."""
+    if CHECKSUMS not in said:
+        ours = KNOWN & said.keys()
+        if ours and said.keys() - KNOWN:
+            raise _damaged(path, f"its metadata have an entry {min(said.keys() - KNOWN)!r}")
+        if ours:
+            tell(f"'{path}' has no checksums, for another program wrote it: damage would not be noticed", 0)
+        return
+    try:
+        checksums = json.loads(said[CHECKSUMS])
+        words, arrays = checksums["words"], checksums["tensors"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise _damaged(path, "its checksums can't be read") from None
+    if words != _of_words({key: value for key, value in said.items() if key != CHECKSUMS}):
+        raise _damaged(path, "its metadata have another checksum than they were written with")
+    found = {name: _of_array(array) for name, array in tensors.items()}
+    if found != arrays:
+        names = [*found, *(arrays if isinstance(arrays, dict) else ())]
+        wrong = next(
+            (name for name in names if not isinstance(arrays, dict) or found.get(name) != arrays.get(name)), ""
+        )
+        raise _damaged(path, f"'{wrong}' has another checksum than it was written with")
+
+
+def _damaged(path: Path, why: str) -> OnnxgradError:
+    return OnnxgradError(
+        f"'{path}' is damaged: {why}",
+        "take another copy or an earlier checkpoint; a program that changes such a file leaves the entry "
+        f"'{CHECKSUMS}' out of its metadata",
+    )
+
+
+def _of_array(array: np.ndarray) -> str:
+    """The checksum of an array, its type and shape included."""
+    head = f"{array.dtype.str}{list(array.shape)}".encode()
+    return f"{zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, zlib.crc32(head)):08x}"
+
+
+def _of_words(said: Mapping[str, str]) -> str:
+    """The checksum of entries, in whichever order a file has them."""
+    return f"{zlib.crc32(json.dumps(dict(said), sort_keys=True).encode()):08x}"
+
+
+def _are_names(value: object, known: Collection[str]) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) and name in known for name in value)
 
 
 def _library() -> Any:

@@ -22,6 +22,7 @@ from onnxgrad_cli.ir.types import dtype_of, in_words, shape_of
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.training.run.merge import merge
 from onnxgrad_cli.training.steps.overlapping_buffers import overlapping_buffers
+from onnxgrad_cli.verification.written import check_opens
 
 RATE = 1e-3
 """The learning rate where none is given."""
@@ -134,13 +135,15 @@ class TrainerBase:
             self.buffers[name].write(array)
         self.steps = self.steps if steps is None else steps
 
-    def save(self, out: str | Path, model: str | Path, *, force: bool = False) -> list[Path]:
+    def save(self, out: str | Path, model: str | Path, *, force: bool = False, keep_mode: bool = False) -> list[Path]:
         """Write an inference model with the present weights and running statistics, adapters merged into them.
 
         Args:
             out: the file to write.
             model: the inference model that the training model was built of.
             force: replace a file that onnxgrad did not write.
+            keep_mode: leave BatchNormalization and Dropout in the mode in which the model came; else they are in
+                inference mode.
 
         Returns:
             The files written, the model first.
@@ -148,11 +151,12 @@ class TrainerBase:
         Raises:
             UsageError: a file would be replaced that must not be.
             OnnxgradError: a file can't be read or written, or it is another model.
+            CheckFailed: onnxruntime does not open what would be written, and opens the original.
         """
         original, path = load_model(model)
         check_target(Path(out), original, path, force)
-        trained = merge(original, self.roles.adapters, self.weights(), path, self.state())
-        return save_model(trained, out, path, force)
+        trained = merge(original, self.roles.adapters, self.weights(), path, self.state(), keep_mode)
+        return save_model(trained, out, path, force, check=check_opens(trained, original, path))
 
     def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float = RATE) -> float:
         """Take a step on a batch.

@@ -57,12 +57,29 @@ def pair(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch.cat([1 - s, s], 1)
 
 
+def votes(x: Tensor, s: Tensor, a: Tensor, r: Tensor, counts: Sequence[int] = (2, 3, 1)) -> Tensor:
+    """The score of each pair of classes, whose support vectors lie one class behind the other."""
+    ends = np.cumsum(counts)
+    k = torch.exp(-0.3 * ((x[:, None] - s) ** 2).sum(2))
+    of = [k[:, end - count : end] for end, count in zip(ends, counts, strict=True)]
+    w = [a[:, end - count : end] for end, count in zip(ends, counts, strict=True)]
+    pairs = [(i, j) for i in range(len(counts)) for j in range(i + 1, len(counts))]
+    return torch.stack([of[i] @ w[i][j - 1] + of[j] @ w[j][i] for i, j in pairs], 1) + r
+
+
+def both(s: Tensor) -> Tensor:
+    return torch.cat([-s, s], 1)
+
+
 Case = tuple[str, Sequence[str], dict[str, Any], Callable[..., Tensor], Sequence[np.ndarray]]
 COLUMN = ALPHA.reshape(6, 1)
 RHO = np.float32([0.25])
 CLASSES = {"coefficients": A.ravel(), "intercepts": B, "classlabels_ints": [4, 7, 9]}
 TWO = {"coefficients": A[0], "intercepts": B[:1], "classlabels_ints": [5, 9]}
 THREE = {"coefficients": A.ravel(), "intercepts": B, "targets": 3}
+MACHINE = {**KERNEL_PARAMETERS, "kernel_type": "RBF", "support_vectors": VECTORS.ravel()}
+TWO_ROWS = RNG.normal(size=(2, 6)).astype(np.float32)
+HALVES = {"coefficients": ALPHA, "rho": RHO, "classlabels_strings": ["no", "yes"], "vectors_per_class": [4, 2]}
 CASES: dict[str, Case] = {
     "regression": ("LinearRegressor", "y", THREE, regression, [A.T, B]),
     "regression without intercepts": ("LinearRegressor", "y", {"coefficients": A[0]}, lambda x, a: x @ a, [A[:1].T]),
@@ -104,6 +121,14 @@ CASES: dict[str, Case] = {
     "no support vectors": (
         "SVMRegressor", "y", {"coefficients": ALPHA[:4], "rho": [0.25], **KERNEL_PARAMETERS, "kernel_type": "LINEAR"},
         lambda x, a, r: x @ a + r, [COLUMN[:4], RHO],
+    ),
+    "three classes by pairs": (
+        "SVMClassifier", "ly", {**MACHINE, "coefficients": TWO_ROWS.ravel(), "rho": B, "classlabels_ints": [4, 7, 9],
+                                "vectors_per_class": [2, 3, 1]}, votes, [VECTORS, TWO_ROWS, B],
+    ),
+    "two classes by support vectors": (
+        "SVMClassifier", "ly", {**MACHINE, **HALVES}, lambda *v: both(votes(*v, counts=(4, 2))),
+        [VECTORS, COLUMN.T, RHO],
     ),
     "scaler": (
         "Scaler", "y", {"offset": A[0], "scale": A[1]}, lambda x: (x - torch.tensor(A[0])) * torch.tensor(A[1]), [],
@@ -210,13 +235,16 @@ def test_of_a_map_of_probabilities_the_tensor_is_judged() -> None:
         ("LinearRegressor", {"coefficients": A[0], "targets": 3}, "make no 3 linear functions"),
         ("SVMRegressor", {**SVM, "one_class": 1}, "the sign of a function"),
         ("SVMRegressor", {**SVM, "post_transform": "LOGISTIC"}, "leaves its post_transform LOGISTIC out"),
+        ("SVMClassifier", {**MACHINE, **HALVES, **LOGISTIC}, "its post_transform LOGISTIC is not known"),
+        ("SVMClassifier", {**MACHINE, **HALVES, "prob_a": [-1.5], "prob_b": [0.25]}, "iterates to its probabilities"),
         ("Scaler", {"scale": [1.0]}, "no offset or no scale"),
         ("Normalizer", {"norm": "L3"}, "norm L3 is not known"),
     ],
 )
 def test_refusals(op_type: str, attributes: dict[str, Any], why: str) -> None:
     with pytest.raises(UnsupportedError, match=why):
-        build(model_of(op_type, before=True, **attributes), Options())
+        outputs = ("l", "y") if op_type == "SVMClassifier" else ("y",)
+        build(model_of(op_type, outputs, before=True, **attributes), Options(losses=(LossSpec("mse", output="y"),)))
 
 
 def test_trees_are_refused_by_name_where_nothing_else_is() -> None:

@@ -350,6 +350,17 @@ def test_every_form_of_a_weights_gradient(monkeypatch, form, group, stride, kern
     compare(theirs, "Conv", arrays, attrs, symbolic=symbolic)
 
 
+@pytest.mark.parametrize("channels", [1, 20])
+def test_a_wide_kernel_is_not_read_column_by_column(channels):
+    """As in filters of sound: a node or two a column made thousands of nodes."""
+    rng = np.random.default_rng(3)
+    arrays = [rng.standard_normal(s) for s in ((2, channels, 1, 150), (3, channels, 1, 64))]
+    attrs = {"kernel_shape": [1, 64], "strides": [1, 2]}
+    compare(lambda x, w: F.conv2d(x, w, stride=(1, 2)), "Conv", arrays, attrs, symbolic=False)
+    model = with_gradient(forward_model(Case("Conv", arrays, attrs), False), ["x1"], ["y0"], "g_")
+    assert len(model.graph.node) < 40
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_the_shifts_of_a_small_image(seed):
     """Kernels, dilations and pads beyond the image among them: taps read beyond several rows."""

@@ -126,6 +126,6 @@ def test_what_has_no_averages_is_refused(tmp_path: Path) -> None:
     values, said = load_checkpoint(held(tmp_path, "float32", ema=0.9))
     said.pop("averages")
     save_tensors(tmp_path / "held", values, {"progress": said})
-    refused("held' does not say which of its values are averages", tmp_path / "held")
+    refused("`use_ema`: no averages are kept", tmp_path / "held")
     save_adapter(tmp_path / "held", [], values)
     refused("an adapter has no averages", tmp_path / "held")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx.parser
 import pytest
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UsageError
@@ -29,7 +29,11 @@ def squeezed() -> ModelProto:
         else_branch = b () => (float v) { v = Identity(t) }>
       y = MatMul(h, w)
     }"""
-    model = onnx.parser.parse_model(text)
+    return with_outputs_of_any_rank(onnx.parser.parse_model(text))
+
+
+def with_outputs_of_any_rank(model: ModelProto) -> ModelProto:
+    """The model, of whose outputs, and of those of its bodies, no rank is declared: text can't say so."""
     bodies = [attribute.g for node in model.graph.node for attribute in node.attribute if attribute.name != "to"]
     for graph in (model.graph, *(body for body in bodies if body.node)):
         graph.output[0].type.CopyFrom(tensor_type(TensorProto.FLOAT, None))
@@ -66,3 +70,25 @@ def test_a_rank_is_read_off_a_run(stored: Shape | None, told: str) -> None:
 def test_without_a_run_it_is_refused() -> None:
     with pytest.raises(UsageError, match="rank"):
         build(squeezed(), Options(infer_by_run=False))
+
+
+def test_sound_has_one_long_axis() -> None:
+    """A kernel of 200 samples runs on no symbol of 64; an input of few numbers may be longer."""
+    text = """<ir_version: 8, opset_import: ["": 13]>
+    g (float[n, samples] x, float[1, 1, 200] w) => (float y) <int64[1] one = {1}, int64[1] i = {2}, int64[1] k = {1}> {
+      u = Unsqueeze(x, one)
+      c = Conv(u, w)
+      s = Shape(c)
+      d = Gather(s, i)
+      e = Equal(d, k)
+      q = Squeeze(e)
+      h = If(q) <then_branch = a () => (float t) { t = Squeeze(c) },
+        else_branch = b () => (float v) { v = Identity(c) }>
+      y = ReduceMean<axes = [2], keepdims = 0>(h)
+    }"""
+    model = with_outputs_of_any_rank(onnx.parser.parse_model(text))
+    kernel = np.float32(RNG.standard_normal((1, 1, 200)))
+    model.graph.input.pop()
+    model.graph.initializer.append(numpy_helper.from_array(kernel, "w"))
+    built = build(model)
+    assert any("read off a run" in caution.text for caution in built.training.cautions)

@@ -562,6 +562,21 @@ def test_what_is_drawn_counts() -> None:
     assert {int(labels[0]) for labels in drawn} == {0, 2, 3}
 
 
+def test_tokens_are_of_the_vocabulary_and_some_of_those_drawn_do_not_count() -> None:
+    """The first label of a sequence is predicted by nothing, so that the second one has to count."""
+    text = EMBEDDING.replace("[batch, 4] logits", "[batch, seq, 4] logits")
+    text = text.replace("found = Gather(table, ids)", "logits = Gather(table, ids)").replace(
+        " logits = ReduceMean", "#"
+    )
+    model = parser.parse_model(text.partition("#")[0].replace("{0}", "{" + ", ".join(["0.5"] * 44) + "}") + "}")
+    model = build(model, Options(losses=(LossSpec("causal-lm"),), label="y")).model
+    assert (describe(model).losses[0].classes, describe(model).losses[0].class_axis) == (4, -1)
+    assert ranges_of(model)["y"] == Range(0, 3, frozenset({-100}), "there are 4 classes")
+    feeds = random_feeds(DescribedModel(model, describe(model)), np.random.default_rng(0), {"batch": 2, "seq": 8})
+    assert feeds["y"].shape == (2, 8)
+    assert (feeds["y"].reshape(-1)[:2] >= 0).all() and (feeds["y"] == -100).sum() == 3 and feeds["y"].max() == 3
+
+
 def test_the_ranges_are_told(tmp_path: Path) -> None:
     model = words()
     for ids, label, said in ((11, 0, "'ids' is 11 .*a table of 11 rows"), (10, 4, "'y' is 4 .*there are 4 classes")):

@@ -5,6 +5,7 @@ What the command line says of bad files stands in tests/cli/test_bad_input.py.
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -38,13 +39,19 @@ def model_of(weight: np.ndarray = W) -> ModelProto:
     return model
 
 
-def saved_outside(folder: Path, data: str = "weights.bin") -> Path:
+def saved_outside(folder: Path, data: str = "weights.bin", weight: np.ndarray = W) -> Path:
     """A model whose weight lies in a file beside it, as onnx itself writes them."""
     folder.mkdir(parents=True, exist_ok=True)
-    model = model_of()
+    model = model_of(weight)
+    (folder / data).unlink(missing_ok=True)
     convert_model_to_external_data(model, location=data, size_threshold=0)
     onnx.save(model, folder / "m.onnx")
     return folder / "m.onnx"
+
+
+def data_file(model: Path, content: bytes) -> Path:
+    """The file in which the data of a written model lie."""
+    return model.with_name(f"{model.name}.{hashlib.sha256(content).hexdigest()[:12]}.data")
 
 
 def test_what_is_saved_is_what_onnx_loads(tmp_path: Path) -> None:
@@ -68,7 +75,8 @@ def test_external_data_stay_references_and_travel_as_they_are(tmp_path: Path) ->
     assert save_model(model, tmp_path / "a" / "beside.onnx", path) == [tmp_path / "a" / "beside.onnx"]
     (tmp_path / "b").mkdir()
     written = save_model(model, tmp_path / "b" / "m.onnx", path)
-    assert written == [tmp_path / "b" / "m.onnx", tmp_path / "b" / "weights.bin"]
+    assert written == [tmp_path / "b" / "m.onnx", data_file(tmp_path / "b" / "m.onnx", W.tobytes())]
+    assert model.graph.initializer[0].external_data[0].value == "weights.bin", "what is in memory is as it was"
     np.testing.assert_array_equal(numpy_helper.to_array(onnx.load(written[0]).graph.initializer[0]), W)
     load_external_data(model, path)
     np.testing.assert_array_equal(numpy_helper.to_array(model.graph.initializer[0]), W)
@@ -78,7 +86,7 @@ def test_weights_too_large_for_protobuf_lie_beside_it(tmp_path: Path, monkeypatc
     monkeypatch.setattr(writing, "PROTOBUF_LIMIT", 1000)
     weight = np.random.default_rng(0).standard_normal((4, 5000)).astype(np.float32)
     out = tmp_path / "m.onnx"
-    assert save_model(model_of(weight), out) == [out, tmp_path / "m.onnx.data"]
+    assert save_model(model_of(weight), out) == [out, data_file(out, weight.tobytes())]
     (reference,) = references(onnx.load(out, load_external_data=False))
     assert reference.offset % writing.ALIGNMENT == 0
     assert out.stat().st_size < 1000
@@ -104,9 +112,8 @@ def test_a_users_files_are_never_replaced(tmp_path: Path) -> None:
         check_target(tmp_path / "no" / "m.onnx")
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "weights.bin").write_bytes(b"others")
-    with pytest.raises(UsageError, match="is another file"):
-        save_model(model, tmp_path / "b" / "m.onnx", path)
-    assert [file.name for file in (tmp_path / "b").iterdir()] == ["weights.bin"]
+    save_model(model, tmp_path / "b" / "m.onnx", path, force=True)
+    assert (tmp_path / "b" / "weights.bin").read_bytes() == b"others"
 
 
 def test_what_breaks_off_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,60 @@
+"""What an error is to the user: what happened, what to do about it, and the exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import click
+
+from onnxgrad_cli.errors import OnnxgradError, Refusal, UnsupportedError
+
+ISSUES = "https://github.com/onnxgrad/onnxgrad/issues"
+
+NO_MEMORY = ("std::bad_alloc", "bad allocation", "Failed to allocate memory", "Available memory of")
+"""What the libraries say beneath us where memory ends, as errors of any type."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a command failed; see `Console.error`."""
+
+    message: str
+    hint: str | None = None
+    details: tuple[str, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    code: int = 1
+
+
+def failure(error: BaseException) -> Failure:
+    """What an error is to the user; one that is nobody's but ours says how to report it."""
+    if isinstance(error, click.ClickException):
+        path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "onnxgrad"
+        return Failure(error.format_message(), f"see '{path} --help'", code=error.exit_code)
+    if isinstance(error, (click.Abort, KeyboardInterrupt)):
+        return Failure("interrupted", code=130)
+    if any(map(_lacks_memory, chain(error))):
+        hint = "close other programs, raise the limit, or take a smaller model, smaller batches or smaller --dim sizes"
+        return Failure("not enough memory", hint)
+    if isinstance(error, OnnxgradError):
+        refusals = error.refusals if isinstance(error, UnsupportedError) else ()
+        return Failure(error.message, error.hint, error.details, refusals, error.exit_code)
+    if any(isinstance(each, RecursionError) for each in chain(error)):
+        hint = "simplify the model; if it nests no graphs in graphs, it is a fault of onnxgrad: report it, " + ISSUES
+        return Failure("what was given is nested too deeply", hint)
+    text = " ".join(str(error).split())
+    return Failure(
+        f"internal: {type(error).__name__}{': ' + text if text else ''}",
+        f"this is a fault of onnxgrad: run it again with --traceback and report what it prints, {ISSUES}",
+    )
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, what it was raised from, or was raised while that was handled, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY)

@@ -1,0 +1,135 @@
+"""The two modes of BatchNormalization and Dropout: which of them a node is in, and the node for inference.
+
+In training BatchNormalization uses the statistics of its batch, so that what it says of a sample depends on the others,
+and Dropout drops. A model that is used is in inference mode: running statistics, and Dropout passes everything on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper
+
+from onnxgrad_cli.ir.domains import is_standard
+from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
+
+BY_ATTRIBUTE = 14
+"""The opset from which on an attribute says how BatchNormalization behaves; before, outputs besides the first did."""
+
+INITIALIZERS_ALONE = 4
+"""The version of the format from which on an initializer need not be an input."""
+
+
+def is_batch_normalization(node: NodeProto) -> bool:
+    """Whether a node is the standard's BatchNormalization."""
+    return node.op_type == "BatchNormalization" and is_standard(node.domain)
+
+
+def is_dropout(node: NodeProto) -> bool:
+    """Whether a node is the standard's Dropout."""
+    return node.op_type == "Dropout" and is_standard(node.domain)
+
+
+def uses_batch(node: NodeProto, opset: int) -> bool:
+    """Whether a BatchNormalization uses the statistics of its batch."""
+    asked = any(a.name == "training_mode" and a.i for a in node.attribute)
+    return asked or (opset < BY_ATTRIBUTE and any(node.output[1:]))
+
+
+def own_statistics(node: NodeProto) -> dict[int, str]:
+    """What the running mean and variance of a BatchNormalization are called where it shared them: input -> name.
+
+    Exporters write equal tensors once, so that fresh layers share their zeros and ones; what training finds is not
+    the same for all of them.
+    """
+    return {3: f"{node.output[0]}/running_mean", 4: f"{node.output[0]}/running_var"}
+
+
+def give_own_statistics(model: ModelProto, names: Collection[str]) -> None:
+    """Give BatchNormalizations the running statistics of their own that are among `names`: copies of the shared ones.
+
+    Args:
+        model: its nodes and initializers are changed, and in old files its inputs, for initializers are inputs there.
+        names: as `own_statistics` has them; others are ignored.
+    """
+    graph = model.graph
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    for node in filter(is_batch_normalization, graph.node):
+        for position, name in own_statistics(node).items():
+            shared = stored.get(node.input[position]) if name in names else None
+            if shared is not None:
+                node.input[position] = name
+                copy = graph.initializer.add()
+                copy.CopyFrom(shared)
+                copy.name = name
+                if model.ir_version < INITIALIZERS_ALONE:
+                    graph.input.append(helper.make_tensor_value_info(name, copy.data_type, copy.dims))
+
+
+def is_for_inference(node: NodeProto) -> bool:
+    """Whether a node can't be in training mode, whatever it is fed."""
+    if is_batch_normalization(node):
+        asked = any(a.name == "training_mode" and (a.i or a.ref_attr_name) for a in node.attribute)
+        return len(node.output) < 2 and not asked
+    return not is_dropout(node) or len(node.input) < 3 or not node.input[2]
+
+
+def for_inference(node: NodeProto, read: Collection[str] | None = None) -> list[NodeProto]:
+    """What stands in place of a BatchNormalization or Dropout in a model for inference.
+
+    Args:
+        node: it is not changed.
+        read: the values that are read anywhere; None is all.
+
+    Returns:
+        A copy, and an Identity for each running statistic that it gave and that is read: they stay what they are.
+    """
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    if is_dropout(node):
+        del copy.input[2:]  # the switch
+        return [copy]
+    del copy.output[1:]
+    kept = [a for a in node.attribute if a.name != "training_mode"]
+    del copy.attribute[:]
+    copy.attribute.extend(kept)
+    after_before = zip(node.output[1:3], node.input[3:5], strict=False)
+    same = [(after, before) for after, before in after_before if after and (read is None or after in read)]
+    return [copy, *(helper.make_node("Identity", [before], [after]) for after, before in same)]
+
+
+def put_in_inference(model: ModelProto) -> None:
+    """Put every BatchNormalization and Dropout of a model in inference mode, in bodies and functions too.
+
+    Args:
+        model: its nodes are changed; a switch of Dropout that nobody reads any more is removed. One that is fed stays:
+            who runs the model says by it how it is meant.
+    """
+    nodes = list(with_bodies([*model.graph.node, *(node for function in model.functions for node in function.node)]))
+    graphs = [model.graph, *(body for node in nodes for body in subgraphs(node))]
+    shown = {value.name for graph in graphs for value in (*graph.input, *graph.output)}
+    shown.update(name for function in model.functions for name in function.output)
+    before = Counter(name for node in nodes for name in node.input)
+    switches = Counter(node.input[2] for node in nodes if is_dropout(node) and not is_for_inference(node))
+    fed = {value.name for value in model.graph.input} - {tensor.name for tensor in model.graph.initializer}
+    _put(model.graph, before.keys() | shown, fed)
+    for function in model.functions:
+        _put(function, before.keys() | shown, ())
+    gone = {name for name, count in switches.items() if before[name] == count} - shown
+    for tensor in [tensor for tensor in model.graph.initializer if tensor.name in gone]:
+        model.graph.initializer.remove(tensor)
+
+
+def _put(owner: GraphProto | FunctionProto, read: Collection[str], fed: Collection[str]) -> None:
+    def stays(node: NodeProto) -> bool:
+        return is_for_inference(node) or (is_dropout(node) and node.input[2] in fed)
+
+    for node in owner.node:
+        for body in subgraphs(node) if node.attribute else ():
+            _put(body, read, fed)
+    if not all(map(stays, owner.node)):
+        nodes = [new for node in owner.node for new in ([node] if stays(node) else for_inference(node, read))]
+        kept = GraphProto(node=nodes).node
+        del owner.node[:]
+        owner.node.extend(kept)

@@ -1,0 +1,63 @@
+"""Modules: the parts of the program that a model was exported from, as far as its nodes still say."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping
+
+from onnx import NodeProto
+
+SCOPES = "pkg.torch.onnx.name_scopes"
+"""The metadata in which PyTorch's newer exporter keeps the modules around a node, and the node's own name."""
+
+VIEWS = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+"""Operators whose result is a weight still."""
+
+
+def modules_around(node: NodeProto) -> tuple[str, ...]:
+    """The modules a node lies in, outermost first, each with its whole path: by its exporter, or by its name."""
+    text = next((entry.value for entry in node.metadata_props if entry.key == SCOPES), "[]")
+    try:
+        scopes = list(map(str, ast.literal_eval(text)))
+    except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):  # not as PyTorch writes it
+        scopes = []
+    named = [scope for scope in scopes[:-1] if scope and not scope.startswith("_empty_nn_module")]
+    return tuple(dict.fromkeys(named)) if scopes else folders(node.name)
+
+
+def folders(name: str) -> tuple[str, ...]:
+    """The folders of a name with slashes, outermost first, each with its whole path."""
+    parts = [part for part in name.split("/")[:-1] if part]
+    return tuple("/".join(parts[: i + 1]) for i in range(len(parts)))
+
+
+def module_path(node: NodeProto) -> str:
+    """The path of the innermost module around a node, as 'encoder.layers.0.linear1'; "" where nothing tells."""
+    return next(reversed(modules_around(node)), "").replace("/", ".")
+
+
+def readers(nodes: Iterable[NodeProto], names: Iterable[str]) -> dict[str, list[NodeProto]]:
+    """The nodes that read each of some initializers, be it through views of them; the views too."""
+    found: dict[str, list[NodeProto]] = {name: [] for name in names}
+    weight_of = {name: name for name in found}
+    for node in nodes:
+        for name in dict.fromkeys(node.input):
+            if name in weight_of:
+                found[weight_of[name]].append(node)
+                if node.op_type in VIEWS:
+                    weight_of.update(dict.fromkeys(node.output, weight_of[name]))
+    return found
+
+
+def known_as(nodes: Iterable[NodeProto], names: Iterable[str]) -> Mapping[str, frozenset[str]]:
+    """What initializers are called besides their names: by the nodes and the modules that read them.
+
+    An exporter that folds or merges weights leaves them names such as 'val_20'; the module that reads one, and its
+    place there, 'encoder.layers.0.linear1.val_20', stay.
+    """
+    found: dict[str, frozenset[str]] = {}
+    for name, nodes_of in readers(nodes, names).items():
+        paths = {path for node in nodes_of if (path := module_path(node))}
+        inside = {f"{path}.{name}" for path in paths if not name.startswith(f"{path}.")}
+        found[name] = frozenset({*paths, *inside, *(node.name for node in nodes_of if node.name)})
+    return found

@@ -1,0 +1,71 @@
+"""Part weights that several modules read: each gets its own, of the same values.
+
+A file does not say whether its program shared a weight or had several that were equal, which PyTorch's exporters write
+once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from onnx import NodeProto
+
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.modules import module_path
+from onnxgrad_cli.ir.types import is_float
+from onnxgrad_cli.passes.parameters.constants import ConstantRoles
+from onnxgrad_cli.passes.parameters.patterns import matching
+
+
+def owners_of(graph: Graph, names: Collection[str]) -> dict[str, list[str]]:
+    """The modules that read each weight, or the other names that it has, in the order of the graph."""
+    owners: dict[str, dict[str, None]] = {}
+    for node in graph.nodes:
+        for name in set(node.input).intersection(names):
+            owner = node.output[0] if node.op_type == "Identity" else module_path(node)
+            if owner:
+                owners.setdefault(name, {}).setdefault(owner)
+    return {name: list(found) for name, found in owners.items()}
+
+
+def untie(graph: Graph, patterns: Sequence[str]) -> None:
+    """Give each module its own copy of the weights that match `patterns`; the first keeps the weight itself.
+
+    A copy is called as the module calls it where that is known, else by the module's path and the weight's last name.
+
+    Raises:
+        UsageError: a pattern matches no weight, or none that is read by several modules.
+    """
+    if not patterns:
+        return
+    floats = [name for name in graph.initializers if is_float(graph.types[name]) and not graph.added(name)]
+    owners, roles = owners_of(graph, floats), ConstantRoles(graph)
+    shared = [name for name in floats if len(owners.get(name, ())) > 1 and not roles.reason(name)]
+    for name in matching(patterns, shared, "`untie`", "shared weights"):
+        _part(graph, name, owners[name])
+
+
+def _part(graph: Graph, name: str, owners: Sequence[str]) -> None:
+    """Make a copy of a weight for each owner but one: that whose name it bears, or the first module."""
+    others = {node.output[0] for node in graph.nodes if _renames(node, name)}
+    modules = [owner for owner in owners if owner not in others] or owners
+    keeps = next((owner for owner in modules if name.startswith(f"{owner}.")), modules[0])
+    copies: dict[str, str] = {}
+    nodes = []
+    for node in graph.nodes:
+        owner = module_path(node)
+        if _renames(node, name) and node.output[0] != keeps:
+            graph.copy_initializer(name, node.output[0])
+            continue
+        if name in node.input and owner and owner != keeps and not _renames(node, name):
+            if owner not in copies:
+                copies[owner] = graph.fresh(f"{owner}.{name.rpartition('.')[2]}")
+                graph.copy_initializer(name, copies[owner])
+            node.input[:] = [copies[owner] if each == name else each for each in node.input]
+        nodes.append(node)
+    graph.set_nodes(nodes)
+
+
+def _renames(node: NodeProto, name: str) -> bool:
+    """Whether a node says that a weight was merged with the one called `name`."""
+    return node.op_type == "Identity" and name in node.input

@@ -1,0 +1,60 @@
+"""Matrices that a model stores as integers, as products read them: dequantized, and perhaps transposed."""
+
+from __future__ import annotations
+
+from onnx import NodeProto, TensorProto
+
+from onnxgrad_cli.ir.domains import is_standard
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.types import is_float, nbytes
+
+PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
+
+
+def quantized_matrices(graph: Graph) -> dict[str, list[str]]:
+    """The initializers of integers that products read -> the floats that are made of each, before any transpose.
+
+    Whatever the nodes between are that dequantize, they read nothing but what is stored.
+    """
+    stored = _stored_behind(graph)
+    makers = graph.producers()
+    found: dict[str, list[str]] = {}
+    for node in graph.nodes:
+        for name in node.input[:2] if node.op_type in PRODUCTS and is_standard(node.domain) else ():
+            value = _before_views(makers, name)
+            integers = stored.get(value, "") if value in makers else ""
+            if integers and is_float(graph.types.get(value)) and value not in found.setdefault(integers, []):
+                found[integers].append(value)
+    return found
+
+
+def is_transpose(node: NodeProto) -> bool:
+    """Whether a node exchanges the two axes of a matrix."""
+    return node.op_type == "Transpose" and [list(a.ints) for a in node.attribute] in ([], [[1, 0]])
+
+
+def _stored_behind(graph: Graph) -> dict[str, str]:
+    """Values that are made of initializers alone -> the largest of integers among these, "" where there is none."""
+    fed = set(graph.input_names)
+    sizes = {name: nbytes(tensor) for name, tensor in graph.initializers.items() if is_integer(tensor)}
+    behind = {
+        name: name if name in sizes and not graph.added(name) else "" for name in graph.initializers if name not in fed
+    }
+    for node in graph.nodes:
+        names = reads(node)
+        if all(name in behind for name in names):
+            largest = max((behind[name] for name in names), key=lambda name: sizes.get(name, -1), default="")
+            behind.update((name, largest) for name in node.output)
+    return behind
+
+
+def is_integer(tensor: TensorProto) -> bool:
+    """Whether a tensor holds integers, of any number of bits."""
+    return "INT" in TensorProto.DataType.Name(tensor.data_type)
+
+
+def _before_views(makers: dict[str, NodeProto], name: str) -> str:
+    while name in makers and (is_transpose(makers[name]) or makers[name].op_type == "Identity"):
+        name = makers[name].input[0]
+    return name

@@ -1,0 +1,137 @@
+"""What a checkpoint says besides its arrays, and a log, held against its form before anything believes it.
+
+Checksums tell damage; this tells a file that somebody wrote so: a null for a count, a list for an object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from onnxgrad_cli.common.checks import is_number
+from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.metadata import Adapter
+
+Form = Callable[[Any], bool]
+
+MOST_STEPS = 2**53
+"""More than any run takes; what counts beyond is damage."""
+
+
+def _count(value: Any) -> bool:
+    return is_number(value, 0, whole=True) and value <= MOST_STEPS
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _names(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_text, value))
+
+
+def _pairs(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_text, value.values()))
+
+
+def _float(value: Any) -> bool:
+    """A number, nan and infinity included: a metric may be undefined."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def are_adapters(value: Any) -> bool:
+    """Whether a list describes adapters, as checkpoints and files of adapters have it."""
+    forms: dict[str, Form] = {"weight": _text, "a": _text, "b": _text, "rank": _count, "alpha": is_number}
+    assert set(forms) == {field.name for field in fields(Adapter)}
+    return isinstance(value, list) and all(_has(each, forms) and each["rank"] > 0 for each in value)
+
+
+def _epochs(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(epoch, dict) and "loss" in epoch and all(map(_float, epoch.values())) for epoch in value
+    )
+
+
+def _run(value: Any) -> bool:
+    forms: dict[str, Form] = {"epochs": _epochs, "best": _count, "total": _float, "seen": _count}
+    return _has(value, forms) and value["best"] <= len(value["epochs"])
+
+
+def _place(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(each, bool) or _count(each) for each in value.values())
+
+
+def _has(value: Any, forms: Mapping[str, Form]) -> bool:
+    return isinstance(value, dict) and value.keys() == forms.keys() and all(form(value[n]) for n, form in forms.items())
+
+
+COMMON: dict[str, Form] = {"steps": _count, "weights": _names, "adapters": are_adapters}
+"""What every checkpoint says."""
+
+OF_A_RUN: dict[str, Form] = {
+    "batches": _place, "schedule": lambda value: isinstance(value, dict), "run": _run, "watched": _text,
+    "model": _text, "data": _pairs,
+}  # fmt: skip
+"""What the checkpoint of a run says besides, from which it goes on."""
+
+OPTIONAL: dict[str, Form] = {"averages": _pairs, "frozen": _names, "state": _names, "writer": _text}
+
+
+def check_progress(path: Path, said: Any, values: Mapping[str, Any]) -> None:
+    """Make sure that a checkpoint says what one says, and speaks of values that it has.
+
+    Raises:
+        OnnxgradError: it does not; the message names the entry.
+    """
+    if not isinstance(said, dict):
+        raise _unfit(path, "its progress is no JSON object")
+    for name, form in {**COMMON, **OF_A_RUN, **OPTIONAL}.items():
+        if name not in said and name in COMMON:
+            raise _unfit(path, f"it does not say its {name}")
+        if name in said and not form(said[name]):
+            raise _unfit(path, f"what it says of its {name} can't be right: {_short(said[name])}")
+    named = [*said["weights"], *said.get("averages", {}).values()]
+    gone = next((name for name in named if name not in values), None)
+    if gone is not None:
+        raise _unfit(path, f"it names '{gone}', which it does not hold")
+
+
+def check_run(path: Path, said: Mapping[str, Any]) -> None:
+    """Make sure that a run can go on from a checkpoint: those of other programs and of artifacts are of no run.
+
+    Raises:
+        OnnxgradError: it can't.
+    """
+    lacking = next((name for name in OF_A_RUN if name not in said), None)
+    if lacking is not None:
+        raise OnnxgradError(
+            f"'{path}' is no checkpoint of a run: it does not say its {lacking}",
+            "`onnxgrad train` writes them; begin anew with `run`",
+        )
+
+
+def is_nominal(value: Any) -> bool:
+    """Whether a nominal checkpoint says of each value its type and its shape."""
+    return isinstance(value, dict) and all(
+        isinstance(each, list) and len(each) == 2 and _text(each[0]) and isinstance(each[1], list)
+        and all(map(_count, each[1])) for each in value.values()
+    )  # fmt: skip
+
+
+def is_log_line(value: Any) -> bool:
+    """Whether a line of a log says of which step it is, and its losses as numbers, or as null what is none."""
+    if not isinstance(value, dict) or not _count(value.get("step")):
+        return False
+    losses = [value[name] for name in ("loss", "val_loss") if name in value]
+    return ("rate" not in value or _float(value.get("loss"))) and all(x is None or _float(x) for x in losses)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _unfit(path: Path, why: str) -> OnnxgradError:
+    return OnnxgradError(f"'{path}' is no right checkpoint: {why}", "take another copy, or an earlier checkpoint")

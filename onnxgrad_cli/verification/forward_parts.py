@@ -1,0 +1,90 @@
+"""Whether a training model still computes what the model computes that it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from onnx import ModelProto, helper
+
+from onnxgrad_cli.execution.double import DoubleExecutor
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.skeleton import copied
+from onnxgrad_cli.ir.types import Arrays
+from onnxgrad_cli.verification.case import NOTHING, Case, Found
+from onnxgrad_cli.verification.feeds import part
+from onnxgrad_cli.verification.judgement import off
+from onnxgrad_cli.verification.original import Original
+
+SINGLE, HALF, DOUBLE = 1e-4, 2e-2, 1e-6
+"""How far the forward parts may be apart in float32, with narrower floats or integers, and in float64, relative to the
+largest entry of an output."""
+
+AMPLIFIED = 1e-2
+"""The relative change of an output, by a change in the last digits of the data, from which nothing can be compared."""
+
+ROUNDING = frozenset({"DynamicQuantizeLSTM", "QMoE"})
+"""Operators whose kernels round unasked what they multiply with quantized weights, QMoE's of 8 bits in blocks."""
+
+
+def computes_the_original(case: Case) -> Found:
+    """Whether the outputs that the original has too are those that the original computes."""
+    original = case.original
+    if original is None:
+        return NOTHING
+    forward = _forward(case.described.model, original.model)
+    if forward is None:
+        return Found("skipped", "the loss judges a value that is no output of the original")
+    try:  # the training model may run where its original does not
+        expected = original(case.feeds)
+    except Exception as error:  # the executors' exceptions share no base class
+        return Found("skipped", f"the original does not run: {str(error).strip()[:500]}")
+    inputs = {name: x for name, x in case.feeds.items() if name in case.roles.fed}  # and the weights as stored
+    got = Executor(forward, fallback=False, threads=None)(inputs)
+    names = [name for name in got if isinstance(got[name], np.ndarray)]
+    worst = _largest_difference(got, expected, names)
+    allowed = _allowed(got, names, original)
+    if worst > allowed:  # by the arithmetic of these data itself?
+        noise = _largest_difference(original.noise(case.feeds, case.roles.gradients, case.rng), expected, names)
+        allowed += 10 * noise
+        if noise > AMPLIFIED and worst <= allowed:
+            return _compared_in_double(original, forward, names, case, noise)
+    status = "passed" if worst <= allowed else "failed"
+    return Found(status, f"largest relative difference {worst:.1e} ({original.executor.name})")
+
+
+def _forward(model: ModelProto, original: ModelProto) -> ModelProto | None:
+    """The part of a training model that computes the outputs of its original; None where it computes none."""
+    made = {name for node in model.graph.node for name in node.output}
+    outputs = [value for value in original.graph.output if value.name in made]
+    if not outputs:
+        return None
+    forward = copied(model)
+    del forward.graph.output[:]
+    forward.graph.output.extend(helper.make_value_info(value.name, value.type) for value in outputs)
+    return part(forward)
+
+
+def _allowed(outputs: Arrays, names: Sequence[str], original: Original) -> float:
+    """How far outputs may be from those of the original."""
+    narrow = any(outputs[name].dtype.itemsize < 4 for name in names)
+    return HALF if narrow or any(node.op_type in ROUNDING for node in original.model.graph.node) else SINGLE
+
+
+def _largest_difference(got: Arrays, expected: Arrays, names: Sequence[str]) -> float:
+    return max((off(got[name], expected[name]) for name in names), default=0.0)
+
+
+def _compared_in_double(
+    original: Original, forward: ModelProto, names: Sequence[str], case: Case, noise: float
+) -> Found:
+    """Whether two models have the same outputs of these names in float64, where float32 can't tell for its noise."""
+    told = f"a change in the last digits changes the original by {noise:.1e}"
+    try:
+        runs = DoubleExecutor(original.model), DoubleExecutor(forward)
+        expected, got = (run(run.widened(case.feeds)) for run in runs)
+    except Exception:  # the executors' exceptions share no base class
+        return Found("skipped", f"of these data {told}")
+    worst = _largest_difference(got, expected, names)
+    status = "passed" if worst <= DOUBLE else "failed"
+    return Found(status, f"largest relative difference {worst:.1e} in float64; {told}")

@@ -1,0 +1,60 @@
+"""Text made visible: for every kind of character, and as JSON and Python that say the same."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+import unicodedata
+
+import pytest
+
+from onnxgrad_cli.common import strict_json
+from onnxgrad_cli.common.visible import python_literal, visible, visible_json, visible_lines
+
+EVERY = "".join(map(chr, [*range(0x20000), *range(0xE0000, 0xE0200), sys.maxunicode]))
+"""Every character but those of Han in the second plane, and what is not assigned."""
+
+SEEN = {"L", "M", "N", "P", "S"}
+"""The major categories of what is drawn."""
+
+
+def test_what_is_not_drawn_becomes_an_escape() -> None:
+    shown = visible(EVERY)
+    assert {unicodedata.category(c)[0] for c in shown} - SEEN == {"Z"} and set(shown) & {" "}
+    assert not {c for c in shown if unicodedata.category(c)[0] == "Z"} - {" "}
+    for name in ("HANGUL FILLER", "VARIATION SELECTOR-16", "COMBINING GRAPHEME JOINER", "ZERO WIDTH SPACE"):
+        assert unicodedata.lookup(name) not in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("layers.0/weight é 名 😀", "layers.0/weight é 名 😀"),
+        ("\x1b[2J", r"\x1b[2J"),
+        ("a\nb\r\tc", r"a\nb\r\tc"),
+        ("\x9b\u202e\u200b\u3164", r"\x9b\u202e\u200b\u3164"),
+        ("\udcff\U000e0041", r"\udcff\U000e0041"),
+        ("\\x1b", r"\x1b"),
+    ],
+)
+def test_examples(text: str, shown: str) -> None:
+    assert visible(text) == shown
+    assert visible(shown) == shown
+
+
+def test_lines_stay_lines() -> None:
+    assert visible_lines("a\n\x1b\u2028b\n") == "a\n\\x1b\\u2028b\n"
+
+
+def test_json_says_the_same() -> None:
+    text = json.dumps(list(EVERY), ensure_ascii=False)
+    assert json.loads(visible_json(text)) == list(EVERY), "one by one: two halves of a pair become one character"
+    assert visible(visible_json(text)) == visible_json(text)
+    assert visible_json('{\n  "a": 1\n}') == '{\n  "a": 1\n}'
+    assert strict_json.dumps({"a": float("nan"), "\x9b": "\U000e0041"}) == r'{"a": null, "\u009b": "\udb40\udc41"}'
+
+
+def test_python_says_the_same() -> None:
+    assert ast.literal_eval(python_literal(EVERY)) == EVERY
+    assert visible(python_literal(EVERY)) == python_literal(EVERY)

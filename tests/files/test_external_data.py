@@ -1,0 +1,108 @@
+"""External data: every reference that is read means one file inside the model's folder, and is written plainly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, numpy_helper
+
+from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.files import check_external_data, load_external_data, load_model, own_model, save_model
+from onnxgrad_cli.files.external_data import references
+from tests.files.test_files import W, model_of
+
+
+def referring(*entries: tuple[str, object]) -> ModelProto:
+    """A model whose weight lies elsewhere, as these entries say."""
+    model = model_of()
+    (tensor,) = model.graph.initializer
+    tensor.CopyFrom(TensorProto(name="w", data_type=TensorProto.FLOAT, dims=W.shape))
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in entries:
+        tensor.external_data.add(key=key, value=str(value))
+    return model
+
+
+def written(folder: Path, *entries: tuple[str, object]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "d.bin").write_bytes(W.tobytes())
+    (folder / "m.onnx").write_bytes(referring(*entries).SerializeToString())
+    return folder / "m.onnx"
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "../d.bin", "sub/../../d.bin", "sub/../d.bin", "..", "/d.bin", "//host/d.bin", r"\\host\d.bin", r"\d.bin",
+        r"..\d.bin", "C:d.bin", "c:/d.bin", "d.bin\0", ".", "./", "/",
+    ],
+)  # fmt: skip
+def test_a_location_that_is_no_plain_relative_path_is_refused(tmp_path: Path, location: str) -> None:
+    source = written(tmp_path / "pkg", ("location", location))
+    (tmp_path / "d.bin").write_bytes(W.tobytes())
+    with pytest.raises(OnnxgradError, match="'w' has its data outside the model's folder, or under no plain name"):
+        load_model(source)
+    with pytest.raises(OnnxgradError, match="'w' has its data outside"):
+        own_model(onnx.load(source, load_external_data=False), source)
+
+
+@pytest.mark.parametrize(
+    ("location", "words"),
+    [
+        ("x" * 5000, "File name too long"),
+        ("a/" * 3000 + "d.bin", "too long|missing"),
+        ("loop", "symbolic links"),
+        ("loop/d.bin", "symbolic links"),
+        ("folder", "no regular file"),
+        ("pipe", "no regular file"),
+        ("d.bin/d.bin", "Not a directory"),
+        ("out/d.bin", "outside the model's folder"),
+    ],
+)
+def test_odd_names_are_told(tmp_path: Path, location: str, words: str) -> None:
+    import os
+
+    source = written(tmp_path / "pkg", ("location", location))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "d.bin").write_bytes(W.tobytes())
+    (source.parent / "loop").symlink_to("loop")
+    (source.parent / "folder").mkdir()
+    (source.parent / "out").symlink_to("../elsewhere")
+    os.mkfifo(source.parent / "pipe")
+    model = onnx.load(source, load_external_data=False)
+    for read in (check_external_data, load_external_data):
+        with pytest.raises(OnnxgradError, match=words) as error:
+            read(model, source)
+        assert "'w'" in str(error.value) and len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [("location", "./d.bin"), ("location", "./d.bin"), ("offset", "٠")],  # onnxruntime loads neither
+        [("location", "d.bin"), ("offset", " 0_0"), ("length", "+48"), ("basepath", "/etc"), ("more", "?")],
+        [("location", "d.bin"), ("offset", "0"), ("offset", "0")],
+    ],
+)
+def test_references_are_written_anew(tmp_path: Path, entries: list[tuple[str, str]]) -> None:
+    import onnxruntime
+
+    source = written(tmp_path, *entries)
+    model, path = load_model(source)
+    save_model(model, tmp_path / "out.onnx", path)
+    (tensor,) = onnx.load(tmp_path / "out.onnx", load_external_data=False).graph.initializer
+    found = [(entry.key, entry.value) for entry in tensor.external_data]
+    assert found == [("location", "d.bin"), ("offset", "0"), ("length", "48")]
+    session = onnxruntime.InferenceSession(str(tmp_path / "out.onnx"))
+    np.testing.assert_array_equal(session.run(None, {"x": np.eye(4, dtype=np.float32)})[0], W)
+    assert numpy_helper.to_array(onnx.load(tmp_path / "out.onnx").graph.initializer[0]).tolist() == W.tolist()
+
+
+@pytest.mark.parametrize("key", ["location", "offset", "length"])
+def test_two_values_for_one_key_are_refused(key: str) -> None:
+    entries: dict[str, object] = {"location": "d.bin", "offset": 0, "length": 48}
+    with pytest.raises(OnnxgradError, match=f"tensor 'w' have two {key}s"):
+        list(references(referring(*entries.items(), (key, "e.bin" if key == "location" else 4))))

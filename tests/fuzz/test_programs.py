@@ -1,0 +1,28 @@
+"""A few fixed cases of each program, in a process of its own: this one may have threads, which no fork has."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.older_runtime import ROOT
+
+
+def play(program: str, cases: int) -> None:
+    """Play the first cases of a seed."""
+    words = [sys.executable, "-m", f"tests.fuzz.{program}", "--cases", str(cases), "--seed", "0"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("program", "cases"), [("files", 10), ("data", 10)])
+def test_a_few(program: str, cases: int) -> None:
+    play(program, cases)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "cases"), [("files", 40), ("data", 40), ("kills", 8)])
+def test_more(program: str, cases: int) -> None:
+    play(program, cases)

@@ -1,0 +1,53 @@
+"""How a run hears that it is to end: by an interrupt, by an end that is asked for, by a terminal that closes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from onnxgrad_cli.common.narration import silent
+from onnxgrad_cli.training.run.communicator import Alone
+from onnxgrad_cli.training.run.interrupt import asked_to_stop, uninterrupted
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has neither SIGTERM nor SIGHUP to be asked with")
+
+SIGNALS = ["SIGINT", "SIGTERM", "SIGHUP"]
+
+
+@pytest.fixture(params=SIGNALS)
+def number(request: pytest.FixtureRequest) -> Iterator[int]:
+    found = getattr(signal, request.param)
+    before = signal.getsignal(found)
+    yield found
+    signal.signal(found, before)
+
+
+def test_a_signal_asks_and_a_second_one_ends(number: int) -> None:
+    before = signal.getsignal(number)
+    with asked_to_stop(Alone(), Path("run"), silent) as stop:
+        assert not stop()
+        signal.raise_signal(number)
+        assert stop()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+    assert signal.getsignal(number) is before
+
+
+def test_what_nohup_has_ignored_stays_ignored(number: int) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    with asked_to_stop(Alone(), Path("run"), silent) as stop:
+        signal.raise_signal(number)
+        assert not stop()
+
+
+def test_a_signal_waits_for_what_must_not_be_broken_off(number: int) -> None:
+    came: list[int] = []
+    signal.signal(number, lambda number, frame: came.append(number))
+    with uninterrupted():
+        signal.raise_signal(number)
+        assert not came
+    assert came == [number]
