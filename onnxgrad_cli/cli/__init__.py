@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 import click
@@ -134,7 +135,9 @@ def run(arguments: Sequence[str]) -> int:
 def _run(console: Console, arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code, having told its error."""
     try:
-        return _invoke(console, arguments)
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, category, *_: console.say(f"{category.__name__}: {message}", 1)
+            return _invoke(console, arguments)
     except click.exceptions.NoArgsIsHelpError as error:
         console.help(error.format_message())
         return error.exit_code

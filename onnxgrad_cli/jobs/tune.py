@@ -14,7 +14,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from onnxgrad_cli.autodiff.kernel_variants import TABLE, VariantChoice, load_tuned
 from onnxgrad_cli.builder import TrainingModel
-from onnxgrad_cli.common import strict_json
+from onnxgrad_cli.common import checks, strict_json
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.compat.random_feed import random_feed
 from onnxgrad_cli.derivatives.kinds import derive
@@ -97,6 +97,8 @@ def run_tune(
             "leave `target` out",
         )
     proto, path = own_model(model)
+    if threads is not None:
+        checks.threads(threads)
     target = Path(out) if out is not None else target_of(model, None, "tuned", ".toml")
     assert target is not None, "stdin is refused above"
     if target.exists():
