@@ -34,15 +34,31 @@ def answer(handler: object) -> None:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
 
+def tell_death(message: str, hint: str, stack: str) -> None:
+    """Tell, as other errors are told, what a command died of."""
+    from onnxgrad_cli.cli.console import Console
+
+    console = Console(sys.argv[1:])
+    if console.traceback:
+        console.trace(stack)
+    console.error(message, hint)
+    sys.stdout.flush()
+
+
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
     gc.disable()  # a build only builds up, and ends: looking for cycles in it takes a third of the time
     code = 130
     try:
-        from onnxgrad_cli.cli import run
-        from onnxgrad_cli.cli.streams import prepare
+        from onnxgrad_cli.common.streams import prepare
 
         prepare()
+        if hasattr(signal, "sigwaitinfo"):
+            from onnxgrad_cli.common.supervision import watch_over_a_child
+
+            watch_over_a_child(tell_death)
+        from onnxgrad_cli.cli import run
+
         code = run(sys.argv[1:])
     except KeyboardInterrupt:  # before or after the command
         print("error: interrupted", file=sys.stderr)

@@ -115,10 +115,7 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
     given = {symbol: int(sizes[symbol]) for symbol in own if symbol in sizes}
     facts = Facts(graph, {symbol: given.get(symbol, 1) for symbol in own})
     where = parts(graph, training)
-    flops: dict[str, Counter[str]] = {"forward": Counter(), "backward": Counter(), "optimizer": Counter()}
-    uncounted: Counter[str] = Counter()
-    for node, part in zip(graph.nodes, where, strict=True):
-        _count(graph, node, facts, flops["forward" if part in FORWARD else part], uncounted)
+    flops, uncounted = _operations(graph, where, facts)
     kept, unknown = _kept(graph, where, facts)
     uncounted.update(unknown)
     weight_bytes = sum(nbytes(graph.initializers[name]) for name in training.trained)
@@ -141,6 +138,21 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
         branches=sum(node.op_type == "If" for node in with_bodies(n for n in graph.nodes if n.op_type in BODIES)),
         uncounted=dict(uncounted),
     )
+
+
+def _operations(graph: Graph, where: list[str], facts: Facts) -> tuple[dict[str, Counter[str]], Counter[str]]:
+    """The FLOPs of forward part, backward part and optimizer, by operator; and the operators whose cost is unknown.
+
+    Args:
+        graph: the model.
+        where: the part of it that each node lies in.
+        facts: the size of every value.
+    """
+    flops: dict[str, Counter[str]] = {"forward": Counter(), "backward": Counter(), "optimizer": Counter()}
+    uncounted: Counter[str] = Counter()
+    for node, part in zip(graph.nodes, where, strict=True):
+        _count(graph, node, facts, flops["forward" if part in FORWARD else part], uncounted)
+    return flops, uncounted
 
 
 def _input_symbols(graph: Graph) -> list[str]:

@@ -25,11 +25,11 @@ from onnxgrad_cli.cli.losses import losses
 from onnxgrad_cli.cli.ops import ops
 from onnxgrad_cli.cli.optimizers import optimizers
 from onnxgrad_cli.cli.passes import passes
-from onnxgrad_cli.cli.streams import abandon, is_of_a_stream
 from onnxgrad_cli.cli.train import train
 from onnxgrad_cli.cli.tune import tune
 from onnxgrad_cli.cli.verify_op import verify_op
 from onnxgrad_cli.cli.view import view
+from onnxgrad_cli.common.streams import abandon, is_of_a_stream
 from onnxgrad_cli.common.visible import visible_lines
 
 EXIT_CODES = """\b

@@ -165,33 +165,39 @@ class _Definition:
     def _check_names(self) -> None:
         """Each name is made once, before it is read; each reference is one; and some gradient is made."""
         made: set[str] = set()
-        later = {name for node in self.nodes for name in node.outputs if name}
         for node in self.nodes:
             for name in filter(None, node.inputs):
-                kind, index = self._reference(node, name)
-                if kind == "GI":
-                    self._wrong(f"it reads {name}: GI(i) is an output", node.place)
-                if kind:
-                    self._check_index(node.place, kind[-1], index)
-                elif name not in made:
-                    why = "is made by no node before it" if name in later else "is neither I, O, GO nor made by a node"
-                    self._wrong(f"its input '{name}' {why}", node.place)
+                self._check_input(node, name, made)
             for name in filter(None, node.outputs):
-                kind, index = self._reference(node, name)
-                if kind not in ("", "GI"):
-                    self._wrong(f"it makes {name}: an output is GI(i) or a name", node.place)
-                if kind:
-                    self._check_index(node.place, "I", index)
-                elif _schema(node.op_type, node.domain) is None:
-                    full = f"{node.domain}::{node.op_type}"
-                    self._wrong(
-                        f"onnx knows no {full}, so its outputs have a type as GI(i) only, not '{name}'", node.place
-                    )
+                self._check_output(node, name)
                 if name in made:
                     self._wrong(f"it makes '{name}', which is made already", node.place)
                 made.add(name)
         if not any(REFERENCE.fullmatch(name) for name in made):
             self._wrong("makes no GI(i)")
+
+    def _check_input(self, node: _Node, name: str, made: set[str]) -> None:
+        """Make sure that a node reads I(i), O(i) or GO(i), or what a node before it has made."""
+        kind, index = self._reference(node, name)
+        if kind == "GI":
+            self._wrong(f"it reads {name}: GI(i) is an output", node.place)
+        if kind:
+            self._check_index(node.place, kind[-1], index)
+        elif name not in made:
+            later = any(name in other.outputs for other in self.nodes)
+            why = "is made by no node before it" if later else "is neither I, O, GO nor made by a node"
+            self._wrong(f"its input '{name}' {why}", node.place)
+
+    def _check_output(self, node: _Node, name: str) -> None:
+        """Make sure that a node makes GI(i), or a value of a type that onnx can tell."""
+        kind, index = self._reference(node, name)
+        if kind not in ("", "GI"):
+            self._wrong(f"it makes {name}: an output is GI(i) or a name", node.place)
+        if kind:
+            self._check_index(node.place, "I", index)
+        elif _schema(node.op_type, node.domain) is None:
+            full = f"{node.domain}::{node.op_type}"
+            self._wrong(f"onnx knows no {full}, so its outputs have a type as GI(i) only, not '{name}'", node.place)
 
     def _reference(self, node: _Node, name: str) -> tuple[str, int]:
         found = REFERENCE.fullmatch(name)

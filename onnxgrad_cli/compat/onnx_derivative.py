@@ -132,7 +132,8 @@ def _gradient(
     derivative.prepare()
     own = graph.output_names
     gradients = derivative.vjp(cotangents(options))
-    return derivative.finish([*gradients, *(own if DerivativeOptions.KeepOutputs in options else ())])
+    outputs = [*gradients, *(own if DerivativeOptions.KeepOutputs in options else ())]
+    return derivative.described(derivative.finish(outputs), "vjp", gradients, outputs)
 
 
 def loss_gradient(
@@ -144,10 +145,8 @@ def loss_gradient(
     how: Options,
 ) -> ModelProto:
     """The model of option Loss, of an opened graph; see `onnx_derivative`."""
-    fed, initializers, own = float_inputs(graph), float_initializers(graph), graph.output_names
-    loss = loss or ("loss" if "loss" in own else own[0])
-    if loss not in own:
-        raise UsageError(f"the model has no output '{loss}'", suggest(loss, own, "outputs"))
+    fed, initializers = float_inputs(graph), float_initializers(graph)
+    loss = _loss(loss, graph.output_names)
     given = [label] if isinstance(label, str) else label or ()
     labels = _chosen(without(given, [loss]), graph.input_names, "label", "inputs")
     named = fed if inputs is None else _chosen(inputs, [*fed, *initializers], "inputs", "inputs or weights")
@@ -158,16 +157,32 @@ def loss_gradient(
         [*(name for name in initializers if name in named), *without(more, named)],
         how,
     )
+    own = graph.output_names
     derivative.prepare()
-    shape = shape_of(graph.types.get(loss))
+    _check_is_number(loss, derivative)
+    derivative.outputs = [loss]
+    gradients = derivative.vjp("ones")
+    results = [loss, *without(own, [loss]), *gradients]
+    return derivative.described(derivative.finish(results, feed_weights=False), "vjp", gradients, results)
+
+
+def _loss(asked: str | None, outputs: list[str]) -> str:
+    """The output that is the loss: the one that is asked for, or else the one of that name, or else the first."""
+    loss = asked or ("loss" if "loss" in outputs else outputs[0])
+    if loss not in outputs:
+        raise UsageError(f"the model has no output '{loss}'", suggest(loss, outputs, "outputs"))
+    return loss
+
+
+def _check_is_number(loss: str, derivative: DerivativeModel) -> None:
+    """Make sure that the loss of a prepared model is one float number."""
+    loss_type = derivative.graph.types.get(loss)
+    shape = shape_of(loss_type)
     if loss not in derivative.outputs or shape is None or any(size != 1 for size in shape):
         raise UsageError(
-            f"the loss '{loss}' is not one float number: it is {in_words(graph.types.get(loss)) or 'of unknown type'}",
+            f"the loss '{loss}' is not one float number: it is {in_words(loss_type) or 'of unknown type'}",
             "name the output that is, as loss=..., or declare its shape in the model",
         )
-    derivative.outputs = [loss]
-    results = [loss, *without(own, [loss]), *derivative.vjp("ones")]
-    return derivative.finish(results, feed_weights=False)
 
 
 def _chosen(given: str | Sequence[str], known: Sequence[str], argument: str, kind: str) -> list[str]:

@@ -13,6 +13,7 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.files import ModelSource, mark, own_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import FLOATS, is_float
+from onnxgrad_cli.metadata import Derived, write_derived
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.backward import BACKWARD
 from onnxgrad_cli.passes.cleanup import CLEANUP
@@ -90,28 +91,51 @@ class DerivativeModel:
         Inputs are the model's own, then, with `feed_weights`, the weights, which keep their values, then other
         initializers that could be fed, then what was added.
         """
+        self._declare_inputs(feed_weights)
+        self._declare_outputs(outputs)
+        CLEANUP.run(self.graph, self.options, self.training)
+        self._forget_unread()
+        if self.options.identifiers:
+            make_identifiers(self.graph)
+        model = self.graph.commit()
+        mark(model)
+        return model
+
+    def _declare_inputs(self, feed_weights: bool) -> None:
         graph = self.graph
-        own = {value.name: value for value in graph.proto.graph.input}
+        others = [name for name in graph.input_names if name not in self.weights]
+        plain = [name for name in others if name not in graph.initializers and name not in self.added]
+        overridable = [name for name in others if name in graph.initializers]
         for name in self.weights if feed_weights else ():
-            if name not in own:
+            if name not in graph.input_names:
                 graph.add_input(name, graph.types[name])
         declared = {value.name: value for value in graph.proto.graph.input}
-        plain = [n for n in own if n not in self.weights and n not in graph.initializers and n not in self.added]
-        overridable = [n for n in own if n not in self.weights and n in graph.initializers]
         names = (*plain, *self.weights, *overridable, *self.added)
         ordered = [declared[name] for name in names if name in declared]
         del graph.proto.graph.input[:]
         graph.proto.graph.input.extend(ordered)
-        results = {value.name: value for value in graph.proto.graph.output}
+
+    def _declare_outputs(self, names: Iterable[str]) -> None:
+        graph = self.graph
+        declared = {value.name: value.type for value in graph.proto.graph.output}
         del graph.proto.graph.output[:]
-        for name in outputs:
-            graph.add_output(name, results[name].type if name in results else None)
-        CLEANUP.run(graph, self.options, self.training)
-        self._forget_unread()
-        if self.options.identifiers:
-            make_identifiers(graph)
-        model = graph.commit()
-        mark(model)
+        for name in names:
+            graph.add_output(name, declared.get(name))
+
+    def described(self, model: ModelProto, kind: str, derivatives: Sequence[str], outputs: Sequence[str]) -> ModelProto:
+        """The model that was finished, which now says what it is.
+
+        Args:
+            model: what `finish` has returned.
+            kind: of the derivatives.
+            derivatives, outputs: those and all outputs, by the names that they had: the model may have others.
+        """
+        names = [model.graph.output[outputs.index(name)].name for name in derivatives]
+        added = [value.name for value in model.graph.input][len(model.graph.input) - len(self.added) :]
+        of, wrt = (self.training.yielded, self.training.gradients) if kind == "vjp" else (self.outputs, self.wanted)
+        estimated, partial = self.training.straight_through, tuple(self.training.partial)
+        said = Derived(kind, tuple(of), tuple(wrt), tuple(added), tuple(names), self.options.mode, estimated, partial)
+        write_derived(model, said)
         return model
 
     def _forget_unread(self) -> None:

@@ -20,6 +20,7 @@ from onnxgrad_cli.compat.random_feed import random_feed
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.interleaved_timing import interleaved
+from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.execution.session import load_onnxruntime, open_session
 from onnxgrad_cli.files import STREAM, ModelSource, own_model, save_bytes
 from onnxgrad_cli.ir.graph import Graph
@@ -59,6 +60,7 @@ class Measured:
     best: str
 
 
+@judged
 def run_tune(
     model: ModelSource,
     out: str | Path | None = None,
@@ -84,25 +86,20 @@ def run_tune(
         What was measured, and the file.
 
     Raises:
-        UsageError: a file would be replaced that holds no choices.
+        UsageError: a file would be replaced that holds no choices, or so many threads make no sense.
         UnsupportedError: the model can't be differentiated.
         OnnxgradError: the model can't be read, a file can't be written, or two forms compute different gradients.
     """
-    if model == STREAM or str(out) == STREAM:
-        raise UsageError("tuning reads its model from a file and writes to one", "name both")
+    if threads is not None:
+        checks.threads(threads)
     options = replace(options or Options(), tuned={})
     if options.target != STANDARD:
         raise UsageError(
             f"tuning measures standard operators, and `target={options.target!r}` has forms of its own",
             "leave `target` out",
         )
+    target = _target(model, out)
     proto, path = own_model(model)
-    if threads is not None:
-        checks.threads(threads)
-    target = Path(out) if out is not None else target_of(model, None, "tuned", ".toml")
-    assert target is not None, "stdin is refused above"
-    if target.exists():
-        load_tuned(target)
     open_ = _differentiated(proto, path, options)
     bound = {**_guess(open_), **(sizes or {})}
     fixed = _differentiated(proto, path, _bind(options, open_, bound)) if bound else open_
@@ -122,6 +119,21 @@ def run_tune(
         found.append(Measured(place, times, default, best))
     save_bytes(_toml(found, threads).encode(), target)
     return found, target
+
+
+def _target(model: ModelSource, out: str | Path | None) -> Path:
+    """The file that the choices go to.
+
+    Raises:
+        UsageError: the model or the choices would go through a pipe, or the file is there and holds no choices.
+    """
+    if model == STREAM or str(out) == STREAM:
+        raise UsageError("tuning reads its model from a file and writes to one", "name both")
+    target = Path(out) if out is not None else target_of(model, None, "tuned", ".toml")
+    assert target is not None, "stdin is refused above"
+    if target.exists():
+        load_tuned(target)
+    return target
 
 
 def _differentiated(model: ModelProto, path: Path | None, options: Options) -> TrainingModel:

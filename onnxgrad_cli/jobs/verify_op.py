@@ -251,20 +251,20 @@ def _trial(number: int | None, example: Example, against: str, rng: np.random.Ge
     example = replace(example, model=forward, point=_fitting(example.point, forward))
     outputs = run(example.point)
     twin = Twin(example, outputs) if against == "torch" else None
-    seeds = {name: _cotangent(rng, outputs[name]) for name in seeded if twin is None or name in twin.outputs}
-    cotangents = {name: np.where(np.isfinite(outputs[name]), seed, 0.0) for name, seed in seeds.items()}
-    unseeded = {name: np.zeros(outputs[name].shape) for name in seeded if name not in seeds}
-    ours = _gradients(backward, example, {**cotangents, **unseeded}, measure)
-    scale = sum(float(np.sum(np.abs(np.where(c != 0, outputs[n] * c, 0.0)))) for n, c in cotangents.items())
-    found = []
+    known = seeded if twin is None else twin.outputs
+    cotangents = {name: _cotangent(rng, outputs[name]) for name in seeded if name in known}
+    zeros = {name: np.zeros(outputs[name].shape) for name in seeded}
+    ours = _gradients(backward, example, {**zeros, **cotangents}, measure)
+    scale = _scale(outputs, cotangents)
     if twin is not None:
         others = twin.backward(cotangents)
-        found += [_compare(name, ours[name], others[name], None, scale) for name in ours]
+        found = [_compare(name, ours[name], others[name], None, scale) for name in ours]
     else:
-        for name, gradient in ours.items():
-            measured = _jacobian(run, example, name, cotangents, measure)
-            product = measured.entries @ np.concatenate([np.ravel(c) for c in cotangents.values()])
-            found.append(_compare(name, gradient, product.reshape(example.point[name].shape), measured, scale))
+        jacobians = {name: _jacobian(run, example, name, cotangents, measure) for name in ours}
+        found = [
+            _compare(name, ours[name], _times(measured, cotangents, example.point[name]), measured, scale)
+            for name, measured in jacobians.items()
+        ]
     found += [Gradient(name, "refused", reason=reason) for name, reason in refused.items()]
     nodes = tuple(printer.to_text(node).strip() for node in backward.graph.node)
     executor = f"{run.name.split()[0]} in {'float64' if measure.double else 'float32'}"
@@ -340,7 +340,14 @@ def _backward(example: Example, seeded: Sequence[str]) -> tuple[ModelProto, dict
 
 
 def _cotangent(rng: np.random.Generator, y: np.ndarray) -> np.ndarray:
-    return np.round(rng.uniform(0.1, 1.0, np.shape(y)) * rng.choice([-1, 1], np.shape(y)), 2)
+    """Numbers that can be read, of either sign; zeros where the output is infinite or none."""
+    drawn = np.round(rng.uniform(0.1, 1.0, np.shape(y)) * rng.choice([-1, 1], np.shape(y)), 2)
+    return np.where(np.isfinite(y), drawn, 0.0)
+
+
+def _scale(outputs: Arrays, cotangents: Arrays) -> float:
+    """The sum of |y| · |dy|."""
+    return sum(float(np.sum(np.abs(np.where(c != 0, outputs[n] * c, 0.0)))) for n, c in cotangents.items())
 
 
 def _gradients(backward: ModelProto, example: Example, cotangents: Arrays, measure: Measure) -> Arrays:
@@ -361,6 +368,11 @@ def _jacobian(run: Executor, example: Example, name: str, cotangents: Arrays, me
         return np.concatenate([np.ravel(np.where(np.isfinite(outputs[n]), outputs[n], 0.0)) for n in cotangents])
 
     return jacobian(function, example.point[name], measure.step, measure.bent)
+
+
+def _times(measured: Jacobian, cotangents: Arrays, x: np.ndarray) -> np.ndarray:
+    """The product of a Jacobian and the cotangents, in the shape of the input."""
+    return (measured.entries @ np.concatenate([np.ravel(c) for c in cotangents.values()])).reshape(x.shape)
 
 
 def _compare(name: str, ours: np.ndarray, other: np.ndarray, measured: Jacobian | None, scale: float) -> Gradient:

@@ -24,8 +24,8 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Caution, UsageError, suggest
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.modules import modules_around
-from onnxgrad_cli.ir.nodes import FORWARD, reads
+from onnxgrad_cli.ir.modules import module_path
+from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import Shape, dtype_of, is_float, shape_of
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.options import AdaptationOptions, LoraSpec
@@ -206,7 +206,7 @@ class _Weight:
     @property
     def modules(self) -> list[str]:
         """The paths of the modules that read it, with dots: the innermost of each reader."""
-        return [path.replace("/", ".") for reader in self.readers for path in _modules(reader.node)[-1:]]
+        return [path for reader in self.readers if (path := module_path(reader.node))]
 
 
 def _weight(graph: Graph, uses: Uses, values: Sequence[str]) -> _Weight:
@@ -216,11 +216,6 @@ def _weight(graph: Graph, uses: Uses, values: Sequence[str]) -> _Weight:
     same = all(shape_of(graph.types[value]) == shape_of(value_type) for value in values)
     readers = [reader for _, own in views for reader in own]
     return _Weight((same and shape_of(value_type)) or (), dtype_of(value_type), [name for name, _ in views], readers)
-
-
-def _modules(node: NodeProto) -> tuple[str, ...]:
-    """Those of a node, or of the node of the file that it is a part of."""
-    return modules_around(node, next((entry.value for entry in node.metadata_props if entry.key == FORWARD), None))
 
 
 def views_of(uses: Uses, name: str, transposed: bool = False) -> Iterator[tuple[str, list[Reader]]]:

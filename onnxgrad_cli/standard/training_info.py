@@ -8,7 +8,7 @@ Source: the comments on TrainingInfoProto in onnx.proto.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -193,11 +193,7 @@ class _Algorithm:
                 algorithm.node.append(node)
                 self._write(algorithm.node[-1])
         self._write_outputs(trained, inference, algorithm)
-        own = {name for node in algorithm.node for name in node.output}
-        for value in trained.value_info:
-            if self.names.get(value.name, value.name) in own:
-                algorithm.value_info.append(value)
-                algorithm.value_info[-1].name = self.names.get(value.name, value.name)
+        self._write_types(trained, algorithm)
 
     def _shares_tensor(self, tensor: TensorProto) -> bool:
         computed = tensor.name in self._made  # a constant node, or one of constants that was folded
@@ -236,6 +232,14 @@ class _Algorithm:
                 algorithm.node[-1].name = self.fresh(f"{name}/Identity")
             algorithm.output.append(value)
             algorithm.output[-1].name = self.names.get(value.name, value.name)
+
+    def _write_types(self, trained: GraphProto, algorithm: GraphProto) -> None:
+        own = {name for node in algorithm.node for name in node.output}
+        for value in trained.value_info:
+            name = self.names.get(value.name, value.name)
+            if name in own:
+                algorithm.value_info.append(value)
+                algorithm.value_info[-1].name = name
 
 
 def _equal(node: NodeProto, other: NodeProto) -> bool:
@@ -387,28 +391,34 @@ def step_model(model: ModelProto, index: int, keep_outputs: bool = False) -> Mod
     for field in ("node", "initializer", "sparse_initializer", "input", "value_info", "quantization_annotation"):
         getattr(step.graph, field).extend(getattr(info.algorithm, field))
     updates = {pair.key: pair.value for pair in info.update_binding}
-    own = list(step.graph.output)
-    del step.graph.output[:]
-    step.graph.output.extend(info.algorithm.output)
     said = {entry.key: entry.value for entry in info.algorithm.metadata_props}
-    known, needed = {value.name for value in info.algorithm.output}, {*updates.values(), *_described_outputs(said)}
-    step.graph.output.extend(
-        value for value in own if value.name not in known and (keep_outputs or value.name in needed)
-    )
+    needed = {value.name for value in step.graph.output} if keep_outputs else set()
+    _join_outputs(step.graph, info.algorithm, {*needed, *updates.values(), *_described_outputs(said)})
     graph = Graph(step)
     name_nodes(graph)
     requests = [xs_zs_y(node) for node in graph.nodes if is_gradient(node)]
     graph.remove_unused(keep=[name for xs, zs, y in requests for name in (*xs, *zs, y)])
     _declare_variables(graph, model, updates)
     graph.drop_unread(list(graph.initializers))
-    if ROLES not in said:
-        inputs = {name: "state" if name in graph.initializers else "model input" for name in graph.input_names}
-        replaced = {value: name for name, value in updates.items()}
-        roles = {name: ("next state", replaced[name]) if name in replaced else ("kept output", "")
-                 for name in graph.output_names}  # fmt: skip
-        said = {ROLES: _roles(inputs, roles)}
-    _describe(step, said)
+    _describe(step, said if ROLES in said else {ROLES: _roles_of_step(graph, updates)})
     return graph.commit()
+
+
+def _join_outputs(graph: GraphProto, algorithm: GraphProto, needed: Set[str]) -> None:
+    """The outputs of a step: the algorithm's, then those of the inference graph's other ones that are needed."""
+    known = {value.name for value in algorithm.output}
+    own = [value for value in graph.output if value.name in needed and value.name not in known]
+    del graph.output[:]
+    graph.output.extend([*algorithm.output, *own])
+
+
+def _roles_of_step(graph: Graph, updates: Mapping[str, str]) -> str:
+    """What a step says of its inputs and outputs where nobody but its bindings does."""
+    inputs = {name: "state" if name in graph.initializers else "model input" for name in graph.input_names}
+    replaced = {value: name for name, value in updates.items()}
+    outputs = {name: ("next state", replaced[name]) if name in replaced else ("kept output", "")
+               for name in graph.output_names}  # fmt: skip
+    return _roles(inputs, outputs)
 
 
 def _described_outputs(said: Mapping[str, str]) -> list[str]:

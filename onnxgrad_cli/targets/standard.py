@@ -47,6 +47,13 @@ def call(graph: Graph, node: NodeProto, function: FunctionProto, attributes: Map
         graph.use_domain(function.domain)
 
 
+def _uncall(node: NodeProto) -> None:
+    """Make of a function's call the operator that it stands for."""
+    node.ClearField("domain")
+    for attribute in [a for a in node.attribute if a.name.startswith(OWN)]:
+        node.attribute.remove(attribute)
+
+
 def is_targeted(model: ModelProto) -> bool:
     """Whether functions compute some of a model's nodes for a target."""
     return any(function.domain.startswith(DOMAIN) for function in model.functions)
@@ -62,12 +69,15 @@ def to_standard(model: ModelProto, nodes: Iterable[NodeProto] | None = None) -> 
     held = list(model.graph.node if nodes is None else nodes)
     for node in held:
         if node.domain.startswith(DOMAIN):
-            node.ClearField("domain")
-            for attribute in [a for a in node.attribute if a.name.startswith(OWN)]:
-                node.attribute.remove(attribute)
+            _uncall(node)
+    _forget_functions(model, held)
+
+
+def _forget_functions(model: ModelProto, nodes: list[NodeProto]) -> None:
+    """Remove the functions that targets have brought, and the domains that no other node is of."""
     functions = [function for function in model.functions if function.domain.startswith(DOMAIN)]
     gone = {name for f in functions for name in (f.domain, *(entry.domain for entry in f.opset_import)) if name}
-    gone.difference_update(node.domain for node in with_bodies(held if gone else ()))
+    gone.difference_update(node.domain for node in with_bodies(nodes if gone else ()))
     for function in functions:
         model.functions.remove(function)
     for entry in [entry for entry in model.opset_import if entry.domain in gone]:

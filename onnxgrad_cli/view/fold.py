@@ -109,17 +109,15 @@ class _Folding:
         if len(units) == 1:
             return self.without_gradient(units[0])
         inside = [box for unit in units for box in boxes(unit)]
-        nodes = [box for box in inside if box.nodes]
         kinds: dict[Kind, list[Box]] = defaultdict(list)
-        for box in nodes:
+        for box in filter(_is_node, inside):
             kinds[_folded_kind(box)].append(box)
-        title = visible(key[-1]) if isinstance(key, tuple) else f"{nodes[0].title} … {nodes[-1].title}"
-        titles = {kind: title for kind in kinds}
-        if Kind.BACKWARD in kinds and any(isinstance(unit, Group) for unit in units):
+        title = _title(key, inside)
+        titles = dict.fromkeys(kinds, title)
+        if any(isinstance(unit, Group) for unit in units):
             titles[Kind.BACKWARD] = f"gradient of {title}"
         folded = tuple(self.box(kind, titles[kind], found) for kind, found in kinds.items())
-        values = [box for box in inside if not box.nodes]
-        self.became.update((box.key, folded[0].key) for box in values)
+        self.became.update((box.key, folded[0].key) for box in filter(_is_value, inside))
         return folded[0] if len(folded) == 1 else Group(f"u{folded[0].key}", "", None, folded, beside=True)
 
     def without_gradient(self, unit: Part) -> Part:
@@ -179,6 +177,14 @@ class _Folding:
             and len({unit[other] for other in found}) == 1
             and folded.issuperset(found)
         }
+
+
+def _title(key: Key, inside: Sequence[Box]) -> str:
+    """What several units are called: as the module that they are of, or else from the first node to the last."""
+    if isinstance(key, tuple):
+        return visible(key[-1])
+    titles = [box.title for box in inside if box.nodes]
+    return f"{titles[0]} … {titles[-1]}"
 
 
 def _is_value(part: Part) -> bool:

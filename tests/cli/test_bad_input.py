@@ -296,7 +296,7 @@ def test_data_that_do_not_fit(shell: Shell) -> None:
 
     np.savez("d.npz", zz=np.zeros(3))
     build = ("build", "mlp.onnx", *BUILD, "--test-data")
-    refused(shell, 2, "no input of the training model is called 'zz'", command=(*build, "d.npz"))
+    refused(shell, 2, "no input of the model is called 'zz'", command=(*build, "d.npz"))
     refused(shell, 1, "no such file: 'gone.npz'", command=(*build, "gone.npz"))
     refused(shell, 1, "can't be read as an .npz file", command=(*build, "mlp.onnx"))
     for name, content in (("cut.npz", b"PK\x03\x04 cut short"), ("none.npz", b"")):
@@ -526,7 +526,7 @@ def test_interrupted_while_it_waits_for_stdin(shell: Shell) -> None:
         [*PROGRAM, "build", "-", *BUILD], stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment()
     )
     assert process.stdin and process.stderr
-    process.stdin.write(bytes(1 << 17))  # more than a pipe holds: now it reads
+    process.stdin.write(b"\x08" * (1 << 17))  # more than a pipe holds: now it reads
     process.stdin.flush()
     time.sleep(0.5)  # now it waits for more; between two reads Python would hear of the signal after the next one
     process.send_signal(signal.SIGINT)

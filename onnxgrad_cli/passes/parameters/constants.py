@@ -12,7 +12,7 @@ import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
@@ -97,12 +97,24 @@ def _within(name: str, node: NodeProto, position: int) -> list[tuple[NodeProto, 
 
 def settings(graph: Graph) -> dict[str, str]:
     """The values that are read as settings only -> as which, before definitions take the place of operators."""
-    found = {}
-    for name, uses in graph.uses().items():
-        reasons = [SETTINGS.get((node.op_type, position), "") for node, position in uses]
-        if all(reasons):
-            found[name] = reasons[0]
-    return found
+    return {name: setting for name, uses in graph.uses().items() if (setting := _setting(uses))}
+
+
+def _setting(uses: Iterable[tuple[NodeProto, int]]) -> str:
+    """As which setting a tensor is read by all these uses, by the first of them; "" where not all read a setting."""
+    found = [SETTINGS.get((node.op_type, position), "") for node, position in uses]
+    return found[0] if found and all(found) else ""
+
+
+def _tests(reached: list[tuple[NodeProto, int]]) -> formulas.Tests:
+    """The formulas that the values of a tensor are tested for, by where it is read."""
+    tests = formulas.ANYWHERE
+    products = {(node.op_type, position) for node, position in reached if node.op_type in PRODUCTS}
+    if reached and not any(position > 0 or op_type == "Einsum" for op_type, position in products):
+        tests += formulas.ELEMENTWISE
+    if products:
+        tests += formulas.MULTIPLIED
+    return tests
 
 
 class ConstantRoles:
@@ -128,8 +140,8 @@ class ConstantRoles:
         reasons = [self._at(name, *use) for use in uses]
         if name in self.graph.settings:
             return self.graph.settings[name]
-        if uses and all(SETTINGS.get((node.op_type, position)) for node, position in uses):
-            return reasons[0]
+        if setting := _setting(uses):
+            return setting
         if name in self.said.learned:
             found = self._formula(name, formulas.TRIGONOMETRIC)
             return found and f"{found} {BY_NAME}"
@@ -193,13 +205,10 @@ class ConstantRoles:
 
     def _by_place(self, name: str, reached: list[tuple[NodeProto, int]]) -> str:
         """Why a tensor is a constant by where it is read, behind views and tables of it, or ""."""
-        places = [SETTINGS.get((node.op_type, position), "") for node, position in reached]
-        if places and all(places):
-            return places[0]
-        if reached and all(self._is_start(*use) for use in reached):
-            values = self._values(name)
-            if values is not None and not np.any(values):
-                return f"a start state of zeros {BY_NAME}"
+        if setting := _setting(reached):
+            return setting
+        if self._is_start_of_zeros(name, reached):
+            return f"a start state of zeros {BY_NAME}"
         if self._is_frequency(name):
             return f"a table of frequencies before Sin or Cos {BY_NAME}"
         if reached and all(self._is_paced(*use) for use in reached) and self._formula(name, formulas.SLOPES):
@@ -222,6 +231,12 @@ class ConstantRoles:
                     elif use[1] >= 0 and node.output[0] not in seen:
                         seen.add(node.output[0])
                         names.append(node.output[0])
+
+    def _is_start_of_zeros(self, name: str, reached: list[tuple[NodeProto, int]]) -> bool:
+        if not reached or not all(self._is_start(*use) for use in reached):
+            return False
+        values = self._values(name)
+        return values is not None and not np.any(values)
 
     def _is_start(self, node: NodeProto, position: int) -> bool:
         """Whether a recurrent network starts from what it reads there: an operator, or its first step written out."""
@@ -306,18 +321,8 @@ class ConstantRoles:
         """Why a tensor is a constant by its values, or ""."""
         if any((node.op_type, at) in WEIGHTS or self._is_bias(name, node, at) for node, at in reached):
             return ""
-        products = {
-            node.op_type in PRODUCTS and (position > 0 or node.op_type == "Einsum") for node, position in reached
-        }
-        tests = formulas.ANYWHERE
-        if products == {False}:
-            tests += formulas.ELEMENTWISE
-        if any(node.op_type in PRODUCTS for node, _ in reached):
-            tests += formulas.MULTIPLIED
-        found = self._formula(name, tests)
-        if found == formulas.WHOLE and any(
-            node.op_type == "QuantizeLinear" for node, _ in self.graph.uses().get(name, ())
-        ):
+        found = self._formula(name, _tests(reached))
+        if found == formulas.WHOLE and self._is_quantized(name):
             found = ""  # a weight in steps of a quantizer, whose scale is multiplied in later
         if found == formulas.WHOLE:
             self._doubt(name, "holds whole numbers, as strides, anchors and counts are")
@@ -327,6 +332,9 @@ class ConstantRoles:
             self.by_values.add(name)
             return f"{found} {BY_NAME}"
         return ""
+
+    def _is_quantized(self, name: str) -> bool:
+        return any(node.op_type == "QuantizeLinear" for node, _ in self.graph.uses().get(name, ()))
 
     def _formula(self, name: str, tests: formulas.Tests) -> str:
         values = self._values(name)

@@ -8,7 +8,7 @@ them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from onnx import NodeProto
 
@@ -45,34 +45,45 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
     tied = _tied(graph, training.predictions)
     known = known_as(graph.nodes, floats) if options.train or options.freeze else None
     asked = matching(options.train, floats, "`train`", "float weights", known)
-    by_name = [name for name in asked if any(matches(name, pattern) for pattern in options.train)]
+    by_name = _by_name(asked, options.train)
     frozen = dict.fromkeys(matching(options.freeze, floats, "`freeze`", "float weights", known), "frozen by `freeze`")
-    inputs = [name for name in training.inputs if is_float(graph.types.get(name))]
-    training.grad_of_input = matching(options.grad_of_input, inputs, "`grad_of_input`", "float inputs")
+    training.grad_of_input = matching(
+        options.grad_of_input, _inputs(graph, training), "`grad_of_input`", "float inputs"
+    )
     unfit = _unfit(graph, training, floats, tied, set(by_name))
     fit = [name for name in floats if name not in unfit and name not in frozen]
     chosen = {*asked, *presets.chosen(graph, options, training.predictions, fit)}
-    choices = _choices(options)
-    not_chosen: dict[str, str] = {}
     if options.lora:
         training.adaptable = [name for name in fit if name not in chosen]
-        not_chosen = dict.fromkeys(training.adaptable, "frozen: adapters are trained instead")
-    elif choices:
-        not_chosen = dict.fromkeys(set(floats) - chosen, f"not named by {choices}")
-    reasons = {**unfit, **not_chosen, **frozen}
+    reasons = {**unfit, **_not_chosen(options, training.adaptable, set(floats) - chosen), **frozen}
     training.not_trained.update((name, reasons[name]) for name in floats if name in reasons)
     training.trained = [name for name in floats if name not in reasons]
     _refuse_untied(training.predictions, set(by_name) - tied - frozen.keys(), by_name)
     training.cautions.extend(_shared(graph, set(training.trained)))
     training.not_trained.update(dict.fromkeys(_quantized(graph), QUANTIZED))
-    adapted = training.adaptable or (options.lora and quantized_matrices(graph))
-    if not training.trained and not adapted and not training.grad_of_input:
+    if not _is_any(graph, options, training):
         raise _nothing(graph, floats, training)
 
 
 def _weights(graph: Graph) -> list[str]:
     """The float initializers that the model had."""
     return [name for name in graph.initializers if is_float(graph.types[name]) and not graph.added(name)]
+
+
+def _inputs(graph: Graph, training: SelectionRecord) -> list[str]:
+    """The float inputs that the model had."""
+    return [name for name in training.inputs if is_float(graph.types.get(name))]
+
+
+def _by_name(names: list[str], patterns: Iterable[str]) -> list[str]:
+    """Those of `names` that a pattern matches as they are, not as what reads them is called."""
+    return [name for name in names if any(matches(name, pattern) for pattern in patterns)]
+
+
+def _is_any(graph: Graph, options: SelectionOptions, training: SelectionRecord) -> bool:
+    """Whether there is anything to differentiate with respect to: weights, what adapters stand beside, or inputs."""
+    adapted = training.adaptable or (options.lora and quantized_matrices(graph))
+    return bool(training.trained or adapted or training.grad_of_input)
 
 
 def _refuse_untied(predictions: list[str], untied: set[str], asked: list[str]) -> None:
@@ -93,21 +104,30 @@ def _unfit(
     """Those of `floats` that can't be trained, or have not been asked for and are constants by role, and why."""
     reached = _tied(graph, training.predictions, reads) if any(registry.all_stopped()) else tied
     roles = ConstantRoles(graph)
-    reasons: dict[str, str] = {}
-    for name in floats:
+
+    def reason(name: str) -> str:
         if name in training.state:
-            reasons[name] = f"a running statistic: '{training.state[name]}' is its next value"
-        elif name not in tied and name in reached:
-            reasons[name] = "gradients stop at the operands through which it reaches the loss"
-        elif name not in tied:
-            reasons[name] = "no differentiable path ties it to the loss"
-        elif name not in asked:
-            reasons[name] = roles.reason(name)
-    if all(reasons.get(name) for name in floats):  # a formula may be how somebody has filled the only weights there are
+            return f"a running statistic: '{training.state[name]}' is its next value"
+        if name in tied:
+            return "" if name in asked else roles.reason(name)
+        if name in reached:
+            return "gradients stop at the operands through which it reaches the loss"
+        return "no differentiable path ties it to the loss"
+
+    reasons = {name: reason(name) for name in floats}
+    if all(reasons.values()):  # a formula may be how somebody has filled the only weights there are
         reasons = {name: reason for name, reason in reasons.items() if name not in roles.by_values}
     doubts = {name: text for name, text in roles.doubts.items() if name not in roles.by_values or name in reasons}
     training.cautions.extend(Caution("note", name, text) for name, text in doubts.items())
     return {name: reason for name, reason in reasons.items() if reason}
+
+
+def _not_chosen(options: SelectionOptions, adaptable: list[str], others: set[str]) -> dict[str, str]:
+    """The weights that are left alone because options name others or ask for adapters, and why."""
+    if options.lora:
+        return dict.fromkeys(adaptable, "frozen: adapters are trained instead")
+    choices = _choices(options)
+    return dict.fromkeys(others, f"not named by {choices}") if choices else {}
 
 
 def _choices(options: SelectionOptions) -> str:
