@@ -40,7 +40,7 @@ def tell_death(message: str, hint: str, stack: str) -> None:
 
     console = Console(sys.argv[1:])
     if console.traceback:
-        print(stack, file=sys.stderr)
+        console.trace(stack)
     console.error(message, hint)
     sys.stdout.flush()
 
@@ -50,14 +50,15 @@ def main() -> NoReturn:
     gc.disable()  # a build only builds up, and ends: looking for cycles in it takes a third of the time
     code = 130
     try:
+        from onnxgrad_cli.common.streams import prepare
+
+        prepare()
         if hasattr(signal, "sigwaitinfo"):
             from onnxgrad_cli.common.supervision import watch_over_a_child
 
             watch_over_a_child(tell_death)
         from onnxgrad_cli.cli import run
-        from onnxgrad_cli.cli.streams import prepare
 
-        prepare()
         code = run(sys.argv[1:])
     except KeyboardInterrupt:  # before or after the command
         print("error: interrupted", file=sys.stderr)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 import click
@@ -24,11 +25,11 @@ from onnxgrad_cli.cli.losses import losses
 from onnxgrad_cli.cli.ops import ops
 from onnxgrad_cli.cli.optimizers import optimizers
 from onnxgrad_cli.cli.passes import passes
-from onnxgrad_cli.cli.streams import abandon, is_of_a_stream
 from onnxgrad_cli.cli.train import train
 from onnxgrad_cli.cli.tune import tune
 from onnxgrad_cli.cli.verify_op import verify_op
 from onnxgrad_cli.cli.view import view
+from onnxgrad_cli.common.streams import abandon, is_of_a_stream
 from onnxgrad_cli.common.visible import visible_lines
 
 EXIT_CODES = """\b
@@ -134,7 +135,9 @@ def run(arguments: Sequence[str]) -> int:
 def _run(console: Console, arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code, having told its error."""
     try:
-        return _invoke(console, arguments)
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, category, *_: console.say(f"{category.__name__}: {message}", 1)
+            return _invoke(console, arguments)
     except click.exceptions.NoArgsIsHelpError as error:
         console.help(error.format_message())
         return error.exit_code

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 import click
 
 from onnxgrad_cli.cli.failures import chain
-from onnxgrad_cli.cli.streams import abandon
 from onnxgrad_cli.common import strict_json
+from onnxgrad_cli.common.streams import abandon
 from onnxgrad_cli.common.visible import visible, visible_lines
 from onnxgrad_cli.common.wording import in_flags
 
@@ -91,6 +91,12 @@ class Console:
         """Print on stderr how a command is to be called."""
         _narrate(visible_lines(text))
 
+    def trace(self, stack: str) -> None:
+        """Print where something happened; files are told from the folders of Python's modules, which say whose."""
+        for folder in sorted({*sys.path, os.path.expanduser("~")} - {""}, key=len, reverse=True):
+            stack = stack.replace(f"{folder.rstrip(os.sep)}{os.sep}", "")
+        _narrate(visible_lines(stack))
+
     def error(
         self,
         message: str,
@@ -112,7 +118,7 @@ class Console:
         """
         raised = sys.exc_info()[1]
         if self.traceback and raised is not None:
-            _narrate(_traceback(raised))
+            self.trace(_traceback(raised))
         message, hint = in_flags(message), hint and in_flags(hint)
         refusals = [in_words(refusal) for refusal in refusals]
         hints = dict.fromkeys(text for text in (hint, *(r.hint for r in refusals)) if text)
@@ -161,15 +167,12 @@ def _narrate(text: str, head: str = "") -> None:
 
 
 def _traceback(error: BaseException) -> str:
-    """Where an error was raised, and before it what led to it; files are told from the folders of Python's modules."""
+    """Where an error was raised, and before it what led to it."""
     lines = ["Traceback (most recent call last):"]
     for each in reversed(list(chain(error))):
         frames = visible_lines("".join(traceback.format_tb(each.__traceback__)))
         lines.append(f"{frames}{type(each).__name__}: {visible(str(each))}")
-    text = "\n".join(lines)
-    for folder in sorted({*sys.path, os.path.expanduser("~")} - {""}, key=len, reverse=True):
-        text = text.replace(f"{folder.rstrip(os.sep)}{os.sep}", "")
-    return text
+    return "\n".join(lines)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

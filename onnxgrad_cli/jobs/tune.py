@@ -14,7 +14,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from onnxgrad_cli.autodiff.kernel_variants import TABLE, VariantChoice, load_tuned
 from onnxgrad_cli.builder import TrainingModel
-from onnxgrad_cli.common import strict_json
+from onnxgrad_cli.common import checks, strict_json
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.compat.random_feed import random_feed
 from onnxgrad_cli.derivatives.kinds import derive
@@ -86,10 +86,12 @@ def run_tune(
         What was measured, and the file.
 
     Raises:
-        UsageError: a file would be replaced that holds no choices.
+        UsageError: a file would be replaced that holds no choices, or so many threads make no sense.
         UnsupportedError: the model can't be differentiated.
         OnnxgradError: the model can't be read, a file can't be written, or two forms compute different gradients.
     """
+    if threads is not None:
+        checks.threads(threads)
     options = replace(options or Options(), tuned={})
     if options.target != STANDARD:
         raise UsageError(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
+from onnxgrad_cli.common.checks import is_number
 from onnxgrad_cli.common.visible import visible
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -43,9 +44,17 @@ class Curve:
     def of(log: Iterable[Mapping[str, Any]]) -> Curve:
         """The curve in the lines of a log."""
         lines = list(log)
-        steps = [(line["step"], line["loss"]) for line in lines if "rate" in line]
-        judged = [(line["step"], line["val_loss"]) for line in lines if "val_loss" in line]
-        return Curve(steps, [point for point in judged if point[1] is not None and math.isfinite(point[1])])
+        return Curve(
+            list(_points((line for line in lines if "rate" in line), "loss")), list(_points(lines, "val_loss"))
+        )
+
+
+def _points(lines: Iterable[Mapping[str, Any]], name: str) -> Iterator[Point]:
+    """The points of what is called so, in the lines that have a number for it; a log may be damaged."""
+    for line in lines:
+        step, value = line.get("step"), line.get(name)
+        if is_number(step) and is_number(value):
+            yield step, value  # type: ignore[misc]
 
 
 def blocks(values: Sequence[float], columns: int = 60) -> str:

@@ -141,7 +141,7 @@ class _Folding:
         """The drawing with `root`, without the values that only one folded part knows: its box counts them."""
         tensors: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
         for edge in self.old.edges:
-            ends = (self.became.get(edge.source, edge.source), self.became.get(edge.target, edge.target))
+            ends = (self.now(edge.source), self.now(edge.target))
             if ends[0] != ends[1]:
                 tensors[ends].update(dict.fromkeys(edge.tensors))
         hosts = self.hosts(root, tensors)
@@ -154,6 +154,12 @@ class _Folding:
             if edge.source in made:
                 made[edge.source].update(dict.fromkeys(edge.tensors))
         return replace(self.old, root=_finished(root, hosts, counts, made), edges=tuple(edges))
+
+    def now(self, key: str) -> str:
+        """The box that a box went into: a body's may have gone into one that went into another itself."""
+        while (other := self.became.get(key, key)) != key:
+            key = other
+        return key
 
     def hosts(self, root: Group, ends: Mapping[tuple[str, str], object]) -> dict[str, str]:
         """Each weight, constant, state or gradient that only one folded part touches -> that part's first box."""

@@ -191,6 +191,7 @@ class _LayerGraph:
                     self.below[one].append(other)
                     self.above[other].append(one)
             self.chains[a, b] = between if upper == a else between[::-1]
+        self.layers = [layer for layer in self.layers if layer]  # a body may be empty
 
 
 def _ranks(order: Sequence[str], pairs: Iterable[Pair]) -> dict[str, int]:

@@ -46,14 +46,22 @@ def draw(model: ModelProto, path: Path | None = None) -> Drawing:
         model: any valid model.
         path: the file it was read from.
     """
-    bare = Graph(model, path).skeleton()
-    mend(bare)
-    typed = onnx.shape_inference.infer_shapes(bare)
     reader = _Reader(model)
-    parts = reader.container(model.graph, typed.graph, _Scope({}, {}), Kind.FORWARD)
+    parts = reader.container(model.graph, _typed(model, path), _Scope({}, {}), Kind.FORWARD)
     name = model.graph.name or (path.stem if path else "model")
     edges = tuple(Edge(*ends, tuple(tensors)) for ends, tensors in reader.edges.items())
     return Drawing(visible(name), Group("model", "", None, tuple(parts), container=True), edges, reader.inline)
+
+
+def _typed(model: ModelProto, path: Path | None) -> GraphProto:
+    """The graph with the types that can be inferred; what calls a function has none, for functions may double."""
+    bare = Graph(model, path).skeleton()
+    mend(bare)
+    del bare.functions[:]
+    try:
+        return onnx.shape_inference.infer_shapes(bare).graph
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, ValueError):
+        return bare.graph  # a model that contradicts itself can be looked at
 
 
 class _Scope:
@@ -297,6 +305,8 @@ def details(node: NodeProto) -> str:
 
 
 def _attribute(attribute: AttributeProto) -> str:
+    if attribute.ref_attr_name:
+        return short(f"{attribute.name} = @{attribute.ref_attr_name}")
     value = onnx.helper.get_attribute_value(attribute)
     if isinstance(value, TensorProto):
         text = _values(value) if not is_external(value) and np.prod(value.dims) <= INLINE else _tensor(value)
@@ -331,6 +341,8 @@ def _is_constant(tensor: TensorProto) -> bool:
 def _inline(node: NodeProto) -> str | None:
     """The values of a small Constant node; None for any other node."""
     if node.op_type != "Constant" or not is_standard(node.domain) or len(node.attribute) != 1:
+        return None
+    if node.attribute[0].ref_attr_name:
         return None
     value = onnx.helper.get_attribute_value(node.attribute[0])
     if isinstance(value, TensorProto):

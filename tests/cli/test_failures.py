@@ -1,0 +1,181 @@
+"""What an error is to the user, whatever it was raised from; and an interrupt at any moment."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnxgrad_cli.cli.failures import failure
+from onnxgrad_cli.errors import OnnxgradError, UsageError
+from tests.cli_harness import MLP, Shell, save
+
+HOME = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    save(MLP, tmp_path / "mlp.onnx")
+    return Shell(tmp_path, capsys)
+
+
+def raised(error: BaseException, cause: BaseException | None = None, hidden: bool = False) -> BaseException:
+    """The error as it is when it was raised while its cause was handled."""
+    try:
+        try:
+            raise cause or error
+        except BaseException as first:
+            if cause is None:
+                raise
+            raise error from (None if hidden else first)
+    except BaseException as found:
+        return found
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        raised(MemoryError()),
+        raised(np._core._exceptions._ArrayMemoryError((2**40,), np.dtype(float))),  # type: ignore[attr-defined]
+        raised(UsageError("'d.npz' is damaged"), MemoryError()),
+        raised(OnnxgradError("'m.onnx' can't be decoded"), MemoryError(), hidden=True),
+        raised(RuntimeError("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : std::bad_alloc")),
+        raised(OnnxgradError("the step fails: Failed to allocate memory for requested buffer of size 99")),
+    ],
+)
+def test_memory_that_ends_is_told_as_such(error: BaseException) -> None:
+    found = failure(error)
+    assert (found.message, found.code) == ("not enough memory", 1) and "smaller" in (found.hint or "")
+
+
+def test_nesting_that_is_too_deep() -> None:
+    for error in (RecursionError("maximum recursion depth exceeded"), raised(KeyError("x"), RecursionError())):
+        assert failure(error).message == "what was given is nested too deeply"
+    assert failure(raised(UsageError("no such weight"), RecursionError())).message == "no such weight"
+
+
+def test_end_of_a_file_is_no_interrupt(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """click takes an EOFError, as numpy raises it, for the end of what is typed."""
+    from onnxgrad_cli.jobs import build
+
+    def fail(*_: object, **__: object) -> None:
+        raise EOFError("No data left in file")
+
+    monkeypatch.setattr(build, "run_build", fail)
+    result = shell("build", "mlp.onnx")
+    assert result.code == 1 and "internal: EOFError: No data left in file" in result.err
+
+
+def test_a_full_memory_ends_a_command(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    from onnxgrad_cli.jobs import build
+
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(build, "run_build", fail)
+    result = shell("build", "mlp.onnx", "--json")
+    assert result.code == 1 and result.json["error"]["message"] == "not enough memory"
+
+
+def test_warnings_are_narrated(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """numpy's and other libraries', which go past the console and name files of theirs."""
+    import warnings
+
+    from onnxgrad_cli.jobs import build
+
+    original = build.run_build
+
+    def warn(*arguments: object, **how: object) -> object:
+        warnings.warn("overflow\x1b[31m", RuntimeWarning, stacklevel=1)
+        return original(*arguments, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(build, "run_build", warn)
+    command = ("build", "mlp.onnx", "--no-verify", "--no-report")
+    assert "overflow" not in shell(*command).err
+    assert "RuntimeWarning: overflow\\x1b[31m\n" in shell(*command, "-v").err
+
+
+def test_names_of_files_that_are_no_text(shell: Shell) -> None:
+    name = "\udcff\x1b\u202e.onnx"
+    os.rename("mlp.onnx", name)
+    result = shell("build", name, "--report", "r.json", "--report", "r.md", "--json", "--no-verify")
+    assert result.code == 0, result.err
+    assert r"\udcff\x1b\u202e" in result.err and r"\udcff\x1b\u202e" in Path("r.md").read_text()
+    assert result.json["asked"]["model"] == name
+
+
+def test_links_that_lead_to_themselves(shell: Shell) -> None:
+    for name in ("loop", "loop.npz", "loop.toml", "loop.py", "loop.onnx"):
+        Path(name).symlink_to(name)
+    build = ("build", "mlp.onnx", "--no-verify", "--no-report")
+    for command in (
+        ("build", "loop.onnx"), ("view", "loop.onnx"), ("check", "loop.onnx"),
+        ("export", "loop", "--model", "mlp.onnx"),
+        (*build, "-o", "loop"), (*build, "-o", "loop/x.onnx"), (*build, "--report", "loop.json"),
+        (*build, "--test-data", "loop.npz", "--verify"), (*build, "--config", "loop.toml"),
+        (*build, "--rules", "loop.py"), (*build, "--tuned", "loop.toml"), (*build, "--dump-passes", "loop"),
+        (*build, "--artifacts", "loop"), (*build, "--loss", "loop.onnx"), ("tune", "mlp.onnx", "-o", "loop.toml"),
+        ("train", "mlp.onnx", "--data", "loop.npz"), ("train", "mlp.onnx", "--data", "loop"),
+        ("view", "mlp.onnx", "-o", "loop.svg", "--force"), ("derive", "mlp.onnx", "-o", "loop"),
+    ):  # fmt: skip
+        result = shell(*command)
+        assert "internal" not in result.err, (command, result.err)
+        assert result.code in (0, 1, 2), (command, result.err)
+
+
+def test_threads_beyond_reason(shell: Shell) -> None:
+    np.savez("d.npz", x=np.zeros((4, 4), np.float32), label=np.zeros((4, 2), np.float32))
+    for command in (("train", "mlp.onnx", "--data", "d.npz"), ("tune", "mlp.onnx")):
+        result = shell(*command, "--threads", "100000")
+        assert result.code == 2 and "--threads" in result.err and "hint: " in result.err
+
+
+# -- interrupts -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send")
+def test_interrupt_during_an_import(tmp_path: Path) -> None:
+    """It waits for the end of the import, and is not lost in it."""
+    (tmp_path / "slow_module.py").write_text(
+        "import signal, time\n"
+        "signal.raise_signal(signal.SIGINT)\n"
+        "try:\n    time.sleep(0.1)\nexcept KeyboardInterrupt:\n    print('in the middle')\n"
+        "print('imported')\n"
+    )
+    program = (
+        "import sys\nfrom onnxgrad_cli import __main__\nfrom onnxgrad_cli import cli\n"
+        "def run(arguments):\n    import slow_module, time\n    time.sleep(5)\n    print('too late')\n"
+        "cli.run = run\n__main__.main()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{HOME}{os.pathsep}{tmp_path}"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, env=environment, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "imported\n", "error: interrupted\n")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_at_any_moment(shell: Shell, number: int) -> None:
+    """After Python itself has started, which answers with a traceback of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(HOME)}
+    ready = "import sys, os; from onnxgrad_cli.__main__ import main; os.write(1, b'.'); main()"
+    command = [sys.executable, "-c", ready, "build", "mlp.onnx", "-o", "t.onnx", "--no-report", "-q"]
+    moments = random.Random(0)
+    for _ in range(6):
+        program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+        assert program.stdout and program.stdout.read(1) == b"."
+        time.sleep(moments.uniform(0, 1.0))
+        program.send_signal(number)
+        error = program.communicate(timeout=60)[1].decode()
+        assert "Traceback" not in error and program.returncode in (0, 130, -number), error
+        assert {path.name for path in Path().iterdir()} <= {"mlp.onnx", "t.onnx"}
