@@ -35,6 +35,10 @@ class UsageError(OnnxgradError):
     exit_code = 2
 
 
+class InternalError(OnnxgradError):
+    """Something is made that can't be: a fault of onnxgrad, or of a model that others refuse too."""
+
+
 @dataclass(frozen=True)
 class Refusal:
     """Why one node can't be differentiated: `reason`, and what to do about it as `hint`."""

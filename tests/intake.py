@@ -82,12 +82,15 @@ class Case:
 
 IMAGE = {"image": (32, 3, 32, 32)}
 
+NO_PAST = ("--dim", "past_sequence_length=0")
+
 CASES = (
     Case("dy_cnn_o23"),
     Case("fp16_ts_cnn_o17"),
     Case("genai_llama_fp32_cpu"),
     Case("genai_llama_int4_cpu"),
     Case("genai_llama_int4_cpu", loss=CAUSAL, data="lm_nopast.npz"),
+    Case("genai_llama_int4_cpu", options=NO_PAST, loss=CAUSAL, data="lm_nopast.npz"),
     Case("genai_phi3_fp16_cpu"),
     Case("genai_qwen3_fp32_cpu"),
     Case("genai_qwen3_int4_cpu"),

@@ -70,8 +70,8 @@ def run_derive(
         The model, the files written, the model first, and what became of the proof.
 
     Raises:
-        CheckFailed: a derivative is wrong, `verify` asks for a proof that there is none of, or onnxruntime does not open
-            what would be written, and opens the model; nothing is written.
+        CheckFailed: a derivative is wrong, `verify` asks for a proof that there is none of, or onnxruntime opens the
+            model and not what would be written; nothing is written.
         UsageError: the request does not fit the model, or a file would be replaced that must not be.
         UnsupportedError: the model can't be differentiated.
         OnnxgradError: the model can't be read, or a file can't be written.
@@ -103,8 +103,8 @@ def run_derive(
         )  # fmt: skip
     data = read_data(test_data) if test_data else {}
     proof = None if verify is False else _proof(derived, proto, path, data, options, verify is True, tell)
-    runs = DerivativeOptions.KeepYieldOp not in flags  # else onnxruntime-training alone does
-    check_written = check_opens(derived, proto, path) if runs else None
+    judged = verify is not False and DerivativeOptions.KeepYieldOp not in flags  # which onnxruntime-training runs
+    check_written = check_opens(derived, proto, path) if judged else None
     files = save_model(derived, STREAM if target is None else target, path, force, check=check_written)
     return Derivation(derived, files, proof)
 

@@ -11,6 +11,7 @@ from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.wording import in_flags
 from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import ModelSource, own_model
 from onnxgrad_cli.ir.domains import full_name, is_standard, plain_domain
 from onnxgrad_cli.ir.graph import Graph
@@ -30,6 +31,7 @@ MODES = ("BatchNormalization", "Dropout")
 """Operators that do another thing in training."""
 
 
+@judged
 def doctor(model: ModelSource, options: Options | None = None, *, command: str = "", tell: Tell = silent) -> Diagnosis:
     """Say what a model file is and how well it can be trained, and write nothing.
 

@@ -261,8 +261,10 @@ def _trial(number: int | None, example: Example, against: str, rng: np.random.Ge
         found = [_compare(name, ours[name], others[name], None, scale) for name in ours]
     else:
         jacobians = {name: _jacobian(run, example, name, cotangents, measure) for name in ours}
-        products = {name: _times(measured, cotangents, example.point[name]) for name, measured in jacobians.items()}
-        found = [_compare(name, ours[name], products[name], jacobians[name], scale) for name in ours]
+        found = [
+            _compare(name, ours[name], _times(measured, cotangents, example.point[name]), measured, scale)
+            for name, measured in jacobians.items()
+        ]
     found += [Gradient(name, "refused", reason=reason) for name, reason in refused.items()]
     nodes = tuple(printer.to_text(node).strip() for node in backward.graph.node)
     executor = f"{run.name.split()[0]} in {'float64' if measure.double else 'float32'}"

@@ -526,7 +526,7 @@ def test_interrupted_while_it_waits_for_stdin(shell: Shell) -> None:
         [*PROGRAM, "build", "-", *BUILD], stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment()
     )
     assert process.stdin and process.stderr
-    process.stdin.write(bytes(1 << 17))  # more than a pipe holds: now it reads
+    process.stdin.write(b"\x08" * (1 << 17))  # more than a pipe holds: now it reads
     process.stdin.flush()
     time.sleep(0.5)  # now it waits for more; between two reads Python would hear of the signal after the next one
     process.send_signal(signal.SIGINT)

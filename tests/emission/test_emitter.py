@@ -17,6 +17,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.ir.nodes import FORWARD, ROLE
@@ -59,6 +60,8 @@ WRITTEN: dict[str, tuple[Callable[[Op, Val, Val], Val], Callable[[np.ndarray, np
     "mean": (lambda op, x, r: op.mean(x, [0, 2], keepdims=False), lambda x, r: x.mean((0, 2))),
     "maximum": (lambda op, x, r: op.max(x, [1]), lambda x, r: x.max(1, keepdims=True)),
     "product of entries": (lambda op, x, r: op.prod(x, [1, 2]), lambda x, r: x.prod((1, 2), keepdims=True)),
+    "product to fewer axes": (lambda op, x, r: op.prod(x, [1], keepdims=False), lambda x, r: x.prod(1)),
+    "reduced, axes kept": (lambda op, x, r: op.reduce("ReduceL1", x, [1]), lambda x, r: x.sum(1, keepdims=True)),
     "reduced over no axes": (lambda op, x, r: op.sum(x, []), lambda x, r: x),
     "sum to a row": (lambda op, x, r: op.sum_to(x, r), lambda x, r: x.sum((0, 2))[:, None]),
     "sum of leading axes": (
@@ -117,11 +120,27 @@ def test_what_was_broadcast_is_decided_at_run_time_where_symbols_differ(shape: t
     op = Op(graph)
     result = op.sum_to(op.val("x"), op.val("row"))
     assert [caution.kind for caution in op.cautions] == ["run-time sum"]
+    assert result.known_shape == op.val("row").known_shape
+    (summed,) = [node.output[0] for node in op.nodes if node.op_type == "ReduceSum"]
+    assert len(op.val(summed).shape) == 3
     graph.nodes.extend(op.nodes)
     graph.add_output(result.name, result.type)
     (found,) = ReferenceEvaluator(graph.commit()).run(None, {"x": X, "row": np.zeros(shape, np.float32)})
     gone = tuple(axis for axis, size in enumerate(shape) if size == 1)
     np.testing.assert_allclose(found, X.sum(gone, keepdims=True), rtol=1e-6)
+
+
+def test_what_was_broadcast_may_be_empty() -> None:
+    text = '<ir_version: 8, opset_import: ["": 18]> g (float[a, b, c] x, float[d, e] row) => () {}'
+    graph = Graph(onnx.parser.parse_model(text))
+    infer_types(graph)
+    op = Op(graph)
+    result = op.sum_to(op.val("x"), op.val("row"))
+    graph.nodes.extend(op.nodes)
+    graph.add_output(result.name, result.type)
+    feeds = {"x": np.zeros((2, 0, 3), np.float32), "row": np.zeros((0, 3), np.float32)}
+    for executor in ("onnxruntime", "reference"):
+        assert Executor(graph.commit(), executor)(feeds)[result.name].shape == (0, 3)
 
 
 @pytest.mark.parametrize("row", ["float[3, 1] row", "float row"])

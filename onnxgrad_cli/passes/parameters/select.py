@@ -8,7 +8,7 @@ them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from onnx import NodeProto
 
@@ -45,7 +45,7 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
     tied = _tied(graph, training.predictions)
     known = known_as(graph.nodes, floats) if options.train or options.freeze else None
     asked = matching(options.train, floats, "`train`", "float weights", known)
-    by_name = [name for name in asked if any(matches(name, pattern) for pattern in options.train)]
+    by_name = _by_name(asked, options.train)
     frozen = dict.fromkeys(matching(options.freeze, floats, "`freeze`", "float weights", known), "frozen by `freeze`")
     training.grad_of_input = matching(
         options.grad_of_input, _inputs(graph, training), "`grad_of_input`", "float inputs"
@@ -61,8 +61,7 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
     _refuse_untied(training.predictions, set(by_name) - tied - frozen.keys(), by_name)
     training.cautions.extend(_shared(graph, set(training.trained)))
     training.not_trained.update(dict.fromkeys(_quantized(graph), QUANTIZED))
-    adapted = training.adaptable or (options.lora and quantized_matrices(graph))
-    if not training.trained and not adapted and not training.grad_of_input:
+    if not _is_any(graph, options, training):
         raise _nothing(graph, floats, training)
 
 
@@ -74,6 +73,17 @@ def _weights(graph: Graph) -> list[str]:
 def _inputs(graph: Graph, training: SelectionRecord) -> list[str]:
     """The float inputs that the model had."""
     return [name for name in training.inputs if is_float(graph.types.get(name))]
+
+
+def _by_name(names: list[str], patterns: Iterable[str]) -> list[str]:
+    """Those of `names` that a pattern matches as they are, not as what reads them is called."""
+    return [name for name in names if any(matches(name, pattern) for pattern in patterns)]
+
+
+def _is_any(graph: Graph, options: SelectionOptions, training: SelectionRecord) -> bool:
+    """Whether there is anything to differentiate with respect to: weights, what adapters stand beside, or inputs."""
+    adapted = training.adaptable or (options.lora and quantized_matrices(graph))
+    return bool(training.trained or adapted or training.grad_of_input)
 
 
 def _refuse_untied(predictions: list[str], untied: set[str], asked: list[str]) -> None:
