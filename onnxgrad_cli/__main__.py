@@ -34,11 +34,26 @@ def answer(handler: object) -> None:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
 
+def tell_death(message: str, hint: str, stack: str) -> None:
+    """Tell, as other errors are told, what a command died of."""
+    from onnxgrad_cli.cli.console import Console
+
+    console = Console(sys.argv[1:])
+    if console.traceback:
+        print(stack, file=sys.stderr)
+    console.error(message, hint)
+    sys.stdout.flush()
+
+
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
     gc.disable()  # a build only builds up, and ends: looking for cycles in it takes a third of the time
     code = 130
     try:
+        if hasattr(signal, "sigwaitinfo"):
+            from onnxgrad_cli.common.supervision import watch_over_a_child
+
+            watch_over_a_child(tell_death)
         from onnxgrad_cli.cli import run
         from onnxgrad_cli.cli.streams import prepare
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 
+from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import ModelSource, own_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.options import Options
@@ -48,6 +49,7 @@ class TrainingModel:
         pipeline.run(passes, self.graph, self.options, self.training, after=note, stop_after=stop_after)
 
 
+@judged
 def build(
     model: ModelSource,
     options: Options | None = None,

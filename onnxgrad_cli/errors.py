@@ -35,6 +35,10 @@ class UsageError(OnnxgradError):
     exit_code = 2
 
 
+class InternalError(OnnxgradError):
+    """Something is made that can't be: a fault of onnxgrad, or of a model that others refuse too."""
+
+
 @dataclass(frozen=True)
 class Refusal:
     """Why one node can't be differentiated: `reason`, and what to do about it as `hint`."""
@@ -52,7 +56,7 @@ class Refusal:
 class Caution:
     """What a careful reader should know of a result.
 
-    `kind` is one of 'zero gradient', 'run-time sum', 'opset change' and 'note' (the report knows more), `subject`
+    `kind` is one of 'training mode', 'zero gradient', 'opset change' and 'note' (the report knows more), `subject`
     the weight, node or input it is about ("" for the whole), `text` a sentence.
     """
 

@@ -7,12 +7,12 @@ output is the gradient of which weight. Names are a convention and may be taken;
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto, ValueInfoProto, numpy_helper
 
 import onnxgrad_cli
 from onnxgrad_cli.errors import OnnxgradError, UsageError
@@ -62,7 +62,7 @@ class Slot:
     initial: float
 
 
-VERSION, LOSS, ROLES = "onnxgrad.version", "onnxgrad.loss", "onnxgrad.roles"
+VERSION, LOSS, ROLES, DERIVED = "onnxgrad.version", "onnxgrad.loss", "onnxgrad.roles", "onnxgrad.derivative"
 """The keys in the model's metadata_props."""
 
 
@@ -170,6 +170,56 @@ class Roles:
         }
 
 
+@dataclass(frozen=True)
+class Derived:
+    """What a model of derivatives says of itself.
+
+    Attributes:
+        kind: 'vjp', 'jvp', 'hvp', 'jacobian' or 'hessian'.
+        of, wrt: the outputs that are differentiated, and the inputs and weights with respect to which.
+        inputs: the inputs that were added: for vjp one for each of `of`, or none where the cotangents are ones; for jvp
+            and hvp one for each of `wrt`.
+        outputs: the derivatives: for vjp and hvp one for each of `wrt`, for jvp for each of `of`; for jacobian one for
+            each pair of both, and for hessian for each pair of two of `wrt`, the first varying slowest.
+        mode: 'keep' or 'train', what became of operators that behave otherwise in training.
+        estimated, partial: see `Roles`.
+    """
+
+    kind: str
+    of: tuple[str, ...]
+    wrt: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    mode: str
+    estimated: bool = False
+    partial: tuple[str, ...] = ()
+
+
+def write_derived(model: ModelProto, found: Derived) -> None:
+    """Write what a model of derivatives is into its metadata."""
+    _rewrite(model, {DERIVED: json.dumps(asdict(found)), VERSION: tool_version()})
+
+
+def read_derived(model: ModelProto) -> Derived | None:
+    """What a model of derivatives says of itself; None where a model is none.
+
+    Raises:
+        OnnxgradError: the description can't be read, or the model no longer is what it describes.
+    """
+    text = next((entry.value for entry in model.metadata_props if entry.key == DERIVED), None)
+    if text is None:
+        return None
+    try:
+        said = json.loads(text)
+        lists = {name: tuple(map(str, said[name])) for name in ("of", "wrt", "inputs", "outputs", "partial")}
+        found = Derived(str(said["kind"]), mode=str(said["mode"]), estimated=bool(said["estimated"]), **lists)
+    except (ValueError, KeyError, TypeError) as error:
+        raise OnnxgradError(f"the model's entry '{DERIVED}' can't be read: {error}", "derive it again") from error
+    _compare("input", found.inputs, model.graph.input)
+    _compare("output", found.outputs, model.graph.output)
+    return found
+
+
 def tool_version() -> str:
     """The version of onnxgrad that runs."""
     return onnxgrad_cli.__version__
@@ -191,11 +241,15 @@ def write(model: ModelProto, found: Roles) -> None:
         ports["adapters"] = [asdict(adapter) for adapter in found.adapters]
     if found.slots:
         ports["state"] = {name: asdict(slot) for name, slot in found.slots.items()}
+    _rewrite(model, {LOSS: json.dumps(terms), ROLES: json.dumps(ports), VERSION: found.version})
+
+
+def _rewrite(model: ModelProto, said: Mapping[str, str]) -> None:
+    """Write what a model says of itself in place of all that it has said; the version comes last, for `is_ours`."""
     props = model.metadata_props
-    for old in [entry for entry in props if entry.key in (VERSION, LOSS, ROLES)]:
+    for old in [entry for entry in props if entry.key in (VERSION, LOSS, ROLES, DERIVED)]:
         props.remove(old)
-    # The version comes last: `is_ours` looks for it at the end.
-    for key, value in ((LOSS, json.dumps(terms)), (ROLES, json.dumps(ports)), (VERSION, found.version)):
+    for key, value in said.items():
         props.add(key=key, value=value)
 
 
@@ -249,17 +303,19 @@ def read(model: ModelProto) -> Roles:
 
 
 def _fits(found: Roles, model: ModelProto) -> None:
-    def compare(kind: str, described: Any, values: Any) -> None:
-        there = {value.name for value in values}
-        gone = [name for name in described if name not in there]
-        if gone:
-            raise OnnxgradError(
-                f"the model's description names the {kind} '{gone[0]}', which it does not have",
-                "it was changed after it was built: build it again",
-            )
+    _compare("input", found.inputs, model.graph.input)
+    _compare("output", found.outputs, model.graph.output)
 
-    compare("input", found.inputs, model.graph.input)
-    compare("output", found.outputs, model.graph.output)
+
+def _compare(kind: str, described: Iterable[str], values: Iterable[ValueInfoProto]) -> None:
+    """Make sure that the values that a description names are there."""
+    there = {value.name for value in values}
+    gone = [name for name in described if name not in there]
+    if gone:
+        raise OnnxgradError(
+            f"the model's description names the {kind} '{gone[0]}', which it does not have",
+            "it was changed after it was built: build it again",
+        )
 
 
 def started(model: ModelProto, roles: Roles) -> ModelProto:

@@ -214,8 +214,9 @@ class AdapterOptions(_Part):
 
     Attributes:
         lora: freeze all that is not chosen by these, and train adapters of the frozen matrices; None: no adapters.
-        lora_target: glob patterns over the names of weight matrices, of those that get an adapter; by default all
-            of MatMul and Gemm that would be trained.
+        lora_target: which matrices get an adapter: glob patterns over their names, or over the paths of the modules
+            that read them (or the ends of these); 'attention' or 'mlp' for modules that are usually called so; or
+            'all-linear', as by default: all of MatMul and Gemm that would be trained or are stored as integers.
     """
 
     lora: LoraSpec | None = None

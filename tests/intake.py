@@ -82,12 +82,15 @@ class Case:
 
 IMAGE = {"image": (32, 3, 32, 32)}
 
+NO_PAST = ("--dim", "past_sequence_length=0")
+
 CASES = (
     Case("dy_cnn_o23"),
     Case("fp16_ts_cnn_o17"),
     Case("genai_llama_fp32_cpu"),
     Case("genai_llama_int4_cpu"),
     Case("genai_llama_int4_cpu", loss=CAUSAL, data="lm_nopast.npz"),
+    Case("genai_llama_int4_cpu", options=NO_PAST, loss=CAUSAL, data="lm_nopast.npz"),
     Case("genai_phi3_fp16_cpu"),
     Case("genai_qwen3_fp32_cpu"),
     Case("genai_qwen3_int4_cpu"),
@@ -405,6 +408,9 @@ def main() -> int:
     parser.add_argument("intake", type=Path)
     parser.add_argument("names", nargs="*")
     arguments = parser.parse_args()
+    if not arguments.intake.is_dir():
+        print(f"there is no folder '{arguments.intake}': name it with INTAKE=", file=sys.stderr)
+        return 1
     failed = 0
     cases = [case for case in every_case(arguments.intake) if not arguments.names or case.name in arguments.names]
     print(f"{'model':34} {'expected':10} {'loss':>8} {'autograd':>12} {'differences':>12} {'s':>5}  verdict")

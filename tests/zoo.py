@@ -5,8 +5,9 @@
 Each subfolder holds model.onnx, feed.npz (`in/<input>` and `target`), reference.npz (`loss`, `grad/<weight>`: float64
 autograd of the mean squared error) and about.json. A tensor is judged by its largest error relative to its
 largest entry, or to 1e-4 of the largest of all gradients where its own is smaller. The bound is 1e-4, or the
-reference's own float32 noise where that is larger. Exits 1 when any model is off. `--keep 0.5` is a recompute
-budget of half the bytes that the model keeps without. `other` counts the nodes that options have made.
+reference's own float32 noise where that is larger. Exits 1 when any model is off, or there is none.
+`--keep 0.5` is a recompute budget of half the bytes that the model keeps without. `other` counts the nodes that options
+have made.
 """
 
 from __future__ import annotations
@@ -103,6 +104,9 @@ def main() -> int:
     arguments, options = asked(parser)
     folders = [f.parent for f in sorted(arguments.zoo.glob("*/model.onnx"))]
     folders = [f for f in folders if not arguments.names or f.name in arguments.names]
+    if not folders:
+        print(f"no model in '{arguments.zoo}': fetch the zoo, or name its folder with ZOO=", file=sys.stderr)
+        return 1
     heads = f"{'model':20} {'grads':>5} {'loss err':>9} {'worst err':>9} {'bound':>8} {'nodes':>12} {'other':>5}"
     print(f"{heads} {'build s':>7}  verdict")
     failed = other = 0

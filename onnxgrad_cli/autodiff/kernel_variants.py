@@ -108,6 +108,8 @@ def load_tuned(path: Path) -> dict[str, str]:
     Raises:
         UsageError: the file can't be read, or holds no choices.
     """
+    if path.exists() and not path.is_file():
+        raise UsageError(f"'{path}' is no file: it is a device, a pipe or a folder", "name the file")
     try:
         tables = tomllib.loads(path.read_text("utf-8"))
         found = tables[TABLE] if TABLE in tables else tables[OLD_TABLE]
@@ -115,7 +117,7 @@ def load_tuned(path: Path) -> dict[str, str]:
             return dict(found)
     except OSError as error:
         raise UsageError(f"'{path}' can't be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, AttributeError):
+    except (ValueError, KeyError, AttributeError, RecursionError):
         pass
     raise UsageError(f"'{path}' holds no choices of kernel variants", "`onnxgrad tune MODEL` writes such files")
 

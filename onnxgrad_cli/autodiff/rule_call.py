@@ -15,17 +15,6 @@ from onnxgrad_cli.emission.values import No, Val
 from onnxgrad_cli.ir.nodes import captured
 from onnxgrad_cli.ir.types import is_float
 
-FLAGS = frozenset(
-    "align_corners allowzero antialias ceil_mode center_point_box count_include_pad detect_negative detect_positive "
-    "exclude_outside exclusive fmod input_forget inverse is_causal keepdims largest layout linear_before_reset new_axis "
-    "noop_with_empty_axes onesided periodic reverse saturate select_last_index sorted storage_order training_mode "
-    "transA transB upper zeros".split()
-)
-"""Attributes of the standard's operators that are 0 or 1.
-
-Of another number onnxruntime's kernels disagree: some take it for 1, and ReduceProd takes keepdims=3 for 0.
-"""
-
 
 class Refused(Exception):
     """A rule does not cover a node: `reason`, and what to do about it as `hint`."""
@@ -91,7 +80,7 @@ def _operands(op: Op, node: NodeProto, asked: Signature, names: Sequence[str], a
 def node_attributes(op: Op, node: NodeProto, asked: Signature) -> tuple[dict[str, Any], str | None]:
     """The attributes a rule asks for, defaults filled in, and the first one it does not cover (or None).
 
-    An attribute the rule does not name must stand at its default: nothing is ignored by accident. A flag must be 0 or 1.
+    An attribute the rule does not name must stand at its default: nothing is ignored by accident.
     """
     if not (node.attribute or asked.attributes or asked.any_attribute):
         return {}, None
@@ -100,8 +89,6 @@ def node_attributes(op: Op, node: NodeProto, asked: Signature) -> tuple[dict[str
     for attribute in node.attribute:
         name, value = attribute.name, onnx.helper.get_attribute_value(attribute)
         values[name] = value.decode(errors="replace") if isinstance(value, bytes) else value
-        if name in FLAGS and value not in (0, 1):
-            return {}, f"{name}={value!r}"
         covered = asked.any_attribute or name in asked.attributes
         if not covered and defaults.get(name) != values[name]:
             return {}, f"{name}={values[name]!r}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, get_args
 
 import click
@@ -11,6 +12,8 @@ from onnxgrad_cli.cli.options import MODEL, how_to_read, options
 from onnxgrad_cli.common.choices import Derivative
 
 FLAGS = {"keep-yield-op": "KeepYieldOp", "keep-outputs": "KeepOutputs", "fill-grad": "FillGrad", "loss": "Loss"}
+
+UNASKED = "a proof was not to be made"
 
 
 @click.command(short_help="Make a model of a model's derivatives.")
@@ -43,6 +46,13 @@ FLAGS = {"keep-yield-op": "KeepYieldOp", "keep-outputs": "KeepOutputs", "fill-gr
 @click.option(
     "--label-input", "labels", multiple=True, metavar="NAME", help="With --option loss: an input that gets no gradient."
 )
+@click.option("--verify/--no-verify", default=None, help="Prove the derivatives.  [default: where it takes seconds]")
+@click.option(
+    "--test-data",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.npz",
+    help="Prove them on these inputs.  [default: random ones]",
+)
 @how_to_read
 @click.option("--force", is_flag=True, help="Replace files that onnxgrad did not write.")
 @speaks
@@ -60,12 +70,15 @@ def derive(console: Console, /, model: str, out: str | None, flags: tuple[str, .
     from onnxgrad_cli.jobs.derive import run_derive
 
     flag = reduce(or_, (DerivativeOptions[FLAGS[name]] for name in flags), DerivativeOptions.Zero)
-    derived, files = run_derive(model, out, flags=flag, options=options(values), tell=console.say, **values)
+    derived, files, proof = run_derive(model, out, flags=flag, options=options(values), tell=console.say, **values)
     if not to_stdout:
         ports = _ports(derived)
         rows = [(kind, name, of) for kind, each in ports.items() for name, of in each.items()]
         rows += [("file", str(file), "") for file in files]
-        console.result({**ports, "files": [str(file) for file in files]}, table(("", "name", "type"), rows))
+        verdict = {"verdict": proof.verdict, "why": proof.why} if proof else {"verdict": "not proved", "why": UNASKED}
+        rows.append(("proof", verdict["verdict"], verdict["why"]))
+        result = {**ports, "files": [str(file) for file in files], "proof": verdict}
+        console.result(result, table(("", "name", "type"), rows))
     return 0
 
 

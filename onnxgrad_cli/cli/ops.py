@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onnxgrad_cli.cli.console import Console, markdown_table, speaks, table
-from onnxgrad_cli.cli.options import load_rules
+from onnxgrad_cli.cli.options import load_rules, rules as rules_option
 
 if TYPE_CHECKING:
     from onnxgrad_cli.verification.coverage import Coverage
@@ -33,7 +33,7 @@ HEAD = ("operator", "versions", "how", "operands", "zero", "at kinks and ties", 
 
 @click.command(short_help="List the operators and their derivatives.")
 @click.argument("pattern", default="*", metavar="[GLOB]")
-@click.option("--rules", multiple=True, type=click.Path(dir_okay=False), metavar="FILE.py", help="Count these too.")
+@rules_option("Count these too.")
 @click.option("--markdown", is_flag=True, help="Print the whole table as Markdown, with the refusals.")
 @click.option("--tags", is_flag=True, help="Hold the standard's differentiability tags against what is proven.")
 @speaks

@@ -78,6 +78,34 @@ SETTING = Pair("KEY=VALUE", "=", _setting)
 MODEL = click.argument("model", metavar="MODEL")
 
 
+def rules(words: str) -> Callable[[Command], Command]:
+    """The option that names code, --rules, with the words of its help."""
+    return click.option(
+        "--rules",
+        multiple=True,
+        type=click.Path(dir_okay=False),
+        metavar="FILE.py",
+        help=words,
+        callback=_from_command_line,
+    )
+
+
+def _from_command_line(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """A value that was typed; that of a configuration or of the environment is refused, for a stranger may have set it.
+
+    Raises:
+        UsageError: it was not typed.
+    """
+    source = ctx.get_parameter_source(param.name or "")
+    if value and source != click.core.ParameterSource.COMMANDLINE:
+        where = "a configuration" if source == click.core.ParameterSource.DEFAULT_MAP else "the environment"
+        raise UsageError(
+            f"{param.opts[0]} names code to run, and {where} can't: {', '.join(map(repr, value))}",
+            f"type it on the command line, if you trust the file: {param.opts[0]} FILE.py",
+        )
+    return value
+
+
 def what_to_build(command: Command) -> Command:
     """Give a command the options that say what to build."""
     command = how_to_read(command)
@@ -108,8 +136,8 @@ def what_to_build(command: Command) -> Command:
                      help="Train only the last N layers."),
         click.option("--lora", metavar="RANK[:ALPHA]",
                      help="Train low-rank adapters of the weight matrices, and else only what is chosen by name."),
-        click.option("--lora-target", multiple=True, metavar="GLOB",
-                     help="Adapt the matrices of these names.  [default: those of MatMul and Gemm]"),
+        click.option("--lora-target", multiple=True, metavar="GLOB|attention|mlp|all-linear",
+                     help="Adapt the matrices of these names, or modules.  [default: those of MatMul and Gemm]"),
         click.option("--grad-of-input", multiple=True, metavar="GLOB", help="Add the gradients of inputs."),
         click.option("--optimizer", metavar="NAME", default="",
                      help="Append a whole step of an optimizer; see `onnxgrad optimizers`."),
@@ -168,8 +196,7 @@ def how_to_read(command: Command) -> Command:
             default=None,
             help="Run the model to see ranks that can't be inferred.  [default: where that is quick]",
         ),
-        click.option("--rules", multiple=True, type=click.Path(dir_okay=False), metavar="FILE.py",
-                     help="Load more gradient rules from a Python file."),
+        rules("Load more gradient rules from a Python file."),
     )):  # fmt: skip
         command = option(command)
     return command

@@ -69,7 +69,7 @@ class Input(click.ParamType[Any]):
     help="Make the example instead: for each input a shape of random numbers, values, or - if it is absent.",
 )
 @click.option("--attribute", "attributes", type=SETTING, multiple=True, help="An attribute, with --input.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of all that is random.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of all that is random.")
 @speaks
 @click.pass_obj
 def verify_op(

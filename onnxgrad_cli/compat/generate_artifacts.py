@@ -16,6 +16,7 @@ from onnxgrad_cli.compat.artifacts import (
     stage_artifacts,
 )
 from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import ModelSource, Switch, make_folder, own_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.skeleton import copied
@@ -59,6 +60,7 @@ OPTIMIZERS: dict[OptimType, tuple[str, dict[str, object]]] = {
 """What they are called here, and the defaults they have there."""
 
 
+@judged
 def generate_artifacts(
     model: ModelSource,
     requires_grad: Sequence[str] | None = None,

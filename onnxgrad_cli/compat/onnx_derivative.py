@@ -132,7 +132,8 @@ def _gradient(
     derivative.prepare()
     own = graph.output_names
     gradients = derivative.vjp(cotangents(options))
-    return derivative.finish([*gradients, *(own if DerivativeOptions.KeepOutputs in options else ())])
+    outputs = [*gradients, *(own if DerivativeOptions.KeepOutputs in options else ())]
+    return derivative.described(derivative.finish(outputs), "vjp", gradients, outputs)
 
 
 def loss_gradient(
@@ -160,8 +161,9 @@ def loss_gradient(
     derivative.prepare()
     _check_is_number(loss, derivative)
     derivative.outputs = [loss]
-    results = [loss, *without(own, [loss]), *derivative.vjp("ones")]
-    return derivative.finish(results, feed_weights=False)
+    gradients = derivative.vjp("ones")
+    results = [loss, *without(own, [loss]), *gradients]
+    return derivative.described(derivative.finish(results, feed_weights=False), "vjp", gradients, results)
 
 
 def _loss(asked: str | None, outputs: list[str]) -> str:

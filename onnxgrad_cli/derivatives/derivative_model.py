@@ -13,6 +13,7 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.files import ModelSource, mark, own_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import FLOATS, is_float
+from onnxgrad_cli.metadata import Derived, write_derived
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.backward import BACKWARD
 from onnxgrad_cli.passes.cleanup import CLEANUP
@@ -120,6 +121,22 @@ class DerivativeModel:
         del graph.proto.graph.output[:]
         for name in names:
             graph.add_output(name, declared.get(name))
+
+    def described(self, model: ModelProto, kind: str, derivatives: Sequence[str], outputs: Sequence[str]) -> ModelProto:
+        """The model that was finished, which now says what it is.
+
+        Args:
+            model: what `finish` has returned.
+            kind: of the derivatives.
+            derivatives, outputs: those and all outputs, by the names that they had: the model may have others.
+        """
+        names = [model.graph.output[outputs.index(name)].name for name in derivatives]
+        added = [value.name for value in model.graph.input][len(model.graph.input) - len(self.added) :]
+        of, wrt = (self.training.yielded, self.training.gradients) if kind == "vjp" else (self.outputs, self.wanted)
+        estimated, partial = self.training.straight_through, tuple(self.training.partial)
+        said = Derived(kind, tuple(of), tuple(wrt), tuple(added), tuple(names), self.options.mode, estimated, partial)
+        write_derived(model, said)
+        return model
 
     def _forget_unread(self) -> None:
         """Drop the constants of forward nodes that are gone, and what was declared of their results."""

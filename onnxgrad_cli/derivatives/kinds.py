@@ -87,7 +87,8 @@ def derive(
     if of:
         derivative.outputs = matching(of, derivative.outputs, "`of`", "float outputs")
     derivatives = derivative.vjp(cotangents) if kind == "vjp" else KINDS[kind](derivative)
-    return derivative.finish([*derivatives, *(own if keep_outputs else ())])
+    outputs = [*derivatives, *(own if keep_outputs else ())]
+    return derivative.described(derivative.finish(outputs), kind, derivatives, outputs)
 
 
 def _jvp(derivative: DerivativeModel) -> list[str]:

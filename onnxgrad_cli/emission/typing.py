@@ -9,7 +9,7 @@ import onnx
 from onnx import NodeProto, TypeProto
 
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import OnnxgradError, Unknown
+from onnxgrad_cli.errors import InternalError, Unknown
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import Dim, dtype_of, tensor_type
 
@@ -70,7 +70,7 @@ class OutputTypes:
 
         Raises:
             Unknown: the type of an operand is unknown.
-            OnnxgradError: the operands don't fit the operator.
+            InternalError: the operands don't fit the operator.
         """
         graph, schema = self._graph, self.schema(TYPED_AS.get(node.op_type, node.op_type), node.domain)
         types: dict[str, TypeProto] = {}
@@ -82,8 +82,11 @@ class OutputTypes:
         data = {x.name: graph.initializers[x.name] for x in operands if x is not None and x.const is not None}
         try:
             found = onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=self._imports)
-        except (onnx.shape_inference.InferenceError, KeyError) as error:
-            raise OnnxgradError(f"internal: {node.name} does not type: {str(error).strip()} ({operands})") from error
+        except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, KeyError, ValueError) as error:
+            raise InternalError(
+                f"internal: {node.name} does not type: {str(error).strip()} ({operands})",
+                "this is a fault of onnxgrad: run it again with --traceback and report what it prints",
+            ) from error
         types = {name: graph.shared(graph.named(value_type)) for name, value_type in found.items()}
         if shape is not None:
             name = node.output[0]

@@ -17,6 +17,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from onnxgrad_cli.execution import session
 from onnxgrad_cli.execution.executor import to_double, values_of_inputs
+from onnxgrad_cli.execution.limits import limited, run_limited
 from onnxgrad_cli.execution.reference import evaluator
 from onnxgrad_cli.execution.unfolding import unfold_convolutions
 from onnxgrad_cli.ir.domains import plain_domain
@@ -141,7 +142,8 @@ class _Piece:
         try:  # some kernels refuse float64 only when they run
             if self._run is None:
                 self._run = self._opened(feeds)
-            return dict(zip(self.outputs, self._run(None, feeds), strict=True))
+            options = None if self.by_reference else session.load_onnxruntime().RunOptions
+            return dict(zip(self.outputs, run_limited(self._run, feeds, options), strict=True))
         except (errors.NotImplemented, errors.RuntimeException) as error:
             raise _NoKernel(_without_kernel(str(error), self._model, self.nodes)) from error
 
@@ -150,7 +152,8 @@ class _Piece:
         if self.by_reference:
             return evaluator(model).run
         few = session.OPTIMIZED_FOR_FEW_RUNS
-        return session.start_session(model, alternating=True, optimized=few, silent=True).run
+        with limited():
+            return session.start_session(model, alternating=True, optimized=few, silent=True).run
 
 
 def _array(x: Any) -> Any:

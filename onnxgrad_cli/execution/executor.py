@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.execution import session
+from onnxgrad_cli.execution.limits import limited, run_limited
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.nodes import captured, with_bodies
 from onnxgrad_cli.ir.skeleton import copied
@@ -45,6 +46,7 @@ class Executor:
         ops: Sequence[type[OpRun]] = (),
     ) -> None:
         self._outputs = [output.name for output in model.graph.output]
+        self._options: Callable[[], Any] | None = None
         self._stored: Arrays = {}
         self.by_reference = False
         if prefer == "onnxruntime" and not ops:
@@ -53,10 +55,11 @@ class Executor:
             few = session.OPTIMIZED_FOR_FEW_RUNS
             bare, stored = session.take_out(model, values_of_inputs(model, _FED), None)
             try:
-                opened = session.start_session(
-                    bare, threads=threads, alternating=threads != 1, optimized=few, silent=True
-                )
-                self._run, self._stored = opened.run, stored
+                with limited():
+                    opened = session.start_session(
+                        bare, threads=threads, alternating=threads != 1, optimized=few, silent=True
+                    )
+                self._run, self._stored, self._options = opened.run, stored, runtime.RunOptions
                 self.name = f"onnxruntime {runtime.__version__}"
                 return
             except (errors.NotImplemented, errors.Fail) as error:  # no kernel, none with these attributes, or too new
@@ -70,7 +73,7 @@ class Executor:
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """The model's outputs by name."""
-        return dict(zip(self._outputs, self._run(None, {**self._stored, **feeds}), strict=True))
+        return dict(zip(self._outputs, run_limited(self._run, {**self._stored, **feeds}, self._options), strict=True))
 
 
 _FED = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16})

@@ -104,7 +104,8 @@ class Probe:
 
 def _drawn(dtype: int, shape: Sequence[int], fill: int) -> np.ndarray:
     """Data of an element type (a TensorProto.DataType) and a shape."""
-    array = np.full(shape, fill, np.float64)
+    hides = bool(shape) or dtype == TensorProto.BOOL
+    array = np.full(shape, fill if hides else 1, np.float64)  # a number alone may be a step, or a length
     if dtype in (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16):
         array = np.random.default_rng(0).uniform(0.05, 0.95, shape)
     if dtype == TensorProto.STRING:

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 
-from onnx import ModelProto, numpy_helper
+from onnx import AttributeProto, ModelProto, TensorProto, numpy_helper
 
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.types import SMALL, Shape, is_external, nbytes
@@ -14,6 +14,9 @@ from onnxgrad_cli.ir.types import SMALL, Shape, is_external, nbytes
 SIZES = (8, 16, 32, 5, 64, 224)
 """Sizes that are tried, in order, for symbols that do not lead an input: networks have axes that must be long enough,
 or divide by something."""
+
+OF_SIGNALS, OF_A_SIGNAL = (512, 1024), 2**16
+"""Sizes that are tried last, as for audio, and of how many elements an input may be then."""
 
 LONGEST, MOST = 1024, 12
 """Of sizes that are found in a model, the longest and the number that are tried."""
@@ -23,6 +26,9 @@ MOST_ELEMENTS = 2**23
 
 OF_SQUARES = frozenset({"Inverse", "Det"})
 """Operators on square matrices; of others, onnxruntime's Inverse writes where it must not, and the process may end."""
+
+ENTRY_BY_ENTRY = frozenset({"Add", "Div", "Mul", "PRelu", "Pow", "Sub", "Where"})
+"""Operators of which an input may be a vector along the last axis."""
 
 LEADING = 2
 """The size of symbols that lead an input: of batches."""
@@ -35,7 +41,8 @@ APART = ((1, 1), (1, 0), ALIKE)
 def sizes_to_try(shapes: Mapping[str, Shape], model: ModelProto, apart: bool = False) -> Iterator[dict[str, int]]:
     """A size for every symbol in the shapes of inputs, in the order of what is most likely to fit.
 
-    Last come the sizes that constant shapes in the model have: an exporter's example may have left them there.
+    Then come the sizes that constant shapes in the model have: an exporter's example may have left them there. Then
+    those that stored vectors and matrices demand, and those of signals.
 
     Of language models, a symbol may be the sum of others, by an exporter's convention ('past_sequence_length +
     sequence_length', or 'total_sequence_length' beside these two); and what is past may be empty.
@@ -49,15 +56,30 @@ def sizes_to_try(shapes: Mapping[str, Shape], model: ModelProto, apart: bool = F
     if any(node.op_type in OF_SQUARES for node in with_bodies(model.graph.node)):
         yield from ({symbol: size for symbol in leading} for size in SIZES[:2])
         return
-    first = itertools.product(SIZES, APART if apart else (ALIKE,))
-    for size, (small, large) in (*first, *((size, ALIKE) for size in _left_behind(model))):
+    for size, (small, large), most in _in_order(model, apart):
         batches, others = itertools.count(LEADING, small), itertools.count(size, size * large)
         sizes = {symbol: next(batches if leads else others) for symbol, leads in leading.items()}
-        past = {symbol: 0 for symbol in sizes if symbol.startswith("past") and not _terms(symbol, sizes)}
-        for found in (summed(sizes), summed(sizes | past))[: 1 + bool(past)]:
-            filled = sized(shapes, found).values()
-            if size == SIZES[0] or all(math.prod(shape) <= MOST_ELEMENTS for shape in filled):
+        for found in _with_pasts(sizes):
+            if all(math.prod(shape) <= most for shape in sized(shapes, found).values()):
                 yield found
+
+
+def _in_order(model: ModelProto, apart: bool) -> Iterator[tuple[int, tuple[int, int], float]]:
+    """The sizes of symbols that lead no input, how sizes differ, and of how many elements an input may be then."""
+    for size, differ in itertools.product(SIZES, APART if apart else (ALIKE,)):
+        yield size, differ, math.inf if size == SIZES[0] else MOST_ELEMENTS
+    for size in (*_left_behind(model), *_demanded(model)):
+        yield size, ALIKE, MOST_ELEMENTS
+    for size in OF_SIGNALS:
+        yield size, ALIKE, OF_A_SIGNAL
+
+
+def _with_pasts(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """The sizes, and if some are of what is past, those in which that is empty; sums of others are summed."""
+    yield summed(sizes)
+    past = {symbol: 0 for symbol in sizes if symbol.startswith("past") and not _terms(symbol, sizes)}
+    if past:
+        yield summed({**sizes, **past})
 
 
 def sized(shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> dict[str, list[int]]:
@@ -85,11 +107,42 @@ def leading_symbols(shapes: Mapping[str, Shape]) -> dict[str, bool]:
 
 
 def _left_behind(model: ModelProto) -> list[int]:
-    """The sizes in constant shapes that values are brought to, small ones first."""
-    stored = {tensor.name: tensor for tensor in model.graph.initializer}
-    shapes = {node.input[1] for node in model.graph.node if node.op_type in ("Reshape", "Expand")}
-    small = [stored[name] for name in shapes if name in stored and nbytes(stored[name]) <= SMALL]
-    sizes = {int(size) for tensor in small if not is_external(tensor) for size in numpy_helper.to_array(tensor).flat}
+    """The sizes in constants of which shapes are made that values are brought to."""
+    stored = {name: tensor for name, tensor in _constants(model) if nbytes(tensor) <= SMALL}
+    read = [
+        name
+        for node in model.graph.node
+        for name in (node.input[1:2] if node.op_type in ("Reshape", "Expand") else node.input)
+        if node.op_type in ("Reshape", "Expand", "Concat")
+    ]
+    whole = (stored[name] for name in read if name in stored and stored[name].data_type == TensorProto.INT64)
+    return _tried({int(size) for tensor in whole for size in numpy_helper.to_array(tensor).flat})
+
+
+def _demanded(model: ModelProto) -> list[int]:
+    """The lengths of stored vectors that values meet entry by entry, and of the rows that stored matrices multiply."""
+    dims = {name: tensor.dims for name, tensor in _constants(model)}
+    sizes: set[int] = set()
+    for node in model.graph.node:
+        if node.op_type in ENTRY_BY_ENTRY:
+            sizes.update(dims[name][0] for name in node.input if len(dims.get(name, ())) == 1)
+        elif node.op_type in ("MatMul", "Gemm") and len(dims.get(node.input[1], ())) == 2:
+            transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+            sizes.add(dims[node.input[1]][transposed])
+    return _tried(sizes)
+
+
+def _constants(model: ModelProto) -> Iterator[tuple[str, TensorProto]]:
+    """What is stored in a model itself, and the name of the value."""
+    yield from ((tensor.name, tensor) for tensor in model.graph.initializer if not is_external(tensor))
+    for node in model.graph.node:
+        for attribute in node.attribute if node.op_type == "Constant" else ():
+            if attribute.type == AttributeProto.TENSOR:
+                yield node.output[0], attribute.t
+
+
+def _tried(sizes: set[int]) -> list[int]:
+    """Of sizes that are found in a model those that are tried, small ones first."""
     return sorted(size for size in sizes - set(SIZES) if 1 < size <= LONGEST)[:MOST]
 
 

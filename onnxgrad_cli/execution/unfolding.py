@@ -17,6 +17,9 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.types import Shape, shape_of
 
+WIDE = 16
+"""Taps along one axis beyond which their positions are gathered at once, instead of slices tap by tap."""
+
 TO_THE_END = np.iinfo(np.int64).max
 
 
@@ -56,7 +59,7 @@ class _Unfolded:
         self.nodes: list[NodeProto] = []
         self._graph, self._name = model.graph, node.output[0]
         given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        kernel, axes = weight[2:], range(2, len(weight))
+        kernel, axes, self._rank = weight[2:], range(2, len(weight)), len(weight)
         groups, ones = given.get("group", 1), [1] * len(kernel)
         strides, dilations = given.get("strides") or ones, given.get("dilations") or ones
         pads = given.get("pads") or [0] * 2 * len(kernel)
@@ -64,11 +67,19 @@ class _Unfolded:
         if any(pads):
             begin, end = pads[: len(kernel)], pads[len(kernel) :]
             image = self._add("Pad", image, self._ints(0, 0, *begin, 0, 0, *end))
-        taps = [
-            self._tap(image, tap, kernel, strides, dilations, axes) for tap in itertools.product(*map(range, kernel))
-        ]
-        product = self._product(taps, node.input[1], weight, groups)
-        head, tail = self._sizes(taps[0], 0, 1), self._sizes(taps[0], 2, TO_THE_END)
+        wide = [axis for axis, size in zip(axes, kernel, strict=True) if size > WIDE]
+        if len(wide) == 1 and math.prod(kernel) == kernel[wide[0] - 2] and math.prod(strides) == strides[wide[0] - 2]:
+            at = wide[0] - 2
+            patches = self._gathered(image, wide[0], kernel[at], strides[at], dilations[at])
+            tail = self._sizes(patches, 3, TO_THE_END)
+        else:
+            taps = [
+                self._tap(image, at, kernel, strides, dilations, axes) for at in itertools.product(*map(range, kernel))
+            ]
+            patches = self._beside(taps)
+            tail = self._sizes(taps[0], 2, TO_THE_END)
+        product = self._product(patches, node.input[1], weight, groups)
+        head = self._sizes(image, 0, 1)
         result = self._add("Reshape", product, self._add("Concat", head, self._ints(weight[0]), tail, axis=0))
         if len(node.input) > 2 and node.input[2]:
             bias = self._add("Reshape", node.input[2], self._ints(-1, *ones))
@@ -87,15 +98,27 @@ class _Unfolded:
         ends = [-rest if rest else TO_THE_END for rest in left]
         return self._add("Slice", image, *(self._ints(*each) for each in (starts, ends, axes, strides)))
 
-    def _product(self, taps: Sequence[str], weight: str, shape: Sequence[int], groups: int) -> str:
+    def _beside(self, taps: Sequence[str]) -> str:
+        """What lies under each tap, side by side: [N, C, taps, out]."""
+        if len(taps) == 1:
+            return taps[0]
+        return self._add("Concat", *(self._add("Reshape", tap, self._ints(0, 0, 1, -1)) for tap in taps), axis=2)
+
+    def _gathered(self, image: str, axis: int, size: int, stride: int, dilation: int) -> str:
+        """The same where one axis of the kernel has taps, by their positions on that axis: [N, C, taps, *out]."""
+        last = self._add("Sub", self._sizes(image, axis, axis + 1), self._ints((size - 1) * dilation))
+        starts = self._add("Range", self._int(0), self._add("Reshape", last, self._ints()), self._int(stride))
+        offsets = self._add("Reshape", self._ints(*range(0, size * dilation, dilation)), self._ints(size, 1))
+        taken = self._add("Gather", image, self._add("Add", starts, offsets), axis=axis)
+        rest = [other for other in range(2, self._rank + 1) if other != axis]
+        return self._add("Transpose", taken, perm=[0, 1, axis, *rest])
+
+    def _product(self, patches: str, weight: str, shape: Sequence[int], groups: int) -> str:
         """The weight times the patches, [N, groups, M/groups, out].
 
         Taps lie beside each other within a channel, as they do in the weight, so that neither is transposed.
         """
-        outputs, rows = shape[0] // groups, shape[1] * len(taps)
-        patches = taps[0]
-        if len(taps) > 1:
-            patches = self._add("Concat", *(self._add("Reshape", tap, self._ints(0, 0, 1, -1)) for tap in taps), axis=2)
+        outputs, rows = shape[0] // groups, math.prod(shape[1:])
         several = (groups,) if groups > 1 else ()
         patches = self._add("Reshape", patches, self._ints(0, *several, rows, -1))
         return self._add("MatMul", self._add("Reshape", weight, self._ints(*several, outputs, rows)), patches)
@@ -104,8 +127,14 @@ class _Unfolded:
         return self._add("Slice", self._add("Shape", x), self._ints(start), self._ints(end))
 
     def _ints(self, *values: int) -> str:
+        return self._constant(np.array(values, np.int64))
+
+    def _int(self, value: int) -> str:
+        return self._constant(np.array(value, np.int64))
+
+    def _constant(self, values: np.ndarray) -> str:
         name = f"{self._name}/ints/{len(self._graph.initializer)}"
-        self._graph.initializer.append(numpy_helper.from_array(np.array(values, np.int64), name))
+        self._graph.initializer.append(numpy_helper.from_array(values, name))
         return name
 
     def _add(self, op_type: str, *inputs: str, **attributes: Any) -> str:

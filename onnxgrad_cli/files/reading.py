@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 from onnx import ModelProto
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.files.contents import check_contents
 from onnxgrad_cli.files.external_data import check_external_data, restate_references, tensors
 from onnxgrad_cli.ir.dialects import complaint, mend
+from onnxgrad_cli.ir.functions import check_growth
 from onnxgrad_cli.ir.skeleton import copied, skeleton
 from onnxgrad_cli.ir.types import is_external
 
@@ -19,6 +24,15 @@ ModelSource = str | Path | bytes | ModelProto
 
 STREAM = "-"
 """The name that stands for stdin and stdout."""
+
+HEAD = 4096
+"""Bytes by which it is told what a file is."""
+
+CHUNK = 2**24
+"""Bytes that are read at once of what is no file."""
+
+LARGEST = 2**31 - 1
+"""Bytes of a model without its external data: protobuf has no longer messages."""
 
 
 def load_model(path: str | Path) -> tuple[ModelProto, Path | None]:
@@ -77,27 +91,73 @@ def own_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto,
 
 
 def _checked(model: ModelProto, where: str, source: Path | None) -> ModelProto:
-    check_structure(model, where)
-    restate_references(model)
-    check_external_data(model, source)
+    try:
+        check_contents(model, where)
+        check_structure(model, where)
+        check_growth(model.functions, model.graph.node)
+        restate_references(model)
+        check_external_data(model, source)
+    except (TypeError, UnicodeDecodeError):  # protobuf gives out as bytes what it can't decode
+        found = not_text(model)
+        if not found:
+            raise
+        raise OnnxgradError(f"{where} is no valid ONNX model: {found}", "export it again") from None
     return model
+
+
+def not_text(message: Message) -> str:
+    """Which text in a message, as a name in a model, is not UTF-8; "" for none."""
+    for field, value in message.ListFields():
+        for each in value if field.is_repeated else (value,):
+            if isinstance(each, Message):
+                found = not_text(each)
+                if found:
+                    return found
+            elif isinstance(each, bytes) and field.type == field.TYPE_STRING:
+                return f"'{field.full_name}' is not UTF-8: {each[:100]!r}"
+    return ""
 
 
 def _read_stdin() -> bytes:
     if sys.stdin.isatty():
         raise UsageError("a model is expected on stdin, which is a terminal", "pipe it in, or name a file")
-    return sys.stdin.buffer.read()
+    return _read_stream(sys.stdin.buffer, "stdin")
 
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with path.open("rb") as stream:
+            return _read_stream(stream, f"'{path}'")
     except FileNotFoundError:
         raise OnnxgradError(f"no such file: '{path}'", _neighbours(path)) from None
     except IsADirectoryError:
         raise OnnxgradError(f"'{path}' is a directory", _neighbours(path / "model.onnx")) from None
     except OSError as error:
         raise OnnxgradError(f"'{path}' can't be read: {error.strerror}", "check its permissions") from None
+
+
+def _read_stream(stream: BinaryIO, where: str) -> bytes:
+    """What a stream holds: of one without an end, or of what is no model, no more than is needed to tell.
+
+    Raises:
+        OnnxgradError: it can't be a model, by its beginning or by its length.
+    """
+    parts = [stream.read(HEAD)]
+    _refuse_others(parts[0], where)
+    found = os.fstat(stream.fileno())
+    if stat.S_ISREG(found.st_mode) and found.st_size <= LARGEST:
+        stream.seek(0)
+        return stream.read()  # at once: to join parts takes as long as to read them
+    length = max(found.st_size, HEAD)
+    while length <= LARGEST and (part := stream.read(CHUNK)):
+        parts.append(part)
+        length += len(part)
+    if length > LARGEST:
+        raise OnnxgradError(
+            f"{where} is longer than 2 GB, which no ONNX model is",
+            "a larger model keeps its weights in a file beside it: export it with external data",
+        )
+    return b"".join(parts)
 
 
 def _neighbours(path: Path) -> str | None:
@@ -114,12 +174,17 @@ def _neighbours(path: Path) -> str | None:
     return f"models there: {', '.join(models[:5])}" if models else None
 
 
-def _parse(data: bytes, where: str) -> ModelProto:
-    if not data:
+def _refuse_others(head: bytes, where: str) -> None:
+    """Refuse what is no model by its first bytes."""
+    if not head:
         raise OnnxgradError(f"{where} is empty", "its export or copy was interrupted")
-    foreign = _what_else(data[:4096])
+    foreign = _what_else(head)
     if foreign:
         raise OnnxgradError(f"{where} {foreign[0]}", foreign[1])
+
+
+def _parse(data: bytes, where: str) -> ModelProto:
+    _refuse_others(data[:HEAD], where)
     model = ModelProto()
     try:
         model.ParseFromString(data)
@@ -146,8 +211,10 @@ def _what_else(head: bytes) -> tuple[str, str] | None:
     for magic, what, hint in _MAGIC:
         if head.startswith(magic) or (magic == b"ORTM" and head[4:8] == magic):
             return what, hint
+    if head[0] < 1 << 3 or head[0] & 7 not in (0, 2):  # a field has a number, and those of a model are of two kinds
+        return "does not begin as an ONNX model does", "its copy was interrupted, or it is something else"
     try:
-        text = head.decode(errors="ignore" if len(head) == 4096 else "strict")
+        text = head.decode(errors="ignore" if len(head) == HEAD else "strict")
     except UnicodeDecodeError:
         return None
     if all(c.isprintable() or c in "\t\r\n" for c in text):

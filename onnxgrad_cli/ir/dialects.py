@@ -157,7 +157,10 @@ def complaint(bare: ModelProto, full: bool = False) -> str:
         bare: the model without its weights (see `skeleton`), mended; it is changed.
         full: whether types and shapes are inferred and compared with what is declared.
     """
-    unknown = unknown_operators(bare)
+    for entry in bare.opset_import:
+        if not 0 <= entry.version <= NEVER:
+            return f"it imports version {entry.version} of '{entry.domain or STANDARD}'"
+    unknown = unknown_operators(bare) or _unbound_attribute(bare)
     if unknown:
         return unknown
     if not _opset(bare) and any(not node.domain for node in bare.graph.node):
@@ -178,6 +181,17 @@ def complaint(bare: ModelProto, full: bool = False) -> str:
         onnx.checker.check_model(bare)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
         return " ".join(line.strip() for line in str(error).splitlines() if line.strip())[:600]
+    return ""
+
+
+def _unbound_attribute(model: ModelProto) -> str:
+    """An attribute that refers to one of a function, and stands in none, which the checker lets pass; "" for none."""
+    for node in with_bodies(model.graph.node):
+        for attribute in node.attribute:
+            if attribute.ref_attr_name:
+                label = node.name or next(iter(node.output), node.op_type)
+                what = f"attribute '{attribute.name}' of node '{label}' ({node.op_type})"
+                return f"{what} refers to '{attribute.ref_attr_name}' of a function, and stands in none"
     return ""
 
 

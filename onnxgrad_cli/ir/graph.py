@@ -36,6 +36,7 @@ class Graph:
         hints: what the model stores of values though it could be inferred; see `passes.prepare.declarations`.
         assumed: values whose shape, or part of it, is known from `hints` alone.
         confirmed: those of `assumed` that a run of the model has confirmed.
+        follows_shapes: whether onnx is to follow the integers that make shapes: not where they fill the memory.
         observed: types that were read off a run of the model; their sizes have no names.
         multiples: symbols that we have made for a multiple of another one, as (factor, symbol).
         original_names: every name of a value or node that the model had before anything was done to it.
@@ -54,6 +55,7 @@ class Graph:
         self.hints: dict[str, ValueInfoProto] = {}
         self.assumed: dict[str, TypeProto] = {}
         self.confirmed: set[str] = set()
+        self.follows_shapes = True
         self.observed: dict[str, TypeProto] = {}
         self.multiples: dict[str, tuple[int, str]] = {}
         self.initializers: dict[str, TensorProto] = {t.name: t for t in proto.graph.initializer}

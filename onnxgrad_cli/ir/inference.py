@@ -14,6 +14,7 @@ from typing import NamedTuple
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
 
+from onnxgrad_cli.common.memory import GB, limited_memory
 from onnxgrad_cli.errors import OnnxgradError, Unknown
 from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.einsum import einsum_shape
@@ -52,7 +53,7 @@ def infer_types(graph: Graph) -> None:
     graph.assumed.clear()
     while True:
         symbols = {dim.dim_param: dim.dim_param for dim in dims_in(bare.graph)}
-        inferred, error = _inferred(bare)
+        inferred, error = _inferred(bare, graph)
         _adopt_types(graph, inferred.graph, symbols)
         more = _beyond_onnx(graph, stated)  # what follows a value without a type is a contradiction to onnx
         if not more and error and graph.assumed:
@@ -108,7 +109,7 @@ def declare(graph: Graph) -> None:
     """Write into the model the types whose shape would not be inferred from it again."""
     if graph.declared_shapes.isdisjoint(graph.made()):
         return
-    again = _inferred(graph.skeleton())[0].graph
+    again = _inferred(graph.skeleton(), graph)[0].graph
     found = {v.name for v in (*again.input, *again.output, *again.value_info) if shape_of(v.type) is not None}
     lost = [name for node in graph.nodes for name in node.output if name and name not in found]
     types = {name: graph.types[name] for name in lost if shape_of(graph.types.get(name)) is not None}
@@ -120,12 +121,16 @@ def declare(graph: Graph) -> None:
         values.extend(itertools.starmap(onnx.helper.make_value_info, types.items()))
 
 
-def _inferred(bare: ModelProto) -> tuple[ModelProto, Exception | None]:
+def _inferred(bare: ModelProto, graph: Graph) -> tuple[ModelProto, Exception | None]:
     """The model with what types can be inferred, and what contradicts, if anything does."""
-    try:
-        return onnx.shape_inference.infer_shapes(bare, strict_mode=True, data_prop=True), None
-    except onnx.shape_inference.InferenceError:
-        pass  # data propagation takes some float vectors for shapes, and then refuses valid models
+    if graph.follows_shapes:
+        try:
+            with limited_memory(GB):
+                return onnx.shape_inference.infer_shapes(bare, strict_mode=True, data_prop=True), None
+        except onnx.shape_inference.InferenceError:
+            pass  # data propagation takes some float vectors for shapes, and then refuses valid models
+        except MemoryError:  # a vector that Concat doubles forty times would have 2^40 entries
+            graph.follows_shapes = False
     try:
         return onnx.shape_inference.infer_shapes(bare, strict_mode=True), None
     except onnx.shape_inference.InferenceError as error:

@@ -50,21 +50,27 @@ def give_own_statistics(model: ModelProto, names: Collection[str]) -> None:
     """Give BatchNormalizations the running statistics of their own that are among `names`: copies of the shared ones.
 
     Args:
-        model: its nodes and initializers are changed, and in old files its inputs, for initializers are inputs there.
+        model: its nodes and initializers are changed, and in old files its inputs, for initializers are inputs there. A
+            shared tensor that nobody reads any more is removed.
         names: as `own_statistics` has them; others are ignored.
     """
     graph = model.graph
     stored = {tensor.name: tensor for tensor in graph.initializer}
+    left = set()
     for node in filter(is_batch_normalization, graph.node):
         for position, name in own_statistics(node).items():
             shared = stored.get(node.input[position]) if name in names else None
             if shared is not None:
                 node.input[position] = name
+                left.add(shared.name)
                 copy = graph.initializer.add()
                 copy.CopyFrom(shared)
                 copy.name = name
                 if model.ir_version < INITIALIZERS_ALONE:
                     graph.input.append(helper.make_tensor_value_info(name, copy.data_type, copy.dims))
+    read = {name for node in with_bodies(graph.node) for name in node.input} if left else set()
+    for name in left - read - {value.name for value in (*graph.input, *graph.output)}:
+        graph.initializer.remove(stored[name])
 
 
 def is_for_inference(node: NodeProto) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from onnx import NodeProto
 
+from onnxgrad_cli.ir.nodes import FORWARD
+
 SCOPES = "pkg.torch.onnx.name_scopes"
 """The metadata in which PyTorch's newer exporter keeps the modules around a node, and the node's own name."""
 
@@ -16,13 +18,18 @@ VIEWS = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpo
 
 def modules_around(node: NodeProto) -> tuple[str, ...]:
     """The modules a node lies in, outermost first, each with its whole path: by its exporter, or by its name."""
+    return _noted(node) or folders(node.name)
+
+
+def _noted(node: NodeProto) -> tuple[str, ...]:
+    """The modules that an exporter has noted in a node's metadata."""
     text = next((entry.value for entry in node.metadata_props if entry.key == SCOPES), "[]")
     try:
         scopes = list(map(str, ast.literal_eval(text)))
     except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):  # not as PyTorch writes it
         scopes = []
     named = [scope for scope in scopes[:-1] if scope and not scope.startswith("_empty_nn_module")]
-    return tuple(dict.fromkeys(named)) if scopes else folders(node.name)
+    return tuple(dict.fromkeys(named))
 
 
 def folders(name: str) -> tuple[str, ...]:
@@ -32,8 +39,12 @@ def folders(name: str) -> tuple[str, ...]:
 
 
 def module_path(node: NodeProto) -> str:
-    """The path of the innermost module around a node, as 'encoder.layers.0.linear1'; "" where nothing tells."""
-    return next(reversed(modules_around(node)), "").replace("/", ".")
+    """The path of the innermost module around a node, as 'encoder.layers.0.linear1'; "" where nothing tells.
+
+    Of a node that stands for a part of one of the file, it is that of the latter.
+    """
+    name = next((entry.value for entry in node.metadata_props if entry.key == FORWARD), node.name)
+    return next(reversed(_noted(node) or folders(name)), "").replace("/", ".")
 
 
 def readers(nodes: Iterable[NodeProto], names: Iterable[str]) -> dict[str, list[NodeProto]]:

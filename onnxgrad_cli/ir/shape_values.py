@@ -25,6 +25,9 @@ Sizes = list[Dim | None]
 SAME_RANK = frozenset("Pad Resize Slice Tile Upsample".split())
 """Operators whose result has as many axes as their first input, whatever the others hold."""
 
+LARGEST = 2**63 - 1
+"""The largest size."""
+
 DEEPEST = 200
 """How many nodes are followed back from a shape."""
 
@@ -66,7 +69,7 @@ class ShapeValues:
             found = None
         if found is None or found.size > SMALL // 8:
             return self._of_known_length(name)
-        return found
+        return _each(_if_a_size, found)
 
     def _of_known_length(self, name: str) -> Entries | None:
         """Nothing is known of the entries but how many there are."""
@@ -87,7 +90,7 @@ class ShapeValues:
             symbols.remove(symbol)
         if not below or above % below or len(symbols) > 1:
             return None
-        return self._multiple(above // below, symbols[0]) if symbols else above // below
+        return self._multiple(above // below, symbols[0]) if symbols else _if_a_size(above // below)
 
     def _factors(self, sizes: Sequence[Dim | None]) -> tuple[int, list[str]]:
         """The number and the symbols that sizes are the product of."""
@@ -100,6 +103,8 @@ class ShapeValues:
         """The symbol of a multiple of a symbol: the same for the same."""
         if factor in (0, 1):
             return symbol if factor else 0
+        if _if_a_size(factor) is None:
+            return None
         name = f"{factor}*{symbol}"
         if name in self.graph.multiples:
             return name
@@ -126,6 +131,11 @@ def computed_shape(values: ShapeValues, node: NodeProto) -> Sizes | None:
 
 def _attributes(node: NodeProto) -> dict[str, Any]:
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def _if_a_size(entry: Dim | None) -> Dim | None:
+    """The entry, unless it is a number that int64 does not hold: those of a chain of products outgrow any memory."""
+    return None if isinstance(entry, int) and abs(entry) > LARGEST else entry
 
 
 def _plain(array: object) -> Entries:

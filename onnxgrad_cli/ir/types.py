@@ -86,6 +86,18 @@ def itemsize(dtype: int) -> int:
     return int(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(dtype)).itemsize)
 
 
+BITS: dict[int, int] = {
+    TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.FLOAT4E2M1: 4, TensorProto.INT2: 2, TensorProto.UINT2: 2,
+    TensorProto.FLOAT6E2M3: 6, TensorProto.FLOAT6E3M2: 6,
+}  # fmt: skip
+"""Element type -> the bits of an element where it is stored, for those that share bytes."""
+
+
+def packed_bytes(tensor: TensorProto) -> int:
+    """The size of a tensor's values as they are stored, where short elements share bytes."""
+    return (nbytes(tensor) * BITS.get(tensor.data_type, 8) + 7) // 8
+
+
 def is_external(tensor: TensorProto) -> bool:
     """Whether the tensor's values stand in a file beside the model."""
     return tensor.data_location == TensorProto.EXTERNAL

@@ -22,6 +22,7 @@ from onnxgrad_cli.compat.artifacts import (
 )
 from onnxgrad_cli.compat.generate_artifacts import opens_frozen
 from onnxgrad_cli.errors import CheckFailed, UsageError
+from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import ModelSource, Switch, make_folder
 from onnxgrad_cli.jobs.build_attempt import BuildAttempt, BuildRequest
 from onnxgrad_cli.options import Options
@@ -33,6 +34,7 @@ FED = ("model input", "label", "sample weight")
 """The roles of what a step is fed besides the learning rate."""
 
 
+@judged
 def run_artifacts(
     model: ModelSource,
     folder: Path,

@@ -12,6 +12,7 @@ from onnx import ModelProto
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
+from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import ModelSource, own_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.jobs.build_attempt import BuildAttempt, BuildRequest
@@ -24,6 +25,7 @@ from onnxgrad_cli.standard.training_info import check_request, pack, step_model
 from onnxgrad_cli.verification.sizes import settle_sizes
 
 
+@judged
 def run_build(
     model: ModelSource,
     out: str | Path | None = None,
@@ -95,6 +97,7 @@ def _step(packed: ModelProto) -> ModelProto:
     return step_model(packed, 0)
 
 
+@judged
 def inspect(model: ModelSource, options: Options | None = None, *, command: str = "", tell: Tell = silent) -> Report:
     """Say what `run_build` would do with a model, and write nothing.
 

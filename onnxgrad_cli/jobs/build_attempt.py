@@ -13,6 +13,7 @@ from onnx import ModelProto
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import CheckFailed, OnnxgradError, UnsupportedError, UsageError, suggest
+from onnxgrad_cli.execution.limits import unasked
 from onnxgrad_cli.execution.observation import is_quick
 from onnxgrad_cli.files import (
     STREAM,
@@ -131,11 +132,12 @@ class BuildAttempt:
             The model to write; None where the model was refused or a check failed: `error` says why.
         """
         try:
-            self.built.run(after=after, stop_after=self.request.stop_after)
-            self._check_shapes()
-            result, trained = finish()
-            if self.request.proves:
-                self._prove(trained)
+            with unasked(limited=not self.request.verify):
+                self.built.run(after=after, stop_after=self.request.stop_after)
+                self._check_shapes()
+                result, trained = finish()
+                if self.request.proves:
+                    self._prove(trained)
         except (UnsupportedError, CheckFailed) as error:
             self.error = error
             return None

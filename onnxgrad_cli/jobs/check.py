@@ -1,42 +1,59 @@
-"""The proof of a training model that was built before."""
+"""The proof of a training model that was built before, or of a model of derivatives."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
+from onnx import ModelProto
+
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.compat.artifacts import with_stored
-from onnxgrad_cli.files import ModelSource, own_model
+from onnxgrad_cli.execution.judged import judged
+from onnxgrad_cli.files import ModelSource, load_external_data, own_model
 from onnxgrad_cli.jobs.proof_data import fit, read_data
-from onnxgrad_cli.metadata import describe
+from onnxgrad_cli.metadata import describe, read_derived
+from onnxgrad_cli.verification.derived import prove_derived, roles_of
 from onnxgrad_cli.verification.proof import Proof, prove
 
 
+@judged
 def run_check(
     model: ModelSource,
     *,
     data: Path | None = None,
+    original: Path | None = None,
     sizes: Mapping[str, int] | None = None,
     seed: int = 0,
     tell: Tell = silent,
 ) -> Proof:
-    """Prove the gradients of a training model that `run_build` wrote.
+    """Prove the gradients of a training model that `run_build` wrote, or the derivatives that `run_derive` did.
 
     Args:
-        model: the training model; '-' is stdin.
+        model: the training model, or the model of derivatives; '-' is stdin.
         data: an .npz with arrays for its inputs and weights, by name; what is missing is drawn at random.
+        original: the model that it was made from: what it computes is compared, and second derivatives need it.
         sizes: sizes of symbolic dimensions, for what is drawn.
         seed: of what is drawn.
 
     Raises:
-        UsageError: it is no training model, or the data do not fit it.
+        UsageError: it is neither, or the data do not fit it.
         OnnxgradError: a file can't be read.
     """
     proto, path = own_model(model)
-    roles = describe(proto)
-    if path is not None:
+    derived = read_derived(proto)
+    roles = roles_of(proto, derived) if derived is not None else describe(proto)
+    if path is not None and derived is None:
         proto = with_stored(proto, path)
-    arrays = read_data(data) if data else {}
-    arrays, measured = fit(arrays, proto, roles, tell, data)
-    return prove(proto, roles, path, None, arrays, {**(sizes or {}), **measured}, seed, force=True)
+    before = _with_own_weights(*own_model(original)) if original is not None else None
+    arrays, measured = fit(read_data(data) if data else {}, proto, roles, tell, data)
+    bound = {**(sizes or {}), **measured}
+    if derived is not None:
+        return prove_derived(proto, derived, path, before, arrays, bound, seed, force=True)
+    return prove(proto, roles, path, before, arrays, bound, seed, force=True)
+
+
+def _with_own_weights(model: ModelProto, path: Path | None) -> ModelProto:
+    """A model with its external data, which lie beside another file than those of the model that is checked."""
+    load_external_data(model, path)
+    return model

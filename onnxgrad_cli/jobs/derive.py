@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 from onnx import ModelProto
 
 from onnxgrad_cli.common.choices import Derivative
@@ -12,14 +14,26 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.compat.onnx_derivative import DerivativeOptions, check, cotangents, loss_gradient
 from onnxgrad_cli.derivatives.derivative_model import float_initializers, float_inputs, open_model
 from onnxgrad_cli.derivatives.kinds import derive
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import CheckFailed, UsageError
 from onnxgrad_cli.files import STREAM, ModelSource, check_external_data, check_target, own_model, save_model
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.jobs.proof_data import fit, read_data
 from onnxgrad_cli.jobs.targets import target_of
+from onnxgrad_cli.metadata import read_derived
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.parameters.patterns import matching
+from onnxgrad_cli.verification.derived import prove_derived, roles_of
+from onnxgrad_cli.verification.proof import PROVED, Proof
 from onnxgrad_cli.verification.sizes import settle_sizes
 from onnxgrad_cli.verification.written import check_opens
+
+
+class Derivation(NamedTuple):
+    """A model of derivatives, the files written, and what became of the proof; None where there was to be none."""
+
+    model: ModelProto
+    files: list[Path]
+    proof: Proof | None
 
 
 def run_derive(
@@ -33,10 +47,12 @@ def run_derive(
     loss_output: str | None = None,
     labels: Sequence[str] = (),
     options: Options | None = None,
+    verify: bool | None = None,
+    test_data: Path | None = None,
     force: bool = False,
     tell: Tell = silent,
-) -> tuple[ModelProto, list[Path]]:
-    """Write the model of a derivative of the model in a file.
+) -> Derivation:
+    """Write the model of a derivative of the model in a file, once it is proved, or can't be.
 
     Args:
         model: the model; '-' is stdin.
@@ -45,17 +61,20 @@ def run_derive(
         flags: see `DerivativeOptions`; for other kinds than vjp, KeepOutputs alone means something.
         loss_output, labels: with the flag Loss, the output that is the loss, and the inputs that get no gradient.
         options: shapes and modes, as for a build.
+        verify: prove the derivatives; by default where that takes a few seconds.
+        test_data: an .npz with arrays to prove them on, by input name; what is missing is drawn at random.
         force: replace a file that onnxgrad did not write.
         tell: takes what is narrated: what the model says of its sizes and does not keep, or could not be tested.
 
     Returns:
-        The model, and the files written, the model first.
+        The model, the files written, the model first, and what became of the proof.
 
     Raises:
+        CheckFailed: a derivative is wrong, `verify` asks for a proof that there is none of, or onnxruntime opens the
+            model and not what would be written; nothing is written.
         UsageError: the request does not fit the model, or a file would be replaced that must not be.
         UnsupportedError: the model can't be differentiated.
         OnnxgradError: the model can't be read, or a file can't be written.
-        CheckFailed: onnxruntime does not open what would be written, and opens the model.
     """
     options = options or Options()
     check(flags)
@@ -82,6 +101,40 @@ def run_derive(
             proto, kind, of=of, wrt=wrt, keep_outputs=DerivativeOptions.KeepOutputs in flags,
             cotangents=cotangents(flags), path=path, options=options,
         )  # fmt: skip
-    runs = DerivativeOptions.KeepYieldOp not in flags  # else onnxruntime-training alone does
-    check_written = check_opens(derived, proto, path) if runs else None
-    return derived, save_model(derived, STREAM if target is None else target, path, force, check=check_written)
+    data = read_data(test_data) if test_data else {}
+    proof = None if verify is False else _proof(derived, proto, path, data, options, verify is True, tell)
+    judged = verify is not False and DerivativeOptions.KeepYieldOp not in flags  # which onnxruntime-training runs
+    check_written = check_opens(derived, proto, path) if judged else None
+    files = save_model(derived, STREAM if target is None else target, path, force, check=check_written)
+    return Derivation(derived, files, proof)
+
+
+def _proof(
+    model: ModelProto, original: ModelProto, path: Path | None, data: Mapping[str, np.ndarray], options: Options,
+    demanded: bool, tell: Tell,
+) -> Proof:  # fmt: skip
+    """What became of the proof of a model of derivatives.
+
+    Raises:
+        CheckFailed: a derivative is wrong, or a proof is demanded and there is none.
+        UsageError: the data do not fit the model.
+    """
+    tell("verifying the derivatives", 1)
+    said = read_derived(model)
+    assert said is not None
+    arrays, sizes = fit(data, model, roles_of(model, said), tell)
+    sizes = {**{symbol: size for symbol, size in options.dims.items() if size}, **sizes}
+    proof = prove_derived(
+        model, said, path, original, arrays, sizes, force=demanded, note=lambda check: tell(f"checking: {check}", 1)
+    )
+    if proof.failed:
+        raise CheckFailed(
+            f"the model of derivatives does not pass its checks: {proof.why}",
+            "the model was not written; `verify=False` writes it all the same",
+        )
+    if demanded and proof.verdict != PROVED:
+        raise CheckFailed(
+            f"the model of derivatives is not proved, as was asked for: {proof.why}",
+            "the model was not written; without `verify=True` it is",
+        )
+    return proof

@@ -11,9 +11,11 @@ from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.wording import in_flags
 from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import ModelSource, own_model
 from onnxgrad_cli.ir.domains import full_name, is_standard, plain_domain
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.modes import is_for_inference
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.provenance import provenance
 from onnxgrad_cli.ir.types import UNNAMED, in_words
@@ -29,6 +31,7 @@ MODES = ("BatchNormalization", "Dropout")
 """Operators that do another thing in training."""
 
 
+@judged
 def doctor(model: ModelSource, options: Options | None = None, *, command: str = "", tell: Tell = silent) -> Diagnosis:
     """Say what a model file is and how well it can be trained, and write nothing.
 
@@ -160,15 +163,9 @@ def _modes(model: ModelProto) -> Iterator[str]:
     """How many nodes there are that do another thing in training, and as what they stand there."""
     for op_type in MODES:
         nodes = [node for node in with_bodies(model.graph.node) if node.op_type == op_type]
-        training = sum(_trains(node) for node in nodes)
+        training = sum(not is_for_inference(node) for node in nodes)
         if nodes:
             yield f"{len(nodes)} of {op_type}, {training} of them in training mode"
-
-
-def _trains(node: NodeProto) -> bool:
-    if node.op_type == "Dropout":
-        return len(node.input) > 2 and bool(node.input[2])
-    return any(a.name == "training_mode" and a.i for a in node.attribute)
 
 
 def _folded(model: ModelProto) -> list[str]:

@@ -15,6 +15,7 @@ from onnx import ModelProto
 from onnxgrad_cli.autodiff.definitions.preview import PREVIEW
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import Refusal, UnsupportedError, UsageError
+from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import STREAM, ModelSource, Switch, check_target, own_model, save_model, stage_model
 from onnxgrad_cli.ir.dialects import mend
 from onnxgrad_cli.ir.graph import Graph
@@ -54,6 +55,7 @@ class Piece:
     bindings: dict[str, str]
 
 
+@judged
 def run_expand(
     model: ModelSource,
     out: str | Path | None = None,

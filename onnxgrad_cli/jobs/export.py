@@ -8,6 +8,7 @@ from typing import Any
 
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model, save_model
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.jobs.targets import target_of
@@ -19,6 +20,7 @@ from onnxgrad_cli.training.run.merge import merge
 from onnxgrad_cli.verification.written import check_opens
 
 
+@judged
 def run_export(
     source: Path,
     model: ModelSource,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,28 +34,35 @@ def read_data(path: Path) -> dict[str, np.ndarray]:
 def fit(
     data: Mapping[str, np.ndarray], model: ModelProto, roles: Roles, tell: Tell, source: Path | None = None
 ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """The arrays that are inputs of a training model, in its types, and the sizes they give to its symbols.
+    """The arrays that are inputs of a training model or a model of derivatives, in its types, and the sizes they give
+    to its symbols.
 
     Raises:
         UsageError: none is an input, or one is of another shape or type, or holds a class or row that there is not.
     """
+    if not data:
+        return {}, {}
     types = {value.name: value.type for value in model.graph.input}
-    ranges = ranges_of(model) if data else {}
+    ranges = ranges_of(model) if roles.losses else {}
     sizes: dict[str, int] = {}
     fitting = {name: _fitted(name, data[name], types[name], sizes) for name in data if name in types}
     for name in filter(ranges.__contains__, fitting):
         check_whole(source or Path("the data"), name, data[name], ranges[name])
     unknown = [name for name in data if name not in fitting]
-    if data and not fitting:
+    if not fitting:
         raise UsageError(
-            f"no input of the training model is called {' or '.join(repr(name) for name in unknown[:5])}",
+            f"no input of the model is called {' or '.join(repr(name) for name in unknown[:5])}",
             suggest(unknown[0], roles.inputs, "inputs"),
         )
-    drawn = [name for name in roles.fed if name not in fitting]
-    for names, what in ((unknown, "not an input, left out"), (drawn, "not in the data, drawn at random")):
-        if data and names:
-            tell(f"{what}: {', '.join(names)}", 0)
+    _tell_apart(unknown, [name for name in roles.fed if name not in fitting], tell)
     return fitting, sizes
+
+
+def _tell_apart(unknown: Sequence[str], drawn: Sequence[str], tell: Tell) -> None:
+    """Say which arrays are no inputs, and which inputs have none."""
+    for names, what in ((unknown, "not an input, left out"), (drawn, "not in the data, drawn at random")):
+        if names:
+            tell(f"{what}: {', '.join(names)}", 0)
 
 
 def _fitted(name: str, array: np.ndarray, value_type: TypeProto, sizes: dict[str, int]) -> np.ndarray:

@@ -17,6 +17,7 @@ from onnxgrad_cli.common.choices import Init
 from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.execution.session import find_provider
 from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model, save_bytes, save_model
 from onnxgrad_cli.jobs.targets import target_of
@@ -137,6 +138,7 @@ class Trained:
     files: list[Path]
 
 
+@judged
 def run_train(
     model: ModelSource,
     data: str | Path,

@@ -20,6 +20,7 @@ from onnxgrad_cli.compat.random_feed import random_feed
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.interleaved_timing import interleaved
+from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.execution.session import load_onnxruntime, open_session
 from onnxgrad_cli.files import STREAM, ModelSource, own_model, save_bytes
 from onnxgrad_cli.ir.graph import Graph
@@ -59,6 +60,7 @@ class Measured:
     best: str
 
 
+@judged
 def run_tune(
     model: ModelSource,
     out: str | Path | None = None,

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import STREAM, ModelSource, check_target, read_model, save_bytes
 from onnxgrad_cli.view import Drawing, draw, fold, render
 from onnxgrad_cli.view.render import SUFFIXES
 
 
+@judged
 def run_view(
     model: ModelSource,
     out: str | Path | None = None,

@@ -7,10 +7,13 @@ Language Models, ICLR 2022.
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -18,9 +21,10 @@ from onnx import NodeProto, helper
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import Caution, UsageError
+from onnxgrad_cli.errors import Caution, UsageError, suggest
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.modules import module_path
 from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import Shape, dtype_of, is_float, shape_of
 from onnxgrad_cli.metadata import Adapter
@@ -137,15 +141,49 @@ def _asked(graph: Graph, options: AdaptationOptions, training: ParameterRecord) 
     """
     uses = graph.uses()
     quantized = {name: _weight(graph, uses, values) for name, values in quantized_matrices(graph).items()}
-    if not options.lora_target:
-        matrices = [name for name in training.adaptable if len(graph.initializers[name].dims) == 2]
-        found = {name: _weight(graph, uses, [name]) for name in matrices} | quantized
-        return {name: weight for name, weight in found.items() if weight.products & {"MatMul", "Gemm"}}
     floats = [n for n, t in graph.initializers.items() if len(t.dims) > 1 and is_float(graph.types[n])]
     every = {name: _weight(graph, uses, [name]) for name in floats} | quantized
-    chosen = matching(options.lora_target, list(every), "`lora_target`", "matrix weights")
-    frozen = matching(options.freeze, list(graph.initializers), "`freeze`", "float weights")
-    return {name: every[name] for name in chosen if name not in training.trained and name not in frozen}
+    flat = {name for name in training.adaptable if name in every and len(every[name].dims) == 2}
+    linear = {name for name in flat | quantized.keys() if every[name].products & {"MatMul", "Gemm"}}
+    chosen, frozen = linear, set[str]()
+    if options.lora_target:
+        chosen = set().union(*(_named(pattern, every, linear) for pattern in options.lora_target))
+        frozen = {*matching(options.freeze, list(graph.initializers), "`freeze`", "float weights"), *training.trained}
+        training.not_trained.update(dict.fromkeys(quantized.keys() - chosen, "frozen: not named by `lora_target`"))
+    return {name: weight for name, weight in every.items() if name in chosen and name not in frozen}
+
+
+ALL = "all-linear"
+"""The word for all matrices of MatMul and Gemm."""
+
+MODULES = {
+    "attention": re.compile(r"(self_?)?attn|.*attention.*|[qkvo]_proj|(in|out|qkv)_proj|query|key|value|qkv|c_attn"),
+    "mlp": re.compile(r"mlp|ffn?|feed_?forward|(gate|up|down)_proj|fc\d*|intermediate|c_fc"),
+}
+"""What modules of a transformer are called, by the word for them."""
+
+
+def _named(pattern: str, every: Mapping[str, _Weight], linear: set[str]) -> set[str]:
+    """The weights that a pattern names: by name, by the path of a module that reads them, or its end, or by a word.
+
+    Raises:
+        UsageError: it names none.
+    """
+    names = {name: [name, *weight.modules] for name, weight in every.items()}
+    if pattern == ALL:
+        found = linear
+    elif pattern in MODULES:
+        parts = {name: re.split("[./]", ".".join(names[name])) for name in linear}
+        found = {name for name in linear if any(map(MODULES[pattern].fullmatch, parts[name]))}
+    else:
+        ends = (pattern, f"*.{pattern}")
+        found = {n for n, own in names.items() if pattern in own or any(fnmatchcase(o, e) for o in own for e in ends)}
+    if not found:
+        known = [*itertools.chain(*names.values()), *MODULES, ALL]
+        raise UsageError(
+            f"`lora_target`: '{pattern}' matches no matrix weight", suggest(pattern, known, "matrix weights")
+        )
+    return found
 
 
 @dataclass(frozen=True)
@@ -164,6 +202,11 @@ class _Weight:
     def products(self) -> set[str]:
         """The kinds of nodes that read it."""
         return {reader.node.op_type for reader in self.readers}
+
+    @property
+    def modules(self) -> list[str]:
+        """The paths of the modules that read it, with dots: the innermost of each reader."""
+        return [path for reader in self.readers if (path := module_path(reader.node))]
 
 
 def _weight(graph: Graph, uses: Uses, values: Sequence[str]) -> _Weight:

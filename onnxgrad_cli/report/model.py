@@ -116,6 +116,7 @@ GOOD = frozenset({"built", "differentiable"})
 """The statuses of a report without trouble."""
 
 KINDS = {
+    "training mode": "Training mode: what the model says of a sample depends on the others of its batch, or on chance",
     "zero gradient": "Zero gradients: nothing trains these weights",
     "random operator": "Random operators: two runs give two losses, so compare runs with care",
     "low-precision type": "Low precision: values of 16 bits",

@@ -18,6 +18,7 @@ from onnxgrad_cli.verification.judgement import Judge, off
 from onnxgrad_cli.verification.loss_function import (
     FAITHFUL,
     LossFunction,
+    ScalarFunction,
     loss_function,
     moved,
     narrowest,
@@ -68,7 +69,7 @@ class _OtherLoss(Exception):
 
 
 @dataclass(frozen=True)
-class _Point:
+class Point:
     """What is known where a case is.
 
     Attributes:
@@ -77,12 +78,12 @@ class _Point:
         noise: by how much they are other at points that their precision can't tell from this one.
     """
 
-    loss: LossFunction
+    loss: ScalarFunction
     claims: Arrays
     noise: list[Arrays]
 
 
-def _point(case: Case) -> _Point:
+def _point(case: Case) -> Point:
     beside = [nearby(case.described, case.feeds, case.rng) for _ in range(NEAR)]
     outputs = [case.outputs, *map(case.run, beside)]
     factor = math.prod(float(case.feeds[n]) for n, role in case.roles.inputs.items() if role == "loss gradient")
@@ -97,16 +98,16 @@ def _point(case: Case) -> _Point:
         )
     case.measured_by = loss.name
     claims, *near = (_gradients(case, output) for output in outputs)
-    return _Point(loss, claims, [{name: other[name] - claims[name] for name in claims} for other in near])
+    return Point(loss, claims, [{name: other[name] - claims[name] for name in claims} for other in near])
 
 
 def _gradients(case: Case, outputs: Arrays) -> Arrays:
     """The gradients among outputs, but for those that leave out paths; in float32 at least."""
     whole = {n: output for n, output in case.roles.gradients.items() if n not in case.roles.partial}
-    return {name: _wide(outputs[output]) for name, output in whole.items()}
+    return {name: wide(outputs[output]) for name, output in whole.items()}
 
 
-def _wide(x: np.ndarray) -> np.ndarray:
+def wide(x: np.ndarray) -> np.ndarray:
     """An array in which numpy computes with its floats, and a difference of two that are alike is exact."""
     return x if x.dtype == np.float64 else np.asarray(x, np.float32)
 
@@ -158,10 +159,10 @@ def _in_double(case: Case) -> Found:
     found = _told(Judge(loss, exact, [], case.rng), case, named=True)
     if found.status != "passed":
         return found
-    return _in_single(point, exact, found, loss.value)
+    return in_single(point, exact, found, loss.value)
 
 
-def _in_single(point: _Point, exact: Arrays, found: Found, value: float) -> Found:
+def in_single(point: Point, exact: Arrays, found: Found, value: float) -> Found:
     """What the delivered gradients are worth, where those in float64 are right.
 
     Args:

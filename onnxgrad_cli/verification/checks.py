@@ -66,7 +66,7 @@ def _loads(case: Case) -> Found:
     return Found("skipped", f"{unproved}: {fault}", ends=True, leaves_unproved=f"{unproved}: {fault}")
 
 
-def _runs(case: Case) -> Found:
+def runs(case: Case) -> Found:
     """Whether the model runs on the data given, or on random data of some size; on such that its original takes too."""
     original = case.original if case.original is not None and case.original.loads else None
     failure = ""
@@ -137,13 +137,22 @@ def _is_finite(case: Case) -> Found:
     return Found("passed", "loss and every gradient")
 
 
-CHECKS: tuple[tuple[str, Callable[[Case], Found]], ...] = (
+Check = Callable[[Case], Found]
+
+OPENING: tuple[tuple[str, Check], ...] = (
     ("onnx checker", _is_valid),
     ("size", _is_quick),
     ("its Gradient node can be written out", _expands),
     ("loads in onnxruntime", _loads),
-    ("runs", _runs),
-    ("computes what the original computes", computes_the_original),
+    ("runs", runs),
+)
+"""What must hold of any model before its numbers are looked at."""
+
+ORIGINAL: tuple[str, Check] = ("computes what the original computes", computes_the_original)
+
+CHECKS: tuple[tuple[str, Check], ...] = (
+    *OPENING,
+    ORIGINAL,
     ("computes what the operators of the standard compute", _computes_the_standard),
     ("finite", _is_finite),
     ("gradients against differences of the loss", agrees_with_slopes),

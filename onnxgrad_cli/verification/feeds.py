@@ -146,8 +146,9 @@ def random_feeds(
     """Random arrays for the inputs that must be fed.
 
     Floats are normal, or between 0 and 1 if `positive`. Integers are valid as what they index; those that index
-    no weight are 0 or 1 if `masked`, else 1. Of labels that may say that a sample does not count, the first two count,
-    and of many each fifth does not.
+    no weight are 0 or 1 if `masked`, else 1; so is a number alone, for it may be a step or a length: of a step of 0 in
+    STFT onnxruntime ends the process. Of labels that may say that a sample does not count, the first two count, and of
+    many each fifth does not.
     """
     types = {value.name: value.type for value in described.model.graph.input}
     shapes = sized(_shapes(described), sizes)
@@ -160,7 +161,8 @@ def random_feeds(
             between = np.asarray(rng.uniform(0.05, 0.95, shape))  # every loss is defined between 0 and 1
             feeds[name] = between.astype(helper.tensor_dtype_to_np_dtype(dtype))
         else:
-            feeds[name] = draw(rng, dtype, shape, 0 if masked or name in limits else 1, limits.get(name, 2))
+            least = 0 if name in limits or (masked and (shape or dtype == TensorProto.BOOL)) else 1
+            feeds[name] = draw(rng, dtype, shape, least, limits.get(name, 2))
     for term in described.roles.losses:
         if term.ignore_index is not None and term.label in feeds:
             labels = feeds[term.label].reshape(-1)

@@ -5,16 +5,18 @@ gradients agree with differences of its loss.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from onnx import ModelProto
 
+from onnxgrad_cli.execution.limits import OverLimit, unasked
 from onnxgrad_cli.metadata import Roles
-from onnxgrad_cli.verification.case import Case
-from onnxgrad_cli.verification.checks import CHECKS
+from onnxgrad_cli.verification.case import NOTHING, Case, Found
+from onnxgrad_cli.verification.checks import CHECKS, Check
 from onnxgrad_cli.verification.original import Original
 from onnxgrad_cli.verification.written import Ran
 
@@ -105,23 +107,40 @@ def prove(
         note: gets the name of each check as it begins.
         keep: gets the run of the model, if it came to one, with which the file that is written is compared.
     """
-    proof = Proof()
     before = Original(original, path) if original is not None else None
     case = Case(model, roles, path, before, dict(data or {}), sizes or {}, np.random.default_rng(seed), force)
-    for name, check in CHECKS:
-        note(name)
-        start = time.perf_counter()
-        found = check(case)
-        if found.status:
-            proof.steps.append(Step(name, found.status, found.detail, time.perf_counter() - start))
-        if found.status == "failed":
-            proof.status = "failed"
-        if found.leaves_unproved:
-            proof.status, proof.reason = "skipped", found.leaves_unproved
-        if found.ends:
-            break
+    proof = checked(case, CHECKS, note)
     if keep and case.ran:
         keep(case.ran)
+    return proof
+
+
+def checked(case: Case, checks: Iterable[tuple[str, Check]], note: Callable[[str], object]) -> Proof:
+    """What checks find of a case, one after the other; `note` gets the name of each as it begins."""
+    proof = Proof()
+    with unasked(limited=not case.force) as patience:
+        for name, check in checks:
+            note(name)
+            start = time.perf_counter()
+            found = NOTHING
+            with suppress(OverLimit):
+                found = check(case)
+            if patience is not None and patience.spent:
+                found = _cut_short(patience.spent)
+            if found.status:
+                proof.steps.append(Step(name, found.status, found.detail, time.perf_counter() - start))
+            if found.status == "failed":
+                proof.status = "failed"
+            if found.leaves_unproved:
+                proof.status, proof.reason = "skipped", found.leaves_unproved
+            if found.ends:
+                break
     proof.executor = case.measured_by
     proof.conclude()
     return proof
+
+
+def _cut_short(limit: str) -> Found:
+    """What a check has found of which a run was cut short: nothing, whatever it took that for."""
+    reason = f"to run the model takes more than {limit}: ask for it with --verify"
+    return Found("skipped", reason, ends=True, leaves_unproved=reason)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from onnx import ModelProto
 
 from onnxgrad_cli.errors import Caution
+from onnxgrad_cli.execution.limits import OverLimit, unasked
 from onnxgrad_cli.execution.observation import Probe, fed_shapes, is_quick
 from onnxgrad_cli.execution.sizes import leading_symbols, sized, sizes_to_try, summed, symbol_at
 from onnxgrad_cli.ir.graph import Graph
@@ -80,10 +82,14 @@ def keep_promises(model: ModelProto, path: Path | None, tests: bool, sizes: Mapp
         return Promises()
     if not tests:
         return Promises(tuple(where), untested=UNTESTED)
-    runs = _baseline(model, path, sizes)
+    try:
+        with unasked(limited=is_quick(model)):
+            runs = _baseline(model, path, sizes)
+            broken = {s: axes for s, own in where.items() if (axes := runs.apart(own))} if runs else {}
+    except OverLimit as error:
+        return Promises(tuple(where), untested=f"which could not be tested: {error.message}")
     if runs is None:
         return Promises(tuple(where), untested="which could not be tested: the model does not run on drawn data")
-    broken = {symbol: axes for symbol, own in where.items() if (axes := runs.apart(own))}
     _forget(model, [axis for axes in broken.values() for axis in axes])
     return Promises(tuple(symbol for symbol in where if symbol not in broken), broken)
 
@@ -99,7 +105,9 @@ def wrong_shape(model: ModelProto, path: Path | None, graph: Graph, sizes: Mappi
     """
     names = [name for node in model.graph.node for name in node.output if shape_of(graph.types.get(name)) is not None]
     names = [name for name in names if name not in graph.initializers]
-    runs = _baseline(model, path, sizes, names)
+    runs: _Runs | None = None
+    with unasked(limited=is_quick(model)), suppress(OverLimit):
+        runs = _baseline(model, path, sizes, names)
     for each in runs.observed if runs is not None else ():
         bound: dict[str, int] = {}
         for name, shape in each.items():
@@ -155,6 +163,8 @@ class _Runs:
         shapes = self._assigned(classes, descending)
         try:
             values = self._probe(shapes)
+        except OverLimit:
+            raise
         except Exception:  # onnxruntime's exceptions share no base class
             return False
         self.observed.append({name: tuple(shape) for name, shape in shapes.items()})

@@ -236,6 +236,54 @@ def test_config_with_unknown_option(shell: Shell) -> None:
     refused(shell, 2, "no TOML", command=("build", "mlp.onnx", "--config", "c.toml"))
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("epochs = [1, 2]", "'epochs' takes one value, not several"),
+        ("epochs = {a = 1}", "'epochs' takes numbers or text, not {'a': 1}"),
+        ("epochs = 1979-05-27", "'epochs' takes numbers or text, not datetime.date(1979, 5, 27)"),
+        ("epochs = inf", "'inf' is not a valid integer"),
+        ("train = [[1]]", "'train' takes one value, not several"),
+        ("dim = {batch = {a = 1}}", "'dim' takes numbers or text"),
+        ('out = "a\\u0000b"', r"'out' takes numbers or text, not 'a\x00b'"),
+        ("resume = 1", "'resume' is true or false, not 1"),
+        (f"epochs = {'9' * 5000}", "is no TOML"),
+        (f"epochs = {'[' * 5000}", "is no TOML"),
+    ],
+)
+def test_config_with_values_of_other_types(shell: Shell, line: str, words: str) -> None:
+    Path("c.toml").write_text(line + "\n")
+    refused(shell, 2, words, command=("train", "mlp.onnx", "--data", "d.npz", "--config", "c.toml"))
+
+
+def test_config_has_what_would_be_typed(shell: Shell) -> None:
+    Path("c.toml").write_text(
+        'label = 5\nkeep-outputs = true\ntrain = ["w1", "b*"]\nl2 = 1\nreport = "r.json"\ntrain_last = 2\n'
+        "[dim]\nbatch = 3\n"
+    )
+    result = shell("build", "mlp.onnx", "-o", "out/train.onnx", "--config", "c.toml", "--no-verify", "--json")
+    assert result.code == 0, result.err
+    options = result.json["asked"]["options"]
+    assert (options["--label"], options["--train"], options["--dim"]) == ("5", "w1, b*", "batch=3"), options
+
+
+@pytest.mark.parametrize("command", [("build", "mlp.onnx", *BUILD), ("ops", "relu"), ("derive", "mlp.onnx")])
+def test_only_the_command_line_names_code(
+    shell: Shell, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("rules.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
+    Path("c.toml").write_text('rules = ["rules.py"]\n')
+    hint = "type it on the command line"
+    refused(shell, 2, "a configuration can't", "rules.py", hint, command=(*command, "--config", "c.toml"))
+    monkeypatch.setenv(f"ONNXGRAD_{command[0].upper()}_CONFIG", "c.toml")
+    refused(shell, 2, "a configuration can't", "rules.py", hint, command=command)
+    monkeypatch.delenv(f"ONNXGRAD_{command[0].upper()}_CONFIG")
+    monkeypatch.setenv(f"ONNXGRAD_{command[0].upper()}_RULES", "rules.py")
+    refused(shell, 2, "the environment can't", "rules.py", hint, command=command)
+    assert not Path("ran").exists()
+    assert shell(*command, "--rules", "rules.py").code == 0 and Path("ran").exists(), "who types it, means it"
+
+
 def test_rules_that_fail(shell: Shell) -> None:
     Path("r.py").write_text("1 / 0\n")
     refused(shell, 2, "'r.py' fails: ZeroDivisionError", command=("build", "mlp.onnx", *BUILD, "--rules", "r.py"))
@@ -248,7 +296,7 @@ def test_data_that_do_not_fit(shell: Shell) -> None:
 
     np.savez("d.npz", zz=np.zeros(3))
     build = ("build", "mlp.onnx", *BUILD, "--test-data")
-    refused(shell, 2, "no input of the training model is called 'zz'", command=(*build, "d.npz"))
+    refused(shell, 2, "no input of the model is called 'zz'", command=(*build, "d.npz"))
     refused(shell, 1, "no such file: 'gone.npz'", command=(*build, "gone.npz"))
     refused(shell, 1, "can't be read as an .npz file", command=(*build, "mlp.onnx"))
     for name, content in (("cut.npz", b"PK\x03\x04 cut short"), ("none.npz", b"")):
@@ -478,7 +526,7 @@ def test_interrupted_while_it_waits_for_stdin(shell: Shell) -> None:
         [*PROGRAM, "build", "-", *BUILD], stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment()
     )
     assert process.stdin and process.stderr
-    process.stdin.write(bytes(1 << 17))  # more than a pipe holds: now it reads
+    process.stdin.write(b"\x08" * (1 << 17))  # more than a pipe holds: now it reads
     process.stdin.flush()
     time.sleep(0.5)  # now it waits for more; between two reads Python would hear of the signal after the next one
     process.send_signal(signal.SIGINT)

@@ -1,6 +1,7 @@
 """Sizes that are tried for symbols of inputs."""
 
 import onnx
+import pytest
 
 from onnxgrad_cli.execution.sizes import MOST_ELEMENTS, SIZES, sized, sizes_to_try
 
@@ -10,6 +11,8 @@ EMPTY = onnx.ModelProto()
 def test_what_leads_is_a_batch_and_the_rest_grows() -> None:
     found = list(sizes_to_try({"x": ("batch", 3, "h", "w")}, EMPTY))
     assert [tuple(sizes.values()) for sizes in found] == [(2, size, size) for size in SIZES]
+    signals = list(sizes_to_try({"x": ("batch", "time")}, EMPTY))
+    assert [sizes["time"] for sizes in signals] == [*SIZES, 512, 1024]
 
 
 def test_a_symbol_may_be_the_sum_of_others_and_the_past_may_be_empty() -> None:
@@ -22,13 +25,20 @@ def test_a_symbol_may_be_the_sum_of_others_and_the_past_may_be_empty() -> None:
     assert first == {"past_n": 8, "n": 8, "total_n": 16}
 
 
-def test_sizes_that_are_left_behind_in_a_file_come_last() -> None:
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["" : 20]> g (float[N, L] x) => (float y)'
-        "<int64[2] s = {-1, 21}> { y = Reshape(x, s) }"
-    )
-    *_, last = sizes_to_try({"x": ("N", "L")}, model)
-    assert last == {"N": 2, "L": 21}
+@pytest.mark.parametrize(
+    ("nodes", "size"),
+    [
+        ("<int64[2] s = {-1, 21}> { y = Reshape(x, s) }", 21),
+        ("{ n = Constant<value = int64[1] {20}>() s = Concat<axis = 0>(n, m) y = Reshape(x, s) }", 20),
+        ("<float[3] b = {1, 2, 3}> { y = Add(x, b) }", 3),
+        ("<float[4, 1] w = {1, 2, 3, 4}> { y = MatMul(x, w) }", 4),
+        ("<float[1, 7] w = {1, 2, 3, 4, 5, 6, 7}> { y = Gemm<transB = 1>(x, w) }", 7),
+    ],
+)
+def test_sizes_that_a_file_has_left_behind_or_demands_are_tried(nodes: str, size: int) -> None:
+    text = '<ir_version: 10, opset_import: ["" : 20]> g (float[N, L] x, int64[1] m) => (float y)'
+    found = list(sizes_to_try({"x": ("N", "L")}, onnx.parser.parse_model(text + nodes)))
+    assert found[len(SIZES) :] == [{"N": 2, "L": each} for each in (size, 512, 1024)]
 
 
 def test_no_array_of_gigabytes_is_drawn() -> None:

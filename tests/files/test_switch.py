@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import onnx
@@ -18,7 +19,7 @@ import pytest
 from onnx import numpy_helper
 
 from onnxgrad_cli.errors import OnnxgradError
-from onnxgrad_cli.files import Switch, load_model, save_bytes, save_model, writing
+from onnxgrad_cli.files import Switch, load_model, save_bytes, save_model, switch, writing
 from tests.files.test_files import model_of, saved_outside
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="it has neither modes nor these signals")
@@ -115,10 +116,10 @@ def test_a_bound_head_never_stands_beside_parts_that_are_not_its_own(tmp_path: P
     head, part = tmp_path / "head", tmp_path / "part"
 
     def save(what: bytes) -> None:
-        with Switch(head, bound=True) as switch:
+        with Switch(head, bound=True) as files:
             for out in (head, part):
-                switch.stage(out, lambda file: file.write(what))
-            switch.commit()
+                files.stage(out, lambda file: file.write(what))
+            files.commit()
 
     for call in range(20):
         save(b"old")
@@ -154,6 +155,38 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) 
     assert len(names(tmp_path) - theirs) == 2
     save_bytes(b"onnxgrad", tmp_path / "other.onnx")
     assert names(tmp_path) == {"other.onnx", *theirs}
+
+
+def test_a_lock_that_its_last_holder_removed_is_taken_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has opened it by then would else hold what nobody else sees."""
+    hold, out, seen = switch.hold, tmp_path / "m.onnx", []
+
+    def late(file: IO[str]) -> bool:
+        if not seen:
+            Path(file.name).unlink()
+        seen.append(file.name)
+        return hold(file)
+
+    monkeypatch.setattr(switch, "hold", late)
+    with Switch(out):
+        assert len(seen) == 2
+        with pytest.raises(OnnxgradError, match="another process"):
+            save_bytes(b"", out)
+
+
+def test_an_interruption_after_the_heads_new_name_keeps_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "PROTOBUF_LIMIT", 1000)
+    replace = Path.replace
+
+    def interrupt(self: Path, target: Path) -> None:
+        replace(self, target)
+        if target.name == "m.onnx":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        save_model(model_of(np.full((4, 700), 3, np.float32)), tmp_path / "m.onnx")
+    assert (weight_of(tmp_path / "m.onnx") == 3).all() and len(names(tmp_path)) == 2
 
 
 def test_equal_process_ids_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,8 +281,8 @@ def test_data_that_are_a_link_out_of_the_folder_are_copied(tmp_path: Path) -> No
 def test_long_names_do_not_meet(tmp_path: Path) -> None:
     """Temporary names are longer than what they stand for, and are cut."""
     one, other = (tmp_path / f"{'ä' * 110}{end}" for end in ("", ".report.md"))
-    with Switch(one) as switch:
+    with Switch(one) as files:
         for out in (one, other):
-            switch.stage(out, lambda file: file.write(b"onnxgrad"))
-        switch.commit()
+            files.stage(out, lambda file: file.write(b"onnxgrad"))
+        files.commit()
     assert set(tmp_path.iterdir()) == {one, other}

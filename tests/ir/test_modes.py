@@ -6,9 +6,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import ModelProto, parser
+from onnx import ModelProto, numpy_helper, parser
 
-from onnxgrad_cli.ir.modes import put_in_inference
+from onnxgrad_cli.ir.modes import give_own_statistics, put_in_inference
 
 LAYER = "float[4] s = {1, 1, 1, 1}, float[4] b = {0, 0, 0, 0}, float[4] m = {1, 2, 3, 4}, float[4] v = {4, 4, 4, 4}"
 NORMALIZED = f"""<ir_version: 8, opset_import: ["": 17]>
@@ -75,3 +75,16 @@ def test_a_switch_that_nobody_reads_any_more_is_removed() -> None:
     model = parser.parse_model(IN_A_BODY)
     put_in_inference(model)
     assert [tensor.name for tensor in model.graph.initializer] == ["r", "on"]
+
+
+def test_statistics_of_their_own_for_layers_that_shared_them() -> None:
+    text = NORMALIZED.replace("{ y, m2", "{ h, m3, v3 = BatchNormalization<training_mode = 1>(x, b, s, m, v) y, m2")
+    model = parser.parse_model(text)
+    give_own_statistics(model, {"h/running_mean", "y/running_mean", "y/running_var", "other"})
+    assert [list(node.input[3:]) for node in model.graph.node] == [
+        ["h/running_mean", "v"], ["y/running_mean", "y/running_var"],
+    ]  # fmt: skip
+    names = [tensor.name for tensor in model.graph.initializer]
+    assert names == ["s", "b", "v", "h/running_mean", "y/running_mean", "y/running_var"]  # m has no reader any more
+    np.testing.assert_array_equal(numpy_helper.to_array(model.graph.initializer[3]), [1, 2, 3, 4])
+    onnx.checker.check_model(model)

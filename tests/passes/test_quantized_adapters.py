@@ -214,3 +214,104 @@ def test_a_language_model_of_four_bits_learns(shell: Shell) -> None:
     wanted = Executor(taught, fallback=False)(feeds)["logits"]
     np.testing.assert_allclose(Executor(onnx.load("again.onnx"), fallback=False)(feeds)["logits"], wanted, rtol=1e-5)
     assert not np.allclose(Executor(language_model(), fallback=False)(feeds)["logits"], wanted, rtol=1e-2)
+
+
+def test_what_could_not_be_written_back_is_told_before_training(shell: Shell) -> None:
+    """Under the estimator an operator on integers is trained as a float one; in the file it stays what it is."""
+    model = language_model()
+    stored = {"q": RNG.integers(-90, 90, (K, N)).astype(np.int8), "one": np.float32(0.1)}
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), name) for name, v in stored.items())
+    model.graph.node[2].CopyFrom(
+        helper.make_node("DynamicQuantizeMatMul", ["x", "q", "one"], ["h"], domain="com.microsoft")
+    )
+    onnx.save(model, "dynamic.onnx")
+    words = (
+        "train",
+        "dynamic.onnx",
+        "--quantization",
+        "ste",
+        "--lora",
+        "4",
+        "--loss",
+        "causal-lm",
+        "--data",
+        "text.npz",
+    )
+    refused = shell(*words, "-o", "taught.onnx")
+    assert refused.code == 2 and "'h' (DynamicQuantizeMatMul) reads it" in refused.err
+    assert not Path("taught.onnx").exists() and not Path("taught.onnx.run").exists()
+    done = shell(*words, "--lora-target", "mlp", "--epochs", "1", "-o", "taught.onnx")
+    assert done.code == 0, done.err
+
+
+def test_a_head_whose_rows_are_embeddings_too(shell: Shell) -> None:
+    """The adapter adds to the product alone: embeddings are looked up in what is stored."""
+    model = language_model()
+    head = next(node for node in model.graph.node if node.name == "/lm_head/MatMul")
+    model.graph.node.remove(head)
+    columns = np.eye(N, K, dtype=np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(columns, "columns"))
+    model.graph.node.extend([
+        helper.make_node("DequantizeLinear", ["table", "step"], ["again"], name="dequantize_again"),
+        helper.make_node("Transpose", ["again"], ["turned"], perm=[1, 0]),
+        helper.make_node("MatMul", ["m", "columns"], ["wide"]),
+        helper.make_node("MatMul", ["wide", "turned"], ["logits"], name="head"),
+    ])  # fmt: skip
+    onnx.save(model, "tied.onnx")
+    words = ("--loss", "causal-lm", "--data", "text.npz", "--epochs", "2", "--lora", "3", "--lora-target", "table")
+    done = shell("train", "tied.onnx", *words, "-o", "taught.onnx", "--adapter", "a.safetensors")
+    assert done.code == 0, done.err
+    adapters, values = load_adapter(Path("a.safetensors"))
+    (adapter,) = adapters
+    built = build(onnx.load("tied.onnx"), Options(lora=LoraSpec(3), lora_target=("table",), keep_outputs=True)).model
+    ids = np.arange(12).reshape(2, 6)
+    label = np.zeros((2, 6, 12), np.float32)
+    wanted = Executor(with_factors(built, values), fallback=False)({"ids": ids, "label": label})["logits"]
+    found = Executor(onnx.load("taught.onnx"), fallback=False)({"ids": ids})["logits"]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    assert np.abs(values[adapter.b]).max() > 0
+
+
+@pytest.mark.parametrize(
+    ("targets", "adapted"),
+    [
+        (("q1",), ["q1"]),
+        (("layers.0.self_attn.q_proj",), ["q1"]),
+        (("q_proj", "lm_head"), ["head", "q1"]),
+        (("layers.*.mlp.*",), ["q2"]),
+        (("attention",), ["q1"]),
+        (("mlp",), ["q2"]),
+        (("all-linear",), ["head", "q1", "q2"]),
+        ((), ["head", "q1", "q2"]),
+    ],
+)
+def test_targets_may_be_modules(targets: tuple[str, ...], adapted: list[str]) -> None:
+    built = build(language_model(), Options(lora=LoraSpec(4), lora_target=targets))
+    assert [adapter.weight for adapter in built.training.adapters] == adapted
+    assert set(built.training.not_trained) >= {"q1", "q2"} - set(adapted) or not targets
+
+
+def test_modules_of_the_dynamo_exporter() -> None:
+    model = language_model()
+    model.graph.node[2].name = "node_linear_3"
+    model.graph.node[4].name = "node_tanh"
+    scopes = "['', 'model', 'model.blocks.3', 'model.blocks.3.proj', 'linear_3']"
+    head = next(node for node in model.graph.node if node.name == "/lm_head/MatMul")
+    head.name = "node_linear_9"
+    head.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=scopes)
+    built = build(model, Options(lora=LoraSpec(4), lora_target=("blocks.*.proj",)))
+    assert [adapter.weight for adapter in built.training.adapters] == ["head"]
+
+
+def test_what_gets_no_adapter_is_told(shell: Shell) -> None:
+    """A rank that is too large for one matrix, and names that there are not."""
+    told = shell("build", "lm.onnx", "--loss", "causal-lm", "--lora", "12", "-o", "t.onnx", "--json")
+    assert told.code == 0, told.err
+    reasons = {tensor["name"]: tensor["reason"] for tensor in told.json["not_trained"]}
+    assert "the rank is not below its smaller side, 12" in reasons["head"]
+    assert any("'head' gets no adapter" in caution["text"] for caution in told.json["cautions"])
+    refused = shell(
+        "build", "lm.onnx", "--loss", "causal-lm", "--lora", "2", "--lora-target", "atention", "-o", "u.onnx"
+    )
+    assert refused.code == 2 and "did you mean attention" in refused.err
+    assert not Path("u.onnx").exists()

@@ -381,3 +381,12 @@ def test_a_loss_that_is_not_finite_is_told_from_where_on(activation: str, weight
     model = build(original).model
     proof = prove(model, describe(model), original=original, data={"x": np.full((2, 4), float(data), np.float32)})
     assert proof.verdict == "not proved" and f"from {named}" in proof.why, proof.why
+
+
+def test_an_axis_of_any_name_gets_the_length_of_the_stored_vector_that_is_added() -> None:
+    original = onnx.parser.parse_model("""
+    <ir_version: 10, opset_import: ["" : 18]> g (float[N, C] x) => (float[N, C] y) <float[7] b = {1, 2, 3, 4, 5, 6, 7}>
+        { h = Add(x, b) y = Tanh(h) }
+    """)
+    model = build(original).model
+    assert prove(model, describe(model), original=original).verdict == "proved"

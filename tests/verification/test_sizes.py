@@ -91,7 +91,7 @@ def test_an_axis_alone_is_freed() -> None:
 def test_a_derivative_does_not_believe_it_either(tmp_path: Path) -> None:
     source, target, told = tmp_path / "model.onnx", tmp_path / "vjp.onnx", list[str]()
     onnx.save(network(["n", 3, "s", "s"], ["n", 2]), source)
-    run_derive(source, target, tell=lambda text, level: told.append(text))
+    run_derive(source, target, tell=lambda text, level: None if level else told.append(text))
     assert len(told) == 1 and "'s' stands for several sizes" in told[0]
     run, forward = Executor(onnx.load(target), fallback=False), Executor(onnx.load(source), fallback=False)
     for batch, height, width in SIZES:

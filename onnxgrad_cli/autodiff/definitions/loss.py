@@ -32,6 +32,8 @@ def negative_log_likelihood_loss(op, logs, labels, weights=None, *, ignore_index
 
 def _loss(op: Op, logs: Val, labels: Val, table: Val | None, ignore_index: int | None, reduction: str) -> Val:
     """Minus the labels' logarithms; their mean is the weighted one."""
+    if reduction not in ("none", "sum", "mean"):  # onnxruntime takes any other word for one of them
+        raise Unknown(f"its reduction '{reduction}' is not one of the standard's: none, sum, mean")
     if logs.known_shape is None:
         logs = op.state(logs, [labels.shape[0], None, *labels.shape[1:]])
     if logs.rank != labels.rank + 1 or not labels.rank:

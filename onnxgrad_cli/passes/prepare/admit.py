@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import onnx
+from onnx import AttributeProto
 
-from onnxgrad_cli.errors import Caution, OnnxgradError, UnsupportedError
+from onnxgrad_cli.errors import Caution, OnnxgradError, Refusal, UnsupportedError
 from onnxgrad_cli.ir.dialects import mend, unknown_operators
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
@@ -19,6 +20,17 @@ BLOCKED = "com.microsoft.nchwc"
 FIRST_WITH_CONSTANTS = 4
 """The IR version from which an initializer that is no input is a constant; before it, all had to be inputs too."""
 
+FLAGS = frozenset(
+    "align_corners allowzero antialias ceil_mode center_point_box count_include_pad detect_negative detect_positive "
+    "exclude_outside exclusive fmod input_forget inverse is_causal keepdims largest layout linear_before_reset "
+    "new_axis noop_with_empty_axes onesided periodic reverse saturate select_last_index sorted storage_order "
+    "training_mode transA transB upper zeros".split()
+)
+"""Attributes of the standard's operators that are 0 or 1.
+
+Of another number the kernels of onnxruntime disagree: to some it is 1, but keepdims=3 of ReduceProd is 0.
+"""
+
 
 def admit(graph: Graph, options: ShapeOptions) -> list[Caution]:
     """Refuse what is beyond us, fix the shapes that were asked for, and forget what an earlier build has said.
@@ -27,7 +39,8 @@ def admit(graph: Graph, options: ShapeOptions) -> list[Caution]:
         What was mended of the file's form.
 
     Raises:
-        UnsupportedError: it is of a newer opset than is known, or was optimized for one machine.
+        UnsupportedError: it is of a newer opset than is known, was optimized for one machine, or has a node with a flag
+            that is neither 0 nor 1.
         OnnxgradError: it has operators of domains that it does not import, or that its opset has not.
     """
     cautions = mend(graph.commit())
@@ -38,6 +51,7 @@ def admit(graph: Graph, options: ShapeOptions) -> list[Caution]:
     if unknown:
         raise OnnxgradError(f"the model is no valid ONNX model: {unknown}", "export it again")
     _refuse_blocked(graph)
+    _refuse_odd_flags(graph)
     forget_placeholders(graph)
     fix_shapes(graph, options)
     _forget_roles(graph)
@@ -69,6 +83,19 @@ def _refuse_blocked(graph: Graph) -> None:
             hint="start from the model before it was optimized, or save it with graph_optimization_level "
             "ORT_ENABLE_EXTENDED, which fuses nodes for any machine",
         )
+
+
+def _refuse_odd_flags(graph: Graph) -> None:
+    nodes = with_bodies([*graph.nodes, *(node for function in graph.proto.functions for node in function.node)])
+    odd = [
+        Refusal(node.name or node.output[0], node.op_type, f"attribute {a.name}={a.i} is neither 0 nor 1")
+        for node in nodes
+        if is_standard(node.domain)
+        for a in node.attribute
+        if a.type == AttributeProto.INT and a.name in FLAGS and not a.ref_attr_name and a.i not in (0, 1)
+    ]
+    if odd:
+        raise UnsupportedError("runtimes disagree about what the model says:", odd, "set these to 0 or 1")
 
 
 def _forget_roles(graph: Graph) -> None:

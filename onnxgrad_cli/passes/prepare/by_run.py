@@ -15,6 +15,7 @@ from onnx import NodeProto
 from onnxgrad_cli.autodiff.differentiation import Cautions
 from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.errors import Caution
+from onnxgrad_cli.execution.limits import unasked
 from onnxgrad_cli.execution.observation import Probe, fed_shapes, is_quick
 from onnxgrad_cli.execution.sizes import sized, sizes_to_try
 from onnxgrad_cli.ir.domains import is_standard
@@ -44,7 +45,8 @@ def observe_ranks(graph: Graph, training: Cautions, asked: bool | None = None) -
         return False
     varying = _of_any_rank(graph)
     lost = [name for name in graph.made() if name and _is_lost(graph, name) and name not in varying]
-    found = _observed(graph, lost) if lost else {}
+    with unasked(limited=not asked):
+        found = _observed(graph, lost) if lost else {}
     if not found:
         return False
     for name, array in found.items():
@@ -96,7 +98,8 @@ def check_hints(graph: Graph, training: Cautions, asked: bool | None = None) -> 
     tested = [name for name in tested if name not in graph.confirmed and name not in _of_any_rank(graph)]
     if not tested or asked is False or (asked is None and not is_quick(graph.proto)):
         return False
-    runs = _runs(graph, tested)
+    with unasked(limited=not asked):
+        runs = _runs(graph, tested)
     wrong = {name for shapes, run in runs for name in tested if not _agrees(graph, name, run[name], shapes)}
     for name in sorted(wrong):
         del graph.hints[name]

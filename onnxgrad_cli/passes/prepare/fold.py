@@ -13,7 +13,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from onnxgrad_cli.common.memory import GB, limited_memory
 from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.execution.limits import unasked
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import SMALL, Shape, dtype_of, is_float, shape_of
@@ -134,7 +136,8 @@ def _evaluate(graph: Graph, nodes: list[NodeProto], values: Mapping[str, np.ndar
     if TensorProto.UNDEFINED in dtypes.values():
         return {}
     try:
-        results = Executor(_model(graph, nodes, values, dtypes))({})
+        with unasked(), limited_memory(GB // 2):
+            results = Executor(_model(graph, nodes, values, dtypes))({})
     except Exception:  # a division by zero, an index out of range: left to fail where it would have
         return {}
     return {name: array for name, array in results.items() if array.nbytes <= SMALL}

@@ -12,14 +12,13 @@ import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
 
 from onnxgrad_cli.autodiff import registry
-from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
+from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.ir.domains import plain_domain
+from onnxgrad_cli.ir.functions import Key, called_by, check_growth, key_of, name_of
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import renamed
 from onnxgrad_cli.passes.prepare.upgrade import upgrade
-
-Key = tuple[str, str, str]
 
 
 def inline(graph: Graph, constant: Callable[[NodeProto], TensorProto | None]) -> None:
@@ -33,13 +32,14 @@ def inline(graph: Graph, constant: Callable[[NodeProto], TensorProto | None]) ->
         constant: the tensor that a Constant node holds.
 
     Raises:
-        OnnxgradError: a function calls itself.
+        OnnxgradError: a function calls itself, or they are too many nodes (`check_growth`).
         UnsupportedError: a function bears the name of a standard operator, or is written for another opset, in which
             one of its operators is another one.
     """
     if graph.proto.functions:
+        check_growth(graph.proto.functions, graph.nodes)
         inliner = _Inliner(graph, constant)
-        graph.set_nodes(inliner.nodes(graph.nodes, ()))
+        graph.set_nodes(inliner.nodes(graph.nodes))
         kept = onnx.ModelProto(functions=inliner.called(graph.nodes)).functions
         del graph.proto.functions[:]
         graph.proto.functions.extend(kept)
@@ -49,27 +49,23 @@ class _Inliner:
     def __init__(self, graph: Graph, constant: Callable[[NodeProto], TensorProto | None]) -> None:
         self.graph = graph
         self.constant = constant
-        self.functions: dict[Key, FunctionProto] = {
-            (plain_domain(f.domain), f.name, f.overload): f for f in graph.proto.functions
-        }
+        self.functions = {key_of(function): function for function in graph.proto.functions}
         self.constants: dict[Key, dict[str, str]] = {}
 
-    def nodes(self, nodes: Iterable[NodeProto], callers: tuple[Key, ...]) -> list[NodeProto]:
-        """The nodes without calls; `callers` are the functions they stand in."""
+    def nodes(self, nodes: Iterable[NodeProto]) -> list[NodeProto]:
+        """The nodes without calls."""
         found: list[NodeProto] = []
         for node in nodes:
             for body in subgraphs(node):
-                inner = self.nodes(list(body.node), callers)
+                inner = self.nodes(list(body.node))
                 written = GraphProto(node=inner)
                 del body.node[:]
                 body.node.extend(written.node)
-            key = (plain_domain(node.domain), node.op_type, node.overload)
+            key = called_by(node)
             if key not in self.functions or self.stands(key):
                 found.append(node)
-                continue
-            if key in callers:
-                raise OnnxgradError(f"function '{_name(key)}' calls itself", "it is not a valid ONNX model")
-            found += self.nodes(self.body(node, key), (*callers, key))
+            else:
+                found += self.nodes(self.body(node, key))
         return found
 
     def stands(self, key: Key) -> bool:
@@ -86,7 +82,7 @@ class _Inliner:
         waiting = list(with_bodies(nodes))
         while waiting:
             node = waiting.pop()
-            key = (plain_domain(node.domain), node.op_type, node.overload)
+            key = called_by(node)
             if key in self.functions and key not in found:
                 found[key] = self.raised(self.functions[key])
                 self.check(found[key], key)
@@ -153,7 +149,7 @@ class _Inliner:
         """Refuse what no two runtimes agree on; import what only the function imports."""
         if onnx.defs.has(function.name, key[0]):
             raise UnsupportedError(
-                f"the model defines a function '{_name(key)}', and there is a standard operator of that name",
+                f"the model defines a function '{name_of(key)}', and there is a standard operator of that name",
                 hint="rename the function where it is defined and called: runtimes differ in which of the two they run",
             )
         for entry in function.opset_import:
@@ -168,7 +164,7 @@ class _Inliner:
     def check_operator(self, node: NodeProto, key: Key, own: int, version: int) -> None:
         """Refuse an operator that is another one at the model's `version` than at the function's `own`."""
         domain = plain_domain(node.domain)
-        if (domain, node.op_type, node.overload) in self.functions:
+        if called_by(node) in self.functions:
             return
         try:
             since = {onnx.defs.get_schema(node.op_type, each, domain).since_version for each in (own, version)}
@@ -176,7 +172,7 @@ class _Inliner:
             since = set()
         if len(since) != 1:
             raise UnsupportedError(
-                f"function '{_name(key)}' is written for opset {own} of '{domain or 'ai.onnx'}', the model for "
+                f"function '{name_of(key)}' is written for opset {own} of '{domain or 'ai.onnx'}', the model for "
                 f"{version}, in which {node.op_type} is another operator or none",
                 hint="export the model with one opset for both",
             )
@@ -208,7 +204,3 @@ def _fill(node: NodeProto, given: Mapping[str, AttributeProto]) -> None:
     filled = NodeProto(attribute=kept)
     del node.attribute[:]
     node.attribute.extend(filled.attribute)
-
-
-def _name(key: Key) -> str:
-    return "::".join(part for part in key if part)

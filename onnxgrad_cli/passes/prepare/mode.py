@@ -61,7 +61,8 @@ def apply_mode(graph: Graph, options: ModeOptions, training: ModeRecord) -> bool
     """
     refusals: list[Refusal] = []
     nodes: list[NodeProto] = []
-    texts = list(_comes_in_training(graph, options.mode))
+    texts: list[str] = []
+    training.cautions += (Caution("training mode", SUBJECT, text) for text in _comes_in_training(graph, options.mode))
     changed = _own_statistics(graph)
     changed |= _separate_statistics(graph, options.mode)
     for node in graph.nodes:
@@ -93,7 +94,7 @@ def _comes_in_training(graph: Graph, mode: str) -> Iterator[str]:
     }
     found = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     if found:
-        yield f"the model comes in training mode ({found}): as an inference model it is wrong; {AS_WHAT[mode]}"
+        yield f"the model comes in training mode ({found}): {AS_WHAT[mode]}"
 
 
 def _own_statistics(graph: Graph) -> bool:

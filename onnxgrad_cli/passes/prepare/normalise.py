@@ -11,7 +11,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.passes.prepare.declarations import forget_placeholders
 from onnxgrad_cli.passes.prepare.functions import inline
 from onnxgrad_cli.passes.prepare.rnn_layout import to_time_major
-from onnxgrad_cli.passes.prepare.subgraphs import hoist, separate_outputs
+from onnxgrad_cli.passes.prepare.subgraphs import check_depth, hoist, separate_outputs
 from onnxgrad_cli.targets.standard import to_standard
 
 
@@ -19,6 +19,7 @@ def normalise(graph: Graph) -> None:
     """Inline functions, hold constants as initializers, and name every node."""
     to_standard(graph.proto, graph.nodes)
     inline(graph, _constant_tensor)
+    check_depth(graph.nodes)
     forget_placeholders(graph)
     _hoist_constants(graph)
     separate_outputs(graph)

@@ -7,16 +7,37 @@ is constant becomes its branch; and every step that replaces nodes of the model 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
-from onnxgrad_cli.errors import Unknown
+from onnxgrad_cli.errors import Unknown, UnsupportedError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import input_types, inside
 from onnxgrad_cli.ir.nodes import body_of, subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import rename, renamed
+
+MOST_LOOPS = 6
+"""Loops in one another: the types of a body are inferred several times for each time that those around it are."""
+
+
+def check_depth(nodes: Iterable[NodeProto], around: int = 0) -> None:
+    """Refuse loops that are nested so deep that the time to infer their types, which doubles with each, has no end.
+
+    Raises:
+        UnsupportedError: there are more than `MOST_LOOPS` in one another.
+    """
+    for node in nodes:
+        depth = around + (node.op_type in ("Loop", "Scan"))
+        if depth > MOST_LOOPS:
+            label = node.name or next(iter(node.output), "")
+            raise UnsupportedError(
+                f"node '{label}' ({node.op_type}) stands in {around} other loops; at most {MOST_LOOPS} may be nested",
+                hint="export the model with fewer loops in one another",
+            )
+        for body in subgraphs(node):
+            check_depth(body.node, depth)
 
 
 def hoist(graph: Graph, constant: Callable[[NodeProto], TensorProto | None]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from onnxgrad_cli.training.data.input_types import InputTypes
 from onnxgrad_cli.training.data.npy_header import check_header
-from onnxgrad_cli.training.data.reading import Found, reading
+from onnxgrad_cli.training.data.reading import Found, check_regular, reading
 
 MOST = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
 """How many bytes one byte of an archive stands for at most, by its compression. Source: RFC 1951 (258 in 2 bits)."""
@@ -28,6 +28,7 @@ def read(path: Path, inputs: InputTypes | None = None) -> Found:
     Raises:
         UsageError: it can't be read.
     """
+    check_regular(path)
     hint = "write one with numpy.savez(FILE, name=array, ...)"
     with reading(path, "an .npz file", hint):
         archive = np.load(path, allow_pickle=False)

@@ -57,12 +57,14 @@ def reading(path: Path, form: str, hint: str, *kinds: type[Exception]) -> Iterat
 
 
 def check_regular(path: Path) -> None:
-    """Make sure that a path is a file that ends: no device, which may go on for ever, and no pipe.
+    """Make sure that what a path leads to, if anything, is a file that ends: no device may go on for ever, and no pipe.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is none, or no file can be called so.
     """
-    if not path.is_file():
+    with reading(path, "a file", "check its name"):
+        odd = path.exists() and not path.is_file()
+    if odd:
         raise UsageError(f"'{path}' is no file: it is a device, a pipe or a folder", "copy its data to a file")
 
 

@@ -18,6 +18,8 @@ from onnxgrad_cli.passes.adapters import Reader, Uses, views_of
 from onnxgrad_cli.passes.quantized_matrices import is_integer
 from onnxgrad_cli.training.run.export import stored_tensors
 
+PRODUCTS = frozenset({"Gemm", "MatMul"})
+
 
 def of_integers(model: ModelProto, adapters: Sequence[Adapter]) -> list[Adapter]:
     """Those of adapters whose weights the model stores as integers."""
@@ -59,9 +61,10 @@ def add_branches(model: ModelProto, adapters: Sequence[Adapter], values: Mapping
 def _products(uses: Uses, adapter: Adapter) -> list[Reader]:
     """What multiplies with the matrix that an adapter adds to."""
     found = list(_readers(uses, adapter.weight))
-    strange = [reader.node for reader in found if reader.node.op_type not in ("MatMul", "MatMulNBits", "Gemm")]
+    strange = [reader.node for reader in found if reader.node.op_type not in {*PRODUCTS, "MatMulNBits"}]
     if not found or strange:
-        by = f"'{strange[0].name}' ({strange[0].op_type})" if strange else "nothing in the model's own graph"
+        label = strange and (strange[0].name or strange[0].output[0])
+        by = f"'{label}' ({strange[0].op_type})" if strange else "nothing in the model's own graph"
         raise UsageError(
             f"'{adapter.weight}' has an adapter that can't be written back: {by} reads it",
             "name others with `lora_target`, or let onnx.inliner.inline_local_functions bring functions into the graph",
@@ -70,10 +73,12 @@ def _products(uses: Uses, adapter: Adapter) -> list[Reader]:
 
 
 def _readers(uses: Uses, stored: str) -> Iterator[Reader]:
+    """What reads a matrix, but where rows of it are looked up: the adapter adds to products alone."""
     for node, position in uses.get(stored, ()):
         if node.op_type == "DequantizeLinear" and position == 0:
-            yield from (reader for _, readers in views_of(uses, node.output[0]) for reader in readers)
-        else:
+            found = [reader for _, readers in views_of(uses, node.output[0]) for reader in readers]
+            yield from found if any(reader.node.op_type in PRODUCTS for reader in found) else ()
+        elif node.op_type != "GatherBlockQuantized":
             yield Reader(node, position, transposed=True)  # MatMulNBits stores one row an output
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
 from tests.harness import with_gradient
 from tests.nodes import compare, gradients, normal, one_node, written_out
@@ -118,3 +119,12 @@ def test_second_order():
     (slope,) = torch.autograd.grad(y * 1.5, x, create_graph=True)
     (expected,) = torch.autograd.grad((slope * torch.tensor(way)).sum(), x)
     np.testing.assert_allclose(found, expected.numpy(), atol=1e-12)
+
+
+def test_another_reduction_is_refused():
+    """Onnxruntime takes any word for a reduction, and sums."""
+    feeds = {"scores": normal(4, CLASSES), "labels": labels((4, CLASSES), None)}
+    for op in NAMES:
+        model, _ = one_node(op, feeds, ["y"], {"reduction": "max"})
+        with pytest.raises(UnsupportedError, match="its reduction 'max' is not one of the standard's"):
+            with_gradient(model, ["scores"], ["y"], "g_")

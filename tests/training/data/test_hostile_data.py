@@ -6,6 +6,7 @@ import io
 import json
 import os
 import zipfile
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -13,9 +14,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto, numpy_helper
 
+from onnxgrad_cli.autodiff.kernel_variants import load_tuned
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.ir.types import tensor_type
-from onnxgrad_cli.training.data import open_data
+from onnxgrad_cli.training.data import npz, open_data
 
 PORTS = {"x": tensor_type(TensorProto.FLOAT, ["n", 3])}
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -115,6 +117,13 @@ def test_every_byte_of_a_header(tmp_path: Path, descr: str) -> None:
 def test_a_device_is_told_at_once(tmp_path: Path, suffix: str) -> None:
     (tmp_path / f"zero{suffix}").symlink_to("/dev/zero")
     refused(tmp_path / f"zero{suffix}", "is no file: it is a device")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no such device")
+@pytest.mark.parametrize("read", [npz.read, load_tuned])
+def test_a_device_in_place_of_what_else_is_read(read: Callable[[Path], object]) -> None:
+    with pytest.raises(UsageError, match="is no file: it is a device"):
+        read(Path("/dev/zero"))
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there is no such device")

@@ -123,7 +123,8 @@ def test_an_adapter_takes_the_running_statistics_with_it(folder: Path) -> None:
 )
 def test_that_a_model_comes_in_training_mode_is_said(folder: Path, mode: str, words: str) -> None:
     report = inspect("model.onnx", Options(mode=mode))  # type: ignore[arg-type]
-    (said,) = [c.text for c in report.cautions if "comes in training mode" in c.text]
+    (said,) = [c.text for c in report.cautions if c.kind == "training mode"]
+    assert said.startswith("the model comes in training mode")
     assert "(1 BatchNormalization, 1 Dropout)" in said and words in said
 
 
@@ -145,9 +146,14 @@ def test_fresh_layers_that_an_exporter_has_merged_learn_statistics_of_their_own(
     model = network(first, "s, b, b, s")
     model.graph.node[3].input[0] = "h3"
     onnx.save(model, "model.onnx")
+    course = Course(epochs=30, learning_rate=1e-3)
+    found = run_train("model.onnx", "data.npz", "v.onnx", Options(mode="train"), course, val="data.npz")
+    loss = np.mean((alone_and_together("v.onnx")[0] - np.tanh(X @ W)) ** 2)
+    np.testing.assert_allclose(found.epochs[found.best - 1]["val_loss"], loss, rtol=1e-5)
     trained()
     np.testing.assert_allclose(*alone_and_together("t.onnx"), atol=1e-6)
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load("t.onnx").graph.initializer}
+    assert {"s", "b", "h2/running_var"} <= stored.keys()
     h = X @ stored["w"]
     np.testing.assert_allclose(stored["h2/running_mean"], h.mean(0), atol=0.3)
     np.testing.assert_allclose(stored["k/running_mean"], (h + (h - h.mean(0)) / h.std(0)).mean(0), atol=0.4)

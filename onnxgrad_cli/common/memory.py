@@ -1,0 +1,38 @@
+"""A limit of memory for what models make onnx and onnxruntime do: 100 bytes of a file must not fill a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+GB = 2**30
+
+
+@contextmanager
+def limited_memory(more: int) -> Iterator[None]:
+    """Let the process take at most so many bytes more than it has; what wants more fails.
+
+    numpy and onnx raise MemoryError then, and onnxruntime an error of its own. Only Linux tells a process what it has,
+    so elsewhere there is no limit; a lower one that the user has set stays.
+    """
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (OSError, ValueError):
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = pages * resource.getpagesize() + more
+    if soft != resource.RLIM_INFINITY and soft <= limit:
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

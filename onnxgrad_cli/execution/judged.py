@@ -1,0 +1,77 @@
+"""Whose fault it is where something is raised that nobody expected: the model's, if others have something against it.
+
+A file can be wrong in more ways than can be guarded against one by one, and whoever meets one raises whatever Python
+raises then. So the model is read again and given to those who share no code with onnxgrad: onnx's checker, its strict
+inference of types, and onnxruntime. What they say is the error; where they say nothing, the fault is told as ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from onnx import ModelProto
+
+from onnxgrad_cli.errors import InternalError, OnnxgradError
+from onnxgrad_cli.execution.session import start_session
+from onnxgrad_cli.files import STREAM, ModelSource, load_external_data, own_model
+from onnxgrad_cli.files.reading import not_text
+from onnxgrad_cli.ir.dialects import complaint, mend
+from onnxgrad_cli.ir.skeleton import skeleton
+from onnxgrad_cli.ir.types import is_external
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+LIMITS_OF_ONNXRUNTIME = ("Current official support", "is not a registered", "not supported", "implementation for")
+"""What onnxruntime says where it is not the model that is at fault, but itself that lacks something."""
+
+
+def judged(job: Callable[P, R]) -> Callable[P, R]:
+    """Let a job, whose first argument is a model, tell what it did not expect as the model's fault where it is that."""
+
+    @functools.wraps(job)
+    def run(*args: P.args, **keywords: P.kwargs) -> R:
+        try:
+            return job(*args, **keywords)
+        except (OnnxgradError, MemoryError, OSError) as error:
+            if not isinstance(error, InternalError):
+                raise
+            failure: Exception = error
+        except Exception as error:
+            failure = error
+        given = inspect.signature(job).bind(*args, **keywords).arguments
+        fault = _fault(next(iter(given.values())), given.get("path"))
+        if not fault:
+            raise failure
+        raise OnnxgradError(f"the model is no valid ONNX model: {fault}", "export it again") from failure
+
+    return run
+
+
+def _fault(source: ModelSource, path: Path | None) -> str:
+    """What others have against a model; "" for nothing, and for one from stdin, which can't be read again."""
+    if source == STREAM:
+        return ""
+    model, path = own_model(source, path)
+    fault = not_text(model)
+    if fault:
+        return fault
+    bare = skeleton(model)
+    mend(bare)
+    return complaint(bare, full=True) or _refusal(model, path)
+
+
+def _refusal(model: ModelProto, path: Path | None) -> str:
+    """Why onnxruntime does not load a model, where that is due to the model."""
+    if any(map(is_external, model.graph.initializer)):
+        load_external_data(model, path)
+    try:
+        start_session(model, path, silent=True)
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        text = " ".join(str(error).split())
+        return "" if any(limit in text for limit in LIMITS_OF_ONNXRUNTIME) else text[:600]
+    return ""

@@ -1,0 +1,166 @@
+"""Limits of time and memory for runs that nobody has asked for: to fold constants, to try sizes, to prove unasked.
+
+A model may be made to run for ever, as by a Loop of 2^62 iterations, or to fill any memory, as by an Expand to 2^31.
+What is cut short counts as a run that failed; no other one is begun then, lest each of many tries should last as long.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from onnxgrad_cli.common.memory import GB, limited_memory
+from onnxgrad_cli.errors import OnnxgradError
+
+SECONDS, SECONDS_IN_ALL = 8.0, 60.0
+"""Of the processor, for one run and for all that belong together, as in a proof."""
+
+MEMORY = 4 * GB
+"""Bytes beyond what the process has when a session is opened or run."""
+
+WITHOUT_MEMORY = ("bad_alloc", "Failed to allocate memory")
+"""What onnxruntime's errors say where there is no memory left."""
+
+
+class OverLimit(OnnxgradError):
+    """A run took more time or memory than runs may that nobody has asked for."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"to run the model takes more than {what}", "give smaller sizes, or data of your own")
+
+
+class _Stop(Exception):
+    """Raised in a thread that runs a model by Python code."""
+
+
+class Patience:
+    """What is left for runs: nothing any more when one of them was cut short; `spent` says by which limit."""
+
+    def __init__(self) -> None:
+        self.spent = ""
+        self.deadline = time.process_time() + SECONDS_IN_ALL
+
+
+_patience: ContextVar[Patience | None] = ContextVar("patience", default=None)
+
+
+@contextmanager
+def unasked(limited: bool = True) -> Iterator[Patience | None]:
+    """Limit the runs inside, by `SECONDS` and `MEMORY` each; not those that the user has asked for.
+
+    Yields:
+        What says whether one was cut short; None where there are no limits.
+    """
+    outer = _patience.get()
+    if not limited or outer is not None:
+        yield outer
+        return
+    patience = Patience()
+    token = _patience.set(patience)
+    try:
+        yield patience
+    finally:
+        _patience.reset(token)
+
+
+@contextmanager
+def limited() -> Iterator[Patience | None]:
+    """Keep what is inside, which opens or runs a session, within the limits, if there are any.
+
+    Raises:
+        OverLimit: it is beyond one of them, or something before it was.
+    """
+    patience = _patience.get()
+    if patience is None:
+        yield None
+        return
+    if patience.spent:
+        raise OverLimit(patience.spent)
+    try:
+        with limited_memory(MEMORY):
+            yield patience
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        if isinstance(error, MemoryError) or any(text in str(error) for text in WITHOUT_MEMORY):
+            patience.spent = f"{MEMORY / GB:g} GB of memory"
+        if patience.spent:
+            raise OverLimit(patience.spent) from None
+        raise
+
+
+def run_limited(run: Callable[..., Sequence[Any]], feeds: dict[str, Any], options: Any = None) -> Sequence[Any]:
+    """The outputs of a run, which is cut short where it takes too long.
+
+    Args:
+        run: that of a session, or of an evaluator written in Python.
+        feeds: by the names of inputs.
+        options: makes the RunOptions of onnxruntime, for a session.
+
+    Raises:
+        OverLimit: the run was cut short, or one before it was.
+        Exception: those of the run.
+    """
+    with limited() as patience:
+        if patience is None:
+            return run(None, feeds)
+        given = () if options is None else (options(),)
+        with _WATCH.over(_Stopping(patience, *given)):
+            return run(None, feeds, *given)
+
+
+class _Stopping:
+    """Ends a run when it is time: onnxruntime's by a flag that it looks at between nodes, Python's by an exception."""
+
+    def __init__(self, patience: Patience, options: Any = None) -> None:
+        self._patience, self._options = patience, options
+        self._thread = threading.get_ident()
+        self.deadline = min(time.process_time() + SECONDS, patience.deadline)
+
+    def __call__(self) -> None:
+        whole = self.deadline == self._patience.deadline
+        self._patience.spent = f"{SECONDS_IN_ALL if whole else SECONDS:g} s"
+        if self._options is not None:
+            self._options.terminate = True
+        else:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(_Stop))
+
+
+class _Watch:
+    """A thread that looks five times a second whether a run takes too long; it begins with the first run."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._runs: list[_Stopping] = []
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def over(self, stopping: _Stopping) -> Iterator[None]:
+        """Watch over a run."""
+        with self._lock:
+            self._runs.append(stopping)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._look, name="onnxgrad-watch", daemon=True)
+                self._thread.start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                if stopping in self._runs:
+                    self._runs.remove(stopping)
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(0.2)
+            now = time.process_time()
+            with self._lock:
+                late = [stopping for stopping in self._runs if stopping.deadline < now]
+                for stopping in late:
+                    stopping()
+                    self._runs.remove(stopping)
+
+
+_WATCH = _Watch()

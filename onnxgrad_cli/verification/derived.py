@@ -1,0 +1,283 @@
+"""The proof of a model of derivatives, against differences of the outputs that it differentiates, or of their gradient.
+
+Whatever the kind, the derivatives become gradients of one number: of the outputs times numbers, which for a
+vector-Jacobian product are its cotangents and else random. A second derivative is the first one of a gradient, which is
+proved before it.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import onnx
+from onnx import ModelProto
+
+from onnxgrad_cli.common.choices import Mode
+from onnxgrad_cli.derivatives.kinds import derive
+from onnxgrad_cli.execution.double import DoubleExecutor
+from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.skeleton import copied
+from onnxgrad_cli.ir.types import Arrays
+from onnxgrad_cli.metadata import Derived, Role, Roles, read_derived
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.verification.agreement import Point, in_single, wide
+from onnxgrad_cli.verification.case import Case, Found
+from onnxgrad_cli.verification.checks import OPENING, ORIGINAL
+from onnxgrad_cli.verification.feeds import part, random_feeds
+from onnxgrad_cli.verification.findings import in_words
+from onnxgrad_cli.verification.judgement import Judge
+from onnxgrad_cli.verification.loss_function import ScalarFunction, nearby, weights
+from onnxgrad_cli.verification.original import Original
+from onnxgrad_cli.verification.proof import FAILED, PROVED, Proof, checked
+
+AGREES = "derivatives against differences"
+"""The name of the check."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """What is differentiated once: a model, and its outputs by what they are called in the derivatives."""
+
+    model: ModelProto
+    outputs: Mapping[str, str]
+
+
+def prove_derived(
+    model: ModelProto,
+    derived: Derived,
+    path: Path | None = None,
+    original: ModelProto | None = None,
+    data: Mapping[str, np.ndarray] | None = None,
+    sizes: Mapping[str, int] | None = None,
+    seed: int = 0,
+    force: bool = False,
+    note: Callable[[str], object] = str,
+) -> Proof:
+    """Check a model of derivatives on given or random data.
+
+    Args:
+        model: the model of derivatives; external data are relative to `path`.
+        derived: what it says of itself.
+        original: the model that was differentiated; without it a first derivative is proved where the model computes
+            the outputs too.
+        data, sizes, seed, force, note: see `prove`.
+    """
+    before = Original(original, path) if original is not None else None
+    roles = roles_of(model, derived)
+    case = Case(model, roles, path, before, dict(data or {}), sizes or {}, np.random.default_rng(seed), force)
+    if (
+        before is None
+        or derived.mode != "keep"
+        or not _made(model, [value.name for value in before.model.graph.output])
+    ):
+        checks = OPENING
+    else:
+        checks = (*OPENING, ORIGINAL)
+    return checked(case, (*checks, (AGREES, partial(_agrees, derived))), note)
+
+
+def roles_of(model: ModelProto, derived: Derived) -> Roles:
+    """The roles of what goes in and out, in the terms of a training model; the first derivative stands for the loss.
+
+    Cotangents, tangents and vectors are model inputs, so that they are drawn as such.
+    """
+    stored = {tensor.name for tensor in model.graph.initializer}
+    moved = {name: "weight" if name in derived.wrt else "constant" for name in stored}
+    inputs = {value.name: moved.get(value.name, "model input") for value in model.graph.input}
+    outputs = {name: Role("derivative") for name in derived.outputs}
+    if derived.kind in ("vjp", "hvp"):
+        outputs = {name: Role("gradient", x) for x, name in zip(derived.wrt, derived.outputs, strict=True)}
+    first = next(iter(outputs), "")
+    return Roles("", (), "", inputs, {**outputs, first: Role("loss")}, derived.estimated, derived.partial)
+
+
+def _agrees(derived: Derived, case: Case) -> Found:
+    """Whether the derivatives are what differences say, here, elsewhere or in float64."""
+    if derived.estimated or derived.partial:
+        what = "are straight-through estimates" if derived.estimated else "leave out paths that are declared to stop"
+        return Found("skipped", f"they {what}: no difference agrees with them")
+    if any(node.op_type == "YieldOp" for node in with_bodies(case.model.graph.node)):
+        return Found("skipped", "a training session is to hand in the cotangents, by a YieldOp")
+    function, why = _function(derived, case)
+    if function is None:
+        return why
+    try:
+        measure = _Measure(derived, function, case)
+        found = measure.here()
+        if found.status != "passed" and case.drawn is not None:
+            found = measure.elsewhere()
+        return found if found.status == "passed" else measure.in_double()
+    except _Unmeasured as error:
+        return Found("skipped", str(error))
+
+
+class _Unmeasured(Exception):
+    """There is no measure in float64."""
+
+
+def _function(derived: Derived, case: Case) -> tuple[Function | None, Found]:
+    """What was differentiated once, or why that is not known."""
+    original = case.original.model if case.original is not None else None
+    options = Options(mode=cast(Mode, derived.mode))
+    if derived.kind in ("hvp", "hessian"):
+        if original is None:
+            return None, Found("skipped", "a second derivative is measured with the original: give it with --original")
+        gradient = _derive(original, derived, case.path, options)
+        said = read_derived(gradient)
+        assert said is not None
+        proof = prove_derived(gradient, said, case.path, original, sizes=case.sizes, force=True)
+        if proof.verdict != PROVED:
+            return None, Found("failed" if proof.verdict == FAILED else "skipped", f"first derivatives: {proof.why}")
+        return Function(gradient, dict(zip(said.wrt, said.outputs, strict=True))), Found()
+    if original is not None and derived.mode != "keep":
+        original = _derive(original, derived, case.path, options)
+    model = original if original is not None else case.described.model
+    if not _made(model, derived.of):
+        return None, Found("skipped", "the model does not compute what it differentiates: give it with --original")
+    return Function(_only(model, derived.of), {name: name for name in derived.of}), Found()
+
+
+def _derive(original: ModelProto, derived: Derived, path: Path | None, options: Options) -> ModelProto:
+    """The gradient of the sum of the outputs, and these."""
+    of, wrt = ([glob.escape(name) for name in names] for names in (derived.of, derived.wrt))
+    return derive(original, of=of, wrt=wrt, cotangents="ones", keep_outputs=True, path=path, options=options)
+
+
+def _made(model: ModelProto, names: list[str] | tuple[str, ...]) -> bool:
+    """Whether a model knows all of these values."""
+    made = {name for node in model.graph.node for name in node.output}
+    return made.union(value.name for value in model.graph.input).issuperset(names)
+
+
+def _only(model: ModelProto, outputs: tuple[str, ...]) -> ModelProto:
+    """The part of a model that computes these outputs."""
+    cut = copied(model)
+    del cut.graph.output[:]
+    cut.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
+    return part(cut)
+
+
+class _Measure:
+    """The derivatives of a case, and the differences that they are held against.
+
+    Raises:
+        _Unmeasured: the function can't be computed in float64.
+    """
+
+    def __init__(self, derived: Derived, function: Function, case: Case) -> None:
+        self._derived, self._function, self._case = derived, function, case
+        self._run = DoubleExecutor(function.model)
+        self._moving = [name for name, x in self._start().items() if np.isfinite(x).all()]
+        case.measured_by = self._run.name
+
+    def here(self) -> Found:
+        """The judgement on the data that the case has."""
+        factors = self._factors()
+        point = self._point(factors)
+        judge = Judge(point.loss, point.claims, point.noise, self._case.rng)
+        return self._with_fixed(in_words(judge, judge.judge(), ()))
+
+    def elsewhere(self) -> Found:
+        """The judgement on other data."""
+        case = self._case
+        assert case.drawn is not None
+        drawn = random_feeds(case.described, case.rng, case.drawn, masked=False)
+        case.feeds = {**case.feeds, **drawn, **case.data}
+        case.outputs = case.run(case.feeds)
+        return self.here()
+
+    def in_double(self) -> Found:
+        """The judgement of the derivatives that the same graph gives in float64; and how far float32's are off."""
+        case, factors = self._case, self._factors()
+        point = self._point(factors)
+        try:
+            run = DoubleExecutor(case.described.model)
+            exact = self._claims(run(run.widened(case.feeds)), factors)
+        except Exception as error:  # the executors' exceptions share no base class
+            raise _Unmeasured(f"the derivatives can't be had in float64: {str(error).strip()[:300]}") from error
+        judge = Judge(point.loss, exact, [], case.rng)
+        found = self._with_fixed(in_words(judge, judge.judge(), (), named=True))
+        return found if found.status != "passed" else in_single(point, exact, found, point.loss.value)
+
+    def _with_fixed(self, found: Found) -> Found:
+        """What was found, and of which constants nothing was, as of a mask of infinities."""
+        fixed = [name for name in self._derived.wrt if name not in self._moving]
+        told = f"; not by {', '.join(fixed[:5])}, whose values are not finite" if fixed else ""
+        return replace(found, detail=found.detail + told)
+
+    def _factors(self) -> Arrays:
+        """What each output of the function is multiplied with, before all are added up."""
+        derived, case = self._derived, self._case
+        if derived.kind == "vjp" and not derived.inputs:
+            return {name: np.ones_like(x) for name, x in self._values({}).items()}
+        if derived.kind in ("vjp", "hvp"):
+            of = derived.of if derived.kind == "vjp" else derived.wrt
+            return {y: np.asarray(case.feeds[name], np.float64) for y, name in zip(of, derived.inputs, strict=True)}
+        return {name: case.rng.standard_normal(np.shape(x)) for name, x in self._values({}).items()}
+
+    def _point(self, factors: Arrays) -> Point:
+        case = self._case
+        claims, *near = (
+            self._claims({name: wide(x) for name, x in outputs.items()}, factors)
+            for outputs in (case.outputs, *(case.run(nearby(case.described, case.feeds, case.rng)) for _ in range(2)))
+        )
+        if self._derived.kind == "jvp":
+            loss = ScalarFunction(partial(self._along, factors), {y: np.zeros(()) for y in factors}, True, self._run)
+        else:
+            start = self._start()
+            loss = ScalarFunction(partial(self._total, factors), {x: start[x] for x in claims}, True, self._run)
+        if not np.isfinite(loss.value):
+            raise _Unmeasured("the outputs are not finite on these data: give others")
+        return Point(loss, claims, [{name: other[name] - claims[name] for name in claims} for other in near])
+
+    def _claims(self, outputs: Mapping[str, np.ndarray], factors: Arrays) -> Arrays:
+        """The derivatives of the sum of the outputs times the factors."""
+        derived = self._derived
+        found = [outputs[name] for name in derived.outputs]
+        if derived.kind in ("vjp", "hvp"):
+            return {x: claim for x, claim in zip(derived.wrt, found, strict=True) if x in self._moving}
+        if derived.kind == "jvp":
+            return {y: np.asarray(np.sum(factors[y] * x)) for y, x in zip(derived.of, found, strict=True)}
+        rows = derived.of if derived.kind == "jacobian" else derived.wrt
+        claims: Arrays = {}
+        for (row, x), entries in zip(product(rows, derived.wrt), found, strict=True):
+            if x in self._moving:
+                claims[x] = claims.get(x, 0.0) + np.tensordot(factors[row], entries, factors[row].ndim)
+        return claims
+
+    def _start(self) -> Arrays:
+        """What can move, in float64."""
+        stored = {tensor.name: tensor for tensor in self._case.described.model.graph.initializer}
+        values = {**self._case.feeds, **{n: onnx.numpy_helper.to_array(stored[n]) for n in stored}}
+        return {name: np.asarray(values[name], np.float64) for name in self._derived.wrt}
+
+    def _values(self, moved: Arrays) -> Arrays:
+        """The outputs of the function, by what they are called in the derivatives."""
+        weights_there = {**weights(self._case.described), **self._case.feeds}
+        feeds = {**self._run.widened(weights_there), **moved}
+        try:
+            outputs = self._run(feeds)
+        except Exception as error:  # the executors' exceptions share no base class
+            raise _Unmeasured(f"the outputs can't be had in float64: {str(error).strip()[:300]}") from error
+        return {name: np.asarray(outputs[output], np.float64) for name, output in self._function.outputs.items()}
+
+    def _total(self, factors: Arrays, moved: Arrays) -> float:
+        return sum(float(np.sum(factors[name] * x)) for name, x in self._values(moved).items())
+
+    def _along(self, factors: Arrays, moved: Arrays) -> float:
+        """The same where each output is taken so far along the tangents as is said of it."""
+        derived, start = self._derived, self._start()
+        tangents = {x: self._case.feeds[name] for x, name in zip(derived.wrt, derived.inputs, strict=True)}
+        total = 0.0
+        for far in {float(moved.get(name, 0.0)) for name in factors}:
+            values = self._values({x: start[x] + far * tangent for x, tangent in tangents.items()})
+            here = [name for name in factors if float(moved.get(name, 0.0)) == far]
+            total += sum(float(np.sum(factors[name] * values[name])) for name in here)
+        return total

@@ -1,0 +1,320 @@
+"""A file that is damaged, or made to harm, comes to a message that names what is wrong, in little time and memory."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from onnxgrad_cli.execution import limits
+from onnxgrad_cli.files import read_model
+from onnxgrad_cli.ir import inference
+from onnxgrad_cli.metadata import Roles
+from onnxgrad_cli.verification.feeds import DescribedModel, random_feeds
+from tests.cli_harness import MLP, PROGRAM, Result, Shell
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    return Shell(tmp_path, capsys)
+
+
+def refused(shell: Shell, model: ModelProto | bytes, *words: str, command: str = "build", code: int = 1) -> Result:
+    """Run a command on a model, which it must refuse with these words and leave nothing behind."""
+    data = model if isinstance(model, bytes) else model.SerializeToString()
+    (shell.folder / "m.onnx").write_bytes(data)
+    result = shell(command, "m.onnx")
+    assert result.code == code, result.err
+    assert result.err.startswith("error: ") and "hint: " in result.err
+    assert "internal" not in result.err and "Traceback" not in result.err
+    for word in words:
+        assert word in result.err
+    assert {*shell.files()} <= {"m.onnx", "m.train.onnx.report.md"}  # a refusal is reported
+    return result
+
+
+def mlp() -> ModelProto:
+    return onnx.parser.parse_model(MLP)
+
+
+LIES = [
+    ({"dims": [4, 2**40], "raw_data": bytes(48)}, ("[4, 1099511627776]", "stores 48")),
+    ({"dims": [2**32, 2**32], "raw_data": b""}, ("[4294967296, 4294967296]",)),
+    ({"dims": [2**40, 0, 2**40], "raw_data": b""}, ("1099511627776",)),
+    ({"dims": [4, -3], "raw_data": bytes(48)}, ("[4, -3]",)),
+    ({"dims": [400, 3], "raw_data": bytes(4796)}, ("4,800 bytes", "stores 4,796")),
+    ({"dims": [4, 3], "float_data": [0.0] * 13}, ("12 numbers", "stores 13")),
+    ({"dims": [4, 3], "raw_data": bytes(48), "data_type": 77}, ("unknown type 77",)),
+    ({"dims": [4, 3], "raw_data": bytes(48), "segment": TensorProto.Segment(begin=0, end=4)}, ("a segment",)),
+    ({"dims": [2**40], "string_data": [b"a"], "data_type": TensorProto.STRING}, ("1,099,511,627,776 strings",)),
+    ({"dims": [7], "raw_data": bytes(5), "data_type": TensorProto.INT4}, ("4 bytes", "stores 5")),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), LIES)
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_tensor_stores_what_it_declares(
+    shell: Shell, fields: dict[str, object], words: tuple[str, ...], inside: bool
+) -> None:
+    model = mlp()
+    tensor = TensorProto(**{"name": "lie", "data_type": TensorProto.FLOAT, **fields})
+    if inside:
+        model.graph.node.append(helper.make_node("Constant", [], ["c"], value=tensor))
+    else:
+        model.graph.initializer.append(tensor)
+    refused(shell, model, "tensor 'lie'", *words)
+
+
+@pytest.mark.parametrize("dtype", [d for d in TensorProto.DataType.values() if d])
+@pytest.mark.parametrize("raw", [False, True])
+def test_tensors_of_every_type_store_what_they_declare(dtype: int, raw: bool) -> None:
+    model = mlp()
+    values = [b"a"] * 5 if dtype == TensorProto.STRING else [0, 1, 1, 0, 1]
+    tensor = helper.make_tensor("t", dtype, [5], values)
+    if raw and dtype != TensorProto.STRING:
+        tensor = numpy_helper.from_array(numpy_helper.to_array(tensor), "t")
+        assert tensor.HasField("raw_data")
+    model.graph.initializer.append(tensor)
+    assert read_model(model.SerializeToString())[0].graph.initializer[-1] == tensor
+
+
+def test_an_attribute_of_a_function_outside_of_one(shell: Shell) -> None:
+    model = mlp()
+    model.graph.node[2].attribute.add(name="alpha", type=onnx.AttributeProto.FLOAT, ref_attr_name="slope")
+    refused(shell, model, "'alpha'", "'s' (Sigmoid)", "'slope'")
+
+
+@pytest.mark.parametrize("opset", [0, -3, 2**40])
+def test_an_opset_that_never_was(shell: Shell, opset: int) -> None:
+    model = mlp()
+    model.opset_import[0].version = opset
+    refused(shell, model, "no opset" if opset == 0 else f"version {opset} of 'ai.onnx'")
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no /dev/zero")
+def test_a_device_without_an_end(shell: Shell) -> None:
+    result = shell("inspect", "/dev/zero")
+    assert result.code == 1 and "does not begin as an ONNX model" in result.err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
+def test_a_pipe_is_read_like_a_file(shell: Shell) -> None:
+    os.mkfifo(shell.folder / "pipe")
+    data = mlp().SerializeToString()
+    writer = threading.Thread(target=(shell.folder / "pipe").write_bytes, args=(data,))
+    writer.start()
+    result = shell("inspect", "pipe")
+    writer.join()
+    assert result.code == 0, result.err
+
+
+def test_a_file_that_is_longer_than_a_message_can_be(shell: Shell) -> None:
+    with (shell.folder / "m.onnx").open("wb") as file:
+        file.write(mlp().SerializeToString())
+        file.truncate(2**31)  # of which the disk holds nothing
+    result = shell("inspect", "m.onnx")
+    assert result.code == 1 and "longer than 2 GB" in result.err and "external data" in result.err
+
+
+def doubling(count: int) -> ModelProto:
+    """A model that calls a function that calls another one twice, and so on: 2^count nodes."""
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("d", 1)]
+    model = onnx.parser.parse_model(MLP)
+    for i in range(count):
+        callee, domain = (f"f{i - 1}", "d") if i else ("Relu", "")
+        calls = [helper.make_node(callee, [x], [y], domain=domain) for x, y in ("ab", "bc")]
+        model.functions.append(helper.make_function("d", f"f{i}", ["a"], ["c"], calls, imports))
+    model.opset_import.append(imports[1])
+    model.graph.node[2].op_type, model.graph.node[2].domain = f"f{count - 1}", "d"
+    return model
+
+
+@pytest.mark.parametrize("command", ["build", "expand", "view"])
+@pytest.mark.parametrize("count", [23, 63])
+def test_functions_that_double(shell: Shell, count: int, command: str) -> None:
+    words = (f"{2**count + 3:,} nodes", f"'d::f{count - 1}'", "onnx.inliner")
+    refused(shell, doubling(count), *words, command=command)
+
+
+def test_functions_that_double_a_few_times(shell: Shell) -> None:
+    onnx.save(doubling(5), shell.folder / "m.onnx")
+    assert shell("inspect", "m.onnx").code == 0
+
+
+def nested(depth: int) -> ModelProto:
+    """A model with so many loops in one another."""
+    text = "v2 = Relu(v1)"
+    for i in range(depth):
+        inner = f"c{i}b = Identity(c{i})  {text}"
+        body = f"b{i} (int64 i{i}, bool c{i}, float[n, 4] v1) => (bool c{i}b, float[n, 4] v2) {{ {inner} }}"
+        text = f"v2 = Loop(three, yes, v1) <body = {body}>"
+    head = '<ir_version: 8, opset_import: ["": 17]> g (float[n, 4] x) => (float[n, 4] v2)'
+    constants = "<float[4, 4] w = {1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1}, int64 three = {3}, bool yes = {1}>"
+    return onnx.parser.parse_model(f"{head} {constants} {{ v1 = MatMul(x, w) {text} }}")
+
+
+def test_loops_in_one_another(shell: Shell) -> None:
+    refused(shell, nested(20), "(Loop) stands in 6 other loops", "fewer loops", code=3)
+
+
+def test_shapes_that_double(shell: Shell) -> None:
+    """onnx follows the entries of a vector that Concat doubles forty times, were it not for a limit of memory."""
+    model = mlp()
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(1, np.int64), "d0"))
+    model.graph.node.extend(helper.make_node("Concat", [f"d{i}"] * 2, [f"d{i + 1}"], axis=0) for i in range(40))
+    model.graph.node.append(helper.make_node("Expand", ["y", "d40"], ["z"]))
+    model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, None))
+    onnx.save(model, shell.folder / "m.onnx")
+    assert shell("inspect", "m.onnx", "--no-infer-by-run").code == 0
+
+
+def endless() -> ModelProto:
+    """A model with a loop of 2^62 iterations."""
+    model = nested(1)
+    model.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.array(2**62), "three"))
+    return model
+
+
+def expanding() -> ModelProto:
+    """A model of which a run takes 8 GB."""
+    model = mlp()
+    model.graph.output[0].name = "z"
+    model.graph.initializer.append(numpy_helper.from_array(np.array([2**30, 1, 1]), "large"))
+    model.graph.node.append(helper.make_node("Expand", ["y", "large"], ["e"]))
+    model.graph.node.append(helper.make_node("ReduceMean", ["e"], ["z"], axes=[0], keepdims=0))
+    return model
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system tells a process how much it has")
+@pytest.mark.parametrize(("model", "what"), [(endless, "0.2 s"), (expanding, "4 GB of memory")])
+def test_what_no_machine_can_run_is_not_proved(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, model: Callable[[], ModelProto], what: str
+) -> None:
+    monkeypatch.setattr(limits, "SECONDS", 0.2)
+    onnx.save(model(), shell.folder / "m.onnx")
+    result = shell("build", "m.onnx", "--json")
+    assert result.code == 0, result.err
+    proof = result.json["proof"]
+    assert proof["verdict"] == "not proved" and what in proof["why"]
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    assert soft == resource.RLIM_INFINITY
+
+
+# -- what others refuse is the file's fault, and what they do not refuse is ours -------------------------------------
+
+
+def test_a_name_that_is_not_text(shell: Shell) -> None:
+    refused(shell, mlp().SerializeToString().replace(b"w1", b"w\xff"), "not UTF-8", "w\\xff")
+
+
+def test_what_others_refuse_is_a_fault_of_the_file(shell: Shell) -> None:
+    """A constant that is three things at once: whoever first looks for the one that it is fails."""
+    model = mlp()
+    model.graph.node.insert(0, helper.make_node("Constant", [], ["c"], name="three", value_ints=[1]))
+    model.graph.node[0].attribute.add(name="value_int", type=onnx.AttributeProto.INT, i=1)
+    refused(shell, model, "no valid ONNX model", "op_type:Constant", "node name: three")
+
+
+def test_what_others_take_is_a_fault_of_onnxgrad(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise TypeError("unforeseen")
+
+    monkeypatch.setattr(inference, "_inferred", fails)
+    onnx.save(mlp(), shell.folder / "m.onnx")
+    result = shell("build", "m.onnx")
+    assert result.code == 1 and "internal: TypeError: unforeseen" in result.err and "fault of onnxgrad" in result.err
+
+
+# -- what ends the process -------------------------------------------------------------------------------------------
+
+
+def test_a_number_that_may_be_a_step_is_not_drawn_as_zero() -> None:
+    """Of a step of 0 in STFT onnxruntime divides by it, and the process ends."""
+    inputs = "float[1, 128, 1] x, int64 step, int64 length, bool c, int64[40] mask"
+    head = '<ir_version: 8, opset_import: ["": 17]>'
+    model = onnx.parser.parse_model(f"{head} g ({inputs}) => (float[1, n, m, 2] y) {{ y = STFT(x, step, , length) }}")
+    roles = Roles("", (), "mean", {value.name: "model input" for value in model.graph.input}, {})
+    drawn = [random_feeds(DescribedModel(model, roles), np.random.default_rng(seed), {}) for seed in range(20)]
+    assert all(feeds["step"] == feeds["length"] == 1 for feeds in drawn)
+    assert {bool(feeds["c"]) for feeds in drawn} == {False, True} and all(0 in feeds["mask"] for feeds in drawn)
+
+
+SUPERVISED = pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="commands have no supervisor here")
+
+
+def on_its_own(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own."""
+    return subprocess.run(
+        [*PROGRAM, *arguments], cwd=folder, capture_output=True, text=True, check=False, env={**os.environ, **PATHS}
+    )
+
+
+PATHS = {"PYTHONPATH": os.pathsep.join(sys.path), "NO_COLOR": "1"}
+
+DIES = """
+import os, signal, sys
+from onnxgrad_cli import __main__, cli
+cli.run = lambda arguments: os.kill(os.getpid(), int(arguments[0])) or signal.pause()
+sys.argv[1:] = ["NUMBER"]
+__main__.main()
+"""
+
+
+@SUPERVISED
+def test_an_assertion_in_the_inference_of_shapes(tmp_path: Path) -> None:
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[2, 6] x) => (float[2, 3] a) { a, b = Split(x, s) }'
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(numpy_helper.from_array(np.array([3, 3, 3, 3]), "s"))
+    onnx.save(model, tmp_path / "m.onnx")
+    result = on_its_own(tmp_path, "inspect", "m.onnx", "--grad-of-input", "*", "--json")
+    assert result.returncode in (0, 1, 3) and "Traceback" not in result.stderr
+
+
+@SUPERVISED
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGKILL])
+def test_the_death_of_a_command_is_told(tmp_path: Path, number: signal.Signals) -> None:
+    program = DIES.replace("NUMBER", str(int(number)))
+    environment = {**os.environ, **PATHS}
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False, env=environment
+    )
+    assert result.returncode == 1 and number.name in result.stderr and "hint: " in result.stderr
+
+
+@SUPERVISED
+def test_a_signal_that_ends_a_command_ends_its_parent(tmp_path: Path) -> None:
+    program = DIES.replace("NUMBER", str(int(signal.SIGUSR1)))
+    environment = {**os.environ, **PATHS}
+    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=False)
+    assert result.returncode == -signal.SIGUSR1
+
+
+@SUPERVISED
+def test_a_command_ends_with_its_parent(tmp_path: Path) -> None:
+    """Killed at once, the parent can't hand on anything: the system ends the child, which waits for stdin here."""
+    with subprocess.Popen([*PROGRAM, "inspect", "-"], stdin=subprocess.PIPE, env={**os.environ, **PATHS}) as parent:
+        assert parent.stdin is not None
+        parent.stdin.write(b"\x08" * (1 << 17))  # more than a pipe holds: now it reads
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        parent.kill()
+        parent.wait()
+        assert len(children) == 1
+        for _ in range(100):
+            state = Path(f"/proc/{children[0]}/stat")
+            if not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return
+            time.sleep(0.05)
+        pytest.fail("the child goes on")

@@ -1,0 +1,120 @@
+"""Models of derivatives are proved like training models: right ones pass, wrong ones fail and are not written."""
+
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxgrad_cli.autodiff import registry
+from onnxgrad_cli.common.choices import Derivative
+from onnxgrad_cli.derivatives.kinds import derive
+from onnxgrad_cli.jobs.check import run_check
+from onnxgrad_cli.jobs.derive import run_derive
+from onnxgrad_cli.metadata import read_derived
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.verification.derived import prove_derived
+from onnxgrad_cli.verification.proof import Proof
+from tests.cli_harness import Shell
+
+KINDS: tuple[Derivative, ...] = get_args(Derivative)
+SECOND = ("hvp", "hessian")
+NET = """
+<ir_version: 10, opset_import: ["" : 18]>
+net (float[N, 4] x, float[N, 3] z) => (float[N, 3] y, float[N, 2] v)
+<float[4, 3] w = {0.5, -0.2, 0.3, 0.1, 0.4, -0.6, 0.7, 0.2, -0.1, 0.3, -0.5, 0.6}, float[3, 2] u = {1, 2, 3, 4, 5, 6}>
+{ h = MatMul(x, w) k = Mul(h, z) y = Tanh(k) v = MatMul(y, u) }
+"""
+
+
+def model_of(kind: Derivative, **options: bool) -> onnx.ModelProto:
+    wrt = ["x", "z", "w"] if kind not in SECOND else ["x", "z"]
+    return derive(onnx.parser.parse_model(NET), kind, wrt=wrt, **options)  # type: ignore[arg-type]
+
+
+def proof_of(model: onnx.ModelProto, original: bool = True, seed: int = 0) -> Proof:
+    said = read_derived(model)
+    assert said is not None
+    return prove_derived(model, said, original=onnx.parser.parse_model(NET) if original else None, seed=seed)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_right_derivatives_are_proved(kind: Derivative) -> None:
+    assert [proof_of(model_of(kind), seed=seed).verdict for seed in range(3)] == ["proved"] * 3
+    alone = proof_of(model_of(kind, keep_outputs=True), original=False)
+    assert alone.verdict == ("not proved" if kind in SECOND else "proved")
+    assert ("--original" in alone.why) == (kind in SECOND)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_wrong_rule_fails(kind: Derivative) -> None:
+    """A thousandth too much; of second derivatives what differentiates the gradient is wrong alone."""
+    right = registry.lookup("Sub" if kind in SECOND else "Tanh", "", 18)
+    assert right is not None
+    with registry.scoped():
+        if kind in SECOND:
+            registry.rule("Sub", override=True)(lambda op, g, y, a, b: (g * 1.01, -g * 1.01))
+        else:
+            registry.rule("Tanh", override=True)(lambda op, g, y, x: g * (1 - y * y) * 1.01)
+        model = model_of(kind)
+    proof = proof_of(model)
+    assert proof.failed, proof.steps
+    assert "first derivatives" not in proof.why
+
+
+def test_a_wrong_first_derivative_is_told_of_a_second_one() -> None:
+    with registry.scoped():
+        registry.rule("Tanh", override=True)(lambda op, g, y, x: g * (1 - y * y) * 1.01)
+        proof = proof_of(model_of("hvp"))
+    assert proof.failed and "first derivatives" in proof.why
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_a_wrong_row_of_a_jacobian_fails(row: int) -> None:
+    model = model_of("jacobian", keep_outputs=True)
+    name = "y_jacobian_w"
+    for node in model.graph.node:
+        node.output[:] = ["right" if output == name else output for output in node.output]
+    factors = np.ones((1, 3, 1, 1), np.float32)
+    factors[0, row] = 1.02
+    model.graph.initializer.append(onnx.numpy_helper.from_array(factors, "factors"))
+    model.graph.node.append(onnx.helper.make_node("Mul", ["right", "factors"], [name]))
+    proof = proof_of(model)
+    assert proof.failed and "w (" in proof.why
+
+
+def test_what_is_filled_with_ones_and_what_has_a_mode_of_training() -> None:
+    assert proof_of(derive(onnx.parser.parse_model(NET), cotangents="ones")).verdict == "proved"
+    text = """
+    <ir_version: 10, opset_import: ["" : 18]> g (float[4, 3] x) => (float[4, 3] y)
+    <float[3] s = {1, 2, 3}, float[3] b = {0, 1, 2}, float[3] m = {0.1, 0.2, 0.3}, float[3] v = {1, 2, 1}>
+    { y = BatchNormalization(x, s, b, m, v) }
+    """
+    original = onnx.parser.parse_model(text)
+    model = derive(original, wrt=["x", "s"], options=Options(mode="train"))
+    said = read_derived(model)
+    assert said is not None and said.mode == "train"
+    proof = prove_derived(model, said, original=original)
+    assert proof.verdict == "proved", proof.why
+
+
+def test_derivatives_are_judged_as_they_are_written_and_checked_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(onnx.parser.parse_model(NET), "net.onnx")
+    shell = Shell(tmp_path, capsys)
+    done = shell("derive", "net.onnx", "--kind", "hvp", "--verify", "--dim", "N=3")
+    assert done.code == 0 and "proved" in done.out, done.err
+    np.savez("x.npz", x=np.ones((3, 4), np.float32))
+    assert shell("check", "net.hvp.onnx", "--original", "net.onnx", "--data", "x.npz").code == 0
+    unknown = shell("check", "net.hvp.onnx")
+    assert unknown.code == 4 and "--original" in unknown.err
+    with registry.scoped():
+        registry.rule("Tanh", override=True)(lambda op, g, y, x: g * (1 - y))
+        wrong = shell("derive", "net.onnx", "-o", "wrong.onnx")
+        assert wrong.code == 4 and "does not pass its checks" in wrong.err
+        assert not Path("wrong.onnx").exists()
+        assert run_derive("net.onnx", "wrong.onnx", verify=False).proof is None
+    assert run_check("wrong.onnx", original=Path("net.onnx")).failed
