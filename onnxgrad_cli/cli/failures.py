@@ -41,8 +41,8 @@ def failure(error: BaseException) -> Failure:
         return Failure("not enough memory", hint)
     if isinstance(error, OnnxgradError):
         refusals = error.refusals if isinstance(error, UnsupportedError) else ()
-        hint = REPORT if isinstance(error, InternalError) else error.hint
-        return Failure(error.message, hint, error.details, refusals, error.exit_code)
+        advice = REPORT if isinstance(error, InternalError) else error.hint
+        return Failure(error.message, advice, error.details, refusals, error.exit_code)
     if any(isinstance(each, RecursionError) for each in chain(error)):
         hint = "simplify the model; if it nests no graphs in graphs, it is a fault of onnxgrad: report it, " + ISSUES
         return Failure("what was given is nested too deeply", hint)
