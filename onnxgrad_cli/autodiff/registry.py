@@ -94,7 +94,8 @@ class Signature:
     """What a rule's parameters ask for, read from their names once.
 
     `g`, `y` are the cotangent and value of output 0; `gs`, `ys` ask for tuples of all outputs. Inputs follow by
-    position (`*xs` for a variadic operator); keyword-only parameters are the attributes the rule handles.
+    position (`*xs` for a variadic operator); keyword-only parameters are the attributes the rule handles. `needed` are
+    the attributes without a default: a definition can't do without them, a rule gets None for what is absent.
     """
 
     all_cotangents: bool
@@ -103,6 +104,7 @@ class Signature:
     variadic: bool
     attributes: Mapping[str, Any]
     any_attribute: bool
+    needed: tuple[str, ...]
 
     @staticmethod
     def of(function: Callable[..., Any]) -> Signature:
@@ -137,6 +139,7 @@ class Signature:
                 p.name: None if p.default is p.empty else p.default for p in parameters if p.kind is p.KEYWORD_ONLY
             },
             any_attribute=any(p.kind is p.VAR_KEYWORD for p in parameters),
+            needed=tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty),
         )
 
 

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 import click
 
-from onnxgrad_cli.errors import OnnxgradError, Refusal, UnsupportedError
+from onnxgrad_cli.errors import InternalError, OnnxgradError, Refusal, UnsupportedError
 
 ISSUES = "https://github.com/onnxgrad/onnxgrad/issues"
+
+REPORT = f"this is a fault of onnxgrad: run it again with --traceback and report what it prints, {ISSUES}"
+"""What to do about an error that is nobody's but ours."""
 
 NO_MEMORY = ("std::bad_alloc", "bad allocation", "Failed to allocate memory", "Available memory of")
 """What the libraries say beneath us where memory ends, as errors of any type."""
@@ -38,15 +41,13 @@ def failure(error: BaseException) -> Failure:
         return Failure("not enough memory", hint)
     if isinstance(error, OnnxgradError):
         refusals = error.refusals if isinstance(error, UnsupportedError) else ()
-        return Failure(error.message, error.hint, error.details, refusals, error.exit_code)
+        advice = REPORT if isinstance(error, InternalError) else error.hint
+        return Failure(error.message, advice, error.details, refusals, error.exit_code)
     if any(isinstance(each, RecursionError) for each in chain(error)):
         hint = "simplify the model; if it nests no graphs in graphs, it is a fault of onnxgrad: report it, " + ISSUES
         return Failure("what was given is nested too deeply", hint)
     text = " ".join(str(error).split())
-    return Failure(
-        f"internal: {type(error).__name__}{': ' + text if text else ''}",
-        f"this is a fault of onnxgrad: run it again with --traceback and report what it prints, {ISSUES}",
-    )
+    return Failure(f"internal: {type(error).__name__}{': ' + text if text else ''}", REPORT)
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:

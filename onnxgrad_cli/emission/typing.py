@@ -83,10 +83,7 @@ class OutputTypes:
         try:
             found = onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=self._imports)
         except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, KeyError, ValueError) as error:
-            raise InternalError(
-                f"internal: {node.name} does not type: {str(error).strip()} ({operands})",
-                "this is a fault of onnxgrad: run it again with --traceback and report what it prints",
-            ) from error
+            raise InternalError(f"internal: {node.name} does not type: {str(error).strip()} ({operands})") from error
         types = {name: graph.shared(graph.named(value_type)) for name, value_type in found.items()}
         if shape is not None:
             name = node.output[0]

@@ -210,9 +210,7 @@ class Switch:
         """Write a data file beside the head, under a name that says its content; see `copy_data`."""
         with told(self._head):
             temporary = self._write(self._head, write)
-            target = self._place(temporary, lambda: temporary)
-            temporary.unlink(missing_ok=True)
-            return target
+            return self._place(temporary, lambda: temporary)
 
     def commit(self) -> None:
         """Let all files take their names, the head last, and remove data of heads before it that no model refers to.

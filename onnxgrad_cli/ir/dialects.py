@@ -160,7 +160,7 @@ def complaint(bare: ModelProto, full: bool = False) -> str:
     for entry in bare.opset_import:
         if not 0 <= entry.version <= NEVER:
             return f"it imports version {entry.version} of '{entry.domain or STANDARD}'"
-    unknown = unknown_operators(bare) or _unbound_attribute(bare)
+    unknown = unknown_operators(bare) or _unbound_attribute(bare) or _absent_of_many(bare)
     if unknown:
         return unknown
     if not _opset(bare) and any(not node.domain for node in bare.graph.node):
@@ -181,6 +181,19 @@ def complaint(bare: ModelProto, full: bool = False) -> str:
         onnx.checker.check_model(bare)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
         return " ".join(line.strip() for line in str(error).splitlines() if line.strip())[:600]
+    return ""
+
+
+def _absent_of_many(model: ModelProto) -> str:
+    """An absent input among as many as there are, as of Min, which the checker lets pass; onnxruntime dies of it."""
+    opset = _opset(model)
+    for node in with_bodies(model.graph.node):
+        if "" not in node.input or node.domain or not _is_known(node.op_type, opset):
+            continue
+        inputs = onnx.defs.get_schema(node.op_type, opset).inputs if not is_of_onnxruntime(node.op_type, opset) else ()
+        if len(inputs) == 1 and inputs[0].option == onnx.defs.OpSchema.FormalParameterOption.Variadic:
+            label = node.name or next(iter(node.output), node.op_type)
+            return f"an input of node '{label}' ({node.op_type}) is absent"
     return ""
 
 

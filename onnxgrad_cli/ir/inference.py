@@ -295,7 +295,9 @@ def _reduced(graph: Graph, node: NodeProto) -> Types:
     (name,) = node.output
     x, axes = (shape_of(graph.types.get(each)) for each in node.input)
     attributes = {attribute.name: attribute.i for attribute in node.attribute}
-    if shape_of(graph.types.get(name)) is not None or x is None or axes is None or not isinstance(axes[0], int):
+    if shape_of(graph.types.get(name)) is not None or x is None or axes is None:
+        return {}
+    if len(axes) != 1 or not isinstance(axes[0], int):  # a number without an axis is none of the standard's
         return {}
     gone = (axes[0] or len(x) * (not attributes.get("noop_with_empty_axes"))) * (not attributes.get("keepdims", 1))
     return {name: graph.named(tensor_type(dtype_of(graph.types[node.input[0]]), [None] * (len(x) - gone)))}

@@ -14,9 +14,10 @@ from onnx import ModelProto
 
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import CheckFailed
+from onnxgrad_cli.execution.double import widened
 from onnxgrad_cli.execution.executor import Executor, to_double
 from onnxgrad_cli.files import ModelSource, read_model
-from onnxgrad_cli.ir.types import is_float
+from onnxgrad_cli.ir.types import Arrays, is_float
 from onnxgrad_cli.verification.differences import vjp_difference
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def gradcheck(
     """
     model, _ = read_model(model)
     rng = np.random.default_rng(seed)
-    values = {name: np.asarray(x, np.float64) if np.asarray(x).dtype.kind == "f" else x for name, x in point.items()}
+    values = {name: widened(np.asarray(x)) for name, x in point.items()}
     wanted = _inputs(model, wrt or [name for name, x in values.items() if x.dtype.kind == "f"])
     ends = [output.name for output in model.graph.output if (output.name in of if of else is_float(output.type))]
     worst = 0.0
@@ -69,9 +70,7 @@ def gradcheck(
         cotangents = {end: np.asarray(rng.standard_normal(outputs[end].shape)) for end in ends}
         values_then = {**values, **dict(zip(added, cotangents.values(), strict=True))}
         gradients = dict(zip(wanted, run(values_then).values(), strict=True))
-        for name, gradient in gradients.items():
-            if gradient.shape != values[name].shape:
-                raise CheckFailed(f"the gradient of '{name}', {values[name].shape}, has the shape {gradient.shape}")
+        _see_shapes(gradients, values)
         difference = vjp_difference(forward, values, cotangents, gradients, rng, step)
         if not difference.error <= tolerance * 10**depth:
             raise CheckFailed(
@@ -83,6 +82,13 @@ def gradcheck(
         model, values, wanted = backward, values_then, _inputs(backward, [*wanted, *added])
         ends = [output.name for output in backward.graph.output]
     return worst
+
+
+def _see_shapes(gradients: Arrays, values: Arrays) -> None:
+    """See that each gradient has the shape of its input."""
+    for name, gradient in gradients.items():
+        if gradient.shape != values[name].shape:
+            raise CheckFailed(f"the gradient of '{name}', {values[name].shape}, has the shape {gradient.shape}")
 
 
 def _inputs(model: ModelProto, names: Sequence[str]) -> list[str]:

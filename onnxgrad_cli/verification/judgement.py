@@ -219,12 +219,14 @@ class Judge:
         """
         x, claim = self.loss.point[name], self._claims[name]
         scale = np.abs(x) if self._by_entry and np.any(x) else self._sizes[name]
-        way = self._rng.random(x.shape) * 2 - 1
+        way = self._rng.uniform(-1, 1, x.shape)
         felt = np.multiply(claim, scale, dtype=np.float64)
         size = math.sqrt(_dot(felt, felt))
         if size > 0:
-            way += (math.copysign(UNIFORM, _dot(way, felt)) / size) * felt
-        return np.asarray(way * scale * self._amplitudes[name])
+            felt *= math.copysign(UNIFORM, _dot(way, felt)) / size
+            way += felt  # in place, as what follows: there may be a hundred megabytes of it
+        way *= scale * self._amplitudes[name]
+        return np.asarray(way)
 
 
 def _dot(a: np.ndarray, b: np.ndarray) -> float:

@@ -91,10 +91,12 @@ def difference(file: Path, written: ModelProto, ran: Ran, step: Callable[[ModelP
         return why
     try:
         model = step(load_model(file)[0]) if step else written
-        got = _results(model, ran, file, in_memory=step is not None)
+        held = step is not None
+        got = _results(model, ran, file, in_memory=held)
         if got is None or _agree(got, ran.outputs):
             return ""
-        again = [_results(ran.model, ran) or {} for _ in range(2)]  # as the file was: with the same threads
+        got = _results(model, ran, file, in_memory=held, threads=1) or {}  # which sums in one order
+        again = [_results(ran.model, ran, threads=1) or {} for _ in range(2)]
     except Exception as error:  # of many kinds, none of them public
         return _told(error, file)
     if _agree(got, again[0]) or not _agree(*again):
@@ -102,10 +104,12 @@ def difference(file: Path, written: ModelProto, ran: Ran, step: Callable[[ModelP
     return "it does not compute what was proved"
 
 
-def _results(model: ModelProto, ran: Ran, file: Path | None = None, in_memory: bool = True) -> Arrays | None:
+def _results(
+    model: ModelProto, ran: Ran, file: Path | None = None, in_memory: bool = True, threads: int | None = None
+) -> Arrays | None:
     """What a model, or the file it was written to, makes of the feeds of a run; None where numpy has no such type."""
     session = start_session(
-        model, file, threads=1, optimized=OPTIMIZED_FOR_FEW_RUNS, silent=True, file=None if in_memory else file
+        model, file, threads=threads, optimized=OPTIMIZED_FOR_FEW_RUNS, silent=True, file=None if in_memory else file
     )
     stored = {tensor.name: tensor for tensor in ran.model.graph.initializer}
     needed = [value.name for value in session.get_inputs()]

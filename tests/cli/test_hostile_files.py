@@ -97,6 +97,22 @@ def test_an_attribute_of_a_function_outside_of_one(shell: Shell) -> None:
     refused(shell, model, "'alpha'", "'s' (Sigmoid)", "'slope'")
 
 
+def test_an_absent_input_among_many(shell: Shell) -> None:
+    model = mlp()
+    model.graph.node[1].op_type = "Sum"
+    model.graph.node[1].input.append("")
+    refused(shell, model, "'k' (Sum) is absent")
+
+
+def test_axes_without_an_axis(shell: Shell) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[n, 4] x, float[n, 4] w) => (float y) <int64 axes = {1}> '
+        "{ z = Mul(x, w) y = ReduceSum(z, axes) }"
+    )
+    onnx.save(model, shell.folder / "m.onnx")
+    assert "internal" not in shell("inspect", "m.onnx", "--grad-of-input", "*").err
+
+
 @pytest.mark.parametrize("opset", [0, -3, 2**40])
 def test_an_opset_that_never_was(shell: Shell, opset: int) -> None:
     model = mlp()

@@ -228,6 +228,16 @@ def test_half_types_are_added_up_in_float32() -> None:
     np.testing.assert_array_equal(found, small.astype(np.float32).sum(keepdims=True).ravel().astype(np.float16))
 
 
+@pytest.mark.parametrize("kind", ["ReduceSum", "ReduceMax"])
+@pytest.mark.parametrize("keepdims", [True, False])
+def test_half_types_are_reduced_over_the_axes_that_are_asked_for(kind: str, keepdims: bool) -> None:
+    op = emitter(dtype="float16")
+    x = X.astype(np.float16)
+    found = run(op, op.reduce(kind, op.val("x"), [0, 2], keepdims), x)
+    expected = {"ReduceSum": np.sum, "ReduceMax": np.max}[kind](x.astype(np.float32), (0, 2), keepdims=keepdims)
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
 def test_a_result_is_called_what_is_asked() -> None:
     op = emitter()
     x = op.val("x")

@@ -27,7 +27,7 @@ Numbers = Sequence[float] | np.ndarray | None
 
 
 @definition("LinearRegressor", domain=ML)
-def linear_regressor(op, x, *, coefficients=None, intercepts=None, targets=1, post_transform="NONE"):
+def linear_regressor(op, x, *, coefficients, intercepts=None, targets=1, post_transform="NONE"):
     """x Aᵀ + b, one column a target."""
     if targets == 1 and post_transform != "NONE":
         raise Unknown(f"onnxruntime's kernel leaves its post_transform {post_transform} of one target out")

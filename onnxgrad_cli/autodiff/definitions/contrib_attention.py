@@ -23,7 +23,7 @@ MASKED = -10000.0
 @definition("Attention", domain="com.microsoft")
 def attention(
     op, x, weights, bias=None, mask=None, past=None, attention_bias=None, past_sequence_length=None, *,
-    num_heads=None, unidirectional=0, scale=None, mask_filter_value=MASKED, qkv_hidden_sizes=None,
+    num_heads, unidirectional=0, scale=None, mask_filter_value=MASKED, qkv_hidden_sizes=None,
     do_rotary=0, rotary_embedding_dim=0, past_present_share_buffer=0,
 ):  # fmt: skip
     """Q, K and V are three projections side by side; the cache holds K and V one after the other."""
@@ -50,7 +50,7 @@ def attention(
 def multi_head_attention(
     op, query, key=None, value=None, bias=None, mask=None, attention_bias=None, past_key=None, past_value=None,
     past_sequence_length=None, cache_indirection=None, *,
-    num_heads=None, unidirectional=0, scale=None, mask_filter_value=MASKED,
+    num_heads, unidirectional=0, scale=None, mask_filter_value=MASKED,
 ):  # fmt: skip
     """Q, K and V are given, K and V as tokens or already by head; their projections' biases may be left to do."""
     if key is None or value is None or query.rank != 3 or key.rank == 5:

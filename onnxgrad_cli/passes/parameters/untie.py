@@ -47,23 +47,16 @@ def untie(graph: Graph, patterns: Sequence[str]) -> None:
 
 def _part(graph: Graph, name: str, owners: Sequence[str]) -> None:
     """Make a copy of a weight for each owner but one: that whose name it bears, or the first module."""
-    others = {node.output[0] for node in graph.nodes if _renames(node, name)}
-    modules = [owner for owner in owners if owner not in others] or owners
-    keeps = next((owner for owner in modules if name.startswith(f"{owner}.")), modules[0])
-    copies: dict[str, str] = {}
-    nodes = []
+    merged = {node.output[0]: node for node in graph.nodes if _renames(node, name)}
+    modules = [owner for owner in owners if owner not in merged]
+    keeps = next((owner for owner in modules if name.startswith(f"{owner}.")), next(iter(modules), ""))
+    copies = {owner: graph.fresh(f"{owner}.{name.rpartition('.')[2]}") for owner in modules if owner != keeps}
+    for copy in (*merged, *copies.values()):
+        graph.copy_initializer(name, copy)
+    graph.set_nodes(node for node in graph.nodes if not _renames(node, name))
     for node in graph.nodes:
-        owner = module_path(node)
-        if _renames(node, name) and node.output[0] != keeps:
-            graph.copy_initializer(name, node.output[0])
-            continue
-        if name in node.input and owner and owner != keeps and not _renames(node, name):
-            if owner not in copies:
-                copies[owner] = graph.fresh(f"{owner}.{name.rpartition('.')[2]}")
-                graph.copy_initializer(name, copies[owner])
-            node.input[:] = [copies[owner] if each == name else each for each in node.input]
-        nodes.append(node)
-    graph.set_nodes(nodes)
+        copy = copies.get(module_path(node), name) if name in node.input else name
+        node.input[:] = [copy if each == name else each for each in node.input]
 
 
 def _renames(node: NodeProto, name: str) -> bool:

@@ -107,6 +107,9 @@ def _expanded(graph: Graph, node: NodeProto, definition: registry.Definition) ->
     attributes, unknown = node_attributes(op, node, asked)
     if unknown:
         raise Unknown(f"attribute {unknown} is not covered by its definition")
+    absent = [name for name in asked.needed if attributes[name] is None]
+    if absent:
+        raise Unknown(f"it has no attribute {absent[0]}, which its definition needs")
     result = definition.function(op, *xs, **attributes)
     _name_results(op, node, result if isinstance(result, (tuple, list)) else (result,))
     return op.nodes

@@ -8,6 +8,7 @@ the column without a name in which pandas writes the numbers of the rows.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import count, takewhile
 from pathlib import Path
@@ -33,7 +34,7 @@ def choose(path: Path, names: Sequence[str], inputs: InputTypes) -> tuple[Chosen
     Raises:
         UsageError: two columns have one name, or an input has fewer or more columns than it takes.
     """
-    twice = next((name for name in names if names.count(name) > 1), None)
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
         raise UsageError(f"'{path}' has two columns '{twice}'", "give each column its own name")
     chosen = {feed: found for feed in inputs if (found := _named(feed, names, inputs))}
@@ -42,14 +43,19 @@ def choose(path: Path, names: Sequence[str], inputs: InputTypes) -> tuple[Chosen
     if len(wide) == 1 and left:
         chosen[wide[0]] = left
     for feed, found in chosen.items():
-        wanted = width(inputs, feed)
-        if wanted not in (None, len(found)) and list(found) != [feed]:
-            raise UsageError(
-                f"'{path}': '{feed}' is {in_words(inputs[feed])} and takes {wanted} columns, there "
-                f"{'is' if len(found) == 1 else 'are'} {len(found)}: {_listed(found)}",
-                f"call them {feed}_0 to {feed}_{wanted - 1}" if wanted else None,
-            )
+        _check_width(path, feed, found, inputs)
     return chosen, _left(names, chosen)
+
+
+def _check_width(path: Path, feed: str, found: Sequence[str], inputs: InputTypes) -> None:
+    """Make sure that an input gets as many columns as it takes; a column of its own name may hold lists."""
+    wanted = width(inputs, feed)
+    if wanted not in (None, len(found)) and list(found) != [feed]:
+        raise UsageError(
+            f"'{path}': '{feed}' is {in_words(inputs[feed])} and takes {wanted} columns, there "
+            f"{'is' if len(found) == 1 else 'are'} {len(found)}: {_listed(found)}",
+            f"call them {feed}_0 to {feed}_{wanted - 1}" if wanted else None,
+        )
 
 
 def width(inputs: InputTypes, feed: str) -> int | None:

@@ -48,17 +48,22 @@ def read(path: Path, inputs: InputTypes) -> Found:
     ):
         reader = csv.reader(_lines(file), delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
         header = [name.strip() for name in next(reader, [])]
-        if len(header) == 1 and header[0] not in inputs and any(mark in header[0] for mark in ",;|\t"):
-            raise UsageError(
-                f"'{path}': its first line is one column: {header[0]}",
-                "a .csv file has commas between its columns, and points in numbers; a .tsv file has tabs",
-            )
+        _check_cut(path, header, inputs)
         chosen, others = choose(path, header, inputs)
         parse = _Parser(path, header, chosen, inputs)
         blocks = [parse(block) for block in _blocks((reader.line_num, row) for row in reader if row)] or [parse([])]
     arrays = {feed: np.concatenate([block[feed] for block in blocks]) for feed in chosen}
     others = [name or "the column without a name" for name in others]
     return Found({feed: shaped(array, inputs, feed) for feed, array in arrays.items()}, others)
+
+
+def _check_cut(path: Path, header: Sequence[str], inputs: InputTypes) -> None:
+    """Refuse a table whose columns other marks than those of its format cut apart."""
+    if len(header) == 1 and header[0] not in inputs and any(mark in header[0] for mark in ",;|\t"):
+        raise UsageError(
+            f"'{path}': its first line is one column: {header[0]}",
+            "a .csv file has commas between its columns, and points in numbers; a .tsv file has tabs",
+        )
 
 
 def _lines(file: IO[str]) -> Iterator[str]:
@@ -79,7 +84,8 @@ class _Parser:
 
     def __init__(self, path: Path, header: Sequence[str], chosen: Chosen, inputs: InputTypes) -> None:
         self.path, self.header = path, header
-        self.places = {feed: [header.index(name) for name in names] for feed, names in chosen.items()}
+        places = {name: at for at, name in enumerate(header)}
+        self.places = {feed: [places[name] for name in names] for feed, names in chosen.items()}
         self.types = {feed: np.dtype(np.float64 if is_float(inputs[feed]) else np.int64) for feed in chosen}
 
     def __call__(self, rows: Rows) -> dict[str, np.ndarray]:

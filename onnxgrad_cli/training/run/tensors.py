@@ -119,26 +119,29 @@ def _read(path: Path) -> bytes:
 def _check(path: Path, tensors: Mapping[str, np.ndarray], said: Mapping[str, str], tell: Tell) -> None:
     """Make sure that a file of onnxgrad is as it was written; a file of another kind is not looked at."""
     if CHECKSUMS not in said:
-        ours = KNOWN & said.keys()
-        if ours and said.keys() - KNOWN:
-            raise _damaged(path, f"its metadata have an entry {min(said.keys() - KNOWN)!r}")
-        if ours:
-            tell(f"'{path}' has no checksums, for another program wrote it: damage would not be noticed", 0)
+        _check_foreign(path, said, tell)
         return
     try:
         checksums = json.loads(said[CHECKSUMS])
-        words, arrays = checksums["words"], checksums["tensors"]
+        words, arrays = checksums["words"], dict(checksums["tensors"])
     except (ValueError, KeyError, TypeError, RecursionError):
         raise _damaged(path, "its checksums can't be read") from None
     if words != _of_words({key: value for key, value in said.items() if key != CHECKSUMS}):
         raise _damaged(path, "its metadata have another checksum than they were written with")
     found = {name: _of_array(array) for name, array in tensors.items()}
-    if found != arrays:
-        names = [*found, *(arrays if isinstance(arrays, dict) else ())]
-        wrong = next(
-            (name for name in names if not isinstance(arrays, dict) or found.get(name) != arrays.get(name)), ""
-        )
+    wrong = next((name for name in {**found, **arrays} if found.get(name) != arrays.get(name)), None)
+    if wrong is not None:
         raise _damaged(path, f"'{wrong}' has another checksum than it was written with")
+
+
+def _check_foreign(path: Path, said: Mapping[str, str], tell: Tell) -> None:
+    """Tell of a file without checksums that it may be damaged, unless it is none of onnxgrad's at all."""
+    strange = said.keys() - KNOWN
+    if not KNOWN & said.keys():
+        return
+    if strange:
+        raise _damaged(path, f"its metadata have an entry {min(strange)!r}")
+    tell(f"'{path}' has no checksums, for another program wrote it: damage would not be noticed", 0)
 
 
 def _damaged(path: Path, why: str) -> OnnxgradError:

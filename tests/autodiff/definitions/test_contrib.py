@@ -492,6 +492,8 @@ def refusal(text, **arrays):
         ("y = com.microsoft.CDist<metric = \"cosine\">(x, x)", "metric 'cosine' is not known"),
         ("y = SimplifiedLayerNormalization<stash_type = 11>(x, z)", "another type than float32"),
         ("y, mean, r, s = com.microsoft.SkipSimplifiedLayerNormalization(x, x, z) ", "'mean' is not covered"),
+        ("y = com.microsoft.MultiHeadAttention(x, x, x)", "it has no attribute num_heads"),
+        ("y = com.microsoft.GroupQueryAttention<num_heads = 1>(x)", "it has no attribute kv_num_heads"),
         ("y = com.microsoft.Unheard(x)", "there is no rule for com.microsoft::Unheard"),
     ],
 )  # fmt: skip
