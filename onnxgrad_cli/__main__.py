@@ -63,6 +63,8 @@ def main() -> NoReturn:
     except KeyboardInterrupt:  # before or after the command
         print("error: interrupted", file=sys.stderr)
     answer(signal.SIG_DFL)  # nothing is left to be tidied up
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, 0)  # an interrupt that is to come again comes too late
     gc.freeze()  # nor are cycles looked for at exit
     sys.exit(code)
 
