@@ -102,9 +102,10 @@ def run_derive(
             cotangents=cotangents(flags), path=path, options=options,
         )  # fmt: skip
     data = read_data(test_data) if test_data else {}
-    proof = None if verify is False else _proof(derived, proto, path, data, options, verify is True, tell)
-    judged = verify is not False and DerivativeOptions.KeepYieldOp not in flags  # which onnxruntime-training runs
-    check_written = check_opens(derived, proto, path) if judged else None
+    runs = DerivativeOptions.KeepYieldOp not in flags  # else onnxruntime-training alone runs it
+    judged = runs if verify is None else verify
+    proof = _proof(derived, proto, path, data, options, verify is True, tell) if judged else None
+    check_written = check_opens(derived, proto, path) if judged and runs else None
     files = save_model(derived, STREAM if target is None else target, path, force, check=check_written)
     return Derivation(derived, files, proof)
 

@@ -237,6 +237,24 @@ def test_inspect(shell: Shell) -> None:
     assert shell.files() == before
 
 
+@pytest.mark.parametrize(("weights", "why"), [("nan", "the weight 'w1'"), ("-100", "every gradient is zero")])
+def test_check_of_what_can_not_be_proved(shell: Shell, weights: str, why: str) -> None:
+    """A weight that is no number, and a Relu that lets nothing through: the exit code says that nothing is proved."""
+    model = onnx.load("mlp.onnx")
+    model.graph.node[2].op_type = "Relu"
+    name = "w1" if weights == "nan" else "b1"
+    for tensor in model.graph.initializer:
+        if tensor.name == name:
+            values = np.full_like(onnx.numpy_helper.to_array(tensor), float(weights))
+            tensor.CopyFrom(onnx.numpy_helper.from_array(values, name))
+    onnx.save(model, "odd.onnx")
+    assert shell("build", "odd.onnx").code == 0
+    result = shell("check", "odd.train.onnx")
+    assert result.code == 4 and "not proved: " in result.err and why in result.err, result.err
+    assert shell("check", "odd.train.onnx", "--json").json["verdict"] == "not proved"
+    assert shell("build", "odd.onnx", "--verify", "-o", "other.onnx").code == 4 and not Path("other.onnx").exists()
+
+
 def test_check(shell: Shell) -> None:
     shell("build", "mlp.onnx", "--label", "t", "--no-verify")
     result = shell("check", "mlp.train.onnx", "--dim", "batch=3")

@@ -67,6 +67,13 @@ def test_both_outputs_and_ones(shell: Shell) -> None:
     np.testing.assert_allclose(found["x_grad"], 4 * X * SCALE)  # once through y, once through total
 
 
+def test_what_only_onnxruntime_training_runs_is_not_opened(shell: Shell) -> None:
+    yields = ("derive", "squares.onnx", "--of", "y", "--option", "keep-yield-op", "-o", "d.onnx")
+    assert shell(*yields).code == 0
+    assert "YieldOp" in {node.op_type for node in onnx.load("d.onnx").graph.node}
+    assert shell(*yields, "--verify").code == 4, "a proof that is asked for can't be had"
+
+
 def test_loss(shell: Shell) -> None:
     arguments = ("--option", "loss", "--loss-output", "total", "--label-input", "z", "-o", "d.onnx")
     assert shell("derive", "squares.onnx", *arguments).code == 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from onnx import AttributeProto, ModelProto, TensorProto, helper, parser
 
-from onnxgrad_cli.view import FORMATS, draw, fold, render
+from onnxgrad_cli.common.visible import visible_lines
+from onnxgrad_cli.view import FORMATS, Box, Drawing, Edge, Group, Kind, draw, fold, render
 
 EMPTY_BODIES = """
 <ir_version: 8, opset_import: ["": 17]>
@@ -66,3 +67,17 @@ def test_attributes_of_a_function_outside_of_one(op_type: str) -> None:
     node.attribute.add(name="axis", type=AttributeProto.INT, ref_attr_name="there")
     value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "xy"]
     assert "@there" in drawn(helper.make_model(helper.make_graph([node], "g", value[:1], value[1:])))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_formats_make_what_they_are_given_visible(kind: str) -> None:
+    """Even of a drawing that nobody has read from a model, with a graph that holds nothing."""
+    evil = "a\x1b[31m\u202e\u3164\nBREAK"
+    boxes = tuple(Box(key, Kind.FORWARD, evil, (evil,), "", 1, (), 2) for key in ("n0", "n1"))
+    drawing = Drawing(
+        evil, Group("g", "", None, (Group("h", evil, Kind.FORWARD, boxes),)), (Edge("n0", "n1", (evil,)),)
+    )
+    text = render(drawing, kind)
+    assert "BREAK" in text and visible_lines(text) == text
+    if kind == "mermaid":
+        assert not any(line.startswith("BREAK") for line in text.splitlines())
