@@ -185,12 +185,16 @@ class _Measure:
         return self._with_fixed(in_words(judge, judge.judge(), ()))
 
     def elsewhere(self) -> Found:
-        """The judgement on other data."""
+        """The judgement on other data, if the model runs on them."""
         case = self._case
         assert case.drawn is not None
         drawn = random_feeds(case.described, case.rng, case.drawn, masked=False)
-        case.feeds = {**case.feeds, **drawn, **case.data}
-        case.outputs = case.run(case.feeds)
+        feeds = {**case.feeds, **drawn, **case.data}
+        try:
+            outputs = case.run(feeds)
+        except Exception as error:  # the executors' exceptions share no base class
+            return Found("skipped", f"the model does not run on other data: {str(error).strip()[:300]}")
+        case.feeds, case.outputs = feeds, outputs
         return self.here()
 
     def in_double(self) -> Found:
@@ -269,7 +273,8 @@ class _Measure:
         return {name: np.asarray(outputs[output], np.float64) for name, output in self._function.outputs.items()}
 
     def _total(self, factors: Arrays, moved: Arrays) -> float:
-        return sum(float(np.sum(factors[name] * x)) for name, x in self._values(moved).items())
+        values = self._values(moved)
+        return sum(_weighted(factors[name], x, name) for name, x in values.items())
 
     def _along(self, factors: Arrays, moved: Arrays) -> float:
         """The same where each output is taken so far along the tangents as is said of it."""
@@ -279,5 +284,16 @@ class _Measure:
         for far in {float(moved.get(name, 0.0)) for name in factors}:
             values = self._values({x: start[x] + far * tangent for x, tangent in tangents.items()})
             here = [name for name in factors if float(moved.get(name, 0.0)) == far]
-            total += sum(float(np.sum(factors[name] * values[name])) for name in here)
+            total += sum(_weighted(factors[name], values[name], name) for name in here)
         return total
+
+
+def _weighted(factors: np.ndarray, x: np.ndarray, name: str) -> float:
+    """The sum of an output times its factors.
+
+    Raises:
+        _Unmeasured: it has another shape in float64 than onnxruntime gave it.
+    """
+    if np.shape(factors) != x.shape:
+        raise _Unmeasured(f"'{name}' is {list(x.shape)} in float64 and {list(np.shape(factors))} on onnxruntime")
+    return float(np.sum(factors * x))

@@ -118,3 +118,21 @@ def test_derivatives_are_judged_as_they_are_written_and_checked_later(
         assert not Path("wrong.onnx").exists()
         assert run_derive("net.onnx", "wrong.onnx", verify=False).proof is None
     assert run_check("wrong.onnx", original=Path("net.onnx")).failed
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("""g (float low, float high) => (float[a, b] y) <int32 bins = {0}, int32 length = {16}, int32 rate = {8192}>
+         { y = MelWeightMatrix(bins, length, rate, low, high) }""", "not proved"),
+        ("""g (float depth, float[2] values) => (float[a, b] y) <int64[3] indices = {5, -6, -1}>
+         { y = OneHot<axis = 0>(indices, depth, values) }""", "failed"),
+    ],
+)  # fmt: skip
+def test_what_onnxruntime_runs_otherwise_or_on_few_data_is_told(text: str, verdict: str) -> None:
+    """Onnx's reference gives no bins another shape; elsewhere a depth may be negative."""
+    original = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 18]> {text}')
+    model = derive(original, "vjp")
+    said = read_derived(model)
+    assert said is not None
+    assert prove_derived(model, said, original=original).verdict == verdict
