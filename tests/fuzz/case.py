@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-SECONDS = 10
-"""Of the processor, for a case."""
+SECONDS = 15
+"""Of the processor, for a case: eight of them may go to one run that nobody has asked for (`execution.limits`)."""
 
 WALL_SECONDS = 60
 
