@@ -269,7 +269,7 @@ class _Measure:
         return {name: np.asarray(outputs[output], np.float64) for name, output in self._function.outputs.items()}
 
     def _total(self, factors: Arrays, moved: Arrays) -> float:
-        return sum(float(np.sum(factors[name] * x)) for name, x in self._values(moved).items())
+        return sum(_weighted(name, factors[name], x) for name, x in self._values(moved).items())
 
     def _along(self, factors: Arrays, moved: Arrays) -> float:
         """The same where each output is taken so far along the tangents as is said of it."""
@@ -279,5 +279,12 @@ class _Measure:
         for far in {float(moved.get(name, 0.0)) for name in factors}:
             values = self._values({x: start[x] + far * tangent for x, tangent in tangents.items()})
             here = [name for name in factors if float(moved.get(name, 0.0)) == far]
-            total += sum(float(np.sum(factors[name] * values[name])) for name in here)
+            total += sum(_weighted(name, factors[name], values[name]) for name in here)
         return total
+
+
+def _weighted(name: str, factors: np.ndarray, values: np.ndarray) -> float:
+    """The sum of the entries of an output, each times its factor."""
+    if factors.shape != values.shape:
+        raise _Unmeasured(f"'{name}' has shape {list(values.shape)}, and its cotangent {list(factors.shape)}")
+    return float(np.sum(factors * values))
