@@ -2,7 +2,8 @@
 
 A file can be wrong in more ways than can be guarded against one by one, and whoever meets one raises whatever Python
 raises then. So the model is read again and given to those who share no code with onnxgrad: onnx's checker, its strict
-inference of types, and onnxruntime. What they say is the error; where they say nothing, the fault is told as ours.
+inference of types, and onnxruntime, which loads it and runs it on drawn data. What they say is the error; where they
+say nothing, the fault is told as ours.
 """
 
 from __future__ import annotations
@@ -10,18 +11,24 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from onnx import ModelProto
 
 from onnxgrad_cli.errors import InternalError, OnnxgradError
+from onnxgrad_cli.execution.observation import Probe, fed_shapes, is_quick
 from onnxgrad_cli.execution.session import start_session
+from onnxgrad_cli.execution.sizes import sized, sizes_to_try
 from onnxgrad_cli.files import STREAM, ModelSource, load_external_data, own_model
 from onnxgrad_cli.files.reading import not_text
 from onnxgrad_cli.ir.dialects import complaint, mend
 from onnxgrad_cli.ir.skeleton import skeleton
 from onnxgrad_cli.ir.types import is_external
+
+SIZES_TRIED = 6
+"""Sizes of its inputs at which a model must fail, to be at fault."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,7 +54,7 @@ def judged(job: Callable[P, R]) -> Callable[P, R]:
         fault = _fault(next(iter(given.values())), given.get("path"))
         if not fault:
             raise failure
-        raise OnnxgradError(f"the model is no valid ONNX model: {fault}", "export it again") from failure
+        raise OnnxgradError(fault, "export it again") from failure
 
     return run
 
@@ -58,11 +65,11 @@ def _fault(source: ModelSource, path: Path | None) -> str:
         return ""
     model, path = own_model(source, path)
     fault = not_text(model)
-    if fault:
-        return fault
-    bare = skeleton(model)
-    mend(bare)
-    return complaint(bare, full=True) or _refusal(model, path)
+    if not fault:
+        bare = skeleton(model)
+        mend(bare)
+        fault = complaint(bare, full=True) or _refusal(model, path)
+    return f"the model is no valid ONNX model: {fault}" if fault else _stumble(model, path)
 
 
 def _refusal(model: ModelProto, path: Path | None) -> str:
@@ -75,3 +82,19 @@ def _refusal(model: ModelProto, path: Path | None) -> str:
         text = " ".join(str(error).split())
         return "" if any(limit in text for limit in LIMITS_OF_ONNXRUNTIME) else text[:600]
     return ""
+
+
+def _stumble(model: ModelProto, path: Path | None) -> str:
+    """Why a model that can be fed runs on no data that are drawn; "" where it runs, or is too large for that."""
+    shapes = fed_shapes(model)
+    if shapes is None or not is_quick(model):
+        return ""
+    probe, why = Probe(model, [value.name for value in model.graph.output], path), ""
+    for sizes in islice(sizes_to_try(shapes, model), SIZES_TRIED):
+        try:
+            probe(sized(shapes, sizes))
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            why = f"the model runs on no data that are drawn for it: {' '.join(str(error).split())[:600]}"
+        else:
+            return ""
+    return why

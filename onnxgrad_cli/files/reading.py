@@ -211,15 +211,19 @@ def _what_else(head: bytes) -> tuple[str, str] | None:
     for magic, what, hint in _MAGIC:
         if head.startswith(magic) or (magic == b"ORTM" and head[4:8] == magic):
             return what, hint
+    if _is_text(head):
+        return "is a text file, not an ONNX model", "a model is binary; the text form is read by onnx.parser"
     if head[0] < 1 << 3 or head[0] & 7 not in (0, 2):  # a field has a number, and those of a model are of two kinds
         return "does not begin as an ONNX model does", "its copy was interrupted, or it is something else"
+    return None
+
+
+def _is_text(head: bytes) -> bool:
     try:
         text = head.decode(errors="ignore" if len(head) == HEAD else "strict")
     except UnicodeDecodeError:
-        return None
-    if all(c.isprintable() or c in "\t\r\n" for c in text):
-        return "is a text file, not an ONNX model", "a model is binary; the text form is read by onnx.parser"
-    return None
+        return False
+    return all(c.isprintable() or c in "\t\r\n" for c in text)
 
 
 def check_structure(model: ModelProto, where: str = "the model") -> None:

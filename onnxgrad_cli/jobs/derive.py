@@ -15,6 +15,7 @@ from onnxgrad_cli.compat.onnx_derivative import DerivativeOptions, check, cotang
 from onnxgrad_cli.derivatives.derivative_model import float_initializers, float_inputs, open_model
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import CheckFailed, UsageError
+from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import STREAM, ModelSource, check_external_data, check_target, own_model, save_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.jobs.proof_data import fit, read_data
@@ -36,6 +37,7 @@ class Derivation(NamedTuple):
     proof: Proof | None
 
 
+@judged
 def run_derive(
     model: ModelSource,
     out: str | Path | None = None,

@@ -273,8 +273,7 @@ class _Measure:
         return {name: np.asarray(outputs[output], np.float64) for name, output in self._function.outputs.items()}
 
     def _total(self, factors: Arrays, moved: Arrays) -> float:
-        values = self._values(moved)
-        return sum(_weighted(factors[name], x, name) for name, x in values.items())
+        return sum(_weighted(name, factors[name], x) for name, x in self._values(moved).items())
 
     def _along(self, factors: Arrays, moved: Arrays) -> float:
         """The same where each output is taken so far along the tangents as is said of it."""
@@ -284,16 +283,12 @@ class _Measure:
         for far in {float(moved.get(name, 0.0)) for name in factors}:
             values = self._values({x: start[x] + far * tangent for x, tangent in tangents.items()})
             here = [name for name in factors if float(moved.get(name, 0.0)) == far]
-            total += sum(_weighted(factors[name], values[name], name) for name in here)
+            total += sum(_weighted(name, factors[name], values[name]) for name in here)
         return total
 
 
-def _weighted(factors: np.ndarray, x: np.ndarray, name: str) -> float:
-    """The sum of an output times its factors.
-
-    Raises:
-        _Unmeasured: it has another shape in float64 than onnxruntime gave it.
-    """
-    if np.shape(factors) != x.shape:
-        raise _Unmeasured(f"'{name}' is {list(x.shape)} in float64 and {list(np.shape(factors))} on onnxruntime")
-    return float(np.sum(factors * x))
+def _weighted(name: str, factors: np.ndarray, values: np.ndarray) -> float:
+    """The sum of the entries of an output, each times its factor."""
+    if factors.shape != values.shape:
+        raise _Unmeasured(f"'{name}' has shape {list(values.shape)}, and its cotangent {list(factors.shape)}")
+    return float(np.sum(factors * values))

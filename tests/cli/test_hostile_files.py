@@ -20,7 +20,6 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.execution import limits
 from onnxgrad_cli.files import read_model
-from onnxgrad_cli.ir import inference
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.verification.feeds import DescribedModel, random_feeds
 from tests.cli_harness import MLP, PROGRAM, Result, Shell
@@ -248,7 +247,7 @@ def test_what_others_take_is_a_fault_of_onnxgrad(shell: Shell, monkeypatch: pyte
     def fails(*_: object) -> None:
         raise TypeError("unforeseen")
 
-    monkeypatch.setattr(inference, "_inferred", fails)
+    monkeypatch.setattr("onnxgrad_cli.passes.prepare.settle.infer_types", fails)
     onnx.save(mlp(), shell.folder / "m.onnx")
     result = shell("build", "m.onnx")
     assert result.code == 1 and "internal: TypeError: unforeseen" in result.err and "fault of onnxgrad" in result.err

@@ -68,7 +68,7 @@ def run(arguments: Sequence[str], place: Path, written: Sequence[str] = ()) -> O
     before = _snapshot(around, place / "out", place / "said")
     old = {name for name in written if (place / "out" / name).exists()}
     status, seconds = _forked(arguments, place)
-    said = {name: _text(place / "said" / name) for name in ("stdout", "stderr", "stack", "error", "opened", "code")}
+    said = {name: text_of(place / "said" / name) for name in ("stdout", "stderr", "stack", "error", "opened", "code")}
     outcome = _ended(status, seconds, said)
     told = said["stdout"] + said["stderr"]
     outcome.told = (said["stderr"] + said["stack"])[-3000:]
@@ -79,7 +79,7 @@ def run(arguments: Sequence[str], place: Path, written: Sequence[str] = ()) -> O
     for path in sorted((place / "out").rglob("*")):
         if path.suffix in TEXTS and path.is_file():
             pattern = CONTROL_IN_JSON if path.suffix.startswith(".json") else CONTROL
-            if found := pattern.search(text := _text(path)):
+            if found := pattern.search(text := text_of(path)):
                 judge(f"raw control character in *{path.suffix}: {arguments[0]}: {_before(text, found.group())}")
         if path.name.endswith(".tmp") or (path.name.startswith(".") and path.name not in ("..", ".")):
             judge(f"left behind: {re.sub('[0-9a-f]{4,}', 'N', path.name[-40:])}: {arguments[0]}")
@@ -301,7 +301,7 @@ def _around(text: str, found: str) -> str:
     return _plain(line[max(0, where - 60) : where + 60])
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
     return path.read_text("utf-8", "replace") if path.exists() else ""
 
 

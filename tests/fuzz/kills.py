@@ -26,7 +26,7 @@ import onnx
 from onnx import external_data_helper
 
 from tests.fuzz import campaign
-from tests.fuzz.case import Outcome
+from tests.fuzz.case import Outcome, text_of
 from tests.fuzz.files import imported
 
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
@@ -295,7 +295,7 @@ def killed(rng: Random, place: Path) -> campaign.Played:
         expected |= {-number}  # only a training has steps to lose
     if as_new and number != signal.SIGINT:
         expected |= {-number}  # it may come before the command is there to hear it
-    ready = "Fatal Python error: init" not in (place / "stderr.txt").read_text("utf-8", "replace")
+    ready = "Fatal Python error: init" not in text_of(place / "stderr.txt")
     faults = _told(place, code, how, job.words[0], expected) if ready else []  # else Python itself was not
     faults += faults_of(place, job, older, finished=code == 0 and not job.resumes, how=how)
     story = f"{how} after {moment:.3f} s of {lasts:.3f} s, older: {older}, new process: {as_new}, {job}"
