@@ -23,6 +23,6 @@ def test_a_few(program: str, cases: int, seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("program", "cases"), [("files", 40), ("data", 40), ("kills", 8)])
+@pytest.mark.parametrize(("program", "cases"), [("files", 20), ("data", 20), ("kills", 4)])
 def test_more(program: str, cases: int) -> None:
     play(program, cases, 10)
