@@ -13,7 +13,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.ir.nodes import subgraphs
-from onnxgrad_cli.ir.types import is_external, nbytes
+from onnxgrad_cli.ir.types import is_external, packed_bytes
 
 
 def tensors(model: ModelProto) -> Iterator[TensorProto]:
@@ -71,7 +71,7 @@ def references(model: ModelProto) -> Iterator[Reference]:
 
 
 def _reference(tensor: TensorProto) -> Reference:
-    needed = _packed_bytes(tensor)
+    needed = packed_bytes(tensor)
     entries: dict[str, str] = {}
     for entry in tensor.external_data:
         if entries.setdefault(entry.key, entry.value) != entry.value:  # onnx reads the last, onnxruntime not every file
@@ -101,13 +101,6 @@ def _plain(location: str, tensor: str) -> str:
             "put the data file beside the model, and let the model know it by its name alone",
         )
     return str(path)
-
-
-def _packed_bytes(tensor: TensorProto) -> int:
-    """The size of a tensor in a file, where elements of four bits share bytes."""
-    bits = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
-    width = bits.get(TensorProto.DataType.Name(tensor.data_type), 8)
-    return (nbytes(tensor) * width + 7) // 8
 
 
 def restate_references(model: ModelProto, moved: Mapping[str, str] | None = None) -> None:
