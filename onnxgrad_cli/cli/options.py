@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -78,6 +78,32 @@ SETTING = Pair("KEY=VALUE", "=", _setting)
 MODEL = click.argument("model", metavar="MODEL")
 
 
+STRANGERS = {
+    click.core.ParameterSource.DEFAULT_MAP: "a configuration",
+    click.core.ParameterSource.ENVIRONMENT: "the environment",
+}
+"""Where values come from that nobody may have typed."""
+
+
+class _Typed(click.Option):
+    """An option that is taken from the command line alone: a stranger may have set a configuration or a variable."""
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, click.core.ParameterSource]:
+        """The value, and where it comes from.
+
+        Raises:
+            UsageError: it was not typed.
+        """
+        value, source = super().consume_value(ctx, opts)
+        where = STRANGERS.get(source)
+        if where and value:
+            raise UsageError(
+                f"{self.opts[0]} names code to run, and {where} can't: {value!r}",
+                f"type it on the command line, if you trust the file: {self.opts[0]} FILE.py",
+            )
+        return value, source
+
+
 def rules(words: str) -> Callable[[Command], Command]:
     """The option that names code, --rules, with the words of its help."""
     return click.option(
@@ -86,24 +112,8 @@ def rules(words: str) -> Callable[[Command], Command]:
         type=click.Path(dir_okay=False),
         metavar="FILE.py",
         help=words,
-        callback=_from_command_line,
+        cls=_Typed,
     )
-
-
-def _from_command_line(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """A value that was typed; that of a configuration or of the environment is refused, for a stranger may have set it.
-
-    Raises:
-        UsageError: it was not typed.
-    """
-    source = ctx.get_parameter_source(param.name or "")
-    if value and source != click.core.ParameterSource.COMMANDLINE:
-        where = "a configuration" if source == click.core.ParameterSource.DEFAULT_MAP else "the environment"
-        raise UsageError(
-            f"{param.opts[0]} names code to run, and {where} can't: {', '.join(map(repr, value))}",
-            f"type it on the command line, if you trust the file: {param.opts[0]} FILE.py",
-        )
-    return value
 
 
 def what_to_build(command: Command) -> Command:
