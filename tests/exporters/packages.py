@@ -50,6 +50,7 @@ SURFACES, OCR, CAPTCHA, SPELL = (
 )  # fmt: skip
 SILERO = "silero-vad==6.2.3"
 SOUND, RATE = {"input": ((1, 576), 0), "state": ((2, 1, 128), 0)}, {"sr": ((), 16001)}
+FRAME = ("--dim", "sequence=576")
 TOKENS = {"src": ((1, 8), 60), "tgt_in": ((1, 6), 60)}
 MODELS = (
     Packaged(SURFACES, "surfaces_onnx_files/gradient_boosting_regressor.onnx", {"input": ((6, 4), 0)}),
@@ -71,8 +72,8 @@ MODELS = (
     ),
     Packaged("magika==1.0.3", "magika/models/standard_v3_3/model.onnx", {"bytes": ((1, 2048), 256)}),
     Packaged(SILERO, "silero_vad/data/silero_vad_openvino_16k.onnx", SOUND, exact=True),
-    Packaged(SILERO, "silero_vad/data/silero_vad_half.onnx", SOUND, exact=True),
-    Packaged(SILERO, "silero_vad/data/silero_vad_16k_op15.onnx", SOUND | RATE, exact=True),
+    Packaged(SILERO, "silero_vad/data/silero_vad_half.onnx", SOUND, arguments=FRAME, exact=True),
+    Packaged(SILERO, "silero_vad/data/silero_vad_16k_op15.onnx", SOUND | RATE, arguments=FRAME, exact=True),
     Packaged(SILERO, "silero_vad/data/silero_vad_op18_ifless.onnx", SOUND | RATE, exact=True),
     Packaged(SILERO, "silero_vad/data/silero_vad.onnx", SOUND | RATE, ""),
     Packaged(SPELL, "pyfrspell/models/community/derive_form_model.int8.onnx", TOKENS, "not proved", STE),
