@@ -23,7 +23,9 @@ def modules_around(node: NodeProto) -> tuple[str, ...]:
 
 def _noted(node: NodeProto) -> tuple[str, ...]:
     """The modules that an exporter has noted in a node's metadata."""
-    text = next((entry.value for entry in node.metadata_props if entry.key == SCOPES), "[]")
+    text = next((entry.value for entry in node.metadata_props if entry.key == SCOPES), "")
+    if not text:
+        return ()
     try:
         scopes = list(map(str, ast.literal_eval(text)))
     except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):  # not as PyTorch writes it

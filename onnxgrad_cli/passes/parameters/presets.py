@@ -13,11 +13,12 @@ from onnx import NodeProto
 
 from onnxgrad_cli.common.choices import Preset
 from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.ir import modules
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import captured
 from onnxgrad_cli.options import ParameterOptions
 
-VIEWS = frozenset("Cast Expand Flatten Identity Reshape Squeeze Transpose Unsqueeze".split())
+VIEWS = modules.VIEWS | {"Expand"}
 ELEMENTWISE = frozenset("Add Sub Mul Div PRelu".split())
 NORMALIZATIONS = frozenset(f"{kind}Normalization" for kind in ("Batch", "Group", "Instance", "Layer", "RMS"))
 

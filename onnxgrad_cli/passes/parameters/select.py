@@ -59,7 +59,7 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
     training.not_trained.update((name, reasons[name]) for name in floats if name in reasons)
     training.trained = [name for name in floats if name not in reasons]
     _refuse_untied(training.predictions, set(by_name) - tied - frozen.keys(), by_name)
-    training.cautions.extend(_shared(graph, set(training.trained)))
+    training.cautions.extend(_shared(graph, training.trained))
     training.not_trained.update(dict.fromkeys(_quantized(graph), QUANTIZED))
     if not _is_any(graph, options, training):
         raise _nothing(graph, floats, training)
@@ -138,7 +138,7 @@ def _choices(options: SelectionOptions) -> str:
     return " or ".join(names)
 
 
-def _shared(graph: Graph, trained: set[str]) -> Iterator[Caution]:
+def _shared(graph: Graph, trained: list[str]) -> Iterator[Caution]:
     """Weights of several modules: shared there, or equal, so that an exporter has written them once."""
     for name, owners in owners_of(graph, trained).items():
         if len(owners) > 1:

@@ -18,14 +18,23 @@ from onnxgrad_cli.passes.parameters.patterns import matching
 
 
 def owners_of(graph: Graph, names: Collection[str]) -> dict[str, list[str]]:
-    """The modules that read each weight, or the other names that it has, in the order of the graph."""
-    owners: dict[str, dict[str, None]] = {}
+    """The modules that read a weight, or the other names that it has, in the order of the graph.
+
+    Of weights that a single node reads, nothing is said.
+    """
+    readers: dict[str, list[NodeProto]] = {name: [] for name in names}
     for node in graph.nodes:
-        for name in set(node.input).intersection(names):
-            owner = node.output[0] if node.op_type == "Identity" else module_path(node)
-            if owner:
-                owners.setdefault(name, {}).setdefault(owner)
-    return {name: list(found) for name, found in owners.items()}
+        for name in dict.fromkeys(node.input):
+            if name in readers:
+                readers[name].append(node)
+    return {
+        name: list(dict.fromkeys(filter(None, map(_owner, nodes)))) for name, nodes in readers.items() if len(nodes) > 1
+    }
+
+
+def _owner(node: NodeProto) -> str:
+    """The other name that a node gives to what it reads, or the module that it lies in."""
+    return node.output[0] if node.op_type == "Identity" else module_path(node)
 
 
 def untie(graph: Graph, patterns: Sequence[str]) -> None:
