@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,17 @@ from onnxgrad_cli.report.curve import Curve
 from onnxgrad_cli.report.html import html
 from onnxgrad_cli.report.markdown import markdown
 from onnxgrad_cli.report.training import PICTURE, Run, page
-from onnxgrad_cli.training.data import Batches, Data, fraction_of, held_out, open_data, ranges_of
+from onnxgrad_cli.training.data import (
+    Batches,
+    Data,
+    SequenceOptions,
+    fraction_of,
+    held_out,
+    names_in,
+    open_data,
+    ranges_of,
+)
+from onnxgrad_cli.training.data.pasts import with_empty_pasts, with_sizes_of_pasts
 from onnxgrad_cli.training.eval_model import EvalSession
 from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.loop import Loop
@@ -75,6 +85,7 @@ class Course(KnownKeywords):
             in inference mode, however they were trained.
         provider, threads: what it runs on; see `Trainer`.
         prefix, val_prefix: what the names in the data have before those of the inputs.
+        sequences: how text and lists of tokens become samples.
 
     Raises:
         UsageError: there is no such field, or a word, a number or a type does not fit; the message names it.
@@ -95,6 +106,7 @@ class Course(KnownKeywords):
     threads: int | None = None
     prefix: str = ""
     val_prefix: str = ""
+    sequences: SequenceOptions = field(default_factory=SequenceOptions)
 
     def __post_init__(self) -> None:
         for name, low in (("epochs", 1), ("batch_size", 1), ("save_every", 0)):
@@ -114,6 +126,7 @@ class Course(KnownKeywords):
         checks.flag("keep_mode", self.keep_mode)
         for name in ("schedule", "provider", "prefix", "val_prefix"):
             checks.text(name, getattr(self, name))
+        checks.of_type("sequences", self.sequences, SequenceOptions, "SequenceOptions(...)")
 
 
 @dataclass(frozen=True)
@@ -273,6 +286,7 @@ def _ready(
         raise UsageError(f"`adapter`: '{adapter}' is the trained model", "name another file")
     for file in filter(None, (target, adapter)):
         check_target(file, original, path, force)
+    options = with_empty_pasts(original, options, lambda: names_in(data), tell)
     built = build(original, options, path=path)
     for caution in built.training.cautions:
         if caution.subject == MODE:
@@ -314,13 +328,18 @@ def _data(
     tell: Tell,
 ) -> tuple[Data, Data | None]:
     """The training data, and the validation data."""
-    ranges = ranges_of(built.model)
-    samples = open_data(data, trainer.inputs, ranges, prefix=course.prefix, tell=tell)
+    inputs, ranges = with_sizes_of_pasts(trainer.inputs, built.graph), ranges_of(built.model)
+
+    def opened(source: str | Path, prefix: str) -> Data:
+        terms, options = trainer.roles.losses, course.sequences
+        return open_data(source, inputs, ranges, prefix=prefix, terms=terms, options=options, tell=tell)
+
+    samples = opened(data, course.prefix)
     share = None if val is None else fraction_of(val)
     if val is None:
         return samples, None
     if share is None:
-        return samples, open_data(str(val), trainer.inputs, ranges, prefix=course.val_prefix, tell=tell)
+        return samples, opened(str(val), course.val_prefix)
     if course.val_prefix:
         raise UsageError("`val_prefix` goes with `val=DATA`, not with a share of `data`", "leave it out")
     samples, validation = held_out(samples, share, course.seed)
@@ -355,7 +374,9 @@ def _fingerprint(built: TrainingModel) -> str:
 
 
 def _report(folder: RunFolder, ready: _Run, found: Trained) -> None:
-    asked = {"--" + name.replace("_", "-"): value for name, value in asdict(ready.course).items() if value}
+    told = asdict(ready.course)
+    told |= told.pop("sequences")
+    asked = {"--" + name.replace("_", "-"): value for name, value in told.items() if value}
     sets = {"training": ready.samples, **({"validation": ready.evaluator.data} if ready.evaluator else {})}
     run = Run(
         ready.path.name if ready.path else "",
