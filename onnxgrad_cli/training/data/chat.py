@@ -32,6 +32,9 @@ CHATML = (
 ROUNDS = 100_000
 """How often the loops of a template go round for one conversation, and what it calls, at most."""
 
+MEMORY = GB // 4
+"""Bytes that a template may take."""
+
 LONGEST = 2**20
 """Characters of a template: published ones have some ten thousand."""
 
@@ -67,7 +70,7 @@ class ChatTemplate:
         """
         self._restart()
         try:
-            with limited_memory(GB):
+            with limited_memory(MEMORY):
                 return self._render(messages=messages, add_generation_prompt=asked, tools=None, **self._marks)
         except Exception as error:  # a template may raise anything
             raise UsageError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -19,7 +19,7 @@ from onnxgrad_cli.training.data import onnx_test_sets
 from onnxgrad_cli.training.data.input_types import InputTypes, Range
 from onnxgrad_cli.training.data.lists import Lists
 from onnxgrad_cli.training.data.reading import Found, check_regular, reading
-from onnxgrad_cli.training.data.sequences import Preparation, SequenceOptions, Sequences, tokens_of
+from onnxgrad_cli.training.data.sequences import Preparation, SequenceOptions, Sequences, following, tokens_of
 from onnxgrad_cli.training.data.text import read_text
 from onnxgrad_cli.training.data.validate import blocks, check
 
@@ -124,7 +124,9 @@ def open_data(
     if options.tokenizer is not None:
         _check_there(path)
         options, columns = read_text(path, options, tokens, terms, tell, prefix)
-    found = _read(path, {name: kind for name, kind in wanted.items() if name.removeprefix(prefix) not in columns})
+    follow = {prefix + name for name in following(inputs, tokens, terms)}
+    absent = {prefix + name for name in columns} | _absent(path, follow)
+    found = _read(path, {name: kind for name, kind in wanted.items() if name not in absent})
     columns |= {name.removeprefix(prefix): column for name, column in found.arrays.items()}
     sequences = None
     if tokens in columns:
@@ -153,6 +155,14 @@ def names_in(source: str | Path) -> list[str]:
         UsageError: they can't be read.
     """
     return _read(Path(source), {}).others
+
+
+def _absent(path: Path, names: Collection[str]) -> set[str]:
+    """Of inputs those that data do not name: what follows from tokens is no column that is left over."""
+    held = names_in(path) if names else []
+    return {
+        name for name in names if not any(each == name or each.startswith((f"{name}_", f"{name}[")) for each in held)
+    }
 
 
 def _refuse_options(path: Path, tokens: str | None, others: Sequence[str]) -> None:

@@ -131,6 +131,13 @@ def made_of_tokens(inputs: InputTypes, held: Columns) -> dict[str, Made]:
     }
 
 
+def following(inputs: InputTypes, tokens: str | None, terms: Sequence[Term]) -> list[str]:
+    """The inputs that data need not have, for they follow from tokens."""
+    if tokens is None:
+        return []
+    return [*made_of_tokens(inputs, {}), *(term.label for term in terms if term.name == CAUSAL)]
+
+
 # -- from what was read to samples -------------------------------------------------------------------------------------
 
 

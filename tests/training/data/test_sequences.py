@@ -1,4 +1,4 @@
-"""Samples of different lengths: what is padded, packed and made of tokens is what PyTorch and hand-written batches have."""
+"""Samples of different lengths: what is padded, packed and made of tokens is what PyTorch and batches by hand have."""
 
 from __future__ import annotations
 
