@@ -30,6 +30,7 @@ from onnxgrad_cli.report.html import html
 from onnxgrad_cli.report.markdown import markdown
 from onnxgrad_cli.report.training import PICTURE, Run, page
 from onnxgrad_cli.training.data import Batches, Data, fraction_of, held_out, open_data, ranges_of
+from onnxgrad_cli.training.endless import check_ends
 from onnxgrad_cli.training.eval_model import EvalSession
 from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.loop import Loop
@@ -179,7 +180,7 @@ def run_train(
 
     Raises:
         UsageError: the model, the data and the options do not fit each other, or a file would be replaced.
-        UnsupportedError: the model can't be differentiated.
+        UnsupportedError: the model can't be differentiated, or has a loop that never ends.
         OnnxgradError: a file can't be read or written, or the loss became infinite or no number.
     """
     if new_data and not resume:
@@ -272,6 +273,7 @@ def _ready(
     for file in filter(None, (target, adapter)):
         check_target(file, original, path, force)
     built = build(original, options, path=path)
+    check_ends(built.graph)
     for caution in built.training.cautions:
         if caution.subject == MODE:
             tell(f"caution: {caution}", 0)
