@@ -6,6 +6,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from operator import methodcaller
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.execution.session import find_provider
-from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model, save_bytes, save_model
+from onnxgrad_cli.files import STREAM, ModelSource, Switch, check_target, own_model, save_bytes, stage_model
 from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.metadata import Roles, tool_version
 from onnxgrad_cli.options import Options
@@ -35,7 +36,7 @@ from onnxgrad_cli.training.eval_model import EvalSession
 from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.loop import Loop
 from onnxgrad_cli.training.metrics import Named, default_metrics, parse_metric
-from onnxgrad_cli.training.run.adapter_file import save_adapter
+from onnxgrad_cli.training.run.adapter_file import adapter_bytes
 from onnxgrad_cli.training.run.branches import check_branches
 from onnxgrad_cli.training.run.communicator import Alone, Communicator
 from onnxgrad_cli.training.run.ema_weights import check_ema
@@ -243,15 +244,20 @@ class _Run:
         )  # fmt: skip
 
     def write(self, target: Path, adapter: Path | None, force: bool) -> list[Path]:
-        """Write the model with the weights of now, and the adapters alone if there is a file for them."""
+        """Write the model with the weights of now, and the adapters alone if there is a file for them; both or none."""
         state, adapters = self.trainer.state(), self.trainer.roles.adapters
         weights = {**self.trainer.weights(), **{name: state[average] for name, average in self.ema.items()}}
         found = merge(self.original, adapters, weights, self.path, state, self.course.keep_mode)
-        files = save_model(found, target, self.path, force, check=check_opens(found, self.original, self.path))
-        if adapter is not None:
-            statistics = {name: array for name, array in state.items() if name not in self.trainer.roles.slots}
-            save_adapter(adapter, adapters, {**weights, **statistics})
-            files.append(adapter)
+        for file in filter(None, (target, adapter)):
+            check_target(file, found, self.path, force)
+        with Switch(target) as switch:
+            files = stage_model(switch, found, target, self.path, check=check_opens(found, self.original, self.path))
+            if adapter is not None:
+                statistics = {name: array for name, array in state.items() if name not in self.trainer.roles.slots}
+                data = adapter_bytes(adapters, {**weights, **statistics})
+                switch.stage(adapter, methodcaller("write", data), durable=True)
+                files.append(adapter)
+            switch.commit()
         return files
 
 
