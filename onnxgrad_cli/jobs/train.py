@@ -6,6 +6,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from operator import methodcaller
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.execution.session import find_provider
-from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model, save_bytes, save_model
+from onnxgrad_cli.files import STREAM, ModelSource, Switch, check_target, own_model, save_bytes, stage_model
 from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.metadata import Roles, tool_version
 from onnxgrad_cli.options import Options
@@ -40,11 +41,12 @@ from onnxgrad_cli.training.data import (
     ranges_of,
 )
 from onnxgrad_cli.training.data.pasts import with_empty_pasts, with_sizes_of_pasts
+from onnxgrad_cli.training.endless import check_ends
 from onnxgrad_cli.training.eval_model import EvalSession
 from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.loop import Loop
 from onnxgrad_cli.training.metrics import Named, default_metrics, parse_metric
-from onnxgrad_cli.training.run.adapter_file import save_adapter
+from onnxgrad_cli.training.run.adapter_file import adapter_bytes
 from onnxgrad_cli.training.run.branches import check_branches
 from onnxgrad_cli.training.run.communicator import Alone, Communicator
 from onnxgrad_cli.training.run.ema_weights import check_ema
@@ -193,7 +195,7 @@ def run_train(
 
     Raises:
         UsageError: the model, the data and the options do not fit each other, or a file would be replaced.
-        UnsupportedError: the model can't be differentiated.
+        UnsupportedError: the model can't be differentiated, or has a loop that never ends.
         OnnxgradError: a file can't be read or written, or the loss became infinite or no number.
     """
     if new_data and not resume:
@@ -256,16 +258,21 @@ class _Run:
         )  # fmt: skip
 
     def write(self, target: Path, adapter: Path | None, force: bool) -> list[Path]:
-        """Write the model with the weights of now, and the adapters alone if there is a file for them."""
+        """Write the model with the weights of now, and the adapters alone if there is a file for them; both or none."""
         state, roles = self.trainer.state(), self.trainer.roles
         adapters = roles.adapters
         weights = {**self.trainer.weights(), **{name: state[average] for name, average in self.ema.items()}}
         found = merge(self.original, adapters, weights, self.path, state, self.course.keep_mode, roles.quantized)
-        files = save_model(found, target, self.path, force, check=check_opens(found, self.original, self.path))
-        if adapter is not None:
-            statistics = {name: array for name, array in state.items() if name not in roles.slots}
-            save_adapter(adapter, adapters, {**weights, **statistics})
-            files.append(adapter)
+        for file in filter(None, (target, adapter)):
+            check_target(file, found, self.path, force)
+        with Switch(target) as switch:
+            files = stage_model(switch, found, target, self.path, check=check_opens(found, self.original, self.path))
+            if adapter is not None:
+                statistics = {name: array for name, array in state.items() if name not in roles.slots}
+                data = adapter_bytes(adapters, {**weights, **statistics})
+                switch.stage(adapter, methodcaller("write", data), durable=True)
+                files.append(adapter)
+            switch.commit()
         return files
 
 
@@ -288,6 +295,7 @@ def _ready(
         check_target(file, original, path, force)
     options = with_empty_pasts(original, options, lambda: names_in(data), tell)
     built = build(original, options, path=path)
+    check_ends(built.graph)
     for caution in built.training.cautions:
         if caution.subject == MODE:
             tell(f"caution: {caution}", 0)

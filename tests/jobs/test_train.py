@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,6 +21,7 @@ import torch
 
 from onnxgrad_cli import Options, Trainer, build
 from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.jobs import train as job
 from onnxgrad_cli.training.run.folder import LOG, load_checkpoint, run_folder
 from tests.cli_harness import MLP, Shell, save
 
@@ -199,6 +202,24 @@ def test_an_adapter_alone_is_enough(shell: Shell) -> None:
     assert Path("again.onnx").read_bytes() == Path("t.onnx").read_bytes()
     result = shell("train", "mlp.onnx", "--data", "data.npz", "--adapter", "x.safetensors", "-o", "u.onnx")
     assert result.code == 2 and "no adapters are trained" in result.err
+
+
+def test_a_model_and_its_adapter_are_written_together(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    def made(*what: Any) -> bytes:
+        monkeypatch.setattr("os.fsync", full)  # the checkpoints are written by now
+        return original(*what)
+
+    arguments = ("train", "mlp.onnx", "--data", "data.npz", "--lora", "1", "--epochs", "1", "-q", "--adapter", "a")
+    assert shell(*arguments, "-o", "t.onnx").code == 0
+    before = {name: Path(name).read_bytes() for name in ("t.onnx", "a")}
+    original = job.adapter_bytes
+    monkeypatch.setattr(job, "adapter_bytes", made)
+    result = shell(*arguments, "--seed", "1", "-o", "t.onnx", "--run", "other")
+    assert result.code == 1 and "'a' can't be written: no space is left" in result.err
+    assert {name: Path(name).read_bytes() for name in before} == before
 
 
 def test_the_same_run_writes_the_same_adapter(shell: Shell) -> None:
