@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
@@ -30,6 +30,9 @@ OPTIMIZED_FOR_MANY_RUNS, OPTIMIZED_FOR_FEW_RUNS = 20_000, 5_000
 """Nodes beyond which onnxruntime runs a model as it stands, in a session that trains and in one that runs a few times.
 The time of its optimizations grows with the square of the nodes: 17 s for 10,000 nodes (1.5 s without), and over a
 minute for 20,000."""
+
+EXACT_INTEGERS = "session.x64quantprecision"
+"""The setting without which sums of products of bytes overflow on x86 processors that have no VNNI."""
 
 DEVICES = {"CUDAExecutionProvider": "cuda", "ROCMExecutionProvider": "cuda", "DmlExecutionProvider": "dml"}
 """Execution providers that compute elsewhere than in the memory of the processor, and what their device is called."""
@@ -152,6 +155,7 @@ def start_session(
         options.add_session_config_entry("session.force_spinning_stop", "1")
     # by default what is multiplied with an integer weight is quantized too
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    options.add_session_config_entry(EXACT_INTEGERS, "1")
     if file is None:
         folder = path.parent if path else Path()
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.absolute()))
@@ -160,7 +164,18 @@ def start_session(
         own = {"num_of_threads": str(threads)} if provider == OPENVINO and threads is not None else {}
         providers.insert(0, (provider, own))
     source = model.SerializeToString() if file is None else str(file)
-    return runtime.InferenceSession(source, options, providers=providers)
+    try:
+        return runtime.InferenceSession(source, options, providers=providers)
+    except runtime.capi.onnxruntime_pybind11_state.NotImplemented:
+        if not any(map(_on_integers, model.graph.node)):
+            raise
+        options.add_session_config_entry(EXACT_INTEGERS, "0")  # it asks for kernels of types that there are none of
+        return runtime.InferenceSession(source, options, providers=providers)
+
+
+def _on_integers(node: NodeProto) -> bool:
+    """Whether a node quantizes, or computes with what is quantized."""
+    return node.op_type.startswith("Q") or "Quantize" in node.op_type or "Integer" in node.op_type
 
 
 def feed(binding: onnxruntime.IOBinding, name: str, array: np.ndarray) -> None:
