@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
@@ -34,6 +35,9 @@ OPTIMIZED_FOR_MANY_RUNS, OPTIMIZED_FOR_FEW_RUNS = 20_000, 5_000
 """Nodes beyond which onnxruntime runs a model as it stands, in a session that trains and in one that runs a few times.
 The time of its optimizations grows with the square of the nodes: 17 s for 10,000 nodes (1.5 s without), and over a
 minute for 20,000."""
+
+EXACT_INTEGERS = "session.x64quantprecision"
+"""The setting without which sums of products of bytes overflow on x86 processors that have no VNNI."""
 
 DEVICES = {"CUDAExecutionProvider": "cuda", "ROCMExecutionProvider": "cuda", "DmlExecutionProvider": "dml"}
 """Execution providers that compute elsewhere than in the memory of the processor, and what their device is called."""
@@ -164,6 +168,7 @@ def start_session(
         # kernels of integers saturate where the processor lacks VNNI, and have no types of 4 bits: what the file says
         # is floats between quantizers
         options.add_session_config_entry("session.disable_quant_qdq", "1")
+    options.add_session_config_entry(EXACT_INTEGERS, "1")
     if file is None:
         folder = path.parent if path else Path()
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.absolute()))
@@ -172,10 +177,27 @@ def start_session(
         own = {"num_of_threads": str(threads)} if provider == OPENVINO and threads is not None else {}
         providers.insert(0, (provider, own))
     source = model.SerializeToString() if file is None else str(file)
-    session = runtime.InferenceSession(source, options, providers=providers, enable_fallback=0)  # which prints
+    session = _opened(runtime, model, source, options, providers)
     if provider not in session.get_providers():  # onnxruntime goes on without it, and says so in its log alone
         raise RuntimeError(f"it can't load {provider}: a library that it needs is missing, or of another version")
     return session
+
+
+def _opened(runtime: Any, model: ModelProto, source: bytes | str, options: Any, providers: list[Any]) -> Any:
+    """A session with exact integers, or with onnxruntime's own where it asks for kernels of types that have none."""
+    open_session = partial(runtime.InferenceSession, source, options, providers=providers, enable_fallback=0)  # it prints
+    try:
+        return open_session()
+    except runtime.capi.onnxruntime_pybind11_state.NotImplemented:
+        if not any(map(_on_integers, model.graph.node)):
+            raise
+        options.add_session_config_entry(EXACT_INTEGERS, "0")
+        return open_session()
+
+
+def _on_integers(node: NodeProto) -> bool:
+    """Whether a node quantizes, or computes with what is quantized."""
+    return node.op_type.startswith("Q") or "Quantize" in node.op_type or "Integer" in node.op_type
 
 
 def feed(binding: onnxruntime.IOBinding, name: str, array: np.ndarray) -> None:
