@@ -11,7 +11,7 @@ Init = Literal["keep", "xavier", "he", "normal"]
 Recomputation = Literal["elementwise", "block", "budget"]
 Yield = Literal["ones", "input", "keep"]
 Mode = Literal["keep", "train", "eval"]
-Quantization = Literal["refuse", "ste"]
+Quantization = Literal["refuse", "ste", "lsq"]
 TargetName = Literal["standard", "ort-cpu", "ort-cuda"]
 Derivative = Literal["vjp", "jvp", "hvp", "jacobian", "hessian"]
 

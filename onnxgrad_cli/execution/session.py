@@ -152,6 +152,10 @@ def start_session(
         options.add_session_config_entry("session.force_spinning_stop", "1")
     # by default what is multiplied with an integer weight is quantized too
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    if any(node.op_type == "QuantizeLinear" for node in model.graph.node):
+        # kernels of integers saturate where the processor lacks VNNI, and have no types of 4 bits: what the file says
+        # is floats between quantizers
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
     if file is None:
         folder = path.parent if path else Path()
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.absolute()))

@@ -12,7 +12,7 @@ from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model, save_model
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.jobs.targets import target_of
-from onnxgrad_cli.metadata import Adapter
+from onnxgrad_cli.metadata import Adapter, Quantized
 from onnxgrad_cli.training.run.adapter_file import is_adapter, load_adapter
 from onnxgrad_cli.training.run.ema_weights import check_ema
 from onnxgrad_cli.training.run.folder import load_checkpoint
@@ -51,17 +51,17 @@ def run_export(
         OnnxgradError: the checkpoint can't be read, is damaged, or is that of another model.
         CheckFailed: onnxruntime does not open what would be written, and opens the model.
     """
-    weights, state, adapters = _read(source, use_ema, tell)
+    weights, state, adapters, quantized = _read(source, use_ema, tell)
     proto, path = own_model(model)
     target = target_of(model, out, "trained")
     if target is not None:
         check_target(target, proto, path, force)
-    merged = merge(proto, adapters, weights, path, state, keep_mode)
+    merged = merge(proto, adapters, weights, path, state, keep_mode, quantized)
     return save_model(merged, target or STREAM, path, force, check=check_opens(merged, proto, path))
 
 
-def _read(source: Path, use_ema: bool, tell: Tell) -> tuple[Arrays, Arrays, Sequence[Adapter]]:
-    """The weights, or their moving averages, the state and the adapters in a file."""
+def _read(source: Path, use_ema: bool, tell: Tell) -> tuple[Arrays, Arrays, Sequence[Adapter], Quantized]:
+    """The weights, or their moving averages, the state, the adapters and what is stored as integers, in a file."""
     if is_adapter(source):
         if use_ema:
             raise UsageError(
@@ -69,12 +69,14 @@ def _read(source: Path, use_ema: bool, tell: Tell) -> tuple[Arrays, Arrays, Sequ
                 "`onnxgrad train --use-ema` writes them as its factors; or name a checkpoint",
             )
         adapters, values = load_adapter(source, tell)
-        return values, {}, adapters
+        return values, {}, adapters, Quantized()
     values, progress = load_checkpoint(source, tell)
     ema = _ema(source, values, progress) if use_ema else {}
     weights = {name: values[ema.get(name, name)] for name in progress["weights"]}
     values = {name: array for name, array in values.items() if name not in weights}
-    return weights, values, [Adapter(**adapter) for adapter in progress["adapters"]]
+    adapters = [Adapter(**adapter) for adapter in progress["adapters"]]
+    quantized = Quantized.of(progress["quantized"]) if "quantized" in progress else Quantized()
+    return weights, values, adapters, quantized
 
 
 def _ema(source: Path, values: Arrays, progress: Mapping[str, Any]) -> dict[str, str]:

@@ -40,6 +40,7 @@ from onnxgrad_cli.training.run.communicator import Alone, Communicator
 from onnxgrad_cli.training.run.ema_weights import check_ema
 from onnxgrad_cli.training.run.export import check_stored
 from onnxgrad_cli.training.run.folder import RunFolder
+from onnxgrad_cli.training.run.integers import stored_as
 from onnxgrad_cli.training.run.interrupt import asked_to_stop
 from onnxgrad_cli.training.run.merge import merge
 from onnxgrad_cli.training.run.rank_zero import RankZeroEvaluator, rank_zero_folder
@@ -243,12 +244,13 @@ class _Run:
 
     def write(self, target: Path, adapter: Path | None, force: bool) -> list[Path]:
         """Write the model with the weights of now, and the adapters alone if there is a file for them."""
-        state, adapters = self.trainer.state(), self.trainer.roles.adapters
+        state, roles = self.trainer.state(), self.trainer.roles
+        adapters = roles.adapters
         weights = {**self.trainer.weights(), **{name: state[average] for name, average in self.ema.items()}}
-        found = merge(self.original, adapters, weights, self.path, state, self.course.keep_mode)
+        found = merge(self.original, adapters, weights, self.path, state, self.course.keep_mode, roles.quantized)
         files = save_model(found, target, self.path, force, check=check_opens(found, self.original, self.path))
         if adapter is not None:
-            statistics = {name: array for name, array in state.items() if name not in self.trainer.roles.slots}
+            statistics = {name: array for name, array in state.items() if name not in roles.slots}
             save_adapter(adapter, adapters, {**weights, **statistics})
             files.append(adapter)
         return files
@@ -300,7 +302,7 @@ def _own(trainer: TrainerBase) -> list[str]:
     roles, adapters = trainer.roles, trainer.roles.adapters
     factors = {name for adapter in adapters for name in (adapter.a, adapter.b)}
     kept = [name for name in roles.successors if name not in factors and name not in roles.slots]
-    return [*kept, *(adapter.weight for adapter in adapters)]
+    return [*stored_as(roles.quantized, kept), *(adapter.weight for adapter in adapters)]
 
 
 def _data(
