@@ -300,7 +300,7 @@ def _ready(
         if caution.subject == MODE:
             tell(f"caution: {caution}", 0)
     trainer = _trainer(built, course, link)
-    check_stored(original, _own(trainer))
+    check_stored(original, _own(original, trainer))
     check_branches(original, trainer.roles.adapters)
     init_weights(trainer, built, original, course.init, course.seed)
     values = {name: buffer.array for name, buffer in trainer.buffers.items()}
@@ -319,12 +319,12 @@ def _ready(
     return _Run(original, path, course, built, trainer, samples, evaluator, batches, ema), target
 
 
-def _own(trainer: TrainerBase) -> list[str]:
+def _own(original: ModelProto, trainer: TrainerBase) -> list[str]:
     """What a training changes of the model's own tensors: weights, those with adapters, running statistics."""
     roles, adapters = trainer.roles, trainer.roles.adapters
     factors = {name for adapter in adapters for name in (adapter.a, adapter.b)}
     kept = [name for name in roles.successors if name not in factors and name not in roles.slots]
-    return [*stored_as(roles.quantized, kept), *(adapter.weight for adapter in adapters)]
+    return [*stored_as(original, roles.quantized, kept), *(adapter.weight for adapter in adapters)]
 
 
 def _data(
