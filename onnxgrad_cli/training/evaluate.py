@@ -52,7 +52,10 @@ class Evaluator:
             named.begin().update(result.outputs[self.term.output], first[self.term.label])
 
     def __call__(self, weights: Mapping[str, Buffer]) -> dict[str, float]:
-        """The loss, as 'loss', and each metric by its name. The loss is the mean over all that counts in it: labels that are not left out, or samples."""
+        """The loss, as 'loss', and each metric by its name.
+
+        The loss is the mean over all that counts in it: labels that are not left out, or samples.
+        """
         begun = {named.name: named.begin() for named in self.metrics}
         weights = {**weights, **{name: weights[average] for name, average in self.ema.items()}}
         total, count = 0.0, 0.0
@@ -64,7 +67,5 @@ class Evaluator:
             count += weight
             for metric in begun.values():
                 metric.update(result.outputs[self.term.output], feeds[self.term.label])
-        return {
-            "loss": total / count if count else math.nan,
-            **{name: metric.value() for name, metric in begun.items()},
-        }
+        loss = total / count if count else math.nan
+        return {"loss": loss, **{name: metric.value() for name, metric in begun.items()}}
