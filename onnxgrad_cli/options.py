@@ -65,8 +65,8 @@ class LoraSpec:
 class RecomputeSpec:
     """What to compute again in the backward part, as asked for.
 
-    `kind` is 'elementwise', 'block' (all between values or nodes that `pattern` names, or with 'auto' all of a layer) or
-    'budget' (as much as it takes until no more than `size` bytes are kept).
+    `kind` is 'elementwise', 'block' (all between values or nodes that `pattern` names, or with 'auto' all of a layer)
+    or 'budget' (as much as it takes until no more than `size` bytes are kept).
 
     Raises:
         UsageError: there is no such kind, a block has no pattern, or the size is negative.

@@ -1,8 +1,8 @@
 """What flows from the forward part of a training model into its backward part.
 
 The forward part is cut into *segments*: a segment ends at an operator that takes many operations, at a named boundary,
-where a layer ends, or where a chain of cheap nodes becomes long. A value is recomputed from stored values of any segment
-and from others of its own segment, so that one recomputation never brings back more than a segment.
+where a layer ends, or where a chain of cheap nodes becomes long. A value is recomputed from stored values of any
+segment and from others of its own segment, so that one recomputation never brings back more than a segment.
 
 The backward part begins at the *seed*, the cotangent that the YieldOp hands in. Every value computed from the seed is
 called a *cotangent* here. Other nodes of the backward part read no cotangent, such as the transpose of a forward value:

@@ -1,8 +1,9 @@
 """The layers of a network, found by what repeats: the operators of one layer follow each other as those of the next do.
 
 Exporters write a network layer after layer, whatever they call the nodes, and definitions replace nodes where they
-stand. So the longest part of the graph that repeats itself is its layers. Where an exporter has left out of later layers
-what they share with the first, nothing repeats; then the modules tell that the nodes are from, layers.0 and so on.
+stand. So the longest part of the graph that repeats itself is its layers. Where an exporter has left out of later
+layers what they share with the first, nothing repeats; then the modules tell that the nodes are from, layers.0 and so
+on.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def ends_of_layers(nodes: Sequence[NodeProto]) -> list[int]:
 
 
 def _ends_of_modules(nodes: Sequence[NodeProto]) -> list[int]:
-    """Where the first of the modules begins that are numbered alike, and where each of them ends; of those with most."""
+    """Where the first of the modules that are numbered alike begins, and where each of them ends."""
     found: dict[str, dict[int, list[int]]] = {}
     for at, node in enumerate(nodes):
         for path in modules_around(node):
@@ -50,7 +51,7 @@ def _ends_of_modules(nodes: Sequence[NodeProto]) -> list[int]:
                 found.setdefault(numbered[1], {}).setdefault(int(numbered[2]), []).append(at)
     several = [layers for layers in found.values() if len(layers) > 1]
     most = max(several, key=lambda layers: sum(map(len, layers.values())), default={})
-    if SHARE * sum(map(len, most.values())) < len(nodes):
+    if not most or SHARE * sum(map(len, most.values())) < len(nodes):
         return []
     return sorted({min(map(min, most.values())), *(max(layer) + 1 for layer in most.values())})
 
