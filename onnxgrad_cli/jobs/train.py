@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +47,7 @@ from onnxgrad_cli.training.eval_model import EvalSession
 from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.loop import Loop
 from onnxgrad_cli.training.metrics import Named, default_metrics, parse_metric
+from onnxgrad_cli.training.new_head import with_classes
 from onnxgrad_cli.training.run.adapter_file import adapter_bytes
 from onnxgrad_cli.training.run.branches import check_branches
 from onnxgrad_cli.training.run.communicator import Alone, Communicator
@@ -88,6 +90,8 @@ class Course(KnownKeywords):
         provider, threads: what it runs on; see `Trainer`.
         prefix, val_prefix: what the names in the data have before those of the inputs.
         sequences: how text and lists of tokens become samples.
+        classes: how many the last layer is to tell apart, with weights drawn anew; None: as many as it does.
+        reset: glob patterns of trained weights that are drawn anew, by `init`, or 'xavier' where that is 'keep'.
 
     Raises:
         UsageError: there is no such field, or a word, a number or a type does not fit; the message names it.
@@ -109,6 +113,8 @@ class Course(KnownKeywords):
     prefix: str = ""
     val_prefix: str = ""
     sequences: SequenceOptions = field(default_factory=SequenceOptions)
+    classes: int | None = None
+    reset: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, low in (("epochs", 1), ("batch_size", 1), ("save_every", 0)):
@@ -128,6 +134,9 @@ class Course(KnownKeywords):
         checks.flag("keep_mode", self.keep_mode)
         for name in ("schedule", "provider", "prefix", "val_prefix"):
             checks.text(name, getattr(self, name))
+        if self.classes is not None:
+            checks.at_least("classes", self.classes, 1, whole=True)
+        object.__setattr__(self, "reset", checks.tuple_of("reset", self.reset, str, "such as reset=('*.head.*',)"))
         checks.of_type("sequences", self.sequences, SequenceOptions, "SequenceOptions(...)")
 
 
@@ -293,6 +302,9 @@ def _ready(
         raise UsageError(f"`adapter`: '{adapter}' is the trained model", "name another file")
     for file in filter(None, (target, adapter)):
         check_target(file, original, path, force)
+    if course.classes is not None:
+        fresh = with_classes(original, options.losses[0].output or options.output, course.classes, course.seed)
+        options = _also_trained(options, fresh)
     options = with_empty_pasts(original, options, lambda: names_in(data), tell)
     built = build(original, options, path=path)
     check_ends(built.graph)
@@ -302,7 +314,7 @@ def _ready(
     trainer = _trainer(built, course, link)
     check_stored(original, _own(original, trainer))
     check_branches(original, trainer.roles.adapters)
-    init_weights(trainer, built, original, course.init, course.seed)
+    init_weights(trainer, built, original, course.init, course.seed, course.reset)
     values = {name: buffer.array for name, buffer in trainer.buffers.items()}
     ema = check_ema(trainer.roles.averages, values) if course.use_ema else {}
     samples, validation = _data(data, val, built, trainer, course, tell)
@@ -317,6 +329,13 @@ def _ready(
             "choose a smaller one, or a smaller `batch_size`",
         )
     return _Run(original, path, course, built, trainer, samples, evaluator, batches, ema), target
+
+
+def _also_trained(options: Options, names: Sequence[str]) -> Options:
+    """The options with some weights chosen too, where not all are trained."""
+    if not (options.train or options.preset or options.train_last or options.lora):
+        return options
+    return replace(options, train=(*options.train, *map(glob.escape, names)))
 
 
 def _own(original: ModelProto, trainer: TrainerBase) -> list[str]:

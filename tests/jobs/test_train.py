@@ -266,6 +266,25 @@ def test_a_language_model_learns_what_follows(shell: Shell) -> None:
     assert refused.code == 2 and "compare tokens with themselves" in refused.err
 
 
+def test_sequences_of_different_lengths(shell: Shell) -> None:
+    """The loss of the validation is PyTorch's mean over all tokens of all batches, however these were cut."""
+    onnx.save(onnx.parser.parse_model(DECODER), "decoder.onnx")
+    rng = np.random.default_rng(0)
+    rows = [[at % 4 for at in range(start, start + int(rng.integers(2, 9)))] for start in range(31)]
+    Path("text.jsonl").write_text("".join(json.dumps({"tokens": row, "id": 7}) + "\n" for row in rows))
+    command = ("train", "decoder.onnx", "--loss", "causal-lm", "--data", "text.jsonl", "--val", "text.jsonl")
+    more = ("--batch-size", "4", "--accumulate", "2", "--epochs", "3", "--learning-rate", "0.1")
+    result = shell(*command, *more, "-o", "taught.onnx", "--json")
+    assert result.code == 0, result.err
+    (table,) = (onnx.numpy_helper.to_array(t) for t in onnx.load("taught.onnx").graph.initializer)
+    logits = torch.cat([torch.tensor(table[row[:-1]]) for row in rows])
+    following = torch.tensor([token for row in rows for token in row[1:]])
+    wanted = torch.nn.functional.cross_entropy(logits, following)
+    np.testing.assert_allclose(result.json["epochs"][-1]["val_loss"], wanted, rtol=1e-5)
+    packed = shell(*command, *more, "--pack", "--max-length", "16", "-o", "packed.onnx")
+    assert packed.code == 0 and "31 samples are packed in" in packed.err
+
+
 # -- what is told before the first step, and what ends a run -----------------------------------------------------
 
 
