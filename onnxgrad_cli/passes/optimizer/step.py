@@ -33,8 +33,9 @@ from onnxgrad_cli.record import StepRecord
 
 LEARNING_RATE, STEP = "learning_rate", "step"
 
-LEAST_OF_SCALE = 0.5
-"""What a step leaves of a quantizer's scale at least: it stays above zero, and a step too large does not undo it."""
+SHARE_OF_SCALE = 0.01
+"""By how much of itself a step changes a quantizer's scale at most, which so stays above zero: scales are small, and an
+adaptive optimizer takes steps as large as the learning rate."""
 
 FOR_STEPS = ("optimizer_options", "group", "clip_norm", "clip_value", "accumulate", "ema", "embed_state")
 """Options that say how a step is taken."""
@@ -114,7 +115,8 @@ class _Step:
             state = _Slots(op, self.state, self.optimizer, name, work, factor, count)
             stepped = self.optimizer.function(op, work, gradient, state, **chosen.options)
             if name in self.training.learned_scales:
-                stepped = op.Max(stepped, work * LEAST_OF_SCALE)
+                least, most = work * (1 - SHARE_OF_SCALE), work * (1 + SHARE_OF_SCALE)
+                stepped = op.Min(op.Max(stepped, least), most)
             weights[name] = op.cast(stepped, weight)
             states |= state.stepped
             if self.options.ema is not None:
