@@ -3,8 +3,8 @@
     python -m benchmarks.qlora [--repeat N] [--threads N] [--rank N] [--only NAME ...]
 
 A step is forward and backward on one batch; the adapters are of every matrix of 4 bits. PyTorch's network has the same
-shapes in float32, and adapters written as PEFT writes them, y = x W + (x A) B, W frozen. Times are medians of the ratios
-of interleaved blocks; memory is the peak of a process of its own, less that of one which only imports what it takes.
+shapes in float32, and adapters written as PEFT writes them, y = x W + (x A) B, W frozen. Times are of interleaved
+blocks; memory is the peak of a process of its own, less that of one which only imports what it takes.
 """
 
 from __future__ import annotations
