@@ -83,6 +83,7 @@ bench: .venv/installed-bench  ## time and memory beside named peers: builds, ope
 	$(BIN)/python -m benchmarks.derivatives
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.adapters
+	$(BIN)/python -m benchmarks.qlora
 	$(BIN)/python -m benchmarks.loop
 	mkdir -p build
 	$(BIN)/python -m benchmarks.train_step --json build/train_step.json
