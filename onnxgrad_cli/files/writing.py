@@ -157,7 +157,7 @@ def check_target(out: Path, model: ModelProto | None = None, source: Path | None
 
 
 def is_ours(path: Path) -> bool:
-    """Whether onnxgrad wrote a file: a report says so in its head, a model in its metadata.
+    """Whether onnxgrad wrote a file: a report says so in its head, a model in its metadata, an adapter at its end.
 
     These stand near its end, but for training information and functions, which come after them.
     """
@@ -165,7 +165,8 @@ def is_ours(path: Path) -> bool:
         return mentions(path, VERSION.encode())
     with path.open("rb") as file:
         head = file.read(4096)
-    return not head or b"onnxgrad" in head
+        file.seek(-min(64, path.stat().st_size), os.SEEK_END)
+        return not head or b"onnxgrad" in head or b"onnxgrad" in file.read()
 
 
 def _copy_data(switch: Switch, model: ModelProto, source: Path | None, folder: Path) -> dict[str, Path]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from onnx import ModelProto
+
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.judged import judged
@@ -13,10 +15,12 @@ from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model, sav
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.metadata import Adapter
-from onnxgrad_cli.training.run.adapter_file import is_adapter, load_adapter
+from onnxgrad_cli.training.adapters.formats import AdapterTarget, is_foreign, read_adapters
+from onnxgrad_cli.training.adapters.merge import adaptable as make_adaptable, merge
+from onnxgrad_cli.training.adapters.own_file import is_adapter
 from onnxgrad_cli.training.run.ema_weights import check_ema
+from onnxgrad_cli.training.run.export import stored_tensors
 from onnxgrad_cli.training.run.folder import load_checkpoint
-from onnxgrad_cli.training.run.merge import merge
 from onnxgrad_cli.verification.written import check_opens
 
 
@@ -26,6 +30,8 @@ def run_export(
     model: ModelSource,
     out: str | Path | None = None,
     *,
+    adaptable: bool = False,
+    adapter: str | Path | None = None,
     use_ema: bool = False,
     keep_mode: bool = False,
     force: bool = False,
@@ -34,9 +40,13 @@ def run_export(
     """Write the inference model with the weights of a checkpoint, adapters merged into those they belong to.
 
     Args:
-        source: a checkpoint in the folder of a run of `onnxgrad train`, or the adapter that one has written.
+        source: a checkpoint in the folder of a run of `onnxgrad train`, or adapters in any form: a file that training
+            has written, an `.onnx_adapter`, or a folder of PEFT.
         model: the inference model that was trained.
-        out: by default `<model>.trained.onnx`.
+        out: by default `<model>.trained.onnx`, or `<model>.adaptable.onnx`.
+        adaptable: write the model as it is, with empty factors in place of the adapters, which a runtime overrides.
+        adapter: a file or folder for the adapters alone, see `AdapterTarget`; then the model is written only where
+            `out` or `adaptable` asks for it.
         use_ema: write the moving averages that `Options.ema` has kept, in place of the weights.
         keep_mode: leave BatchNormalization and Dropout in the mode in which the model came; else they are in
             inference mode.
@@ -51,24 +61,46 @@ def run_export(
         OnnxgradError: the checkpoint can't be read, is damaged, or is that of another model.
         CheckFailed: onnxruntime does not open what would be written, and opens the model.
     """
-    weights, state, adapters = _read(source, use_ema, tell)
     proto, path = own_model(model)
-    target = target_of(model, out, "trained")
-    if target is not None:
-        check_target(target, proto, path, force)
-    merged = merge(proto, adapters, weights, path, state, keep_mode)
-    return save_model(merged, target or STREAM, path, force, check=check_opens(merged, proto, path))
+    weights, state, adapters = _read(source, proto, use_ema, tell)
+    if not adapters and (adaptable or adapter is not None):
+        name = "adaptable" if adaptable else "adapter"
+        raise UsageError(f"`{name}`: '{source}' holds no adapters", "they are trained with `lora=RANK`")
+    wanted, files = AdapterTarget(adapter) if adapter is not None else None, list[Path]()
+    made = wanted is None or out is not None or adaptable
+    target = target_of(model, out, "adaptable" if adaptable else "trained")
+    if wanted is not None:
+        wanted.check(proto, path, force)
+    if made:
+        if target is not None:
+            check_target(target, proto, path, force)
+        stored = _stored(proto, weights, state, adapters)
+        found = (
+            make_adaptable(proto, adapters, stored, keep_mode)
+            if adaptable
+            else merge(proto, adapters, weights, path, state, keep_mode)
+        )
+        files += save_model(found, target or STREAM, path, force, check=check_opens(found, proto, path))
+    if wanted is not None:
+        files += wanted.save(proto, adapters, _stored(proto, weights, state, adapters))
+    return files
 
 
-def _read(source: Path, use_ema: bool, tell: Tell) -> tuple[Arrays, Arrays, Sequence[Adapter]]:
+def _stored(model: ModelProto, weights: Arrays, state: Arrays, adapters: Sequence[Adapter]) -> Arrays:
+    """What files of adapters hold: factors, weights that were trained in full, and of the state what the model has."""
+    own = {name for _, name in stored_tensors(model.graph)} if adapters else set()
+    return {**{name: array for name, array in state.items() if name in own}, **weights}
+
+
+def _read(source: Path, model: ModelProto, use_ema: bool, tell: Tell) -> tuple[Arrays, Arrays, Sequence[Adapter]]:
     """The weights, or their moving averages, the state and the adapters in a file."""
-    if is_adapter(source):
+    if is_foreign(source) or is_adapter(source):
         if use_ema:
             raise UsageError(
                 "`use_ema`: an adapter has no averages besides its factors",
                 "`onnxgrad train --use-ema` writes them as its factors; or name a checkpoint",
             )
-        adapters, values = load_adapter(source, tell)
+        adapters, values = read_adapters(source, model, tell)
         return values, {}, adapters
     values, progress = load_checkpoint(source, tell)
     ema = _ema(source, values, progress) if use_ema else {}

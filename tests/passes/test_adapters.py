@@ -23,8 +23,8 @@ from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import Adapter, describe
 from onnxgrad_cli.options import LoraSpec, Options
 from onnxgrad_cli.passes.adapters import parse_lora
-from onnxgrad_cli.training.run.adapter_file import load_adapter, save_adapter
-from onnxgrad_cli.training.run.merge import merge, merged
+from onnxgrad_cli.training.adapters.merge import merge, merged
+from onnxgrad_cli.training.adapters.own_file import load_adapter, save_adapter
 from onnxgrad_cli.verification.proof import prove
 from tests.cli_harness import WEIGHT, Shell, save_external
 

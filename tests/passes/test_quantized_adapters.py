@@ -17,8 +17,8 @@ from onnxgrad_cli.builder import build
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import LoraSpec, Options
-from onnxgrad_cli.training.run.adapter_file import load_adapter
-from onnxgrad_cli.training.run.merge import merge
+from onnxgrad_cli.training.adapters.merge import merge
+from onnxgrad_cli.training.adapters.own_file import load_adapter
 from tests.cli_harness import Shell
 
 Array = np.ndarray

@@ -1,4 +1,4 @@
-"""Low-rank adapters folded into the weights they belong to: the model then computes the same without them.
+"""An inference model with what training has found: adapters folded into the weights they belong to, or beside them.
 
 Those of weights that are stored as integers stay beside them; see `branches`.
 """
@@ -14,8 +14,9 @@ from onnx import ModelProto, numpy_helper
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.files import load_external_data
 from onnxgrad_cli.ir.modes import put_in_inference
+from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.metadata import Adapter
-from onnxgrad_cli.training.run.branches import add_branches, of_integers
+from onnxgrad_cli.training.adapters.branches import add_branches, make_adaptable, of_integers
 from onnxgrad_cli.training.run.export import stored_tensors, with_weights
 
 
@@ -49,6 +50,30 @@ def merge(
         _check_whole(adapter, values)
     if beside:
         add_branches(found, beside, values)
+    if not keep_mode:
+        put_in_inference(found)
+    return found
+
+
+def adaptable(
+    model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], keep_mode: bool = False
+) -> ModelProto:
+    """A copy of an inference model that takes adapters while it runs: it computes what it did, until it is given one.
+
+    Args:
+        model: the model that the training model was built from; not changed.
+        adapters: those that say which products take one.
+        values: the factors by name, and weights that were trained in full, which can be replaced too.
+        keep_mode: see `merge`.
+
+    Raises:
+        UsageError: a product or a weight can't be adapted at run time.
+        OnnxgradError: a factor is missing or does not fit.
+    """
+    for adapter in adapters:
+        _check_whole(adapter, values)
+    found = copied(model)
+    make_adaptable(found, adapters, values)
     if not keep_mode:
         put_in_inference(found)
     return found
@@ -91,18 +116,30 @@ def _check_whole(adapter: Adapter, values: Mapping[str, np.ndarray]) -> None:
             raise OnnxgradError(f"the adapter of '{adapter.weight}' is incomplete: there is no '{name}'")
 
 
+def fitted(
+    adapter: Adapter, values: Mapping[str, np.ndarray], shapes: Sequence[tuple[int, ...]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The factors of an adapter, A and B.
+
+    Raises:
+        OnnxgradError: they are of other shapes.
+    """
+    a, b = values[adapter.a], values[adapter.b]
+    if [a.shape, b.shape] != list(shapes):
+        raise OnnxgradError(
+            f"the adapter of '{adapter.weight}' does not fit: {' and '.join(str(list(shape)) for shape in shapes)} are "
+            f"wanted, its factors are {list(a.shape)} and {list(b.shape)}",
+            "this is another model than the one that was adapted",
+        )
+    return a, b
+
+
 def _sum(weight: np.ndarray, adapter: Adapter, values: Mapping[str, np.ndarray]) -> np.ndarray:
     """W + alpha / rank times the product of the factors, computed in float64 and rounded once."""
     _check_whole(adapter, values)
-    a, b = values[adapter.a], values[adapter.b]
     rank, dims = adapter.rank, weight.shape
     shapes = [(*dims[:1], rank, *dims[2:]), (rank, *dims[1:])]
-    left, right = (a, b) if a.shape == shapes[0] else (b, a)
-    if [left.shape, right.shape] != shapes:
-        raise OnnxgradError(
-            f"the adapter of '{adapter.weight}' does not fit: the weight is {list(dims)}, its factors are "
-            f"{list(a.shape)} and {list(b.shape)}",
-            "this is another model than the one that was adapted",
-        )
+    turned = values[adapter.a].shape != shapes[0]
+    left, right = fitted(adapter, values, shapes[::-1] if turned else shapes)[:: -1 if turned else 1]
     product = left.astype(np.float64).reshape(-1, rank) @ right.astype(np.float64).reshape(rank, -1)
     return (weight.astype(np.float64) + adapter.scale * product.reshape(dims)).astype(weight.dtype)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.training.run.progress import are_adapters
-from onnxgrad_cli.training.run.tensors import load_tensors, save_tensors
+from onnxgrad_cli.training.run.tensors import load_tensors, save_tensors, tensor_bytes
 
 ADAPTERS = "onnxgrad.adapters"
 """The entry of the metadata that describes the adapters."""
@@ -35,8 +36,18 @@ def save_adapter(path: Path, adapters: Sequence[Adapter], values: Mapping[str, n
     Raises:
         OnnxgradError: a factor is missing, the file can't be written, or the package safetensors is missing.
     """
-    _check(adapters, values)
-    save_tensors(path, values, {ADAPTERS: [asdict(adapter) for adapter in adapters]})
+    check_factors(adapters, values)
+    save_tensors(path, values, _words(adapters))
+
+
+def adapter_bytes(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> bytes:
+    """What `save_adapter` writes."""
+    check_factors(adapters, values)
+    return tensor_bytes(values, _words(adapters))
+
+
+def _words(adapters: Sequence[Adapter]) -> dict[str, Any]:
+    return {ADAPTERS: [asdict(adapter) for adapter in adapters]}
 
 
 def load_adapter(path: Path, tell: Tell = silent) -> tuple[list[Adapter], dict[str, np.ndarray]]:
@@ -47,9 +58,12 @@ def load_adapter(path: Path, tell: Tell = silent) -> tuple[list[Adapter], dict[s
     """
     values, words = load_tensors(path, tell)
     if not are_adapters(words.get(ADAPTERS)):
-        raise OnnxgradError(f"'{path}' holds no adapters of onnxgrad", "it is a safetensors file of another kind")
+        raise OnnxgradError(
+            f"'{path}' holds no adapters of onnxgrad",
+            "it is a safetensors file of another kind; adapters of PEFT are read by the name of their folder",
+        )
     adapters = [Adapter(**each) for each in words[ADAPTERS]]
-    _check(adapters, values)
+    check_factors(adapters, values)
     return adapters, values
 
 
@@ -62,8 +76,17 @@ def is_adapter(path: Path) -> bool:
     return ADAPTERS in load_tensors(path)[1]
 
 
-def _check(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> None:
+def check_factors(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> None:
+    """Make sure that adapters have their factors.
+
+    Raises:
+        OnnxgradError: one is missing, or is no pair of matrices of the adapter's rank.
+    """
     for adapter in adapters:
         for name in (adapter.a, adapter.b):
             if name not in values:
                 raise OnnxgradError(f"the adapter of '{adapter.weight}' is incomplete: '{name}' is missing")
+        shapes = [values[name].shape for name in (adapter.a, adapter.b)]
+        if any(len(shape) < 2 or adapter.rank not in shape[:2] for shape in shapes):
+            sizes = " and ".join(str(list(shape)) for shape in shapes)
+            raise OnnxgradError(f"the adapter of '{adapter.weight}' is of rank {adapter.rank}, its factors of {sizes}")
