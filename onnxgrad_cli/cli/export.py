@@ -21,6 +21,17 @@ from onnxgrad_cli.common.visible import visible
     help="Write MODEL as it is, with empty factors that a runtime overrides by the adapter that it is given.",
 )
 @click.option(
+    "--merge",
+    is_flag=True,
+    help="Add adapters into matrices of integers too, which rounds them anew; what outputs lose is told.",
+)
+@click.option(
+    "--test-data",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.npz",
+    help="Measure on these inputs what --merge loses.  [default: on drawn ones]",
+)
+@click.option(
     "--adapter",
     metavar="FILE.safetensors|FILE.onnx_adapter|FOLDER",
     help="Write the adapters alone: in onnxgrad's form, in that of onnxruntime, or as a folder of PEFT.",

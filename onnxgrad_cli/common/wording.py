@@ -32,7 +32,7 @@ ARGUMENTS = frozenset(
         "dims dump_passes ema embed_state epochs flags force format freeze grad_of_input group identifiers "
         "infer_by_run init inputs keep_mode keep_outputs kind l1 l2 label labels learning_rate "
         "lora lora_dropout lora_scaling lora_target "
-        "loss_options loss_output loss_scale losses metrics mode new_data nominal_checkpoint of optimizer "
+        "loss_options loss_output loss_scale losses merge metrics mode new_data nominal_checkpoint of optimizer "
         "optimizer_options out output patience prefix preset provider quantization recompute reduction reports "
         "resume run sample_weight save_every schedule seed shapes stop_after target test_data threads train "
         "train_last training_info tuned untie use_ema val val_prefix verify wrt yield_"

@@ -19,7 +19,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.passes.quantized_matrices import is_integer
-from onnxgrad_cli.training.adapters.places import Factors, Place, keys, places, readers_of
+from onnxgrad_cli.training.adapters.places import Factors, Place, flat, keys, places, readers_of
 from onnxgrad_cli.training.run.export import stored_tensors
 
 PRODUCTS = frozenset({"Conv", "Gemm", "MatMul", "MatMulNBits"})
@@ -113,7 +113,7 @@ def arrays_of(place: Place, found: Factors, scale: float) -> tuple[np.ndarray, n
 
 def factors_of(place: Place, a: np.ndarray, b: np.ndarray, scale: float) -> Factors:
     """The converse of `arrays_of`, of which B may have been scaled."""
-    a, b = a.reshape(a.shape[:2]), b.reshape(b.shape[:2])
+    a, b = flat(a), flat(b)
     return Factors(a.T, b.T, scale) if place.leads else Factors(a, b, scale)
 
 

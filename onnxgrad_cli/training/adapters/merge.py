@@ -17,6 +17,7 @@ from onnxgrad_cli.ir.modes import put_in_inference
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.training.adapters.branches import add_branches, make_adaptable, of_integers
+from onnxgrad_cli.training.adapters.requantize import Rounded, requantize
 from onnxgrad_cli.training.run.export import stored_tensors, with_weights
 
 
@@ -53,6 +54,30 @@ def merge(
     if not keep_mode:
         put_in_inference(found)
     return found
+
+
+def requantized(
+    model: ModelProto,
+    adapters: Sequence[Adapter],
+    values: Mapping[str, np.ndarray],
+    path: Path | None = None,
+    state: Mapping[str, np.ndarray] | None = None,
+    keep_mode: bool = False,
+) -> tuple[ModelProto, list[Rounded]]:
+    """A copy of an inference model with adapters merged into all their weights, integers too; see `merge`.
+
+    Returns:
+        The model, and what was lost of each matrix of integers.
+
+    Raises:
+        UsageError: a matrix is stored in a form that can't be rounded anew.
+        OnnxgradError: see `merge`.
+    """
+    found = with_weights(model, merged(model, adapters, values, path), state or {})
+    lost = requantize(found, of_integers(model, adapters), values, path)
+    if not keep_mode:
+        put_in_inference(found)
+    return found, lost
 
 
 def adaptable(
@@ -116,30 +141,18 @@ def _check_whole(adapter: Adapter, values: Mapping[str, np.ndarray]) -> None:
             raise OnnxgradError(f"the adapter of '{adapter.weight}' is incomplete: there is no '{name}'")
 
 
-def fitted(
-    adapter: Adapter, values: Mapping[str, np.ndarray], shapes: Sequence[tuple[int, ...]]
-) -> tuple[np.ndarray, np.ndarray]:
-    """The factors of an adapter, A and B.
-
-    Raises:
-        OnnxgradError: they are of other shapes.
-    """
-    a, b = values[adapter.a], values[adapter.b]
-    if [a.shape, b.shape] != list(shapes):
-        raise OnnxgradError(
-            f"the adapter of '{adapter.weight}' does not fit: {' and '.join(str(list(shape)) for shape in shapes)} are "
-            f"wanted, its factors are {list(a.shape)} and {list(b.shape)}",
-            "this is another model than the one that was adapted",
-        )
-    return a, b
-
-
 def _sum(weight: np.ndarray, adapter: Adapter, values: Mapping[str, np.ndarray]) -> np.ndarray:
     """W + alpha / rank times the product of the factors, computed in float64 and rounded once."""
     _check_whole(adapter, values)
+    a, b = values[adapter.a], values[adapter.b]
     rank, dims = adapter.rank, weight.shape
     shapes = [(*dims[:1], rank, *dims[2:]), (rank, *dims[1:])]
-    turned = values[adapter.a].shape != shapes[0]
-    left, right = fitted(adapter, values, shapes[::-1] if turned else shapes)[:: -1 if turned else 1]
+    left, right = (a, b) if a.shape == shapes[0] else (b, a)
+    if [left.shape, right.shape] != shapes:
+        raise OnnxgradError(
+            f"the adapter of '{adapter.weight}' does not fit: the weight is {list(dims)}, its factors are "
+            f"{list(a.shape)} and {list(b.shape)}",
+            "this is another model than the one that was adapted",
+        )
     product = left.astype(np.float64).reshape(-1, rank) @ right.astype(np.float64).reshape(rank, -1)
     return (weight.astype(np.float64) + adapter.scale * product.reshape(dims)).astype(weight.dtype)

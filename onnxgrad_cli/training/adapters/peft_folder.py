@@ -22,7 +22,7 @@ from onnxgrad_cli.common.checks import is_number
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 from onnxgrad_cli.metadata import VERSION, Adapter, tool_version
 from onnxgrad_cli.training.adapters.own_file import check_factors
-from onnxgrad_cli.training.adapters.places import Factors, Place, keys, places
+from onnxgrad_cli.training.adapters.places import Factors, Place, flat, keys, places
 from onnxgrad_cli.training.adapters.together import Read, together
 from onnxgrad_cli.training.run.tensors import read_bytes, safetensors
 
@@ -190,7 +190,7 @@ def _module(
             "it is an adapter of another model",
         )
     adapter = Adapter(place.weight, "", "", rank, alpha, _scaling(config))
-    return Factors(a.reshape(a.shape[:2]), b.reshape(b.shape[:2]), adapter.scale), alpha
+    return Factors(flat(a), flat(b), adapter.scale), alpha
 
 
 def _scaling(config: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ they meet the module's input: A of [rank, in] and B of [out, rank], for y = x W 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ PRODUCTS = frozenset({"Conv", "FusedMatMul", "Gemm", "MatMul", "MatMulNBits"})
 
 LOOKUPS = frozenset({"Gather", "GatherBlockQuantized"})
 """Operators that take rows of a matrix: adapters don't add to these."""
+
+WEIGHT = re.compile(r"(^|\.)q?weight")
+"""What the one matrix of a layer is called, whatever a quantizer adds: 'weight_quantized', 'MatMul.weight_Q4'."""
 
 GENAI = "onnxruntime-genai"
 """The producer that shortens names of modules, and may have made one product of three."""
@@ -82,7 +86,8 @@ class Place:
             return "no name and no metadata say which module reads it"
         if self.weight.startswith(f"{self.module}.") and self.weight != f"{self.module}.weight" and not self.parts:
             own = self.weight.removeprefix(f"{self.module}.")
-            return "" if own in GENAIS else f"it is the parameter '{own}' of '{self.module}', no layer of its own"
+            if not WEIGHT.search(own):
+                return f"it is the parameter '{own}' of '{self.module}', no layer of its own"
         if not self.kernel and not self.leads:
             return f"'{self.reader.node.name}' multiplies with it from the left, as no layer does"
         return ""
@@ -93,7 +98,7 @@ class Place:
         Raises:
             OnnxgradError: they don't fit.
         """
-        a, b = (values[name].reshape(values[name].shape[:2]) for name in (adapter.a, adapter.b))
+        a, b = flat(values[adapter.a]), flat(values[adapter.b])
         rank = adapter.rank
         if a.shape[1] == rank == b.shape[0]:  # as for a matrix of [in, out]
             a, b = a.T, b.T
@@ -119,8 +124,9 @@ class Place:
         return adapter, dict(zip(names, (a, b), strict=True))
 
 
-GENAIS = frozenset({"MatMul.weight", "MatMul.weight_Q4", "MatMul.weight_Q8", "MatMul.qweight"})
-"""What genai calls the weight of a module."""
+def flat(factor: np.ndarray) -> np.ndarray:
+    """A factor as a matrix, without the axes of a convolution's kernel."""
+    return factor.reshape(factor.shape[0], factor.shape[1])
 
 
 def places(model: ModelProto, weights: Collection[str] | None = None) -> list[Place]:
@@ -144,7 +150,7 @@ def places(model: ModelProto, weights: Collection[str] | None = None) -> list[Pl
 def _of(
     uses: Uses, weight: str, stored: Mapping[str, TensorProto], heads: Mapping[str, tuple[int, int]] | None
 ) -> Iterator[Place]:
-    dims, first = stored[weight].dims, None
+    dims, first = list(stored[weight].dims), None
     for reader in readers_of(uses, weight):
         if reader.node.op_type not in PRODUCTS:
             continue

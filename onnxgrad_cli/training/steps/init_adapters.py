@@ -11,7 +11,6 @@ from onnxgrad_cli.common.choices import Scaling
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.options import LoraSpec, Options
-from onnxgrad_cli.training.adapters.merge import fitted
 from onnxgrad_cli.training.steps.base import TrainerBase
 
 
@@ -49,8 +48,8 @@ def begin_from(trainer: TrainerBase, adapters: Sequence[Adapter], values: Mappin
     Where another alpha is asked for, B is scaled, so that the model computes what it did with them.
 
     Raises:
-        UsageError: the trainer has no adapter of a weight, or does not train a weight that was trained in full.
-        OnnxgradError: factors don't fit.
+        UsageError: the trainer has no adapter of a weight, or does not train a weight that was trained in full, or
+            factors don't fit.
     """
     own = {adapter.weight: adapter for adapter in trainer.roles.adapters}
     factors = {name for adapter in adapters for name in (adapter.a, adapter.b)}
@@ -62,9 +61,9 @@ def begin_from(trainer: TrainerBase, adapters: Sequence[Adapter], values: Mappin
                 "name it with `lora_target`, too, or leave that out",
             )
         to = own[adapter.weight]
-        a, b = fitted(adapter, values, [trainer.buffers[name].array.shape for name in (to.a, to.b)])
-        begun[to.a] = a.astype(trainer.buffers[to.a].array.dtype)
-        begun[to.b] = (b.astype(np.float64) * (adapter.scale / to.scale)).astype(trainer.buffers[to.b].array.dtype)
+        begun[to.a] = values[adapter.a].astype(trainer.buffers[to.a].array.dtype)
+        scaled = values[adapter.b].astype(np.float64) * (adapter.scale / to.scale)
+        begun[to.b] = scaled.astype(trainer.buffers[to.b].array.dtype)
     for name in values.keys() - factors:
         if name not in trainer.buffers:
             raise UsageError(
