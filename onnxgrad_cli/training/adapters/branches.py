@@ -19,11 +19,8 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.passes.quantized_matrices import is_integer
-from onnxgrad_cli.training.adapters.places import Factors, Place, flat, keys, places, readers_of
+from onnxgrad_cli.training.adapters.places import Factors, Place, flat, is_product, keys, places, readers_of
 from onnxgrad_cli.training.run.export import stored_tensors
-
-PRODUCTS = frozenset({"Conv", "Gemm", "MatMul", "MatMulNBits"})
-"""Operators that take a branch."""
 
 
 def of_integers(model: ModelProto, adapters: Sequence[Adapter]) -> list[Adapter]:
@@ -121,8 +118,8 @@ def _checked(model: ModelProto, adapters: Sequence[Adapter]) -> list[Place]:
     """The products that read the matrices of adapters, each of which has one, and nothing else reads these."""
     uses = Graph(model).uses()
     for adapter in adapters:
-        found = [reader.node for reader in readers_of(uses, adapter.weight)]
-        strange = [node for node in found if node.op_type not in PRODUCTS]
+        found = list(readers_of(uses, adapter.weight))
+        strange = [reader.node for reader in found if not is_product(reader)]
         if not found or strange:
             label = strange and (strange[0].name or strange[0].output[0])
             by = f"'{label}' ({strange[0].op_type})" if strange else "nothing in the model's own graph"

@@ -254,9 +254,12 @@ def _factors(path: Path, pickled: Path) -> dict[str, tuple[np.ndarray, np.ndarra
     for key, tensor in tensors.items():
         match = _KEY.fullmatch(key)
         if match is None or tensor["dtype"] not in _TYPES:
+            copied = key.endswith(".base_layer.weight")
             raise OnnxgradError(
                 f"'{path}' holds '{key}' of {tensor['dtype']}, which is no factor of a layer",
-                "merge the adapter into its model with PEFT, and export that",
+                "save it with `save_embedding_layers=False`, if the model's own weights are as they were"
+                if copied
+                else "merge the adapter into its model with PEFT, and export that",
             )
         array = np.frombuffer(tensor["data"], _TYPES[tensor["dtype"]]).reshape(tensor["shape"])
         found.setdefault(match[1], {})[match[2]] = array

@@ -19,12 +19,12 @@ from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import module_path
 from onnxgrad_cli.metadata import Adapter
-from onnxgrad_cli.passes.adapters import Reader, Uses, views_of
+from onnxgrad_cli.passes.adapters import PRODUCTS as PASSES_PRODUCTS, Reader, Uses, views_of
 from onnxgrad_cli.passes.quantized_matrices import is_integer
 from onnxgrad_cli.training.run.export import stored_tensors
 
-PRODUCTS = frozenset({"Conv", "FusedMatMul", "Gemm", "MatMul", "MatMulNBits"})
-"""Operators that multiply with a matrix that they read."""
+PRODUCTS = PASSES_PRODUCTS | {("MatMulNBits", 1)}
+"""Where a product may read a matrix, as operator and position."""
 
 LOOKUPS = frozenset({"Gather", "GatherBlockQuantized"})
 """Operators that take rows of a matrix: adapters don't add to these."""
@@ -72,7 +72,7 @@ class Place:
     @property
     def leads(self) -> bool:
         """Whether the product is x W: else it is W x, or a convolution, whose factors stand before what they meet."""
-        return not self.kernel and (self.reader.position == 1 or self.reader.node.op_type == "MatMulNBits")
+        return not self.kernel and self.reader.position == 1
 
     @cached_property
     def names(self) -> list[str]:
@@ -152,7 +152,7 @@ def _of(
 ) -> Iterator[Place]:
     dims, first = list(stored[weight].dims), None
     for reader in readers_of(uses, weight):
-        if reader.node.op_type not in PRODUCTS:
+        if not is_product(reader):
             continue
         own = reader.settings
         if reader.node.op_type == "MatMulNBits":
@@ -182,9 +182,14 @@ def readers_of(uses: Uses, weight: str) -> Iterator[Reader]:
                 found = [each for _, own in views_of(uses, reader.node.output[0], reader.transposed) for each in own]
                 yield from (each for each in found if each.node.op_type not in LOOKUPS)
             elif kind == "MatMulNBits":  # which stores a row for each output
-                yield Reader(reader.node, 1, transposed=True)
+                yield Reader(reader.node, reader.position, transposed=True)
             elif kind not in LOOKUPS:
                 yield reader
+
+
+def is_product(reader: Reader) -> bool:
+    """Whether a reader multiplies with what it reads."""
+    return (reader.node.op_type, reader.position) in PRODUCTS
 
 
 # -- what onnxruntime-genai calls otherwise ---------------------------------------------------------------------------
