@@ -333,7 +333,7 @@ def _matmul(op: Op, reader: Reader, x: Val, left: Val, right: Val, base: Val, sc
 def _gemm(op: Op, reader: Reader, x: Val, left: Val, right: Val, base: Val, scale: float) -> Val:
     own = reader.settings
     alpha, turn_a, turn_b = own.get("alpha", 1.0) * scale, own.get("transA") or None, own.get("transB") or None
-    if x.dtype == TensorProto.DOUBLE and np.float32(alpha) != alpha:  # the attribute is a float
+    if x.dtype == TensorProto.DOUBLE and float(np.float32(alpha)) != alpha:  # the attribute is a float
         alpha, left = own.get("alpha", 1.0), _scaled(left, scale)
     if reader.position == 1:
         first, last = (right, left) if turn_b else (left, right)
