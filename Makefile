@@ -31,7 +31,7 @@ test-slow: .venv/installed-test  ## the rest of the tests
 test-lowest: build/lowest/installed  ## the tests that versions of dependencies concern most, with the lowest that pyproject.toml admits
 	build/lowest/bin/python -m pytest -m "not slow" $(VERSIONS)
 
-test-all: test test-slow lint  ## all tests, and lint
+test-all: test test-slow conformance lint  ## all tests, the node tests of onnx, and lint
 
 lint: .venv/installed-lint  ## ruff, mypy, and the contract of the layers
 	$(BIN)/ruff check
@@ -53,9 +53,6 @@ mutants: .venv/installed-test .venv/installed-mutants  ## change MODULE in small
 	$(BIN)/python -m tests.mutants $(MODULE)
 
 conformance: .venv/installed-test  ## differentiate the node tests that onnx publishes, for each target and with recomputation too; build/conformance.md
-	$(BIN)/python -m tests.conformance --target ort-cpu
-	$(BIN)/python -m tests.conformance --target ort-cuda
-	$(BIN)/python -m tests.conformance --recompute elementwise
 	$(BIN)/python -m tests.conformance
 
 fuzz-graphs: .venv/installed-test  ## differentiate random graphs for FUZZ_SECONDS

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -53,7 +53,7 @@ class Cost:
 
     Attributes:
         sizes: the size each symbol was given.
-        assumed: the symbols that nobody gave a size; they count as 1.
+        assumed: the sizes of symbols that nobody gave one: 1, or more where a network can't take so little.
         at_run_time: how many values have a size that is known at run time only; it counts as 1.
         nodes: 'model', 'loss', 'backward' and 'optimizer' -> how many nodes.
         flops_forward, flops_backward, flops_optimizer: floating-point operations.
@@ -68,7 +68,7 @@ class Cost:
     """
 
     sizes: dict[str, int]
-    assumed: list[str]
+    assumed: dict[str, int]
     at_run_time: int
     nodes: dict[str, int]
     flops_forward: int
@@ -82,6 +82,9 @@ class Cost:
     branches: int
     uncounted: dict[str, int]
 
+
+LARGER = (8, 64, 512, 4096, 32768)
+"""What one symbol without a size counts as, or all, where 1 is too short: the first that a network can take."""
 
 LARGEST = 8
 """How many of the kept values are listed."""
@@ -108,12 +111,12 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
     Args:
         graph: the model, typed.
         training: what the passes know of it.
-        sizes: symbol -> size; a symbol without one counts as 1.
+        sizes: symbol -> size; see `Cost.assumed` for those without one.
     """
     sizes = sizes or {}
     own = _input_symbols(graph)
     given = {symbol: int(sizes[symbol]) for symbol in own if symbol in sizes}
-    facts = Facts(graph, {symbol: given.get(symbol, 1) for symbol in own})
+    assumed, facts = _with_sizes(graph, given, [symbol for symbol in own if symbol not in given])
     where = parts(graph, training)
     flops, uncounted = _operations(graph, where, facts)
     kept, unknown = _kept(graph, where, facts)
@@ -124,7 +127,7 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
         uncounted["input"] += unknown_inputs
     return Cost(
         sizes=given,
-        assumed=[symbol for symbol in own if symbol not in given],
+        assumed=assumed,
         at_run_time=facts.guesses,
         nodes={part: where.count(part) for part in (*FORWARD, "backward", "optimizer")},
         flops_forward=flops["forward"].total(),
@@ -260,6 +263,22 @@ def _is_known(value_type: TypeProto | None) -> bool:
     return shape is not None and all(isinstance(size, int) for size in shape)
 
 
+def _with_sizes(graph: Graph, given: Mapping[str, int], free: Sequence[str]) -> tuple[dict[str, int], Facts]:
+    """Sizes for the symbols that have none, and what is known with them: the least of which no value is too short.
+
+    A convolution makes a negative size of an input that is shorter than its kernel.
+    """
+    ones = dict.fromkeys(free, 1)
+    facts = Facts(graph, {**given, **ones})
+    if facts.too_short:
+        larger = (ones | dict.fromkeys(some, size) for size in LARGER for some in (*([one] for one in free), free))
+        for assumed in larger:
+            longer = Facts(graph, {**given, **assumed})
+            if not longer.too_short:
+                return assumed, longer
+    return ones, facts
+
+
 class Facts(dict[str, Fact]):
     """The shape of every value in numbers.
 
@@ -278,6 +297,11 @@ class Facts(dict[str, Fact]):
         symbols = {symbol for value_type in graph.distinct_types() for symbol in _symbols(value_type)}
         if sizes and not symbols <= sizes.keys():
             self._exact = self._infer(graph)
+
+    @property
+    def too_short(self) -> bool:
+        """Whether a value would have a negative size."""
+        return any(isinstance(n, int) and n < 0 for each in self._exact.values() for n in shape_of(each) or ())
 
     def inside(self, body: Graph) -> Facts:
         """What is known of the values in a body: symbols have the sizes there that they have here."""

@@ -48,6 +48,51 @@ class Adapter:
 
 
 @dataclass(frozen=True)
+class IntegerWeight:
+    """A weight that is float in a training model, quantized as it is read, and that its inference model stores.
+
+    Attributes:
+        weight: the float weight.
+        tensor: the inference model's tensor, of integers.
+        scale, zero_point: those tensors of the inference model; "" for one that it has not.
+        axis, block_size: as DequantizeLinear has them.
+        factors: of a bias the scales, of data and of weight, whose product is its scale: a kernel of integers adds it
+            to their products as it is. () where its scale is its own.
+        times: what that product is multiplied with besides.
+    """
+
+    weight: str
+    tensor: str
+    scale: str
+    zero_point: str = ""
+    axis: int = 1
+    block_size: int = 0
+    factors: tuple[str, ...] = ()
+    times: float = 1.0
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """What a training model has otherwise than the inference model that stores integers.
+
+    Attributes:
+        weights: the weights that are floats.
+        scales: the scales that are learned, or would be if they were not left out by name.
+        copies: scales of the inference model -> the scale of the same value that has taken their place, too.
+    """
+
+    weights: tuple[IntegerWeight, ...] = ()
+    scales: tuple[str, ...] = ()
+    copies: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> Quantized:
+        """From JSON, as `asdict` makes it."""
+        weights = (IntegerWeight(**{**each, "factors": tuple(each["factors"])}) for each in said["weights"])
+        return cls(tuple(weights), tuple(said["scales"]), dict(said["copies"]))
+
+
+@dataclass(frozen=True)
 class Slot:
     """A state of the optimizer, which holds one number throughout before the first step.
 
@@ -122,6 +167,7 @@ class Roles:
         adapters: the low-rank adapters in the model, whose factors are weights.
         slots: what of the state is the optimizer's, and how it begins; the rest are running statistics, which begin as
             they are stored.
+        quantized: what of the inference model's integers are floats.
     """
 
     version: str
@@ -134,6 +180,7 @@ class Roles:
     optimizer: str = ""
     adapters: tuple[Adapter, ...] = ()
     slots: dict[str, Slot] = field(default_factory=dict)
+    quantized: Quantized = field(default_factory=Quantized)
 
     @property
     def loss(self) -> str:
@@ -245,6 +292,8 @@ def write(model: ModelProto, found: Roles) -> None:
         ports["adapters"] = [asdict(adapter) for adapter in found.adapters]
     if found.slots:
         ports["state"] = {name: asdict(slot) for name, slot in found.slots.items()}
+    if found.quantized != Quantized():
+        ports["quantized"] = asdict(found.quantized)
     _rewrite(model, {LOSS: json.dumps(terms), ROLES: json.dumps(ports), VERSION: found.version})
 
 
@@ -299,6 +348,7 @@ def read(model: ModelProto) -> Roles:
             ports.get("optimizer", ""),
             tuple(Adapter(**adapter) for adapter in ports.get("adapters", ())),
             {name: Slot(**{**slot, "shape": tuple(slot["shape"])}) for name, slot in ports.get("state", {}).items()},
+            Quantized.of(ports["quantized"]) if "quantized" in ports else Quantized(),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise OnnxgradError(f"the model's entry '{ROLES}' can't be read: {error}", "build it again") from error

@@ -384,7 +384,8 @@ class GradientOptions(_Part):
 
     Attributes:
         quantization: what becomes of a path through QuantizeLinear: 'refuse' it, or 'ste', the straight-through
-            estimator, for which rounding is the identity within the quantized range.
+            estimator, for which rounding is the identity within the quantized range, or 'lsq', which trains the scales
+            too; see `passes.learned_scales`.
         tuned: forms of gradients to write instead of those that suit their shapes; see `kernel_variants`.
         target: the runtime that the model is written for: 'standard' is any, for others see `targets`.
     """
@@ -398,6 +399,11 @@ class GradientOptions(_Part):
         checks.mapping("tuned", self.tuned, "what `onnxgrad tune` writes, by `load_tuned`")
         checks.one_of("target", self.target, TargetName)
         super().__post_init__()
+
+    @property
+    def straight_through(self) -> bool:
+        """Whether rounding to integers counts as the identity."""
+        return self.quantization != "refuse"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from onnxgrad_cli.autodiff.differentiation import Cautions, Differentiation
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import ROLE
-from onnxgrad_cli.metadata import Adapter, Slot
+from onnxgrad_cli.metadata import Adapter, IntegerWeight, Slot
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,9 @@ class ParameterRecord(Cautions):
         adapters: the low-rank adapters, whose factors are trained.
         grad_of_input: the inputs that get a gradient.
         predictions: the output that each loss judges.
+        integer_weights: the weights that the model stores as integers and that are floats now.
+        learned_scales: the scales of quantizers that are trained unless they are left out by name.
+        scale_copies: scales of the model that are no more, each with the one of the same value in its place.
     """
 
     inputs: list[str] = field(default_factory=list)
@@ -64,6 +67,9 @@ class ParameterRecord(Cautions):
     adapters: list[Adapter] = field(default_factory=list)
     grad_of_input: list[str] = field(default_factory=list)
     predictions: list[str] = field(default_factory=list)
+    integer_weights: list[IntegerWeight] = field(default_factory=list)
+    learned_scales: list[str] = field(default_factory=list)
+    scale_copies: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass

@@ -1,28 +1,25 @@
 """The report on the node tests that the onnx package publishes: what came out right, and of each refusal the reason.
 
 `python -m tests.conformance` judges every case, writes build/conformance.md and the package's file of proofs, and
-fails if anything is wrong. It says less than it could where a case is refused for one of its inputs alone. With
-`--target` or `--recompute`, as in `onnxgrad build`, what comes out worse than without is wrong, and no proofs are
-written.
+fails if anything is wrong. It says less than it could where a case is refused for one of its inputs alone. Each case
+is judged for each target and with recomputation too, as `onnxgrad build` writes them: what comes out worse so is wrong.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import onnx
 
 from onnxgrad_cli.ir.domains import full_name
-from onnxgrad_cli.options import Options
-from onnxgrad_cli.targets import STANDARD
+from onnxgrad_cli.options import Options, RecomputeSpec
+from onnxgrad_cli.targets import STANDARD, TARGETS
 from tests import proofs
 from tests.autodiff.test_backend_nodes import (
     BESIDE,
@@ -37,9 +34,16 @@ from tests.autodiff.test_backend_nodes import (
     by_case,
     verdicts,
 )  # fmt: skip
-from tests.harness import asked
 
 REPORT = Path("build/conformance.md")
+
+PLAIN = Options()
+
+VARIANTS = {
+    **{f"--target {name}": Options(target=name) for name in TARGETS if name != STANDARD},
+    "--recompute elementwise": Options(recompute=RecomputeSpec("elementwise")),
+}
+"""Passes that change how gradients are written, by the words of `onnxgrad build` that ask for them."""
 
 PEERS = """\
 | tool | right | wrong |
@@ -50,12 +54,13 @@ PEERS = """\
 """Measured over the same cases, each tool with the operators and opsets that it knows."""
 
 
-def judge(file: str, options: Options) -> list[Verdict]:
-    return verdicts(file, lambda name: True, options)
+def judge(file: str) -> list[Verdict]:
+    return verdicts(file, lambda name: True, [PLAIN, *VARIANTS.values()])
 
 
-def report(found: Sequence[Verdict], seconds: float, options: Options) -> str:
+def report(every: Sequence[Verdict], seconds: float) -> str:
     """The report in Markdown."""
+    found = _with(every, PLAIN)
     cases = by_case(found)
     kinds = Counter(cases.values())
     run = sum(kinds.values()) - kinds[NOT]
@@ -67,7 +72,6 @@ def report(found: Sequence[Verdict], seconds: float, options: Options) -> str:
         f"{right} right ({100 * right / max(run, 1):.1f} %), {kinds[REFUSED]} refused, {kinds[WRONG]} wrong. "
         f"onnx {onnx.__version__}, {seconds:.0f} s.",
         "",
-        *_changed(found, options),
         "A case is right if every float output through every float input is: random cotangents, against central "
         "differences of an executor that reproduces the published outputs; beside a kink if it stands on one. "
         "It counts as refused if one of its inputs is that the standard does not tag as non-differentiable. "
@@ -82,23 +86,25 @@ def report(found: Sequence[Verdict], seconds: float, options: Options) -> str:
         "",
         *_counts(("forms", [(verdict.subject.op, verdict.kind) for verdict in found])),
     ]
-    for title, kind in (("Wrong", WRONG), ("Refused", REFUSED), ("Not evaluable", NOT)):
+    for words, options in VARIANTS.items():
+        lines += ["", f"## With {words}", "", *_changed(words, _with(every, options))]
+    lines += ["", "## Wrong", "", *_reasons(v for v in every if v.kind == WRONG)]
+    for title, kind in (("Refused", REFUSED), ("Not evaluable", NOT)):
         lines += ["", f"## {title}", "", *_reasons(v for v in found if v.kind == kind)]
     return "\n".join(lines) + "\n"
 
 
-def _changed(found: Sequence[Verdict], options: Options) -> list[str]:
+def _with(every: Sequence[Verdict], options: Options) -> list[Verdict]:
+    return [verdict for verdict in every if verdict.subject.options == options]
+
+
+def _changed(words: str, found: Sequence[Verdict]) -> list[str]:
     """How much the options have to do with what came out, and so how much this proves of them."""
-    if options == Options():
-        return []
     right = [verdict for verdict in found if verdict.kind in (RIGHT, BESIDE)]
     other = Counter(verdict.subject.op for verdict in right if verdict.changed)
-    words = f"--target {options.target}" if options.target != STANDARD else ""
-    words = " ".join(filter(None, (words, f"--recompute {options.recompute}" if options.recompute else "")))
     return [
         f"With {words}, {other.total()} of the {len(right)} right forms came out as other nodes than without: "
-        f"{', '.join(f'{op} {count}' for op, count in other.items()) or 'none'}.",
-        "",
+        f"{', '.join(f'{op} {count}' for op, count in other.items()) or 'none'}."
     ]
 
 
@@ -149,22 +155,21 @@ def published(found: Sequence[Verdict]) -> dict[str, Any]:
 
 def main() -> int:
     """Judge every case on all processors; 1 if one is wrong, or there is none."""
-    _, options = asked(argparse.ArgumentParser(description=__doc__.splitlines()[0]))
     start = time.monotonic()
     with ProcessPoolExecutor() as workers:
-        found = [verdict for each in workers.map(partial(judge, options=options), FILES) for verdict in each]
+        found = [verdict for each in workers.map(judge, FILES) for verdict in each]
     if not found:
         print("the onnx package has no node tests: install the one that pyproject.toml names", file=sys.stderr)
         return 1
     REPORT.parent.mkdir(exist_ok=True)
-    REPORT.write_text(report(found, time.monotonic() - start, options))
-    if options == Options():
-        proofs.update(published=published(found))
+    REPORT.write_text(report(found, time.monotonic() - start))
+    proofs.update(published=published(_with(found, PLAIN)))
     print(REPORT.read_text())
     print(f"written to {REPORT}", file=sys.stderr)
     wrong = [verdict for verdict in found if verdict.kind == WRONG]
     for verdict in wrong:
-        print(f"wrong: {verdict.subject.op}: {verdict.subject}: {verdict.why}", file=sys.stderr)
+        words = next((words for words, options in VARIANTS.items() if options == verdict.subject.options), "no option")
+        print(f"wrong, with {words}: {verdict.subject.op}: {verdict.subject}: {verdict.why}", file=sys.stderr)
     return int(bool(wrong))
 
 

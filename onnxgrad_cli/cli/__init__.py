@@ -136,6 +136,7 @@ def _run(console: Console, arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code, having told its error."""
     try:
         with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # numpy's, of a model's numbers: what comes of them is told
             warnings.showwarning = lambda message, category, *_: console.say(f"{category.__name__}: {message}", 1)
             return _invoke(console, arguments)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -200,7 +200,8 @@ def how_to_read(command: Command) -> Command:
         click.option("--mode", type=click.Choice(get_args(Mode)), default="keep", show_default=True,
                      help="How BatchNormalization and Dropout behave; keep: as the model has it."),
         click.option("--quantization", type=click.Choice(get_args(Quantization)), default="refuse", show_default=True,
-                     help="What becomes of gradients at QuantizeLinear; ste: the straight-through estimator."),
+                     help="What becomes of gradients at QuantizeLinear; ste: the straight-through estimator; "
+                          "lsq: trains scales too."),
         click.option("--identifiers", is_flag=True,
                      help="Make valid C identifiers of all names that are not the model's own."),
         click.option("--dim", type=DIM, multiple=True, help="Fix a symbolic dimension; 0 for a past that is empty."),

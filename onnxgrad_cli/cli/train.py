@@ -37,9 +37,20 @@ NOT_HERE = {
     "--data",
     required=True,
     metavar="DATA",
-    help="Arrays named after the inputs and the label: .npz, .csv, .parquet, .safetensors, a folder of .npy "
+    help="Arrays named after the inputs and the label: .npz, .csv, .jsonl, .parquet, .safetensors, a folder of .npy "
     "files, or ONNX test_data_set_N.",
 )
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    metavar="FILE|DIR",
+    help="A tokenizer.json, by which text in the data becomes tokens: messages, prompt and completion, or text.",
+)
+@click.option(
+    "--max-length", type=click.IntRange(min=2), metavar="TOKENS", help="Leave out what lies behind in a sample."
+)
+@click.option("--pack", is_flag=True, help="Put samples one after the other into rows of --max-length tokens.")
+@click.option("--pad-id", type=click.IntRange(min=0), metavar="TOKEN", help="What stands behind the end of a sample.")
 @click.option(
     "--val",
     metavar="DATA|FRACTION",
@@ -110,9 +121,11 @@ def train(console: Console, /, model: str, data: str, out: str | None, seed: int
     """Train MODEL on data, on onnxruntime alone, and write it with the weights found: same graph, opset and names."""
     console.done = "trained"
     from onnxgrad_cli.jobs.train import Course, run_train
+    from onnxgrad_cli.training.data import SequenceOptions
 
+    sequences = SequenceOptions(**{field.name: values.pop(field.name) for field in dataclasses.fields(SequenceOptions)})
     names = [field.name for field in dataclasses.fields(Course) if field.name in values]
-    course = Course(seed=seed or 0, **{name: values.pop(name) for name in names})
+    course = Course(seed=seed or 0, sequences=sequences, **{name: values.pop(name) for name in names})
     where = {name: values[name] for name in ("val", "adapter", "adapter_from", "run", "resume", "new_data", "force")}
     with _together(console) as link:
         built = options({**values, "seed": seed})

@@ -200,6 +200,7 @@ def _said(values: Mapping[str, np.ndarray], roles: Roles, steps: int, nominal: b
         "steps": steps,
         "adapters": [asdict(adapter) for adapter in roles.adapters],
         "averages": roles.averages,
+        "quantized": asdict(roles.quantized),
         "weights": named("weight"),
         "frozen": named("constant"),
         "state": named("state"),

@@ -64,7 +64,7 @@ class DerivativeModel:
             )
         graph.vary(self.wanted)  # before anything is made of their values
         make_differentiable(graph, self.options, self.training)
-        self.training.straight_through = self.options.quantization == "ste"
+        self.training.straight_through = self.options.straight_through
         self.outputs = [name for name in graph.output_names if is_float(graph.types.get(name))]
         if not self.outputs:
             raise UsageError("the model has no float output to differentiate", "a gradient needs a float output")

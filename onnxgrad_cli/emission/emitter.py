@@ -25,7 +25,7 @@ class Op(Peepholes):
 
     Attributes:
         wanted: `wanted(name)` says whether anybody wants the cotangent of a value.
-        node: the forward node that is being differentiated.
+        node: the forward node that is being differentiated, or replaced by its definition.
         training: the settings and the record of the walk that differentiates it, a `Differentiation`.
     """
 
@@ -56,6 +56,11 @@ class Op(Peepholes):
     def variant(self, name: str, forms: Sequence[str], default: str) -> str:
         """Which of several forms of a gradient to write: `default`, unless another one is preferred or requested."""
         return default if self.training is None else self.training.kernel_variants.choose(self, name, forms, default)
+
+    def stands_for(self, value: Val) -> None:
+        """Note that the kernel of the node that a definition replaces gives `value`, or the product with it."""
+        if self.node is not None:
+            self.graph.kernels[value.name] = self.node
 
     def no(self, reason: str, hint: str = "") -> No:
         """Refuse the cotangent of one operand, with the reason."""

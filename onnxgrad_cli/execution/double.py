@@ -153,7 +153,7 @@ class _Piece:
             return evaluator(model).run
         few = session.OPTIMIZED_FOR_FEW_RUNS
         with limited():
-            return session.start_session(model, alternating=True, optimized=few, silent=True).run
+            return session.start_session(model, alternating=True, optimized=few).run
 
 
 def _array(x: Any) -> Any:
@@ -199,7 +199,7 @@ def _opens(operator: tuple[str, str], nodes: Sequence[NodeProto], model: ModelPr
     node = next(node for node in with_bodies(nodes) if (node.domain, node.op_type) == operator)
     inputs = {name: np.dtype(np.float64) for name in node.input if name}
     try:
-        session.start_session(_as_model([node], inputs, list(filter(None, node.output)), model), silent=True)
+        session.start_session(_as_model([node], inputs, list(filter(None, node.output)), model))
     except Exception:  # of many kinds, none of them public
         return False
     return True

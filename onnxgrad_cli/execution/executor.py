@@ -9,6 +9,7 @@ import numpy as np
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.execution import session
+from onnxgrad_cli.execution.few_bits import write_out_few_bits
 from onnxgrad_cli.execution.limits import limited, run_limited
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.nodes import captured, with_bodies
@@ -56,9 +57,7 @@ class Executor:
             bare, stored = session.take_out(model, values_of_inputs(model, _FED), None)
             try:
                 with limited():
-                    opened = session.start_session(
-                        bare, threads=threads, alternating=threads != 1, optimized=few, silent=True
-                    )
+                    opened = session.start_session(bare, threads=threads, alternating=threads != 1, optimized=few)
                 self._run, self._stored, self._options = opened.run, stored, runtime.RunOptions
                 self.name = f"onnxruntime {runtime.__version__}"
                 return
@@ -91,6 +90,7 @@ def to_double(model: ModelProto) -> ModelProto:
     """A copy of a model that computes in float64 where it did in float32, float16 or bfloat16."""
     double = copied(model)
     to_standard(double)
+    write_out_few_bits(double)
     del double.graph.value_info[:]
     _widen(double.graph)
     for function in double.functions:
@@ -113,14 +113,30 @@ def _widen_tensor(tensor: TensorProto) -> None:
         tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), name))
 
 
+_SCALES = {"DequantizeLinear": 1, "GatherBlockQuantized": 2}
+"""The input of an operator that holds scales, in float32 or narrower."""
+
+_VIEWS = frozenset({"Reshape", "Slice"})
+"""Operators through which scales may go."""
+
+
 def _constant_scales(graph: GraphProto) -> set[str]:
-    """The scales that dequantize and do nothing else: onnxruntime has no kernel that takes one in float64."""
-    constants = {tensor.name for tensor in graph.initializer} - {value.name for value in graph.input}
-    reads = [(name, node.op_type, at) for node in graph.node for at, name in enumerate(node.input)]
-    scales = {name for name, op_type, at in reads if (op_type, at) == ("DequantizeLinear", 1)}
-    others = {name for name, op_type, at in reads if (op_type, at) != ("DequantizeLinear", 1)}
-    held = {name for node in graph.node for name in captured(node)}
-    return (scales & constants) - others - held - {value.name for value in graph.output}
+    """The scales that dequantize and do nothing else: onnxruntime has no kernel that takes one in float64.
+
+    They are stored, or are views of what is.
+    """
+    made = {name for node in graph.node if node.op_type not in _VIEWS for name in node.output}
+    fed = {value.name for value in (*graph.input, *graph.output)}
+    scales, others = set[str](), {name for node in graph.node for name in captured(node)} | made | fed
+    for node in reversed(graph.node):
+        viewed = node.op_type in _VIEWS and node.output[0] in scales - others
+        scale = 0 if viewed else _SCALES.get(node.op_type, -1)
+        scales.update(node.input[scale : scale + 1] if scale >= 0 else ())
+        others.update(name for at, name in enumerate(node.input) if at != scale)
+    for node in graph.node:  # a view of what is widened is too
+        if node.op_type in _VIEWS and node.input[0] in others:
+            others.update(node.output)
+    return scales - others
 
 
 def _widen(graph: GraphProto) -> None:
@@ -143,7 +159,8 @@ def _widen(graph: GraphProto) -> None:
 
 def _widened_after(node: NodeProto, scales: set[str]) -> list[NodeProto]:
     """A node, and where it dequantizes by one of `scales` the cast of what comes of it to float64."""
-    if node.op_type != "DequantizeLinear" or node.input[1] not in scales:
+    at = _SCALES.get(node.op_type)
+    if at is None or node.input[at] not in scales:
         return [node]
     narrow, (name,) = NodeProto(), node.output
     narrow.CopyFrom(node)

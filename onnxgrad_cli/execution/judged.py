@@ -3,7 +3,7 @@
 A file can be wrong in more ways than can be guarded against one by one, and whoever meets one raises whatever Python
 raises then. So the model is read again and given to those who share no code with onnxgrad: onnx's checker, its strict
 inference of types, and onnxruntime, which loads it and runs it on drawn data. What they say is the error; where they
-say nothing, the fault is told as ours.
+say nothing, the fault is told as ours. All that is run for a job, and for this, has the limits of one (`limits`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import ParamSpec, TypeVar
 from onnx import ModelProto
 
 from onnxgrad_cli.errors import InternalError, OnnxgradError
+from onnxgrad_cli.execution.limits import OverLimit, one_patience, unasked
 from onnxgrad_cli.execution.observation import Probe, fed_shapes, is_quick
 from onnxgrad_cli.execution.session import start_session
 from onnxgrad_cli.execution.sizes import sized, sizes_to_try
-from onnxgrad_cli.files import STREAM, ModelSource, load_external_data, own_model
+from onnxgrad_cli.files import ModelSource, load_external_data, own_model
 from onnxgrad_cli.files.reading import not_text
 from onnxgrad_cli.ir.dialects import complaint, mend
 from onnxgrad_cli.ir.skeleton import skeleton
@@ -42,16 +43,18 @@ def judged(job: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(job)
     def run(*args: P.args, **keywords: P.kwargs) -> R:
-        try:
-            return job(*args, **keywords)
-        except (OnnxgradError, MemoryError, OSError) as error:
-            if not isinstance(error, InternalError):
-                raise
-            failure: Exception = error
-        except Exception as error:
-            failure = error
-        given = inspect.signature(job).bind(*args, **keywords).arguments
-        fault = _fault(next(iter(given.values())), given.get("path"))
+        with one_patience():
+            try:
+                return job(*args, **keywords)
+            except (OnnxgradError, MemoryError, OSError) as error:
+                if not isinstance(error, InternalError):
+                    raise
+                failure: Exception = error
+            except Exception as error:
+                failure = error
+            given = inspect.signature(job).bind(*args, **keywords).arguments
+            with unasked():
+                fault = _fault(next(iter(given.values())), given.get("path"))
         if not fault:
             raise failure
         raise OnnxgradError(fault, "export it again") from failure
@@ -60,9 +63,7 @@ def judged(job: Callable[P, R]) -> Callable[P, R]:
 
 
 def _fault(source: ModelSource, path: Path | None) -> str:
-    """What others have against a model; "" for nothing, and for one from stdin, which can't be read again."""
-    if source == STREAM:
-        return ""
+    """What others have against a model; "" for nothing."""
     model, path = own_model(source, path)
     fault = not_text(model)
     if not fault:
@@ -77,7 +78,7 @@ def _refusal(model: ModelProto, path: Path | None) -> str:
     if any(map(is_external, model.graph.initializer)):
         load_external_data(model, path)
     try:
-        start_session(model, path, silent=True)
+        start_session(model, path)
     except Exception as error:  # onnxruntime's exceptions share no base class
         text = " ".join(str(error).split())
         return "" if any(limit in text for limit in LIMITS_OF_ONNXRUNTIME) else text[:600]
@@ -93,6 +94,8 @@ def _stumble(model: ModelProto, path: Path | None) -> str:
     for sizes in islice(sizes_to_try(shapes, model), SIZES_TRIED):
         try:
             probe(sized(shapes, sizes))
+        except OverLimit:
+            return ""
         except Exception as error:  # onnxruntime's exceptions share no base class
             why = f"the model runs on no data that are drawn for it: {' '.join(str(error).split())[:600]}"
         else:

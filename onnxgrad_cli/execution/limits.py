@@ -2,6 +2,7 @@
 
 A model may be made to run for ever, as by a Loop of 2^62 iterations, or to fill any memory, as by an Expand to 2^31.
 What is cut short counts as a run that failed; no other one is begun then, lest each of many tries should last as long.
+That is so for a whole job (`one_patience`), whichever of its parts began the run.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from typing import Any
 from onnxgrad_cli.common.memory import GB, limited_memory
 from onnxgrad_cli.errors import OnnxgradError
 
-SECONDS, SECONDS_IN_ALL = 8.0, 60.0
-"""Of the processor, for one run and for all that belong together, as in a proof."""
+SECONDS, MOST_SECONDS = 8.0, 60.0
+"""Of the processor: for one run, and for all of a job whose model has no weights; for all of any job."""
+
+SECONDS_PER_BYTE = 0.5e-6
+"""What a proof may take more for each byte of weights: of small ones no real model takes a second."""
 
 MEMORY = 4 * GB
 """Bytes beyond what the process has when a session is opened or run."""
@@ -39,14 +43,50 @@ class _Stop(Exception):
 
 
 class Patience:
-    """What is left for runs: nothing any more when one of them was cut short; `spent` says by which limit."""
+    """What is left for runs: nothing any more when one of them was cut short.
+
+    Attributes:
+        spent: by which limit one was; "" while none was.
+        left: seconds of the processor that runs may still take in all.
+    """
 
     def __init__(self) -> None:
         self.spent = ""
-        self.deadline = time.process_time() + SECONDS_IN_ALL
+        self.left = self._given = SECONDS
 
+    def allow(self, weights: int) -> None:
+        """Let all runs together take as long as may be for so many bytes of weights."""
+        given = min(SECONDS + SECONDS_PER_BYTE * weights, MOST_SECONDS)
+        self.left += max(given - self._given, 0)
+        self._given = max(given, self._given)
+
+    @contextmanager
+    def taking(self) -> Iterator[None]:
+        """Take the time of what is inside from what is left, whether runs take it or what is made of them."""
+        left, start = self.left, time.process_time()
+        try:
+            yield
+        finally:
+            self.left = min(self.left, left - (time.process_time() - start))
+            if self.left <= 0 and not self.spent:
+                self.spent = f"{self._given:g} s"
+
+
+_shared: ContextVar[Patience | None] = ContextVar("shared", default=None)
+"""That of the whole job, whether or not what it does now is limited."""
 
 _patience: ContextVar[Patience | None] = ContextVar("patience", default=None)
+"""That of what is done now; None where there are no limits."""
+
+
+@contextmanager
+def one_patience() -> Iterator[None]:
+    """Let all limits inside, which belong to one job, be those of one patience; they do not begin by that."""
+    token = _shared.set(_shared.get() or Patience())
+    try:
+        yield
+    finally:
+        _shared.reset(token)
 
 
 @contextmanager
@@ -60,10 +100,9 @@ def unasked(limited: bool = True) -> Iterator[Patience | None]:
     if not limited or outer is not None:
         yield outer
         return
-    patience = Patience()
-    token = _patience.set(patience)
+    token = _patience.set(_shared.get() or Patience())
     try:
-        yield patience
+        yield _patience.get()
     finally:
         _patience.reset(token)
 
@@ -108,7 +147,7 @@ def run_limited(run: Callable[..., Sequence[Any]], feeds: dict[str, Any], option
         if patience is None:
             return run(None, feeds)
         given = () if options is None else (options(),)
-        with _WATCH.over(_Stopping(patience, *given)):
+        with patience.taking(), _WATCH.over(_Stopping(patience, *given)):
             return run(None, feeds, *given)
 
 
@@ -118,11 +157,10 @@ class _Stopping:
     def __init__(self, patience: Patience, options: Any = None) -> None:
         self._patience, self._options = patience, options
         self._thread = threading.get_ident()
-        self.deadline = min(time.process_time() + SECONDS, patience.deadline)
+        self.deadline = time.process_time() + min(SECONDS, patience.left)
 
     def __call__(self) -> None:
-        whole = self.deadline == self._patience.deadline
-        self._patience.spent = f"{SECONDS_IN_ALL if whole else SECONDS:g} s"
+        self._patience.spent = f"{SECONDS:g} s"
         if self._options is not None:
             self._options.terminate = True
         else:

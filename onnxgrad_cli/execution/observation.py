@@ -19,11 +19,16 @@ LARGE, LONG = 128 << 20, 20_000
 Shapes = Mapping[str, Sequence[int]]
 
 
+def weight_bytes(model: ModelProto) -> int:
+    """The bytes of a model's initializers, wherever they lie."""
+    return sum(nbytes(tensor) for tensor in model.graph.initializer)
+
+
 def too_large(model: ModelProto) -> str:
     """Why a model is not run unasked, because that would take more than seconds; "" where it is."""
-    weight_bytes = sum(nbytes(tensor) for tensor in model.graph.initializer)
-    if weight_bytes > LARGE:
-        return f"{weight_bytes / 1e6:,.0f} MB of weights"
+    size = weight_bytes(model)
+    if size > LARGE:
+        return f"{size / 1e6:,.0f} MB of weights"
     return f"{len(model.graph.node):,} nodes" if len(model.graph.node) > LONG else ""
 
 

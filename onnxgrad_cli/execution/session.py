@@ -5,6 +5,7 @@ Weights and state are no part of the model of such a session: they are bound, an
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 CPU, OPENVINO = "CPUExecutionProvider", "OpenVINOExecutionProvider"
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
+SILENT = 4
+"""The severity of what ends a process: less is not logged."""
+
 OPTIMIZED_FOR_MANY_RUNS, OPTIMIZED_FOR_FEW_RUNS = 20_000, 5_000
 """Nodes beyond which onnxruntime runs a model as it stands, in a session that trains and in one that runs a few times.
 The time of its optimizations grows with the square of the nodes: 17 s for 10,000 nodes (1.5 s without), and over a
@@ -38,15 +42,21 @@ DEVICES = {"CUDAExecutionProvider": "cuda", "ROCMExecutionProvider": "cuda", "Dm
 def load_onnxruntime() -> ModuleType:
     """The package onnxruntime, loaded when it is first used: its import takes a tenth of the time of a small build.
 
+    It logs nothing: what fails it raises too, and its log would bring what a model says, raw, to the terminal. Where a
+    program has loaded it before, its log stays as that wants it.
+
     Raises:
         KeyboardInterrupt: the user interrupted the import; onnxruntime's native part makes an ImportError of that.
     """
+    ours = "onnxruntime" not in sys.modules
     try:
         import onnxruntime
     except ImportError as error:
         if isinstance(error.__cause__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         raise
+    if ours:
+        onnxruntime.set_default_logger_severity(SILENT)
     return onnxruntime
 
 
@@ -121,7 +131,6 @@ def start_session(
     *,
     alternating: bool = False,
     optimized: int = OPTIMIZED_FOR_MANY_RUNS,
-    silent: bool = False,
     file: Path | None = None,
 ) -> onnxruntime.InferenceSession:
     """A session on a model; what refuses the model is onnxruntime's own error.
@@ -134,7 +143,6 @@ def start_session(
         alternating: whether another session runs next: then the threads of this one don't spin for more work, in the
             way of the other.
         optimized: the number of nodes beyond which onnxruntime does not optimize the model.
-        silent: whether onnxruntime logs no errors either, because a refusal is expected and answered.
         file: a file that holds the model, which is opened as whoever has the file does.
 
     Raises:
@@ -142,7 +150,7 @@ def start_session(
     """
     runtime = load_onnxruntime()
     options = runtime.SessionOptions()
-    options.log_severity_level = 4 if silent else 3  # no warnings: there is one for each initializer that is an input
+    options.log_severity_level = SILENT
     options.enable_mem_pattern = False  # patterns take up to half the memory again, and save microseconds
     if len(model.graph.node) > optimized:
         options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -152,6 +160,10 @@ def start_session(
         options.add_session_config_entry("session.force_spinning_stop", "1")
     # by default what is multiplied with an integer weight is quantized too
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    if any(node.op_type == "QuantizeLinear" for node in model.graph.node):
+        # kernels of integers saturate where the processor lacks VNNI, and have no types of 4 bits: what the file says
+        # is floats between quantizers
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
     if file is None:
         folder = path.parent if path else Path()
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.absolute()))
@@ -160,7 +172,10 @@ def start_session(
         own = {"num_of_threads": str(threads)} if provider == OPENVINO and threads is not None else {}
         providers.insert(0, (provider, own))
     source = model.SerializeToString() if file is None else str(file)
-    return runtime.InferenceSession(source, options, providers=providers)
+    session = runtime.InferenceSession(source, options, providers=providers, enable_fallback=0)  # which prints
+    if provider not in session.get_providers():  # onnxruntime goes on without it, and says so in its log alone
+        raise RuntimeError(f"it can't load {provider}: a library that it needs is missing, or of another version")
+    return session
 
 
 def feed(binding: onnxruntime.IOBinding, name: str, array: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""What tensors declare, held against what they store: a tensor of 2^40 numbers and no bytes is refused by its name.
+"""What a model declares, held against what it stores: a tensor of 2^40 numbers and no bytes is refused by its name.
 
 onnx's checker does not see the weights, which are taken out of what it checks; and what computes with sizes, as the
 inference of shapes does, believes them.
@@ -17,6 +17,9 @@ from onnxgrad_cli.ir.types import is_external, packed_bytes
 MOST = 2**63 - 1
 """Elements. onnx and onnxruntime count in int64."""
 
+MOST_AXES = 64
+"""Axes that an array of numpy has at most: what has more can't be fed, nor computed with."""
+
 NUMBERS_OF: dict[int, int] = {TensorProto.COMPLEX64: 2, TensorProto.COMPLEX128: 2}
 """Element type -> how many numbers store an element, where that is not one."""
 
@@ -29,15 +32,22 @@ KNOWN = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
 
 
 def check_contents(model: ModelProto, where: str) -> None:
-    """Make sure that every tensor of a model stores as many elements as it declares.
+    """Make sure that every tensor of a model stores as many elements as it declares, and no value has too many axes.
 
     Args:
         model: the model, its external data not loaded; these are held against the files elsewhere.
         where: what the model is called in errors.
 
     Raises:
-        OnnxgradError: a tensor stores more or less than it declares, or in a way that nobody reads.
+        OnnxgradError: a tensor stores more or less than it declares, or in a way that nobody reads; or a value has more
+            axes than arrays have.
     """
+    graph = model.graph
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        axes = len(value.type.tensor_type.shape.dim)
+        if axes > MOST_AXES:
+            fault = f"value '{value.name}' has {axes:,} axes; arrays have at most {MOST_AXES}"
+            raise OnnxgradError(f"{where} is no valid ONNX model: {fault}", "export it again")
     for tensor in tensors(model):
         fault = _fault(tensor)
         if fault:
@@ -50,6 +60,8 @@ def _fault(tensor: TensorProto) -> str:
     if tensor.data_type not in KNOWN:
         return f"has elements of the unknown type {tensor.data_type}"
     dims = list(tensor.dims)
+    if len(dims) > MOST_AXES:
+        return f"has {len(dims):,} axes; arrays have at most {MOST_AXES}"
     if any(dim < 0 for dim in dims) or math.prod(dim for dim in dims if dim) > MOST:
         return f"declares the sizes {_shown(dims)}"
     if tensor.HasField("segment"):

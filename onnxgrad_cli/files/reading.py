@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -58,7 +60,7 @@ def load_model(path: str | Path) -> tuple[ModelProto, Path | None]:
 
 
 def read_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto, Path | None]:
-    """A model from wherever it is, not to be changed: a ModelProto is returned as it is.
+    """A model from wherever it is, not to be changed: of a ModelProto, returned as it is, the sizes are checked.
 
     Args:
         model: a file ('-' is stdin), the bytes of one, or the model itself.
@@ -69,9 +71,13 @@ def read_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto
 
     Raises:
         UsageError: it is of another type.
-        OnnxgradError: a file or the bytes are no valid model; see `load_model`.
+        OnnxgradError: a file or the bytes are no valid model; see `load_model`. Or a ModelProto holds less than it
+            declares.
     """
     if isinstance(model, ModelProto):
+        with _text(model, "the model"):
+            check_contents(model, "the model")
+            check_growth(model.functions, model.graph.node)
         return model, path
     if isinstance(model, (str, Path)):
         return load_model(model)
@@ -91,18 +97,25 @@ def own_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto,
 
 
 def _checked(model: ModelProto, where: str, source: Path | None) -> ModelProto:
-    try:
+    with _text(model, where):
         check_contents(model, where)
         check_structure(model, where)
         check_growth(model.functions, model.graph.node)
         restate_references(model)
         check_external_data(model, source)
+    return model
+
+
+@contextmanager
+def _text(model: ModelProto, where: str) -> Iterator[None]:
+    """Tell a name that is no text, which whoever meets it stumbles over."""
+    try:
+        yield
     except (TypeError, UnicodeDecodeError):  # protobuf gives out as bytes what it can't decode
         found = not_text(model)
         if not found:
             raise
         raise OnnxgradError(f"{where} is no valid ONNX model: {found}", "export it again") from None
-    return model
 
 
 def not_text(message: Message) -> str:
@@ -118,10 +131,19 @@ def not_text(message: Message) -> str:
     return ""
 
 
+_kept: tuple[BinaryIO | None, bytes] = (None, b"")
+"""The stdin that was read, and what was in it."""
+
+
 def _read_stdin() -> bytes:
+    """What stdin holds, which can be read but once: it is kept for whoever judges the model again."""
+    global _kept
     if sys.stdin.isatty():
         raise UsageError("a model is expected on stdin, which is a terminal", "pipe it in, or name a file")
-    return _read_stream(sys.stdin.buffer, "stdin")
+    stream = sys.stdin.buffer
+    if _kept[0] is not stream:
+        _kept = stream, _read_stream(stream, "stdin")
+    return _kept[1]
 
 
 def _read(path: Path) -> bytes:

@@ -13,9 +13,10 @@ from onnxgrad_cli.ir.nodes import with_bodies
 Key = tuple[str, str, str]
 """The domain, the name and the overload of a function."""
 
-MOST_NODES, GROWTH = 50_000, 100
-"""Nodes that any functions may become, and how many for each node that is stored: of 23 functions that each call the
-one before twice, 16 KB, eight million would come, here and in onnxruntime, which writes them out as it loads."""
+MOST_NODES, GROWTH = 10_000, 100
+"""Nodes that any functions may become, which take seconds, and how many for each node that is stored: of 23 functions
+that each call the one before twice, 16 KB, eight million would come, here and in onnxruntime, which writes them out as
+it loads."""
 
 DEEPEST = 100
 """Calls in one another, as onnx's checker has it."""

@@ -43,6 +43,8 @@ class Graph:
         provenance: what the file says of where its tensors come from; nothing before `prepare` has asked it.
         settings: values that hold a setting of an operator that a definition may replace -> which.
         not_constant: values that may change at run time though they look constant, such as trained weights.
+        kernels: values that a definition has written -> the node with a kernel of its own that gives them, or products
+            with them.
     """
 
     def __init__(self, proto: ModelProto, path: Path | None = None) -> None:
@@ -66,6 +68,7 @@ class Graph:
         self.provenance = Provenance()
         self.settings: dict[str, str] = {}
         self.not_constant: set[str] = set()
+        self.kernels: dict[str, NodeProto] = {}
         self._shared: dict[bytes, TypeProto] = {}
         self._pooled: set[str] = set()
         borne = (dim.dim_param[2:] for dim in dims_in(proto.graph) if dim.dim_param.startswith("_d"))

@@ -15,7 +15,7 @@ from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model, sav
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.jobs.proof_data import read_data
 from onnxgrad_cli.jobs.targets import target_of
-from onnxgrad_cli.metadata import Adapter
+from onnxgrad_cli.metadata import Adapter, Quantized
 from onnxgrad_cli.training.adapters.branches import of_integers
 from onnxgrad_cli.training.adapters.formats import AdapterTarget, is_foreign, read_adapters
 from onnxgrad_cli.training.adapters.lossy import measured
@@ -74,7 +74,7 @@ def run_export(
     if test_data is not None and not merge:
         raise UsageError("`test_data` goes with `merge`, whose loss is measured on them", "leave it out")
     proto, path = own_model(model)
-    weights, state, adapters = _read(source, proto, use_ema, tell)
+    weights, state, adapters, quantized = _read(source, proto, use_ema, tell)
     if not adapters and (adaptable or adapter is not None):
         name = "adaptable" if adaptable else "adapter"
         raise UsageError(f"`{name}`: '{source}' holds no adapters", "they are trained with `lora=RANK`")
@@ -88,9 +88,9 @@ def run_export(
         if adaptable:
             found = make_adaptable(proto, adapters, _stored(proto, weights, state, adapters), keep_mode)
         elif merge and of_integers(proto, adapters):
-            found = _rounded(proto, path, adapters, weights, state, keep_mode, test_data, tell)
+            found = _rounded(proto, path, adapters, weights, state, keep_mode, quantized, test_data, tell)
         else:
-            found = merge_model(proto, adapters, weights, path, state, keep_mode)
+            found = merge_model(proto, adapters, weights, path, state, keep_mode, quantized)
         files += save_model(found, target or STREAM, path, force, check=check_opens(found, proto, path))
     if wanted is not None:
         files += wanted.save(proto, adapters, _stored(proto, weights, state, adapters))
@@ -99,11 +99,11 @@ def run_export(
 
 def _rounded(
     model: ModelProto, path: Path | None, adapters: Sequence[Adapter], weights: Arrays, state: Arrays,
-    keep_mode: bool, test_data: Path | None, tell: Tell,
+    keep_mode: bool, quantized: Quantized, test_data: Path | None, tell: Tell,
 ) -> ModelProto:  # fmt: skip
     """The model with adapters rounded into its integers; what that costs is told."""
-    found, lost = requantized(model, adapters, weights, path, state, keep_mode)
-    beside = merge_model(model, adapters, weights, path, state, keep_mode)
+    found, lost = requantized(model, adapters, weights, path, state, keep_mode, quantized)
+    beside = merge_model(model, adapters, weights, path, state, keep_mode, quantized)
     data = read_data(test_data) if test_data is not None else {}
     worst = max(lost, key=lambda each: each.lost)
     tell(
@@ -122,8 +122,10 @@ def _stored(model: ModelProto, weights: Arrays, state: Arrays, adapters: Sequenc
     return {**{name: array for name, array in state.items() if name in own}, **weights}
 
 
-def _read(source: Path, model: ModelProto, use_ema: bool, tell: Tell) -> tuple[Arrays, Arrays, Sequence[Adapter]]:
-    """The weights, or their moving averages, the state and the adapters in a file."""
+def _read(
+    source: Path, model: ModelProto, use_ema: bool, tell: Tell
+) -> tuple[Arrays, Arrays, Sequence[Adapter], Quantized]:
+    """The weights, or their moving averages, the state, the adapters and what is stored as integers, in a file."""
     if is_foreign(source) or is_adapter(source):
         if use_ema:
             raise UsageError(
@@ -131,12 +133,14 @@ def _read(source: Path, model: ModelProto, use_ema: bool, tell: Tell) -> tuple[A
                 "`onnxgrad train --use-ema` writes them as its factors; or name a checkpoint",
             )
         adapters, values = read_adapters(source, model, tell)
-        return values, {}, adapters
+        return values, {}, adapters, Quantized()
     values, progress = load_checkpoint(source, tell)
     ema = _ema(source, values, progress) if use_ema else {}
     weights = {name: values[ema.get(name, name)] for name in progress["weights"]}
     values = {name: array for name, array in values.items() if name not in weights}
-    return weights, values, [Adapter(**adapter) for adapter in progress["adapters"]]
+    adapters = [Adapter(**adapter) for adapter in progress["adapters"]]
+    quantized = Quantized.of(progress["quantized"]) if "quantized" in progress else Quantized()
+    return weights, values, adapters, quantized
 
 
 def _ema(source: Path, values: Arrays, progress: Mapping[str, Any]) -> dict[str, str]:

@@ -26,7 +26,7 @@ def read_data(path: Path) -> dict[str, np.ndarray]:
     if not path.exists():
         raise OnnxgradError(f"no such file: '{path}'")
     try:
-        return npz.read(path).arrays
+        return npz.arrays_of(path)[0]
     except UsageError as error:
         raise OnnxgradError(error.message, error.hint, error.details) from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,17 @@ from onnxgrad_cli.report.training import PICTURE, Run, page
 from onnxgrad_cli.training.adapters.branches import check_branches
 from onnxgrad_cli.training.adapters.formats import AdapterTarget, read_adapters
 from onnxgrad_cli.training.adapters.merge import merge
-from onnxgrad_cli.training.data import Batches, Data, fraction_of, held_out, open_data, ranges_of
+from onnxgrad_cli.training.data import (
+    Batches,
+    Data,
+    SequenceOptions,
+    fraction_of,
+    held_out,
+    names_in,
+    open_data,
+    ranges_of,
+)
+from onnxgrad_cli.training.data.pasts import with_empty_pasts, with_sizes_of_pasts
 from onnxgrad_cli.training.eval_model import EvalSession
 from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.loop import Loop
@@ -42,6 +52,7 @@ from onnxgrad_cli.training.run.communicator import Alone, Communicator
 from onnxgrad_cli.training.run.ema_weights import check_ema
 from onnxgrad_cli.training.run.export import check_stored
 from onnxgrad_cli.training.run.folder import RunFolder
+from onnxgrad_cli.training.run.integers import stored_as
 from onnxgrad_cli.training.run.interrupt import asked_to_stop
 from onnxgrad_cli.training.run.rank_zero import RankZeroEvaluator, rank_zero_folder
 from onnxgrad_cli.training.schedules import parse_schedule
@@ -76,6 +87,7 @@ class Course(KnownKeywords):
             in inference mode, however they were trained.
         provider, threads: what it runs on; see `Trainer`.
         prefix, val_prefix: what the names in the data have before those of the inputs.
+        sequences: how text and lists of tokens become samples.
 
     Raises:
         UsageError: there is no such field, or a word, a number or a type does not fit; the message names it.
@@ -96,6 +108,7 @@ class Course(KnownKeywords):
     threads: int | None = None
     prefix: str = ""
     val_prefix: str = ""
+    sequences: SequenceOptions = field(default_factory=SequenceOptions)
 
     def __post_init__(self) -> None:
         for name, low in (("epochs", 1), ("batch_size", 1), ("save_every", 0)):
@@ -115,6 +128,7 @@ class Course(KnownKeywords):
         checks.flag("keep_mode", self.keep_mode)
         for name in ("schedule", "provider", "prefix", "val_prefix"):
             checks.text(name, getattr(self, name))
+        checks.of_type("sequences", self.sequences, SequenceOptions, "SequenceOptions(...)")
 
 
 @dataclass(frozen=True)
@@ -255,9 +269,10 @@ class _Run:
 
     def write(self, target: Path, adapter: AdapterTarget | None, force: bool) -> list[Path]:
         """Write the model with the weights of now, and the adapters alone if there is a place for them."""
-        state, adapters = self.trainer.state(), self.trainer.roles.adapters
+        state, roles = self.trainer.state(), self.trainer.roles
+        adapters = roles.adapters
         weights = {**self.trainer.weights(), **{name: state[average] for name, average in self.ema.items()}}
-        found = merge(self.original, adapters, weights, self.path, state, self.course.keep_mode)
+        found = merge(self.original, adapters, weights, self.path, state, self.course.keep_mode, roles.quantized)
         files = save_model(found, target, self.path, force, check=check_opens(found, self.original, self.path))
         if adapter is not None:
             files += adapter.save(self.original, adapters, self.adapter_values(weights, state))
@@ -286,6 +301,7 @@ def _ready(
         if adapter.path.resolve() == target.resolve():
             raise UsageError(f"`adapter`: '{adapter.path}' is the trained model", "name another file")
         adapter.check(original, path, force)
+    options = with_empty_pasts(original, options, lambda: names_in(data), tell)
     built = build(original, options, path=path)
     for caution in built.training.cautions:
         if caution.subject == MODE:
@@ -320,7 +336,7 @@ def _own(trainer: TrainerBase) -> list[str]:
     roles, adapters = trainer.roles, trainer.roles.adapters
     factors = {name for adapter in adapters for name in (adapter.a, adapter.b)}
     kept = [name for name in roles.successors if name not in factors and name not in roles.slots]
-    return [*kept, *(adapter.weight for adapter in adapters)]
+    return [*stored_as(roles.quantized, kept), *(adapter.weight for adapter in adapters)]
 
 
 def _data(
@@ -332,13 +348,18 @@ def _data(
     tell: Tell,
 ) -> tuple[Data, Data | None]:
     """The training data, and the validation data."""
-    ranges = ranges_of(built.model)
-    samples = open_data(data, trainer.inputs, ranges, prefix=course.prefix, tell=tell)
+    inputs, ranges = with_sizes_of_pasts(trainer.inputs, built.graph), ranges_of(built.model)
+
+    def opened(source: str | Path, prefix: str) -> Data:
+        terms, options = trainer.roles.losses, course.sequences
+        return open_data(source, inputs, ranges, prefix=prefix, terms=terms, options=options, tell=tell)
+
+    samples = opened(data, course.prefix)
     share = None if val is None else fraction_of(val)
     if val is None:
         return samples, None
     if share is None:
-        return samples, open_data(str(val), trainer.inputs, ranges, prefix=course.val_prefix, tell=tell)
+        return samples, opened(str(val), course.val_prefix)
     if course.val_prefix:
         raise UsageError("`val_prefix` goes with `val=DATA`, not with a share of `data`", "leave it out")
     samples, validation = held_out(samples, share, course.seed)
@@ -373,7 +394,9 @@ def _fingerprint(built: TrainingModel) -> str:
 
 
 def _report(folder: RunFolder, ready: _Run, found: Trained) -> None:
-    asked = {"--" + name.replace("_", "-"): value for name, value in asdict(ready.course).items() if value}
+    told = asdict(ready.course)
+    told |= told.pop("sequences")
+    asked = {"--" + name.replace("_", "-"): value for name, value in told.items() if value}
     sets = {"training": ready.samples, **({"validation": ready.evaluator.data} if ready.evaluator else {})}
     run = Run(
         ready.path.name if ready.path else "",

@@ -7,6 +7,7 @@ from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.adapters import ADAPTERS
 from onnxgrad_cli.passes.backward import BACKWARD
 from onnxgrad_cli.passes.cleanup import CLEANUP
+from onnxgrad_cli.passes.few_bits import FEW_BITS
 from onnxgrad_cli.passes.gradient_op import GRADIENT
 from onnxgrad_cli.passes.identifiers import IDENTIFIERS
 from onnxgrad_cli.passes.loss import LOSS
@@ -20,11 +21,11 @@ from onnxgrad_cli.passes.target import TARGET
 from onnxgrad_cli.passes.yield_op import YIELD
 from onnxgrad_cli.targets import STANDARD
 
-PASSES = (PREPARE, LOSS, YIELD, BACKWARD, OUTPUTS, OPTIMIZER, CLEANUP, IDENTIFIERS)
+PASSES = (PREPARE, LOSS, YIELD, BACKWARD, OUTPUTS, OPTIMIZER, FEW_BITS, CLEANUP, IDENTIFIERS)
 """The pipeline of `onnxgrad build`; `verify` follows it, on the model as it was written."""
 
 _INSTEAD = {YIELD: GRADIENT, OUTPUTS: replace(OUTPUTS, summary="inputs and outputs declared", needs=(GRADIENT.name,))}
-COMPACT = tuple(_INSTEAD.get(step, step) for step in PASSES if step is not BACKWARD)
+COMPACT = tuple(_INSTEAD.get(step, step) for step in PASSES if step not in (BACKWARD, FEW_BITS))
 """The pipeline of `onnxgrad build --as-gradient-op`; `verify` expands the model first."""
 
 _AFTER = {PREPARE: (ADAPTERS,), BACKWARD: (GRADIENT, LOSS_SCALE, RECOMPUTE), CLEANUP: (TARGET,)}

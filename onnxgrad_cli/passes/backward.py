@@ -6,6 +6,7 @@ from onnxgrad_cli.autodiff.reverse import differentiate, or_zero
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.options import BackwardOptions
+from onnxgrad_cli.passes.learned_steps import balanced
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.record import BackwardRecord
 from onnxgrad_cli.targets import find_target
@@ -15,7 +16,7 @@ def _run(graph: Graph, options: BackwardOptions, training: BackwardRecord) -> bo
     """Append the nodes that compute the gradients, and name each gradient after its weight or input."""
     op = Op(graph)
     op.role = "backward"
-    training.straight_through = options.quantization == "ste"
+    training.straight_through = options.straight_through
     training.forward_stays = options.training_info
     training.kernel_variants.prefer = find_target(options.target).prefer
     training.kernel_variants.requested = options.tuned
@@ -23,6 +24,7 @@ def _run(graph: Graph, options: BackwardOptions, training: BackwardRecord) -> bo
     seeds = {end: op.val(cotangent) for end, cotangent in training.yielded.items()}
     given = set(graph.types)
     cotangents = differentiate(graph, seeds, wanted, op, training)
+    cotangents |= balanced(op, cotangents, training.learned_scales)
     given |= graph.initializers.keys()
     op.forward, op.scope = "", "grad/zero"
     training.gradients.update((name, graph.fresh(f"{name}_grad")) for name in wanted)

@@ -86,6 +86,7 @@ def _run(graph: Graph, options: NamingOptions, training: StepRecord) -> bool:
         names.get(name, name): replace(slot, of=names.get(slot.of, slot.of)) for name, slot in training.slots.items()
     }
     training.adapters = [replace(a, a=names.get(a.a, a.a), b=names.get(a.b, a.b)) for a in training.adapters]
+    training.integer_weights = [replace(w, weight=names.get(w.weight, w.weight)) for w in training.integer_weights]
     embed(graph, options, training)
     return bool(names)
 

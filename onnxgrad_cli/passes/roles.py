@@ -8,7 +8,7 @@ from pathlib import Path
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import is_float, shape_of
 from onnxgrad_cli.losses import LOSSES
-from onnxgrad_cli.metadata import Role, Roles, Term, tool_version, write
+from onnxgrad_cli.metadata import Quantized, Role, Roles, Term, tool_version, write
 from onnxgrad_cli.options import StepOptions
 from onnxgrad_cli.record import StepRecord
 
@@ -54,6 +54,7 @@ def roles(graph: Graph, options: StepOptions, training: StepRecord) -> Roles:
         options.optimizer,
         tuple(training.adapters),
         dict(training.slots),
+        Quantized(tuple(training.integer_weights), tuple(training.learned_scales), dict(training.scale_copies)),
     )
 
 

@@ -252,7 +252,8 @@ def _how_counted(report: Report, cost: Cost) -> str:
     sizes = f", counted with {sizes_in_words(report)}" if cost.sizes or cost.assumed else ""
     text = f"One run of the training model{sizes}."
     if cost.assumed:
-        text += " A size that nobody gave counts as 1; --dim NAME=SIZE gives one."
+        least = " or as the least that the network takes" if max(cost.assumed.values()) > 1 else ""
+        text += f" A size that nobody gave counts as 1{least}; --dim NAME=SIZE gives one."
     if cost.at_run_time:
         text += f" Sizes known only at run time count as 1 ({several(cost.at_run_time, 'value')})."
     text += " A multiply-add is two operations; a function such as Exp counts as one."

@@ -104,8 +104,8 @@ def losses_in_words(report: Report) -> Inline:
 def sizes_in_words(report: Report) -> str:
     """The size that each symbol was counted with."""
     assert report.cost is not None
-    given = [f"{symbol} = {size:,}" for symbol, size in report.cost.sizes.items()]
-    return ", ".join([*given, *(f"{symbol} = 1" for symbol in report.cost.assumed)])
+    sizes = report.cost.sizes | report.cost.assumed
+    return ", ".join(f"{symbol} = {size:,}" for symbol, size in sizes.items())
 
 
 def adapters_in_words(report: Report) -> str:

@@ -242,6 +242,7 @@ class Loop:
             "model": self.model,
             "data": dict(self.digests),
             "averages": self.trainer.roles.averages,
+            "quantized": asdict(self.trainer.roles.quantized),
         }
         try:
             log.write()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxgrad_cli.execution.limits import OverLimit, unasked
+from onnxgrad_cli.execution.observation import weight_bytes
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.verification.case import NOTHING, Case, Found
 from onnxgrad_cli.verification.checks import CHECKS, Check
@@ -119,11 +120,13 @@ def checked(case: Case, checks: Iterable[tuple[str, Check]], note: Callable[[str
     """What checks find of a case, one after the other; `note` gets the name of each as it begins."""
     proof = Proof()
     with unasked(limited=not case.force) as patience:
+        if patience is not None:
+            patience.allow(weight_bytes(case.model))
         for name, check in checks:
             note(name)
             start = time.perf_counter()
             found = NOTHING
-            with suppress(OverLimit):
+            with suppress(OverLimit), patience.taking() if patience else nullcontext():
                 found = check(case)
             if patience is not None and patience.spent:
                 found = _cut_short(patience.spent)

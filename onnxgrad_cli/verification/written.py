@@ -41,7 +41,7 @@ def refused(model: ModelProto, path: Path | None, file: Path | None = None) -> s
         file: a file it was written to, which is opened in its place.
     """
     try:
-        start_session(model, path, optimized=0, silent=True, file=file)
+        start_session(model, path, optimized=0, file=file)
     except Exception as error:  # of many kinds, none of them public
         return _told(error, file)
     return ""
@@ -109,7 +109,7 @@ def _results(
 ) -> Arrays | None:
     """What a model, or the file it was written to, makes of the feeds of a run; None where numpy has no such type."""
     session = start_session(
-        model, file, threads=threads, optimized=OPTIMIZED_FOR_FEW_RUNS, silent=True, file=None if in_memory else file
+        model, file, threads=threads, optimized=OPTIMIZED_FOR_FEW_RUNS, file=None if in_memory else file
     )
     stored = {tensor.name: tensor for tensor in ran.model.graph.initializer}
     needed = [value.name for value in session.get_inputs()]

@@ -13,7 +13,7 @@ ESTIMATES = {("", "QuantizeLinear")}
 """What no difference can prove; PyTorch does, in tests/autodiff/rules/test_quantize.py."""
 
 
-MOST = 10
+MOST = 6
 """How many rows of an operator `make test` runs; `make test-all` runs the others too."""
 
 EVERY, SYMBOLIC, TWICE = (

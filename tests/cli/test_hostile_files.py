@@ -18,8 +18,12 @@ import onnx.parser
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from onnxgrad_cli import build
+from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.execution import limits
 from onnxgrad_cli.files import read_model
+from onnxgrad_cli.jobs.build import inspect, run_build
+from onnxgrad_cli.jobs.view import run_view
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.verification.feeds import DescribedModel, random_feeds
 from tests.cli_harness import MLP, PROGRAM, Result, Shell
@@ -169,6 +173,28 @@ def test_functions_that_double_a_few_times(shell: Shell) -> None:
     assert shell("inspect", "m.onnx").code == 0
 
 
+def test_few_bytes_become_no_more_nodes_than_are_built_in_seconds(shell: Shell) -> None:
+    refused(shell, doubling(14), f"{2**14 + 3:,} nodes", "at most 10,000")
+
+
+@pytest.mark.parametrize("where", ["input", "value_info", "initializer"])
+def test_more_axes_than_arrays_have(shell: Shell, where: str) -> None:
+    model, dims = mlp(), [1] * 200_000
+    if where == "initializer":
+        model.graph.initializer.append(helper.make_tensor("wide", TensorProto.FLOAT, dims, [1.0]))
+    else:
+        getattr(model.graph, where).append(helper.make_tensor_value_info("wide", TensorProto.FLOAT, dims))
+    refused(shell, model, "'wide' has 200,000 axes")
+
+
+@pytest.mark.parametrize("job", [build, inspect, run_view])
+def test_a_model_in_memory_stores_what_it_declares(job: Callable[[ModelProto], object]) -> None:
+    model = mlp()
+    model.graph.initializer.append(TensorProto(name="lie", data_type=TensorProto.FLOAT, dims=[2**40]))
+    with pytest.raises(OnnxgradError, match="'lie' declares the sizes"):
+        job(model)
+
+
 def nested(depth: int) -> ModelProto:
     """A model with so many loops in one another."""
     text = "v2 = Relu(v1)"
@@ -228,6 +254,48 @@ def test_what_no_machine_can_run_is_not_proved(
     assert soft == resource.RLIM_INFINITY
 
 
+def test_the_runs_of_a_job_have_one_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes are tried before the passes begin, and it is proved after them: a run of each would take all its time."""
+    spent = []
+    before = limits._Stopping.__call__
+    monkeypatch.setattr(limits._Stopping, "__call__", lambda self: (spent.append(self), before(self)))
+    monkeypatch.setattr(limits, "SECONDS", 0.3)
+    model = endless()
+    model.graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n", 4]))  # n is on two axes
+    model.graph.node.append(helper.make_node("Add", ["v2", "z"], ["sum"]))
+    model.graph.output[0].name = "sum"
+    onnx.save(model, tmp_path / "m.onnx")
+    report = run_build(tmp_path / "m.onnx", no_report=True)
+    assert len(spent) == 1 and "0.3 s" in report.verdict
+
+
+def test_runs_take_their_time_from_one_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(names: None, feeds: dict[str, float]) -> list[float]:
+        end = time.process_time() + feeds["seconds"]
+        while time.process_time() < end:
+            pass
+        return []
+
+    monkeypatch.setattr(limits, "SECONDS", 0.4)
+    with limits.one_patience():
+        with limits.unasked():
+            limits.run_limited(run, {"seconds": 0.2})
+        limits.run_limited(run, {"seconds": 0.3})  # asked for: it takes nothing from the others
+        with limits.unasked(), pytest.raises(limits.OverLimit, match=r"0\.4 s"):
+            limits.run_limited(run, {"seconds": 0.35})
+        with limits.unasked(), pytest.raises(limits.OverLimit):
+            limits.run_limited(run, {"seconds": 0.0})
+    with limits.unasked():
+        limits.run_limited(run, {"seconds": 0.0})
+
+
+def test_runs_of_larger_models_may_take_longer() -> None:
+    patience = limits.Patience()
+    for size, seconds in ((0, 8), (4 * 10**6, 10), (10**6, 10), (10**12, 60), (10**13, 60)):
+        patience.allow(size)
+        assert patience.left == seconds
+
+
 # -- what others refuse is the file's fault, and what they do not refuse is ours -------------------------------------
 
 
@@ -235,12 +303,16 @@ def test_a_name_that_is_not_text(shell: Shell) -> None:
     refused(shell, mlp().SerializeToString().replace(b"w1", b"w\xff"), "not UTF-8", "w\\xff")
 
 
-def test_what_others_refuse_is_a_fault_of_the_file(shell: Shell) -> None:
+def test_what_others_refuse_is_a_fault_of_the_file(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """A constant that is three things at once: whoever first looks for the one that it is fails."""
     model = mlp()
     model.graph.node.insert(0, helper.make_node("Constant", [], ["c"], name="three", value_ints=[1]))
     model.graph.node[0].attribute.add(name="value_int", type=onnx.AttributeProto.INT, i=1)
     refused(shell, model, "no valid ONNX model", "op_type:Constant", "node name: three")
+    with (shell.folder / "m.onnx").open(encoding="latin-1") as stdin:  # which can be read but once
+        monkeypatch.setattr("sys.stdin", stdin)
+        result = shell("inspect", "-")
+    assert result.code == 1 and "no valid ONNX model" in result.err
 
 
 def test_what_others_take_is_a_fault_of_onnxgrad(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,6 +323,17 @@ def test_what_others_take_is_a_fault_of_onnxgrad(shell: Shell, monkeypatch: pyte
     onnx.save(mlp(), shell.folder / "m.onnx")
     result = shell("build", "m.onnx")
     assert result.code == 1 and "internal: TypeError: unforeseen" in result.err and "fault of onnxgrad" in result.err
+
+
+def test_the_log_of_onnxruntime_stays_out_of_the_terminal(tmp_path: Path) -> None:
+    """Of a Range to 2^63 its allocator writes a coloured line past the command."""
+    head = '<ir_version: 8, opset_import: ["": 17]> g (float[3] x) => (float[n] y)'
+    text = f"{head} <int64 a = {{0}}, int64 b = {{{2**63 - 1}}}, int64 c = {{1}}>"
+    text += " { r = Range(a, b, c) s = Cast<to=1>(r) t = ReduceSum<keepdims=0>(s) y = Add(x, t) }"
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    result = on_its_own(tmp_path, "build", "m.onnx", "--grad-of-input", "*", "-o", "out.onnx")
+    assert "does not run on random data" in result.stdout
+    assert "onnxruntime:" not in result.stderr and "\x1b" not in result.stderr
 
 
 # -- what ends the process -------------------------------------------------------------------------------------------

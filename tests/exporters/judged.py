@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.version_converter
 import onnxruntime as ort
 from onnx import numpy_helper
 
@@ -24,6 +25,9 @@ from onnxgrad_cli.execution.double import DoubleExecutor
 
 ort.set_default_logger_severity(3)
 Arrays = dict[str, np.ndarray]
+
+OLD = 13
+"""Models of older opsets are converted, by onnx, before they are computed in float64."""
 
 
 @dataclass(frozen=True)
@@ -174,5 +178,6 @@ def _loss_in_double(
     original: onnx.ModelProto, moving: list[str], output: str, feeds: Mapping[str, np.ndarray], truth: np.ndarray
 ) -> Any:
     """The same in float64, on onnxruntime and onnx.reference."""
-    run = DoubleExecutor(original)
+    old = original.opset_import[0].version < OLD
+    run = DoubleExecutor(onnx.version_converter.convert_version(original, OLD) if old else original)
     return lambda at: float(np.mean(np.square(run({**run.widened(feeds), **at})[output] - truth.astype(np.float64))))

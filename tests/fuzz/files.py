@@ -14,6 +14,7 @@ import onnx
 from onnx import ModelProto
 
 import onnxgrad_cli
+from onnxgrad_cli.execution.session import load_onnxruntime
 from tests.fuzz import campaign, case, commands, hostile, models, raw
 from tests.fuzz.corpus import Corpus, Seed
 
@@ -23,8 +24,8 @@ def imported() -> None:
     for module in pkgutil.walk_packages(onnxgrad_cli.__path__, "onnxgrad_cli."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
+    load_onnxruntime()
     for name in (
-        "onnxruntime",
         "onnx.version_converter",
         "onnx.inliner",
         "onnx.reference",

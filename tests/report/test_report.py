@@ -335,7 +335,7 @@ def test_backward_products_are_counted_per_gradient() -> None:
     products = {c.op: c for c in found.operators}["MatMul"]
     assert products.forward == 2 * 8 * 4 * 5 + 2 * 8 * 5 * 3
     assert products.backward == 2 * 8 * 4 * 5 + 2 * (2 * 8 * 5 * 3)  # dw1; dw2 and d(relu), but no dx
-    assert (found.sizes, found.assumed, found.at_run_time) == ({"batch": 8}, [], 0)
+    assert (found.sizes, found.assumed, found.at_run_time) == ({"batch": 8}, {}, 0)
     assert found.weight_bytes == found.gradient_bytes == 4 * (20 + 15 + 3)
 
 
@@ -361,7 +361,15 @@ def test_sizes_are_found_behind_operators() -> None:
     out = 2 * 2 * 8 * 10
     assert (found.flops_forward, found.at_run_time) == (out * 18 + out, 0)
     alone = forward_cost(text.replace("h, w", "10, 12"), k=f32(2, 1, 3, 3))
-    assert (alone.assumed, alone.flops_forward) == (["n"], (out * 18 + out) // 2)
+    assert (alone.assumed, alone.flops_forward) == ({"n": 1}, (out * 18 + out) // 2)
+
+
+def test_a_size_that_nobody_gave_is_one_that_the_network_takes() -> None:
+    """A kernel of 20 on one sample would make an output of -18, and a negative count."""
+    text = "g (float[batch, 1, samples] x) => (float[batch, 2, a] y) { c = Conv<strides = [4]>(x, k) y = Relu(c) }"
+    found = forward_cost(text, k=f32(2, 1, 20))
+    out = 2 * ((64 - 20) // 4 + 1)
+    assert (found.assumed, found.flops_forward) == ({"batch": 1, "samples": 64}, out * 40 + out)
 
 
 def test_what_is_known_at_run_time_only_is_counted_as_one_and_said() -> None:

@@ -84,6 +84,49 @@ def test_a_wrong_row_of_a_jacobian_fails(row: int) -> None:
     assert proof.failed and "w (" in proof.why
 
 
+STRAIGHT = """
+<ir_version: 10, opset_import: ["" : 18]> net (float[N, 4] x) => (float[N, 2] v)
+<float[4, 3] w = {0.5, -0.2, 0.3, 0.1, 0.4, -0.6, 0.7, 0.2, -0.1, 0.3, -0.5, 0.6}, float[3, 2] u = {1, 2, 3, 4, 5, 6}>
+{ h = MatMul(x, w) y = Relu(h) v = MatMul(y, u) }
+"""
+
+
+@pytest.mark.parametrize("kind", SECOND)
+def test_straight_pieces_have_second_derivatives_that_are_proved_to_be_zero(kind: Derivative) -> None:
+    original = onnx.parser.parse_model(STRAIGHT)
+    model = derive(original, kind, wrt=["x"])
+    said = read_derived(model)
+    assert said is not None
+    proof = prove_derived(model, said, original=original)
+    assert proof.verdict == "proved" and proof.steps[-1].detail.startswith("they are written as zero, and at 3 points")
+    data = {name: np.ones((2, 4), np.float32) for name in ("x", *said.inputs)}
+    given = prove_derived(model, said, original=original, data=data)
+    assert given.verdict == "proved"
+
+
+@pytest.mark.parametrize("kind", SECOND)
+def test_a_zero_that_is_none_fails(kind: Derivative) -> None:
+    original = onnx.parser.parse_model(NET)
+    with registry.scoped():
+        registry.rule("Sub", override=True)(lambda op, g, y, a, b: (g, None))
+        model = derive(original, kind, wrt=["x"])
+        said = read_derived(model)
+        assert said is not None
+        proof = prove_derived(model, said, original=original)
+    assert proof.failed, proof.steps
+
+
+def test_a_zero_of_these_data_alone_proves_nothing() -> None:
+    squared = STRAIGHT.replace("-0", "0").replace("Relu(h)", "Relu(h) k = Mul(y, y)").replace("(y, u)", "(k, u)")
+    original = onnx.parser.parse_model(squared)
+    model = derive(original, "hvp", wrt=["x"])
+    said = read_derived(model)
+    assert said is not None
+    data = {name: np.full((2, 4), size, np.float32) for name, size in zip(["x", *said.inputs], (-9, 1), strict=True)}
+    proof = prove_derived(model, said, original=original, data=data)
+    assert proof.verdict == "not proved" and "every gradient is zero" in proof.why
+
+
 def test_what_is_filled_with_ones_and_what_has_a_mode_of_training() -> None:
     assert proof_of(derive(onnx.parser.parse_model(NET), cotangents="ones")).verdict == "proved"
     text = """

@@ -113,7 +113,9 @@ def matmul_n_bits(
     weight = dequantized(op, b, scales, zero_points, bits, [N], blocks, block_size)
     if K % block_size:
         weight = op.Slice(weight, op.ints([0]), op.ints([K]), op.ints([1]), shape=[N, K])
-    y = a @ op.swap_last(op.cast(weight, a))
+    weight = op.swap_last(op.cast(weight, a))
+    op.stands_for(weight)
+    y = a @ weight
     return y if bias is None else y + bias
 
 
@@ -139,7 +141,9 @@ def gather_block_quantized(
     if zero_points is not None:
         zero_points = unpacked(op, op.Gather(zero_points, row), bits, [rows, -1], blocks)
     values = dequantized(op, data, scales, zero_points, bits, [rows], blocks, block_size)
-    return op.reshape(values, [*(op.size(indices, axis) for axis in range(indices.rank)), columns])
+    y = op.reshape(values, [*(op.size(indices, axis) for axis in range(indices.rank)), columns])
+    op.stands_for(y)
+    return y
 
 
 def dequantized(

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from onnxgrad_cli.autodiff.registry import refuse, rule
 
-RANGES = {
+RANGES: dict[int, tuple[int, int]] = {
     TensorProto.UINT2: (0, 3),
     TensorProto.INT2: (-2, 1),
     TensorProto.UINT4: (0, 15),

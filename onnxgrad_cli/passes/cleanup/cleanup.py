@@ -37,7 +37,9 @@ def tidy(graph: Graph, keep: Iterable[str] = ()) -> bool:
 
 def _separate_views(graph: Graph) -> bool:
     """Let backward views read the sum of one operand, which is a copy, instead of a DequantizeLinear's result."""
-    made = {node.output[0] for node in graph.nodes if node.op_type == "DequantizeLinear"}
+    computed = set(graph.made())  # a scale that is computed keeps the optimizer away
+    quantized = (node for node in graph.nodes if node.op_type == "DequantizeLinear")
+    made = {node.output[0] for node in quantized if node.input[1] not in computed}
     if not made:
         return False
     copies: dict[str, str] = {}

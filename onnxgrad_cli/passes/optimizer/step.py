@@ -33,6 +33,9 @@ from onnxgrad_cli.record import StepRecord
 
 LEARNING_RATE, STEP = "learning_rate", "step"
 
+LEAST_OF_SCALE = 0.5
+"""What a step leaves of a quantizer's scale at least: it stays above zero, and a step too large does not undo it."""
+
 FOR_STEPS = ("optimizer_options", "group", "clip_norm", "clip_value", "accumulate", "ema", "embed_state")
 """Options that say how a step is taken."""
 
@@ -105,7 +108,10 @@ class _Step:
             work = op.wide(weight)
             factor = op.cast(rate, work) if chosen.factor == 1 else op.cast(rate, work) * chosen.factor
             state = _Slots(op, self.state, self.optimizer, name, work, factor, count)
-            weights[name] = op.cast(self.optimizer.function(op, work, gradient, state, **chosen.options), weight)
+            stepped = self.optimizer.function(op, work, gradient, state, **chosen.options)
+            if name in self.training.learned_scales:
+                stepped = op.Max(stepped, work * LEAST_OF_SCALE)
+            weights[name] = op.cast(stepped, weight)
             states |= state.stepped
             if self.options.ema is not None:
                 states |= ema_after(op, self.state, name, op.wide(weights[name]), count, self.options.ema)

@@ -103,13 +103,13 @@ def _unfit(
 ) -> dict[str, str]:
     """Those of `floats` that can't be trained, or have not been asked for and are constants by role, and why."""
     reached = _tied(graph, training.predictions, reads) if any(registry.all_stopped()) else tied
-    roles = ConstantRoles(graph)
+    roles, learned = ConstantRoles(graph), set(training.learned_scales)
 
     def reason(name: str) -> str:
         if name in training.state:
             return f"a running statistic: '{training.state[name]}' is its next value"
         if name in tied:
-            return "" if name in asked else roles.reason(name)
+            return "" if name in asked or name in learned else roles.reason(name)
         if name in reached:
             return "gradients stop at the operands through which it reaches the loss"
         return "no differentiable path ties it to the loss"

@@ -95,6 +95,7 @@ def _expanded(graph: Graph, node: NodeProto, definition: registry.Definition) ->
     """
     op = Op(graph)
     op.scope = op.forward = node.name
+    op.node = node
     asked = registry.Signature.of_definition(definition.function)
     xs: list[Val | None] = [op.val(name) if name else None for name in node.input]
     untyped = [x.name for x in xs if x is not None and x.type is None]
@@ -124,5 +125,7 @@ def _name_results(op: Op, node: NodeProto, results: Sequence[Val | None]) -> Non
     for name, result in itertools.zip_longest(node.output, results[: len(node.output)]):
         if name and result is not None:
             op.rename(result, name)
+            if result.name in op.graph.kernels:
+                op.graph.kernels[name] = op.graph.kernels.pop(result.name)
         elif name and (op.readers(name) or name in op.graph.output_names):
             raise Unknown(f"its output '{name}' is not covered by its definition")

@@ -6,91 +6,167 @@ moves in float, and what the forward part computes with stays the quantized one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
-import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.renaming import rename
+from onnxgrad_cli.ir.steps import spread
 from onnxgrad_cli.ir.types import dtype_of, is_external, is_float
-from onnxgrad_cli.passes.prepare.quantized_operators import QUANTIZED
+from onnxgrad_cli.metadata import IntegerWeight
+from onnxgrad_cli.passes.prepare.quantized_operators import MOVES, QUANTIZED
+from onnxgrad_cli.record import ParameterRecord
+
+WITH_BIAS = frozenset({"Conv", "ConvTranspose", "Gemm"})
+"""Operators whose third input is added to the product of the first two."""
+
+CLOSE = 1e-5
+"""How far the scale of a bias may be from a product of two others, relative to it, and still be that product."""
 
 
-def put_fake_quantizers(graph: Graph) -> list[Caution]:
+def put_fake_quantizers(graph: Graph, training: ParameterRecord) -> None:
     """Write float weights, and QuantizeLinear behind them, where DequantizeLinear reads integers that are stored.
 
-    What is stored as int32, as biases are, becomes a float weight alone: no runtime quantizes to int32.
+    What is stored as int32, as biases are, becomes a float weight alone: no runtime quantizes to int32. Integers that
+    are read with several scales, or by other operators too, stay: no float stands for them.
 
     Args:
         graph: typed; changed in place, and typed again.
-
-    Returns:
-        What was done, if anything was.
+        training: takes the weights, and what was done, if anything was.
     """
-    quantized, plain, nodes = 0, 0, list[NodeProto]()
-    read = [name for node in graph.nodes if node.op_type == "DequantizeLinear" for name in node.input]
-    for node in graph.nodes:
-        weight = _stored(graph, node)
-        if weight is None:
-            nodes.append(node)
-        elif dtype_of(graph.types[node.input[0]]) == TensorProto.INT32:
-            graph.store(node.output[0], weight)
-            plain += 1
-        else:
-            nodes += _through_quantizer(graph, node, weight)
-            quantized += 1
-    if not quantized and not plain:
-        return []
-    graph.set_nodes(nodes)
+    stored = [node for node in graph.nodes if _is_stored(graph, node)]
+    several = _read_otherwise(graph, stored)
+    chosen = {id(node) for node in stored if node.input[0] not in several}
+    if several:
+        text = f"integers that are not only dequantized, or in several ways, stay as they are: {', '.join(several)}"
+        training.cautions.append(Caution("note", "quantization", text))
+    if not chosen:
+        return
+    read = [name for node in stored for name in node.input]
+    writer = _Floats(graph, training)
+    graph.set_nodes([each for node in graph.nodes for each in (writer(node) if id(node) in chosen else [node])])
+    rename(graph.nodes, writer.renamed)
+    plain = sum(dtype_of(graph.types[weight.tensor]) == TensorProto.INT32 for weight in training.integer_weights)
     graph.drop_unread(read)
     infer_types(graph)
-    text = f"{quantized} stored integer weights are floats again, quantized as they are read"
+    count = len(training.integer_weights) - plain
+    text = f"{count} stored integer weights are floats again, quantized as they are read"
     text += f"; {plain} stored as int32 are floats and are not quantized" if plain else ""
-    return [Caution("note", "quantization", text)]
+    training.cautions.append(Caution("note", "quantization", text))
 
 
-def _stored(graph: Graph, node: NodeProto) -> np.ndarray | None:
-    """The values that a DequantizeLinear gives, where all that it reads is stored in the model."""
-    stored = all(name in graph.initializers and name not in graph.input_names for name in node.input if name)
-    if node.op_type != "DequantizeLinear" or node.domain or not stored or graph.added(node.input[0]):
-        return None
-    if not is_float(graph.types.get(node.output[0])) or node.output[0] in graph.output_names:
-        return None
+def _is_stored(graph: Graph, node: NodeProto) -> bool:
+    """Whether all that a DequantizeLinear reads is stored in the model."""
+    if node.op_type != "DequantizeLinear" or node.domain or node.output[0] in graph.output_names:
+        return False
+    names = [name for name in node.input if name]
+    stored = all(name in graph.initializers and name not in graph.input_names for name in names)
+    if not stored or graph.added(node.input[0]) or not is_float(graph.types.get(node.output[0])):
+        return False
+    return graph.path is not None or not any(is_external(graph.initializers[name]) for name in names)
+
+
+def _read_otherwise(graph: Graph, stored: list[NodeProto]) -> list[str]:
+    """The stored integers that nodes read with several scales, or that are not dequantized everywhere."""
+    known, forms = {id(node) for node in stored}, dict[str, set[tuple[object, ...]]]()
+    integers = dict.fromkeys(node.input[0] for node in stored)
+    for name, uses in graph.uses().items():
+        for node, at in uses if name in integers else ():
+            way = (*node.input[1:], *sorted((a.name, a.i) for a in node.attribute)) if id(node) in known else ()
+            forms.setdefault(name, set()).add(way if at == 0 else ())
+    return [name for name in integers if len(forms[name]) > 1 or () in forms[name]]
+
+
+class _Floats:
+    """Writes the nodes in place of those that dequantize what is stored."""
+
+    def __init__(self, graph: Graph, training: ParameterRecord) -> None:
+        self.graph, self.training = graph, training
+        self.uses, self.makers = graph.uses(), graph.producers()
+        self.written: dict[str, str] = {}
+        self.renamed: dict[str, str] = {}
+
+    def __call__(self, node: NodeProto) -> list[NodeProto]:
+        """The node, which reads a quantized float weight now, and before it the quantizer, unless that is there."""
+        graph, integers = self.graph, node.input[0]
+        plain = dtype_of(graph.types[integers]) == TensorProto.INT32
+        if integers in self.written and not plain:
+            node.input[0] = self.written[integers]
+            return [node]
+        if integers not in self.written:
+            name = integers.removesuffix(QUANTIZED)
+            name = self.written[integers] = name if plain and name == node.output[0] else graph.fresh(name)
+            factors = _factors(graph, node, self.uses, self.makers) if plain else ((), 1.0)
+            graph.store(name, _values(graph, node))
+            self.training.integer_weights.append(_described(graph, node, name, *factors))
+        if plain:
+            self.renamed[node.output[0]] = self.written[integers]
+            return []
+        return [self._quantizer(node, self.written[integers]), node]
+
+    def _quantizer(self, node: NodeProto, name: str) -> NodeProto:
+        graph, integers = self.graph, node.input[0]
+        zero = node.input[2] if len(node.input) > 2 else ""
+        if not zero:
+            zero, dims = graph.fresh(f"{name}_zero_point"), list(graph.initializers[node.input[1]].dims)
+            dtype = helper.tensor_dtype_to_np_dtype(graph.initializers[integers].data_type)
+            graph.add_initializer(zero, np.zeros(dims, dtype))
+        quantized = self.written[integers] = graph.fresh(f"{name}{QUANTIZED}")
+        quantizer = helper.make_node("QuantizeLinear", [name, node.input[1], zero], [quantized], name=quantized)
+        quantizer.attribute.extend(a for a in node.attribute if a.name in ("axis", "block_size"))
+        node.input[:] = [quantized, node.input[1], zero]
+        return quantizer
+
+
+def _values(graph: Graph, node: NodeProto) -> np.ndarray:
+    """What a DequantizeLinear gives that reads what is stored."""
     folder = str(graph.path.parent) if graph.path else ""
-    given = [graph.initializers[name] for name in node.input if name]
-    if any(is_external(tensor) for tensor in given) and not folder:
-        return None
-    q, scale, *rest = (numpy_helper.to_array(tensor, base_dir=folder) for tensor in given)
+    q, scale, *zero = (numpy_helper.to_array(graph.initializers[name], folder) for name in node.input if name)
     attributes = {attribute.name: attribute.i for attribute in node.attribute}
+    form = {name: attributes[name] for name in ("axis", "block_size") if name in attributes}
     steps = q.astype(np.float32)
-    if rest:
-        steps = steps - _spread(rest[0].astype(np.float32), steps, **attributes)
-    values = steps * _spread(scale.astype(np.float32), steps, **attributes)
+    if zero:
+        steps = steps - spread(zero[0].astype(np.float32), steps.shape, **form)
+    values = steps * spread(scale.astype(np.float32), steps.shape, **form)
     return values.astype(helper.tensor_dtype_to_np_dtype(dtype_of(graph.types[node.output[0]])))
 
 
-def _spread(values: np.ndarray, like: np.ndarray, axis: int = 1, block_size: int = 0, **_: int) -> np.ndarray:
-    """Scales, or zero points, so that they broadcast with what they are of."""
-    if values.size == 1:
-        return values.reshape(())
-    if block_size:
-        return np.repeat(values, block_size, axis).take(range(like.shape[axis]), axis)
-    return values.reshape([-1 if i == axis % like.ndim else 1 for i in range(like.ndim)])
+def _described(graph: Graph, node: NodeProto, name: str, factors: tuple[str, ...], times: float) -> IntegerWeight:
+    """What there is to say of a weight, so that it can be stored as integers again."""
+    scale, zero = ("" if graph.added(each) else each for each in [*node.input[1:], ""][:2])
+    given = {attribute.name: attribute.i for attribute in node.attribute}
+    axis, block_size = given.get("axis", 1), given.get("block_size", 0)
+    return IntegerWeight(name, node.input[0], scale, zero, axis, block_size, factors, times)
 
 
-def _through_quantizer(graph: Graph, node: NodeProto, weight: np.ndarray) -> list[NodeProto]:
-    integers = graph.initializers[node.input[0]]
-    name = graph.fresh(integers.name.removesuffix(QUANTIZED))
-    graph.store(name, weight)
-    zero = node.input[2] if len(node.input) > 2 else ""
-    if not zero:
-        scale = graph.initializers[node.input[1]]
-        zero = graph.fresh(f"{name}_zero_point")
-        zeros = np.zeros(list(scale.dims), helper.tensor_dtype_to_np_dtype(integers.data_type))
-        graph.add_initializer(zero, zeros)
-    quantized = graph.fresh(f"{name}{QUANTIZED}")
-    quantizer = onnx.helper.make_node("QuantizeLinear", [name, node.input[1], zero], [quantized], name=quantized)
-    quantizer.attribute.extend(a for a in node.attribute if a.name in ("axis", "block_size"))
-    node.input[:] = [quantized, node.input[1], zero]
-    return [quantizer, node]
+def _factors(
+    graph: Graph, bias: NodeProto, uses: Mapping[str, list[tuple[NodeProto, int]]], makers: Mapping[str, NodeProto]
+) -> tuple[tuple[str, ...], float]:
+    """The scales of data and weight whose product is that of a bias, and what it is multiplied with besides."""
+    own = numpy_helper.to_array(graph.initializers[bias.input[1]]).astype(np.float64).reshape(-1)
+    for reader, at in uses.get(bias.output[0], ()):
+        pair = factor_names(reader, makers) if at == 2 else ()
+        if pair and all(name in graph.initializers for name in pair):
+            alpha = next((a.f for a in reader.attribute if a.name == "alpha"), 1.0)
+            product = np.array([alpha])
+            for name in pair:
+                product = product * numpy_helper.to_array(graph.initializers[name]).astype(np.float64).reshape(-1)
+            if product.size in (1, own.size) and np.allclose(own, product, rtol=CLOSE, atol=0):
+                return pair, alpha
+    return (), 1.0
+
+
+def factor_names(node: NodeProto, makers: Mapping[str, NodeProto]) -> tuple[str, ...]:
+    """The scales of the data and of the weight that an operator with a bias multiplies; () where it is none such."""
+    scales: list[str] = []
+    for name in node.input[:2] if node.op_type in WITH_BIAS else ():
+        maker = makers.get(name)
+        while maker is not None and maker.op_type in MOVES:
+            maker = makers.get(maker.input[0])
+        if maker is not None and maker.op_type == "DequantizeLinear":
+            scales.append(maker.input[1])
+    return tuple(scales) if len(scales) == 2 else ()

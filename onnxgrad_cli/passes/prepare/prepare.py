@@ -18,6 +18,7 @@ from onnxgrad_cli.passes.parameters.untie import untie
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.prepare.admit import admit
 from onnxgrad_cli.passes.prepare.fake_quantizers import put_fake_quantizers
+from onnxgrad_cli.passes.prepare.learned_scales import learn_scales
 from onnxgrad_cli.passes.prepare.mode import apply_mode
 from onnxgrad_cli.passes.prepare.normalise import normalise
 from onnxgrad_cli.passes.prepare.opset import OLDEST_OPSET, opset_of_losses
@@ -33,11 +34,13 @@ def _run(graph: Graph, options: PreparationOptions, training: PreparationRecord)
     graph.provenance = provenance(graph.proto)
     training.cautions += admit(graph, options)
     graph.settings = settings(graph)
-    if options.quantization == "ste":
+    if options.straight_through:
         write_out_quantized(graph)
     make_differentiable(graph, options, training, opset_of_losses(options))
-    if options.quantization == "ste" and not options.lora:  # adapters leave what is stored as it is
-        training.cautions += put_fake_quantizers(graph)
+    if options.straight_through and not options.lora:  # adapters leave what is stored as it is
+        put_fake_quantizers(graph, training)
+    if options.quantization == "lsq":
+        learn_scales(graph, training)
     untie(graph, options.untie)
     training.inputs = [name for name in graph.input_names if name not in graph.initializers]
     training.predictions = resolve_outputs(graph, options)

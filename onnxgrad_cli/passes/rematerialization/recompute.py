@@ -6,7 +6,7 @@ recomputed, `rewrite` writes the nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import get_args
 
 from onnxgrad_cli.common.choices import Recomputation
@@ -86,24 +86,24 @@ def _plan(
     if spec.kind == BLOCK:
         return plan_blocks(flow, boundaries)
     if spec.kind == BUDGET:
-        return plan_budget(flow, spec.size, Facts(graph, dict.fromkeys(before.assumed, 1)), before.kept_bytes)
+        return plan_budget(flow, spec.size, Facts(graph, before.assumed), before.kept_bytes)
     return plan_elementwise(flow)
 
 
-def _shortfalls(spec: RecomputeSpec, done: Recomputed, assumed: list[str]) -> Iterator[str]:
+def _shortfalls(spec: RecomputeSpec, done: Recomputed, assumed: Mapping[str, int]) -> Iterator[str]:
     """What was asked for and not reached, in sentences for the cautions.
 
     Args:
         spec: what was asked for.
         done: what was reached.
-        assumed: the symbols whose size counts as 1, for nobody gave one.
+        assumed: the sizes with which symbols count that nobody gave one.
     """
     if not done.nodes and (spec.kind != BUDGET or done.kept_before > spec.size):
         yield "there is nothing that could be computed again"
     elif spec.kind == BUDGET and done.kept > spec.size:
         yield f"{done.kept:,} bytes stay, for the rest can't be computed again from them; try block:GLOB"
     if spec.kind == BUDGET and assumed:
-        sizes = ", ".join(f"{symbol} = 1" for symbol in assumed)
+        sizes = ", ".join(f"{symbol} = {size}" for symbol, size in assumed.items())
         yield f"bytes were counted with {sizes}; `dims=NAME=SIZE` gives a size"
 
 

@@ -1,21 +1,20 @@
 """Write recomputation into a training model: copies of forward nodes, placed where the backward part needs them.
 
 A runtime would merge a copy with the node that it is a copy of, or run it early. A control dependency keeps it from
-both: an operand of the copy goes through a Reshape to the shape that it has. The target of the Reshape is zeros, which
-keep each size, so that no data move; and the zeros are computed from *control values*, cotangents that exist only when
-the backward part has come so far.
+both: an operand of the copy goes through a Reshape to zeros, which keep each size, computed from *control values*,
+cotangents that exist only when the backward part has come so far.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 
-import numpy as np
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, helper
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.ir.nodes import ROLE, reads
 from onnxgrad_cli.ir.renaming import rename
+from onnxgrad_cli.passes.control import zero_after
 from onnxgrad_cli.passes.rematerialization.plan import Plan
 
 SCOPE = "recompute"
@@ -170,11 +169,7 @@ class _Writer:
         own = self.graph.types[name]
         x = op.val(name)
         op.scope = SCOPE
-        values = [op.val(each) for each in control_values]
-        firsts = [op.Slice(op.Reshape(v, op.ints([-1])), op.ints([0]), op.ints([1])) for v in values]
-        first = op.Concat(*(op.cast(v, TensorProto.BOOL) for v in firsts), axis=0)
-        never = op.And(first, op.const(np.array(False)))
-        zeros = op.Expand(op.sum(op.cast(never, TensorProto.INT64), keepdims=False), op.ints([x.rank]))
+        zeros = op.Expand(zero_after(op, [op.val(each) for each in control_values]), op.ints([x.rank]))
         before = len(op.nodes)
         delayed = op.emit("Reshape", x, zeros, types=[own])
         if len(op.nodes) > before:  # else the same control dependency was written before

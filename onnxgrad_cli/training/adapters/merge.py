@@ -9,16 +9,16 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto
 
 from onnxgrad_cli.errors import OnnxgradError
-from onnxgrad_cli.files import load_external_data
 from onnxgrad_cli.ir.modes import put_in_inference
 from onnxgrad_cli.ir.skeleton import copied
-from onnxgrad_cli.metadata import Adapter
+from onnxgrad_cli.metadata import Adapter, Quantized
 from onnxgrad_cli.training.adapters.branches import add_branches, make_adaptable, of_integers
 from onnxgrad_cli.training.adapters.requantize import Rounded, requantize
-from onnxgrad_cli.training.run.export import stored_tensors, with_weights
+from onnxgrad_cli.training.run.export import read_stored, with_weights
+from onnxgrad_cli.training.run.integers import as_integers
 
 
 def merge(
@@ -28,6 +28,7 @@ def merge(
     path: Path | None = None,
     state: Mapping[str, np.ndarray] | None = None,
     keep_mode: bool = False,
+    quantized: Quantized | None = None,
 ) -> ModelProto:
     """A copy of an inference model with what training has found: its weights, with adapters merged into them.
 
@@ -41,12 +42,15 @@ def merge(
         path: where the model was read from; external data are relative to it.
         state: what a trainer holds besides, of which the model takes what it has (running statistics).
         keep_mode: leave BatchNormalization and Dropout in the mode in which the model came.
+        quantized: which of `values` the model stores as integers.
 
     Raises:
-        OnnxgradError: a factor is missing or does not fit, or this is another model.
+        OnnxgradError: a factor is missing or does not fit, a weight can't be stored as the integers it was, or this is
+            another model.
     """
     beside = of_integers(model, adapters)
-    found = with_weights(model, merged(model, adapters, values, path), state or {})
+    new = as_integers(model, quantized or Quantized(), merged(model, adapters, values, path), path)
+    found = with_weights(model, new, state or {})
     for adapter in beside:
         _check_whole(adapter, values)
     if beside:
@@ -63,6 +67,7 @@ def requantized(
     path: Path | None = None,
     state: Mapping[str, np.ndarray] | None = None,
     keep_mode: bool = False,
+    quantized: Quantized | None = None,
 ) -> tuple[ModelProto, list[Rounded]]:
     """A copy of an inference model with adapters merged into all their weights, integers too; see `merge`.
 
@@ -73,7 +78,8 @@ def requantized(
         UsageError: a matrix is stored in a form that can't be rounded anew.
         OnnxgradError: see `merge`.
     """
-    found = with_weights(model, merged(model, adapters, values, path), state or {})
+    new = as_integers(model, quantized or Quantized(), merged(model, adapters, values, path), path)
+    found = with_weights(model, new, state or {})
     lost = requantize(found, of_integers(model, adapters), values, path)
     if not keep_mode:
         put_in_inference(found)
@@ -120,19 +126,14 @@ def merged(
 
 
 def _read(model: ModelProto, names: Collection[str], path: Path | None) -> dict[str, np.ndarray]:
-    taken = ModelProto()
-    for tensor, name in stored_tensors(model.graph):
-        if name in names:
-            taken.graph.initializer.add().CopyFrom(tensor)
-            taken.graph.initializer[-1].name = name
-    missing = sorted(set(names) - {tensor.name for tensor in taken.graph.initializer})
+    found = read_stored(model, names, path)
+    missing = sorted(set(names) - found.keys())
     if missing:
         raise OnnxgradError(
             f"the model has no weight '{missing[0]}' to merge its adapter into",
             "it stands in a function, or this is another model than the one that was adapted",
         )
-    load_external_data(taken, path)
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in taken.graph.initializer}
+    return found
 
 
 def _check_whole(adapter: Adapter, values: Mapping[str, np.ndarray]) -> None:

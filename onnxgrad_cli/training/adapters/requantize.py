@@ -15,13 +15,15 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.files import load_external_data
+from onnxgrad_cli.execution.few_bits import unpacked
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.steps import spread
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.passes.adapters import Uses, views_of
 from onnxgrad_cli.training.adapters.places import LOOKUPS, places
-from onnxgrad_cli.training.run.export import stored_tensors
+from onnxgrad_cli.training.run.export import read_stored, stored_tensors
+from onnxgrad_cli.training.run.integers import LIMITS
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def requantize(
         if place.weight in found:
             continue
         nodes = _readers(uses, place.weight)
-        grid = _grid(nodes[0], place.weight, stored, path)
+        grid = _grid(model, nodes[0], place.weight, stored, path)
         factors = place.of(own[place.weight], values)
         added = factors.scale * (factors.b.astype(np.float64) @ factors.a.astype(np.float64))
         added = added.T if place.reader.leads else added
@@ -164,7 +166,9 @@ def _unfit(weight: str, why: str) -> UsageError:
     )
 
 
-def _grid(node: NodeProto, weight: str, stored: Mapping[str, TensorProto], path: Path | None) -> _Grid:
+def _grid(
+    model: ModelProto, node: NodeProto, weight: str, stored: Mapping[str, TensorProto], path: Path | None
+) -> _Grid:
     own = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     names = list(node.input)
     scale, zero, groups = (
@@ -173,32 +177,24 @@ def _grid(node: NodeProto, weight: str, stored: Mapping[str, TensorProto], path:
     missing = next((name for name in (scale, zero) if name and name not in stored), None)
     if groups or missing is not None:
         raise _unfit(weight, "its columns are in another order" if groups else f"'{missing}' is computed")
-    arrays = [_array(stored[name], path) if name else None for name in (weight, scale, zero)]
-    assert arrays[0] is not None and arrays[1] is not None
+    arrays = read_stored(model, {weight, scale, zero}, path)
     make = _of_bits if node.op_type == "MatMulNBits" else _of_dequantized
-    return make(own, arrays[0], arrays[1], arrays[2])
+    return make(own, arrays[weight], arrays[scale], arrays.get(zero))
 
 
 def _at(names: Sequence[str], position: int) -> str:
     return names[position] if len(names) > position else ""
 
 
-def _array(tensor: TensorProto, path: Path | None) -> np.ndarray:
-    holder = ModelProto()
-    holder.graph.initializer.add().CopyFrom(tensor)
-    load_external_data(holder, path)
-    return numpy_helper.to_array(holder.graph.initializer[0])
-
-
 def _of_bits(own: Mapping[str, Any], packed: np.ndarray, scale: np.ndarray, zero: np.ndarray | None) -> _Grid:
     """What MatMulNBits reads: [N, K] in blocks along K, several integers a byte, the first in the lowest bits."""
     size_out, size_in, bits, block = (int(own.get(name, 4)) for name in ("N", "K", "bits", "block_size"))
     blocks = -(-size_in // block)
-    whole = _unpacked(packed.reshape(size_out, -1), bits)[:, : blocks * block].astype(np.float64)
+    whole = unpacked(packed.reshape(size_out, -1), bits)[:, : blocks * block].astype(np.float64)
     if zero is None:
         zeros = np.full(size_out * blocks, 2.0 ** (bits - 1))
     elif zero.dtype == np.uint8:
-        zeros = _unpacked(zero.reshape(size_out, -1), bits)[:, :blocks].astype(np.float64).ravel()
+        zeros = unpacked(zero.reshape(size_out, -1), bits)[:, :blocks].astype(np.float64).ravel()
     else:
         zeros = zero.astype(np.float64).ravel()
     of_block = np.repeat(np.arange(size_out * blocks).reshape(size_out, blocks), block, axis=1)[:, :size_in]
@@ -211,12 +207,8 @@ def _of_bits(own: Mapping[str, Any], packed: np.ndarray, scale: np.ndarray, zero
     return _Grid(whole[:, :size_in], 0, 2**bits - 1, scale.ravel(), zeros, of_block, store)
 
 
-def _unpacked(rows: np.ndarray, bits: int) -> np.ndarray:
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    return ((rows[..., None] >> shifts) & np.uint8(2**bits - 1)).reshape(len(rows), -1)
-
-
 def _packed(rows: np.ndarray, bits: int) -> np.ndarray:
+    """The converse of `unpacked`."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     parts = rows.reshape(len(rows), -1, len(shifts)) << shifts
     return np.bitwise_or.reduce(parts, axis=-1)
@@ -224,27 +216,16 @@ def _packed(rows: np.ndarray, bits: int) -> np.ndarray:
 
 def _of_dequantized(own: Mapping[str, Any], stored: np.ndarray, scale: np.ndarray, zero: np.ndarray | None) -> _Grid:
     """What DequantizeLinear reads: one scale for all, for each entry of an axis, or for each block along it."""
-    axis, size = int(own.get("axis", 1)) % stored.ndim, int(own.get("block_size", 0))
-    numbers = np.arange(scale.size).reshape(scale.shape)
-    if size:
-        numbers = np.repeat(numbers, size, axis=axis).take(np.arange(stored.shape[axis]), axis=axis)
-    elif scale.size > 1:
-        numbers = numbers.reshape([-1 if i == axis else 1 for i in range(stored.ndim)])
-    of_block = np.broadcast_to(numbers.reshape([1] * stored.ndim) if scale.size == 1 else numbers, stored.shape)
+    axis = int(own.get("axis", 1)) % stored.ndim
+    blocks = spread(np.arange(scale.size).reshape(scale.shape), stored.shape, axis, int(own.get("block_size", 0)))
+    of_block = np.broadcast_to(blocks, stored.shape)
     zeros = np.zeros(scale.size) if zero is None else zero.astype(np.float64).ravel()
-    low, high = _range(stored.dtype)
+    low, high = LIMITS[helper.np_dtype_to_tensor_dtype(stored.dtype)]
 
     def store(integers: np.ndarray) -> np.ndarray:
         return integers.astype(np.int32).astype(stored.dtype)
 
     return _Grid(stored.astype(np.float64), low, high, scale.ravel(), zeros, of_block, store)
-
-
-def _range(dtype: np.dtype) -> tuple[int, int]:
-    """The least and the largest integer of a type, of those of few bits too."""
-    word = dtype.name
-    bits = int("".join(filter(str.isdigit, word)))
-    return (0, 2**bits - 1) if word.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 def _replace(tensor: TensorProto, array: np.ndarray) -> None:

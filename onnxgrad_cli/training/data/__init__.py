@@ -1,8 +1,21 @@
 """Data for training: one module a format, one that checks what was read, one that shuffles it and deals it out."""
 
 from onnxgrad_cli.training.data.batches import Batches, Part
-from onnxgrad_cli.training.data.dataset import Data, open_data
+from onnxgrad_cli.training.data.dataset import Data, names_in, open_data
 from onnxgrad_cli.training.data.hold_out import fraction_of, held_out
 from onnxgrad_cli.training.data.input_types import Range, input_types_of, ranges_of
+from onnxgrad_cli.training.data.sequences import SequenceOptions
 
-__all__ = ["Batches", "Data", "Part", "Range", "fraction_of", "held_out", "input_types_of", "open_data", "ranges_of"]
+__all__ = [
+    "Batches",
+    "Data",
+    "Part",
+    "Range",
+    "SequenceOptions",
+    "fraction_of",
+    "held_out",
+    "input_types_of",
+    "names_in",
+    "open_data",
+    "ranges_of",
+]

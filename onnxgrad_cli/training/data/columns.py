@@ -18,6 +18,7 @@ import numpy as np
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import in_words, shape_of
 from onnxgrad_cli.training.data.input_types import InputTypes
+from onnxgrad_cli.training.data.lists import Lists
 
 Chosen = Mapping[str, Sequence[str]]
 """Input -> its columns, in order."""
@@ -64,10 +65,10 @@ def width(inputs: InputTypes, feed: str) -> int | None:
     return None if sizes is None else math.prod(sizes)
 
 
-def shaped(array: np.ndarray, inputs: InputTypes, feed: str) -> np.ndarray:
+def shaped(array: np.ndarray | Lists, inputs: InputTypes, feed: str) -> np.ndarray | Lists:
     """The numbers of each sample, (N, ...), in the shape that the input has, if they are as many."""
     sizes = _sizes(inputs, feed)
-    if sizes is None or math.prod(sizes) != math.prod(array.shape[1:]):
+    if isinstance(array, Lists) or sizes is None or math.prod(sizes) != math.prod(array.shape[1:]):
         return array
     return array.reshape(len(array), *sizes)
 

@@ -22,8 +22,18 @@ SLACK = 1024
 """Bytes that are not counted: an archive's smallest blocks."""
 
 
-def read(path: Path, inputs: InputTypes | None = None) -> Found:
-    """The arrays of an .npz file that are inputs, or without `inputs` all of them.
+def read(path: Path, inputs: InputTypes) -> Found:
+    """The arrays of an .npz file that are inputs.
+
+    Raises:
+        UsageError: it can't be read.
+    """
+    arrays, others = arrays_of(path, inputs)
+    return Found(arrays, others)
+
+
+def arrays_of(path: Path, inputs: InputTypes | None = None) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The arrays of an .npz file that are inputs, or without `inputs` all of them; and the names of the others.
 
     Raises:
         UsageError: it can't be read.
@@ -45,7 +55,7 @@ def read(path: Path, inputs: InputTypes | None = None) -> Found:
             with reading(path, f"an .npz file with an array '{name}'", hint):
                 _check_size(archive, name)
                 arrays[name] = archive[name]
-    return Found(arrays, others)
+    return arrays, others
 
 
 def _check_size(archive: np.lib.npyio.NpzFile, name: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.training.data.lists import Lists
 
 OBJECTS = "save numbers, as many for each sample: array.astype(float), or numpy.stack(list(array)) of a list of arrays"
 """What to do about an array of Python objects, which numpy reads only by running what the file says."""
@@ -19,7 +20,7 @@ OBJECTS = "save numbers, as many for each sample: array.astype(float), or numpy.
 class Found(NamedTuple):
     """What a reader has read: the arrays of the inputs it found, and the names of what else there is."""
 
-    arrays: dict[str, np.ndarray]
+    arrays: Mapping[str, np.ndarray | Lists]
     others: list[str]
 
 

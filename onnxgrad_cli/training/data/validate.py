@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from onnx import TensorProto, helper
+from onnx import TensorProto, TypeProto, helper
 
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.ir.types import FLOATS, UNNAMED, Shape, dtype_of, in_words, is_float, shape_of
 from onnxgrad_cli.training.data.input_types import InputTypes, Range
+from onnxgrad_cli.training.data.lists import Lists
 from onnxgrad_cli.training.data.reading import Found
 
 WHOLE = frozenset({
@@ -25,7 +26,7 @@ WHOLE = frozenset({
 BLOCK = 2**24
 """Bytes of an array that are looked at in one go."""
 
-Arrays = Mapping[str, np.ndarray]
+Arrays = Mapping[str, np.ndarray | Lists]
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,12 @@ def check(source: Path, found: Found, inputs: InputTypes, ranges: Mapping[str, R
     _check_names(source, found, inputs)
     sizes: dict[str, tuple[int, str]] = {}
     for name, value_type in inputs.items():
-        _check_type(source, name, found.arrays[name], inputs)
-        _check_shape(source, name, found.arrays[name], shape_of(value_type), sizes)
+        column = found.arrays[name]
+        _check_type(source, name, column.values if isinstance(column, Lists) else column, inputs)
+        if isinstance(column, Lists):
+            _check_places(source, name, column, value_type)
+        else:
+            _check_shape(source, name, column, shape_of(value_type), sizes)
     size = _count(source, found.arrays, inputs)
     for name in inputs:
         dtype = helper.tensor_dtype_to_np_dtype(dtype_of(inputs[name]))
@@ -150,6 +155,16 @@ def _check_shape(
             )
 
 
+def _check_places(source: Path, name: str, lists: Lists, value_type: TypeProto) -> None:
+    """Make sure that an input takes lists of different lengths: whole numbers, one a place."""
+    if is_float(value_type) or len(shape_of(value_type) or ()) != 2:
+        raise UsageError(
+            f"'{source}': '{name}' holds lists of {lists.lengths.min()} to {lists.lengths.max()} elements, the model "
+            f"takes {in_words(value_type)}",
+            "pad them to one length: only tokens, and whole numbers beside them, are padded here",
+        )
+
+
 def _reshape(array: np.ndarray, shape: tuple[int | str, ...]) -> str:
     if array.ndim and len(shape) == array.ndim + 1 and shape[-1] in (1, "?"):
         return "save it with one more axis: array[..., None]"
@@ -176,7 +191,7 @@ def _count(source: Path, arrays: Arrays, inputs: InputTypes) -> int:
     return size
 
 
-def _is_empty(array: np.ndarray, shape: Shape | None) -> bool:
+def _is_empty(array: np.ndarray | Lists, shape: Shape | None) -> bool:
     """Whether an array has no numbers though it should have some: only the past of a decoder need not."""
     sizes = zip(array.shape, shape or (), strict=False)
     past = any(size == 0 and (dim == 0 or str(dim).startswith("past")) for size, dim in list(sizes)[1:])
@@ -187,12 +202,12 @@ def _is_empty(array: np.ndarray, shape: Shape | None) -> bool:
 
 
 def _check_numbers(
-    source: Path, name: str, array: np.ndarray, dtype: np.dtype, allowed: Range | None, finite: bool
+    source: Path, name: str, array: np.ndarray | Lists, dtype: np.dtype, allowed: Range | None, finite: bool
 ) -> None:
     if dtype.kind in "biu":
         bounds = _bounds(dtype)
         check_whole(source, name, array, bounds & allowed if allowed else bounds)
-    elif finite:
+    elif finite and not isinstance(array, Lists):
         _check_finite(source, name, array, dtype)
 
 
@@ -203,7 +218,7 @@ def _bounds(dtype: np.dtype) -> Range:
     return Range(int(info.min), int(info.max))
 
 
-def check_whole(source: Path, name: str, array: np.ndarray, allowed: Range) -> None:
+def check_whole(source: Path, name: str, array: np.ndarray | Lists, allowed: Range) -> None:
     """Make sure that an input holds the whole numbers that it may.
 
     Raises:
@@ -211,7 +226,7 @@ def check_whole(source: Path, name: str, array: np.ndarray, allowed: Range) -> N
     """
     if array.dtype.kind == "b":
         return
-    for start, block in blocks(array):
+    for start, block in array.blocks(BLOCK // 8) if isinstance(array, Lists) else blocks(array):
         bad = np.zeros(block.shape, bool)
         if allowed.low is not None:
             bad |= block < allowed.low

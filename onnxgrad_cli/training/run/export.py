@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.files import load_external_data
 from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE, give_own_statistics, is_batch_normalization, own_statistics
 from onnxgrad_cli.ir.nodes import subgraphs
 from onnxgrad_cli.ir.skeleton import copied
@@ -92,6 +94,23 @@ def _add(model: ModelProto, tensor: TensorProto, name: str) -> None:
     copy.name = name
     if model.ir_version < INITIALIZERS_ALONE:
         model.graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))
+
+
+def read_stored(model: ModelProto, names: Collection[str], path: Path | None) -> dict[str, np.ndarray]:
+    """The values of those of `names` that a model stores, in initializers or constants.
+
+    Args:
+        model: the model; not changed. Of external data only these tensors are read.
+        names: of values.
+        path: where the model was read from; external data are relative to it.
+    """
+    taken = ModelProto()
+    for tensor, name in stored_tensors(model.graph):
+        if name in names:
+            taken.graph.initializer.add().CopyFrom(tensor)
+            taken.graph.initializer[-1].name = name
+    load_external_data(taken, path)
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in taken.graph.initializer}
 
 
 def stored_tensors(graph: GraphProto) -> Iterator[tuple[TensorProto, str]]:

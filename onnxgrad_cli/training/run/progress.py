@@ -13,7 +13,7 @@ from typing import Any, get_args
 from onnxgrad_cli.common.checks import is_number
 from onnxgrad_cli.common.choices import Scaling
 from onnxgrad_cli.errors import OnnxgradError
-from onnxgrad_cli.metadata import Adapter
+from onnxgrad_cli.metadata import Adapter, IntegerWeight
 
 Form = Callable[[Any], bool]
 
@@ -54,6 +54,20 @@ def are_adapters(value: Any) -> bool:
     )
 
 
+def _quantized(value: Any) -> bool:
+    """Whether an object describes what of a model's integers are floats."""
+    forms: dict[str, Form] = {
+        "weight": _text, "tensor": _text, "scale": _text, "zero_point": _text, "factors": _names, "times": is_number,
+        "axis": lambda value: is_number(value, whole=True), "block_size": _count,
+    }  # fmt: skip
+    assert set(forms) == {field.name for field in fields(IntegerWeight)}
+
+    def are_weights(value: Any) -> bool:
+        return isinstance(value, list) and all(_has(each, forms) for each in value)
+
+    return _has(value, {"weights": are_weights, "scales": _names, "copies": _pairs})
+
+
 def _epochs(value: Any) -> bool:
     return isinstance(value, list) and all(
         isinstance(epoch, dict) and "loss" in epoch and all(map(_float, epoch.values())) for epoch in value
@@ -82,7 +96,9 @@ OF_A_RUN: dict[str, Form] = {
 }  # fmt: skip
 """What the checkpoint of a run says besides, from which it goes on."""
 
-OPTIONAL: dict[str, Form] = {"averages": _pairs, "frozen": _names, "state": _names, "writer": _text}
+OPTIONAL: dict[str, Form] = {
+    "averages": _pairs, "quantized": _quantized, "frozen": _names, "state": _names, "writer": _text
+}  # fmt: skip
 
 
 def check_progress(path: Path, said: Any, values: Mapping[str, Any]) -> None:

@@ -155,7 +155,8 @@ class TrainerBase:
         """
         original, path = load_model(model)
         check_target(Path(out), original, path, force)
-        trained = merge(original, self.roles.adapters, self.weights(), path, self.state(), keep_mode)
+        roles, weights, state = self.roles, self.weights(), self.state()
+        trained = merge(original, roles.adapters, weights, path, state, keep_mode, roles.quantized)
         return save_model(trained, out, path, force, check=check_opens(trained, original, path))
 
     def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float = RATE) -> float:

@@ -27,6 +27,6 @@ def few(rows: dict[str, list[Case]], most: int) -> dict[str, list[Case]]:
 
 def others(rows: dict[str, list[Case]], some: dict[str, list[Case]]) -> dict[str, list[Case]]:
     """The rows that are not among some, of each operator that has such."""
-    taken = {operator: set(map(id, each)) for operator, each in some.items()}
-    left = {operator: [row for row in each if id(row) not in taken[operator]] for operator, each in rows.items()}
+    taken = {id(row) for each in some.values() for row in each}
+    left = {operator: [row for row in each if id(row) not in taken] for operator, each in rows.items()}
     return {operator: each for operator, each in left.items() if each}

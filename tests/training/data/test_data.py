@@ -89,6 +89,13 @@ def to_parquet_lists(folder: Path, arrays: Arrays) -> Path:
     return folder / "lists.parquet"
 
 
+def to_json_lines(folder: Path, arrays: Arrays) -> Path:
+    rows = zip(*(array.tolist() for array in arrays.values()), strict=True)
+    lines = "".join(json.dumps(dict(zip(arrays, row, strict=True))) + "\n" for row in rows)
+    (folder / "data.jsonl").write_text(lines, "utf-8")
+    return folder / "data.jsonl"
+
+
 def to_safetensors(folder: Path, arrays: Arrays) -> Path:
     library = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
     library.save_file({name: np.ascontiguousarray(a) for name, a in arrays.items()}, folder / "data.safetensors")
@@ -104,7 +111,7 @@ def to_sets(folder: Path, arrays: Arrays) -> Path:
     return folder / "sets"
 
 
-TABLES = [to_csv, to_pandas_csv, to_parquet]
+TABLES = [to_csv, to_pandas_csv, to_parquet, to_json_lines]
 WRITERS = [to_npz, to_folder, *TABLES, to_parquet_lists, to_safetensors, to_sets]
 Writer = Callable[[Path, Arrays], Path]
 
@@ -260,7 +267,7 @@ def test_parquet_without_values_and_with_uneven_lists(tmp_path: Path) -> None:
         opened(x=rows, y=[1, None, 2])
     with pytest.raises(UsageError, match="column 'x': no value in row 2"):
         opened(x=[*rows[:2], None], y=[1, 1, 2])
-    with pytest.raises(UsageError, match="column 'x': lists of 2 to 3 elements"):
+    with pytest.raises(UsageError, match="'x' holds lists of 2 to 3 elements, the model takes float"):
         opened(x=[*rows[:2], [1.0, 2.0]], y=[1, 1, 2])
     with pytest.raises(UsageError, match="'y' holds text"):
         opened(x=rows, y=["a", "b", "c"])

@@ -121,7 +121,7 @@ def test_a_device_is_told_at_once(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there is no such device")
-@pytest.mark.parametrize("read", [npz.read, load_tuned])
+@pytest.mark.parametrize("read", [npz.arrays_of, load_tuned])
 def test_a_device_in_place_of_what_else_is_read(read: Callable[[Path], object]) -> None:
     with pytest.raises(UsageError, match="is no file: it is a device"):
         read(Path("/dev/zero"))

@@ -1,0 +1,57 @@
+"""Products with matrices of a few bits, as products with floats: their kernels know no float64."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from onnxgrad_cli.ir.types import is_external
+
+
+def write_out_few_bits(model: ModelProto) -> None:
+    """Let MatMul take the place of MatMulNBits where what it reads is stored in the model; in place."""
+    if not any(node.op_type == "MatMulNBits" for node in model.graph.node):
+        return
+    fed = {value.name for value in model.graph.input}
+    stored = {t.name: t for t in model.graph.initializer if t.name not in fed and not is_external(t)}
+    nodes: list[NodeProto] = []
+    for node in model.graph.node:
+        in_order = node.op_type == "MatMulNBits" and not any(node.input[4:5])
+        if in_order and all(name in stored for name in filter(None, node.input[1:4])):
+            nodes += _written_out(model, node, stored)
+        else:
+            nodes.append(node)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+
+
+def _written_out(model: ModelProto, node: NodeProto, stored: dict[str, TensorProto]) -> list[NodeProto]:
+    name, bias = f"{node.output[0]}_matrix", node.input[5] if len(node.input) > 5 else ""
+    arrays = [numpy_helper.to_array(stored[each]) if each else None for each in [*node.input[1:4], ""][:3]]
+    given = {attribute.name: attribute.i for attribute in node.attribute}
+    matrix = _matrix(*arrays, **given)
+    model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(matrix.T), name))
+    product = f"{node.output[0]}_product" if bias else node.output[0]
+    nodes = [helper.make_node("MatMul", [node.input[0], name], [product], node.name)]
+    return nodes + ([helper.make_node("Add", [product, bias], node.output)] if bias else [])
+
+
+def _matrix(
+    packed: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None, *,
+    K: int, N: int, bits: int = 4, block_size: int = 128, **_: int,
+) -> np.ndarray:  # fmt: skip
+    """The matrix [N, K] of a MatMulNBits, in the type of its scales; the names are those of its attributes."""
+    blocks = -(-K // block_size)
+    steps = unpacked(packed.reshape(N, -1), bits).astype(scales.dtype)
+    if zeros is None:
+        shift = np.full((N, blocks), 2 ** (bits - 1), scales.dtype)
+    else:
+        shift = unpacked(zeros.reshape(N, -1), bits)[:, :blocks] if zeros.dtype == np.uint8 else zeros
+    scale, zero = (each.reshape(N, blocks, 1).astype(scales.dtype) for each in (scales, shift))
+    return ((steps.reshape(N, blocks, block_size) - zero) * scale).reshape(N, -1)[:, :K]
+
+
+def unpacked(rows: np.ndarray, bits: int) -> np.ndarray:
+    """The numbers of a few bits in rows of bytes, the low bits first."""
+    numbers = (rows[..., None] >> np.arange(0, 8, bits, dtype=np.uint8)) & np.uint8(2**bits - 1)
+    return numbers.reshape(len(rows), -1)

@@ -1,0 +1,234 @@
+"""Samples of different lengths: what is padded, packed and made of tokens is what PyTorch and batches by hand have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from onnx import TensorProto
+
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.ir.types import tensor_type
+from onnxgrad_cli.metadata import Term
+from onnxgrad_cli.training.data import Data, Range, SequenceOptions, held_out, open_data
+
+INT64, FLOAT = TensorProto.INT64, TensorProto.FLOAT
+PLACES = tensor_type(INT64, ["batch", "length"])
+INPUTS = {"input_ids": PLACES, "attention_mask": tensor_type(INT64, ["batch", "total"]), "position_ids": PLACES}
+PORTS = {**INPUTS, "label": PLACES}
+CAUSAL = [Term("causal-lm", "logits", "label", 1.0, 90, -100, -1)]
+CLASSES = [Term("cross-entropy", "logits", "label", 1.0, 3, -100)]
+CLASS = {"input_ids": PLACES, "attention_mask": PLACES, "label": tensor_type(INT64, ["batch"])}
+ROWS = [[5, 6, 7], [8, 9], [10, 11, 12, 13], [14, 15]]
+Rows = Mapping[str, Sequence[Any]]
+
+
+def to_json_lines(folder: Path, columns: Rows) -> Path:
+    rows = zip(*columns.values(), strict=True)
+    text = "".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows)
+    (folder / "data.jsonl").write_text(text, "utf-8")
+    return folder / "data.jsonl"
+
+
+def to_parquet(folder: Path, columns: Rows) -> Path:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table(dict(columns)), folder / "data.parquet")
+    return folder / "data.parquet"
+
+
+Writer = Callable[[Path, Rows], Path]
+both = pytest.mark.parametrize("write", [to_json_lines, to_parquet])
+
+
+def opened(path: Path, inputs: Any = PORTS, terms: Sequence[Term] = CAUSAL, **options: Any) -> Data:
+    told = options.pop("told", [])
+    chosen = SequenceOptions(**options)
+    return open_data(
+        path, inputs, {"input_ids": Range(0, 89)}, terms=terms, options=chosen, tell=lambda t, _: told.append(t)
+    )
+
+
+def like_torch(rows: Sequence[Sequence[int]], fill: int) -> np.ndarray:
+    tensors = [torch.tensor(row) for row in rows]
+    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=fill).numpy()
+
+
+@both
+def test_lists_are_padded_in_each_batch_and_the_rest_is_made(tmp_path: Path, write: Writer) -> None:
+    data = opened(write(tmp_path, {"input_ids": ROWS}), pad_id=3)
+    for chosen in ([0, 1, 2, 3], [3, 1], [2]):
+        batch, rows = data.batch(np.array(chosen)), [ROWS[i] for i in chosen]
+        np.testing.assert_array_equal(batch["input_ids"], like_torch(rows, 3))
+        np.testing.assert_array_equal(batch["label"], like_torch(rows, -100))
+        np.testing.assert_array_equal(batch["attention_mask"], like_torch([[1] * len(row) for row in rows], 0))
+        np.testing.assert_array_equal(batch["position_ids"], like_torch([list(range(len(row))) for row in rows], 0))
+        assert all(array.dtype == np.int64 and array.flags.c_contiguous for array in batch.values())
+    assert list(data.batch(np.array([], np.int64))["input_ids"].shape) == [0, 0]  # of a process without a part
+
+
+@both
+def test_labels_of_the_data_are_kept(tmp_path: Path, write: Writer) -> None:
+    labels = [[-100, -100, row[2]] if len(row) == 3 else row for row in ROWS]
+    batch = opened(write(tmp_path, {"label": labels, "input_ids": ROWS})).batch(np.arange(4))
+    np.testing.assert_array_equal(batch["label"], like_torch(labels, -100))
+    np.testing.assert_array_equal(batch["input_ids"], like_torch(ROWS, 0))
+
+
+def test_arrays_of_one_length_get_masks_and_labels_too(tmp_path: Path) -> None:
+    ids = np.array([[1, 2, 3, 0], [4, 5, 0, 0], [6, 0, 7, 8]])
+    np.savez(tmp_path / "a.npz", input_ids=ids)
+    batch = opened(tmp_path / "a.npz").batch(np.arange(3))
+    np.testing.assert_array_equal(batch["attention_mask"], np.ones((3, 4)))
+    np.testing.assert_array_equal(batch["label"], ids)
+    np.testing.assert_array_equal(batch["position_ids"], [[0, 1, 2, 3]] * 3)
+    ends = opened(tmp_path / "a.npz", pad_id=0).batch(np.arange(3))  # a 0 inside is a token
+    np.testing.assert_array_equal(ends["attention_mask"], [[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]])
+    np.testing.assert_array_equal(ends["label"], [[1, 2, 3, -100], [4, 5, -100, -100], [6, 0, 7, 8]])
+    np.savez(tmp_path / "b.npz", input_ids=ids, attention_mask=(ids != 0).astype(int))
+    masked = opened(tmp_path / "b.npz").batch(np.arange(3))
+    np.testing.assert_array_equal(masked["label"], np.where(ids == 0, -100, ids))
+
+
+@both
+def test_classes_of_texts(tmp_path: Path, write: Writer) -> None:
+    data = opened(write(tmp_path, {"input_ids": ROWS, "label": [0, 2, 1, 0]}), CLASS, CLASSES)
+    batch = data.batch(np.array([2, 1]))
+    np.testing.assert_array_equal(batch["input_ids"], [[10, 11, 12, 13], [8, 9, 0, 0]])
+    np.testing.assert_array_equal(batch["attention_mask"], [[1, 1, 1, 1], [1, 1, 0, 0]])
+    np.testing.assert_array_equal(batch["label"], [1, 2])
+
+
+def test_a_class_for_each_token(tmp_path: Path) -> None:
+    kinds = [[0, 1, 2], [1, 1], [0, 0, 0, 2], [-100, 1]]
+    batch = opened(to_json_lines(tmp_path, {"input_ids": ROWS, "label": kinds}), PORTS, CLASSES).batch(np.arange(4))
+    np.testing.assert_array_equal(batch["label"], like_torch(kinds, -100))
+
+
+def test_what_is_cut(tmp_path: Path) -> None:
+    path = to_json_lines(tmp_path, {"input_ids": ROWS})
+    batch = opened(path, max_length=3).batch(np.arange(4))
+    np.testing.assert_array_equal(batch["label"], like_torch([row[:3] for row in ROWS], -100))
+    fixed = {name: tensor_type(INT64, ["batch", 6]) for name in PORTS}
+    assert {array.shape for array in opened(path, fixed).batch(np.arange(2)).values()} == {(2, 6)}
+    short = {name: tensor_type(INT64, ["batch", 3]) for name in PORTS}
+    with pytest.raises(
+        UsageError, match=r"4 tokens in a sample, the model takes 3\nhint: cut them with `max_length=3`"
+    ):
+        opened(path, short)
+    assert opened(path, short, max_length=3).batch(np.arange(2))["input_ids"].shape == (2, 3)
+
+
+def test_packed_rows(tmp_path: Path) -> None:
+    """Rows hold whole samples in order; no sample's first token is predicted from the sample before it."""
+    told: list[str] = []
+    rows = [*ROWS, [20, 21, 22, 23, 24, 25, 26], [30]]
+    data = opened(to_json_lines(tmp_path, {"input_ids": rows}), max_length=6, pack=True, told=told)
+    assert "6 samples are packed in 4 rows of at most 6 tokens" in told[0]
+    batch = data.batch(np.arange(len(data)))
+    packs = [ROWS[0] + ROWS[1], ROWS[2] + ROWS[3], [20, 21, 22, 23, 24, 25]]  # the last sample alone predicts nothing
+    np.testing.assert_array_equal(batch["input_ids"], like_torch(packs, 0))
+    labels = [[-100, 6, 7, -100, 9], [-100, 11, 12, 13, -100, 15], [-100, 21, 22, 23, 24, 25]]
+    np.testing.assert_array_equal(batch["label"], like_torch(labels, -100))
+    places = [[0, 1, 2, 0, 1], [0, 1, 2, 3, 0, 1], list(range(6))]
+    np.testing.assert_array_equal(batch["position_ids"], like_torch(places, 0))
+    np.testing.assert_array_equal(batch["attention_mask"], like_torch([[1] * len(row) for row in packs], 0))
+
+
+def test_samples_without_a_judged_token_are_left_out(tmp_path: Path) -> None:
+    told: list[str] = []
+    labels = [[5, 6, 7], [8, -100], [-100] * 4, [-100, 15]]  # nothing predicts the first token
+    data = opened(to_json_lines(tmp_path, {"input_ids": ROWS, "label": labels}), told=told)
+    np.testing.assert_array_equal(data.batch(np.arange(2))["input_ids"], like_torch([ROWS[0], ROWS[3]], 0))
+    assert len(data) == 2 and "2 of 4 samples have no token that is judged" in told[0]
+    with pytest.raises(UsageError, match="no sample has a token that is judged"):
+        opened(to_json_lines(tmp_path, {"input_ids": ROWS, "label": [[-100] * len(row) for row in ROWS]}))
+
+
+def test_parts_and_digests(tmp_path: Path) -> None:
+    data = opened(to_json_lines(tmp_path, {"input_ids": ROWS * 5}))
+    training, validation = held_out(data, 0.25)
+    assert (len(training), len(validation)) == (15, 5)
+    assert validation.batch(np.arange(5))["input_ids"].shape[0] == 5
+    other = opened(to_json_lines(tmp_path, {"input_ids": [*ROWS * 4, [5, 6], [7, 8, 9], *ROWS[2:]]}))
+    assert len({data.digest(), training.digest(), other.digest(), opened(other.source, max_length=3).digest()}) == 4
+    assert opened(other.source).digest() == other.digest()
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        (
+            {"input_ids": ROWS, "label": [*ROWS[:3], [1, 2, 3]]},
+            "sample 3 .* has 2 elements in 'input_ids' and 3 in 'label'",
+        ),
+        ({"input_ids": [*ROWS, []]}, "'input_ids' has no tokens in sample 4"),
+        ({"input_ids": [*ROWS, [1, 90]]}, r"'input_ids' is 90 in sample 4 .*, at \[1\] of it; it must be 0 to 89"),
+        ({"input_ids": [*ROWS, [1.5]]}, "'input_ids' holds float64, the model takes int64"),
+        ({"ids": ROWS}, "has no 'input_ids'"),
+        ({"input_ids": ROWS, "label": [1, 2, 3, 4]}, r"'label' has shape \[4\], the model takes \[batch, length\]"),
+    ],
+)
+def test_lists_that_do_not_fit(tmp_path: Path, columns: Rows, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        opened(to_json_lines(tmp_path, columns))
+
+
+def test_lists_where_none_are_taken(tmp_path: Path) -> None:
+    path = to_json_lines(tmp_path, {"x": ROWS})
+    for kind in (tensor_type(FLOAT, ["n", "k"]), tensor_type(INT64, ["n", "k", 1])):
+        with pytest.raises(UsageError, match="'x' holds lists of 2 to 4 elements, the model takes"):
+            open_data(path, {"x": kind})
+    for options, said in (({"max_length": 4}, "no input of tokens"), ({"pad_id": 0}, "no input of tokens")):
+        with pytest.raises(UsageError, match=said):
+            opened(path, {"x": tensor_type(FLOAT, ["n"])}, (), **options)
+    with pytest.raises(UsageError, match="has no 'input_ids'; it has x"):
+        opened(path, max_length=4)
+
+
+def test_packing_needs_tokens_alone(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="`pack` needs to know"):
+        SequenceOptions(pack=True)
+    path = to_json_lines(tmp_path, {"input_ids": ROWS, "label": [0, 1, 2, 0]})
+    with pytest.raises(UsageError, match="`pack` goes with the loss causal-lm"):
+        opened(path, CLASS, CLASSES, pack=True, max_length=8)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "line 2 is no JSON"),
+        ("[1]", "line 2 is no object"),
+        ('{"x": null, "y": 1}', "line 2: no value for 'x'"),
+        ('{"y": 1}', "line 2: no value for 'x'"),
+        ('{"x": [1, "a", 3], "y": 1}', "line 2: 'x' is no number, and no list of numbers"),
+        ('{"x": 3, "y": 1}', "line 2: 'x' is a number, and a list on the lines before"),
+        ('{"x": [1, 2, [3]], "y": 1}', "line 2: 'x' is no number"),
+        ('{"x": [[1], [2], [3]], "y": 1}', "'x' is lists inside lists of different lengths"),
+        ('{"x": [1, 2, 1e999], "y": 1}', r"'x' is inf in sample 1 \(the first is 0\), at \[2\]"),
+        ('{"x": [1, 2, 3], "y": 1.5}', "'y' holds float64"),
+        ('{"x": [1, 2, 3], "y": 99999999999999999999}', "line 2: 'y' is no number"),
+        ("[" * 100_000, "line 2 is no JSON"),
+        ('{"x": "\xff"}', "line 2 is no JSON"),
+    ],
+)
+def test_lines_that_are_wrong(tmp_path: Path, line: str, said: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"x": [1, 2, 3], "y": 0}\n' + line.encode("latin-1") + b"\n")
+    inputs = {"x": tensor_type(FLOAT, ["n", 3]), "y": tensor_type(INT64, ["n"])}
+    with pytest.raises(UsageError, match=said):
+        open_data(path, inputs)
+
+
+def test_lines_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxgrad_cli.training.data.json_lines.LONGEST", 1000)
+    (tmp_path / "a.jsonl").write_text('{"x": [' + "1, " * 1000)
+    with pytest.raises(UsageError, match="line 1 has more than 1,000 bytes"):
+        open_data(tmp_path / "a.jsonl", {"x": tensor_type(FLOAT, ["n", 3])})
+    (tmp_path / "b.jsonl").write_text("\n\n")
+    with pytest.raises(UsageError, match="has no 'x'"):
+        open_data(tmp_path / "b.jsonl", {"x": tensor_type(FLOAT, ["n", 3])})

@@ -1,0 +1,265 @@
+"""Text becomes the tokens that the package tokenizers gives, and only what is to be answered is judged."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.ir.types import tensor_type
+from onnxgrad_cli.metadata import Term
+from onnxgrad_cli.training.data import Range, SequenceOptions, open_data
+from onnxgrad_cli.training.data.chat import CHATML, ROUNDS, ChatTemplate
+
+tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+
+PLACES = tensor_type(TensorProto.INT64, ["batch", "length"])
+PORTS = {"input_ids": PLACES, "attention_mask": PLACES, "label": PLACES}
+CAUSAL = [Term("causal-lm", "logits", "label", 1.0, 99, -100, -1)]
+MARKS = ["<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "\n"]
+WORDS = [*MARKS, *"what is the sky ? blue grass green it and user assistant system".split()]
+CHAT = [
+    {"role": "user", "content": "what is the sky ?"},
+    {"role": "assistant", "content": "blue"},
+    {"role": "user", "content": "and the grass ?"},
+    {"role": "assistant", "content": "it is green"},
+]
+THINKING = (  # as Qwen3's: only the last answer shows where thoughts would be
+    "{%- for m in messages %}{%- set last = loop.last %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and last %}it {% endif %}{{ m.content }}<|im_end|>\n{%- endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    """A tokenizer of whole words, that puts <s> in front, in a folder with its settings."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    made = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="<pad>"))
+    made.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
+    made.add_special_tokens(MARKS)
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    made.enable_truncation(3)  # as some are published: what we read is never cut by them
+    made.enable_padding(length=64)
+    (tmp_path / "tok").mkdir()
+    made.save(str(tmp_path / "tok" / "tokenizer.json"))
+    settings = {"eos_token": {"content": "</s>"}, "pad_token": "<pad>", "bos_token": "<s>"}
+    (tmp_path / "tok" / "tokenizer_config.json").write_text(json.dumps(settings))
+    return tmp_path / "tok"
+
+
+def ids(text: str) -> list[int]:
+    return [WORDS.index(word) for word in text.split(" ")]
+
+
+def lines(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def batch(path: Path, tokenizer: Path, inputs: Any = PORTS, terms: Any = CAUSAL, **options: Any) -> Any:
+    chosen = SequenceOptions(tokenizer, **options)
+    data = open_data(path, inputs, terms=terms, options=chosen)
+    return data.batch(np.arange(len(data)))
+
+
+def test_the_completion_alone_is_judged(tmp_path: Path, tokenizer: Path) -> None:
+    records = [
+        {"prompt": "what is the sky ? ", "completion": "blue"},
+        {"prompt": "the grass is ", "completion": "green and blue"},
+    ]
+    first = [*ids("<s> what is the sky ? blue </s>"), 0]
+    second = [*ids("<s> the grass is green and blue </s>"), 0]
+    found = batch(lines(tmp_path / "a.jsonl", records), tokenizer)
+    np.testing.assert_array_equal(found["input_ids"], [first[:8], second[:8]])
+    hidden = [-100] * 6
+    np.testing.assert_array_equal(found["label"], [hidden + first[6:8], [-100] * 4 + second[4:8]])
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "a.parquet")
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["prompt", "completion"])
+        writer.writeheader()
+        writer.writerows(records)
+    for same in ("a.parquet", "a.csv"):
+        other = batch(tmp_path / same, tokenizer / "tokenizer.json")
+        assert all((found[name] == other[name]).all() for name in found)
+
+
+def test_all_of_a_text_is_judged(tmp_path: Path, tokenizer: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", [{"text": "the sky is blue"}, {"text": "grass </s>"}])
+    found = batch(path, tokenizer, pad_id=7)
+    np.testing.assert_array_equal(
+        found["input_ids"], [ids("<s> the sky is blue </s>"), [*ids("<s> grass </s>"), 7, 7, 7]]
+    )
+    np.testing.assert_array_equal(found["label"][1], [-100, *ids("grass </s>"), -100, -100, -100])
+    np.testing.assert_array_equal(found["attention_mask"], [[1] * 6, [1, 1, 1, 0, 0, 0]])
+
+
+def test_what_the_assistant_says_is_judged(tmp_path: Path, tokenizer: Path) -> None:
+    told: list[str] = []
+    path = lines(tmp_path / "a.jsonl", [{"messages": CHAT}])
+    data = open_data(
+        path, PORTS, terms=CAUSAL, options=SequenceOptions(tokenizer), tell=lambda text, _: told.append(text)
+    )
+    found = data.batch(np.arange(1))
+    turns = [
+        ("<|im_start|> user \n what is the sky ? <|im_end|> \n <|im_start|> assistant \n", False),
+        ("blue <|im_end|> \n", True),
+        ("<|im_start|> user \n and the grass ? <|im_end|> \n <|im_start|> assistant \n", False),
+        ("it is green <|im_end|> \n", True),
+    ]
+    wanted = [(token, judged) for text, judged in turns for token in ids(text)]
+    assert found["input_ids"][0].tolist() == [token for token, _ in wanted]
+    assert found["label"][0].tolist() == [token if judged else -100 for token, judged in wanted]
+    assert "has no chat template beside it: conversations are written in ChatML" in told[0]
+
+
+def test_conversations_as_prompt_and_completion(tmp_path: Path, tokenizer: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", [{"prompt": CHAT[:3], "completion": CHAT[3:]}])
+    label = batch(path, tokenizer)["label"][0]
+    assert label[label != -100].tolist() == ids("it is green <|im_end|> \n")
+
+
+@pytest.mark.parametrize("in_settings", [True, False])
+def test_a_template_that_writes_earlier_answers_otherwise(tmp_path: Path, tokenizer: Path, in_settings: bool) -> None:
+    if in_settings:
+        settings = json.loads((tokenizer / "tokenizer_config.json").read_text())
+        several = [{"name": "tools", "template": "no"}, {"name": "default", "template": THINKING}]
+        (tokenizer / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": several}))
+    else:
+        (tokenizer / "chat_template.jinja").write_text(THINKING)
+    told: list[str] = []
+    path = lines(tmp_path / "a.jsonl", [{"messages": CHAT}, {"messages": CHAT[:2]}])
+    data = open_data(
+        path, PORTS, terms=CAUSAL, options=SequenceOptions(tokenizer), tell=lambda text, _: told.append(text)
+    )
+    labels = data.batch(np.arange(2))["label"]
+    assert [row[row != -100].tolist() for row in labels] == [
+        ids("it it is green <|im_end|>"), ids("it blue <|im_end|>")
+    ]  # fmt: skip
+    assert "in 1 conversations the chat template writes earlier answers otherwise" in told[0]
+
+
+def test_texts_of_a_classifier(tmp_path: Path, tokenizer: Path) -> None:
+    inputs = {"input_ids": PLACES, "token_type_ids": PLACES, "label": tensor_type(TensorProto.INT64, ["batch"])}
+    path = lines(tmp_path / "a.jsonl", [{"text": "the sky", "label": 1}, {"text": "green", "label": 0}])
+    found = batch(path, tokenizer, inputs, [Term("cross-entropy", "logits", "label", 1.0, 2, -100)])
+    np.testing.assert_array_equal(found["input_ids"], [ids("<s> the sky </s>"), [*ids("<s> green </s>"), 0]])
+    assert found["label"].tolist() == [1, 0] and not found["token_type_ids"].any()
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"other": "x"}, "line 1: no text"),
+        ({"text": 3}, "line 1: no text"),
+        ({"prompt": "a"}, "'prompt' and 'completion' are not both text"),
+        ({"messages": "a"}, "'messages' is no list of messages"),
+        ({"messages": []}, "'messages' is no list of messages"),
+        ({"messages": [{"role": "user"}]}, "a message in 'messages' has no role and content"),
+        ({"prompt": CHAT[:1], "completion": "blue"}, "'completion' is no list of messages"),
+        ({"messages": CHAT[:1]}, "no sample has a token that is judged"),
+    ],
+)
+def test_text_that_is_none(tmp_path: Path, tokenizer: Path, record: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        batch(lines(tmp_path / "a.jsonl", [record]), tokenizer)
+
+
+def test_files_that_hold_no_text(tmp_path: Path, tokenizer: Path) -> None:
+    np.savez(tmp_path / "a.npz", input_ids=np.zeros((2, 2), int))
+    with pytest.raises(UsageError, match="is no file of text"):
+        batch(tmp_path / "a.npz", tokenizer)
+    with pytest.raises(UsageError, match="no such file"):
+        batch(tmp_path / "gone.jsonl", tokenizer)
+    path = lines(tmp_path / "a.jsonl", [{"text": "the"}, {"messages": CHAT}])
+    with pytest.raises(UsageError, match="line 2: there are messages on some lines"):
+        batch(path, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "can't be read as a tokenizer"),
+        (b"{}", "can't be read as a tokenizer"),
+        (b"\xff\xfe", "can't be read as text"),
+        (
+            b'{"model": {"type": "BPE", "vocab": {}, "merges": ["a b"]}}',
+            "can't be read as a tokenizer",
+        ),
+    ],
+)
+def test_tokenizers_that_are_none(tmp_path: Path, tokenizer: Path, content: bytes, said: str) -> None:
+    (tokenizer / "tokenizer.json").write_bytes(content)
+    with pytest.raises(UsageError, match=said):
+        batch(lines(tmp_path / "a.jsonl", [{"text": "the"}]), tokenizer)
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"a": ' * 10_000])
+def test_settings_that_are_none(tmp_path: Path, tokenizer: Path, content: str) -> None:
+    (tokenizer / "tokenizer_config.json").write_text(content)
+    with pytest.raises(UsageError, match=r"tokenizer_config.json' can't be read as JSON"):
+        batch(lines(tmp_path / "a.jsonl", [{"text": "the"}]), tokenizer)
+
+
+def test_a_tokenizer_of_another_model(tmp_path: Path, tokenizer: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", [{"text": "the sky is green"}])
+    with pytest.raises(UsageError, match=r"'input_ids' is 9 in sample 0 .* it indexes a table of 9 rows"):
+        open_data(path, PORTS, {"input_ids": Range(0, 8, why="it indexes a table of 9 rows")}, terms=CAUSAL,
+                  options=SequenceOptions(tokenizer))  # fmt: skip
+
+
+# -- templates of strangers --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "more than 100,000 rounds"),
+        ("{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}", "recursion"),
+        ("{{ 'a' * 10000000000 }}", "it has \\*"),
+        ("{{ '%9999999999d' % 1 }}", "it has %"),
+        ("{{ 9 ** 9 ** 9 }}", "it has \\*\\*"),
+        ("{{ 'a'.ljust(99999999999) }}", ""),
+        (
+            "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+            "",
+        ),
+        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "is unsafe"),
+        ("{{ messages.append(1) }}", "is unsafe"),
+    ],
+)
+def test_a_template_can_do_no_harm(source: str, said: str) -> None:
+    template = ChatTemplate(Path("tokenizer.json"), source, {})
+    with pytest.raises(
+        UsageError, match=f"line 1: the chat template of 'tokenizer.json' refuses the conversation: .*{said}"
+    ):
+        template.render("line 1", CHAT)
+    assert ROUNDS == 100_000
+
+
+@pytest.mark.parametrize("source", ["{% for %}", "{% include 'x' %}{{ 3", "x" * (2**20 + 1)])
+def test_what_is_no_template(source: str) -> None:
+    with pytest.raises(UsageError, match="can't be read as a chat template"):
+        ChatTemplate(Path("tokenizer.json"), source, {})
+
+
+def test_what_templates_use() -> None:
+    """Blocks, filters and functions that published templates use."""
+    source = (
+        "{{ bos_token }}{%- for m in messages -%}{%- if loop.index > 2 -%}{%- break -%}{%- endif -%}"
+        "{% generation %}{{ m.content | trim | tojson }}{% endgeneration %}{{ loop.length }}"
+        "{%- endfor -%}{{ strftime_now('%Y')[:2] }}{{ [1, 2] | tojson(indent=1) }}{{ messages[-1]['role'] }}"
+    )
+    found = ChatTemplate(Path("t"), source, {"bos_token": "<s>"}).render("", CHAT)
+    assert found == '<s>"what is the sky ?"4"blue"420[\n 1,\n 2\n]assistant'
+    assert ChatTemplate(Path("t"), CHATML, {}).render("", CHAT[:1], True).endswith("<|im_start|>assistant\n")
