@@ -186,8 +186,8 @@ def by_genai(folder: Path, adapter: Path | str, ids: np.ndarray, scratch: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "precision", "tolerance"), [("llama", "fp32", 1e-5), ("qwen3", "int4", 0.5)])
-def test_genai_switches_adapters(name: str, precision: str, tolerance: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "precision", "tolerance"), [("llama", "fp32", 1e-5), ("qwen3", "int4", None)])
+def test_genai_switches_adapters(name: str, precision: str, tolerance: float | None, tmp_path: Path) -> None:
     """An adapter of PEFT, of queries and values and what follows, in the packed product that genai's builder writes."""
     peft, transformers = package("peft"), package("transformers")
     for other in ("onnxruntime_genai", "onnx_ir"):
@@ -218,8 +218,9 @@ def test_genai_switches_adapters(name: str, precision: str, tolerance: float, tm
     without, found, again = by_genai(base, adapter, ids, tmp_path)
     (plain,) = by_genai(file.parent, "-", ids, tmp_path)
     assert np.array_equal(without, again) and np.array_equal(plain, without)
-    assert np.abs(without - before).max() <= tolerance * size
-    assert np.abs(found - wanted).max() <= tolerance * size
+    rounding = np.abs(without - before).max()  # what four bits take from the model alone
+    bound = size * (rounding / np.abs(before).max() if tolerance is None else tolerance)
+    assert np.abs(found - wanted).max() <= bound < 0.5 * np.abs(found - without).max()
 
     run_export(adapter, file, adapter=f"peft:{tmp_path / 'back'}")
     back = peft.PeftModel.from_pretrained(copy.deepcopy(net), tmp_path / "back").eval()

@@ -33,9 +33,12 @@ A, B = ".lora_A.weight", ".lora_B.weight"
 
 
 def is_onnx_adapter(path: Path) -> bool:
-    """Whether a file is one of onnxruntime's adapters."""
-    with path.open("rb") as file:
-        return file.read(8)[4:] == MAGIC
+    """Whether a file is one of onnxruntime's adapters; what can't be read is none."""
+    try:
+        with path.open("rb") as file:
+            return file.read(8)[4:] == MAGIC
+    except (OSError, ValueError):  # the latter for a NUL in the name
+        return False
 
 
 def onnx_adapter_bytes(model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> bytes:

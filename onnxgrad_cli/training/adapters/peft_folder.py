@@ -18,7 +18,6 @@ import ml_dtypes
 import numpy as np
 from onnx import ModelProto
 
-from onnxgrad_cli.common.checks import is_number
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 from onnxgrad_cli.metadata import VERSION, Adapter, tool_version
 from onnxgrad_cli.training.adapters.own_file import check_factors
@@ -225,7 +224,7 @@ def _config(path: Path) -> dict[str, Any]:
     patterns = [config.get(name) or {} for name in ("rank_pattern", "alpha_pattern")]
     ranks = [config.get("r"), *(patterns[0].values() if isinstance(patterns[0], dict) else [None])]
     alphas = [config.get("lora_alpha"), *(patterns[1].values() if isinstance(patterns[1], dict) else [None])]
-    if not all(is_number(r, 1, whole=True) for r in ranks) or not all(map(is_number, alphas)):
+    if not all(map(_is_rank, ranks)) or not all(map(_is_alpha, alphas)):
         raise OnnxgradError(f"'{path}' does not say which rank and which alpha its adapters have")
     uses = [name for name, value in config.items() if value and name.startswith("use_") and name != "use_rslora"]
     strange = [*uses, *(name for name in STRANGE if config.get(name))]
@@ -236,6 +235,14 @@ def _config(path: Path) -> dict[str, Any]:
             "merge it into its model with PEFT, and export that",
         )
     return config
+
+
+def _is_rank(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 2**31
+
+
+def _is_alpha(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30
 
 
 def _factors(path: Path, pickled: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:

@@ -152,11 +152,11 @@ def _of(
 ) -> Iterator[Place]:
     dims, first = list(stored[weight].dims), None
     for reader in readers_of(uses, weight):
-        if not is_product(reader):
+        if not is_product(reader) or (len(dims) > 2) != (reader.node.op_type in ("Conv", "MatMulNBits")):
             continue
         own = reader.settings
         if reader.node.op_type == "MatMulNBits":
-            shape = int(own["K"]), int(own["N"])
+            shape = int(own.get("K", 0)), int(own.get("N", 0))
         else:
             shape = (dims[0], dims[1]) if reader.leads else (dims[1], dims[0])
         first = reader.leads if first is None else first
@@ -201,7 +201,7 @@ def _heads(graph: Graph) -> dict[str, tuple[int, int]]:
     for node in graph.nodes:
         if node.op_type == "GroupQueryAttention":
             own = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-            found[module_path(node)] = int(own["num_heads"]), int(own["kv_num_heads"])
+            found[module_path(node)] = int(own.get("num_heads", 0)), int(own.get("kv_num_heads", 0))
     return found
 
 
@@ -213,9 +213,9 @@ def _named(
         return path, ()
     around, _, last = path.rpartition(".")
     module = f"{around.removesuffix('attn')}self_attn.{last}" if around.endswith(".attn") else path
-    if last != "qkv_proj" or around not in heads:
+    queries, keys = heads.get(around, (0, 0))
+    if last != "qkv_proj" or queries + 2 * keys < 1:
         return module, ()
-    queries, keys = heads[around]
     size = outputs // (queries + 2 * keys)
     own = module.removesuffix(last)
     return module, tuple((f"{own}{kind}_proj", size * n) for kind, n in (("q", queries), ("k", keys), ("v", keys)))
