@@ -77,14 +77,15 @@ class Deep(Row):
 
 
 DEEP = Deep("deep MLP 24 x 512, batch 4,096", "deep", {"x": Draw((4096, 512))}, Draw((4096,), 10))
-PLAIN, CHEAP = "", "elementwise"
+PLAIN, CHEAP, LAYERS = "", "elementwise", "block:auto"
 BLOCKS = {
     "deep": "block:/*[159]/Mul_1_output_0",
     "bert_classifier": "block:*layers.*norm2*",
     "resnet50": "block:/*[0-9]/Add_output_0",
 }
+LAYERED = ("deep", "bert_classifier")
 CASES = [
-    (row, [PLAIN, CHEAP, *filter(None, [BLOCKS.get(row.net)])])
+    (row, [PLAIN, CHEAP, *([LAYERS] if row.net in LAYERED else []), *filter(None, [BLOCKS.get(row.net)])])
     for row in (DEEP, *ROWS)
     if row.net in ("deep", "resnet50", "bert_classifier") or row.name.endswith("batch 256")
 ]

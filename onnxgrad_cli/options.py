@@ -66,8 +66,8 @@ class LoraSpec:
 class RecomputeSpec:
     """What to compute again in the backward part, as asked for.
 
-    `kind` is 'elementwise', 'block' (all between values or nodes that `pattern` names) or 'budget' (as much as it takes
-    until no more than `size` bytes are kept).
+    `kind` is 'elementwise', 'block' (all between values or nodes that `pattern` names, or with 'auto' all of a layer)
+    or 'budget' (as much as it takes until no more than `size` bytes are kept).
 
     Raises:
         UsageError: there is no such kind, a block has no pattern, or the size is negative.
@@ -263,7 +263,7 @@ class OptimizerOptions(_Part):
         clip_norm: where the gradients' norm, of all together, is larger, they are scaled down to it; None: no bound.
         clip_value: what no element of a gradient exceeds in magnitude; None: no bound.
         accumulate: of how many runs the gradients are gathered for a step; it is that of one batch of all their
-            samples if the runs have equally many.
+            samples, where the loss is a mean over labels that count, or the runs have equally many.
         loss_scale: what the gradient of the loss is multiplied with, and gradients are divided by, so that those of
             16 bits don't vanish; 'dynamic' adapts it; None: none.
         ema: how much of the exponential moving average of the weights stays at a step; None: none is kept.

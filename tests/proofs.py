@@ -7,6 +7,7 @@ differentiated with respect to each float operand by itself. `python -m tests.pr
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib import import_module
@@ -27,10 +28,14 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import captured, reads
 from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.passes.prepare import downgrade, prepare
+from onnxgrad_cli.passes.prepare.quantized_operators import MEANINGS
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.verification.coverage import PROOFS, operand_names, output_names
 from tests.autodiff import rows as table
 from tests.harness import Case, Const, forward_model
+
+INTEGERS = "tests/passes/prepare/test_quanti"
+"""How the paths of the tests of operators on integers begin."""
 
 PARTS = ("operands", "outputs")
 
@@ -153,7 +158,7 @@ def of_rows() -> dict[str, Any]:
             entry["rows"] += 1
             if file not in entry["files"]:
                 entry["files"].append(file)
-    for name, files in _files_of_definitions().items():
+    for name, files in _files_of_tests().items():
         found.setdefault(name, _entry(files))
     for entry in found.values():
         for part in PARTS:
@@ -167,15 +172,20 @@ def _entry(files: list[str]) -> dict[str, Any]:
     return {"operands": [], "outputs": [], "proven": {}, "rows": 0, "files": files}
 
 
-def _files_of_definitions() -> dict[str, list[str]]:
-    """The tests of each definition, which are files that name the operator, beside or instead of rows."""
+def _files_of_tests() -> dict[str, list[str]]:
+    """The tests of each definition, and of operators on integers, by the files that name the operator."""
     home = Path(__file__).parents[1]
     files = sorted(Path(__file__).parent.rglob("test_*.py"))
     tests = {file.relative_to(home).as_posix(): file.read_text() for file in files}
-    return {
+    found = {
         full_name(each.op_type, each.domain): [name for name, text in tests.items() if f'"{each.op_type}"' in text]
         for each in registry.all_definitions()
     }
+    integers = {name: text for name, text in tests.items() if name.startswith(INTEGERS)}
+    for name in set(MEANINGS) - set(found):
+        word = re.compile(rf"\b{name.partition('::')[2]}\b")
+        found[name] = [file for file, text in integers.items() if word.search(text)]
+    return found
 
 
 def tables() -> dict[str, list[Case]]:

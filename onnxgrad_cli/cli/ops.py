@@ -22,11 +22,15 @@ KINDS = {
     "definition": "replaced by operators that have rules, before it is differentiated",
     "function": "replaced by the function body that the standard gives it",
     "converted": "deprecated: written as another operator first",
+    "straight-through": "on integers: refused, but with `--quantization ste` float operators between quantizers",
     "zero": "its derivative is zero by mathematics",
     "no float": "no floating-point value goes in, or none comes out",
     "refused": "refused, with the reason",
 }
 
+
+PLAIN = ("zero", "no float", "straight-through", "refused")
+"""Kinds that say of each operand what there is to say."""
 
 HEAD = ("operator", "versions", "how", "operands", "zero", "at kinks and ties", "proof")
 
@@ -52,11 +56,16 @@ def ops(console: Console, pattern: str, rules: tuple[str, ...], markdown: bool, 
     if markdown and not console.json:
         console.print(document(found), newline=False)
         return 0
-    rows = [(c.op_type, c.domain or "ai.onnx", c.kind, _operands(c), c.kink or c.reason) for c in found]
+    rows = [(c.op_type, c.domain or "ai.onnx", c.kind, _operands(c), _remark(c)) for c in found]
     console.result([_data(c) for c in found], table(("operator", "domain", "derivative", "operands", "at kinks"), rows))
     kinds = Counter(c.kind for c in found)
     console.say(f"{len(found)} operators: {', '.join(f'{kinds[kind]} {kind}' for kind in KINDS if kinds[kind])}")
     return 0
+
+
+def _remark(c: Coverage) -> str:
+    """The convention at kinks, or why there is no derivative."""
+    return f"{c.reason}, but by --quantization ste" if c.kind == "straight-through" else c.kink or c.reason
 
 
 def _data(c: Coverage) -> dict[str, object]:
@@ -70,7 +79,7 @@ def _operands(c: Coverage) -> str:
     """The operands with a gradient, then what becomes of the others."""
     with_gradient = [operand.name for operand in c.operands if operand.state == "gradient"]
     others = [f"{o.name}: {o.state}" for o in c.operands if o.state not in ("gradient", "no float")]
-    return ", ".join(with_gradient + others if c.kind not in ("zero", "no float", "refused") else with_gradient)
+    return ", ".join(with_gradient + others if c.kind not in PLAIN else with_gradient)
 
 
 def document(found: Sequence[Coverage]) -> str:
@@ -89,7 +98,8 @@ def document(found: Sequence[Coverage]) -> str:
         "*Versions* are those of the operator's schema; older ones, in brackets, are converted first. *Operands* are "
         "the inputs with a gradient; *zero* are those whose derivative vanishes. *Proof* counts the rows of the tests' "
         "table (each against central differences in float64, in first and second order, with static and symbolic "
-        "axes) and the published node tests that came out right.",
+        "axes) and the published node tests that came out right. Without rows it names the tests, which hold an "
+        "operator of onnxruntime to the values of its kernel, and the gradients to differences or to PyTorch's.",
         "",
         *markdown_table(
             ("operator", "versions", "how", "operands", "zero", "at kinks and ties", "proof"), map(_row, found)
@@ -133,7 +143,9 @@ def _row(c: Coverage) -> tuple[str, ...]:
     zero = [o.name for o in c.operands if o.state == "zero"] if c.kind not in ("zero", "no float") else []
     gradient = [o.name for o in c.operands if o.state == "gradient"]
     right = c.cases.get("right", 0)
-    proof = [f"{c.rows} rows in {', '.join(file.removeprefix('tests/') for file in c.files)}"] if c.rows else []
+    own = [file for file in c.files if c.rows or "/definitions/" in file or "/prepare/" in file]  # others touch on it
+    files = ", ".join(file.removeprefix("tests/") for file in own or c.files)
+    proof = [f"{c.rows} rows in {files}" if c.rows else files] if files else []
     if c.cases:
         proof.append(f"{right} of {sum(c.cases.values())} node tests")
     return _link(c), versions, how, ", ".join(gradient), ", ".join(zero), c.kink, "; ".join(proof)
@@ -145,5 +157,5 @@ def _differing(found: Sequence[Coverage]) -> list[tuple[str, ...]]:
 
 def _refused(found: Sequence[Coverage]) -> list[tuple[str, ...]]:
     return [
-        (_link(c), o.name, o.word) for c in found if c.kind != "refused" for o in c.operands if o.state == "refused"
+        (_link(c), o.name, o.word) for c in found if c.kind not in PLAIN for o in c.operands if o.state == "refused"
     ]

@@ -177,7 +177,7 @@ def what_to_build(command: Command) -> Command:
                      show_default=True, help="How weights begin: as they are stored, or drawn anew."),
         click.option("--seed", type=click.IntRange(0, SEEDS - 1),
                      help="Of all random numbers: drawn weights, adapters, and in a training the order and Dropout."),
-        click.option("--recompute", metavar="elementwise|block:GLOB|budget:SIZE",
+        click.option("--recompute", metavar="elementwise|block:auto|block:GLOB|budget:SIZE",
                      help="Save memory: compute values again in the backward part instead of keeping them."),
         click.option("--tuned", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.toml",
                      help="Write the forms of gradients that `onnxgrad tune` has found faster here."),

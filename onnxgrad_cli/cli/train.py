@@ -49,6 +49,10 @@ NOT_HERE = {
 @click.option(
     "--max-length", type=click.IntRange(min=2), metavar="TOKENS", help="Leave out what lies behind in a sample."
 )
+@click.option(
+    "--classes", type=click.IntRange(min=1), metavar="N", help="Give the last layer another size, with new weights."
+)
+@click.option("--reset", multiple=True, metavar="GLOB", help="Draw these weights anew, too.")
 @click.option("--pack", is_flag=True, help="Put samples one after the other into rows of --max-length tokens.")
 @click.option("--pad-id", type=click.IntRange(min=0), metavar="TOKEN", help="What stands behind the end of a sample.")
 @click.option(

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import faulthandler
 import fcntl
+import math
 import os
 import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -21,8 +23,17 @@ from typing import NoReturn
 SENT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 """Signals that somebody may send to the command, and that are for the child."""
 
+ASKING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+"""Those that ask for an end: the child answers between two runs, of which one may never end."""
+
+GRACE = 3.0
+"""Seconds that it has to answer the second one."""
+
 FROM_THE_SYSTEM = 0x80
 """The code of a signal that no process has sent: one of the keyboard goes to parent and child alike."""
+
+INTERRUPTED = 130
+"""The exit code of a command that was interrupted."""
 
 LIBRARIES = frozenset({"numpy", "onnx", "onnxruntime"})
 """Packages of which the native code may end a process."""
@@ -57,16 +68,35 @@ def watch_over_a_child(tell: Tell) -> None:
 
 
 def _wait(child: int) -> int:
-    """The exit code of a child, negative for a signal; what is sent meanwhile is handed on."""
+    """The exit code of a child, negative for a signal; what is sent meanwhile is handed on.
+
+    One that has been asked to end twice, and has not, is killed: its code is that of an interrupt.
+    """
+    asked, until = 0, math.inf
     while True:
-        info = signal.sigwaitinfo({*SENT, signal.SIGCHLD})
-        if info.si_signo != signal.SIGCHLD:
-            if info.si_code != FROM_THE_SYSTEM:
-                os.kill(child, info.si_signo)
+        info = _next(until)
+        if info is None:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return INTERRUPTED
+        if info.si_signo == signal.SIGCHLD:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
             continue
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
+        if info.si_code != FROM_THE_SYSTEM:
+            os.kill(child, info.si_signo)
+        asked += info.si_signo in ASKING
+        if asked == 2:
+            until = time.monotonic() + GRACE
+
+
+def _next(until: float) -> signal.struct_siginfo | None:
+    """The next signal; None when a time of `time.monotonic` comes first."""
+    signals = {*SENT, signal.SIGCHLD}
+    if until == math.inf:
+        return signal.sigwaitinfo(signals)
+    return signal.sigtimedwait(signals, max(until - time.monotonic(), 0))
 
 
 def _end_with_the_parent(alive: int) -> None:

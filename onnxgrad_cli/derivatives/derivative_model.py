@@ -62,6 +62,11 @@ class DerivativeModel:
             raise UsageError(
                 "there is nothing to differentiate with respect to", "name float inputs or float initializers"
             )
+        if self.options.quantization == "lsq":
+            raise UsageError(
+                "`quantization='lsq'` is for training: it balances the gradients of scales",
+                "pass `quantization='ste'`",
+            )
         graph.vary(self.wanted)  # before anything is made of their values
         make_differentiable(graph, self.options, self.training)
         self.training.straight_through = self.options.straight_through

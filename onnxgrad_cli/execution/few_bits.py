@@ -27,9 +27,9 @@ def write_out_few_bits(model: ModelProto) -> None:
 
 def _written_out(model: ModelProto, node: NodeProto, stored: dict[str, TensorProto]) -> list[NodeProto]:
     name, bias = f"{node.output[0]}_matrix", node.input[5] if len(node.input) > 5 else ""
-    arrays = [numpy_helper.to_array(stored[each]) if each else None for each in [*node.input[1:4], ""][:3]]
+    packed, scales, *zeros = (numpy_helper.to_array(stored[each]) for each in node.input[1:4] if each)
     given = {attribute.name: attribute.i for attribute in node.attribute}
-    matrix = _matrix(*arrays, **given)
+    matrix = _matrix(packed, scales, *zeros, **given)
     model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(matrix.T), name))
     product = f"{node.output[0]}_product" if bias else node.output[0]
     nodes = [helper.make_node("MatMul", [node.input[0], name], [product], node.name)]
@@ -37,17 +37,17 @@ def _written_out(model: ModelProto, node: NodeProto, stored: dict[str, TensorPro
 
 
 def _matrix(
-    packed: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None, *,
+    packed: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None = None, *,
     K: int, N: int, bits: int = 4, block_size: int = 128, **_: int,
 ) -> np.ndarray:  # fmt: skip
-    """The matrix [N, K] of a MatMulNBits, in the type of its scales; the names are those of its attributes."""
+    """The matrix [N, K] of a MatMulNBits, in float64; the names are those of its attributes."""
     blocks = -(-K // block_size)
-    steps = unpacked(packed.reshape(N, -1), bits).astype(scales.dtype)
+    steps = unpacked(packed.reshape(N, -1), bits)
     if zeros is None:
-        shift = np.full((N, blocks), 2 ** (bits - 1), scales.dtype)
+        shift = np.full((N, blocks), 2 ** (bits - 1))
     else:
         shift = unpacked(zeros.reshape(N, -1), bits)[:, :blocks] if zeros.dtype == np.uint8 else zeros
-    scale, zero = (each.reshape(N, blocks, 1).astype(scales.dtype) for each in (scales, shift))
+    scale, zero = (each.reshape(N, blocks, 1).astype(np.float64) for each in (scales, shift))
     return ((steps.reshape(N, blocks, block_size) - zero) * scale).reshape(N, -1)[:, :K]
 
 

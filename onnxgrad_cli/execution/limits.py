@@ -18,7 +18,7 @@ from typing import Any
 from onnxgrad_cli.common.memory import GB, limited_memory
 from onnxgrad_cli.errors import OnnxgradError
 
-SECONDS, MOST_SECONDS = 8.0, 60.0
+SECONDS, MOST_SECONDS = 6.0, 60.0
 """Of the processor: for one run, and for all of a job whose model has no weights; for all of any job."""
 
 SECONDS_PER_BYTE = 0.5e-6

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
@@ -30,10 +31,16 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 SILENT = 4
 """The severity of what ends a process: less is not logged."""
 
+FEW_BITS = frozenset({TensorProto.INT4, TensorProto.UINT4, TensorProto.INT2, TensorProto.UINT2})
+"""Integers that onnxruntime computes with as others only."""
+
 OPTIMIZED_FOR_MANY_RUNS, OPTIMIZED_FOR_FEW_RUNS = 20_000, 5_000
 """Nodes beyond which onnxruntime runs a model as it stands, in a session that trains and in one that runs a few times.
 The time of its optimizations grows with the square of the nodes: 17 s for 10,000 nodes (1.5 s without), and over a
 minute for 20,000."""
+
+EXACT_INTEGERS = "session.x64quantprecision"
+"""The setting without which sums of products of bytes overflow on x86 processors that have no VNNI."""
 
 DEVICES = {"CUDAExecutionProvider": "cuda", "ROCMExecutionProvider": "cuda", "DmlExecutionProvider": "dml"}
 """Execution providers that compute elsewhere than in the memory of the processor, and what their device is called."""
@@ -160,10 +167,8 @@ def start_session(
         options.add_session_config_entry("session.force_spinning_stop", "1")
     # by default what is multiplied with an integer weight is quantized too
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
-    if any(node.op_type == "QuantizeLinear" for node in model.graph.node):
-        # kernels of integers saturate where the processor lacks VNNI, and have no types of 4 bits: what the file says
-        # is floats between quantizers
-        options.add_session_config_entry("session.disable_quant_qdq", "1")
+    _keep_quantizers(runtime, options, model)
+    options.add_session_config_entry(EXACT_INTEGERS, "1")
     if file is None:
         folder = path.parent if path else Path()
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.absolute()))
@@ -172,10 +177,47 @@ def start_session(
         own = {"num_of_threads": str(threads)} if provider == OPENVINO and threads is not None else {}
         providers.insert(0, (provider, own))
     source = model.SerializeToString() if file is None else str(file)
-    session = runtime.InferenceSession(source, options, providers=providers, enable_fallback=0)  # which prints
+    session = _opened(runtime, model, source, options, providers)
     if provider not in session.get_providers():  # onnxruntime goes on without it, and says so in its log alone
         raise RuntimeError(f"it can't load {provider}: a library that it needs is missing, or of another version")
     return session
+
+
+def _opened(runtime: Any, model: ModelProto, source: bytes | str, options: Any, providers: list[Any]) -> Any:
+    """A session with exact integers, or with onnxruntime's own where it asks for kernels of types that have none."""
+    open_session = partial(runtime.InferenceSession, source, options, providers=providers, enable_fallback=0)
+    try:
+        return open_session()
+    except runtime.capi.onnxruntime_pybind11_state.NotImplemented:
+        if not any(map(_on_integers, model.graph.node)):
+            raise
+        options.add_session_config_entry(EXACT_INTEGERS, "0")
+        return open_session()
+
+
+def _on_integers(node: NodeProto) -> bool:
+    """Whether a node quantizes, or computes with what is quantized."""
+    return node.op_type.startswith("Q") or "Quantize" in node.op_type or "Integer" in node.op_type
+
+
+def _keep_quantizers(runtime: ModuleType, options: onnxruntime.SessionOptions, model: ModelProto) -> None:
+    """Let floats between quantizers be computed as the model says.
+
+    onnxruntime's kernels of integers saturate where the processor lacks VNNI, and it makes some of 4 bits that it does
+    not have; of a Relu before a quantizer to fewer than 8 bits its optimizer believes that it can be left out.
+    """
+    quantizers = [node for node in model.graph.node if node.op_type == "QuantizeLinear"]
+    if not quantizers:
+        return
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    zeros = {node.input[2] for node in quantizers if len(node.input) > 2}
+    kinds = {tensor.data_type for tensor in model.graph.initializer if tensor.name in zeros}
+    constants = (node for node in model.graph.node if node.op_type == "Constant" and node.output[0] in zeros)
+    kinds.update(attribute.t.data_type for node in constants for attribute in node.attribute)
+    kinds.update(attribute.i for node in quantizers for attribute in node.attribute if attribute.name == "output_dtype")
+    levels = runtime.GraphOptimizationLevel
+    if not FEW_BITS.isdisjoint(kinds) and options.graph_optimization_level != levels.ORT_DISABLE_ALL:
+        options.graph_optimization_level = levels.ORT_ENABLE_BASIC
 
 
 def feed(binding: onnxruntime.IOBinding, name: str, array: np.ndarray) -> None:

@@ -228,8 +228,8 @@ class Graph:
         self._constants.clear()
 
     def drop_unread(self, names: Iterable[str]) -> None:
-        """Remove those initializers of `names` that no node reads and nobody can feed or fetch."""
-        kept = {*read_by(self.nodes), *self._fed, *self.output_names}
+        """Remove those initializers of `names` that no node or kernel reads and nobody can feed or fetch."""
+        kept = {*read_by(self.nodes), *read_by(self.kernels.values()), *self._fed, *self.output_names}
         gone = {name for name in names if name in self.initializers and name not in kept}
         for position in reversed(range(len(self.proto.graph.initializer))):
             if self.proto.graph.initializer[position].name in gone:

@@ -468,10 +468,10 @@ def fixed_trips(graph: Graph, node: NodeProto, inner: Graph) -> int | None:
     """How often a Loop with the typed body `inner` runs, where that is known at build time."""
     limit, start = (graph.constant(name) if name else None for name in node.input[:2])
     starts = not node.input[1] or (start is not None and bool(start.all()))
-    return int(limit.item()) if limit is not None and starts and _keeps_going(inner) else None
+    return int(limit.item()) if limit is not None and starts and keeps_going(inner) else None
 
 
-def _keeps_going(inner: Graph) -> bool:
+def keeps_going(inner: Graph) -> bool:
     """Whether the condition that a body returns is always true, given that it was before."""
     made = inner.producers()
     name = inner.output_names[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.execution.session import find_provider
-from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model, save_bytes, save_model
+from onnxgrad_cli.files import STREAM, ModelSource, Switch, check_target, own_model, save_bytes, stage_model
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.metadata import Roles, tool_version
@@ -44,10 +45,12 @@ from onnxgrad_cli.training.data import (
     ranges_of,
 )
 from onnxgrad_cli.training.data.pasts import with_empty_pasts, with_sizes_of_pasts
+from onnxgrad_cli.training.endless import check_ends
 from onnxgrad_cli.training.eval_model import EvalSession
 from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.loop import Loop
 from onnxgrad_cli.training.metrics import Named, default_metrics, parse_metric
+from onnxgrad_cli.training.new_head import with_classes
 from onnxgrad_cli.training.run.communicator import Alone, Communicator
 from onnxgrad_cli.training.run.ema_weights import check_ema
 from onnxgrad_cli.training.run.export import check_stored
@@ -88,6 +91,8 @@ class Course(KnownKeywords):
         provider, threads: what it runs on; see `Trainer`.
         prefix, val_prefix: what the names in the data have before those of the inputs.
         sequences: how text and lists of tokens become samples.
+        classes: how many the last layer is to tell apart, with weights drawn anew; None: as many as it does.
+        reset: glob patterns of trained weights that are drawn anew, by `init`, or 'xavier' where that is 'keep'.
 
     Raises:
         UsageError: there is no such field, or a word, a number or a type does not fit; the message names it.
@@ -109,6 +114,8 @@ class Course(KnownKeywords):
     prefix: str = ""
     val_prefix: str = ""
     sequences: SequenceOptions = field(default_factory=SequenceOptions)
+    classes: int | None = None
+    reset: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, low in (("epochs", 1), ("batch_size", 1), ("save_every", 0)):
@@ -128,6 +135,9 @@ class Course(KnownKeywords):
         checks.flag("keep_mode", self.keep_mode)
         for name in ("schedule", "provider", "prefix", "val_prefix"):
             checks.text(name, getattr(self, name))
+        if self.classes is not None:
+            checks.at_least("classes", self.classes, 1, whole=True)
+        object.__setattr__(self, "reset", checks.tuple_of("reset", self.reset, str, "such as reset=('*.head.*',)"))
         checks.of_type("sequences", self.sequences, SequenceOptions, "SequenceOptions(...)")
 
 
@@ -197,7 +207,7 @@ def run_train(
 
     Raises:
         UsageError: the model, the data and the options do not fit each other, or a file would be replaced.
-        UnsupportedError: the model can't be differentiated.
+        UnsupportedError: the model can't be differentiated, or has a loop that never ends.
         OnnxgradError: a file can't be read or written, or the loss became infinite or no number.
     """
     if new_data and not resume:
@@ -268,14 +278,19 @@ class _Run:
         return {**weights, **statistics}
 
     def write(self, target: Path, adapter: AdapterTarget | None, force: bool) -> list[Path]:
-        """Write the model with the weights of now, and the adapters alone if there is a place for them."""
+        """Write the model with the weights of now, and the adapters alone if asked for; both or none."""
         state, roles = self.trainer.state(), self.trainer.roles
         adapters = roles.adapters
         weights = {**self.trainer.weights(), **{name: state[average] for name, average in self.ema.items()}}
         found = merge(self.original, adapters, weights, self.path, state, self.course.keep_mode, roles.quantized)
-        files = save_model(found, target, self.path, force, check=check_opens(found, self.original, self.path))
+        check_target(target, found, self.path, force)
         if adapter is not None:
-            files += adapter.save(self.original, adapters, self.adapter_values(weights, state))
+            adapter.check(found, self.path, force)
+        with Switch(target) as switch:
+            files = stage_model(switch, found, target, self.path, check=check_opens(found, self.original, self.path))
+            if adapter is not None:
+                files += adapter.stage(switch, self.original, adapters, self.adapter_values(weights, state))
+            switch.commit()
         return files
 
 
@@ -301,15 +316,19 @@ def _ready(
         if adapter.path.resolve() == target.resolve():
             raise UsageError(f"`adapter`: '{adapter.path}' is the trained model", "name another file")
         adapter.check(original, path, force)
+    if course.classes is not None:
+        fresh = with_classes(original, options.losses[0].output or options.output, course.classes, course.seed)
+        options = _also_trained(options, fresh)
     options = with_empty_pasts(original, options, lambda: names_in(data), tell)
     built = build(original, options, path=path)
+    check_ends(built.graph)
     for caution in built.training.cautions:
         if caution.subject == MODE:
             tell(f"caution: {caution}", 0)
     trainer = _trainer(built, course, link)
-    check_stored(original, _own(trainer))
+    check_stored(original, _own(original, trainer))
     check_branches(original, trainer.roles.adapters)
-    init_weights(trainer, built, original, course.init, course.seed)
+    init_weights(trainer, built, original, course.init, course.seed, course.reset)
     if begun is not None:
         begin_from(trainer, *begun)
     values = {name: buffer.array for name, buffer in trainer.buffers.items()}
@@ -331,12 +350,19 @@ def _ready(
     return ready, target
 
 
-def _own(trainer: TrainerBase) -> list[str]:
+def _also_trained(options: Options, names: Sequence[str]) -> Options:
+    """The options with some weights chosen too, where not all are trained."""
+    if not (options.train or options.preset or options.train_last or options.lora):
+        return options
+    return replace(options, train=(*options.train, *map(glob.escape, names)))
+
+
+def _own(original: ModelProto, trainer: TrainerBase) -> list[str]:
     """What a training changes of the model's own tensors: weights, those with adapters, running statistics."""
     roles, adapters = trainer.roles, trainer.roles.adapters
     factors = {name for adapter in adapters for name in (adapter.a, adapter.b)}
     kept = [name for name in roles.successors if name not in factors and name not in roles.slots]
-    return [*stored_as(roles.quantized, kept), *(adapter.weight for adapter in adapters)]
+    return [*stored_as(original, roles.quantized, kept), *(adapter.weight for adapter in adapters)]
 
 
 def _data(

@@ -16,15 +16,20 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import give_own_statistics
 from onnxgrad_cli.ir.skeleton import copied, without_initializers
 from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.optimizer.accumulation import counted_by
 from onnxgrad_cli.passes.roles import embed
 
 
 @dataclass(frozen=True)
 class EvalResult:
-    """The results of a batch: the loss, and by name the outputs that the losses compare with labels."""
+    """The results of a batch: the loss, by name the outputs that are compared with labels, what the loss is divided by.
+
+    `count` is None where the loss is a mean over samples, or is not one mean.
+    """
 
     loss: float
     outputs: Mapping[str, np.ndarray]
+    count: float | None = None
 
 
 @dataclass(frozen=True)
@@ -36,12 +41,14 @@ class EvalModel:
         loss: the output with the loss.
         outputs: the outputs that the losses compare with labels, and those asked for besides.
         weights: what of the weights it has.
+        divisor: the output with what the loss is divided by, where that was asked for and there is one; else "".
     """
 
     model: ModelProto
     loss: str
     outputs: list[str]
     weights: list[str]
+    divisor: str = ""
 
 
 def make_eval_model(
@@ -51,6 +58,7 @@ def make_eval_model(
     path: Path | None = None,
     outputs: Iterable[str] = (),
     keep_mode: bool = False,
+    counted: bool = False,
 ) -> EvalModel:
     """Make the eval model of an inference model.
 
@@ -61,6 +69,7 @@ def make_eval_model(
         path: where the model was read from; external data are relative to it.
         outputs: outputs of the model that are wanted besides those that the losses take.
         keep_mode: leave BatchNormalization and Dropout in the mode in which the model came.
+        counted: give what the loss is divided by, too, where it is the number or the weight of labels that count.
     """
     copy, weights = copied(model), list(weights)
     give_own_statistics(copy, weights)
@@ -71,8 +80,9 @@ def make_eval_model(
     built.run(stop_after="loss")
     graph, training = built.graph, built.training
     compared = list(dict.fromkeys([*training.predictions, *outputs]))
+    divisor = counted_by(options, training) if counted else None
     del graph.proto.graph.output[:]
-    for name in (training.loss, *compared):
+    for name in dict.fromkeys((training.loss, *compared, *filter(None, [divisor]))):
         graph.add_output(name)
     graph.remove_unused()
     bound = [name for name in weights if name in graph.initializers]
@@ -80,7 +90,7 @@ def make_eval_model(
         if name not in graph.input_names:
             graph.add_input(name, graph.types[name])
     embed(graph, built.options, training)
-    return EvalModel(graph.commit(), training.loss, compared, bound)
+    return EvalModel(graph.commit(), training.loss, compared, bound, divisor or "")
 
 
 class EvalSession:
@@ -111,8 +121,9 @@ class EvalSession:
             provider, threads: see `Trainer`.
             keep_mode: see `make_eval_model`.
         """
-        found = make_eval_model(model, options, weights, path, keep_mode=keep_mode)
+        found = make_eval_model(model, options, weights, path, keep_mode=keep_mode, counted=True)
         self._loss, self._outputs, self._bound = found.loss, found.outputs, found.weights
+        self._divisor = found.divisor
         bare = without_initializers(found.model, self._bound)
         fed = set(self._bound) | {tensor.name for tensor in bare.graph.initializer}
         self.inputs = [value.name for value in bare.graph.input if value.name not in fed]
@@ -131,8 +142,10 @@ class EvalSession:
             feed(binding, name, feeds[name])
         for name in self._bound:
             binding.bind_ortvalue_input(name, weights[name].value)
-        for name in (self._loss, *self._outputs):
+        names = [self._loss, *self._outputs, *filter(None, [self._divisor])]
+        for name in names:
             binding.bind_output(name)
         self._session.run_with_iobinding(binding)
-        loss, *outputs = binding.copy_outputs_to_cpu()
-        return EvalResult(float(loss), dict(zip(self._outputs, outputs, strict=True)))
+        found = dict(zip(names, binding.copy_outputs_to_cpu(), strict=True))
+        count = float(found[self._divisor]) if self._divisor else None
+        return EvalResult(float(found[self._loss]), {name: found[name] for name in self._outputs}, count)

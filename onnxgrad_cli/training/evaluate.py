@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -51,15 +52,20 @@ class Evaluator:
             named.begin().update(result.outputs[self.term.output], first[self.term.label])
 
     def __call__(self, weights: Mapping[str, Buffer]) -> dict[str, float]:
-        """The loss, as 'loss', and each metric by its name. The loss is the mean over batches, by their sizes."""
+        """The loss, as 'loss', and each metric by its name.
+
+        The loss is the mean over all that counts in it: labels that are not left out, or samples.
+        """
         begun = {named.name: named.begin() for named in self.metrics}
         weights = {**weights, **{name: weights[average] for name, average in self.ema.items()}}
-        total, count = 0.0, 0
+        total, count = 0.0, 0.0
         for part in self.batches:
             feeds = self.data.batch(part.indices)
             result = self.session(feeds, weights)
-            total += result.loss * len(part.indices)
-            count += len(part.indices)
+            weight = len(part.indices) if result.count is None else result.count
+            total += result.loss * weight if weight else 0.0
+            count += weight
             for metric in begun.values():
                 metric.update(result.outputs[self.term.output], feeds[self.term.label])
-        return {"loss": total / count, **{name: metric.value() for name, metric in begun.items()}}
+        loss = total / count if count else math.nan
+        return {"loss": loss, **{name: metric.value() for name, metric in begun.items()}}

@@ -20,6 +20,7 @@ from onnx.defs import OpSchema
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.autodiff.registry import NEWEST_OPSET
 from onnxgrad_cli.ir.domains import full_name
+from onnxgrad_cli.passes.prepare.quantized_operators import MEANINGS, write_out_quantized
 
 PROOFS = Path(__file__).with_name("proofs.json")
 """What the tests have found: written by tests/proofs.py and tests/conformance.py, read only here."""
@@ -32,6 +33,11 @@ TAGS = {
     OpSchema.DifferentiationCategory.NonDifferentiable: "non-differentiable",
     OpSchema.DifferentiationCategory.Unknown: "",
 }
+
+STRAIGHT_THROUGH = "straight-through"
+
+UNTAKEN = ("refused", STRAIGHT_THROUGH)
+"""Kinds of operators that are refused as a build is by default."""
 
 CARRIERS = ("tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)")
 
@@ -75,8 +81,9 @@ class Coverage:
     Attributes:
         op_type, domain: the operator.
         kind: 'rule', 'definition' (replaced by operators that have rules), 'function' (the standard's own body is
-            taken), 'converted' (deprecated: written as another one), 'zero' (by mathematics), 'no float' (no derivative
-            can flow through it), or 'refused'.
+            taken), 'converted' (deprecated: written as another one), 'straight-through' (on integers: with
+            `--quantization ste` written as float operators between quantizers), 'zero' (by mathematics), 'no float' (no
+            derivative can flow through it), or 'refused'.
         versions: version of the operator's schema -> its kind, or 'converted' where the model is raised to another.
         operands: its inputs.
         outputs: its outputs, as far as there is a schema.
@@ -84,9 +91,9 @@ class Coverage:
         needs_opset: the opset that a model is raised to, if it is below.
         source: module and function of the rule or definition.
         page: the operator's page in the standard.
-        reason: why it is refused.
+        reason: why it is refused; of a 'straight-through' one, without `--quantization ste`.
         rows: how many rows of the table of tests prove it.
-        files: where they stand.
+        files: where they stand; and the tests of a definition, and of what is 'straight-through'.
         cases: what became of the published node tests: right, refused, not evaluable, wrong.
         refusals: why forms of them are refused, and how many.
     """
@@ -170,9 +177,9 @@ def _coverage(domain: str, op_type: str) -> Coverage:
         outputs=tuple(_outputs(schema, op_type, kind, operands, proven.outputs, proven.output_rows)),
         kink=rule.kink if rule else "",
         needs_opset=used.needs_opset if used else None,
-        source=used.source if used else "",
+        source=used.source if used else write_out_quantized.__module__ if kind == STRAIGHT_THROUGH else "",
         page=f"https://onnx.ai/onnx/operators/onnx__{op_type}.html" if not domain else "",
-        reason=(rule.refusal if rule else "no rule of it has been proven") if kind == "refused" else "",
+        reason=(rule.refusal if rule else "no rule of it has been proven") if kind in UNTAKEN else "",
         rows=proven.rows,
         files=proven.files,
         cases=proven.cases,
@@ -234,7 +241,8 @@ def _kinds(domain: str, op_type: str) -> tuple[int, str, dict[int, str]]:
 def _kind(domain: str, op_type: str, version: int, schema: OpSchema | None) -> str:
     rule = registry.lookup(op_type, domain, version)
     if rule is not None:
-        return "refused" if rule.refusal else "zero" if rule.is_zero else "rule"
+        refused = STRAIGHT_THROUGH if full_name(op_type, domain) in MEANINGS else "refused"
+        return refused if rule.refusal else "zero" if rule.is_zero else "rule"
     if registry.lookup_definition(op_type, domain, version) is not None:
         return "definition"
     if schema is None:
@@ -295,7 +303,7 @@ def _certain(parameter: OpSchema.FormalParameter, kind: str) -> str:
     """What is known of an operand without a proof of its own; "" where that is nothing."""
     if not _carries(parameter):
         return "no float"
-    return {"zero": "zero", "no float": "zero", "refused": "refused"}.get(kind, "")
+    return {"zero": "zero", "no float": "zero", **dict.fromkeys(UNTAKEN, "refused")}.get(kind, "")
 
 
 def _operand(op_type: str, name: str, tag: str, said: str, rows: Mapping[str, int]) -> Operand:

@@ -20,10 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-SECONDS = 15
-"""Of the processor, for a case: eight of them may go to one run that nobody has asked for (`execution.limits`)."""
+SECONDS = 10
+"""Of the processor, for a case: six of them may go to runs that nobody has asked for (`execution.limits`)."""
 
-WALL_SECONDS = 60
+WALL_SECONDS = 300
+"""For one that waits for ever; the machine may have other work."""
 
 BYTES = 6 * 2**30
 """Of addresses, for a case."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,6 +21,7 @@ import torch
 
 from onnxgrad_cli import Options, Trainer, build
 from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.jobs import train as job
 from onnxgrad_cli.training.run.folder import LOG, load_checkpoint, run_folder
 from tests.cli_harness import MLP, Shell, save
 
@@ -201,6 +204,24 @@ def test_an_adapter_alone_is_enough(shell: Shell) -> None:
     assert result.code == 2 and "no adapters are trained" in result.err
 
 
+def test_a_model_and_its_adapter_are_written_together(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    def made(*what: Any) -> bytes:
+        monkeypatch.setattr("os.fsync", full)  # the checkpoints are written by now
+        return original(*what)
+
+    arguments = ("train", "mlp.onnx", "--data", "data.npz", "--lora", "1", "--epochs", "1", "-q", "--adapter", "a")
+    assert shell(*arguments, "-o", "t.onnx").code == 0
+    before = {name: Path(name).read_bytes() for name in ("t.onnx", "a")}
+    original = job.adapter_bytes
+    monkeypatch.setattr(job, "adapter_bytes", made)
+    result = shell(*arguments, "--seed", "1", "-o", "t.onnx", "--run", "other")
+    assert result.code == 1 and "'a' can't be written: no space is left" in result.err
+    assert {name: Path(name).read_bytes() for name in before} == before
+
+
 def test_the_same_run_writes_the_same_adapter(shell: Shell) -> None:
     arguments = ("train", "mlp.onnx", "--data", "data.npz", "--lora", "1", "--epochs", "1", "-q")
     names = [f"{i}.safetensors" for i in range(6)]
@@ -245,6 +266,25 @@ def test_a_language_model_learns_what_follows(shell: Shell) -> None:
     assert refused.code == 2 and "compare tokens with themselves" in refused.err
 
 
+def test_sequences_of_different_lengths(shell: Shell) -> None:
+    """The loss of the validation is PyTorch's mean over all tokens of all batches, however these were cut."""
+    onnx.save(onnx.parser.parse_model(DECODER), "decoder.onnx")
+    rng = np.random.default_rng(0)
+    rows = [[at % 4 for at in range(start, start + int(rng.integers(2, 9)))] for start in range(31)]
+    Path("text.jsonl").write_text("".join(json.dumps({"tokens": row, "id": 7}) + "\n" for row in rows))
+    command = ("train", "decoder.onnx", "--loss", "causal-lm", "--data", "text.jsonl", "--val", "text.jsonl")
+    more = ("--batch-size", "4", "--accumulate", "2", "--epochs", "3", "--learning-rate", "0.1")
+    result = shell(*command, *more, "-o", "taught.onnx", "--json")
+    assert result.code == 0, result.err
+    (table,) = (onnx.numpy_helper.to_array(t) for t in onnx.load("taught.onnx").graph.initializer)
+    logits = torch.cat([torch.tensor(table[row[:-1]]) for row in rows])
+    following = torch.tensor([token for row in rows for token in row[1:]])
+    wanted = torch.nn.functional.cross_entropy(logits, following)
+    np.testing.assert_allclose(result.json["epochs"][-1]["val_loss"], wanted, rtol=1e-5)
+    packed = shell(*command, *more, "--pack", "--max-length", "16", "-o", "packed.onnx")
+    assert packed.code == 0 and "31 samples are packed in" in packed.err
+
+
 # -- what is told before the first step, and what ends a run -----------------------------------------------------
 
 
@@ -264,7 +304,11 @@ def test_a_language_model_learns_what_follows(shell: Shell) -> None:
         (("--data", "data.npz", "--resume"), 2, "holds no checkpoint"),
         (("--data", "data.npz", "-o", "mlp.onnx"), 2, "never overwritten"),
         (("--data", "data.npz", "--optimizer", "adm"), 2, "did you mean adam"),
-        (("--data", "data.npz", "--lora", "2", "--adapter", "a.safetensors", "-o", "a.safetensors"), 2, "name another file"),
+        (
+            ("--data", "data.npz", "--lora", "2", "--adapter", "a.safetensors", "-o", "a.safetensors"),
+            2,
+            "name another file",
+        ),
     ],
 )
 def test_refused_before_the_first_step(shell: Shell, arguments: tuple[str, ...], code: int, words: str) -> None:

@@ -51,7 +51,8 @@ def stages(text: str, **options: object) -> dict[str, onnx.ModelProto]:
 
 def test_the_four_stages() -> None:
     seen = stages(LINEAR)
-    assert list(seen) == ["prepare", "loss", "yield", "backward", "outputs", "optimizer", "cleanup", "identifiers"]
+    steps = ["prepare", "loss", "yield", "backward", "outputs", "optimizer", "few-bits", "cleanup", "identifiers"]
+    assert list(seen) == steps
     marker = seen["yield"].graph.node[-1]
     assert (marker.domain, marker.op_type) == ("com.microsoft", "YieldOp")
     assert {a.name: list(a.ints) for a in marker.attribute} == {"full_shape_outputs": [0]}

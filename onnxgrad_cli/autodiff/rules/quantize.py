@@ -39,7 +39,7 @@ def dequantize_linear(op, g, y, x, scale, zero, *, axis, block_size, output_dtyp
 @rule(
     "QuantizeLinear",
     integers=True,
-    kink="with --quantization ste the identity within the quantized range, and constant beyond it",
+    kink="with --quantization ste or lsq the identity within the quantized range, and constant beyond it",
 )
 def quantize_linear(op, g, y, x, scale, zero, *, axis, block_size, saturate, output_dtype, precision):
     """y = saturate(round(x / scale) + zero), as if it were x / scale + zero where nothing is saturated.

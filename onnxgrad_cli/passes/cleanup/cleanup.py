@@ -13,6 +13,7 @@ from onnx import NodeProto, helper
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import declare
 from onnxgrad_cli.ir.nodes import ROLE
+from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.passes.cleanup.cubic_layout import keep_cubic_layout
 from onnxgrad_cli.passes.cleanup.transposed_products import turn_products
 from onnxgrad_cli.passes.pipeline import Pass
@@ -39,15 +40,15 @@ def _separate_views(graph: Graph) -> bool:
     """Let backward views read the sum of one operand, which is a copy, instead of a DequantizeLinear's result."""
     computed = set(graph.made())  # a scale that is computed keeps the optimizer away
     quantized = (node for node in graph.nodes if node.op_type == "DequantizeLinear")
-    made = {node.output[0] for node in quantized if node.input[1] not in computed}
+    made = {node.output[0]: node for node in quantized if node.input[1] not in computed}
     if not made:
         return False
     copies: dict[str, str] = {}
     nodes: list[NodeProto] = []
     for node in graph.nodes:
         backward = any(entry.key == ROLE and entry.value == "backward" for entry in node.metadata_props)
-        if backward and node.op_type in VIEWS and node.input[0] in made:
-            name = node.input[0]
+        name = node.input[0] if node.input else ""
+        if backward and node.op_type in VIEWS and name in made and not _stays(graph, node, made[name]):
             if name not in copies:
                 copies[name] = graph.fresh(f"{name}_copy")
                 graph.types[copies[name]] = graph.types[name]
@@ -57,6 +58,12 @@ def _separate_views(graph: Graph) -> bool:
         nodes.append(node)
     graph.nodes = nodes
     return bool(copies)
+
+
+def _stays(graph: Graph, view: NodeProto, dequantizer: NodeProto) -> bool:
+    """Whether the optimizer leaves both where they are: a Reshape behind several scales moves their axis."""
+    scales = shape_of(graph.types.get(dequantizer.input[1])) or ()
+    return view.op_type == "Reshape" and len(scales) == 1 and isinstance(scales[0], int) and scales[0] > 1
 
 
 CLEANUP = Pass("cleanup", "nodes nobody reads removed, transposed products turned", _run, ("optimizer",))

@@ -21,6 +21,9 @@ from onnxgrad_cli.ir.skeleton import copied, copy_fields
 from onnxgrad_cli.metadata import Role, Roles
 from onnxgrad_cli.passes.outputs import forget_domain
 
+DIVISOR = "kept output"
+"""The role of what the loss is divided by, where the optimizer gathers gradients by it."""
+
 
 @dataclass(frozen=True)
 class Halves:
@@ -173,7 +176,7 @@ def _calls(function: FunctionProto, domain: str) -> bool:
 def _write_roles(part: ModelProto, roles: Roles) -> None:
     gradients = {name for name, role in roles.outputs.items() if role.role == "gradient"}
     inputs = {v.name: "gradient" if v.name in gradients else roles.inputs.get(v.name, "") for v in part.graph.input}
-    outputs = {value.name: roles.outputs.get(value.name, Role("kept output")) for value in part.graph.output}
+    outputs = {value.name: roles.outputs.get(value.name, Role(DIVISOR)) for value in part.graph.output}
     steps = any(role == "learning rate" for role in inputs.values())
     slots = {name: slot for name, slot in roles.slots.items() if name in inputs}
     optimizer = roles.optimizer if steps else ""

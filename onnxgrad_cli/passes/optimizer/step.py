@@ -21,7 +21,7 @@ from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.optimizers import OPTIMIZERS, Optimizer
 from onnxgrad_cli.options import DYNAMIC, StepOptions
 from onnxgrad_cli.passes.loss.append import fed_first
-from onnxgrad_cli.passes.optimizer.accumulation import accumulate, cautions, check_accumulation
+from onnxgrad_cli.passes.optimizer.accumulation import accumulate, cautions, check_accumulation, counted_by
 from onnxgrad_cli.passes.optimizer.clipping import clipped
 from onnxgrad_cli.passes.optimizer.dynamic_loss_scale import adapted, are_finite, scale_in
 from onnxgrad_cli.passes.optimizer.ema import ema_after
@@ -48,13 +48,16 @@ def _run(graph: Graph, options: StepOptions, training: StepRecord) -> bool:
     check_accumulation(options)
     if not training.trained:
         raise UsageError("`optimizer`: no weight is trained", "choose weights with `train=GLOB`")
-    training.cautions.extend(cautions(options))
+    training.cautions.extend(cautions(options, training))
     op = Op(graph)
     op.role = op.scope = "optimizer"
     step = _Step(op, options, training)
     gradients = {name: op.wide(op.val(training.gradients[name])) for name in training.trained}
     if options.accumulate > 1:
-        gathered = accumulate(op, step.state, gradients, options.accumulate)
+        counted = counted_by(options, training)
+        weight = None if counted is None else op.val(counted)
+        gathered = accumulate(op, step.state, gradients, options.accumulate, weight)
+        step.divisor = gathered.count
         op.scope = "optimizer"
         after = when(op, gathered.due, lambda inner: step.taken(inner, gathered.totals)) | gathered.after
     else:
@@ -82,6 +85,7 @@ class _Step:
         self.settings = settings(self.optimizer, options, training.trained, known)
         self.rate = _learning_rate(op, training, [op.val(name) for name in training.trained]).name
         self.count = self.state.scalar(op, STEP, 0, TensorProto.INT64).name
+        self.divisor: Val | None = None  # what the gathered gradients are divided by; None: the number of runs
 
     def taken(self, op: Op, gradients: Mapping[str, Val]) -> dict[str, Val]:
         """Take the step, unless a gradient is not finite and a dynamic scale of the loss is there to mend that.
@@ -124,7 +128,11 @@ class _Step:
         if runs == 1 or self.options.reduction == "sum":
             return given
         op.scope = "optimizer/accumulation"
-        return {name: gradient / runs for name, gradient in given.items()}
+        if self.divisor is None:
+            return {name: gradient / runs for name, gradient in given.items()}
+        count = op.val(self.divisor.name)
+        some = op.Where(op.Equal(count, op.const(0.0, count)), op.const(1.0, count), count)  # else gradients are 0
+        return {name: gradient / op.cast(some, gradient) for name, gradient in given.items()}
 
 
 def _learning_rate(op: Op, training: StepRecord, weights: list[Val]) -> Val:

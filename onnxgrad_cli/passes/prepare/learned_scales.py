@@ -80,9 +80,10 @@ def _held(graph: Graph, training: ParameterRecord) -> set[str]:
     for node in graph.nodes:
         pair = factor_names(node, makers) if len(node.input) > 2 else ()
         maker = makers.get(node.input[2]) if pair else None
+        bias = biases.get(node.input[2]) if pair else None
         integers = maker is not None and dtype_of(types.get(maker.input[0])) == TensorProto.INT32
-        if integers or (pair and node.input[2] in biases and biases[node.input[2]].factors != pair):
-            held.update(pair)
+        if integers or (bias is not None and bias.factors != pair):
+            held.update(pair, bias.factors if bias is not None else ())
     return held
 
 

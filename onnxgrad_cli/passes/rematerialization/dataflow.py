@@ -1,8 +1,8 @@
 """What flows from the forward part of a training model into its backward part.
 
 The forward part is cut into *segments*: a segment ends at an operator that takes many operations, at a named boundary,
-or where a chain of cheap nodes becomes long. A value is recomputed from stored values of any segment and from others of
-its own segment, so that one recomputation never brings back more than a segment.
+where a layer ends, or where a chain of cheap nodes becomes long. A value is recomputed from stored values of any
+segment and from others of its own segment, so that one recomputation never brings back more than a segment.
 
 The backward part begins at the *seed*, the cotangent that the YieldOp hands in. Every value computed from the seed is
 called a *cotangent* here. Other nodes of the backward part read no cotangent, such as the transpose of a forward value:
@@ -11,7 +11,8 @@ a runtime may run them at any time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence, Set
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Sequence, Set
 
 from onnx import NodeProto
 
@@ -54,7 +55,12 @@ class Dataflow:
     """
 
     def __init__(
-        self, graph: Graph, training: BackwardRecord, boundaries: Collection[str] = (), longest: int | None = None
+        self,
+        graph: Graph,
+        training: BackwardRecord,
+        boundaries: Collection[str] = (),
+        longest: int | None = None,
+        ends: Callable[[Sequence[NodeProto]], Sequence[int]] | None = None,
     ) -> None:
         """Analyse `graph`.
 
@@ -63,6 +69,7 @@ class Dataflow:
             training: its record.
             boundaries: names of nodes and values that end a segment.
             longest: the nodes of the longest chain in a segment; None where only `boundaries` end segments.
+            ends: finds the positions in the forward part at which segments end; then nothing else ends them.
         """
         seeds = set(training.yielded.values())
         start = 1 + next(i for i, node in enumerate(graph.nodes) if seeds.intersection(node.output))
@@ -70,7 +77,10 @@ class Dataflow:
         self.forward, self.backward = graph.nodes[:start], graph.nodes[start:]
         self.producers = {name: node for node in self.forward for name in node.output if name}
         self.data_dependent = _data_dependent(graph)
-        self.segments = Segments(self.forward, self.data_dependent, frozenset(boundaries), longest)
+        if ends is not None:
+            self.segments = Segments.between(self.forward, ends(self.forward))
+        else:
+            self.segments = Segments(self.forward, self.data_dependent, frozenset(boundaries), longest)
         self.gradients = set(training.gradients.values())
         self.cotangents = set(seeds)
         self._made_at: dict[int, list[str]] = {}  # position -> the cotangent tensors that its node makes
@@ -188,6 +198,16 @@ class Segments(dict[str, int]):
     Attributes:
         read_by: name of a forward node -> the last segment that it reads.
     """
+
+    @classmethod
+    def between(cls, forward: Sequence[NodeProto], ends: Sequence[int]) -> Segments:
+        """Segments that end at positions of `forward`, whatever the nodes read."""
+        found = cls((), frozenset(), frozenset(), None)
+        for position, node in enumerate(forward):
+            segment = bisect_right(ends, position)
+            found.read_by[node.name] = segment
+            found.update(dict.fromkeys(filter(None, node.output), segment))
+        return found
 
     def __init__(
         self,

@@ -6,8 +6,10 @@ recomputed, `rewrite` writes the nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
+
+from onnx import NodeProto
 
 from onnxgrad_cli.common.choices import Recomputation
 from onnxgrad_cli.cost import Cost, Facts, cost
@@ -18,17 +20,21 @@ from onnxgrad_cli.passes.parameters.patterns import matching
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.rematerialization import rewrite
 from onnxgrad_cli.passes.rematerialization.dataflow import LONGEST_CHAIN, Dataflow
+from onnxgrad_cli.passes.rematerialization.layers import ends_of_layers
 from onnxgrad_cli.passes.rematerialization.plan import Plan, plan_blocks, plan_budget, plan_elementwise
 from onnxgrad_cli.record import Recomputed, Training
 
 KINDS: tuple[Recomputation, ...] = get_args(Recomputation)
 ELEMENTWISE, BLOCK, BUDGET = KINDS
-FORM = "`recompute` takes elementwise, block:GLOB or budget:SIZE"
+AUTO = "auto"
+"""The pattern that stands for the layers of the network."""
+
+FORM = "`recompute` takes elementwise, block:auto, block:GLOB or budget:SIZE"
 UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def parse_recompute(text: str) -> RecomputeSpec:
-    """Read `elementwise`, `block:GLOB` or `budget:SIZE`, such as budget:512MB.
+    """Read `elementwise`, `block:auto`, `block:GLOB` or `budget:SIZE`, such as budget:512MB.
 
     Raises:
         UsageError: it is none of these.
@@ -80,8 +86,10 @@ def _plan(
     graph: Graph, options: RematerializationOptions, training: Training, spec: RecomputeSpec, before: Cost
 ) -> Plan:
     """The plan that `spec` asks for; `before` is what the model costs without recomputation."""
-    boundaries = _boundaries(graph, training, spec) if spec.kind == BLOCK else set()
-    flow = Dataflow(graph, training, boundaries, None if spec.kind == BLOCK else LONGEST_CHAIN)
+    by_layers = spec.kind == BLOCK and spec.pattern == AUTO
+    boundaries = _boundaries(graph, training, spec) if spec.kind == BLOCK and not by_layers else set()
+    longest = None if spec.kind == BLOCK else LONGEST_CHAIN
+    flow = Dataflow(graph, training, boundaries, longest, _layers if by_layers else None)
     flow.must_store.update(training.state.values(), graph.output_names if options.keep_outputs else ())
     if spec.kind == BLOCK:
         return plan_blocks(flow, boundaries)
@@ -105,6 +113,21 @@ def _shortfalls(spec: RecomputeSpec, done: Recomputed, assumed: Mapping[str, int
     if spec.kind == BUDGET and assumed:
         sizes = ", ".join(f"{symbol} = {size}" for symbol, size in assumed.items())
         yield f"bytes were counted with {sizes}; `dims=NAME=SIZE` gives a size"
+
+
+def _layers(forward: Sequence[NodeProto]) -> list[int]:
+    """Where the layers of the forward part end.
+
+    Raises:
+        UsageError: it has none that are alike.
+    """
+    found = ends_of_layers(forward)
+    if not found:
+        raise UsageError(
+            f"`recompute` block:{AUTO} found no layers that repeat each other",
+            "name their ends: block:GLOB, or take elementwise",
+        )
+    return found
 
 
 def _boundaries(graph: Graph, training: Training, spec: RecomputeSpec) -> set[str]:

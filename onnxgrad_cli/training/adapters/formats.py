@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from operator import methodcaller
 from pathlib import Path
-from typing import BinaryIO, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from onnx import ModelProto
@@ -88,8 +88,10 @@ class AdapterTarget:
         write = onnx_adapter_bytes if self.form == "onnx_adapter" else _own
         return {self.path: write(model, adapters, values)}
 
-    def save(self, model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> list[Path]:
-        """Write adapters, all of the files or none; see `make`.
+    def stage(
+        self, switch: Switch, model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]
+    ) -> list[Path]:
+        """Write adapters that take their names with other files; see `make`.
 
         Returns:
             The files.
@@ -97,12 +99,23 @@ class AdapterTarget:
         made = self.make(model, adapters, values)
         if self.form == "peft":
             make_folder(self.path, "`adapter`")
-        *_, head = made
-        with Switch(head, bound=True) as switch:
-            for file, data in made.items():
-                switch.stage(file, partial(_write, data), durable=True)
-            switch.commit()
+        for file, data in made.items():
+            switch.stage(file, methodcaller("write", data), durable=True)
         return list(made)
+
+    def save(self, model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> list[Path]:
+        """Write adapters, all of the files or none; see `make`.
+
+        Returns:
+            The files.
+        """
+        self.make(model, adapters, values)  # before a folder is made for nothing
+        if self.form == "peft":
+            make_folder(self.path, "`adapter`")
+        with Switch(self.files[-1], bound=True) as switch:
+            files = self.stage(switch, model, adapters, values)
+            switch.commit()
+        return files
 
 
 def _by_ending(text: str) -> Form:
@@ -115,10 +128,6 @@ def _by_ending(text: str) -> Form:
         f"`adapter`: the ending of '{text}' says nothing of the form",
         "end in .safetensors or .onnx_adapter; a folder of PEFT has no ending, or 'peft:' before it",
     )
-
-
-def _write(data: bytes, file: BinaryIO) -> None:
-    file.write(data)
 
 
 def _own(model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> bytes:

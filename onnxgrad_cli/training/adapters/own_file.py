@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.files import save_bytes
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.training.run.progress import are_adapters
-from onnxgrad_cli.training.run.tensors import load_tensors, save_tensors, tensor_bytes
+from onnxgrad_cli.training.run.tensors import load_tensors, tensor_bytes
 
 ADAPTERS = "onnxgrad.adapters"
 """The entry of the metadata that describes the adapters."""
@@ -36,18 +36,17 @@ def save_adapter(path: Path, adapters: Sequence[Adapter], values: Mapping[str, n
     Raises:
         OnnxgradError: a factor is missing, the file can't be written, or the package safetensors is missing.
     """
-    check_factors(adapters, values)
-    save_tensors(path, values, _words(adapters))
+    save_bytes(adapter_bytes(adapters, values), path, durable=True)
 
 
 def adapter_bytes(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> bytes:
-    """What `save_adapter` writes."""
+    """What `save_adapter` writes.
+
+    Raises:
+        OnnxgradError: a factor is missing, or the package safetensors is.
+    """
     check_factors(adapters, values)
-    return tensor_bytes(values, _words(adapters))
-
-
-def _words(adapters: Sequence[Adapter]) -> dict[str, Any]:
-    return {ADAPTERS: [asdict(adapter) for adapter in adapters]}
+    return tensor_bytes(values, {ADAPTERS: [asdict(adapter) for adapter in adapters]})
 
 
 def load_adapter(path: Path, tell: Tell = silent) -> tuple[list[Adapter], dict[str, np.ndarray]]:

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ import numpy as np
 from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.files import hold, save_bytes, tidy, told
+from onnxgrad_cli.files import Switch, hold, save_bytes, tidy, told
 from onnxgrad_cli.training.run.progress import check_progress, check_run, is_log_line
-from onnxgrad_cli.training.run.tensors import load_tensors, save_tensors
+from onnxgrad_cli.training.run.tensors import load_tensors, tensor_bytes
 
 CHECKPOINT, BEST, LOG, LOCK = "checkpoint.safetensors", "best.safetensors", "train.jsonl", "lock"
 
@@ -70,7 +71,7 @@ class RunFolder:
         return (self.path / CHECKPOINT).exists()
 
     def save(self, values: Mapping[str, np.ndarray], progress: Mapping[str, Any], best: bool = False) -> None:
-        """Write a checkpoint.
+        """Write a checkpoint; where it is kept as the best one too, both take their names once both are whole.
 
         Args:
             values: weights and state.
@@ -80,8 +81,11 @@ class RunFolder:
         Raises:
             OnnxgradError: it can't be written; the one before is whole.
         """
-        for name in (BEST,) * best + (CHECKPOINT,):
-            save_tensors(self.path / name, values, {"progress": progress})
+        data = tensor_bytes(values, {"progress": progress})
+        with Switch(self.path / CHECKPOINT) as switch:
+            for name in (BEST,) * best + (CHECKPOINT,):
+                switch.stage(self.path / name, methodcaller("write", data), durable=True)
+            switch.commit()
 
     def load(self, best: bool = False) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """The values and the progress of the last checkpoint, or of the best one.

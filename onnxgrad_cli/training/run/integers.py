@@ -24,13 +24,15 @@ LIMITS: dict[int, tuple[int, int]] = {**RANGES, TensorProto.INT32: (-(2**31), 2*
 """The least and the greatest value of each integer type that a model stores weights in."""
 
 
-def stored_as(quantized: Quantized, names: Iterable[str]) -> list[str]:
-    """The tensors of the inference model that hold what is called so in the training model.
+def stored_as(model: ModelProto, quantized: Quantized, names: Iterable[str]) -> list[str]:
+    """The tensors of an inference model that hold what is called so in its training model.
 
     Raises:
-        UsageError: the scale of a weight is none that the model stores for it alone.
+        UsageError: the scale of a weight is none that the model stores for it alone, or a scale was chosen that others
+            go by.
     """
     weights = {weight.weight: weight for weight in quantized.weights}
+    scales = _scales(model, quantized) - set(quantized.scales) if weights else set()
     found: list[str] = []
     for name in names:
         weight = weights.get(name)
@@ -40,6 +42,11 @@ def stored_as(quantized: Quantized, names: Iterable[str]) -> list[str]:
                 "apart from them, as with MatMulInteger or DynamicQuantizeLSTM",
                 "quantize the float model statically, with QuantizeLinear and DequantizeLinear, or leave the weight as "
                 f"it is with `freeze={name!r}`",
+            )
+        if name in scales:
+            raise UsageError(
+                f"'{name}' can't be written back: it is the scale of integers that the model stores or takes",
+                "`quantization='lsq'` trains the scales that can be",
             )
         found.append(name if weight is None else weight.tensor)
     return found
@@ -63,9 +70,7 @@ def as_integers(
         OnnxgradError: a scale is not above zero, a bias is too large for its integers, two weights want the same tensor
             to be different, or this is another model than the one that was trained.
     """
-    if not quantized.weights and not quantized.scales:
-        return dict(values)
-    _check_scales(quantized, values)
+    _check_positive(_scales(model, quantized), values)
     floats = {weight.weight for weight in quantized.weights}
     found = {name: array for name, array in values.items() if name not in floats}
     found |= {copy: values[one] for copy, one in quantized.copies.items() if one in values}
@@ -90,10 +95,15 @@ def _has_scale(weight: IntegerWeight) -> bool:
     return bool(weight.scale or weight.factors)
 
 
-def _check_scales(quantized: Quantized, values: Mapping[str, np.ndarray]) -> None:
-    scales = dict.fromkeys(quantized.scales)
-    scales |= dict.fromkeys(name for weight in quantized.weights for name in (weight.scale, *weight.factors))
-    for name in scales:
+def _scales(model: ModelProto, quantized: Quantized) -> set[str]:
+    """The scales that an inference model has."""
+    nodes = (node for node in model.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear"))
+    of_weights = {name for weight in quantized.weights for name in (weight.scale, *weight.factors) if name}
+    return {*quantized.scales, *of_weights, *(node.input[1] for node in nodes)}
+
+
+def _check_positive(scales: Iterable[str], values: Mapping[str, np.ndarray]) -> None:
+    for name in sorted(scales):
         if name in values and not (np.isfinite(values[name]).all() and (values[name] > 0).all()):
             raise OnnxgradError(
                 f"the scale '{name}' is no longer above zero, but {np.min(values[name]):g}",

@@ -121,6 +121,9 @@ class ParallelTrainer(SplitTrainer):
         own += [float(self._between[name].read()) if name and count else count for name in self._divisors]
         total = np.array(own)
         self._communicator.add(total)
+        for name, whole in zip(self._divisors, total[1:], strict=True):
+            if name in self._crossing:  # gradients are gathered over several runs by it
+                self._between[name].write(whole)
         of_all = [part / whole if whole else math.nan for part, whole in zip(own, total.tolist(), strict=True)]
         if self._sum:
             return float(count > 0), of_all[0]

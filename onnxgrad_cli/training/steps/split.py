@@ -18,7 +18,7 @@ from onnxgrad_cli import metadata
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.session import CPU, Buffer, feed, open_session, take_out
 from onnxgrad_cli.metadata import Roles
-from onnxgrad_cli.passes.optimizer.split import Halves, narrowed
+from onnxgrad_cli.passes.optimizer.split import DIVISOR, Halves, narrowed
 from onnxgrad_cli.training.steps.base import RATE, TrainerBase, loosen, numpy_type
 
 if TYPE_CHECKING:
@@ -130,13 +130,13 @@ class SplitTrainer(TrainerBase):
 
 
 def _crossing(gradients: Roles, steps: Roles) -> list[str]:
-    """What the optimizer takes of the gradient model: gradients, and perhaps the loss.
+    """What the optimizer takes of the gradient model: gradients, and perhaps the loss and what it is divided by.
 
     Raises:
         UsageError: it takes something else, too.
     """
     names = [name for name in steps.inputs if name in gradients.outputs]
-    odd = [name for name in names if gradients.outputs[name].role not in ("gradient", "loss")]
+    odd = [name for name in names if gradients.outputs[name].role not in ("gradient", "loss", DIVISOR)]
     if odd:
         raise UsageError(f"the optimizer takes '{odd[0]}' of the gradient model, which is no gradient")
     return names

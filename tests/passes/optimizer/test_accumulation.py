@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 import pytest
 import torch
+from onnx import parser
 
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.optimizer.split import split
+from onnxgrad_cli.training.steps.split import SplitTrainer
 from onnxgrad_cli.training.trainer import Trainer
 from onnxgrad_cli.verification.proof import prove
 from tests.steps import KINDS, RATE, STEPS, assert_same, batches, clip, exported, loss, network, options, trained, whole
@@ -48,14 +53,16 @@ def test_runs_without_a_step_change_nothing_but_what_is_gathered() -> None:
         before = {**trainer.weights(), **trainer.state()}
         fed = {"x": x, "y": y, "learning_rate": np.array(0, np.float32), **trainer.weights()}
         gradients = session.run([f"{name}_grad" for name in weights], fed)
-        totals = {name: g + (totals[name] if run % RUNS else 0) for name, g in zip(weights, gradients, strict=True)}
+        counted = {name: g * len(x) for name, g in zip(weights, gradients, strict=True)}
+        totals = {name: g + (totals[name] if run % RUNS else 0) for name, g in counted.items()}
         trainer.step({"x": x, "y": y}, RATE)
         after = {**trainer.weights(), **trainer.state()}
         assert after["accumulated"] == (run + 1) % RUNS
         assert after["step"] == (run + 1) // RUNS
+        assert after["counted"] == (run % RUNS + 1) * len(x)
         for name, total in totals.items():
             np.testing.assert_allclose(after[f"{name}_acc"], total, rtol=1e-5, atol=1e-7)
-        for name in after.keys() - {"accumulated", *(f"{name}_acc" for name in weights)}:
+        for name in after.keys() - {"accumulated", "counted", *(f"{name}_acc" for name in weights)}:
             assert (after[name] != before[name]).any() == ((run + 1) % RUNS == 0), name
 
 
@@ -75,10 +82,54 @@ def test_the_proof_passes() -> None:
     assert {step.status for step in proof.steps} == {"passed"}
 
 
+DECODER = """
+<ir_version: 8, opset_import: ["": 17]>
+decoder (int64[batch, places] tokens) => (float[batch, places, 7] logits)
+<float[7, 7] table = {TABLE}>
+{ logits = Gather(table, tokens) }
+"""
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+def test_a_mean_over_tokens_is_that_of_all_micro_batches(optimizer: str) -> None:
+    """Padded micro-batches, of as many tokens as they happen to have: the mean is over all tokens of the step."""
+    rng = np.random.default_rng(0)
+    table = rng.standard_normal((7, 7)).astype(np.float32)
+    text = DECODER.replace("TABLE", ", ".join(str(value) for value in table.flat))
+    asked = Options(losses=(LossSpec("causal-lm"),), optimizer=optimizer, accumulate=RUNS, l2=0.1)
+    built = build(parser.parse_model(text), asked)
+    assert not any(caution.subject == "`accumulate`" for caution in built.training.cautions)
+    trainer, split_trainer = Trainer(built), SplitTrainer(split(built.model))
+    theirs = torch.nn.Embedding.from_pretrained(torch.tensor(table), freeze=False)
+    steps = torch.optim.SGD(theirs.parameters(), lr=0.5, momentum=0.9 if optimizer == "momentum" else 0.0)
+    for _ in range(3):
+        sums, count = torch.zeros(()), 0
+        for length in rng.integers(2, 9, RUNS):
+            tokens = rng.integers(0, 7, (3, length))
+            label = np.where(rng.random((3, length)) < 0.4, -100, tokens)
+            label[0, 1] = tokens[0, 1]  # one at least
+            for each in (trainer, split_trainer):
+                each.step({"tokens": tokens, "label": label}, 0.5)
+            logits, following = theirs(torch.tensor(tokens))[:, :-1], torch.tensor(label)[:, 1:]
+            sums = sums + torch.nn.functional.cross_entropy(
+                logits.reshape(-1, 7), following.reshape(-1), reduction="sum"
+            )
+            count += int((following != -100).sum())
+        steps.zero_grad()
+        (sums / count + 0.1 * (theirs.weight**2).sum()).backward()
+        steps.step()
+        wanted = theirs.weight.detach().numpy()
+        np.testing.assert_allclose(trainer.weights()["table"], wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(split_trainer.weights()["table"], wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_a_mean_of_means_that_is_no_mean_is_told() -> None:
-    asked = options("sgd", accumulate=RUNS, loss_options={"ignore_index": 0})
+    asked = replace(options("sgd", accumulate=RUNS, loss_options={"ignore_index": 0}))
     texts = [str(caution) for caution in build(exported(network(torch.float32)), asked).training.cautions]
-    assert any("`accumulate`: with ignore_index" in text for text in texts)
+    assert not any("`accumulate`" in text for text in texts)
+    two = replace(asked, losses=(asked.losses[0], replace(asked.losses[0], label="other")))
+    texts = [str(caution) for caution in build(exported(network(torch.float32)), two).training.cautions]
+    assert any("`accumulate`: with ignore_index and several losses" in text for text in texts)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_each_state_is_described_as_it_is_stored() -> None:
     types = {value.name: value.type.tensor_type for value in model.graph.input}
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     states = [name for name, role in said["inputs"].items() if role == "state"]
-    assert list(said["state"]).sort() == states.sort() and len(states) == 16
+    assert list(said["state"]).sort() == states.sort() and len(states) == 17
     for name, slot in said["state"].items():
         assert helper.np_dtype_to_tensor_dtype(np.dtype(slot["dtype"])) == types[name].elem_type
         assert slot["shape"] == [dim.dim_value for dim in types[name].shape.dim]

@@ -66,6 +66,13 @@ def compare(gradients: Arrays, twin: Callable[[dict[str, Tensor]], Tensor], weig
         np.testing.assert_allclose(gradients[name], leaf.grad, rtol=2e-4, atol=2e-6, err_msg=name)
 
 
+def rounded(values: Tensor) -> Tensor:
+    """What DynamicQuantizeLinear makes of data: the scale has its derivative, rounding has that of the identity."""
+    scale = (values.max().clamp(min=0) - values.min().clamp(max=0)) / 255
+    steps = values / scale
+    return (steps + (torch.round(steps) - steps).detach()) * scale
+
+
 # -- recurrent ---------------------------------------------------------------------------------------------------------
 
 
@@ -124,12 +131,6 @@ def test_products_as_the_optimizer_fuses_them(per_channel: bool, tmp_path: Path)
     weights = {name: weights[name] for name in gradients}
     bias = next(name for name, values in weights.items() if values.ndim == 1)
 
-    def rounded(values: Tensor) -> Tensor:
-        """What DynamicQuantizeLinear makes of data: the scale has its derivative, rounding has that of the identity."""
-        scale = (values.max().clamp(min=0) - values.min().clamp(max=0)) / 255
-        steps = values / scale
-        return (steps + (torch.round(steps) - steps).detach()) * scale
-
     def twin(leaves: dict[str, Tensor]) -> Tensor:
         h = torch.tanh(rounded(torch.tensor(x)) @ leaves["v"] + leaves[bias])
         return rounded(h) @ leaves["w"] - rounded(h) @ leaves["k"]
@@ -142,6 +143,7 @@ def test_products_as_the_optimizer_fuses_them(per_channel: bool, tmp_path: Path)
 
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_embeddings_and_attention(per_channel: bool, tmp_path: Path) -> None:
+    """Weights of 7 bits: of 8, sums in the kernel of QAttention overflow on processors without VNNI."""
     text = """net (int32[n, t] ids, int32[n, t] mask) => (float[n, t, 8] y) {
         e, count = com.microsoft.EmbedLayerNormalization <epsilon = 1e-5> (ids, , words, places, , gamma, beta, mask)
         y = com.microsoft.Attention <num_heads = 2> (e, w, b, mask) }"""
@@ -149,7 +151,7 @@ def test_embeddings_and_attention(per_channel: bool, tmp_path: Path) -> None:
               "beta": numbers(8, scale=0.1), "w": numbers(8, 24), "b": numbers(24)}  # fmt: skip
     source, path = saved(tmp_path / "net.onnx", text, **stored), tmp_path / "quantized.onnx"
     kinds = ["Attention", "EmbedLayerNormalization"]
-    quantize_dynamic(source, path, per_channel=per_channel, op_types_to_quantize=kinds)
+    quantize_dynamic(source, path, per_channel=per_channel, op_types_to_quantize=kinds, reduce_range=True)
     ops = {node.op_type for node in onnx.load(path).graph.node}
     assert ops >= {"QAttention", "QEmbedLayerNormalization"}
     ids = np.random.default_rng(0).integers(0, 11, (2, 5)).astype(np.int32)
@@ -160,9 +162,7 @@ def test_embeddings_and_attention(per_channel: bool, tmp_path: Path) -> None:
     def twin(leaves: dict[str, Tensor]) -> Tensor:
         tokens = leaves["words"][torch.tensor(ids)] + leaves["places"][:5]
         e = F.layer_norm(tokens, (8,), leaves["gamma"], leaves["beta"], 1e-5)
-        scale = (e.max().clamp(min=0) - e.min().clamp(max=0)) / 255
-        e = (e / scale + (torch.round(e / scale) - e / scale).detach()) * scale
-        q, k, v = (e @ leaves["w"] + leaves["b"]).reshape(2, 5, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        q, k, v = (rounded(e) @ leaves["w"] + leaves["b"]).reshape(2, 5, 3, 2, 4).permute(2, 0, 3, 1, 4)
         hidden = (1 - torch.tensor(mask).float())[:, None, None] * -10000.0
         y = torch.softmax(q @ k.transpose(2, 3) / 2 + hidden, 3) @ v
         return y.transpose(1, 2).reshape(2, 5, 8)
@@ -252,6 +252,43 @@ def test_where_and_a_convolution_of_channels_first(tmp_path: Path) -> None:
 
     (name,) = gradients
     compare({"kernel": gradients[name]}, twin, {"kernel": kernel * np.float32(0.01)}, target)
+
+
+def test_an_average_pool(tmp_path: Path) -> None:
+    model = quantized("""net (float[n, 3, 5, 5] x) => (float[n, 3, 3, 3] y) {
+        m = Mul(x, w)  q = QuantizeLinear(m, s, z)
+        p = com.microsoft.QLinearAveragePool <kernel_shape = [2, 2], strides = [2, 2], pads = [1, 0, 0, 1]>
+            (q, s, z, r, z)
+        y = DequantizeLinear(p, r, z) }""", w=numbers(5, 5, scale=1), r=np.float32(0.013))  # fmt: skip
+    onnx.save(model, tmp_path / "pool.onnx")
+    x = numbers(2, 3, 5, 5)
+    weights, gradients, target = trained(tmp_path / "pool.onnx", {"x": x}, 1e-6)
+
+    def twin(leaves: dict[str, Tensor]) -> Tensor:
+        m = torch.fake_quantize_per_tensor_affine(torch.tensor(x) * leaves["w"], 0.02, 120, 0, 255)
+        ones = torch.ones_like(m)
+        total, count = (F.avg_pool2d(F.pad(each, (0, 1, 1, 0)), 2, 2) for each in (m, ones))
+        return torch.fake_quantize_per_tensor_affine(total / count, 0.013, 120, 0, 255)
+
+    compare(gradients, twin, {"w": weights["w"]}, target)
+
+
+def test_a_convolution_of_integers(tmp_path: Path) -> None:
+    """ConvInteger, as `quantize_dynamic` writes it; what stands before it gets a gradient through the data's scale."""
+    text = """net (float[n, 2, 5, 5] x) => (float[n, 3, 4, 4] y) {
+        m = Mul(x, v)  h = Tanh(m)  y = Conv <kernel_shape = [2, 2]> (h, w) }"""
+    source = saved(tmp_path / "net.onnx", text, v=numbers(5, 5, scale=1), w=numbers(3, 2, 2, 2))
+    path = tmp_path / "quantized.onnx"
+    quantize_dynamic(source, path, op_types_to_quantize=["Conv"])
+    assert "ConvInteger" in {node.op_type for node in onnx.load(path).graph.node}
+    x = numbers(2, 2, 5, 5, scale=1)
+    weights, gradients, target = trained(path, {"x": x}, 1e-5)
+    (kernel,) = set(gradients) - {"v"}
+
+    def twin(leaves: dict[str, Tensor]) -> Tensor:
+        return F.conv2d(rounded(torch.tanh(torch.tensor(x) * leaves["v"])), leaves[kernel])
+
+    compare(gradients, twin, {name: weights[name] for name in gradients}, target)
 
 
 @pytest.mark.parametrize(

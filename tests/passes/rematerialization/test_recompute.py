@@ -75,7 +75,7 @@ def data(width: int = WIDTH, out: int = 4, batch: int = BATCH) -> dict[str, np.n
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-ASKED = ["elementwise", "block:/*4/Mul*", "block:/1[0-9]/*", "budget:100kB", "budget:1B"]
+ASKED = ["elementwise", "block:/*4/Mul*", "block:/1[0-9]/*", "block:auto", "budget:100kB", "budget:1B"]
 
 
 @pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_ALL"])
@@ -86,7 +86,7 @@ def test_gradients_are_the_same(asked: str, level: str) -> None:
     plain, again = made(model, dims={"batch": BATCH}), made(model, asked, dims={"batch": BATCH})
     done = again.training.recomputed
     assert done is not None and done.nodes > 0
-    assert done.kept < 0.8 * done.kept_before
+    assert done.kept < (0.3 if asked == "block:auto" else 0.8) * done.kept_before
     for one, other in zip(ran(plain, feeds, level), ran(again, feeds, level), strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6 * max(1.0, np.abs(one).max()))
 

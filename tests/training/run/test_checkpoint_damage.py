@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import zlib
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from onnxgrad_cli.errors import OnnxgradError
-from onnxgrad_cli.training.run.folder import LOG, RunFolder, load_checkpoint, run_folder
+from onnxgrad_cli.training.run.folder import BEST, CHECKPOINT, LOG, RunFolder, load_checkpoint, run_folder
 from onnxgrad_cli.training.run.tensors import load_tensors, save_tensors
 from tests.cli_harness import MLP, Shell, save
 
@@ -29,6 +30,23 @@ VALUES = {"w": np.arange(3, dtype=np.float32), "m": np.ones((2, 1), np.float16)}
 def written(path: Path, said: Any, values: dict[str, np.ndarray] | None = None) -> Path:
     save_tensors(path, VALUES if values is None else values, {"progress": said})
     return path
+
+
+def test_the_best_checkpoint_and_the_last_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, left = RunFolder(tmp_path), [1]
+    folder.save(VALUES, SAID, best=True)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def second_fails(file: int) -> None:
+        if not left.pop():
+            raise OSError(errno.ENOSPC, "full")
+        left.append(0)
+
+    monkeypatch.setattr("os.fsync", second_fails)
+    with pytest.raises(OnnxgradError, match="no space is left"):
+        folder.save({**VALUES, "w": np.zeros(3, np.float32)}, SAID, best=True)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert {*before} == {BEST, CHECKPOINT}
 
 
 @pytest.mark.parametrize("every", [53, pytest.param(1, marks=pytest.mark.slow)])

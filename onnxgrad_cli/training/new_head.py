@@ -1,0 +1,138 @@
+"""A last layer of another size: a network that was trained to tell some classes apart learns to tell others.
+
+Its matrix is drawn anew, uniformly as X. Glorot and Y. Bengio, Understanding the difficulty of training deep
+feedforward neural networks, AISTATS 2010; its bias is zero. The output has the new number of classes, all else stays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.ir.nodes import reads, with_bodies
+
+THROUGH = frozenset({"Cast", "Identity", "LogSoftmax", "Sigmoid", "Softmax"})
+"""What may follow a last layer: it gives a number for each class as it takes one."""
+
+OF_THE_LAYER = {"MatMul": 1, "Gemm": 1, "Conv": 1}
+"""The operators of a last layer, and the input that holds the matrix."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """A last layer.
+
+    Attributes:
+        weight, axis: its matrix, and the axis of that which runs over the classes.
+        biases: vectors that are added.
+        results: the values from it on to the output.
+        class_axis: the axis of the output that runs over the classes.
+    """
+
+    weight: str
+    axis: int
+    biases: list[str]
+    results: list[str]
+    class_axis: int
+
+
+def with_classes(model: ModelProto, output: str | None, classes: int, seed: int) -> list[str]:
+    """Give the last layer of a model another number of classes, in place; its weights are drawn anew.
+
+    Args:
+        model: the inference model; changed.
+        output: the output that holds a number for each class; None is the first one.
+        classes: how many there are to be.
+        seed: the same one draws the same weights.
+
+    Returns:
+        The names of the new weights.
+
+    Raises:
+        UsageError: the output does not come from a matrix and a bias that nothing else reads.
+    """
+    graph = model.graph
+    outputs = {value.name: value for value in graph.output}
+    name = output or next(iter(outputs))
+    if name not in outputs:
+        raise UsageError(f"the model has no output '{name}'", suggest(name, outputs, "outputs"))
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    head = _head(model, name, stored)
+    rng = np.random.default_rng(seed)
+    for each in (head.weight, *head.biases):
+        _resize(stored[each], head.axis if each == head.weight else -1, classes, rng, each == head.weight)
+    for value in list(graph.value_info):
+        if value.name in head.results:
+            graph.value_info.remove(value)
+    dims = outputs[name].type.tensor_type.shape.dim
+    if dims:
+        dims[head.class_axis].Clear()
+        dims[head.class_axis].dim_value = classes
+    return [head.weight, *head.biases]
+
+
+def _head(model: ModelProto, name: str, stored: Mapping[str, TensorProto]) -> Head:
+    makers = {each: node for node in model.graph.node for each in node.output}
+    biases: list[str] = []
+    results: list[str] = []
+    while True:
+        results.append(name)
+        node = makers.get(name)
+        if node is None or (node.op_type not in THROUGH and node.op_type != "Add" and node.op_type not in OF_THE_LAYER):
+            raise _no_head(node, name)
+        if node.op_type in OF_THE_LAYER:
+            break
+        bias = next((each for each in node.input if node.op_type == "Add" and each in stored), None)
+        if node.op_type == "Add" and bias is None:
+            raise _no_head(node, name)
+        biases += [bias] if bias else []
+        name = next(each for each in node.input if each != bias)
+    weight = node.input[1]
+    biases += [each for each in node.input[2:3] if each]
+    missing = next((each for each in (weight, *biases) if each not in stored), None)
+    if missing is not None:
+        raise UsageError(f"`classes`: '{missing}' of the last layer '{node.name}' is computed", "export it as a weight")
+    _check_alone(model, node, [weight, *biases])
+    attributes = {a.name: a.i for a in node.attribute}
+    if node.op_type == "Conv" and attributes.get("group", 1) != 1:
+        raise _no_head(node, name)
+    axis = 0 if node.op_type == "Conv" else -2 if attributes.get("transB") else -1
+    return Head(weight, axis, biases, results, 1 if node.op_type == "Conv" else -1)
+
+
+def _no_head(node: NodeProto | None, name: str) -> UsageError:
+    what = f"a {node.op_type} ('{node.name}')" if node is not None else "no node"
+    return UsageError(
+        f"`classes`: '{name}' comes from {what}, which is no last layer that can be replaced",
+        f"that is a {', '.join(OF_THE_LAYER)} with stored weights, a bias, and perhaps {', '.join(sorted(THROUGH))}",
+    )
+
+
+def _check_alone(model: ModelProto, head: NodeProto, names: list[str]) -> None:
+    """Refuse weights that others read, as an embedding of tokens does that of a language model."""
+    counts = dict.fromkeys(names, 0)
+    for node in with_bodies(model.graph.node):
+        for each in reads(node):
+            if each in counts:
+                counts[each] += 1
+    shared = next((name for name, count in counts.items() if count > 1), None)
+    if shared is not None:
+        raise UsageError(
+            f"`classes`: '{shared}' of the last layer '{head.name}' is read elsewhere, too", "part them first"
+        )
+
+
+def _resize(tensor: TensorProto, axis: int, classes: int, rng: np.random.Generator, drawn: bool) -> None:
+    dims = list(tensor.dims) or [1]
+    dims[axis] = classes
+    kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    array = np.zeros(dims)
+    if drawn:
+        bound = math.sqrt(6 / (math.prod(dims) / classes + classes))
+        array = rng.uniform(-bound, bound, dims)
+    tensor.CopyFrom(numpy_helper.from_array(array.astype(kind), tensor.name))

@@ -1,0 +1,57 @@
+"""What never ends is not trained; what may end, or takes long, is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import ModelProto
+
+from onnxgrad_cli import Options, build
+from onnxgrad_cli.errors import UnsupportedError
+from onnxgrad_cli.jobs.train import run_train
+from onnxgrad_cli.training.endless import check_ends
+
+
+def looping(trips: str, starts: str, goes_on: str) -> ModelProto:
+    """A model whose loop has so many trips, a condition at first, and one after each round."""
+    return onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 17]> g (float[2, 3] x) => (float[2, 3] y)
+        <float[3, 3] w = {{1, 0, 0, 0, 1, 0, 0, 0, 1}}, int64 few = {{3}}, int64 many = {{{2**62}}}, bool yes = {{1}},
+         float one = {{1}}> {{
+            h = MatMul(x, w)
+            y = Loop({trips}, {starts}, h) <body = b (int64 i, bool c, float[2, 3] a) => (bool d, float[2, 3] e) {{
+                e = Tanh(a) m = ReduceMax<keepdims = 0>(e) n = Less(m, one) t = Identity(yes) d = Identity({goes_on})
+            }}>
+        }}""")
+
+
+@pytest.mark.parametrize(
+    ("loop", "what"),
+    [
+        (("many", "yes", "c"), "for 4,611,686,018,427,387,904 rounds"),
+        (("many", "", "t"), "for 4,611,686,018,427,387,904 rounds"),
+        (("", "yes", "t"), "for ever"),
+        (("few", "yes", "c"), ""),
+        (("many", "yes", "n"), ""),
+        (("", "yes", "n"), ""),
+    ],
+)
+def test_a_loop_that_nothing_ends_is_told(loop: tuple[str, str, str], what: str) -> None:
+    built = build(looping(*loop), Options())
+    if what:
+        with pytest.raises(UnsupportedError, match=rf"\(Loop\) goes on {what}"):
+            check_ends(built.graph)
+    else:
+        check_ends(built.graph)
+
+
+def test_what_never_ends_is_not_trained(tmp_path: Path) -> None:
+    onnx.save(looping("many", "yes", "c"), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=np.zeros((2, 3), "f"), label=np.zeros((2, 3), "f"))
+    with pytest.raises(UnsupportedError, match="no step would come to an end"):
+        run_train(tmp_path / "m.onnx", tmp_path / "d.npz")
+    assert {path.name for path in tmp_path.iterdir()} == {"m.onnx", "d.npz"}

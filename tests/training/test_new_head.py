@@ -1,0 +1,126 @@
+"""A last layer of another size: the network before it stays, the new one is drawn and trained."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from onnx import ModelProto, numpy_helper
+from torch import nn
+
+from onnxgrad_cli import Options
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.jobs.train import Course, run_train
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.options import LoraSpec
+from onnxgrad_cli.training.new_head import with_classes
+
+pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
+
+LOSSES = (LossSpec("cross-entropy"),)
+rng = np.random.default_rng(0)
+IMAGES = rng.standard_normal((40, 2, 4, 4)).astype(np.float32)
+ROWS = rng.standard_normal((40, 6)).astype(np.float32)
+KINDS: dict[str, tuple[Any, np.ndarray]] = {
+    "gemm": (lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5)), ROWS),
+    "softmax": (lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5), nn.Softmax(-1)), ROWS),
+    "matmul": (lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5)), ROWS[:, None].repeat(3, 1)),
+    "conv": (lambda: nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 5, 1)), IMAGES),
+}
+
+
+def exported(kind: str) -> ModelProto:
+    torch.manual_seed(0)
+    net, x = KINDS[kind][0](), KINDS[kind][1]
+    file = io.BytesIO()
+    torch.onnx.export(
+        net, (torch.tensor(x[:2]),), file, opset_version=17, dynamo=False, input_names=["x"], output_names=["y"],
+        dynamic_axes={"x": {0: "n"}, "y": {0: "n"}},
+    )  # fmt: skip
+    return onnx.load_from_string(file.getvalue())
+
+
+def answers(model: ModelProto, x: np.ndarray, output: str = "y") -> np.ndarray:
+    return ort.InferenceSession(model.SerializeToString()).run([output], {"x": x})[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_new_layer_is_another_of_its_kind(kind: str) -> None:
+    """Its results are those of numpy on what the old layer was given; a seed draws the same again."""
+    old, x = exported(kind), KINDS[kind][1]
+    new, again, other = (onnx.ModelProto.FromString(old.SerializeToString()) for _ in range(3))
+    names = with_classes(new, None, 3, 7)
+    with_classes(again, "y", 3, 7)
+    with_classes(other, "y", 3, 8)
+    onnx.checker.check_model(new, full_check=True)
+    assert new.SerializeToString() == again.SerializeToString() != other.SerializeToString()
+    read = {tensor.name: numpy_helper.to_array(tensor) for tensor in new.graph.initializer}
+    weight, *biases = (read[name] for name in names)
+    assert all(not bias.any() for bias in biases) and len(biases) == 1
+    (head,) = (node for node in new.graph.node if names[0] in node.input)
+    old.graph.output.append(onnx.ValueInfoProto(name=head.input[0]))
+    hidden = answers(old, x, head.input[0])
+    matrix = weight.reshape(3, 8).T if kind == "conv" else weight if weight.shape[1] == 3 else weight.T
+    wanted = np.einsum("nchw,cd->ndhw" if kind == "conv" else "...c,cd->...d", hidden, matrix)
+    if kind == "softmax":
+        wanted = torch.softmax(torch.tensor(wanted), -1).numpy()
+    np.testing.assert_allclose(answers(new, x), wanted, rtol=1e-4, atol=1e-6)
+    bound = np.sqrt(6 / (8 + 3))
+    assert 0.6 * bound < np.abs(weight).max() <= bound and abs(weight.mean()) < 0.5 * bound
+
+
+@pytest.mark.parametrize("options", [{}, {"lora": LoraSpec(2)}, {"train": ("0.bias",)}], ids=["all", "lora", "bias"])
+def test_a_training_with_other_classes(tmp_path: Path, options: dict[str, Any]) -> None:
+    model, labels = exported("gemm"), (ROWS[:, 0] > 0).astype(int) + (ROWS[:, 1] > 0)
+    np.savez(tmp_path / "data.npz", x=ROWS, label=labels)
+    course = Course(epochs=60, learning_rate=0.05, batch_size=40, classes=3, seed=1)
+    found = run_train(model, tmp_path / "data.npz", tmp_path / "t.onnx", Options(losses=LOSSES, **options), course)
+    trained = onnx.load(tmp_path / "t.onnx")
+    assert trained.graph.output[0].type.tensor_type.shape.dim[1].dim_value == 3
+    assert found.epochs[-1]["loss"] < 0.5 * found.epochs[0]["loss"]
+    assert (answers(trained, ROWS).argmax(1) == labels).mean() > 0.8
+    assert {t.name for t in trained.graph.initializer} == {t.name for t in model.graph.initializer}
+
+
+def test_weights_that_begin_anew(tmp_path: Path) -> None:
+    model = exported("gemm")
+    np.savez(tmp_path / "data.npz", x=ROWS, label=np.zeros(40, int))
+    course = Course(epochs=1, learning_rate=1e-6, batch_size=40, reset=("2.*",), seed=1)
+    run_train(model, tmp_path / "data.npz", tmp_path / "t.onnx", Options(losses=LOSSES, optimizer="sgd"), course)
+    read = [
+        {t.name: numpy_helper.to_array(t) for t in m.graph.initializer} for m in (model, onnx.load(tmp_path / "t.onnx"))
+    ]
+    old, new = read
+    assert all(np.abs(old[name] - new[name]).max() < 1e-5 for name in ("0.weight", "0.bias"))
+    assert np.abs(old["2.weight"] - new["2.weight"]).max() > 0.1 and np.abs(new["2.bias"]).max() < 1e-5
+    with pytest.raises(UsageError, match="`reset`: '9' matches no trained weight"):
+        wrong = Course(epochs=1, reset=("9",))
+        run_train(model, tmp_path / "data.npz", tmp_path / "u.onnx", Options(losses=LOSSES), wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("m (float[2, 3] x) => (float[2, 3] y) { y = Relu(x) }", "'y' comes from a Relu"),
+        ("m (float[2, 3] x) => (float[2, 3] y) { y = Identity(x) }", "'x' comes from no node"),
+        (
+            "m (float[2, 3] x) => (float[2, 2] y) { w = RandomNormal<shape=[3, 2]>() y = MatMul(x, w) }",
+            "'w' of the last",
+        ),
+        (
+            "m (float[2, 2] x) => (float[2, 2] y) <float[2, 2] w = {1, 2, 3, 4}> { h = MatMul(x, w) y = MatMul(h, w) }",
+            "'w' of the last layer '' is read elsewhere",
+        ),
+        ("m (float[2, 3] x) => (float[2, 3] z) { z = Add(x, x) }", "no output 'y'"),
+    ],
+)
+def test_what_is_no_last_layer(text: str, said: str) -> None:
+    model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> ' + text)
+    with pytest.raises(UsageError, match=said):
+        with_classes(model, "y", 3, 0)
