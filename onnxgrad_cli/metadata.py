@@ -7,6 +7,7 @@ output is the gradient of which weight. Names are a convention and may be taken;
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -29,6 +30,8 @@ class Adapter:
             for W of [out, in], as of Gemm(transB=1) or Conv, A is [rank, in], B is [out, rank], and the product B A.
         b: the other factor, which begins at zero.
         rank, alpha: as asked for.
+        scaling: 'lora' divides alpha by the rank, 'rslora' by its square root, with which gradients keep their size
+            whatever the rank (D. Kalajdzievski, A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA, 2023).
     """
 
     weight: str
@@ -36,11 +39,12 @@ class Adapter:
     b: str
     rank: int
     alpha: float
+    scaling: str = "lora"
 
     @property
     def scale(self) -> float:
         """What the product of the factors is multiplied with."""
-        return self.alpha / self.rank
+        return self.alpha / (math.sqrt(self.rank) if self.scaling == "rslora" else self.rank)
 
 
 @dataclass(frozen=True)

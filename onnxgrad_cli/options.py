@@ -19,6 +19,7 @@ from onnxgrad_cli.common.choices import (
     Quantization,
     Recomputation,
     Reduction,
+    Scaling,
     TargetName,
     Yield,
 )
@@ -217,14 +218,22 @@ class AdapterOptions(_Part):
         lora_target: which matrices get an adapter: glob patterns over their names, or over the paths of the modules
             that read them (or the ends of these); 'attention' or 'mlp' for modules that are usually called so; or
             'all-linear', as by default: all of MatMul and Gemm that would be trained or are stored as integers.
+        lora_scaling: 'lora' divides alpha by the rank, 'rslora' by its square root.
+        lora_dropout: the share of an adapter's input that is dropped at each step; of a trained model none is.
     """
 
     lora: LoraSpec | None = None
     lora_target: tuple[str, ...] = ()
+    lora_scaling: Scaling = "lora"
+    lora_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         checks.of_type("lora", self.lora, (LoraSpec, type(None)), "LoraSpec(rank), or None,")
         self._patterns("lora_target")
+        checks.one_of("lora_scaling", self.lora_scaling, Scaling)
+        checks.at_least("lora_dropout", self.lora_dropout, 0)
+        if self.lora_dropout >= 1:
+            raise UsageError(f"`lora_dropout={self.lora_dropout}`: nothing would be left", "0.05 is usual")
         super().__post_init__()
 
 

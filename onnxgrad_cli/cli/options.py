@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
-from onnxgrad_cli.common.choices import SEEDS, Init, Mode, Preset, Quantization, Reduction, TargetName, Yield
+from onnxgrad_cli.common.choices import SEEDS, Init, Mode, Preset, Quantization, Reduction, Scaling, TargetName, Yield
 from onnxgrad_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -148,6 +148,10 @@ def what_to_build(command: Command) -> Command:
                      help="Train low-rank adapters of the weight matrices, and else only what is chosen by name."),
         click.option("--lora-target", multiple=True, metavar="GLOB|attention|mlp|all-linear",
                      help="Adapt the matrices of these names, or modules.  [default: those of MatMul and Gemm]"),
+        click.option("--lora-scaling", type=click.Choice(get_args(Scaling)), default="lora", show_default=True,
+                     help="What divides alpha: the rank, or with rslora its square root."),
+        click.option("--lora-dropout", type=click.FloatRange(0, 1, max_open=True), default=0.0, metavar="SHARE",
+                     help="Drop this share of what goes into adapters, in training alone."),
         click.option("--grad-of-input", multiple=True, metavar="GLOB", help="Add the gradients of inputs."),
         click.option("--optimizer", metavar="NAME", default="",
                      help="Append a whole step of an optimizer; see `onnxgrad optimizers`."),

@@ -66,9 +66,14 @@ NOT_HERE = {
 @click.option("-o", "--out", metavar="FILE", help="The trained model.  [default: MODEL.trained.onnx]")
 @click.option(
     "--adapter",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE.safetensors",
-    help="Write the adapters of --lora alone, too.",
+    metavar="FILE.safetensors|FILE.onnx_adapter|FOLDER",
+    help="Write the adapters of --lora alone, too: in onnxgrad's form, in that of onnxruntime, or as a folder of PEFT.",
+)
+@click.option(
+    "--adapter-from",
+    type=click.Path(path_type=Path),
+    metavar="FILE|FOLDER",
+    help="Begin with these adapters, in any of the three forms, which then say what --lora does.",
 )
 @click.option("--epochs", type=click.IntRange(min=1), default=10, show_default=True, help="How often all is seen.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Samples of a step.")
@@ -125,7 +130,7 @@ def train(console: Console, /, model: str, data: str, out: str | None, seed: int
     sequences = SequenceOptions(**{field.name: values.pop(field.name) for field in dataclasses.fields(SequenceOptions)})
     names = [field.name for field in dataclasses.fields(Course) if field.name in values]
     course = Course(seed=seed or 0, sequences=sequences, **{name: values.pop(name) for name in names})
-    where = {name: values[name] for name in ("val", "adapter", "run", "resume", "new_data", "force")}
+    where = {name: values[name] for name in ("val", "adapter", "adapter_from", "run", "resume", "new_data", "force")}
     with _together(console) as link:
         built = options({**values, "seed": seed})
         with _progress(console) as watch:

@@ -12,6 +12,7 @@ Recomputation = Literal["elementwise", "block", "budget"]
 Yield = Literal["ones", "input", "keep"]
 Mode = Literal["keep", "train", "eval"]
 Quantization = Literal["refuse", "ste", "lsq"]
+Scaling = Literal["lora", "rslora"]
 TargetName = Literal["standard", "ort-cpu", "ort-cuda"]
 Derivative = Literal["vjp", "jvp", "hvp", "jacobian", "hessian"]
 

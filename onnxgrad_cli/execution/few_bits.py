@@ -42,16 +42,16 @@ def _matrix(
 ) -> np.ndarray:  # fmt: skip
     """The matrix [N, K] of a MatMulNBits, in float64; the names are those of its attributes."""
     blocks = -(-K // block_size)
-    steps = _unpacked(packed.reshape(N, -1), bits)
+    steps = unpacked(packed.reshape(N, -1), bits)
     if zeros is None:
         shift = np.full((N, blocks), 2 ** (bits - 1))
     else:
-        shift = _unpacked(zeros.reshape(N, -1), bits)[:, :blocks] if zeros.dtype == np.uint8 else zeros
+        shift = unpacked(zeros.reshape(N, -1), bits)[:, :blocks] if zeros.dtype == np.uint8 else zeros
     scale, zero = (each.reshape(N, blocks, 1).astype(np.float64) for each in (scales, shift))
     return ((steps.reshape(N, blocks, block_size) - zero) * scale).reshape(N, -1)[:, :K]
 
 
-def _unpacked(rows: np.ndarray, bits: int) -> np.ndarray:
+def unpacked(rows: np.ndarray, bits: int) -> np.ndarray:
     """The numbers of a few bits in rows of bytes, the low bits first."""
     numbers = (rows[..., None] >> np.arange(0, 8, bits, dtype=np.uint8)) & np.uint8(2**bits - 1)
     return numbers.reshape(len(rows), -1)

@@ -159,7 +159,7 @@ def check_target(out: Path, model: ModelProto | None = None, source: Path | None
 
 
 def is_ours(path: Path) -> bool:
-    """Whether onnxgrad wrote a file: a report says so at its head, with its command, or at its end, with its version.
+    """Whether onnxgrad wrote a file: a report says so in its head, or at its end; an adapter at its end.
 
     A model says so in its metadata, which stand near its end but for training information and functions.
     """

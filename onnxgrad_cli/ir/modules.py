@@ -46,7 +46,21 @@ def module_path(node: NodeProto) -> str:
     Of a node that stands for a part of one of the file, it is that of the latter.
     """
     name = next((entry.value for entry in node.metadata_props if entry.key == FORWARD), node.name)
-    return next(reversed(_noted(node) or folders(name)), "").replace("/", ".")
+    return next(reversed(_noted(node)), "") or _dotted(name.split("/")[:-1])
+
+
+def _dotted(parts: Iterable[str]) -> str:
+    """The path that the folders of a name come to.
+
+    PyTorch's older exporter writes the children of a container that is called, a Sequential, with its own name before
+    theirs, and the container too: '/layers.0/mlp/mlp.0/MatMul' lies in layers.0.mlp.0.
+    """
+    found: list[str] = []
+    for part in filter(None, parts):
+        if found and part.startswith(f"{found[-1]}."):
+            found.pop()
+        found.append(part)
+    return ".".join(found)
 
 
 def readers(nodes: Iterable[NodeProto], names: Iterable[str]) -> dict[str, list[NodeProto]]:

@@ -7,7 +7,6 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from operator import methodcaller
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.execution.session import find_provider
 from onnxgrad_cli.files import STREAM, ModelSource, Switch, check_target, own_model, save_bytes, stage_model
+from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.metadata import Roles, tool_version
 from onnxgrad_cli.options import Options
@@ -31,6 +31,9 @@ from onnxgrad_cli.report.curve import Curve
 from onnxgrad_cli.report.html import html
 from onnxgrad_cli.report.markdown import markdown
 from onnxgrad_cli.report.training import PICTURE, Run, page
+from onnxgrad_cli.training.adapters.branches import check_branches
+from onnxgrad_cli.training.adapters.formats import AdapterTarget, read_adapters
+from onnxgrad_cli.training.adapters.merge import merge
 from onnxgrad_cli.training.data import (
     Batches,
     Data,
@@ -48,18 +51,16 @@ from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.loop import Loop
 from onnxgrad_cli.training.metrics import Named, default_metrics, parse_metric
 from onnxgrad_cli.training.new_head import with_classes
-from onnxgrad_cli.training.run.adapter_file import adapter_bytes
-from onnxgrad_cli.training.run.branches import check_branches
 from onnxgrad_cli.training.run.communicator import Alone, Communicator
 from onnxgrad_cli.training.run.ema_weights import check_ema
 from onnxgrad_cli.training.run.export import check_stored
 from onnxgrad_cli.training.run.folder import RunFolder
 from onnxgrad_cli.training.run.integers import stored_as
 from onnxgrad_cli.training.run.interrupt import asked_to_stop
-from onnxgrad_cli.training.run.merge import merge
 from onnxgrad_cli.training.run.rank_zero import RankZeroEvaluator, rank_zero_folder
 from onnxgrad_cli.training.schedules import parse_schedule
 from onnxgrad_cli.training.steps.base import RATE, TrainerBase, drawing
+from onnxgrad_cli.training.steps.init_adapters import as_asked, begin_from
 from onnxgrad_cli.training.steps.init_weights import init_weights
 from onnxgrad_cli.training.steps.parallel import ParallelTrainer, agree
 from onnxgrad_cli.training.trainer import Trainer
@@ -172,7 +173,8 @@ def run_train(
     course: Course | None = None,
     *,
     val: str | Path | float | None = None,
-    adapter: Path | None = None,
+    adapter: str | Path | None = None,
+    adapter_from: Path | None = None,
     run: Path | None = None,
     resume: bool = False,
     new_data: bool = False,
@@ -192,7 +194,8 @@ def run_train(
         out: the trained model, of the same graph, opset and names; by default `<model>.trained.onnx`.
         options: what is built of it; without an optimizer adam.
         course: how it is trained.
-        adapter: a file for the low-rank adapters alone.
+        adapter: a file or folder for the low-rank adapters alone; its form goes by its name, see `AdapterTarget`.
+        adapter_from: adapters to begin with, in any of the forms; without `Options.lora` theirs is taken.
         run: the folder of checkpoints and log; by default `<out>.run`.
         resume: go on from the folder's checkpoint.
         new_data: with `resume`: on purpose with other training data, of as many samples.
@@ -210,7 +213,10 @@ def run_train(
     if new_data and not resume:
         raise UsageError("`new_data` goes with `resume`", "a run that begins takes any data: leave it out")
     start, link = time.perf_counter(), communicator or Alone()
-    ready, target = _ready(model, data, val, out, options or Options(), course or Course(), adapter, force, link, tell)
+    written = None if adapter is None else AdapterTarget(adapter)
+    ready, target = _ready(
+        model, data, val, out, options or Options(), course or Course(), written, adapter_from, force, link, tell
+    )
     place = run or target.with_name(f"{target.name}.run")
     with rank_zero_folder(place, link) as folder, asked_to_stop(link, place, tell) as stop:
         loop = ready.loop(folder, stop, watch)
@@ -224,7 +230,7 @@ def run_train(
     found = Trained(reason, epochs, best, by, ready.trainer.steps, time.perf_counter() - start, [folder.path])
     if reason == "stopped" or link.rank:
         return found
-    found = replace(found, files=[*ready.write(target, adapter, force), folder.path])
+    found = replace(found, files=[*ready.write(target, written, force), folder.path])
     _report(folder, ready, found)
     return found
 
@@ -266,42 +272,50 @@ class _Run:
             digests={use: samples.digest() for use, samples in data.items()},
         )  # fmt: skip
 
-    def write(self, target: Path, adapter: Path | None, force: bool) -> list[Path]:
-        """Write the model with the weights of now, and the adapters alone if there is a file for them; both or none."""
+    def adapter_values(self, weights: Arrays, state: Arrays) -> Arrays:
+        """What a file of adapters holds: their factors, weights that are trained in full, running statistics."""
+        statistics = {name: array for name, array in state.items() if name not in self.trainer.roles.slots}
+        return {**weights, **statistics}
+
+    def write(self, target: Path, adapter: AdapterTarget | None, force: bool) -> list[Path]:
+        """Write the model with the weights of now, and the adapters alone if asked for; both or none."""
         state, roles = self.trainer.state(), self.trainer.roles
         adapters = roles.adapters
         weights = {**self.trainer.weights(), **{name: state[average] for name, average in self.ema.items()}}
         found = merge(self.original, adapters, weights, self.path, state, self.course.keep_mode, roles.quantized)
-        for file in filter(None, (target, adapter)):
-            check_target(file, found, self.path, force)
+        check_target(target, found, self.path, force)
+        if adapter is not None:
+            adapter.check(found, self.path, force)
         with Switch(target) as switch:
             files = stage_model(switch, found, target, self.path, check=check_opens(found, self.original, self.path))
             if adapter is not None:
-                statistics = {name: array for name, array in state.items() if name not in roles.slots}
-                data = adapter_bytes(adapters, {**weights, **statistics})
-                switch.stage(adapter, methodcaller("write", data), durable=True)
-                files.append(adapter)
+                files += adapter.stage(switch, self.original, adapters, self.adapter_values(weights, state))
             switch.commit()
         return files
 
 
 def _ready(
     model: ModelSource, data: str | Path, val: str | Path | float | None, out: str | Path | None, options: Options,
-    course: Course, adapter: Path | None, force: bool, link: Communicator, tell: Tell,
+    course: Course, adapter: AdapterTarget | None, adapter_from: Path | None, force: bool, link: Communicator,
+    tell: Tell,
 ) -> tuple[_Run, Path]:  # fmt: skip
     """Build the training model, open the data, and say where the trained one goes."""
     options = replace(options, optimizer=options.optimizer or "adam", embed_state=False)  # the trainer begins it
     if model == STREAM or str(out) == STREAM:
         raise UsageError("a run reads its model from a file and writes to one", "name both")
-    if adapter is not None and not options.lora:
+    if adapter is not None and not options.lora and adapter_from is None:
         raise UsageError("`adapter`: no adapters are trained", "ask for them with `lora=RANK`")
     original, path = own_model(model)
+    begun = None if adapter_from is None else read_adapters(adapter_from, original, tell)
+    if begun is not None:
+        options = as_asked(options, begun[0])
     target = target_of(model, out, "trained")
     assert target is not None
-    if adapter is not None and adapter.resolve() == target.resolve():
-        raise UsageError(f"`adapter`: '{adapter}' is the trained model", "name another file")
-    for file in filter(None, (target, adapter)):
-        check_target(file, original, path, force)
+    check_target(target, original, path, force)
+    if adapter is not None:
+        if adapter.path.resolve() == target.resolve():
+            raise UsageError(f"`adapter`: '{adapter.path}' is the trained model", "name another file")
+        adapter.check(original, path, force)
     if course.classes is not None:
         fresh = with_classes(original, options.losses[0].output or options.output, course.classes, course.seed)
         options = _also_trained(options, fresh)
@@ -315,6 +329,8 @@ def _ready(
     check_stored(original, _own(original, trainer))
     check_branches(original, trainer.roles.adapters)
     init_weights(trainer, built, original, course.init, course.seed, course.reset)
+    if begun is not None:
+        begin_from(trainer, *begun)
     values = {name: buffer.array for name, buffer in trainer.buffers.items()}
     ema = check_ema(trainer.roles.averages, values) if course.use_ema else {}
     samples, validation = _data(data, val, built, trainer, course, tell)
@@ -328,7 +344,10 @@ def _ready(
             f"`accumulate={options.accumulate}`: an epoch has {len(batches)} batches, so it would take no step",
             "choose a smaller one, or a smaller `batch_size`",
         )
-    return _Run(original, path, course, built, trainer, samples, evaluator, batches, ema), target
+    ready = _Run(original, path, course, built, trainer, samples, evaluator, batches, ema)
+    if adapter is not None:  # the form has a place for all that there will be
+        adapter.make(original, trainer.roles.adapters, ready.adapter_values(trainer.weights(), trainer.state()))
+    return ready, target
 
 
 def _also_trained(options: Options, names: Sequence[str]) -> Options:

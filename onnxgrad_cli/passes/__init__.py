@@ -43,7 +43,7 @@ def pipeline_for(options: Options) -> tuple[Pass, ...]:
         if getattr(options, option) and options.target != STANDARD:
             raise UsageError(f"`target={options.target!r}` does not go with `{option}`", "leave one of them out")
     asked = {
-        ADAPTERS: bool(options.lora or options.lora_target),
+        ADAPTERS: bool(options.lora or options.lora_target or options.lora_dropout or options.lora_scaling != "lora"),
         LOSS_SCALE: options.loss_scale is not None,
         RECOMPUTE: options.recompute is not None,
         TARGET: options.target != STANDARD,

@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, helper
+from onnx import NodeProto, TensorProto, helper
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
@@ -80,9 +80,9 @@ def _run(graph: Graph, options: AdaptationOptions, training: ParameterRecord) ->
     op = Op(graph)
     after: dict[str, list[NodeProto]] = {}
     for name, weight in targets.items():
-        adapter = _store(graph, name, weight, spec, random)
+        adapter = _store(graph, name, weight, spec, options.lora_scaling, random)
         for reader in weight.readers:
-            after[reader.node.name] = _add(op, adapter, reader)
+            after[reader.node.name] = _add(op, adapter, reader, options.lora_dropout)
         training.adapters.append(adapter)
         training.trained += [adapter.a, adapter.b]
         training.not_trained[name] = "frozen: its adapter is trained"
@@ -93,8 +93,15 @@ def _run(graph: Graph, options: AdaptationOptions, training: ParameterRecord) ->
 def _checked(options: AdaptationOptions) -> LoraSpec:
     spec = options.lora
     if spec is None:
-        raise UsageError("`lora_target`: no adapters are asked for", "ask for them with `lora=RANK`")
+        raise UsageError(f"{_first_of(options)}: no adapters are asked for", "ask for them with `lora=RANK`")
     return spec
+
+
+def _first_of(options: AdaptationOptions) -> str:
+    """An option that asks for something of adapters."""
+    if options.lora_target:
+        return "`lora_target`"
+    return "`lora_dropout`" if options.lora_dropout else "`lora_scaling`"
 
 
 # -- which weights --------------------------------------------------------------------------------------------------
@@ -278,7 +285,9 @@ def _unlike_a_product(graph: Graph, reader: Reader, rank: int) -> str:
 # -- how they are written -------------------------------------------------------------------------------------------
 
 
-def _store(graph: Graph, name: str, weight: _Weight, spec: LoraSpec, random: np.random.Generator) -> Adapter:
+def _store(
+    graph: Graph, name: str, weight: _Weight, spec: LoraSpec, scaling: str, random: np.random.Generator
+) -> Adapter:
     """The factors of a weight as initializers: A drawn as nn.Linear draws its weights (and peft A), B zero."""
     first, last, *ones = (int(dim) for dim in weight.dims)
     leads = weight.readers[0].leads
@@ -290,10 +299,10 @@ def _store(graph: Graph, name: str, weight: _Weight, spec: LoraSpec, random: np.
     names = graph.fresh(f"{name}_lora_A"), graph.fresh(f"{name}_lora_B")
     graph.add_initializer(names[0], random.uniform(-bound, bound, a).astype(dtype))
     graph.add_initializer(names[1], np.zeros(b, dtype))
-    return Adapter(name, *names, spec.rank, spec.rank if spec.alpha is None else spec.alpha)
+    return Adapter(name, *names, spec.rank, spec.rank if spec.alpha is None else spec.alpha, scaling)
 
 
-def _add(op: Op, adapter: Adapter, reader: Reader) -> list[NodeProto]:
+def _add(op: Op, adapter: Adapter, reader: Reader, dropout: float) -> list[NodeProto]:
     """What a product gains by an adapter, as nodes that follow it."""
     graph, node = op.graph, reader.node
     op.scope = f"{node.name}/adapter"
@@ -305,6 +314,8 @@ def _add(op: Op, adapter: Adapter, reader: Reader) -> list[NodeProto]:
         graph.declared_shapes.add(base)
     a, b = op.val(adapter.a), op.val(adapter.b)
     x = op.val(node.input[1 - reader.position])
+    if dropout:
+        x, _ = op.Dropout(x, op.const(dropout, x), op.const(True), outputs=2)  # the mask is for the gradient
     left, right = (a, b) if a.shape[1] == adapter.rank else (b, a)
     if reader.transposed:
         left, right = op.transpose(right, [1, 0]), op.transpose(left, [1, 0])
@@ -322,6 +333,8 @@ def _matmul(op: Op, reader: Reader, x: Val, left: Val, right: Val, base: Val, sc
 def _gemm(op: Op, reader: Reader, x: Val, left: Val, right: Val, base: Val, scale: float) -> Val:
     own = reader.settings
     alpha, turn_a, turn_b = own.get("alpha", 1.0) * scale, own.get("transA") or None, own.get("transB") or None
+    if x.dtype == TensorProto.DOUBLE and float(np.float32(alpha)) != alpha:  # the attribute is a float
+        alpha, left = own.get("alpha", 1.0), _scaled(left, scale)
     if reader.position == 1:
         first, last = (right, left) if turn_b else (left, right)
         thin = op.Gemm(x, first, alpha=alpha, transA=turn_a, transB=turn_b)

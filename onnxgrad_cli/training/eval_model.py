@@ -74,7 +74,9 @@ def make_eval_model(
     copy, weights = copied(model), list(weights)
     give_own_statistics(copy, weights)
     mode: Mode = "keep" if keep_mode else "eval"
-    built = TrainingModel(Graph(copy, path), replace(options, mode=mode, optimizer="", optimizer_options={}))
+    built = TrainingModel(
+        Graph(copy, path), replace(options, mode=mode, lora_dropout=0.0, optimizer="", optimizer_options={})
+    )
     built.run(stop_after="loss")
     graph, training = built.graph, built.training
     compared = list(dict.fromkeys([*training.predictions, *outputs]))

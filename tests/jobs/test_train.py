@@ -304,7 +304,11 @@ def test_sequences_of_different_lengths(shell: Shell) -> None:
         (("--data", "data.npz", "--resume"), 2, "holds no checkpoint"),
         (("--data", "data.npz", "-o", "mlp.onnx"), 2, "never overwritten"),
         (("--data", "data.npz", "--optimizer", "adm"), 2, "did you mean adam"),
-        (("--data", "data.npz", "--lora", "2", "--adapter", "a.onnx", "-o", "a.onnx"), 2, "name another file"),
+        (
+            ("--data", "data.npz", "--lora", "2", "--adapter", "a.safetensors", "-o", "a.safetensors"),
+            2,
+            "name another file",
+        ),
     ],
 )
 def test_refused_before_the_first_step(shell: Shell, arguments: tuple[str, ...], code: int, words: str) -> None:

@@ -23,8 +23,8 @@ from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import Adapter, describe
 from onnxgrad_cli.options import LoraSpec, Options
 from onnxgrad_cli.passes.adapters import parse_lora
-from onnxgrad_cli.training.run.adapter_file import load_adapter, save_adapter
-from onnxgrad_cli.training.run.merge import merge, merged
+from onnxgrad_cli.training.adapters.merge import merge, merged
+from onnxgrad_cli.training.adapters.own_file import load_adapter, save_adapter
 from onnxgrad_cli.verification.proof import prove
 from tests.cli_harness import WEIGHT, Shell, save_external
 
@@ -245,6 +245,52 @@ def stepped(model: ModelProto, batches: list[Arrays], rate: float) -> tuple[Arra
         held.update({role.of: results[out] for out, role in roles.outputs.items() if role.role == "next state"})
         losses.append(float(results[roles.loss]))
     return held, losses
+
+
+def test_rank_stabilized_scaling() -> None:
+    """Outputs and gradients are those of W x + alpha / sqrt(rank) B A x."""
+    net, model = network()
+    built = build(copied(model), replace(LORA, lora=LoraSpec(2, 3.0), lora_target=("*.weight",), lora_scaling="rslora"))
+    assert {adapter.scaling for adapter in built.training.adapters} == {"rslora"}
+    given = factors(built)
+    layers = [
+        Lora(net[at], given[f"{name}.weight_lora_A"], given[f"{name}.weight_lora_B"], 3 / 2**0.5)
+        for at, name in ((0, "first"), (2, "last"))
+    ]
+    x = np.random.default_rng(0).standard_normal((4, 6))
+    y = torch.nn.Sequential(layers[0], net[1], layers[1])(torch.tensor(x))
+    functional.mse_loss(y, torch.ones_like(y)).backward()
+    found = run(built.model, {"x": x, "label": np.ones((4, 5)), **given})
+    np.testing.assert_allclose(found["y"], y.detach(), rtol=1e-12)
+    np.testing.assert_allclose(found["first.weight_lora_A_grad"], layers[0].a.grad, rtol=1e-9)
+    assert describe(built.model).adapters == tuple(built.training.adapters)
+
+
+def test_dropout_is_before_adapters_alone() -> None:
+    """What goes into an adapter is dropped with the mask that its gradient has; what goes into the matrix is not."""
+    _, model = network()
+    asked = Options(lora=LoraSpec(2), lora_target=("first.weight",), lora_dropout=0.5, keep_outputs=True)
+    built = build(copied(model), asked)
+    given, x = factors(built), np.random.default_rng(0).standard_normal((64, 6))
+    feeds = {"x": x, "label": np.ones((64, 5))}
+    still = run(built.model, {**feeds, "first.weight_lora_B": np.zeros((8, 2))})
+    np.testing.assert_allclose(still["y"], run(model, {"x": x})["y"], rtol=1e-12)
+    (node,) = [node for node in built.model.graph.node if node.op_type == "Dropout"]
+    seen = copied(built.model)
+    seen.graph.output.append(helper.make_tensor_value_info(node.output[0], TensorProto.DOUBLE, None))
+    found = run(seen, {**feeds, **given})
+    dropped = found[node.output[0]]
+    assert set(np.round(np.unique(dropped / x), 6)) == {0.0, 2.0}
+    weights = {name: torch.tensor(value) for name, value in stored(model).items()}
+    a, b = (torch.tensor(given[f"first.weight_lora_{kind}"], requires_grad=True) for kind in "AB")
+    h = torch.tanh(functional.linear(torch.tensor(x), weights["first.weight"], weights["first.bias"])
+                   + functional.linear(functional.linear(torch.tensor(dropped), a), b))  # fmt: skip
+    y = functional.linear(h, weights["last.weight"], weights["last.bias"])
+    loss = functional.mse_loss(y, torch.ones_like(y))
+    loss.backward()
+    np.testing.assert_allclose(found["loss"], loss.detach(), rtol=1e-9)
+    np.testing.assert_allclose(found["first.weight_lora_A_grad"], a.grad, rtol=1e-9)
+    np.testing.assert_allclose(found["first.weight_lora_B_grad"], b.grad, rtol=1e-9)
 
 
 # -- transformers -----------------------------------------------------------------------------------------------------
@@ -660,7 +706,7 @@ def test_the_command(shell: Shell) -> None:
     assert len(report["adapters"]) == 8
     assert report["adapters"][0] == {
         "weight": "layers.0.q_proj.weight", "a": "layers.0.q_proj.weight_lora_A", "b": "layers.0.q_proj.weight_lora_B",
-        "rank": 4, "alpha": 8.0,
+        "rank": 4, "alpha": 8.0, "scaling": "lora",
     }  # fmt: skip
     assert {step["status"] for step in report["proof"]["steps"]} == {"passed"}
     assert report["asked"]["options"]["--lora"] == "4:8"

@@ -17,8 +17,8 @@ from onnxgrad_cli.builder import build
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import LoraSpec, Options
-from onnxgrad_cli.training.run.adapter_file import load_adapter
-from onnxgrad_cli.training.run.merge import merge
+from onnxgrad_cli.training.adapters.merge import merge
+from onnxgrad_cli.training.adapters.own_file import load_adapter
 from tests.cli_harness import Shell
 
 Array = np.ndarray
@@ -310,6 +310,8 @@ def test_what_gets_no_adapter_is_told(shell: Shell) -> None:
     reasons = {tensor["name"]: tensor["reason"] for tensor in told.json["not_trained"]}
     assert "the rank is not below its smaller side, 12" in reasons["head"]
     assert any("'head' gets no adapter" in caution["text"] for caution in told.json["cautions"])
+    wide = shell("build", "lm.onnx", "--loss", "causal-lm", "--lora", str(N), "-o", "t.onnx", "--force", "--json")
+    assert wide.code == 2 and f"q1: the rank is not below its smaller side, {N}" in wide.err + wide.out
     refused = shell(
         "build", "lm.onnx", "--loss", "causal-lm", "--lora", "2", "--lora-target", "atention", "-o", "u.onnx"
     )

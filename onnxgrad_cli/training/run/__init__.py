@@ -1,1 +1,1 @@
-"""A run of training as files: its folder, checkpoints, adapters, and the way back to a model."""
+"""A run of training as files: its folder, checkpoints, and the way back to a model."""

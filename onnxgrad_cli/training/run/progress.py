@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from onnxgrad_cli.common.checks import is_number
+from onnxgrad_cli.common.choices import Scaling
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.metadata import Adapter, IntegerWeight
 
@@ -43,9 +44,14 @@ def _float(value: Any) -> bool:
 
 def are_adapters(value: Any) -> bool:
     """Whether a list describes adapters, as checkpoints and files of adapters have it."""
-    forms: dict[str, Form] = {"weight": _text, "a": _text, "b": _text, "rank": _count, "alpha": is_number}
+    forms: dict[str, Form] = {
+        "weight": _text, "a": _text, "b": _text, "rank": _count, "alpha": is_number,
+        "scaling": lambda value: value in get_args(Scaling),
+    }  # fmt: skip
     assert set(forms) == {field.name for field in fields(Adapter)}
-    return isinstance(value, list) and all(_has(each, forms) and each["rank"] > 0 for each in value)
+    return isinstance(value, list) and all(
+        isinstance(each, dict) and _has({"scaling": "lora", **each}, forms) and each["rank"] > 0 for each in value
+    )
 
 
 def _quantized(value: Any) -> bool:

@@ -81,7 +81,7 @@ def load_tensors(path: Path, tell: Tell = silent) -> tuple[dict[str, np.ndarray]
             missing.
     """
     library = _library()
-    data = _read(path)
+    data = read_bytes(path)
     try:
         head = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         said = head.get("__metadata__", {})
@@ -103,8 +103,19 @@ def load_tensors(path: Path, tell: Tell = silent) -> tuple[dict[str, np.ndarray]
     return {n: a.view(ml_dtypes.bfloat16) if n in halves else a for n, a in tensors.items()}, words
 
 
-def _read(path: Path) -> bytes:
+def read_bytes(path: Path, most: int | None = None) -> bytes:
+    """What is in a file of tensors, or one beside it.
+
+    Args:
+        path: the file.
+        most: how many bytes it may have.
+
+    Raises:
+        OnnxgradError: it can't be read, or is larger.
+    """
     try:
+        if most is not None and path.stat().st_size > most:
+            raise OnnxgradError(f"'{path}' is larger than such a file is: {path.stat().st_size} bytes")
         if path.exists() and not path.is_file():
             raise OnnxgradError(f"'{path}' is no file of tensors: it is a folder or a device", "name the file")
         return path.read_bytes()
@@ -167,9 +178,18 @@ def _are_names(value: object, known: Collection[str]) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) and name in known for name in value)
 
 
-def _library() -> Any:
+def safetensors() -> Any:
+    """The package safetensors.
+
+    Raises:
+        OnnxgradError: it is not installed.
+    """
     try:
         import safetensors.numpy
     except ImportError:
         raise OnnxgradError("the package safetensors is missing", "pip install 'onnxgrad[train]'") from None
-    return safetensors.numpy
+    return safetensors
+
+
+def _library() -> Any:
+    return safetensors().numpy

@@ -20,7 +20,7 @@ from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.randomness import RANDOM
 from onnxgrad_cli.ir.types import dtype_of, in_words, shape_of
 from onnxgrad_cli.metadata import Roles
-from onnxgrad_cli.training.run.merge import merge
+from onnxgrad_cli.training.adapters.merge import merge
 from onnxgrad_cli.training.steps.overlapping_buffers import overlapping_buffers
 from onnxgrad_cli.verification.written import check_opens
 

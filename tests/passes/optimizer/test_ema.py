@@ -16,7 +16,7 @@ from onnxgrad_cli.builder import build
 from onnxgrad_cli.compat.artifacts import save_checkpoint
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.jobs.export import run_export
-from onnxgrad_cli.training.run.adapter_file import save_adapter
+from onnxgrad_cli.training.adapters.own_file import save_adapter
 from onnxgrad_cli.training.run.folder import load_checkpoint
 from onnxgrad_cli.training.run.tensors import save_tensors
 from onnxgrad_cli.training.trainer import Trainer

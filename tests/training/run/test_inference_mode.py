@@ -112,9 +112,9 @@ def test_an_adapter_takes_the_running_statistics_with_it(folder: Path) -> None:
         "t.onnx",
         Options(mode="train", lora=LoraSpec(2)),
         Course(epochs=3),
-        adapter=Path("a.st"),
+        adapter=Path("a.safetensors"),
     )
-    run_export(Path("a.st"), "model.onnx", "merged.onnx")
+    run_export(Path("a.safetensors"), "model.onnx", "merged.onnx")
     np.testing.assert_array_equal(*(alone_and_together(file)[0] for file in ("t.onnx", "merged.onnx")))
 
 

@@ -20,8 +20,8 @@ from onnxgrad_cli.jobs.export import run_export
 from onnxgrad_cli.jobs.train import Course, run_train
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options
+from onnxgrad_cli.training.adapters.merge import merge
 from onnxgrad_cli.training.run.integers import as_integers
-from onnxgrad_cli.training.run.merge import merge
 from onnxgrad_cli.training.trainer import Trainer
 from tests.quantized import X, quantized, stored
 

@@ -45,7 +45,7 @@ def adapter_bytes(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray])
     Raises:
         OnnxgradError: a factor is missing, or the package safetensors is.
     """
-    _check(adapters, values)
+    check_factors(adapters, values)
     return tensor_bytes(values, {ADAPTERS: [asdict(adapter) for adapter in adapters]})
 
 
@@ -57,9 +57,12 @@ def load_adapter(path: Path, tell: Tell = silent) -> tuple[list[Adapter], dict[s
     """
     values, words = load_tensors(path, tell)
     if not are_adapters(words.get(ADAPTERS)):
-        raise OnnxgradError(f"'{path}' holds no adapters of onnxgrad", "it is a safetensors file of another kind")
+        raise OnnxgradError(
+            f"'{path}' holds no adapters of onnxgrad",
+            "it is a safetensors file of another kind; adapters of PEFT are read by the name of their folder",
+        )
     adapters = [Adapter(**each) for each in words[ADAPTERS]]
-    _check(adapters, values)
+    check_factors(adapters, values)
     return adapters, values
 
 
@@ -72,8 +75,17 @@ def is_adapter(path: Path) -> bool:
     return ADAPTERS in load_tensors(path)[1]
 
 
-def _check(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> None:
+def check_factors(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> None:
+    """Make sure that adapters have their factors.
+
+    Raises:
+        OnnxgradError: one is missing, or is no pair of matrices of the adapter's rank.
+    """
     for adapter in adapters:
         for name in (adapter.a, adapter.b):
             if name not in values:
                 raise OnnxgradError(f"the adapter of '{adapter.weight}' is incomplete: '{name}' is missing")
+        shapes = [values[name].shape for name in (adapter.a, adapter.b)]
+        if any(len(shape) < 2 or adapter.rank not in shape[:2] for shape in shapes):
+            sizes = " and ".join(str(list(shape)) for shape in shapes)
+            raise OnnxgradError(f"the adapter of '{adapter.weight}' is of rank {adapter.rank}, its factors of {sizes}")

@@ -1,4 +1,4 @@
-"""Low-rank adapters folded into the weights they belong to: the model then computes the same without them.
+"""An inference model with what training has found: adapters folded into the weights they belong to, or beside them.
 
 Those of weights that are stored as integers stay beside them; see `branches`.
 """
@@ -13,8 +13,10 @@ from onnx import ModelProto
 
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.ir.modes import put_in_inference
+from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.metadata import Adapter, Quantized
-from onnxgrad_cli.training.run.branches import add_branches, of_integers
+from onnxgrad_cli.training.adapters.branches import add_branches, make_adaptable, of_integers
+from onnxgrad_cli.training.adapters.requantize import Rounded, requantize
 from onnxgrad_cli.training.run.export import read_stored, with_weights
 from onnxgrad_cli.training.run.integers import as_integers
 
@@ -53,6 +55,56 @@ def merge(
         _check_whole(adapter, values)
     if beside:
         add_branches(found, beside, values)
+    if not keep_mode:
+        put_in_inference(found)
+    return found
+
+
+def requantized(
+    model: ModelProto,
+    adapters: Sequence[Adapter],
+    values: Mapping[str, np.ndarray],
+    path: Path | None = None,
+    state: Mapping[str, np.ndarray] | None = None,
+    keep_mode: bool = False,
+    quantized: Quantized | None = None,
+) -> tuple[ModelProto, list[Rounded]]:
+    """A copy of an inference model with adapters merged into all their weights, integers too; see `merge`.
+
+    Returns:
+        The model, and what was lost of each matrix of integers.
+
+    Raises:
+        UsageError: a matrix is stored in a form that can't be rounded anew.
+        OnnxgradError: see `merge`.
+    """
+    new = as_integers(model, quantized or Quantized(), merged(model, adapters, values, path), path)
+    found = with_weights(model, new, state or {})
+    lost = requantize(found, of_integers(model, adapters), values, path)
+    if not keep_mode:
+        put_in_inference(found)
+    return found, lost
+
+
+def adaptable(
+    model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], keep_mode: bool = False
+) -> ModelProto:
+    """A copy of an inference model that takes adapters while it runs: it computes what it did, until it is given one.
+
+    Args:
+        model: the model that the training model was built from; not changed.
+        adapters: those that say which products take one.
+        values: the factors by name, and weights that were trained in full, which can be replaced too.
+        keep_mode: see `merge`.
+
+    Raises:
+        UsageError: a product or a weight can't be adapted at run time.
+        OnnxgradError: a factor is missing or does not fit.
+    """
+    for adapter in adapters:
+        _check_whole(adapter, values)
+    found = copied(model)
+    make_adaptable(found, adapters, values)
     if not keep_mode:
         put_in_inference(found)
     return found

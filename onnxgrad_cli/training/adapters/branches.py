@@ -1,0 +1,246 @@
+"""Low-rank adapters beside the products of an inference model: y = x W becomes y = x W + (x A) B.
+
+What a matrix of a few bits and its adapter come to can't be stored in a few bits, so that theirs are not merged. And
+where adapters are to change while the model runs, A and B are initializers that a runtime overrides: empty ones, of
+rank 0, with which the model computes what it did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE
+from onnxgrad_cli.metadata import Adapter
+from onnxgrad_cli.passes.quantized_matrices import is_integer
+from onnxgrad_cli.training.adapters.places import Factors, Place, flat, is_product, keys, places, readers_of
+from onnxgrad_cli.training.run.export import stored_tensors
+
+
+def of_integers(model: ModelProto, adapters: Sequence[Adapter]) -> list[Adapter]:
+    """Those of adapters whose weights the model stores as integers."""
+    stored = {name for tensor, name in stored_tensors(model.graph) if is_integer(tensor)}
+    return [adapter for adapter in adapters if adapter.weight in stored]
+
+
+def check_branches(model: ModelProto, adapters: Sequence[Adapter]) -> None:
+    """Make sure that `add_branches` finds the products that read what adapters add to.
+
+    Raises:
+        UsageError: it does not.
+    """
+    beside = of_integers(model, adapters)
+    if beside:
+        _checked(model, beside)
+
+
+def add_branches(model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> None:
+    """Add adapters to an inference model, beside the products that they belong to.
+
+    Args:
+        model: the inference model; it is changed.
+        adapters: their weights stay as they are.
+        values: their factors, by name.
+
+    Raises:
+        UsageError: a product of the model reads such a matrix in a form that is not known.
+        OnnxgradError: the factors don't fit the matrix.
+    """
+    own = {adapter.weight: adapter for adapter in adapters}
+    graph, branches = Graph(model), _Branches()
+    for place in _checked(model, adapters):
+        found = place.of(own[place.weight], values)
+        factor = np.float64(place.reader.settings.get("alpha", 1.0) * found.scale)
+        names = []
+        for kind, array in zip("AB", arrays_of(place, found, factor), strict=True):
+            names.append(graph.fresh(f"{place.weight}_lora_{kind}"))
+            graph.add_initializer(names[-1], array)
+        branches.add(graph, place, names)
+    branches.write(graph)
+
+
+def make_adaptable(model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> None:
+    """Add empty factors that a runtime can override beside the products that adapters belong to.
+
+    They are called as `onnx_adapter` files have it, `<module>.lora_A.weight` and `<module>.lora_B.weight`. What of
+    `values` is no factor, weights that were trained in full, can be overridden too, and keeps its value.
+
+    Args:
+        model: the inference model; it is changed.
+        adapters: those that say which products.
+        values: their factors, whose types count, and other weights.
+
+    Raises:
+        UsageError: a product of the model reads such a matrix in a form that is not known, or a weight is no
+            initializer.
+    """
+    own = {adapter.weight: adapter for adapter in adapters}
+    factors = {name for adapter in adapters for name in (adapter.a, adapter.b)}
+    _open_alone(model)
+    graph, branches = Graph(model), _Branches()
+    for key, found in keys(_checked(model, adapters)).items():
+        names = name_a, name_b = f"{key}.lora_A.weight", f"{key}.lora_B.weight"
+        for name, tensor in zip(names, _empty(found[0], values[own[found[0].weight].a].dtype), strict=True):
+            _add_overridable(graph, name, tensor, f"{key}.rank")
+        for place in found:
+            branches.add(graph, place, [name_a, name_b], place.reader.settings.get("alpha", 1.0))
+    for name in values.keys() - factors:
+        _override(graph, name)
+    branches.write(graph)
+
+
+def arrays_of(place: Place, found: Factors, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """The factors as the operators of a branch read them, the second one multiplied with `scale`.
+
+    They are A of [in, rank] and B of [rank, out] for x W, else A of [rank, in] and B of [out, rank].
+    """
+    a, b = found.a, (found.b.astype(np.float64) * scale).astype(found.b.dtype)
+    a, b = (a.T, b.T) if place.leads else (a, b)
+    return (
+        np.ascontiguousarray(a).reshape(*a.shape, *place.kernel),
+        np.ascontiguousarray(b).reshape(*b.shape, *place.kernel),
+    )
+
+
+def factors_of(place: Place, a: np.ndarray, b: np.ndarray, scale: float) -> Factors:
+    """The converse of `arrays_of`, of which B may have been scaled."""
+    a, b = flat(a), flat(b)
+    return Factors(a.T, b.T, scale) if place.leads else Factors(a, b, scale)
+
+
+def _checked(model: ModelProto, adapters: Sequence[Adapter]) -> list[Place]:
+    """The products that read the matrices of adapters, each of which has one, and nothing else reads these."""
+    uses = Graph(model).uses()
+    for adapter in adapters:
+        found = list(readers_of(uses, adapter.weight))
+        strange = [reader.node for reader in found if not is_product(reader)]
+        if not found or strange:
+            label = strange and (strange[0].name or strange[0].output[0])
+            by = f"'{label}' ({strange[0].op_type})" if strange else "nothing in the model's own graph"
+            raise UsageError(
+                f"'{adapter.weight}' has an adapter that can't be written back: {by} reads it",
+                "name others with `lora_target`, or let onnx.inliner.inline_local_functions bring functions into the "
+                "graph",
+            )
+    return places(model, {adapter.weight for adapter in adapters})
+
+
+# -- the nodes --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Branch:
+    """The nodes of one product's adapter, to be written behind it."""
+
+    graph: Graph
+    stem: str
+    nodes: list[NodeProto]
+
+    def write(self, op_type: str, *inputs: str, **attributes: Any) -> str:
+        y = self.graph.fresh(f"{self.stem}/adapter/{op_type}")
+        self.nodes.append(helper.make_node(op_type, inputs, [y], name=y, **attributes))
+        return y
+
+
+class _Branches:
+    """The branches of a graph's products, as they come."""
+
+    def __init__(self) -> None:
+        self._after: dict[str, list[NodeProto]] = {}
+        self._bases: dict[str, str] = {}
+
+    def add(self, graph: Graph, place: Place, names: Sequence[str], alpha: float = 1.0) -> None:
+        """Prepare a branch whose factors have these names, and whose sum is multiplied with `alpha`."""
+        result = place.reader.node.output[0]
+        branch = _Branch(graph, result, [])
+        wide = _product(branch, place, names, alpha)
+        self._bases[result] = graph.fresh(f"{result}_base")
+        total = [self._bases[result], wide]
+        branch.nodes.append(helper.make_node("Add", total, [result], name=graph.fresh(f"{result}/adapter")))
+        self._after[result] = branch.nodes
+
+    def write(self, graph: Graph) -> None:
+        """Write all of them behind their products."""
+        nodes: list[NodeProto] = []
+        for node in graph.nodes:
+            result = node.output[0] if node.output else ""
+            nodes += [node, *self._after.get(result, ())]
+            if result in self._bases:
+                node.output[0] = self._bases[result]
+        graph.set_nodes(nodes)
+        graph.commit()
+
+
+def _product(branch: _Branch, place: Place, names: Sequence[str], alpha: float) -> str:
+    """The product of an input with two thin factors."""
+    node, settings, (a, b) = place.reader.node, place.reader.settings, names
+    if place.kernel:
+        thin = branch.write("Conv", node.input[0], a, **settings)
+        return branch.write("Conv", thin, b)
+    x = node.input[0 if place.leads else 1]
+    if settings.get("transA" if place.leads else "transB", 0):
+        x = branch.write("Transpose", x, perm=[1, 0])
+    thin = branch.write("MatMul", x, a) if place.leads else branch.write("MatMul", a, x)
+    if alpha != 1:
+        thin = branch.write("Mul", thin, _constant(branch.graph, alpha, a))
+    return branch.write("MatMul", thin, b) if place.leads else branch.write("MatMul", b, thin)
+
+
+def _constant(graph: Graph, number: float, like: str) -> str:
+    name = graph.fresh("alpha")
+    dtype = helper.tensor_dtype_to_np_dtype(graph.initializers[like].data_type)
+    graph.add_initializer(name, np.asarray(number, dtype))
+    return name
+
+
+# -- what a runtime overrides -----------------------------------------------------------------------------------------
+
+
+def _empty(place: Place, dtype: np.dtype) -> Iterable[np.ndarray]:
+    """Factors that add nothing: of rank 0, or where onnxruntime has no such product, of zeros and rank 1.
+
+    A convolution without channels, and a matrix of no columns before a batch, leave their results as they find them.
+    """
+    rank = 0 if place.leads else 1
+    none = Factors(np.zeros((rank, place.shape[0]), dtype), np.zeros((place.shape[1], rank), dtype), 1.0)
+    return arrays_of(place, none, 1.0)
+
+
+def _add_overridable(graph: Graph, name: str, array: np.ndarray, symbol: str) -> None:
+    if graph.taken(name):
+        raise UsageError(f"the model has a value called '{name}' already", "it takes adapters as it is")
+    tensor = numpy_helper.from_array(array, name)
+    rank = array.shape.index(min(array.shape[:2]))
+    dims = [symbol if axis == rank else size for axis, size in enumerate(array.shape)]
+    graph.store(name, array)
+    graph.proto.graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, dims))
+
+
+def _override(graph: Graph, name: str) -> None:
+    """Let a runtime override an initializer."""
+    tensor = graph.initializers.get(name)
+    if tensor is None:
+        raise UsageError(
+            f"'{name}' was trained in full, and a runtime can't override it: it is no initializer of the graph's own",
+            "write the trained model itself, by `onnxgrad export`",
+        )
+    graph.proto.graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))
+
+
+def _open_alone(model: ModelProto) -> None:
+    """Take initializers out of the inputs: there a runtime may override them, which costs it what constants allow.
+
+    In old files they all stood there, and were constants still.
+    """
+    stored: set[str] = {tensor.name for tensor in model.graph.initializer}
+    if model.ir_version < INITIALIZERS_ALONE:
+        kept = [value for value in model.graph.input if value.name not in stored]
+        del model.graph.input[:]
+        model.graph.input.extend(kept)
+        model.ir_version = INITIALIZERS_ALONE

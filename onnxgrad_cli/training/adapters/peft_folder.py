@@ -1,0 +1,276 @@
+"""Adapters as PEFT keeps them, the library of Hugging Face: a folder of a configuration and the factors.
+
+`adapter_model.safetensors` holds `base_model.model.<module>.lora_A.weight` of [rank, in] and `lora_B.weight` of
+[out, rank], not scaled; `adapter_config.json` says by what their product is multiplied. What of a configuration makes
+PEFT compute something else than that is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from onnx import ModelProto
+
+from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
+from onnxgrad_cli.metadata import VERSION, Adapter, tool_version
+from onnxgrad_cli.training.adapters.own_file import check_factors
+from onnxgrad_cli.training.adapters.places import Factors, Place, flat, keys, places
+from onnxgrad_cli.training.adapters.together import Read, together
+from onnxgrad_cli.training.run.tensors import read_bytes, safetensors
+
+CONFIG, MODEL, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+"""The files of a folder."""
+
+_KEY = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
+_TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+
+STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
+"""Beginnings of an adapter that leave the weights alone that it adds to."""
+
+MOST = 2**20
+"""Bytes that a configuration may have."""
+
+STRANGE = (
+    "alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication", "lora_bias", "megatron_config",
+    "modules_to_save", "monteclora_config", "target_parameters", "trainable_token_indices", "velora_config",
+)  # fmt: skip
+"""Entries of a configuration that make an adapter another one than the product of two factors, where they say so."""
+
+
+# -- to write ---------------------------------------------------------------------------------------------------------
+
+
+def peft_bytes(model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> dict[str, bytes]:
+    """The files of the folder for adapters of a model, by name.
+
+    Args:
+        model: the inference model.
+        adapters: its adapters.
+        values: their factors.
+
+    Raises:
+        UsageError: a matrix is that of no module that is known, or weights were trained in full.
+        OnnxgradError: a factor is missing or does not fit.
+    """
+    check_factors(adapters, values)
+    found = dict(_modules(model, adapters, values))
+    rank = Counter(adapter.rank for adapter, _ in found.values()).most_common(1)[0][0]
+    alpha = Counter(adapter.alpha for adapter, _ in found.values()).most_common(1)[0][0]
+    config = {
+        "peft_type": "LORA", "task_type": None, "base_model_name_or_path": None, "inference_mode": True,
+        "r": rank, "lora_alpha": _whole(alpha), "lora_dropout": 0.0, "bias": "none", "fan_in_fan_out": False,
+        "init_lora_weights": True, "use_rslora": adapters[0].scaling == "rslora", "use_dora": False,
+        "target_modules": sorted(found), "modules_to_save": None,
+        "rank_pattern": {_exactly(name): a.rank for name, (a, _) in found.items() if a.rank != rank},
+        "alpha_pattern": {_exactly(name): _whole(a.alpha) for name, (a, _) in found.items() if a.alpha != alpha},
+    }  # fmt: skip
+    tensors = {}
+    for name, (_, factors) in found.items():
+        for kind, array in (("A", factors.a), ("B", factors.b)):
+            tensors[f"base_model.model.{name}.lora_{kind}.weight"] = array
+    return {MODEL: _safetensors(tensors), CONFIG: (json.dumps(config, indent=2) + "\n").encode()}
+
+
+def _modules(
+    model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]
+) -> Iterator[tuple[str, tuple[Adapter, Factors]]]:
+    """The modules of which adapters are, each with its own and the factors in the shapes of the module's layer."""
+    own = {adapter.weight: adapter for adapter in adapters}
+    others = sorted(values.keys() - {name for adapter in adapters for name in (adapter.a, adapter.b)})
+    hint = "write an .onnx_adapter or a .safetensors file, which need no modules"
+    if others:
+        raise UsageError(f"`adapter`: a folder of PEFT has no place for '{others[0]}', which was trained in full", hint)
+    named = keys(places(model, own.keys()))
+    met = Counter(name for key in named.values() for name in key[0].names)
+    barred = [
+        f"{place.weight}: {why}" for key, (place, *_) in named.items()
+        if (why := place.obstacle or ("" if key == place.module else f"'{place.module}' has another matrix, too"))
+    ]  # fmt: skip
+    barred += [f"{name}: there are several of this name" for name, count in met.items() if count > 1 and name]
+    missing = own.keys() - {place.weight for key in named.values() for place in key}
+    barred += [f"{weight}: no product of the model's own graph reads it" for weight in sorted(missing)]
+    if barred:
+        raise UsageError("`adapter`: PEFT knows adapters by their modules, and these have none:", hint, barred[:20])
+    for place, *_ in named.values():
+        adapter, found = own[place.weight], place.of(own[place.weight], values)
+        start = 0
+        for name, size in place.parts or ((place.module, place.shape[1]),):
+            b = found.b[start : start + size]
+            start += size
+            a, b = (np.ascontiguousarray(factor).reshape(*factor.shape, *place.kernel) for factor in (found.a, b))
+            yield name, (adapter, Factors(a, b, found.scale))
+
+
+def _exactly(module: str) -> str:
+    """A pattern of a configuration that means one module."""
+    return "^" + module.replace(".", r"\.")
+
+
+def _whole(number: float) -> float:
+    return int(number) if float(number).is_integer() else number
+
+
+def _safetensors(tensors: Mapping[str, np.ndarray]) -> bytes:
+    """A file that says which library's shapes it has, as PEFT's own do, and that it is ours."""
+    halves = {name for name, array in tensors.items() if array.dtype == ml_dtypes.bfloat16}
+    found = {name: array.astype(np.float32) if name in halves else array for name, array in tensors.items()}
+    data: bytes = safetensors().numpy.save(found, {"format": "pt", VERSION: tool_version()})
+    return data
+
+
+# -- to read ----------------------------------------------------------------------------------------------------------
+
+
+def load_peft(folder: Path, model: ModelProto) -> tuple[list[Adapter], dict[str, np.ndarray]]:
+    """The adapters in a folder of PEFT, as they belong to a model, and their factors by name.
+
+    Raises:
+        OnnxgradError: a file is missing or damaged, holds more than factors, or is of modules that the model has not.
+    """
+    config = _config(folder / CONFIG)
+    factors = _factors(folder / MODEL, folder / PICKLE)
+    known = places(model)
+    there = {name: place for key in keys(known).values() for place in key[:1] for name in place.names if name}
+    unknown = sorted(factors.keys() - there.keys())
+    if unknown:
+        raise OnnxgradError(
+            f"'{folder}' has an adapter of '{unknown[0]}', and the model has no such module",
+            suggest(unknown[0], there, "modules"),
+        )
+    found: list[Read] = []
+    for place in dict.fromkeys(id(place) for place in there.values()):
+        at = next(each for each in there.values() if id(each) == place)
+        own = {name: factors[name] for name in at.names if name in factors}
+        if own:
+            found.append((at, *_at(folder, config, at, own)))
+    return together(found, known)
+
+
+def _at(
+    folder: Path, config: Mapping[str, Any], place: Place, own: Mapping[str, tuple[np.ndarray, np.ndarray]]
+) -> tuple[Adapter, dict[str, np.ndarray]]:
+    """The adapter of a place, of those of the modules that it stands for."""
+    parts = {name: _module(folder, config, place, name, *pair) for name, pair in own.items()}
+    if not place.parts:
+        ((found, alpha),) = parts.values()
+        return place.adapter(found, alpha, _scaling(config))
+    rank, start = sum(len(found.a) for found, _ in parts.values()), 0
+    a, b = np.zeros((rank, place.shape[0])), np.zeros((place.shape[1], rank))
+    rows = 0
+    for name, size in place.parts:
+        if name in parts:
+            found, _ = parts[name]
+            end = rows + len(found.a)
+            a[rows:end], b[start : start + size, rows:end] = found.a, found.b.astype(np.float64) * found.scale
+            rows = end
+        start += size
+    return place.adapter(Factors(a, b, 1.0), rank)
+
+
+def _module(
+    folder: Path, config: Mapping[str, Any], place: Place, name: str, a: np.ndarray, b: np.ndarray
+) -> tuple[Factors, float]:
+    """The factors of a module, and its alpha."""
+    rank = _of(config, "rank_pattern", name, config["r"])
+    alpha = _of(config, "alpha_pattern", name, config["lora_alpha"])
+    out = dict(place.parts).get(name, place.shape[1])
+    shapes = [(rank, place.shape[0], *place.kernel), (out, rank, *place.kernel)]
+    if [a.shape, b.shape] != shapes:
+        raise OnnxgradError(
+            f"'{folder}' does not fit the model: '{name}' goes from {place.shape[0]} to {out}, "
+            f"its factors of rank {rank} are {list(a.shape)} and {list(b.shape)}",
+            "it is an adapter of another model",
+        )
+    adapter = Adapter(place.weight, "", "", rank, alpha, _scaling(config))
+    return Factors(flat(a), flat(b), adapter.scale), alpha
+
+
+def _scaling(config: Mapping[str, Any]) -> str:
+    return "rslora" if config.get("use_rslora") else "lora"
+
+
+def _of(config: Mapping[str, Any], pattern: str, module: str, default: Any) -> Any:
+    """What a configuration says of a module: the first pattern counts that is its path, or the end of that.
+
+    PEFT reads patterns as regular expressions. Those of a stranger can take for ever, so that only names are read.
+    """
+    for key, value in (config.get(pattern) or {}).items():
+        name = key.removeprefix("^").removesuffix("$").replace(r"\.", ".")
+        if not re.fullmatch(r"[\w.-]+", name):
+            raise OnnxgradError(
+                f"'{pattern}' has a pattern that is no module's name: {key!r}", "name each module there"
+            )
+        if module == name or (module.endswith(f".{name}") and not key.startswith("^")):
+            return value
+    return default
+
+
+def _config(path: Path) -> dict[str, Any]:
+    data = read_bytes(path, MOST)
+    try:
+        config = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise OnnxgradError(f"'{path}' is no JSON: {error}") from None
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        kind = config.get("peft_type") if isinstance(config, dict) else None
+        raise OnnxgradError(f"'{path}' describes no LoRA, but {kind!r}", "adapters of other kinds are not read")
+    patterns = [config.get(name) or {} for name in ("rank_pattern", "alpha_pattern")]
+    ranks = [config.get("r"), *(patterns[0].values() if isinstance(patterns[0], dict) else [None])]
+    alphas = [config.get("lora_alpha"), *(patterns[1].values() if isinstance(patterns[1], dict) else [None])]
+    if not all(map(_is_rank, ranks)) or not all(map(_is_alpha, alphas)):
+        raise OnnxgradError(f"'{path}' does not say which rank and which alpha its adapters have")
+    uses = [name for name, value in config.items() if value and name.startswith("use_") and name != "use_rslora"]
+    strange = [*uses, *(name for name in STRANGE if config.get(name))]
+    strange += ["init_lora_weights"] * (config.get("init_lora_weights") not in STARTS)
+    if strange or config.get("bias", "none") != "none":
+        raise OnnxgradError(
+            f"'{path}' describes more than two factors: {(strange or ['bias'])[0]}",
+            "merge it into its model with PEFT, and export that",
+        )
+    return config
+
+
+def _is_rank(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 2**31
+
+
+def _is_alpha(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30
+
+
+def _factors(path: Path, pickled: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """The factors A and B of each module."""
+    if pickled.exists() and not path.exists():
+        raise OnnxgradError(
+            f"'{pickled}' is a pickle, which can run code and is not read", "save the adapter as safetensors with PEFT"
+        )
+    try:
+        tensors = dict(safetensors().deserialize(read_bytes(path)))
+    except OnnxgradError:
+        raise
+    except Exception as error:  # the library has kinds of its own, and raises others too
+        raise OnnxgradError(f"'{path}' is no safetensors file, or is broken: {error}") from None
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for key, tensor in tensors.items():
+        match = _KEY.fullmatch(key)
+        if match is None or tensor["dtype"] not in _TYPES:
+            copied = key.endswith(".base_layer.weight")
+            raise OnnxgradError(
+                f"'{path}' holds '{key}' of {tensor['dtype']}, which is no factor of a layer",
+                "save it with `save_embedding_layers=False`, if the model's own weights are as they were"
+                if copied
+                else "merge the adapter into its model with PEFT, and export that",
+            )
+        array = np.frombuffer(tensor["data"], _TYPES[tensor["dtype"]]).reshape(tensor["shape"])
+        found.setdefault(match[1], {})[match[2]] = array
+    alone = next((module for module, pair in found.items() if len(pair) < 2), None)
+    if alone is not None or not found:
+        raise OnnxgradError(f"'{path}' is incomplete: '{alone}' has one factor" if found else f"'{path}' is empty")
+    return {module: (pair["A"], pair["B"]) for module, pair in found.items()}
