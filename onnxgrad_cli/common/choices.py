@@ -13,6 +13,7 @@ Yield = Literal["ones", "input", "keep"]
 Mode = Literal["keep", "train", "eval"]
 Quantization = Literal["refuse", "ste"]
 TargetName = Literal["standard", "ort-cpu", "ort-cuda"]
+WeightsForm = Literal["stored", "inputs"]
 Derivative = Literal["vjp", "jvp", "hvp", "jacobian", "hessian"]
 
 SEEDS = 2**24

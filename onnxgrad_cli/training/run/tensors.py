@@ -103,6 +103,15 @@ def load_tensors(path: Path, tell: Tell = silent) -> tuple[dict[str, np.ndarray]
     return {n: a.view(ml_dtypes.bfloat16) if n in halves else a for n, a in tensors.items()}, words
 
 
+def is_foreign(path: Path) -> bool:
+    """Whether the metadata of a file say nothing that onnxgrad knows: another program wrote it, of tensors alone.
+
+    Raises:
+        OnnxgradError: it can't be read, or the package safetensors is missing.
+    """
+    return not load_tensors(path)[1]
+
+
 def _read(path: Path) -> bytes:
     try:
         if path.exists() and not path.is_file():
