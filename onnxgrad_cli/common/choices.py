@@ -12,7 +12,7 @@ Recomputation = Literal["elementwise", "block", "budget"]
 Yield = Literal["ones", "input", "keep"]
 Mode = Literal["keep", "train", "eval"]
 Quantization = Literal["refuse", "ste"]
-TargetName = Literal["standard", "ort-cpu", "ort-cuda"]
+TargetName = Literal["standard", "portable", "ort-cpu", "ort-cuda"]
 WeightsForm = Literal["stored", "inputs"]
 Derivative = Literal["vjp", "jvp", "hvp", "jacobian", "hessian"]
 

@@ -26,6 +26,14 @@ def _cuda_form(op: Op, name: str) -> str | None:
     return forms.get((op.node.op_type, name)) if op.node is not None else None
 
 
+def _portable_form(op: Op, name: str) -> str | None:
+    """Forms of operators that runtimes for browsers, OpenVINO and mobile devices have, too: no Indices, no Scan."""
+    forms = {("MaxPool", "gradient"): "compared", ("LSTM", "gates"): "recomputed"}
+    if name == "steps":
+        return "unrolled"
+    return forms.get((op.node.op_type, name)) if op.node is not None else None
+
+
 @dataclass(frozen=True)
 class Target:
     """A runtime that a training model is written for.
@@ -42,8 +50,12 @@ class Target:
 STANDARD = "standard"
 """The target that is any runtime."""
 
+PORTABLE = "portable"
+"""The target that is the runtimes of browsers, Node, OpenVINO and mobile devices: it takes what all of them have."""
+
 TARGETS = {
     STANDARD: Target(),
+    PORTABLE: Target(_portable_form),
     "ort-cpu": Target(suiting_form, block_convolutions),
     "ort-cuda": Target(_cuda_form),
 }
