@@ -30,7 +30,7 @@ from onnxgrad_cli.common.visible import visible
 @click.option("--force", is_flag=True, help="Replace a file that onnxgrad did not write.")
 @speaks
 @click.pass_obj
-def export(console: Console, weights: Path, model: str, out: str | None, **how: Any) -> int:
+def export(console: Console, /, weights: Path, model: str, out: str | None, **how: Any) -> int:
     """Write MODEL with the trained WEIGHTS.
 
     They are a checkpoint in the folder of a run of `onnxgrad train`; an adapter; the bytes (.bin) of a training

@@ -150,6 +150,14 @@ def when(op: Op, condition: Val, then: Callable[[Op], Mapping[str, Val]]) -> dic
     return dict(zip(after, found if len(after) > 1 else [found], strict=True))
 
 
+def select(op: Op, condition: Val, then: Callable[[Op], Mapping[str, Val]]) -> dict[str, Val]:
+    """What `when` returns, without an If: `then` is computed always, and its values are taken where they are to be."""
+    scope = op.scope
+    after = then(op)
+    op.scope = scope
+    return {name: op.Where(condition, value, op.val(name)) for name, value in after.items()}
+
+
 def declared(name: str, value_type: TypeProto | None) -> ValueInfoProto:
     """A declaration of a value in a body: its element type and rank, for sizes may differ from run to run."""
     shape = shape_of(value_type)

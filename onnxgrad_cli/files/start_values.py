@@ -154,7 +154,8 @@ def _typed(value: ValueInfoProto) -> dict[str, Any]:
     kind = helper.tensor_dtype_to_np_dtype(dtype_of(value.type)).name if dtype_of(value.type) else "unknown"
     kind = "string" if kind.startswith(("object", "str")) else kind
     dims = [None if dim == "?" else dim for dim in shape_of(value.type) or ()]
-    size = {"size": math.prod(dims)} if all(isinstance(dim, int) for dim in dims) else {}
+    sizes = [dim for dim in dims if isinstance(dim, int)]
+    size = {"size": math.prod(sizes)} if len(sizes) == len(dims) else {}
     return {"type": kind, "array": TYPED_ARRAYS.get(kind), "dims": dims, **size}
 
 

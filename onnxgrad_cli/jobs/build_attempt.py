@@ -209,7 +209,7 @@ class BuildAttempt:
         try:
             with Switch(self.target, bound=values is not None) as switch:
                 beside = [] if values is None else stage_values(switch, model, values, self.target)
-                step = partial(_restored, *map(switch.where, beside)) if beside else step
+                step = partial(_restored, switch.where(beside[0]), switch.where(beside[1])) if beside else step
                 written = stage_model(
                     switch, model, self.target, self.path, check=lambda file: self.check_written(file, model, step)
                 )

@@ -11,6 +11,7 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.targets.blocked import block_convolutions, suiting_form
+from onnxgrad_cli.targets.portable import check_portable, portable_form
 
 
 def _no_form(op: Op, name: str) -> str | None:
@@ -26,14 +27,6 @@ def _cuda_form(op: Op, name: str) -> str | None:
     return forms.get((op.node.op_type, name)) if op.node is not None else None
 
 
-def _portable_form(op: Op, name: str) -> str | None:
-    """Forms of operators that runtimes for browsers, OpenVINO and mobile devices have, too: no Indices, no Scan."""
-    forms = {("MaxPool", "gradient"): "compared", ("LSTM", "gates"): "recomputed"}
-    if name == "steps":
-        return "unrolled"
-    return forms.get((op.node.op_type, name)) if op.node is not None else None
-
-
 @dataclass(frozen=True)
 class Target:
     """A runtime that a training model is written for.
@@ -41,10 +34,14 @@ class Target:
     Attributes:
         prefer: the form of a gradient that suits it, by the name of what has several; see `KernelVariants`.
         replace: lets functions that call the runtime's own operators compute nodes; returns these nodes.
+        check: refuses a training model with something that the runtime has not.
+        branches: whether the runtime has If.
     """
 
     prefer: Callable[[Op, str], str | None] = _no_form
     replace: Callable[[Graph], list[NodeProto]] | None = None
+    check: Callable[[Graph], None] | None = None
+    branches: bool = True
 
 
 STANDARD = "standard"
@@ -55,7 +52,7 @@ PORTABLE = "portable"
 
 TARGETS = {
     STANDARD: Target(),
-    PORTABLE: Target(_portable_form),
+    PORTABLE: Target(portable_form, check=check_portable, branches=False),
     "ort-cpu": Target(suiting_form, block_convolutions),
     "ort-cuda": Target(_cuda_form),
 }

@@ -100,7 +100,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 NOISE = 1e-4
-"""Of the largest entry of all results: what is smaller throughout, as the gradient of a key's bias, is rounding alone."""
+"""Of the largest entry of all results: what is smaller all over, as the gradient of a key's bias, is rounding alone."""
 
 
 def errors(got: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> dict[str, float]:

@@ -79,7 +79,7 @@ def _compared(op, g, y, x, win, late, ceil_mode):
         here = op.Equal(op.Slice(padded, op.ints(first), ends, axes, strides, shape=g.known_shape), y)
         taken.append(op.Where(here, rest, zero))
         rest = op.Where(here, zero, rest)
-    each = np.eye(len(taps)).reshape(-1, 1, *win.kernel)
+    each = np.eye(len(taps)).reshape(-1, 1, *win.sizes)
     return _spread(op, [*taken, rest], each, win, x, late, exact=not ceil_mode)
 
 
@@ -146,7 +146,7 @@ def average_pool(op, g, y, x, *, auto_pad, ceil_mode, count_include_pad, dilatio
         return op.state(g, x.known_shape)
     for i in range(len(win.kernel)):
         g = g / _counts(op, win, i, x, g, late, ceil_mode, count_include_pad)
-    return _spread(op, [g], np.ones((1, 1, *win.kernel)), win, x, late, exact=not ceil_mode)
+    return _spread(op, [g], np.ones((1, 1, *win.sizes)), win, x, late, exact=not ceil_mode)
 
 
 def _spread(op, gs, shares, win, x, late, exact=True):
@@ -231,7 +231,7 @@ def lp_pool(op, g, y, x, *, auto_pad, ceil_mode, dilations, kernel_shape, p, pad
     if why := _unlike(win, x, g, ceil_mode, auto_pad):
         return op.no(*why)
     g = op.Where(y > 0.0, g / (op.Where(y > 0.0, y, op.const(1.0, y)) ** float(p - 1)), op.const(0.0, y))
-    ones = np.ones((1, 1, *win.kernel))
+    ones = np.ones((1, 1, *win.sizes))
     return _spread(op, [g], ones, win, x, late, exact=not ceil_mode) * _signed_power(op, x, p)
 
 
