@@ -32,8 +32,8 @@ ARGUMENTS = frozenset(
         "infer_by_run init inputs keep_mode keep_outputs kind l1 l2 label labels learning_rate lora lora_target "
         "loss_options loss_output loss_scale losses metrics mode new_data nominal_checkpoint of optimizer "
         "optimizer_options out output patience prefix preset provider quantization recompute reduction reports "
-        "resume roles run sample_weight save_every schedule seed shapes stop_after target test_data threads train "
-        "train_last training_info tuned untie use_ema val val_prefix verify weights wrt yield_"
+        "resume roles run runtime sample_weight save_every schedule seed shapes stop_after target test_data threads "
+        "train train_last training_info tuned untie use_ema val val_prefix verify webgpu weights wrt yield_"
     ).split()
 )
 """The arguments that messages name; what else stands in backquotes stays as it is."""

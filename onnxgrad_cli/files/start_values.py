@@ -107,7 +107,7 @@ def stage_values(switch: Switch, model: ModelProto, values: Mapping[str, np.ndar
     data = bytearray(stored)
     for name in ordered:
         if values[name].any():
-            data[offsets[name] : offsets[name] + values[name].nbytes] = _bytes(values[name])
+            data[offsets[name] : offsets[name] + values[name].nbytes] = little_endian(values[name])
     roles_file, values_file = places(path)
     files = {"model": path.name, "values": values_file.name}
     digest = hashlib.sha256(data).hexdigest()
@@ -117,7 +117,7 @@ def stage_values(switch: Switch, model: ModelProto, values: Mapping[str, np.ndar
     return [roles_file, values_file]
 
 
-def _bytes(array: np.ndarray) -> bytes:
+def little_endian(array: np.ndarray) -> bytes:
     """The elements in row-major order, the low byte of each first."""
     kind = array.dtype
     return array.astype(kind.newbyteorder("<")).tobytes() if kind != ml_dtypes.bfloat16 else array.tobytes()
