@@ -31,7 +31,7 @@ from onnxgrad_cli.training.data.dataset import Data, open_data
 from onnxgrad_cli.training.data.input_types import input_types_of, ranges_of
 
 MODEL, DATA_JSON, DATA_BIN, RUNTIME = "model.onnx", "data.json", "data.bin", "ort"
-PAGE = ("trainer.js", "page.js", "index.html")
+PAGE = ("trainer.mjs", "page.js", "index.html")
 WASM = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 WEBGPU = ("ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs", "ort-wasm-simd-threaded.asyncify.wasm")
 """The files of onnxruntime-web that a page loads, by what computes."""
@@ -106,7 +106,8 @@ def _check(head: Path, source: Path | None, force: bool) -> None:
     """Refuse to replace files of others; those of a folder that onnxgrad has packed are ours."""
     check_target(head, None, source, force)
     check_places(head, force)
-    check_target(head.with_name(DATA_JSON), None, None, force or head.exists())
+    for name in (DATA_JSON, DATA_BIN, *PAGE):
+        check_target(head.with_name(name), None, source, force or head.exists())
 
 
 def _copies(out: Path, runtime: Path | None, webgpu: bool) -> dict[Path, Path]:

@@ -1,5 +1,5 @@
 // The page of `onnxgrad pack`: trains the model in this folder on the data in it. index.html?provider=webgpu uses the GPU.
-import { Trainer } from './trainer.js';
+import { Trainer } from './trainer.mjs';
 
 const at = (id) => document.getElementById(id);
 const read = async (name) => {

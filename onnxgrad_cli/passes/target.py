@@ -18,8 +18,8 @@ from onnxgrad_cli.targets import find_target
 
 def _run(graph: Graph, options: GradientOptions, training: Training) -> bool:
     target = find_target(options.target)
-    if target.check:
-        target.check(graph)
+    if target.fit:
+        target.fit(graph)
     replaced = target.replace(graph) if target.replace else []
     functions = {(function.domain, function.name): function for function in graph.proto.functions}
     inner = [node for call in replaced for node in functions[call.domain, call.op_type].node if node.domain]

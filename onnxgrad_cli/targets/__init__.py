@@ -11,14 +11,14 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.targets.blocked import block_convolutions, suiting_form
-from onnxgrad_cli.targets.portable import check_portable, portable_form
+from onnxgrad_cli.targets.portable import fit, portable_form
 
 
-def _no_form(op: Op, name: str) -> str | None:
+def _no_form(op: Op, name: str, default: str) -> str | None:
     return None
 
 
-def _cuda_form(op: Op, name: str) -> str | None:
+def _cuda_form(op: Op, name: str, default: str) -> str | None:
     """cuDNN has an LSTM, while a Scan starts its kernels anew at each step; and the transposed convolution.
 
     Chosen by what kernels there are, not by measurement.
@@ -34,13 +34,13 @@ class Target:
     Attributes:
         prefer: the form of a gradient that suits it, by the name of what has several; see `KernelVariants`.
         replace: lets functions that call the runtime's own operators compute nodes; returns these nodes.
-        check: refuses a training model with something that the runtime has not.
+        fit: writes otherwise what the runtime has in another form, and refuses what it has not.
         branches: whether the runtime has If.
     """
 
-    prefer: Callable[[Op, str], str | None] = _no_form
+    prefer: Callable[[Op, str, str], str | None] = _no_form
     replace: Callable[[Graph], list[NodeProto]] | None = None
-    check: Callable[[Graph], None] | None = None
+    fit: Callable[[Graph], None] | None = None
     branches: bool = True
 
 
@@ -52,7 +52,7 @@ PORTABLE = "portable"
 
 TARGETS = {
     STANDARD: Target(),
-    PORTABLE: Target(portable_form, check=check_portable, branches=False),
+    PORTABLE: Target(portable_form, fit=fit, branches=False),
     "ort-cpu": Target(suiting_form, block_convolutions),
     "ort-cuda": Target(_cuda_form),
 }

@@ -13,7 +13,8 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import Refusal, UnsupportedError
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.types import dtype_of, shape_of
+from onnxgrad_cli.ir.nodes import ROLE
+from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
 
 FORMS = {
     ("MaxPool", "gradient"): "compared",  # WebGPU has no Indices, OpenVINO no MaxUnpool
@@ -22,21 +23,17 @@ FORMS = {
 """The form that suits these runtimes, by the operator and the name of the gradient that has several."""
 
 
-def portable_form(op: Op, name: str) -> str | None:
-    """The form of a gradient that all runtimes have kernels for; None where all forms are such."""
+def portable_form(op: Op, name: str, default: str) -> str | None:
+    """The form of a gradient that all runtimes have kernels for; None where the default is one.
+
+    A convolution with the samples as its channels is none: OpenVINO has no groups of an unknown number, and WebGPU
+    computes some numbers of channels wrongly.
+    """
     if name == "steps":
         return "unrolled"
-    if op.node is None:
-        return None
-    return _weight_form(op, op.node) if name == "weight gradient" else FORMS.get((op.node.op_type, name))
-
-
-def _weight_form(op: Op, node: NodeProto) -> str | None:
-    """Of groups, no convolution with as many groups as there are samples: OpenVINO has none of an unknown number."""
-    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    shape = shape_of(op.graph.types.get(node.input[1])) or ()
-    shifted = shape[1:2] == (1,) and max(given.get("strides") or (1,)) == 1
-    return "channels" if given.get("group", 1) > 1 and not shifted else None
+    if name == "weight gradient" and default == "convolution":
+        return "channels"
+    return FORMS.get((op.node.op_type, name)) if op.node is not None else None
 
 
 STEPS = "fix the number of steps by `dims` or `shapes`, to 256 or fewer, so that they are written out"
@@ -55,12 +52,16 @@ AXES = frozenset({"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReducePr
 """Operators whose axes OpenVINO wants to know when it loads a model."""
 
 
-def check_portable(graph: Graph) -> None:
-    """Refuse a training model with something that one of the runtimes has not.
+def fit(graph: Graph) -> None:
+    """Write otherwise what one of the runtimes computes wrongly, and refuse what one has not.
 
     Raises:
-        UnsupportedError: it has; each node is listed with the runtime.
+        UnsupportedError: there is something; each node is listed with the runtime.
     """
+    nodes: list[NodeProto] = []
+    for node in graph.nodes:
+        nodes += [*_with_more_channels(graph, node), node]
+    graph.set_nodes(nodes)
     found = list(_lacking(graph))
     if found:
         raise UnsupportedError(
@@ -71,6 +72,62 @@ def check_portable(graph: Graph) -> None:
         )
 
 
+# -- convolutions on WebGPU --------------------------------------------------------------------------------------------
+
+
+def _is_wrong(shape: Shape, group: int) -> bool:
+    """Whether onnxruntime-web 1.30 computes a convolution wrongly on WebGPU, by its weight's shape.
+
+    It does where the channels that an output reads are a multiple of three and not of four, other than three, and the
+    outputs are a multiple of four. Source: microsoft/onnxruntime issue 29651, and docs/runtimes.md.
+    """
+    outputs, channels = shape[:2]
+    if not isinstance(channels, int):
+        return True
+    odd = channels > 3 and channels % 3 == 0 and channels % 4 != 0
+    return odd and (not isinstance(outputs, int) or outputs % 4 == 0 or group > 1)
+
+
+def _with_more_channels(graph: Graph, node: NodeProto) -> list[NodeProto]:
+    """Give a convolution that WebGPU computes wrongly channels of zeros; returns the nodes that come before it."""
+    shape = _weight(graph, node)
+    if shape is None or not isinstance(shape[1], int) or _group(node) > 1 or not _is_wrong(shape, 1):
+        return []
+    op = Op(graph)
+    op.role = next((entry.value for entry in node.metadata_props if entry.key == ROLE), op.role)
+    op.scope = node.name
+    more = -shape[1] % 4
+    around = op.ints([0] * (len(shape) + 1) + [more] + [0] * (len(shape) - 2))
+    for position in (0, 1):
+        node.input[position] = op.Pad(op.val(node.input[position]), around).name
+    return op.nodes
+
+
+def _weight(graph: Graph, node: NodeProto) -> Shape | None:
+    """The shape of a convolution's weight; None where the node is none, or it is unknown."""
+    is_conv = node.op_type == "Conv" and is_standard(node.domain)
+    return shape_of(graph.types.get(node.input[1])) if is_conv else None
+
+
+def _group(node: NodeProto) -> int:
+    return next((a.i for a in node.attribute if a.name == "group"), 1)
+
+
+def _wrong_convolution(graph: Graph, node: NodeProto) -> str:
+    """Why a convolution is refused; "" where it is not."""
+    shape = _weight(graph, node)
+    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    if shape is not None and _is_wrong(shape, _group(node)):
+        return f"onnxruntime-web 1.30 computes a convolution of {shape[1]} channels a group wrongly on WebGPU"
+    same = given.get("auto_pad", b"NOTSET").startswith(b"SAME")
+    if node.op_type == "Conv" and same and max(given.get("strides") or (1,)) > 1:
+        return "onnxruntime-web 1.30 pads a strided convolution with auto_pad wrongly on WebGPU"
+    return ""
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
 def _lacking(graph: Graph) -> Iterator[Refusal]:
     for node in graph.nodes:
         if not is_standard(node.domain):
@@ -79,6 +136,10 @@ def _lacking(graph: Graph) -> Iterator[Refusal]:
             yield Refusal(node.name, node.op_type, *ABSENT[node.op_type])
         elif node.op_type == "MaxPool" and any(node.output[1:]):
             yield Refusal(node.name, node.op_type, INDICES)
+        elif why := _wrong_convolution(graph, node):
+            yield Refusal(
+                node.name, node.op_type, why, "write its pads out, and its groups so that they have other channels"
+            )
         elif node.op_type in AXES and any(node.input[1:2]) and graph.constant(node.input[1]) is None:
             hint = "fix the sizes that are not known by `dims` or `shapes`"
             yield Refusal(node.name, node.op_type, "OpenVINO wants axes that are constants", hint)

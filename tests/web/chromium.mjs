@@ -16,7 +16,7 @@ async function inPage({ url, provider, folder }) {
   ort.env.wasm.wasmPaths = `${url}/ort/`;
   ort.env.wasm.numThreads = 1;
   ort.env.logLevel = 'error';
-  const { Trainer } = await import(`${url}/trainer/trainer.js`);
+  const { Trainer } = await import(`${url}/trainer/trainer.mjs`);
   const { runFolder } = await import(`${url}/tests/folder.mjs`);
   const read = async (name) => new Uint8Array(await (await fetch(`${url}/${folder}/${name}`)).arrayBuffer());
   const { said, data, times } = await runFolder(ort, Trainer, read, { executionProviders: [provider] });

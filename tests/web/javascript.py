@@ -10,7 +10,7 @@ from tests.older_runtime import ROOT, Absent
 
 FOLDER = ROOT / "build" / "node"
 PACKAGES = ("onnxruntime-node@1.30.0", "onnxruntime-web@1.30.0", "playwright-core@1")
-TRAINER = ROOT / "onnxgrad_cli" / "page" / "trainer.js"
+TRAINER = ROOT / "onnxgrad_cli" / "page" / "trainer.mjs"
 
 
 def node() -> str:
