@@ -5,11 +5,12 @@ What each lacks was found by running; docs/runtimes.md has the table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from onnx import NodeProto, TensorProto, helper
 
 from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Refusal, UnsupportedError
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
@@ -60,7 +61,7 @@ def fit(graph: Graph) -> None:
     """
     nodes: list[NodeProto] = []
     for node in graph.nodes:
-        nodes += [*_with_more_channels(graph, node), node]
+        nodes += _narrowed(graph, node) or [*_with_more_channels(graph, node), node]
     graph.set_nodes(nodes)
     found = list(_lacking(graph))
     if found:
@@ -70,6 +71,51 @@ def fit(graph: Graph) -> None:
             "; ".join(dict.fromkeys(refusal.hint for refusal in found if refusal.hint))
             or "build it for any runtime, with `target='standard'`",
         )
+
+
+# -- buffers on WebGPU -------------------------------------------------------------------------------------------------
+
+WIDEST = 7
+"""How many pieces a Concat or Split has at most: with the whole they are the eight buffers that WebGPU promises."""
+
+
+def _narrowed(graph: Graph, node: NodeProto) -> list[NodeProto]:
+    """A Concat or Split of many pieces as several of few; none where it is no such node."""
+    if not is_standard(node.domain) or max(len(node.input), len(node.output)) <= WIDEST:
+        return []
+    op = _op_for(graph, node)
+    axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+    if node.op_type == "Concat":
+        parts = [op.val(name) for name in node.input]
+        while len(parts) > 1:
+            groups = (parts[i : i + WIDEST] for i in range(0, len(parts), WIDEST))
+            parts = [op.Concat(*group, axis=axis) if len(group) > 1 else group[0] for group in groups]
+        op.rename_all({node.output[0]: parts[0]})
+        return op.nodes
+    sizes = graph.constant(node.input[1]) if node.op_type == "Split" and len(node.input) > 1 else None
+    if sizes is None:
+        return []
+    parts = _cut(op, op.val(node.input[0]), [int(size) for size in sizes], axis)
+    op.rename_all({name: part for name, part in zip(node.output, parts, strict=True) if name})
+    return op.nodes
+
+
+def _cut(op: Op, x: Val, sizes: Sequence[int], axis: int) -> list[Val]:
+    """`x` in pieces of these sizes, by Splits of few."""
+    if len(sizes) <= WIDEST:
+        return list(op.split(x, sizes, axis))
+    each = -(-len(sizes) // WIDEST)
+    groups = [sizes[i : i + each] for i in range(0, len(sizes), each)]
+    parts = op.split(x, [sum(group) for group in groups], axis)
+    return [piece for part, group in zip(parts, groups, strict=True) for piece in _cut(op, part, group, axis)]
+
+
+def _op_for(graph: Graph, node: NodeProto) -> Op:
+    """An emitter of nodes that stand for another one."""
+    op = Op(graph)
+    op.role = next((entry.value for entry in node.metadata_props if entry.key == ROLE), op.role)
+    op.scope = node.name
+    return op
 
 
 # -- convolutions on WebGPU --------------------------------------------------------------------------------------------
@@ -93,9 +139,7 @@ def _with_more_channels(graph: Graph, node: NodeProto) -> list[NodeProto]:
     shape = _weight(graph, node)
     if shape is None or not isinstance(shape[1], int) or _group(node) > 1 or not _is_wrong(shape, 1):
         return []
-    op = Op(graph)
-    op.role = next((entry.value for entry in node.metadata_props if entry.key == ROLE), op.role)
-    op.scope = node.name
+    op = _op_for(graph, node)
     more = -shape[1] % 4
     around = op.ints([0] * (len(shape) + 1) + [more] + [0] * (len(shape) - 2))
     for position in (0, 1):
@@ -136,6 +180,9 @@ def _lacking(graph: Graph) -> Iterator[Refusal]:
             yield Refusal(node.name, node.op_type, *ABSENT[node.op_type])
         elif node.op_type == "MaxPool" and any(node.output[1:]):
             yield Refusal(node.name, node.op_type, INDICES)
+        elif node.op_type == "Split" and len(node.output) > WIDEST:
+            why = f"it has {len(node.output)} outputs, and WebGPU has buffers for {WIDEST}"
+            yield Refusal(node.name, node.op_type, why, "give it the sizes of its outputs as a constant")
         elif why := _wrong_convolution(graph, node):
             yield Refusal(
                 node.name, node.op_type, why, "write its pads out, and its groups so that they have other channels"

@@ -117,3 +117,52 @@ def test_a_broadcast_that_is_seen_at_run_time_has_constant_axes() -> None:
         h = z * np.array([1, 2, 3], np.float32)
         expected = (2 / 12 * (x + h) * z).sum(0)
         np.testing.assert_allclose(got["w_grad"], expected, rtol=1e-5)
+
+
+def test_webgpu_has_eight_buffers() -> None:
+    """No Concat has more than seven inputs, and no Split more outputs; the forward part's own are cut, too."""
+    text = """<ir_version: 10, opset_import: ["" : 18]> m (float[n, 10] x) => (float[n, 10] y)
+    <float[10] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, int64[10] ones = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1}> { h = Mul(x, w)
+      a, b, c, d, e, f, g, i, j, k = Split <axis = 1> (h, ones)
+      y = Concat <axis = 1> (k, j, i, g, f, e, d, c, b, a) }"""
+    standard, portable = (made(parser.parse_model(text), target) for target in ("standard", "portable"))
+    for model in (portable, made(lstm(20))):
+        cut = [node for node in model.graph.node if node.op_type in ("Concat", "Split")]
+        assert cut and max(max(len(node.input), len(node.output)) for node in cut) <= 8
+        onnx.checker.check_model(model, full_check=True)
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal((3, 10)).astype(np.float32) for name in ("x", "label")}
+    for got, expected in zip(*(steps.session(each).run(None, feeds) for each in (portable, standard)), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+CHANNELS = """<ir_version: 10, opset_import: ["" : 18]> m (float[n, {c}, 5, 5] x) => (float[n, {m}, 3, 3] y)
+<float[{m}, {own}, 3, 3] w = {{{w}}}> {{ y = Conv <group = {group}> (x, w) }}"""
+
+
+def conv(channels: int, outputs: int, group: int = 1) -> ModelProto:
+    own = channels // group
+    w = ", ".join(f"{value:.3f}" for value in np.random.default_rng(0).standard_normal(outputs * own * 9))
+    return parser.parse_model(CHANNELS.format(c=channels, m=outputs, own=own, group=group, w=w))
+
+
+@pytest.mark.parametrize(("channels", "outputs"), [(6, 8), (9, 4), (6, 5), (3, 8), (12, 8), (8, 6)])
+def test_webgpu_computes_some_numbers_of_channels_wrongly(channels: int, outputs: int) -> None:
+    """No convolution reads 6, 9, 15, ... channels where its outputs are a multiple of four; all compute the same."""
+    standard, portable = (made(conv(channels, outputs), t, grad_of_input=("x",)) for t in ("standard", "portable"))
+    types = {v.name: v for v in onnx.shape_inference.infer_shapes(portable).graph.value_info}
+    types |= {v.name: v for v in (*portable.graph.input, *portable.graph.output)}
+    for node in portable.graph.node:
+        if node.op_type == "Conv":
+            m, c = (dim.dim_value for dim in types[node.input[1]].type.tensor_type.shape.dim[:2])
+            assert c == 3 or c % 3 or not c % 4 or m % 4, (node.name, m, c)
+    rng = np.random.default_rng(1)
+    feeds = {"x": rng.standard_normal((2, channels, 5, 5)).astype(np.float32)}
+    feeds["label"] = rng.standard_normal((2, outputs, 3, 3)).astype(np.float32)
+    for got, expected in zip(*(steps.session(each).run(None, feeds) for each in (portable, standard)), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_groups_that_webgpu_computes_wrongly_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="6 channels a group wrongly on WebGPU"):
+        made(conv(12, 8, group=2))

@@ -16,7 +16,7 @@ def arrays(path: Path, said: dict) -> dict[str, np.ndarray]:
     data = path.read_bytes() + bytes(max(0, said.get("bytes", 0) - path.stat().st_size))
     ports = {name: port for name, port in said.get("inputs", said).items() if "offset" in port}
     return {
-        name: np.frombuffer(data, port["type"], port["size"], port["offset"]).reshape(port["dims"])
+        name: np.frombuffer(data, port["type"], port["size"], port["offset"]).reshape(port["dims"]).copy()
         for name, port in ports.items()
     }
 
