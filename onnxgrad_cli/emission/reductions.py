@@ -14,7 +14,14 @@ EXACT = frozenset({"ReduceMax", "ReduceMin"})
 
 
 class Reductions(ShapeOps):
-    """Reductions over axes: an attribute of the operators, and from opset 18 (ReduceSum: 13) an input."""
+    """Reductions over axes: an attribute of the operators, and from opset 18 (ReduceSum: 13) an input.
+
+    Attributes:
+        constant_axes: write sums that depend on sizes at run time with constant axes, as some runtimes want them; it
+            takes longer where nothing is to be summed.
+    """
+
+    constant_axes = False
 
     def sum(self, x: Val, axes: Sequence[int] | None = None, keepdims: bool = True) -> Val:
         """The sum over `axes` (None: all)."""
@@ -53,7 +60,7 @@ class Reductions(ShapeOps):
         if self.same_shape(g, x):
             return g
         if g.known_shape is None or x.known_shape is None:
-            return self._sum_to_unknown_rank(g, x)
+            return self._sum_to_at_run_time(g, x, "an unknown rank")
         lead = g.rank - x.rank
         axes, unsure = list(range(lead)), []
         for axis, (have, want) in enumerate(zip(g.shape[lead:], x.shape, strict=True), lead):
@@ -64,22 +71,25 @@ class Reductions(ShapeOps):
             elif isinstance(want, str) and have != 1:
                 unsure.append(axis)
         if unsure:
-            return self._sum_to_at_run_time(g, x, axes, unsure)
+            clash = f"'{g.shape[unsure[0]]}' against '{x.shape[unsure[0] - lead]}' on axis {unsure[0] - lead}"
+            return (
+                self._sum_cut_axes(g, x, axes, unsure, clash)
+                if self.constant_axes
+                else (self._sum_to_at_run_time(g, x, clash))
+            )
         if not axes:
             return g
         if len(axes) == lead:
             return self.sum(g, axes, keepdims=False)
         return self.squeeze(self.sum(g, axes), list(range(lead)))
 
-    def _sum_to_at_run_time(self, g: Val, x: Val, axes: Sequence[int], unsure: Sequence[int]) -> Val:
+    def _sum_cut_axes(self, g: Val, x: Val, axes: Sequence[int], unsure: Sequence[int], why: str) -> Val:
         """`g` summed over `axes`, and over each of `unsure` where `x` has size 1 there.
 
-        An axis of n that `x` has m of is cut into [m, n / m], and the latter summed: n ones, or one n. So the axes of
-        the sum are constants, as several runtimes want them.
+        An axis of n that `x` has m of is cut into [m, n / m], and the latter summed: n ones, or one n.
         """
+        self._warn_of_run_time(x, why)
         lead = g.rank - x.rank
-        clashes = (f"'{g.shape[axis]}' against '{x.shape[axis - lead]}' on axis {axis - lead}" for axis in unsure)
-        self._warn_of_run_time(x, next(clashes))
         sizes: list[int | Val] = []
         gone = []
         for axis in range(g.rank):
@@ -93,8 +103,8 @@ class Reductions(ShapeOps):
         summed = self.sum(self.reshape(g, sizes), gone, keepdims=False)
         return self.Reshape(summed, self.shape(x), allowzero=self._literal_zeros(), shape=x.known_shape)
 
-    def _sum_to_unknown_rank(self, g: Val, x: Val) -> Val:
-        self._warn_of_run_time(x, "an unknown rank")
+    def _sum_to_at_run_time(self, g: Val, x: Val, why: str) -> Val:
+        self._warn_of_run_time(x, why)
         wanted = self.shape(x)
         missing = self.Sub(self.Size(self.Shape(g)), self.Size(wanted))
         ones = self.Expand(self.ints([1]), self.Reshape(missing, self.ints([1])))

@@ -36,12 +36,14 @@ class Target:
         replace: lets functions that call the runtime's own operators compute nodes; returns these nodes.
         fit: writes otherwise what the runtime has in another form, and refuses what it has not.
         branches: whether the runtime has If.
+        constant_axes: whether it wants to know the axes of sums when it loads a model.
     """
 
     prefer: Callable[[Op, str, str], str | None] = _no_form
     replace: Callable[[Graph], list[NodeProto]] | None = None
     fit: Callable[[Graph], None] | None = None
     branches: bool = True
+    constant_axes: bool = False
 
 
 STANDARD = "standard"
@@ -52,7 +54,7 @@ PORTABLE = "portable"
 
 TARGETS = {
     STANDARD: Target(),
-    PORTABLE: Target(portable_form, fit=fit, branches=False),
+    PORTABLE: Target(portable_form, fit=fit, branches=False, constant_axes=True),
     "ort-cpu": Target(suiting_form, block_convolutions),
     "ort-cuda": Target(_cuda_form),
 }
