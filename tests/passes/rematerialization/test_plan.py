@@ -73,6 +73,23 @@ def test_a_value_that_is_read_twice_at_every_step_is_looked_at_once() -> None:
     assert len(made(plan.recomputation(["y"]))) == 30
 
 
+def test_where_the_backward_part_needs_a_value_and_what_shows_that_it_has_come_there() -> None:
+    """The cosine of h reads no cotangent: h is needed where the gradient of h is made of it."""
+    flow = differentiated("h = Mul(x, w) a = Sin(h) r = Reshape(a, flat) c = Mul(r, v) y = Exp(c)")[1]
+    at = flow.made_at()
+    cosine = next(i for i, node in enumerate(flow.backward) if node.op_type == "Cos")
+    first = at["grad/loss/mse/Mul/Mul_out"]
+    assert flow.first_use == {"h": at["h_grad"], "r": at["v_grad"], "y": at["c_grad"], DIFFERENCE: first}
+    assert flow.must_store == {DIFFERENCE}, "until it is read, all that the seed gives may be computed in advance"
+    assert [i for i, use in enumerate(flow.node_use) if use != i] == [cosine]
+    assert flow.node_use[cosine] == at["h_grad"]
+    assert flow.control_values(at["h_grad"], at["h_grad"]) == ["a_grad"], "what is read"
+    assert flow.control_values(at["v_grad"], at["h_grad"]) == ["v_grad", "a_grad"], "and gradients that were made"
+    assert flow.control_values(at["v_grad"] + 1, cosine) == ["a_grad"], "where nothing is read, what was made last"
+    assert flow.control_values(0, cosine) == ["v_grad"]
+    assert flow.control_values(cosine, cosine) == flow.control_values(0, first) == [], "folded: shows nothing"
+
+
 CHAIN = "h = Mul(x, w) a = Sin(h) b = Tanh(a) c = Add(b, w) e = Exp(c) y = Cos(e)"
 
 
