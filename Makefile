@@ -12,7 +12,7 @@ VERSIONS := tests/cli tests/passes tests/verification tests/report tests/autodif
 TRAIN := build/digits_cnn.train.onnx
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: run test test-slow test-all test-lowest lint docs site mutants conformance fuzz-graphs fuzz-files fuzz-data fuzz-kills zoo intake bench clean
+.PHONY: run web test test-slow test-all test-lowest lint docs site mutants conformance fuzz-graphs fuzz-files fuzz-data fuzz-kills zoo intake bench clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -21,6 +21,13 @@ run: .venv/installed  ## build a training model of a sample, show its report, tr
 	$(BIN)/onnxgrad build sample_models/digits_cnn.onnx --loss cross-entropy --label y -o $(TRAIN)
 	cat $(TRAIN).report.md
 	$(BIN)/python sample_models/train.py $(TRAIN)
+
+web: .venv/installed build/node/installed  ## serve a page that trains the digits CNN in the browser, on port 8000
+	$(BIN)/onnxgrad build sample_models/digits_cnn.onnx --loss cross-entropy --label y --optimizer adamw \
+		--target portable --keep-outputs -o $(TRAIN)
+	$(BIN)/onnxgrad pack $(TRAIN) -o build/site-digits --data sample_models/digits.npz --prefix train_ \
+		--val sample_models/digits.npz --val-prefix test_ --runtime build/node/node_modules/onnxruntime-web/dist
+	$(BIN)/python -m http.server --directory build/site-digits
 
 test: .venv/installed-test  ## the fast tests
 	$(BIN)/python -m pytest -m "not slow"
@@ -83,6 +90,7 @@ bench: .venv/installed-bench  ## time and memory beside named peers: builds, ope
 	$(BIN)/python -m benchmarks.derivatives
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.adapters
+	$(BIN)/python -m benchmarks.qlora
 	$(BIN)/python -m benchmarks.loop
 	mkdir -p build
 	$(BIN)/python -m benchmarks.train_step --json build/train_step.json
@@ -98,6 +106,12 @@ clean:  ## remove what make made
 
 .venv/installed-%: .venv/installed
 	$(BIN)/python -m pip install --quiet --editable ".[$*]"
+	touch $@
+
+build/node/installed:  # without the variable, the package wants to download libraries for CUDA
+	mkdir -p build/node
+	cd build/node && ONNXRUNTIME_NODE_INSTALL=skip npm install --no-audit --no-fund onnxruntime-node@1.30.0 \
+		onnxruntime-web@1.30.0 playwright-core@1
 	touch $@
 
 build/lowest/installed: pyproject.toml .ci/constraints-lowest.txt

@@ -493,6 +493,11 @@ class StepOptions(InitOptions, OptimizerOptions, LossOptions):
 
 
 @dataclass(frozen=True)
+class UpdateOptions(GradientOptions, StepOptions):
+    """What the optimizer's step is written by."""
+
+
+@dataclass(frozen=True)
 class SignatureOptions(OutputOptions, StepOptions):
     """What decides which inputs and outputs there are."""
 
@@ -508,6 +513,7 @@ class Options(
     AdaptationOptions,
     BackwardOptions,
     GradientNodeOptions,
+    UpdateOptions,
     SignatureOptions,
     NamingOptions,
     ShapeOptions,

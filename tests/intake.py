@@ -21,7 +21,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -402,8 +404,25 @@ def every_case(folder: Path) -> list[Case]:
     return [*CASES, *(Case(name) for name in others if name not in named)]
 
 
+def row(case: Case, folder: Path) -> tuple[str, bool]:
+    """The line of a case in the table, and whether something is off."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as work:
+        trial: Trial | None = None
+        try:
+            trial = Trial(case, folder, Path(work))
+            off = trial.judge()
+        except (OSError, ValueError, LookupError, RuntimeError) as error:
+            off = [f"{type(error).__name__}: {error}"]
+    errors = trial.errors if trial else {}
+    shown = f"{worst(errors, 'loss'):>8} {worst(errors, AUTOGRAD):>12} {worst(errors, DIFFERENCES):>12}"
+    seconds = time.perf_counter() - start
+    verdict = f"OFF: {'; '.join(off)}" if off else "ok"
+    return f"{case.name:34} {case.verdict:10} {shown} {seconds:5.1f}  {verdict}", bool(off)
+
+
 def main() -> int:
-    """Print the table; 0 when every model does what is expected of it, 1 otherwise."""
+    """Print the table, made on all processors; 0 when every model does what is expected of it, 1 otherwise."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("intake", type=Path)
     parser.add_argument("names", nargs="*")
@@ -414,21 +433,10 @@ def main() -> int:
     failed = 0
     cases = [case for case in every_case(arguments.intake) if not arguments.names or case.name in arguments.names]
     print(f"{'model':34} {'expected':10} {'loss':>8} {'autograd':>12} {'differences':>12} {'s':>5}  verdict")
-    for case in cases:
-        start = time.perf_counter()
-        with tempfile.TemporaryDirectory() as work:
-            trial: Trial | None = None
-            try:
-                trial = Trial(case, arguments.intake, Path(work))
-                off = trial.judge()
-            except (OSError, ValueError, LookupError, RuntimeError) as error:
-                off = [f"{type(error).__name__}: {error}"]
-        failed += bool(off)
-        errors = trial.errors if trial else {}
-        shown = f"{worst(errors, 'loss'):>8} {worst(errors, AUTOGRAD):>12} {worst(errors, DIFFERENCES):>12}"
-        seconds = time.perf_counter() - start
-        verdict = f"OFF: {'; '.join(off)}" if off else "ok"
-        print(f"{case.name:34} {case.verdict:10} {shown} {seconds:5.1f}  {verdict}", flush=True)
+    with ProcessPoolExecutor() as workers:
+        for line, off in workers.map(partial(row, folder=arguments.intake), cases):
+            failed += off
+            print(line, flush=True)
     print(f"{len(cases) - failed} as expected, {failed} off")
     return 1 if failed or not cases else 0
 

@@ -32,10 +32,18 @@ from onnxgrad_cli.passes.prepare.quantized_operators import MEANINGS
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.verification.coverage import PROOFS, operand_names, output_names
 from tests.autodiff import rows as table
+from tests.autodiff.definitions import test_classical, test_contrib, test_group_query, test_mixture
 from tests.harness import Case, Const, forward_model
 
 INTEGERS = "tests/passes/prepare/test_quanti"
 """How the paths of the tests of operators on integers begin."""
+
+FORMS = {
+    f"tests/autodiff/definitions/{module.__name__.rpartition('.')[2]}.py": module.models
+    for module in (test_classical, test_contrib, test_group_query, test_mixture)
+}
+"""Tables that are not of rows: forms of operators of other domains, each held to its kernel, and to differences or
+PyTorch; by the file, what makes their models."""
 
 PARTS = ("operands", "outputs")
 
@@ -158,6 +166,13 @@ def of_rows() -> dict[str, Any]:
             entry["rows"] += 1
             if file not in entry["files"]:
                 entry["files"].append(file)
+    for file, models in FORMS.items():
+        for model in models():
+            node = model.graph.node[0]
+            entry = found.setdefault(full_name(node.op_type, node.domain), _entry([file]))
+            floats = [value.name for value in model.graph.input if is_float(value.type)]
+            entry["operands"] += operands(model, node.op_type, floats).items()
+            entry["rows"] += 1
     for name, files in _files_of_tests().items():
         found.setdefault(name, _entry(files))
     for entry in found.values():

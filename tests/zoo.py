@@ -16,7 +16,9 @@ import argparse
 import json
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -52,17 +54,19 @@ def compare(folder: Path, options: Options, keep: float | None = None) -> dict[s
         loss = LossSpec("mse", output=about["output"])
         return build(onnx.load(folder / "model.onnx"), replace(options, losses=(loss,), label="target"))
 
-    plain = made(Options())
+    start = time.perf_counter()
+    plain = built = made(Options())
     if keep is not None:
         size = int(keep * cost(plain.graph, plain.training).kept_bytes)
         options = replace(options, recompute=RecomputeSpec(BUDGET, size=size))
-    start = time.perf_counter()
-    built = made(options)
+    if options != Options():
+        start = time.perf_counter()
+        built = made(options)
     model = built.model
     seconds = time.perf_counter() - start
     onnx.checker.check_model(model, full_check=True)
     how = onnxruntime.SessionOptions()
-    how.intra_op_num_threads = 2
+    how.intra_op_num_threads = 1
     how.log_severity_level = 3
     session = onnxruntime.InferenceSession(model.SerializeToString(), how, providers=["CPUExecutionProvider"])
     arrays = {key.removeprefix("in/"): feeds[key] for key in feeds.files}
@@ -95,6 +99,27 @@ def compare(folder: Path, options: Options, keep: float | None = None) -> dict[s
     }
 
 
+def judged(folder: Path, options: Options, keep: float | None) -> dict[str, object] | str:
+    """The row of a model, or why there is none."""
+    try:
+        return compare(folder, options, keep)
+    except (OnnxgradError, AssertionError, RuntimeError) as error:
+        return f"{error}"
+
+
+def told(name: str, row: dict[str, object] | str) -> tuple[str, bool, bool]:
+    """A line of the table, whether the model agrees, and whether options have made another one of it."""
+    if isinstance(row, str):
+        return f"{name:20} FAILED: {row}", False, False
+    good = not row["missing"] and max(row["worst"], row["loss_error"]) <= row["bound"]  # type: ignore[operator]
+    verdict = "ok" if good else f"OFF at {row['worst_name']} {row['missing'] or ''}"
+    line = (
+        f"{name:20} {row['weights']:5} {row['loss_error']:9.1e} {row['worst']:9.1e} {row['bound']:8.0e}"
+        f" {row['forward']:5} -> {row['nodes']:4} {row['other']:5} {row['seconds']:7.2f}  {verdict}"
+    )
+    return line, good, bool(row["other"])
+
+
 def main() -> int:
     """Print the table; 0 when every model agrees, 1 otherwise."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -110,22 +135,13 @@ def main() -> int:
     heads = f"{'model':20} {'grads':>5} {'loss err':>9} {'worst err':>9} {'bound':>8} {'nodes':>12} {'other':>5}"
     print(f"{heads} {'build s':>7}  verdict")
     failed = other = 0
-    for folder in folders:
-        try:
-            row = compare(folder, options, arguments.keep)
-        except (OnnxgradError, AssertionError, RuntimeError) as error:
-            failed += 1
-            print(f"{folder.name:20} FAILED: {error}")
-            continue
-        good = not row["missing"] and max(row["worst"], row["loss_error"]) <= row["bound"]  # type: ignore[operator]
-        failed += not good
-        other += bool(row["other"])
-        verdict = "ok" if good else f"OFF at {row['worst_name']} {row['missing'] or ''}"
-        print(
-            f"{folder.name:20} {row['weights']:5} {row['loss_error']:9.1e} {row['worst']:9.1e} {row['bound']:8.0e}"
-            f" {row['forward']:5} -> {row['nodes']:4} {row['other']:5} {row['seconds']:7.2f}  {verdict}",
-            flush=True,
-        )
+    with ProcessPoolExecutor() as workers:
+        rows = workers.map(partial(judged, options=options, keep=arguments.keep), folders)
+        for folder, row in zip(folders, rows, strict=True):
+            line, good, changed = told(folder.name, row)
+            print(line, flush=True)
+            failed += not good
+            other += changed
     print(f"{len(folders) - failed} passed, {failed} failed; {other} are other models than without options")
     return 1 if failed else 0
 

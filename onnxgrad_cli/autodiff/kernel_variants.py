@@ -54,13 +54,14 @@ class KernelVariants:
     """The choices of a build among the forms of its gradients.
 
     Attributes:
-        prefer: `prefer(op, name)` gives the form that suits the build's target, or None where the target has none.
+        prefer: `prefer(op, name, default)` gives the form that suits the build's target in place of the one that suits
+            the shapes, or None where that is as good.
         requested: the form to write, by a gradient with its shapes as `key` writes it, or by the name of a gradient
             ('Conv weight gradient') for all shapes that have such a form.
         choices: every choice that was made, by its `key`.
     """
 
-    prefer: Callable[[Op, str], str | None] = lambda op, name: None
+    prefer: Callable[[Op, str, str], str | None] = lambda op, name, default: None
     requested: Mapping[str, str] = field(default_factory=dict)
     choices: dict[str, VariantChoice] = field(default_factory=dict)
 
@@ -87,7 +88,7 @@ class KernelVariants:
         """
         if op.node is None:
             return default
-        preferred = self.prefer(op, name)
+        preferred = self.prefer(op, name, default)
         default = preferred if preferred and preferred in forms else default
         place, name = key(op.graph, op.node, name), f"{op.node.op_type} {name}"
         taken = self.requested.get(place, default)

@@ -24,6 +24,7 @@ from onnxgrad_cli.cli.inspect import inspect
 from onnxgrad_cli.cli.losses import losses
 from onnxgrad_cli.cli.ops import ops
 from onnxgrad_cli.cli.optimizers import optimizers
+from onnxgrad_cli.cli.pack import pack
 from onnxgrad_cli.cli.passes import passes
 from onnxgrad_cli.cli.train import train
 from onnxgrad_cli.cli.tune import tune
@@ -100,6 +101,7 @@ for _command in (
     check,
     train,
     export,
+    pack,
     tune,
     expand,
     derive,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.options import MODEL, options, what_to_build
+from onnxgrad_cli.common.choices import WeightsForm
 from onnxgrad_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,6 +23,13 @@ STREAM = "-"
 @MODEL
 @click.option("-o", "--out", metavar="FILE", help="The training model; - is stdout.  [default: MODEL.train.onnx]")
 @what_to_build
+@click.option(
+    "--weights",
+    type=click.Choice(get_args(WeightsForm)),
+    default="stored",
+    show_default=True,
+    help="Store weights and state in the model; or let them be inputs, for JavaScript, with their values beside it.",
+)
 @click.option("--verify/--no-verify", default=None, help="Prove the gradients.  [default: where it takes seconds]")
 @click.option(
     "--test-data",
@@ -74,7 +82,7 @@ def build(console: Console, /, model: str, out: str | None, **values: Any) -> in
 
 def _run(
     model: str, out: str | None, asked: Options, *, artifacts: Path | None, prefix: str, nominal_checkpoint: bool,
-    stop_after: str | None, **how: Any,
+    stop_after: str | None, weights: WeightsForm, **how: Any,
 ) -> Report:  # fmt: skip
     """Build a training model, or the artifacts where a folder for them is named."""
     if artifacts is None:
@@ -82,8 +90,9 @@ def _run(
             raise UsageError("--prefix and --nominal-checkpoint are about artifacts", "add --artifacts DIR")
         from onnxgrad_cli.jobs.build import run_build
 
-        return run_build(model, out, asked, stop_after=stop_after, **how)
-    for option, given in {"--out": out, "--stop-after": stop_after}.items():
+        return run_build(model, out, asked, stop_after=stop_after, weights=weights, **how)
+    others = {"--out": out, "--stop-after": stop_after, "--weights": None if weights == "stored" else weights}
+    for option, given in others.items():
         if given is not None:
             raise UsageError(f"--artifacts does not go with {option}", "leave one of them out")
     from onnxgrad_cli.jobs.artifacts import run_artifacts

@@ -11,10 +11,16 @@ from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.common.visible import visible
 
 
-@click.command(short_help="Write a checkpoint's weights into the model.")
-@click.argument("checkpoint", type=click.Path(path_type=Path), metavar="CHECKPOINT")
+@click.command(short_help="Write trained weights into the model.")
+@click.argument("weights", type=click.Path(path_type=Path), metavar="WEIGHTS")
 @click.option("--model", required=True, metavar="MODEL", help="The inference model that was trained.")
 @click.option("-o", "--out", metavar="FILE", help="Where it goes; - is stdout.  [default: MODEL.trained.onnx]")
+@click.option(
+    "--roles",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.json",
+    help="What the bytes of a .bin are.  [default: the .json of its name, beside it]",
+)
 @click.option(
     "--adaptable",
     is_flag=True,
@@ -45,12 +51,16 @@ from onnxgrad_cli.common.visible import visible
 @click.option("--force", is_flag=True, help="Replace a file that onnxgrad did not write.")
 @speaks
 @click.pass_obj
-def export(console: Console, /, checkpoint: Path, model: str, out: str | None, **how: Any) -> int:
-    """Write MODEL with the weights of CHECKPOINT: a file in the folder of a run of `onnxgrad train`, or an adapter."""
+def export(console: Console, /, weights: Path, model: str, out: str | None, **how: Any) -> int:
+    """Write MODEL with the trained WEIGHTS.
+
+    They are a checkpoint in the folder of a run of `onnxgrad train`; adapters in any form; the bytes (.bin) of a
+    training elsewhere, of a model of `onnxgrad build --weights inputs`; or a safetensors file of weights alone.
+    """
     console.done = "exported"
     from onnxgrad_cli.jobs.export import run_export
 
-    found = run_export(checkpoint, model, out, tell=console.say, **how)
+    found = run_export(weights, model, out, tell=console.say, **how)
     files = [str(file) for file in found]
     if files:
         console.result({"files": files}, "\n".join(map(visible, files)))

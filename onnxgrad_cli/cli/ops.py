@@ -98,8 +98,8 @@ def document(found: Sequence[Coverage]) -> str:
         "*Versions* are those of the operator's schema; older ones, in brackets, are converted first. *Operands* are "
         "the inputs with a gradient; *zero* are those whose derivative vanishes. *Proof* counts the rows of the tests' "
         "table (each against central differences in float64, in first and second order, with static and symbolic "
-        "axes) and the published node tests that came out right. Without rows it names the tests, which hold an "
-        "operator of onnxruntime to the values of its kernel, and the gradients to differences or to PyTorch's.",
+        "axes) and the published node tests that came out right. Rows in definitions/, and tests named without rows, "
+        "hold an operator to the values of onnxruntime's kernel, and its gradients to differences or PyTorch's.",
         "",
         *markdown_table(
             ("operator", "versions", "how", "operands", "zero", "at kinks and ties", "proof"), map(_row, found)

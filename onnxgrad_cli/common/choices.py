@@ -13,7 +13,8 @@ Yield = Literal["ones", "input", "keep"]
 Mode = Literal["keep", "train", "eval"]
 Quantization = Literal["refuse", "ste", "lsq"]
 Scaling = Literal["lora", "rslora"]
-TargetName = Literal["standard", "ort-cpu", "ort-cuda"]
+TargetName = Literal["standard", "portable", "ort-cpu", "ort-cuda"]
+WeightsForm = Literal["stored", "inputs"]
 Derivative = Literal["vjp", "jvp", "hvp", "jacobian", "hessian"]
 
 SEEDS = 2**24

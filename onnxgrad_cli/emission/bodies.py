@@ -51,9 +51,15 @@ def scan(
 ) -> tuple[list[Val], list[Val]]:
     """Emit a Scan of `body(op, states, steps) -> (states, results)` over axis 0 of `steps`, from its end if `reverse`.
 
+    Where the build's target wants no Scan, the steps are written one after the other, if there are a known few.
+
     Returns:
         The last states, and each step's results stacked in the order of `steps`.
     """
+    length = steps[0].shape[0] if steps else None
+    few = isinstance(length, int) and 0 < length <= UNROLLED
+    if op.variant("steps", ("scan", "unrolled") if few else ("scan",), "scan") == "unrolled":
+        return _unrolled(op, body, states, steps, reverse)
     inner = Op(op.graph)
     inner.role, inner.forward, inner.scope = op.role, op.forward, f"{op.scope}/step"
 
@@ -84,6 +90,30 @@ def scan(
     )
     found = list(found) if len(outputs) > 1 else [found]
     return found[: len(states)], found[len(states) :]
+
+
+def _unrolled(
+    op: Op,
+    body: Callable[..., tuple[Sequence[Val], Sequence[Val]]],
+    states: Sequence[Val],
+    steps: Sequence[Val],
+    reverse: bool,
+) -> tuple[list[Val], list[Val]]:
+    """What `scan` returns, each step written out."""
+    length = steps[0].shape[0]
+    assert isinstance(length, int)
+    single = [[op.squeeze(each, [0]) for each in op.split(v, [1] * length, 0)] for v in steps]
+    found: list[Sequence[Val]] = []
+    for step in reversed(range(length)) if reverse else range(length):
+        states, results = body(op, states, [each[step] for each in single])
+        found.append(results)
+    in_order = reversed(found) if reverse else found
+    stacked = ([op.unsqueeze(v, [0]) for v in each] for each in zip(*in_order, strict=True))
+    return list(states), [parts[0] if length == 1 else op.Concat(*parts, axis=0) for parts in stacked]
+
+
+UNROLLED = 256
+"""The steps up to which a Scan is written out: beyond, the time to load a model grows faster than its nodes."""
 
 
 def when(op: Op, condition: Val, then: Callable[[Op], Mapping[str, Val]]) -> dict[str, Val]:
@@ -118,6 +148,14 @@ def when(op: Op, condition: Val, then: Callable[[Op], Mapping[str, Val]]) -> dic
         else_branch=branch(left, {name: left.val(name) for name in after}),
     )
     return dict(zip(after, found if len(after) > 1 else [found], strict=True))
+
+
+def select(op: Op, condition: Val, then: Callable[[Op], Mapping[str, Val]]) -> dict[str, Val]:
+    """What `when` returns, without an If: `then` is computed always, and its values are taken where they are to be."""
+    scope = op.scope
+    after = then(op)
+    op.scope = scope
+    return {name: op.Where(condition, value, op.val(name)) for name, value in after.items()}
 
 
 def declared(name: str, value_type: TypeProto | None) -> ValueInfoProto:

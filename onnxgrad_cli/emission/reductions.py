@@ -14,7 +14,14 @@ EXACT = frozenset({"ReduceMax", "ReduceMin"})
 
 
 class Reductions(ShapeOps):
-    """Reductions over axes: an attribute of the operators, and from opset 18 (ReduceSum: 13) an input."""
+    """Reductions over axes: an attribute of the operators, and from opset 18 (ReduceSum: 13) an input.
+
+    Attributes:
+        constant_axes: write sums that depend on sizes at run time with constant axes, as some runtimes want them; it
+            takes longer where nothing is to be summed.
+    """
+
+    constant_axes = False
 
     def sum(self, x: Val, axes: Sequence[int] | None = None, keepdims: bool = True) -> Val:
         """The sum over `axes` (None: all)."""
@@ -55,24 +62,49 @@ class Reductions(ShapeOps):
         if g.known_shape is None or x.known_shape is None:
             return self._sum_to_at_run_time(g, x, "an unknown rank")
         lead = g.rank - x.rank
-        axes = list(range(lead))
+        axes, unsure = list(range(lead)), []
         for axis, (have, want) in enumerate(zip(g.shape[lead:], x.shape, strict=True), lead):
             if have == want and have != "?":
                 continue
             if want == 1:
                 axes.append(axis)
             elif isinstance(want, str) and have != 1:
-                return self._sum_to_at_run_time(g, x, f"'{have}' against '{want}' on axis {axis - lead}")
+                unsure.append(axis)
+        if unsure:
+            clash = f"'{g.shape[unsure[0]]}' against '{x.shape[unsure[0] - lead]}' on axis {unsure[0] - lead}"
+            return (
+                self._sum_cut_axes(g, x, axes, unsure, clash)
+                if self.constant_axes
+                else (self._sum_to_at_run_time(g, x, clash))
+            )
         if not axes:
             return g
         if len(axes) == lead:
             return self.sum(g, axes, keepdims=False)
         return self.squeeze(self.sum(g, axes), list(range(lead)))
 
+    def _sum_cut_axes(self, g: Val, x: Val, axes: Sequence[int], unsure: Sequence[int], why: str) -> Val:
+        """`g` summed over `axes`, and over each of `unsure` where `x` has size 1 there.
+
+        An axis of n that `x` has m of is cut into [m, n / m], and the latter summed: n ones, or one n.
+        """
+        self._warn_of_run_time(x, why)
+        lead = g.rank - x.rank
+        sizes: list[int | Val] = []
+        gone = []
+        for axis in range(g.rank):
+            if axis in unsure:
+                wanted = self.dim(x, axis - lead)
+                sizes += [wanted, self.dim(g, axis) / self.Max(wanted, self.ints([1]))]
+            else:
+                sizes.append(self.size(g, axis))
+            if axis in unsure or axis in axes:
+                gone.append(len(sizes) - 1)
+        summed = self.sum(self.reshape(g, sizes), gone, keepdims=False)
+        return self.Reshape(summed, self.shape(x), allowzero=self._literal_zeros(), shape=x.known_shape)
+
     def _sum_to_at_run_time(self, g: Val, x: Val, why: str) -> Val:
-        node = self.forward or self.scope
-        text = f"{node}: un-broadcast of '{x.name}' decided at run time ({why})"
-        self.cautions.append(Caution("run-time sum", node, text))
+        self._warn_of_run_time(x, why)
         wanted = self.shape(x)
         missing = self.Sub(self.Size(self.Shape(g)), self.Size(wanted))
         ones = self.Expand(self.ints([1]), self.Reshape(missing, self.ints([1])))
@@ -81,6 +113,11 @@ class Reductions(ShapeOps):
         shape = None if g.known_shape is None else [None] * g.rank
         summed = self.ReduceSum(self.wide(g), axes, keepdims=1, noop_with_empty_axes=1, shape=shape)
         return self.Reshape(self.cast(summed, g), wanted, allowzero=self._literal_zeros(), shape=x.known_shape)
+
+    def _warn_of_run_time(self, x: Val, why: str) -> None:
+        node = self.forward or self.scope
+        text = f"{node}: un-broadcast of '{x.name}' decided at run time ({why})"
+        self.cautions.append(Caution("run-time sum", node, text))
 
 
 def _reduced_shape(x: Val, axes: Sequence[int] | None, keepdims: bool) -> list[Dim] | None:

@@ -127,7 +127,16 @@ def open_session(
     try:
         return start_session(model, path, provider, threads, alternating=alternating)
     except Exception as error:  # of many kinds, none of them public
-        raise OnnxgradError(f"onnxruntime can't run the model: {str(error).strip()}") from error
+        raise OnnxgradError(f"onnxruntime can't run the model: {str(error).strip()}", _hint(model, error)) from error
+
+
+def _hint(model: ModelProto, error: Exception) -> str | None:
+    """What to do about a kernel that a provider lacks, where that is because of a type which it has few kernels for."""
+    kinds = {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    kinds.update(tensor.data_type for tensor in model.graph.initializer)
+    if "NOT_IMPLEMENTED" not in str(error) or TensorProto.BFLOAT16 not in kinds:
+        return None
+    return "on a processor onnxruntime has few kernels for bfloat16: export the model in float16 or float32"
 
 
 def start_session(

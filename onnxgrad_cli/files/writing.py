@@ -20,8 +20,8 @@ from onnxgrad_cli.files.external_data import (
     restate_references,
     tensors,
 )
-from onnxgrad_cli.files.reading import STREAM
-from onnxgrad_cli.files.switch import Switch, is_model, is_replaceable, mentions
+from onnxgrad_cli.files.reading import HEAD, STREAM
+from onnxgrad_cli.files.switch import Switch, is_model, is_replaceable, mentions, told
 from onnxgrad_cli.ir.types import SMALL, is_external, nbytes
 from onnxgrad_cli.metadata import VERSION, tool_version
 
@@ -141,7 +141,9 @@ def check_target(out: Path, model: ModelProto | None = None, source: Path | None
         UsageError: `out` is the input, or a file that onnxgrad did not write.
         OnnxgradError: it can't be written.
     """
-    if source is not None and out.exists():
+    with told(out):  # a name may be too long
+        there = out.exists()
+    if source is not None and there:
         data = [source.parent / reference.location for reference in references(model)] if model else []
         for file in (source, *dict.fromkeys(data)):
             if file.exists() and out.samefile(file):
@@ -157,16 +159,16 @@ def check_target(out: Path, model: ModelProto | None = None, source: Path | None
 
 
 def is_ours(path: Path) -> bool:
-    """Whether onnxgrad wrote a file: a report says so in its head, a model in its metadata, an adapter at its end.
+    """Whether onnxgrad wrote a file: a report says so in its head, or at its end; an adapter at its end.
 
-    These stand near its end, but for training information and functions, which come after them.
+    A model says so in its metadata, which stand near its end but for training information and functions.
     """
     if is_model(path):
         return mentions(path, VERSION.encode())
     with path.open("rb") as file:
-        head = file.read(4096)
-        file.seek(-min(64, path.stat().st_size), os.SEEK_END)
-        return not head or b"onnxgrad" in head or b"onnxgrad" in file.read()
+        head = file.read(HEAD)
+        file.seek(max(path.stat().st_size - HEAD, 0))
+        return not head or b"onnxgrad" in head or b"onnxgrad" in file.read(HEAD)
 
 
 def _copy_data(switch: Switch, model: ModelProto, source: Path | None, folder: Path) -> dict[str, Path]:

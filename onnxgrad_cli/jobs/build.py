@@ -10,14 +10,20 @@ from pathlib import Path
 from onnx import ModelProto
 
 from onnxgrad_cli.builder import TrainingModel
+from onnxgrad_cli.common import checks
+from onnxgrad_cli.common.choices import WeightsForm
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
+from onnxgrad_cli.errors import OnnxgradError, UnsupportedError, UsageError
 from onnxgrad_cli.execution.judged import judged
+from onnxgrad_cli.execution.session import take_out
 from onnxgrad_cli.files import ModelSource, own_model
+from onnxgrad_cli.files.start_values import KEPT, check_places
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.jobs.build_attempt import BuildAttempt, BuildRequest
 from onnxgrad_cli.jobs.pass_dump import PassDump
 from onnxgrad_cli.jobs.targets import target_of
+from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.report import Report, make_report
 from onnxgrad_cli.report.model import Next
@@ -31,6 +37,7 @@ def run_build(
     out: str | Path | None = None,
     options: Options | None = None,
     *,
+    weights: WeightsForm = "stored",
     verify: bool | None = None,
     test_data: Path | None = None,
     reports: Sequence[Path] = (),
@@ -48,6 +55,8 @@ def run_build(
         model: the inference model; '-' is stdin.
         out: the training model; '-' is stdout; by default `<model>.train.onnx`, and stdout for stdin.
         options: what to build.
+        weights: where the values of weights and state are: 'stored' in the model, as initializers that can be fed, or
+            beside it: with 'inputs' they are inputs like any other, which JavaScript can feed; see `start_values`.
         verify: prove the gradients; by default where that takes a few seconds.
         test_data: an .npz with arrays to prove them on, by input name; what is missing is drawn at random.
         reports: files for the report, whose suffixes say the format; by default `<out>.report.md`.
@@ -72,11 +81,40 @@ def run_build(
     request = BuildRequest(model, options, verify, test_data, dump_passes, stop_after, force, check, command, tell)
     packs = options.training_info and stop_after is None
     target = target_of(model, out, stop_after or "train")
+    checks.one_of("weights", weights, WeightsForm)
+    apart = weights == "inputs"
+    if apart:
+        _check_apart(options, stop_after, target, force)
     attempt = BuildAttempt(request, target, reports, no_report, keeps_original=packs)
     result = attempt.run(partial(_packed if packs else _plain, attempt), attempt.dump)
     if result is None:
         return attempt.write_reports(attempt.report())
+    if apart:
+        return attempt.save(*_apart(result, attempt.path))
     return attempt.save(result, _step if packs else None)
+
+
+def _check_apart(options: Options, stop_after: str | None, target: Path | None, force: bool) -> None:
+    """Refuse what does not go with weights that are inputs."""
+    others = {
+        "training_info": options.training_info,
+        "as_gradient_op": options.as_gradient_op,
+        "stop_after": stop_after is not None,
+    }
+    for option, given in others.items():
+        if given:
+            raise UsageError(f"`weights='inputs'` does not go with `{option}`", "leave one of them out")
+    if target is None:
+        raise UsageError("`weights='inputs'` writes files beside the model, and there is none", "name one with `out`")
+    check_places(target, force)
+
+
+def _apart(model: ModelProto, path: Path | None) -> tuple[ModelProto, None, Arrays]:
+    """The training model without the values of its weights and state, and these values."""
+    roles = describe(model)
+    held = [name for name, role in roles.inputs.items() if role in KEPT]
+    bare, values = take_out(model, held, path)
+    return bare, None, values | roles.begun(values)
 
 
 def _plain(attempt: BuildAttempt) -> tuple[ModelProto, ModelProto]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import methodcaller
 from pathlib import Path
 
+import numpy as np
 from onnx import ModelProto
 
 from onnxgrad_cli.builder import TrainingModel
@@ -27,6 +29,7 @@ from onnxgrad_cli.files import (
     save_model,
     stage_model,
 )
+from onnxgrad_cli.files.start_values import read_values, stage_values, with_values
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.jobs.pass_dump import PassDump
@@ -37,6 +40,7 @@ from onnxgrad_cli.passes import VERIFY, pipeline_for
 from onnxgrad_cli.passes.pipeline import Pass, PassRecord
 from onnxgrad_cli.passes.prepare.fixed_shapes import fixed_sizes
 from onnxgrad_cli.report import FORMATS, File, Report, make_report, render
+from onnxgrad_cli.report.next_steps import in_javascript
 from onnxgrad_cli.standard.gradient_operator import has_gradients
 from onnxgrad_cli.verification.proof import PROVED, Proof, Step, prove
 from onnxgrad_cli.verification.sizes import settle_sizes, wrong_shape
@@ -183,12 +187,18 @@ class BuildAttempt:
             command=self.request.command, options=options, model=self.request.model, sizes=options.dims,
         )  # fmt: skip
 
-    def save(self, model: ModelProto, step: Callable[[ModelProto], ModelProto] | None = None) -> Report:
+    def save(
+        self,
+        model: ModelProto,
+        step: Callable[[ModelProto], ModelProto] | None = None,
+        values: Mapping[str, np.ndarray] | None = None,
+    ) -> Report:
         """Write a model that has run and its reports, which take their names together, if its file is what was proved.
 
         Args:
             model: the model to write.
             step: what makes of it the training model that was proved; None: it is that model.
+            values: those of its weights and state, to be written beside it; None: the model has them.
 
         Returns:
             The report, on what was written or on why it was not.
@@ -197,13 +207,17 @@ class BuildAttempt:
             save_model(model, STREAM)
             return self.write_reports(self.report())
         try:
-            with Switch(self.target) as switch:
+            with Switch(self.target, bound=values is not None) as switch:
+                beside = [] if values is None else stage_values(switch, model, values, self.target)
+                step = partial(_restored, switch.where(beside[0]), switch.where(beside[1])) if beside else step
                 written = stage_model(
                     switch, model, self.target, self.path, check=lambda file: self.check_written(file, model, step)
                 )
-                for file in written:
+                for file in [*written, *beside]:
                     self.take_file(switch, file, "training model" if file == self.target else "weights")
                 report = self.report()
+                if beside:
+                    report = replace(report, next=[report.next[0], in_javascript(report, self.target, beside[0])])
                 self.stage_reports(switch, report)
                 switch.commit()
                 return report
@@ -249,6 +263,11 @@ class BuildAttempt:
         for file in self.reports:
             save_bytes(render(report, file.suffix[1:]).encode(), file)
         return report
+
+
+def _restored(roles: Path, values: Path, written: ModelProto) -> ModelProto:
+    """The training model that was proved, of what was written of it and of the values beside."""
+    return with_values(written, read_values(values, roles).values)
 
 
 # -- what is asked, and whether it may be -----------------------------------------------------------------------

@@ -11,6 +11,7 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.compat.artifacts import with_stored
 from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import ModelSource, load_external_data, own_model
+from onnxgrad_cli.files.start_values import lacking, values_beside, with_values
 from onnxgrad_cli.jobs.proof_data import fit, read_data
 from onnxgrad_cli.metadata import describe, read_derived
 from onnxgrad_cli.verification.derived import prove_derived, roles_of
@@ -45,6 +46,9 @@ def run_check(
     roles = roles_of(proto, derived) if derived is not None else describe(proto)
     if path is not None and derived is None:
         proto = with_stored(proto, path)
+    elsewhere = lacking(proto, roles) if derived is None else []
+    if elsewhere:
+        proto = with_values(proto, values_beside(path, elsewhere))
     before = _with_own_weights(*own_model(original)) if original is not None else None
     arrays, measured = fit(read_data(data) if data else {}, proto, roles, tell, data)
     bound = {**(sizes or {}), **measured}

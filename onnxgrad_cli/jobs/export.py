@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from onnx import ModelProto
 
@@ -12,6 +11,7 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model, save_model
+from onnxgrad_cli.files.start_values import HeldValues, is_values, read_values
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.jobs.proof_data import read_data
 from onnxgrad_cli.jobs.targets import target_of
@@ -24,6 +24,7 @@ from onnxgrad_cli.training.adapters.own_file import is_adapter
 from onnxgrad_cli.training.run.ema_weights import check_ema
 from onnxgrad_cli.training.run.export import stored_tensors
 from onnxgrad_cli.training.run.folder import load_checkpoint
+from onnxgrad_cli.training.run.tensors import holds_weights_alone, load_tensors
 from onnxgrad_cli.verification.written import check_opens
 
 
@@ -33,6 +34,7 @@ def run_export(
     model: ModelSource,
     out: str | Path | None = None,
     *,
+    roles: Path | None = None,
     adaptable: bool = False,
     merge: bool = False,
     test_data: Path | None = None,
@@ -46,9 +48,11 @@ def run_export(
 
     Args:
         source: a checkpoint in the folder of a run of `onnxgrad train`, or adapters in any form: a file that training
-            has written, an `.onnx_adapter`, or a folder of PEFT.
+            has written, an `.onnx_adapter`, or a folder of PEFT; what was trained elsewhere, as bytes (.bin) in the
+            order of a training model's JSON; or a safetensors file that has nothing but weights of the model.
         model: the inference model that was trained.
         out: by default `<model>.trained.onnx`, or `<model>.adaptable.onnx`.
+        roles: that JSON, where it does not lie beside the bytes under the same name.
         adaptable: write the model as it is, with empty factors in place of the adapters, which a runtime overrides.
         merge: add adapters into matrices that are stored as integers, too, and round these anew, which is lossy; what
             outputs lose is told. Else such an adapter stands beside its product.
@@ -74,7 +78,7 @@ def run_export(
     if test_data is not None and not merge:
         raise UsageError("`test_data` goes with `merge`, whose loss is measured on them", "leave it out")
     proto, path = own_model(model)
-    weights, state, adapters, quantized = _read(source, proto, use_ema, tell)
+    weights, state, adapters, quantized = _read(source, roles, proto, use_ema, tell)
     if not adapters and (adaptable or adapter is not None):
         name = "adaptable" if adaptable else "adapter"
         raise UsageError(f"`{name}`: '{source}' holds no adapters", "they are trained with `lora=RANK`")
@@ -123,9 +127,22 @@ def _stored(model: ModelProto, weights: Arrays, state: Arrays, adapters: Sequenc
 
 
 def _read(
-    source: Path, model: ModelProto, use_ema: bool, tell: Tell
+    source: Path, roles: Path | None, model: ModelProto, use_ema: bool, tell: Tell
 ) -> tuple[Arrays, Arrays, Sequence[Adapter], Quantized]:
     """The weights, or their moving averages, the state, the adapters and what is stored as integers, in a file."""
+    held = _held(source, roles, model, use_ema, tell)
+    ema = _ema(source, held) if use_ema else {}
+    weights = {name: held.values[ema.get(name, name)] for name in held.weights}
+    state = {name: array for name, array in held.values.items() if name not in weights}
+    return weights, state, held.adapters, held.quantized
+
+
+def _held(source: Path, roles: Path | None, model: ModelProto, use_ema: bool, tell: Tell) -> HeldValues:
+    """All that a file holds, of whatever form it is."""
+    if is_values(source):
+        return read_values(source, roles)
+    if roles is not None:
+        raise UsageError(f"`roles` says what bytes are, and '{source}' says so itself", "leave it out")
     if is_foreign(source) or is_adapter(source):
         if use_ema:
             raise UsageError(
@@ -133,19 +150,23 @@ def _read(
                 "`onnxgrad train --use-ema` writes them as its factors; or name a checkpoint",
             )
         adapters, values = read_adapters(source, model, tell)
-        return values, {}, adapters, Quantized()
+        return HeldValues(values, tuple(values), tuple(adapters))
+    if holds_weights_alone(source):
+        values = load_tensors(source)[0]
+        return HeldValues(values, tuple(values))
     values, progress = load_checkpoint(source, tell)
-    ema = _ema(source, values, progress) if use_ema else {}
-    weights = {name: values[ema.get(name, name)] for name in progress["weights"]}
-    values = {name: array for name, array in values.items() if name not in weights}
-    adapters = [Adapter(**adapter) for adapter in progress["adapters"]]
-    quantized = Quantized.of(progress["quantized"]) if "quantized" in progress else Quantized()
-    return weights, values, adapters, quantized
+    return HeldValues(
+        values,
+        tuple(progress["weights"]),
+        tuple(Adapter(**adapter) for adapter in progress["adapters"]),
+        progress.get("averages", {}),
+        Quantized.of(progress["quantized"]) if "quantized" in progress else Quantized(),
+    )
 
 
-def _ema(source: Path, values: Arrays, progress: Mapping[str, Any]) -> dict[str, str]:
-    ema = check_ema(progress.get("averages", {}), values)
-    if not any(values[average].any() for average in ema.values()):
+def _ema(source: Path, held: HeldValues) -> dict[str, str]:
+    ema = check_ema(held.averages, held.values)
+    if not any(held.values[average].any() for average in ema.values()):
         raise UsageError(
             f"`use_ema`: the averages in '{source}' are still zeros: no step has been taken", "leave `use_ema` out"
         )

@@ -18,7 +18,9 @@ def _run(graph: Graph, options: BackwardOptions, training: BackwardRecord) -> bo
     op.role = "backward"
     training.straight_through = options.straight_through
     training.forward_stays = options.training_info
-    training.kernel_variants.prefer = find_target(options.target).prefer
+    target = find_target(options.target)
+    op.constant_axes = target.constant_axes
+    training.kernel_variants.prefer = target.prefer
     training.kernel_variants.requested = options.tuned
     wanted = [*training.trained, *training.grad_of_input]
     seeds = {end: op.val(cotangent) for end, cotangent in training.yielded.items()}

@@ -1,4 +1,4 @@
-"""Write a training model for a runtime that has faster operators than the standard's: an opt-in.
+"""Write a training model for runtimes that have faster operators than the standard's, or fewer: an opt-in.
 
 It comes late, so that whatever forward and backward part consist of can be replaced; what the functions stand for is
 known without them, see `targets.standard`.
@@ -17,8 +17,10 @@ from onnxgrad_cli.targets import find_target
 
 
 def _run(graph: Graph, options: GradientOptions, training: Training) -> bool:
-    replace = find_target(options.target).replace
-    replaced = replace(graph) if replace else []
+    target = find_target(options.target)
+    if target.fit:
+        target.fit(graph)
+    replaced = target.replace(graph) if target.replace else []
     functions = {(function.domain, function.name): function for function in graph.proto.functions}
     inner = [node for call in replaced for node in functions[call.domain, call.op_type].node if node.domain]
     operators = Counter(f"{node.domain}::{node.op_type}" for node in inner)
@@ -27,4 +29,9 @@ def _run(graph: Graph, options: GradientOptions, training: Training) -> bool:
     return bool(replaced)
 
 
-TARGET = Pass("target", "with --target: operators of one runtime where they are faster", _run, ("cleanup",))
+TARGET = Pass(
+    "target",
+    "with --target: operators of one runtime where they are faster; what it lacks is refused",
+    _run,
+    ("cleanup",),
+)

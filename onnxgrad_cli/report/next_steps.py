@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 from onnxgrad_cli.common.visible import python_literal
 from onnxgrad_cli.metadata import STORED
@@ -61,6 +63,72 @@ def _sample(value: Value) -> str:
         return f'np.zeros({shape}, "{dtype}")'
     return f'random.standard_normal({shape}).astype("{dtype}")' if sizes else f'np.array(1, "{dtype}")'
 
+
+def in_javascript(report: Report, model: Path, roles: Path) -> Next:
+    """How to train in Node where the weights are inputs: a program that feeds random numbers.
+
+    Args:
+        report: what was built.
+        model: the training model's file.
+        roles: the JSON beside it.
+    """
+    fed = [value for value in report.inputs if value.role not in STORED]
+    text = _IN_JAVASCRIPT.format(
+        model=json.dumps(model.name),
+        roles=json.dumps(roles.name),
+        data="".join(f"  {json.dumps(v.name)}: {_tensor(v)},\n" for v in fed),
+        replace=_NEXT if report.asked.optimizer else _DOWNHILL,
+    )
+    return Next("Train a few steps in Node, in the folder of these files: npm install onnxruntime-node", "js", text)
+
+
+def _tensor(value: Value) -> str:
+    """The JavaScript expression that makes a random tensor for an input."""
+    dtype = {"float": "float32", "double": "float64"}.get(value.dtype, value.dtype)
+    sizes = [dim if isinstance(dim, int) else SAMPLES for dim in value.shape or ()]
+    if value.role == "learning rate":
+        return f'tensor("{dtype}", [], () => 0.01)'
+    return f'tensor("{dtype}", {sizes}, {"Math.random" if dtype.startswith("float") else "() => 0"})'
+
+
+SAMPLES = 8
+"""Of a batch of random numbers."""
+
+_IN_JAVASCRIPT = """\
+import {{ readFileSync }} from 'node:fs';
+import ort from 'onnxruntime-node';
+
+const session = await ort.InferenceSession.create({model});
+const roles = JSON.parse(readFileSync({roles}));
+const bytes = new Uint8Array(roles.bytes); // what the file leaves out is zero
+bytes.set(readFileSync(roles.values));
+const held = {{}}; // weights and state
+for (const [name, {{ type, array, dims, offset, size }}] of Object.entries(roles.inputs))
+  if (offset !== undefined) held[name] = new ort.Tensor(type, new globalThis[array](bytes.buffer, offset, size), dims);
+
+function tensor(type, dims, draw) {{
+  const size = dims.reduce((product, dim) => product * dim, 1);
+  return new ort.Tensor(type, Array.from({{ length: size }}, draw), dims);
+}}
+const data = {{ // put yours here
+{data}}};
+for (let step = 0; step < 5; step++) {{
+  const found = await session.run({{ ...held, ...data }});
+{replace}  console.log(step, found[roles.loss].data[0]);
+}}
+"""
+
+_NEXT = """\
+  for (const name in held) if (roles.inputs[name].next) held[name] = found[roles.inputs[name].next];
+"""
+
+_DOWNHILL = """\
+  for (const name in held) {
+    const { gradient, next } = roles.inputs[name];
+    if (gradient) held[name].data.forEach((_, i, w) => (w[i] -= 0.01 * found[gradient].data[i]));
+    if (next) held[name] = found[next];
+  }
+"""
 
 _PROGRAM = """\
 import json

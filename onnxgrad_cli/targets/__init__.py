@@ -11,13 +11,14 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.targets.blocked import block_convolutions, suiting_form
+from onnxgrad_cli.targets.portable import fit, portable_form
 
 
-def _no_form(op: Op, name: str) -> str | None:
+def _no_form(op: Op, name: str, default: str) -> str | None:
     return None
 
 
-def _cuda_form(op: Op, name: str) -> str | None:
+def _cuda_form(op: Op, name: str, default: str) -> str | None:
     """cuDNN has an LSTM, while a Scan starts its kernels anew at each step; and the transposed convolution.
 
     Chosen by what kernels there are, not by measurement.
@@ -33,17 +34,27 @@ class Target:
     Attributes:
         prefer: the form of a gradient that suits it, by the name of what has several; see `KernelVariants`.
         replace: lets functions that call the runtime's own operators compute nodes; returns these nodes.
+        fit: writes otherwise what the runtime has in another form, and refuses what it has not.
+        branches: whether the runtime has If.
+        constant_axes: whether it wants to know the axes of sums when it loads a model.
     """
 
-    prefer: Callable[[Op, str], str | None] = _no_form
+    prefer: Callable[[Op, str, str], str | None] = _no_form
     replace: Callable[[Graph], list[NodeProto]] | None = None
+    fit: Callable[[Graph], None] | None = None
+    branches: bool = True
+    constant_axes: bool = False
 
 
 STANDARD = "standard"
 """The target that is any runtime."""
 
+PORTABLE = "portable"
+"""The target that is the runtimes of browsers, Node, OpenVINO and mobile devices: it takes what all of them have."""
+
 TARGETS = {
     STANDARD: Target(),
+    PORTABLE: Target(portable_form, fit=fit, branches=False, constant_axes=True),
     "ort-cpu": Target(suiting_form, block_convolutions),
     "ort-cuda": Target(_cuda_form),
 }

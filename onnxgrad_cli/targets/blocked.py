@@ -130,7 +130,7 @@ def block_convolutions(graph: Graph) -> list[NodeProto]:
     return found
 
 
-def suiting_form(op: Op, name: str) -> str | None:
+def suiting_form(op: Op, name: str, default: str) -> str | None:
     """The form of a gradient that `block_convolutions` will have something faster for; None where there is none.
 
     Of the time of other forms, the transposed convolution takes less in blocks than a convolution there (0.75-1) and

@@ -15,6 +15,7 @@ from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.session import CPU, Buffer, open_session, take_out
 from onnxgrad_cli.files import ModelSource, read_model
+from onnxgrad_cli.files.start_values import lacking, values_beside
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.training.run.interrupt import uninterrupted
 from onnxgrad_cli.training.steps.base import RATE, NotFinite, TrainerBase, loosen, numpy_type
@@ -56,7 +57,8 @@ class Trainer(TrainerBase):
             seed: of what the model draws at random (Dropout); each step has its own random numbers.
 
         Raises:
-            UsageError: the model has no optimizer, or is no training model.
+            UsageError: the model has no optimizer, or is no training model, or its weights are inputs whose values do
+                not lie beside it.
             OnnxgradError: onnxruntime refuses the model, or the file can't be read.
         """
         if isinstance(model, TrainingModel):
@@ -68,6 +70,8 @@ class Trainer(TrainerBase):
         if not rates:
             raise UsageError("the training model has no optimizer", "build it with `optimizer=NAME`")
         copy, values = take_out(model, roles.successors, path)
+        if elsewhere := lacking(model, roles):
+            values |= values_beside(path, elsewhere)
         del model  # so that the buffers may lie where it was
         values |= roles.begun(values)
         types = {value.name: value.type for value in (*copy.graph.input, *copy.graph.output)}

@@ -14,7 +14,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxgrad_cli.errors import CheckFailed
-from onnxgrad_cli.execution.session import OPTIMIZED_FOR_FEW_RUNS, start_session
+from onnxgrad_cli.execution.session import start_session
 from onnxgrad_cli.files import load_model
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.verification.judgement import off
@@ -108,9 +108,7 @@ def _results(
     model: ModelProto, ran: Ran, file: Path | None = None, in_memory: bool = True, threads: int | None = None
 ) -> Arrays | None:
     """What a model, or the file it was written to, makes of the feeds of a run; None where numpy has no such type."""
-    session = start_session(
-        model, file, threads=threads, optimized=OPTIMIZED_FOR_FEW_RUNS, file=None if in_memory else file
-    )
+    session = start_session(model, file, threads=threads, optimized=0, file=None if in_memory else file)  # of one run
     stored = {tensor.name: tensor for tensor in ran.model.graph.initializer}
     needed = [value.name for value in session.get_inputs()]
     known = {*needed, *(value.name for value in session.get_overridable_initializers())}

@@ -62,6 +62,10 @@ MODELS = {
     "line": conv("N", 3, 9, weight=(4, 3, 3), pads=[2, 0]),
     "volume": conv("N", 2, 4, 4, 3, weight=(2, 2, 2, 2, 2), pads=[1, 0, 0, 0, 1, 0]),
     "lstm": one_node("LSTM", LSTM, direction="bidirectional", hidden_size=5),
+    "gru": one_node("GRU", {"x": (3, "B", 3), "w": (1, 15, 3), "r": (1, 15, 5)}, hidden_size=5, direction="reverse"),
+    "rnn": one_node("RNN", {"x": (1, "B", 3), "w": (1, 5, 3), "r": (1, 5, 5)}, hidden_size=5),
+    "pool": one_node("MaxPool", {"x": ("N", 2, 6, 4)}, kernel_shape=[3, 2], strides=[3, 2]),
+    "overlapping pool": one_node("MaxPool", {"x": ("N", 3, "H", "W")}, kernel_shape=[3, 2], pads=[1, 0, 1, 1]),
     "rows": one_node("Gather", {"w": (90, 64), "i": ("N", 5)}, {"i": onnx.TensorProto.INT64}),
     "many": one_node("Gather", {"w": (5000, 64), "i": ("N", 5)}, {"i": onnx.TensorProto.INT64}),
 }
@@ -69,6 +73,8 @@ FORMS = {
     "Conv weight gradient": ("convolution", "channels", "pixels", "shifts", "product"),
     "Conv input gradient": ("transposed convolution", "convolution", "gathered product"),
     "LSTM gates": ("kept", "recomputed"),
+    **{f"{kind} steps": ("scan", "unrolled") for kind in ("LSTM", "GRU", "RNN")},
+    "MaxPool gradient": ("indices", "compared"),
     "Gather row sums": ("sorted", "flat", "expanded"),
 }
 
@@ -110,9 +116,9 @@ def test_all_forms_are_tried() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_forms_agree(name: str, batch: int) -> None:
     model = MODELS[name]
-    if batch == 0 and name == "strided":
+    if batch == 0 and name in ("strided", "overlapping pool"):
         pytest.skip("rows and columns of unknown size are one axis of -1, which an empty batch does not have")
-    if batch == 0 and name == "lstm":
+    if batch == 0 and name in ("lstm", "gru", "rnn"):
         pytest.skip("onnxruntime's LSTM aborts the process on an empty batch")
     shaped = derive(model)
     feeds = sized(model, batch)
@@ -126,6 +132,45 @@ def test_forms_agree(name: str, batch: int) -> None:
             for each, want in default.items():
                 size = np.abs(want).max(initial=1e-6)
                 np.testing.assert_allclose(found[each], want, rtol=0, atol=2e-5 * size, err_msg=f"{form}: {each}")
+
+
+POOLS = {
+    "apart": ((2, 2, 6, 6), {"kernel_size": 2}),
+    "overlapping": ((2, 2, 7, 9), {"kernel_size": 3, "stride": 2, "padding": 1}),
+    "remainder": ((1, 2, 7, 6), {"kernel_size": (3, 2), "stride": (3, 4)}),
+    "dilated": ((1, 3, 9, 8), {"kernel_size": 3, "stride": 1, "dilation": 2, "padding": 1}),
+    "hanging over": ((2, 1, 6, 8), {"kernel_size": 3, "stride": 2, "ceil_mode": True}),
+    "line": ((2, 3, 9), {"kernel_size": 3, "stride": 2, "padding": 1}),
+    "volume": ((1, 2, 4, 5, 4), {"kernel_size": 2, "stride": 2, "ceil_mode": True}),
+}
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("case", POOLS)
+def test_pooled_maxima_that_are_equal(case: str, symbolic: bool) -> None:
+    """The first of several maxima takes all, in both forms as in PyTorch."""
+    shape, given = POOLS[case]
+    axes = len(shape) - 2
+    x = torch.tensor(np.random.default_rng(0).integers(-1, 1, shape), dtype=torch.float32, requires_grad=True)
+    y = getattr(F, f"max_pool{axes}d")(x, **given)
+    g = torch.randn(y.shape, generator=torch.Generator().manual_seed(0))
+    y.backward(g)
+    size = given["kernel_size"]
+    each = {"kernel_shape": size, "strides": given.get("stride", size), "dilations": given.get("dilation", 1)}
+    attributes = {name: np.broadcast_to(value, axes).tolist() for name, value in each.items()}
+    pads = [given.get("padding", 0)] * 2 * axes
+    dims = [f"s{axis}" for axis in range(len(shape))] if symbolic else shape
+    model = one_node("MaxPool", {"x": dims}, **attributes, pads=pads, ceil_mode=int(given.get("ceil_mode", False)))
+    if symbolic:
+        model.graph.output[0].type.tensor_type.shape.CopyFrom(onnx.TensorShapeProto())
+        model.graph.output[0].type.tensor_type.ClearField("shape")
+    model.opset_import[0].version = 22
+    feeds = {"x": x.detach().numpy(), "y_grad": g.numpy()}
+    for form in FORMS["MaxPool gradient"]:
+        found = gradients(model, feeds, {"MaxPool gradient": form})
+        (got,) = (found[name] for name in found if name != "y")
+        assert x.grad is not None
+        np.testing.assert_allclose(got, x.grad.numpy(), atol=1e-6, err_msg=form)
 
 
 @pytest.mark.parametrize("form", FORMS["Conv weight gradient"][:3])

@@ -363,6 +363,11 @@ def test_same_file_twice(shell: Shell) -> None:
     refused(shell, 2, "written twice", command=("build", "mlp.onnx", *BUILD, "--report", "r.md", "--report", "r.md"))
 
 
+@pytest.mark.parametrize("out", ["N" * 300, "N" * 250])  # of the second the name of the report alone is too long
+def test_a_name_that_no_folder_takes(shell: Shell, out: str) -> None:
+    refused(shell, 1, "can't be written: File name too long", command=("build", "mlp.onnx", "--label", "t", "-o", out))
+
+
 def test_foreign_file_is_kept(shell: Shell) -> None:
     save(NO_WEIGHTS, Path("out/train.onnx"))
     refused(shell, 2, "exists, and onnxgrad did not write it", "--force", command=("build", "mlp.onnx", *BUILD))

@@ -43,7 +43,7 @@ def run(*command: str, folder: Path) -> str:
 
 def test_the_page_trains(tmp_path: Path) -> None:
     there = python()
-    for name in ("digits_mlp.onnx", "digits.npz"):
+    for name in ("digits_cnn.onnx", "digits.npz"):
         shutil.copy(ROOT / "sample_models" / name, tmp_path)
     (command,) = re.findall(r"^onnxgrad (build .*)$", PAGE, re.MULTILINE)
     run(sys.executable, "-m", "onnxgrad_cli", *shlex.split(command), folder=tmp_path)

@@ -13,9 +13,11 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, numpy_helper, parser
 
+from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.files import Switch
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.jobs import build_attempt
+from onnxgrad_cli.jobs.build import run_build
 from tests.cli_harness import MLP, PROGRAM, WEIGHT, Shell, save, save_external
 
 BUILD = ("build", "mlp.onnx", "--label", "t", "-o", "out/train.onnx")
@@ -182,6 +184,16 @@ def test_a_model_and_its_report_take_their_names_together(shell: Shell, monkeypa
 
 
 @pytest.mark.slow
+def test_what_python_has_built_it_builds_again(tmp_path: Path) -> None:
+    """No command stands in the report, which is ours all the same; what is not, is not replaced."""
+    save(MLP, tmp_path / "m.onnx")
+    for _ in range(2):
+        assert run_build(tmp_path / "m.onnx", verify=False).status == "built"
+    (tmp_path / "m.train.onnx.report.md").write_text("# What others have written\n" * 1000)
+    with pytest.raises(UsageError, match="onnxgrad did not write it"):
+        run_build(tmp_path / "m.onnx", verify=False)
+
+
 def test_two_processes_that_write_one_output_leave_one(shell: Shell) -> None:
     """One of them may hear that the other is writing; what is there opens."""
     import subprocess

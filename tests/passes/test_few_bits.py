@@ -128,14 +128,18 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("piece", [0, unpacking.PIECE], ids=["pieces", "whole"])
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "in pieces"])
 @pytest.mark.parametrize("form", FORMS)
-def test_gradients_are_pytorchs(form: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel stays, without leave to round; the matrix is unpacked as a whole, or in pieces of 20 rows."""
+def test_gradients_are_pytorchs(form: str, whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel stays, without leave to round; the matrix is unpacked as a whole, or in four pieces."""
     net = Net(**FORMS[form])  # type: ignore[arg-type]
-    monkeypatch.setattr(unpacking, "PIECE", piece or 20 * 48 * net.model.graph.node[0].attribute[2].i // 8)
+    if not whole:
+        monkeypatch.setattr(unpacking, "LEAST", 1)
+        monkeypatch.setattr(unpacking, "PIECES", 3.5)
     model = net.trained()
-    assert kinds(model)["MatMulNBits"] == 2
+    counts = kinds(model)
+    assert counts["MatMulNBits"] == 2
+    assert counts["DequantizeLinear"] == (1 if whole else 4) * 8 // FORMS[form].get("bits", 4)  # type: ignore[operator]
     assert not any(a.name == "accuracy_level" for node in model.graph.node for a in node.attribute)
     net.check(model)
 

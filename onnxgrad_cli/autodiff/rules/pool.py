@@ -30,7 +30,16 @@ PADDED = (
 
 @rule("MaxPool", kink="the first maximum of the window in row-major order takes all", needs_opset=16)
 def max_pool(op, g, ys, x, *, auto_pad, ceil_mode, dilations, kernel_shape, pads, storage_order, strides):
-    """Where windows don't overlap, MaxUnpool (0.9-1.7 of PyTorch's time); else cotangents are added up (3.2)."""
+    """Where windows don't overlap, MaxUnpool (0.9-1.7 of PyTorch's time); else cotangents are added up (3.2).
+
+    For runtimes that have neither indices nor MaxUnpool, x is compared with the maxima instead (1-1.5 times that).
+    """
+    win = windows.window(kernel_shape, strides, dilations, pads)
+    win, late = windows.auto_window(op, win, x, auto_pad)
+    if why := _unlike(win, x, g, ceil_mode, auto_pad):
+        return op.no(*why)
+    if op.variant("gradient", ("indices", "compared"), "indices") == "compared":
+        return _compared(op, g, ys[0], x, win, late, ceil_mode)
     indices = ys[1] if len(ys) > 1 and not storage_order else None
     if indices is None:
         _, indices = op.MaxPool(
@@ -43,10 +52,6 @@ def max_pool(op, g, ys, x, *, auto_pad, ceil_mode, dilations, kernel_shape, pads
             pads=pads,
             strides=strides,
         )
-    win = windows.window(kernel_shape, strides, dilations, pads)
-    win, late = windows.auto_window(op, win, x, auto_pad)
-    if why := _unlike(win, x, g, ceil_mode, auto_pad):
-        return op.no(*why)
     apart = all(s >= k and d == 1 for s, k, d in zip(win.strides, win.sizes, win.dilations, strict=True))
     if apart and not late and windows.remainder(win, x, g) == [0] * len(win.kernel):
         pads = [*win.begins, *win.ends]
@@ -54,6 +59,36 @@ def max_pool(op, g, ys, x, *, auto_pad, ceil_mode, dilations, kernel_shape, pads
             g, indices, kernel_shape=kernel_shape, strides=list(win.strides), pads=pads, shape=x.known_shape
         )
     return _scatter(op, g, indices, x)
+
+
+def _compared(op, g, y, x, win, late, ceil_mode):
+    """`g` to the first element of each window that equals its maximum, found a tap of the window at a time.
+
+    What a tap takes is gone for those after it; the last takes what is left, for one of them is the maximum.
+    """
+    begins, ends = late or (win.begins, _reach(win, x, g, ceil_mode))
+    lowest = float(np.finfo(onnx.helper.tensor_dtype_to_np_dtype(x.dtype)).min)
+    padded = windows.pad(op, x, begins, ends, lowest)
+    axes, strides = op.ints(win.axes), op.ints(win.strides)
+    sizes = op.vector([op.size(g, axis) for axis in win.axes])
+    zero, rest, taken = op.const(0.0, g), g, []
+    taps = list(np.ndindex(*win.sizes))
+    for tap in taps[:-1]:
+        first = np.multiply(tap, win.dilations)
+        ends = sizes * strides + op.ints(first)
+        here = op.Equal(op.Slice(padded, op.ints(first), ends, axes, strides, shape=g.known_shape), y)
+        taken.append(op.Where(here, rest, zero))
+        rest = op.Where(here, zero, rest)
+    each = np.eye(len(taps)).reshape(-1, 1, *win.sizes)
+    return _spread(op, [*taken, rest], each, win, x, late, exact=not ceil_mode)
+
+
+def _reach(win, x, g, ceil_mode):
+    """The pads behind an image with which no window hangs over."""
+    over = [
+        win.strides[i] - 1 if rest is None else max(-rest, 0) for i, rest in enumerate(windows.remainder(win, x, g))
+    ]
+    return [end + more * bool(ceil_mode) for end, more in zip(win.ends, over, strict=True)]
 
 
 def _scatter(op, g, indices, x):
@@ -111,15 +146,18 @@ def average_pool(op, g, y, x, *, auto_pad, ceil_mode, count_include_pad, dilatio
         return op.state(g, x.known_shape)
     for i in range(len(win.kernel)):
         g = g / _counts(op, win, i, x, g, late, ceil_mode, count_include_pad)
-    return _spread(op, g, win, x, late, exact=not ceil_mode)
+    return _spread(op, [g], np.ones((1, 1, *win.sizes)), win, x, late, exact=not ceil_mode)
 
 
-def _spread(op, g, win, x, late, exact=True):
-    """`g` added up over the windows that hold each element of `x`, a plane at a time."""
+def _spread(op, gs, shares, win, x, late, exact=True):
+    """Each of `gs` added up over the windows that hold each element of `x`, by the share of the tap, a plane at a time.
+
+    `shares` is [cotangents, 1, taps of each axis...].
+    """
     image = windows.pad(op, x, *late) if late else x
-    planes, flat = (op.reshape(v, [-1, 1, *(op.size(v, axis) for axis in win.axes)]) for v in (g, image))
-    ones = op.const(np.ones((1, 1, *win.kernel)), x)
-    result = op.reshape_like(windows.spread(op, planes, ones, flat, win, exact), image)
+    *planes, flat = (op.reshape(v, [-1, 1, *(op.size(v, axis) for axis in win.axes)]) for v in (*gs, image))
+    planes = planes[0] if len(planes) == 1 else op.Concat(*planes, axis=1)
+    result = op.reshape_like(windows.spread(op, planes, op.const(shares, x), flat, win, exact), image)
     return windows.crop_like(op, result, late[0], x) if late else result
 
 
@@ -193,7 +231,8 @@ def lp_pool(op, g, y, x, *, auto_pad, ceil_mode, dilations, kernel_shape, p, pad
     if why := _unlike(win, x, g, ceil_mode, auto_pad):
         return op.no(*why)
     g = op.Where(y > 0.0, g / (op.Where(y > 0.0, y, op.const(1.0, y)) ** float(p - 1)), op.const(0.0, y))
-    return _spread(op, g, win, x, late, exact=not ceil_mode) * _signed_power(op, x, p)
+    ones = np.ones((1, 1, *win.sizes))
+    return _spread(op, [g], ones, win, x, late, exact=not ceil_mode) * _signed_power(op, x, p)
 
 
 @rule("GlobalLpPool", kink="0 where all elements are 0")

@@ -146,14 +146,15 @@ def cells(x: Val) -> int:
     return int(np.prod(sizes)) if len(sizes) == x.rank - 2 else -1
 
 
-def pad(op: Op, x: Val, begins: Val | Sequence[int], ends: Val | Sequence[int]) -> Val:
-    """`x` with zeros around its spatial axes."""
+def pad(op: Op, x: Val, begins: Val | Sequence[int], ends: Val | Sequence[int], value: float = 0.0) -> Val:
+    """`x` with zeros, or another value, around its spatial axes."""
+    around = [op.const(value, x)] if value else []
     if isinstance(begins, Val) or isinstance(ends, Val):
         lead = op.ints([0, 0])
-        return op.Pad(x, op.Concat(lead, begins, lead, ends, axis=0))
+        return op.Pad(x, op.Concat(lead, begins, lead, ends, axis=0), *around)
     if not any((*begins, *ends)):
         return x
-    return op.Pad(x, op.ints([0, 0, *begins, 0, 0, *ends]))
+    return op.Pad(x, op.ints([0, 0, *begins, 0, 0, *ends]), *around)
 
 
 def crop_like(op: Op, padded: Val, begins: Val | None, x: Val) -> Val:

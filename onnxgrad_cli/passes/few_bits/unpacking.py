@@ -7,7 +7,7 @@ own, whose product has those columns of the result.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -18,11 +18,11 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.passes.control import zero_after
 
-PIECE = 2**19
-"""How many numbers of each place in a byte are unpacked at a time: what is in memory as floats, once for each place.
+LEAST, MOST, PIECES = 2**19, 2**22, 4
+"""How many numbers of each place in a byte are unpacked at a time: of a matrix a quarter, but within these bounds.
 
-Of the time of the matrix as a whole (8 products of 2048 x 2048 by 8 rows, one thread) 2^20 take 0.9, 2^19 and 2^18
-0.75; with less, the nodes take more memory than the floats.
+Of the time of 8 products of 2048 x 2048 by 8 rows, one thread, with the whole matrix, halves take 0.9, quarters and
+eighths 0.75. With more pieces the nodes take more memory than the floats.
 """
 
 
@@ -60,6 +60,17 @@ class Packed:
         """How many numbers a byte has."""
         return 8 // self.bits
 
+    def after(self, op: Op, g: Val) -> Packed:
+        """The same by blocks, one after the other, and not before `g` has come; small zero points stay as they are."""
+        count, zero = self.rows * self.blocks, zero_after(op, [g])
+
+        def late(x: Val, *sizes: int) -> Val:
+            return op.Reshape(x, op.ints([count, *sizes]) + zero, shape=[count, *sizes])
+
+        floats = self.zeros is not None and self.zeros.dtype != TensorProto.UINT8
+        zeros = late(self.zeros) if floats and self.zeros is not None else self.zeros
+        return replace(self, bytes=late(self.bytes, self.size // self.places), scales=late(self.scales), zeros=zeros)
+
     @property
     def blocks(self) -> int:
         """How many a row has."""
@@ -67,13 +78,14 @@ class Packed:
 
 
 def late_product(op: Op, g: Val, w: Packed) -> Val:
-    """G W, where W is unpacked when G has come, and one piece of it when the product of the one before is done."""
-    sums: list[Val] = []
-    step = max(1, PIECE * w.places // (w.blocks * w.size))
+    """G W, where W is unpacked when G has come, in pieces whose products are added up."""
+    late, sums = w.after(op, g), list[Val]()
+    numbers = w.rows * w.blocks * w.size // w.places
+    step = max(1, w.rows * min(max(int(numbers / PIECES), LEAST), MOST) // numbers)
     for start in range(0, w.rows, step):
         rows = range(start, min(start + step, w.rows))
         own = g if len(rows) == w.rows else _slice(op, g, g.rank - 1, rows)
-        products = [own @ matrix for matrix in _matrices(op, w, rows, sums[-1] if sums else g, g)]
+        products = [own @ op.cast(matrix, g) for matrix in _matrices(op, late, rows)]
         sums = [old + new for old, new in zip(sums, products, strict=True)] if sums else products
     parts = [(b - a) * 2.0 ** (-w.bits * i) for i, (a, b) in enumerate(pairwise(sums), 1)]
     return _interleaved(op, [sums[0], *parts], w)
@@ -94,32 +106,28 @@ def _slice(op: Op, x: Val, axis: int, span: range) -> Val:
     return op.Slice(x, op.ints([span.start]), op.ints([span.stop]), op.ints([axis]), shape=shape)
 
 
-def _matrices(op: Op, w: Packed, rows: range, after: Val, like: Val) -> Iterator[Val]:
-    """Some rows as matrices of as many columns as a row has bytes, unpacked when `after` has come.
+def _matrices(op: Op, w: Packed, rows: range) -> Iterator[Val]:
+    """Some rows as matrices of as many columns as a row has bytes.
 
     The first is of the first numbers in each byte. The next has the second ones 2^bits times added, and so on up to
     the whole byte: what is above is masked out, and nothing needs to be shifted.
     """
-    zero, all_blocks = zero_after(op, [after]), w.rows * w.blocks
-    blocks, width = range(rows.start * w.blocks, rows.stop * w.blocks), w.size // w.places
-
-    def late(x: Val, sizes: list[int]) -> Val:
-        """The part of something stored that is of these rows."""
-        whole = op.Reshape(x, op.ints([all_blocks, *sizes]) + zero, shape=[all_blocks, *sizes])
-        return whole if len(rows) == w.rows else _slice(op, whole, 0, blocks)
-
-    numbers, scales = late(w.bytes, [width]), late(w.scales, [])
-    exact = w.zeros is None or w.zeros.dtype == TensorProto.UINT8
-    zeros, shift = None, late(w.zeros, []) * scales if w.zeros is not None and not exact else None
+    blocks = range(rows.start * w.blocks, rows.stop * w.blocks)
+    numbers, scales = _piece(op, w.bytes, blocks), _piece(op, w.scales, blocks)
+    floats = w.zeros if w.zeros is not None and w.zeros.dtype != TensorProto.UINT8 else None
+    shift = None if floats is None else op.unsqueeze(_piece(op, floats, blocks) * scales, [1])
     for place in range(w.places):
         below = w.bits * (place + 1)
         steps = numbers if below == 8 else op.BitwiseAnd(numbers, op.const(2**below - 1, numbers))
-        if exact:
-            zeros = _zeros(op, w, blocks, place)
-        values = op.DequantizeLinear(steps, scales, zeros, axis=0)
+        values = op.DequantizeLinear(steps, scales, _zeros(op, w, blocks, place) if floats is None else None, axis=0)
         if shift is not None:
-            values = values - op.unsqueeze(shift, [1]) * float((2**below - 1) // (2**w.bits - 1))
-        yield op.cast(op.reshape(values, [len(rows), w.blocks * width]), like)
+            values = values - shift * float((2**below - 1) // (2**w.bits - 1))
+        yield op.reshape(values, [len(rows), w.blocks * w.size // w.places])
+
+
+def _piece(op: Op, x: Val, blocks: range) -> Val:
+    """What is of some blocks, of something that has an entry for each."""
+    return x if x.shape[0] == len(blocks) else _slice(op, x, 0, blocks)
 
 
 def _zeros(op: Op, w: Packed, blocks: range, place: int) -> Val:
@@ -129,8 +137,7 @@ def _zeros(op: Op, w: Packed, blocks: range, place: int) -> Val:
         value = numpy_helper.from_array(np.array([middle], np.uint8))
         return op.ConstantOfShape(op.ints([len(blocks)]), value=value, shape=[len(blocks)])
     each = unpacked(op, op.reshape(w.zeros, [w.rows, -1]), w.bits, [w.rows, -1], w.blocks)
-    each = op.reshape(each, [w.rows * w.blocks])
-    own = each if len(blocks) == w.rows * w.blocks else _slice(op, each, 0, blocks)
+    own = _piece(op, op.reshape(each, [w.rows * w.blocks]), blocks)
     zeros = own
     for _ in range(place):
         zeros = op.BitwiseOr(op.BitShift(zeros, op.const(w.bits, zeros), direction="LEFT"), own)

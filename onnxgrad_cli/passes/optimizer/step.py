@@ -2,7 +2,7 @@
 
 The learning rate is fed; the count of steps and each weight's slots are state, which comes in and goes out as the
 weights do: what replaces `<name>` is the output `<name>_next`. Where a step is not taken at each run, it stands in the
-branch of an If, so that the other runs don't pay for it.
+branch of an If, so that the other runs don't pay for it, unless the target has no If.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from onnx import TensorProto
 
-from onnxgrad_cli.emission.bodies import when
+from onnxgrad_cli.emission.bodies import select, when
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import OnnxgradError, UsageError
@@ -19,7 +19,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import known_as
 from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.optimizers import OPTIMIZERS, Optimizer
-from onnxgrad_cli.options import DYNAMIC, StepOptions
+from onnxgrad_cli.options import DYNAMIC, StepOptions, UpdateOptions
 from onnxgrad_cli.passes.loss.append import fed_first
 from onnxgrad_cli.passes.optimizer.accumulation import accumulate, cautions, check_accumulation, counted_by
 from onnxgrad_cli.passes.optimizer.clipping import clipped
@@ -30,17 +30,19 @@ from onnxgrad_cli.passes.optimizer.state import OptimizerState
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.roles import embed
 from onnxgrad_cli.record import StepRecord
+from onnxgrad_cli.targets import find_target
 
 LEARNING_RATE, STEP = "learning_rate", "step"
 
-LEAST_OF_SCALE = 0.5
-"""What a step leaves of a quantizer's scale at least: it stays above zero, and a step too large does not undo it."""
+SHARE_OF_SCALE = 0.01
+"""By how much of itself a step changes a quantizer's scale at most, which so stays above zero: scales are small, and an
+adaptive optimizer takes steps as large as the learning rate."""
 
 FOR_STEPS = ("optimizer_options", "group", "clip_norm", "clip_value", "accumulate", "ema", "embed_state")
 """Options that say how a step is taken."""
 
 
-def _run(graph: Graph, options: StepOptions, training: StepRecord) -> bool:
+def _run(graph: Graph, options: UpdateOptions, training: StepRecord) -> bool:
     """Append the optimizer's step, and declare what replaces weights and state as outputs."""
     if not options.optimizer:
         _refuse_options(options)
@@ -59,7 +61,7 @@ def _run(graph: Graph, options: StepOptions, training: StepRecord) -> bool:
         gathered = accumulate(op, step.state, gradients, options.accumulate, weight)
         step.divisor = gathered.count
         op.scope = "optimizer"
-        after = when(op, gathered.due, lambda inner: step.taken(inner, gathered.totals)) | gathered.after
+        after = step.when(op, gathered.due, lambda inner: step.taken(inner, gathered.totals)) | gathered.after
     else:
         after = step.taken(op, gradients)
     _hand_out(op, training, after)
@@ -77,7 +79,8 @@ def _refuse_options(options: StepOptions) -> None:
 class _Step:
     """A step of the optimizer on all weights."""
 
-    def __init__(self, op: Op, options: StepOptions, training: StepRecord) -> None:
+    def __init__(self, op: Op, options: UpdateOptions, training: StepRecord) -> None:
+        self.when = when if find_target(options.target).branches else select
         self.options, self.training = options, training
         self.state = OptimizerState(op.graph, options, training)
         self.optimizer = OPTIMIZERS.lookup(options.optimizer)
@@ -98,7 +101,7 @@ class _Step:
         op.scope = "optimizer/loss_scale"
         scale, good_steps = scale_in(op, self.state, self.training)
         good = are_finite(op, [op.val(gradient.name) for gradient in gradients.values()])
-        after = when(op, good, lambda inner: self._taken(inner, gradients))
+        after = self.when(op, good, lambda inner: self._taken(inner, gradients))
         return after | adapted(op, scale, good_steps, good)
 
     def _taken(self, op: Op, gradients: Mapping[str, Val]) -> dict[str, Val]:
@@ -114,7 +117,8 @@ class _Step:
             state = _Slots(op, self.state, self.optimizer, name, work, factor, count)
             stepped = self.optimizer.function(op, work, gradient, state, **chosen.options)
             if name in self.training.learned_scales:
-                stepped = op.Max(stepped, work * LEAST_OF_SCALE)
+                least, most = work * (1 - SHARE_OF_SCALE), work * (1 + SHARE_OF_SCALE)
+                stepped = op.Min(op.Max(stepped, least), most)
             weights[name] = op.cast(stepped, weight)
             states |= state.stepped
             if self.options.ema is not None:

@@ -20,7 +20,7 @@ from onnxgrad_cli.training.data.input_types import InputTypes, Range
 from onnxgrad_cli.training.data.lists import Lists
 from onnxgrad_cli.training.data.reading import Found, check_regular, reading
 from onnxgrad_cli.training.data.sequences import Preparation, SequenceOptions, Sequences, following, tokens_of
-from onnxgrad_cli.training.data.text import read_text
+from onnxgrad_cli.training.data.text import TEXTS, read_text
 from onnxgrad_cli.training.data.validate import blocks, check
 
 FORMATS = {
@@ -117,35 +117,50 @@ def open_data(
     Raises:
         UsageError: they can't be read, or don't fit; the message names file, input and sample.
     """
-    path, options = Path(source), options or SequenceOptions()
-    wanted = {prefix + name: value_type for name, value_type in inputs.items()}
-    tokens = tokens_of(inputs, ranges or {}, terms)
-    columns: dict[str, np.ndarray | Lists] = {}
-    if options.tokenizer is not None:
-        _check_there(path)
-        options, columns = read_text(path, options, tokens, terms, tell, prefix)
-    follow = {prefix + name for name in following(inputs, tokens, terms)}
-    absent = {prefix + name for name in columns} | _absent(path, follow)
-    found = _read(path, {name: kind for name, kind in wanted.items() if name not in absent})
-    columns |= {name.removeprefix(prefix): column for name, column in found.arrays.items()}
-    sequences = None
-    if tokens in columns:
-        columns, sequences = Preparation(path, tokens, inputs, terms, options, tell)(columns)
-    elif options != SequenceOptions():
-        _refuse_options(path, tokens, found.others)
-    columns |= _empty(columns, inputs)
+    path, asked = Path(source), options or SequenceOptions()
+    columns, others, sequences = _gathered(path, inputs, ranges or {}, prefix, terms, asked, tell)
+    made = sequences.made if sequences else {}
     held = {prefix + name: column for name, column in columns.items()}
-    wanted = {
-        name: kind for name, kind in wanted.items() if not sequences or name.removeprefix(prefix) not in sequences.made
-    }
-    others = [] if options.tokenizer else found.others
+    wanted = {prefix + name: value_type for name, value_type in inputs.items() if name not in made}
     allowed = {prefix + name: range_ for name, range_ in (ranges or {}).items()}
-    checked = check(path, Found(held, found.others), wanted, allowed, finite)
-    if others:
+    checked = check(path, Found(held, others), wanted, allowed, finite)
+    if others and asked.tokenizer is None:
         tell(f"'{path}' has more than the model is fed, left out: {_listed(others)}", 0)
     dtypes = {name: helper.tensor_dtype_to_np_dtype(dtype_of(value_type)) for name, value_type in inputs.items()}
     arrays = {name: _kept(column, dtypes[name]) for name, column in columns.items()}
     return Data(path, arrays, dtypes, checked.size, checked.sizes, checked.batch_size, sequences=sequences)
+
+
+def _gathered(
+    path: Path,
+    inputs: InputTypes,
+    ranges: Mapping[str, Range],
+    prefix: str,
+    terms: Sequence[Term],
+    options: SequenceOptions,
+    tell: Tell,
+) -> tuple[dict[str, np.ndarray | Lists], list[str], Sequences | None]:
+    """The columns of inputs, what else the data have, and how batches are made of sequences if there are some."""
+    tokens = tokens_of(inputs, ranges, terms)
+    columns: dict[str, np.ndarray | Lists] = {}
+    if options.tokenizer is not None:
+        _check_there(path)
+        options, columns = read_text(path, options, tokens, terms, tell, prefix)
+    elif tokens is not None:
+        _refuse_text(path, prefix + tokens)
+    absent = {prefix + name for name in columns}
+    absent |= _absent(path, {prefix + name for name in following(inputs, tokens, terms)})
+    found = _read(path, {prefix + name: kind for name, kind in inputs.items() if prefix + name not in absent})
+    columns |= {name.removeprefix(prefix): column for name, column in found.arrays.items()}
+    sequences = None
+    if tokens in columns:
+        columns, sequences = Preparation(path, tokens, inputs, terms, options, tell)(columns)
+    elif tokens is None and options != SequenceOptions():
+        raise UsageError(
+            "`max_length`, `pack` and `pad_id` are of tokens, and the model has no input of tokens",
+            "call it input_ids, or leave these out",
+        )
+    return {**columns, **_empty(columns, inputs)}, found.others, sequences
 
 
 def names_in(source: str | Path) -> list[str]:
@@ -165,15 +180,12 @@ def _absent(path: Path, names: Collection[str]) -> set[str]:
     }
 
 
-def _refuse_options(path: Path, tokens: str | None, others: Sequence[str]) -> None:
-    """Refuse options of sequences where there are none."""
-    if tokens is None:
-        raise UsageError(
-            "`max_length`, `pack` and `pad_id` are of tokens, and the model has no input of tokens",
-            "call it input_ids, or leave these out",
-        )
-    there = f"; it has {_listed(list(others))}" if others else ""
-    raise UsageError(f"'{path}' has no '{tokens}'{there}", "name a `tokenizer` for text")
+def _refuse_text(path: Path, tokens: str) -> None:
+    """Refuse data that hold text in place of tokens."""
+    held = names_in(path)
+    texts = [name for name in held if name in TEXTS]
+    if texts and tokens not in held:
+        raise UsageError(f"'{path}' has no '{tokens}'", f"for the text in {_listed(texts)} name a `tokenizer`")
 
 
 def _check_there(path: Path) -> None:

@@ -34,7 +34,8 @@ from onnxgrad_cli.training.data.sequences import SequenceOptions
 FORMATS = (".jsonl", ".parquet", ".csv", ".tsv")
 """Files that hold text."""
 
-CHAT, PROMPT, COMPLETION, TEXT = "messages", "prompt", "completion", "text"
+TEXTS = CHAT, PROMPT, COMPLETION, TEXT = "messages", "prompt", "completion", "text"
+"""The columns of text."""
 
 LARGEST = 2**28
 """Bytes of a tokenizer: those of the largest vocabularies have 35 million."""
@@ -192,7 +193,7 @@ def read_text(
 
 
 def _samples(path: Path, tokenizer: Tokenizer, tell: Tell, prefix: str) -> Iterator[Text]:
-    records = _records(path, [prefix + name for name in (CHAT, PROMPT, COMPLETION, TEXT)])
+    records = _records(path, [prefix + name for name in TEXTS])
     template: ChatTemplate | None = None
     kinds: set[bool] = set()
     for where, record in records:

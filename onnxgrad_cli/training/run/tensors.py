@@ -103,6 +103,15 @@ def load_tensors(path: Path, tell: Tell = silent) -> tuple[dict[str, np.ndarray]
     return {n: a.view(ml_dtypes.bfloat16) if n in halves else a for n, a in tensors.items()}, words
 
 
+def holds_weights_alone(path: Path) -> bool:
+    """Whether the metadata of a file say nothing that onnxgrad knows: another program wrote it, of tensors alone.
+
+    Raises:
+        OnnxgradError: it can't be read, or the package safetensors is missing.
+    """
+    return not load_tensors(path)[1]
+
+
 def read_bytes(path: Path, most: int | None = None) -> bytes:
     """What is in a file of tensors, or one beside it.
 

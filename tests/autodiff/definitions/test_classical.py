@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +144,11 @@ def described(name: str, before: bool) -> ModelProto:
     op_type, outputs, attributes, _, _ = CASES[name]
     given = {key: value for key, value in attributes.items() if value is not None}
     return model_of(op_type, list(outputs), before, **given)
+
+
+def models() -> Iterator[ModelProto]:
+    """The cases, each with a gradient of its input."""
+    return (described(name, before=False) for name in CASES)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -25,7 +25,7 @@ from onnxgrad_cli.passes.prepare import prepare
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.verification.differences import directional
 from tests.harness import fed, with_gradient
-from tests.nodes import one_node, written_out
+from tests.nodes import compare, one_node, written_out
 
 FLOATS = (np.float32, np.float16)
 TOLERANCE = {np.float32: 2e-5, np.float16: 1e-2}
@@ -235,19 +235,50 @@ def test_matmul_n_bits_with_zeros_that_are_floats(bits):
     check("MatMulNBits", feeds, ("y",), attributes, constants=("b", "s", "z"), floats=FLOATS[:1])
 
 
-@pytest.mark.parametrize("symbolic", [False, True])
-@pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("places", [(), (3,), (2, 3)])
-def test_gather_block_quantized(places, bits, zeros, symbolic):
-    """Beside the kernel: what it reads is constant, so that there is no gradient to compare."""
+GATHERED = list(itertools.product([(), (3,), (2, 3)], (4, 8), (False, True)))
+"""Of GatherBlockQuantized: the shape of the places, the bits, and whether there are zero points."""
+
+
+def steps_and_offsets(bits):
     rng = np.random.default_rng(bits)
-    steps, offsets = rng.integers(0, 2**bits, (7, 48)), rng.integers(0, 2**bits, (7, 3))
+    return rng.integers(0, 2**bits, (7, 48)), rng.integers(0, 2**bits, (7, 3))
+
+
+def gathered(places, bits, zeros):
+    """The inputs and the attributes of a form of GatherBlockQuantized."""
+    rng, (steps, offsets) = np.random.default_rng([bits, 1]), steps_and_offsets(bits)
     feeds = {
         "data": packed(steps, bits), "i": rng.integers(-7, 7, places), "s": rng.uniform(0.01, 0.1, (7, 3)),
         "z": packed(offsets, bits) if zeros else None,
     }  # fmt: skip
-    attributes = {"bits": bits, "block_size": 16, "gather_axis": 0, "quantize_axis": -1 if zeros else 1}
+    return feeds, {"bits": bits, "block_size": 16, "gather_axis": 0, "quantize_axis": -1 if zeros else 1}
+
+
+def models():
+    """The forms of GatherBlockQuantized."""
+    for form in GATHERED:
+        feeds, attributes = gathered(*form)
+        yield case("GatherBlockQuantized", narrowed(feeds, np.float32), ("y",), attributes, {}, opset=21)[0]
+
+
+@pytest.mark.parametrize(("places", "bits", "zeros"), GATHERED)
+def test_gradients_of_the_scales_of_what_is_gathered(places, bits, zeros):
+    feeds, attributes = gathered(places, bits, zeros)
+    steps, offsets = map(torch.tensor, steps_and_offsets(bits))
+    centred = steps.reshape(7, 3, 16) - (offsets if zeros else torch.tensor(2 ** (bits - 1)))[..., None]
+
+    def reference(i, s, **_):
+        return ((centred * s[..., None])[i.long()].flatten(-2),)
+
+    feeds = narrowed(feeds, np.float32)
+    compare(reference, "GatherBlockQuantized", feeds, ("y",), attributes, 1e-5, (False,), domain=DOMAIN, opset=21)
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize(("places", "bits", "zeros"), GATHERED)
+def test_gather_block_quantized(places, bits, zeros, symbolic):
+    """Beside the kernel."""
+    feeds, attributes = gathered(places, bits, zeros)
     for dtype in FLOATS:
         given = narrowed(feeds, dtype)
         kind = TensorProto.FLOAT if dtype == np.float32 else TensorProto.FLOAT16

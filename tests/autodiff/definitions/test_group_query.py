@@ -13,7 +13,7 @@ from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.passes.prepare import prepare
 from onnxgrad_cli.record import Training
-from tests.autodiff.definitions.test_contrib import check, gradient_is_right, normal
+from tests.autodiff.definitions.test_contrib import case, check, gradient_is_right, normal
 from tests.nodes import compare, one_node, written_out
 
 DOMAIN = "com.microsoft"
@@ -97,13 +97,22 @@ FORMS = {
 """What the operator reads, and its attributes beside the numbers of heads."""
 
 
+def asked(form):
+    """A form as `check` takes it."""
+    given, attributes = FORMS[form]
+    outputs = CACHES if given["past_key"] is not None else CACHES[:1]
+    return "GroupQueryAttention", given, outputs, HEADS | attributes
+
+
+def models():
+    """The forms, each in float64."""
+    return (case(*asked(form), {})[0] for form in FORMS)
+
+
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("form", FORMS)
 def test_values_are_the_kernels_and_gradients_those_of_differences(form, symbolic):
-    given, attributes = FORMS[form]
-    outputs = CACHES if given["past_key"] is not None else CACHES[:1]
-    fixed = ("query", "cos", "sin", "sink")
-    check("GroupQueryAttention", given, outputs, HEADS | attributes, symbolic=symbolic, fixed=fixed)
+    check(*asked(form), symbolic=symbolic, fixed=("query", "cos", "sin", "sink"))
 
 
 def test_new_caches_where_there_was_none():

@@ -1,5 +1,7 @@
 """MoE and QMoE beside onnxruntime's CPU kernels, and in float64 beside central differences and PyTorch."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ import torch
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.passes.prepare import prepare
 from onnxgrad_cli.record import Training
-from tests.autodiff.definitions.test_contrib import FLOATS, check, normal, packed
+from tests.autodiff.definitions.test_contrib import FLOATS, case, check, normal, packed
 from tests.nodes import compare, one_node
 
 DOMAIN = "com.microsoft"
@@ -39,18 +41,18 @@ def floats(shape=(5, SIZE), fused=1, bias=True):
     return {name: given.get(name) for name in PARTS}
 
 
+FORMS = [
+    (floats(), {}),
+    (floats((2, 3, SIZE), bias=False), {"k": 2, "activation_type": "silu"}),
+    (floats(), {"k": 3, "activation_type": "gelu", "normalize_routing_weights": 1}),
+    (floats(), {"k": 4, "activation_type": "identity"}),
+    (floats(fused=2), GPT_OSS),
+    (floats(fused=2), {"k": 1, "activation_type": "swiglu", "swiglu_fusion": 1}),
+]
+
+
 @pytest.mark.parametrize("symbolic", [False, True])
-@pytest.mark.parametrize(
-    ("given", "attributes"),
-    [
-        (floats(), {}),
-        (floats((2, 3, SIZE), bias=False), {"k": 2, "activation_type": "silu"}),
-        (floats(), {"k": 3, "activation_type": "gelu", "normalize_routing_weights": 1}),
-        (floats(), {"k": 4, "activation_type": "identity"}),
-        (floats(fused=2), GPT_OSS),
-        (floats(fused=2), {"k": 1, "activation_type": "swiglu", "swiglu_fusion": 1}),
-    ],
-)
+@pytest.mark.parametrize(("given", "attributes"), FORMS)
 def test_mixture(given, attributes, symbolic):
     fixed = ("router", "fc1", "fc1_bias", "fc2", "fc2_bias")
     check("MoE", given, ("y",), attributes, floats=FLOATS[:1], symbolic=symbolic, fixed=fixed)
@@ -73,21 +75,36 @@ def quantized(bits, block, zeros, fused=1, weights=False):
     return {name: given.get(name) for name in PARTS_QUANTIZED}
 
 
-@pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize("block", [0, 16])
-@pytest.mark.parametrize("bits", [2, 4, 8])
-@pytest.mark.parametrize(
-    "attributes", [GPT_OSS, {"k": 2, "activation_type": "silu"}, {"k": 1, "activation_type": "relu"}]
-)
-def test_quantized_mixture(attributes, bits, block, zeros):
+QUANTITIES = [name for name in PARTS_QUANTIZED if name[:2] == "fc" and not name.endswith("bias")]
+SINGLE = ("fc1_scales", "fc2_scales")
+GATED = [GPT_OSS, {"k": 2, "activation_type": "silu"}, {"k": 1, "activation_type": "relu"}]
+QUANTIZED = list(product(GATED, (2, 4, 8), (0, 16), (False, True)))
+"""Attributes, bits, inputs in a block, and whether there are zero points."""
+
+
+def asked(attributes, bits, block, zeros):
+    """The inputs and the attributes of a form of QMoE."""
     attributes = attributes | {"expert_weight_bits": bits} | ({"block_size": block} if block else {})
     if bits == 4 and zeros:
         attributes |= {"fc1_expert_weight_bits": 4, "expert_weight_bits": 4, "weights_prepacked": 0}
-    given = quantized(bits, block, zeros, 2 if "swiglu_fusion" in attributes else 1)
-    quantities = [name for name in PARTS_QUANTIZED if name[:2] == "fc" and not name.endswith("bias")]
+    return quantized(bits, block, zeros, 2 if "swiglu_fusion" in attributes else 1), attributes
+
+
+def models():
+    """The forms of both operators, each in float64 but for the scales."""
+    yield from (case("MoE", given, ("y",), attributes, {}, opset=20)[0] for given, attributes in FORMS)
+    for form in QUANTIZED:
+        given, attributes = asked(*form)
+        given |= {name: given[name].astype(np.float32) for name in SINGLE}
+        yield case("QMoE", given, ("y",), attributes, {}, constants=QUANTITIES)[0]
+
+
+@pytest.mark.parametrize(("attributes", "bits", "block", "zeros"), QUANTIZED)
+def test_quantized_mixture(attributes, bits, block, zeros):
+    given, attributes = asked(attributes, bits, block, zeros)
     rounds = bits == 8 and block  # the kernel does, whatever its `accuracy_level`
-    check("QMoE", given, ("y",), attributes, floats=() if rounds else FLOATS[:1], constants=quantities,
-          single=("fc1_scales", "fc2_scales"))  # fmt: skip
+    check("QMoE", given, ("y",), attributes, floats=() if rounds else FLOATS[:1], constants=QUANTITIES,
+          single=SINGLE)  # fmt: skip
 
 
 @pytest.mark.parametrize("normalize", [0, 1])
@@ -96,7 +113,7 @@ def test_factors_beside_the_router(normalize):
     attributes = {"k": 2, "activation_type": "silu", "block_size": 16, "normalize_routing_weights": normalize}
     quantities = ("fc1", "fc1_scales", "fc2", "fc2_scales")
     check("QMoE", given, ("y",), attributes, floats=FLOATS[:1], constants=quantities,
-          single=("fc1_scales", "fc2_scales"))  # fmt: skip
+          single=SINGLE)  # fmt: skip
 
 
 def test_gradients_are_pytorch_s():

@@ -88,7 +88,7 @@ def kernels(model: ModelProto, folder: Path) -> tuple[list[str], np.ndarray]:
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath, options.log_severity_level = str(folder / "optimized.onnx"), 4
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    found = [node.op_type for node in onnx.load(folder / "optimized.onnx").graph.node]
+    found = sorted(node.op_type for node in onnx.load(folder / "optimized.onnx").graph.node)
     return found, session.run(None, {"x": X})[0]
 
 

@@ -1,0 +1,77 @@
+"""The folder that a page trains in: its files, and what it holds of model and data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnxgrad_cli import Options, Trainer, UsageError, run_build
+from onnxgrad_cli.jobs.pack import PAGE, WASM, WEBGPU, run_pack
+from tests.cli_harness import MLP, Shell, save
+
+OPTIONS = Options(label="t", optimizer="adamw")
+FILES = {"model.onnx", "model.json", "model.bin", "data.json", "data.bin", *PAGE}
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    save(MLP, tmp_path / "mlp.onnx")
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.standard_normal((7, n)).astype(np.float32) for name, n in (("a_x", 4), ("a_t", 2))}
+    np.savez("data.npz", **arrays, b_x=arrays["a_x"][:3], b_t=arrays["a_t"][:3])
+    run_build("mlp.onnx", "train.onnx", OPTIONS, verify=False, no_report=True)
+    return Shell(tmp_path, capsys)
+
+
+def test_a_folder_has_all_that_a_page_needs(shell: Shell) -> None:
+    Path("dist").mkdir()
+    for name in (*WASM, *WEBGPU):
+        Path("dist", name).write_text(name)
+    flags = ["--data", "data.npz", "--prefix", "a_", "--val", "data.npz", "--val-prefix", "b_", "--runtime", "dist"]
+    assert shell("pack", "train.onnx", "-o", "site", *flags).code == 0
+    assert {f.relative_to("site").as_posix() for f in Path("site").rglob("*.*")} == FILES | {f"ort/{n}" for n in WASM}
+    assert shell("pack", "train.onnx", "-o", "site", *flags, "--webgpu").code == 0, "a folder of ours is replaced"
+    assert all((Path("site/ort") / name).read_text() == name for name in WEBGPU)
+    said, data = json.loads(Path("site/data.json").read_text()), Path("site/data.bin").read_bytes()
+    given = np.load("data.npz")
+    for part, prefix in (("train", "a_"), ("val", "b_")):
+        for name, port in said[part].items():
+            found = np.frombuffer(data, np.float32, port["size"], port["offset"]).reshape(port["dims"])
+            np.testing.assert_array_equal(found, given[prefix + name])
+            assert port["array"] == "Float32Array" and port["offset"] % 8 == 0
+
+
+def test_weights_that_are_stored_are_taken_out(shell: Shell) -> None:
+    run_build("mlp.onnx", "inputs.onnx", OPTIONS, weights="inputs", verify=False, no_report=True)
+    for name in ("train", "inputs"):
+        run_pack(f"{name}.onnx", Path(name), data=Path("data.npz"), prefix="a_")
+    for file in ("model.bin", "model.json"):
+        assert Path("train", file).read_bytes() == Path("inputs", file).read_bytes()
+    data = np.load("data.npz")
+    feeds = {"x": data["a_x"], "t": data["a_t"]}
+    assert Trainer("train/model.onnx").step(feeds) == Trainer("train.onnx").step(feeds)
+
+
+def test_what_is_missing_is_told(shell: Shell) -> None:
+    result = shell("pack", "train.onnx", "-o", "site", "--data", "data.npz", "--prefix", "a_")
+    assert result.code == 0 and "onnxruntime-web" in result.err
+    with pytest.raises(UsageError, match="there is no 'dist"):
+        run_pack("train.onnx", Path("site"), data=Path("data.npz"), prefix="a_", runtime=Path("dist"))
+    with pytest.raises(UsageError, match="optimizer"):
+        run_build("mlp.onnx", "bare.onnx", Options(label="t"), verify=False, no_report=True)
+        run_pack("bare.onnx", Path("site"), data=Path("data.npz"), prefix="a_")
+    with pytest.raises(UsageError, match="'x'"):
+        run_pack("train.onnx", Path("site"), data=Path("data.npz"))
+
+
+@pytest.mark.parametrize("name", ["model.bin", "index.html", "data.bin"])
+def test_files_of_others_are_not_replaced(name: str, shell: Shell) -> None:
+    Path("site").mkdir()
+    Path("site", name).write_text("mine")
+    with pytest.raises(UsageError, match=name):
+        run_pack("train.onnx", Path("site"), data=Path("data.npz"), prefix="a_")
+    assert [file.name for file in Path("site").iterdir()] == [name]

@@ -1,0 +1,43 @@
+// node chromium.mjs PACKAGES CHROMIUM TRAINER_FOLDER wasm|webgpu FOLDER...: as run.mjs, in Chromium; a model that does
+// not run leaves refused.txt.
+import { writeFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { dirname } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { serve, visit } from './serve.mjs';
+
+const [, , packages, executable, trainer, provider, ...folders] = process.argv;
+const { chromium } = createRequire(`${packages}/`)('playwright-core');
+const places = Object.fromEntries(folders.map((folder, i) => [`f${i}`, folder]));
+const server = await serve({ ort: `${packages}/onnxruntime-web/dist`, trainer, tests: dirname(fileURLToPath(import.meta.url)), ...places });
+
+async function inPage({ url, provider, folder }) {
+  const ort = await import(`${url}/ort/ort.${provider === 'webgpu' ? 'webgpu' : 'wasm'}.min.mjs`);
+  ort.env.wasm.wasmPaths = `${url}/ort/`;
+  ort.env.wasm.numThreads = 1;
+  ort.env.logLevel = 'error';
+  const { Trainer } = await import(`${url}/trainer/trainer.mjs`);
+  const { runFolder } = await import(`${url}/tests/folder.mjs`);
+  const read = async (name) => new Uint8Array(await (await fetch(`${url}/${folder}/${name}`)).arrayBuffer());
+  const { said, data, times } = await runFolder(ort, Trainer, read, { executionProviders: [provider] });
+  let text = '';
+  for (let i = 0; i < data.length; i += 32768) text += String.fromCharCode(...data.subarray(i, i + 32768));
+  return { said, data: btoa(text), times };
+}
+
+try {
+  for (const [i, folder] of folders.entries())
+    await visit(chromium, executable, provider === 'webgpu', async (page) => {
+      await page.goto(`${server.url}/tests/empty.html`);
+      try {
+        const { said, data, times } = await page.evaluate(inPage, { url: server.url, provider, folder: `f${i}` });
+        writeFileSync(`${folder}/found.json`, JSON.stringify(said));
+        writeFileSync(`${folder}/found.bin`, Buffer.from(data, 'base64'));
+        writeFileSync(`${folder}/times.json`, JSON.stringify(times));
+      } catch (error) {
+        writeFileSync(`${folder}/refused.txt`, String(error));
+      }
+    });
+} finally {
+  server.close();
+}

@@ -1,0 +1,95 @@
+"""Training in Chromium: the page that `onnxgrad pack` makes, by wasm; gradients by WebGPU, on the processor."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from onnxgrad_cli import LossSpec, Options, run_build
+from onnxgrad_cli.jobs.export import run_export
+from onnxgrad_cli.jobs.pack import run_pack
+from tests.older_runtime import Absent
+from tests.web import javascript
+from tests.web.cases import SAMPLES, batch_of, errors, made, options_of, read_arrays
+
+HERE = Path(__file__).parent
+MODULES = javascript.FOLDER / "node_modules"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def run() -> list[str | Path]:
+    """What runs a program of JavaScript that opens pages: node, the packages, Chromium follow by turns."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("there is no Chromium: apt-get install chromium")
+    try:
+        return [javascript.node(), MODULES, chromium]
+    except Absent as why:
+        pytest.skip(str(why))
+
+
+def right(model: Path) -> float:
+    data = np.load(SAMPLES / "digits.npz")
+    (logits,) = ort.InferenceSession(model).run(None, {"x": data["test_x"]})
+    return float((np.argmax(logits, 1) == data["test_y"]).mean())
+
+
+def packed(folder: Path) -> Path:
+    """A folder with the digits CNN, its weights as they were drawn."""
+    source = SAMPLES / "digits_cnn.onnx"
+    options = Options(losses=(LossSpec("cross-entropy"),), label="y", optimizer="adamw", keep_outputs=True,
+                      target="portable")  # fmt: skip
+    run_build(source, folder / "train.onnx", options, verify=False, no_report=True)
+    data = SAMPLES / "digits.npz"
+    run_pack(
+        folder / "train.onnx", folder / "site", data=data, prefix="train_", val=data, val_prefix="test_",
+        runtime=MODULES / "onnxruntime-web" / "dist",
+    )  # fmt: skip
+    return folder / "site"
+
+
+def test_the_page_trains_a_network_with_pools(run: list[str | Path], tmp_path: Path) -> None:
+    """From random weights, with nothing but the folder; what is saved is a model that is as good in Python."""
+    site = packed(tmp_path)
+    node, modules, chromium = run
+    done = subprocess.run([node, HERE / "page.mjs", modules, chromium, site, tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    before, after = done.stdout.splitlines()
+    assert float(before.split()[-3]) < 30 and float(after.split()[-3]) > 95, done.stdout
+    run_export(tmp_path / "trained.bin", SAMPLES / "digits_cnn.onnx", tmp_path / "m.onnx", roles=site / "model.json")
+    assert right(tmp_path / "m.onnx") == pytest.approx(float(after.split()[-3]) / 100, abs=0.004)
+
+
+def test_the_sample_for_node_trains(run: list[str | Path], tmp_path: Path) -> None:
+    site = packed(tmp_path)
+    program = tmp_path / "train.mjs"
+    shutil.copy(SAMPLES / "node" / "train.mjs", program)
+    (tmp_path / "node_modules").symlink_to(MODULES)
+    done = subprocess.run([run[0], program, site], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    run_export(site / "trained.bin", SAMPLES / "digits_cnn.onnx", tmp_path / "m.onnx", roles=site / "model.json")
+    assert right(tmp_path / "m.onnx") > 0.95
+
+
+@pytest.mark.parametrize("provider", ["wasm", "webgpu"])
+def test_gradients_are_pythons(provider: str, run: list[str | Path], tmp_path: Path) -> None:
+    node, modules, chromium = run
+    models = []
+    for name in ("digits_mlp", "digits_cnn"):
+        options = options_of(name, target="portable")
+        models.append(made(tmp_path / name, SAMPLES / f"{name}.onnx", batch_of("digits"), options))
+    folders = [each.folder for each in models]
+    command = [node, HERE / "chromium.mjs", modules, chromium, javascript.TRAINER.parent, provider, *folders]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for each in models:
+        refused = each.folder / "refused.txt"
+        assert not refused.exists(), refused.read_text()
+        assert max(errors(read_arrays(each.folder / "found"), each.expected).values()) < 1e-5
