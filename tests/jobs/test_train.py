@@ -21,7 +21,7 @@ import torch
 
 from onnxgrad_cli import Options, Trainer, build
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.jobs import train as job
+from onnxgrad_cli.training.adapters.formats import AdapterTarget
 from onnxgrad_cli.training.run.folder import LOG, load_checkpoint, run_folder
 from tests.cli_harness import MLP, Shell, save
 
@@ -208,17 +208,18 @@ def test_a_model_and_its_adapter_are_written_together(shell: Shell, monkeypatch:
     def full(file: int) -> None:
         raise OSError(errno.ENOSPC, "full")
 
-    def made(*what: Any) -> bytes:
+    def made(*what: Any) -> list[Path]:
         monkeypatch.setattr("os.fsync", full)  # the checkpoints are written by now
         return original(*what)
 
-    arguments = ("train", "mlp.onnx", "--data", "data.npz", "--lora", "1", "--epochs", "1", "-q", "--adapter", "a")
+    arguments = ("train", "mlp.onnx", "--data", "data.npz", "--lora", "1", "--epochs", "1", "-q")
+    arguments = (*arguments, "--adapter", "a.safetensors")
     assert shell(*arguments, "-o", "t.onnx").code == 0
-    before = {name: Path(name).read_bytes() for name in ("t.onnx", "a")}
-    original = job.adapter_bytes
-    monkeypatch.setattr(job, "adapter_bytes", made)
+    before = {name: Path(name).read_bytes() for name in ("t.onnx", "a.safetensors")}
+    original = AdapterTarget.stage
+    monkeypatch.setattr(AdapterTarget, "stage", made)
     result = shell(*arguments, "--seed", "1", "-o", "t.onnx", "--run", "other")
-    assert result.code == 1 and "'a' can't be written: no space is left" in result.err
+    assert result.code == 1 and "'a.safetensors' can't be written: no space is left" in result.err
     assert {name: Path(name).read_bytes() for name in before} == before
 
 

@@ -137,7 +137,8 @@ def load_peft(folder: Path, model: ModelProto) -> tuple[list[Adapter], dict[str,
     config = _config(folder / CONFIG)
     factors = _factors(folder / MODEL, folder / PICKLE)
     known = places(model)
-    there = {name: place for key in keys(known).values() for place in key[:1] for name in place.names if name}
+    layers = [key[0] for name, key in keys(known).items() if name == key[0].module and not key[0].obstacle]
+    there = {name: place for place in layers for name in place.names}
     unknown = sorted(factors.keys() - there.keys())
     if unknown:
         raise OnnxgradError(
@@ -145,11 +146,10 @@ def load_peft(folder: Path, model: ModelProto) -> tuple[list[Adapter], dict[str,
             suggest(unknown[0], there, "modules"),
         )
     found: list[Read] = []
-    for place in dict.fromkeys(id(place) for place in there.values()):
-        at = next(each for each in there.values() if id(each) == place)
-        own = {name: factors[name] for name in at.names if name in factors}
+    for place in layers:
+        own = {name: factors[name] for name in place.names if name in factors}
         if own:
-            found.append((at, *_at(folder, config, at, own)))
+            found.append((place, *_at(folder, config, place, own)))
     return together(found, known)
 
 

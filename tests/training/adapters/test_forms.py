@@ -222,6 +222,17 @@ def test_patterns_and_bfloat16(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, by_torch(model, wide, x, 3 / 2), rtol=1e-4, atol=1e-4)
 
 
+def test_modules_of_which_there_are_two(tmp_path: Path) -> None:
+    """No adapter is given to one of two matrices by chance."""
+    model = network()
+    AdapterTarget(f"peft:{tmp_path}").save(model, ADAPTERS, factors())
+    model.graph.node[0].name = "/head/last/MatMul"
+    for file in tmp_path.iterdir():
+        file.write_bytes(file.read_bytes().replace(b"net.0", b"NET.0"))
+    with pytest.raises(OnnxgradError, match=r"an adapter of '(NET.0|head.last)', and the model has no such module"):
+        read_adapters(tmp_path, model)
+
+
 def test_a_pickle_is_not_read(tmp_path: Path) -> None:
     weights, _ = AdapterTarget(f"peft:{tmp_path}").save(network(), ADAPTERS, factors())
     weights.rename(tmp_path / "adapter_model.bin")
