@@ -163,26 +163,28 @@ def _gathered(
     return {**columns, **_empty(columns, inputs)}, found.others, sequences
 
 
-def names_in(source: str | Path) -> list[str]:
-    """What the arrays or columns of data are called.
+def names_in(source: str | Path) -> list[str] | None:
+    """What the arrays or columns of data are called; None where their order tells, as in ONNX test sets.
 
     Raises:
         UsageError: they can't be read.
     """
-    return _read(Path(source), {}).others
+    path = Path(source)
+    return None if path.is_dir() and onnx_test_sets.folders(path) else _read(path, {}).others
 
 
 def _absent(path: Path, names: Collection[str]) -> set[str]:
     """Of inputs those that data do not name: what follows from tokens is no column that is left over."""
     held = names_in(path) if names else []
-    return {
-        name for name in names if not any(each == name or each.startswith((f"{name}_", f"{name}[")) for each in held)
-    }
+    if held is None:
+        return set()
+    parts = {name: (f"{name}_", f"{name}[") for name in names}
+    return {name for name in names if name not in held and not any(each.startswith(parts[name]) for each in held)}
 
 
 def _refuse_text(path: Path, tokens: str) -> None:
     """Refuse data that hold text in place of tokens."""
-    held = names_in(path)
+    held = names_in(path) or []
     texts = [name for name in held if name in TEXTS]
     if texts and tokens not in held:
         raise UsageError(f"'{path}' has no '{tokens}'", f"for the text in {_listed(texts)} name a `tokenizer`")

@@ -16,20 +16,23 @@ PAST = "past"
 """How exporters begin the symbol of the axis of what is past."""
 
 
-def with_empty_pasts(model: ModelProto, options: Options, held: Callable[[], Collection[str]], tell: Tell) -> Options:
+def with_empty_pasts(
+    model: ModelProto, options: Options, held: Callable[[], Collection[str] | None], tell: Tell
+) -> Options:
     """The options with a size of 0 for what is past, where nobody has said otherwise and data hold none.
 
     Args:
         model: the inference model.
         options: what was asked for.
-        held: says what the data hold; called only where there is a past.
+        held: says what the data hold, None where names don't tell; called only where there is a past.
         tell: takes what is narrated.
     """
     pasts = dict(_pasts(model))
     symbols = list(dict.fromkeys(pasts.values()))
     if not pasts or not options.dims.keys().isdisjoint(symbols) or not options.shapes.keys().isdisjoint(pasts):
         return options
-    if not pasts.keys().isdisjoint(held()):
+    found = held()
+    if found is None or not pasts.keys().isdisjoint(found):
         return options
     tell(f"the data hold nothing past: {', '.join(symbols)} is 0", 0)
     return replace(options, dims={**options.dims, **dict.fromkeys(symbols, 0)})

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import tensor_type
@@ -175,6 +175,18 @@ def test_parts_and_digests(tmp_path: Path) -> None:
 def test_lists_that_do_not_fit(tmp_path: Path, columns: Rows, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         opened(to_json_lines(tmp_path, columns))
+
+
+def test_sets_that_tell_inputs_by_their_order(tmp_path: Path) -> None:
+    """Nothing is made where it may be there: tensors without names are the inputs in their order."""
+    home = tmp_path / "test_data_set_0"
+    home.mkdir()
+    mask, ids = np.array([[1, 1, 0]]), np.array([[5, 6, 0]])
+    for at, array in enumerate((mask, ids, ids)):
+        (home / f"input_{at}.pb").write_bytes(numpy_helper.from_array(array).SerializeToString())
+    inputs = {"attention_mask": PLACES, "input_ids": PLACES, "label": PLACES}
+    batch = opened(home, inputs).batch(np.arange(1))
+    assert (batch["attention_mask"] == mask).all() and (batch["input_ids"] == ids).all()
 
 
 def test_lists_where_none_are_taken(tmp_path: Path) -> None:
