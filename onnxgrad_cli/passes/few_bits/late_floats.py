@@ -12,7 +12,6 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.passes.control import zero_after
 
-
 NARROW = frozenset({TensorProto.INT4, TensorProto.UINT4, TensorProto.INT2, TensorProto.UINT2})
 """Types that onnxruntime's Reshape knows at the newest opsets only."""
 
