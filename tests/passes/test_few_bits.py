@@ -305,6 +305,8 @@ def test_products_with_dequantized_matrices_are_exact_by_default(
     session = onnxruntime.InferenceSession(built.model.SerializeToString(), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     found = dict(zip(names, session.run(names, feeds), strict=True))
+    with_our_settings = Executor(built.model, fallback=False)(feeds)
+    np.testing.assert_allclose(with_our_settings["loss"], found["loss"], rtol=1e-6)
     leaves = {name: torch.tensor(x.astype(np.float64), requires_grad=True) for name, x in factors.items()}
     h = torch.tensor(feeds["x"].astype(np.float64))
     for i, matrix in enumerate(matrices):

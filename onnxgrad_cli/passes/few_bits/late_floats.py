@@ -6,22 +6,37 @@ nobody else reads as one of few bits, whose kernel rounds the other factor unles
 
 from __future__ import annotations
 
-from onnx import NodeProto, helper
+from onnx import NodeProto, TensorProto, helper
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.passes.control import zero_after
 
+NARROW = frozenset({TensorProto.INT4, TensorProto.UINT4, TensorProto.INT2, TensorProto.UINT2})
+"""Types that onnxruntime's Reshape knows at the newest opsets only."""
+
 
 def late_floats(op: Op, dequantizer: NodeProto, after: Val) -> Val:
-    """What a DequantizeLinear gives, when `after` has come: its scale goes through a control dependency."""
+    """What a DequantizeLinear gives, when `after` has come: the integers, or their scale, wait for it.
+
+    Not the scale where it need not be: onnxruntime may write stored int8 as uint8, and can't for two readers.
+    """
     integers, scale, *zero_point = (op.val(name) if name else None for name in dequantizer.input)
-    assert scale is not None
-    sizes, zero = [int(size) for size in scale.shape], zero_after(op, [after])
-    nothing = op.Slice(op.ints([1]), op.ints([0]), op.reshape(zero, [1]))
-    late = op.Reshape(scale, op.ints(sizes) + zero if sizes else nothing, shape=sizes)
+    assert integers is not None and scale is not None
+    zero = zero_after(op, [after])
+    if integers.dtype in NARROW:
+        scale = _late(op, scale, zero)
+    else:
+        integers = _late(op, integers, zero)
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in dequantizer.attribute}
-    return op.DequantizeLinear(integers, late, *zero_point, **attributes)
+    return op.DequantizeLinear(integers, scale, *zero_point, **attributes)
+
+
+def _late(op: Op, x: Val, zero: Val) -> Val:
+    """Something stored, which waits for a 0."""
+    sizes = [int(size) for size in x.shape]
+    shape = op.ints(sizes) + zero if sizes else op.Slice(op.ints([1]), op.ints([0]), op.reshape(zero, [1]))
+    return op.Reshape(x, shape, shape=sizes)
 
 
 def times_transposed(op: Op, x: Val, floats: Val) -> Val:
