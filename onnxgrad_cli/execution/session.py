@@ -177,7 +177,8 @@ def start_session(
     # by default what is multiplied with an integer weight is quantized too
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     _keep_quantizers(runtime, options, model)
-    options.add_session_config_entry(EXACT_INTEGERS, "1")
+    if any(map(_on_integers, model.graph.node)):  # else it fails at weights that are dequantized alone
+        options.add_session_config_entry(EXACT_INTEGERS, "1")
     if file is None:
         folder = path.parent if path else Path()
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.absolute()))
@@ -205,8 +206,9 @@ def _opened(runtime: Any, model: ModelProto, source: bytes | str, options: Any, 
 
 
 def _on_integers(node: NodeProto) -> bool:
-    """Whether a node quantizes, or computes with what is quantized."""
-    return node.op_type.startswith("Q") or "Quantize" in node.op_type or "Integer" in node.op_type
+    """Whether a node computes with what is quantized."""
+    kind = node.op_type.removeprefix("Dynamic")
+    return (kind.startswith("Q") and node.op_type != "QuantizeLinear") or "Integer" in kind
 
 
 def _keep_quantizers(runtime: ModuleType, options: onnxruntime.SessionOptions, model: ModelProto) -> None:
