@@ -293,8 +293,8 @@ def killed(rng: Random, place: Path) -> campaign.Played:
     expected = {0, -signal.SIGKILL} if number == signal.SIGKILL else {0, 130}
     if number == signal.SIGHUP and not job.resumes:
         expected |= {-number}  # only a training has steps to lose
-    if (as_new or moment < 0.1) and number != signal.SIGINT:
-        expected |= {-number}  # it may come before the command is there to hear it
+    if as_new or moment < 0.1:  # it may come before the command is there to hear it
+        expected |= {98 if number == signal.SIGINT and not as_new else -number}
     ready = "Fatal Python error: init" not in text_of(place / "stderr.txt")
     faults = _told(place, code, how, job.words[0], expected) if ready else []  # else Python itself was not
     faults += faults_of(place, job, older, finished=code == 0 and not job.resumes, how=how)
