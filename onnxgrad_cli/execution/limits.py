@@ -147,11 +147,11 @@ def run_limited(run: Callable[..., Sequence[Any]], feeds: dict[str, Any], option
         if patience is None:
             return run(None, feeds)
         given = () if options is None else (options(),)
-        with patience.taking(), _WATCH.over(_Stopping(patience, *given)):
+        with patience.taking(), _WATCH.over(Stopping(patience, *given)):
             return run(None, feeds, *given)
 
 
-class _Stopping:
+class Stopping:
     """Ends a run when it is time: onnxruntime's by a flag that it looks at between nodes, Python's by an exception."""
 
     def __init__(self, patience: Patience, options: Any = None) -> None:
@@ -172,11 +172,11 @@ class _Watch:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._runs: list[_Stopping] = []
+        self._runs: list[Stopping] = []
         self._thread: threading.Thread | None = None
 
     @contextmanager
-    def over(self, stopping: _Stopping) -> Iterator[None]:
+    def over(self, stopping: Stopping) -> Iterator[None]:
         """Watch over a run."""
         with self._lock:
             self._runs.append(stopping)

@@ -257,8 +257,8 @@ def test_what_no_machine_can_run_is_not_proved(
 def test_the_runs_of_a_job_have_one_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes are tried before the passes begin, and it is proved after them: a run of each would take all its time."""
     spent = []
-    before = limits._Stopping.__call__
-    monkeypatch.setattr(limits._Stopping, "__call__", lambda self: (spent.append(self), before(self)))
+    before = limits.Stopping.__call__
+    monkeypatch.setattr(limits.Stopping, "__call__", lambda self: (spent.append(self), before(self)))
     monkeypatch.setattr(limits, "SECONDS", 0.3)
     model = endless()
     model.graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n", 4]))  # n is on two axes

@@ -2,7 +2,7 @@
 
 import math
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.metadata import Quantized
 from onnxgrad_cli.training.loop import Loop
 from onnxgrad_cli.training.steps.base import NotFinite
 
@@ -31,7 +32,9 @@ class Folder:
 def loop(judgements, *, higher=False, patience=None, stop=lambda: False):
     """A loop of one batch an epoch, whose epochs are judged as given."""
     told = iter(judgements)
-    trainer = SimpleNamespace(steps=0, buffers={}, roles=Mock(adapters=[]), weights=dict, state=dict)
+    trainer = SimpleNamespace(
+        steps=0, buffers={}, roles=Mock(adapters=[], quantized=Quantized()), weights=dict, state=dict
+    )
 
     def step(batch, rate):
         trainer.steps += 1
@@ -95,8 +98,8 @@ class Steps:
         self.w = np.zeros(2, np.float32)
         self.fed = []
         self.trainer = SimpleNamespace(
-            steps=0, buffers="buffers", roles=SimpleNamespace(adapters=[], averages={"w": "w_ema"}), step=self.step,
-            weights=lambda: {"w": self.w}, state=lambda: {"m": np.float32(0.5)}, load=Mock(),
+            steps=0, buffers="buffers", roles=SimpleNamespace(adapters=[], averages={"w": "w_ema"}, quantized=Quantized()),
+            step=self.step, weights=lambda: {"w": self.w}, state=lambda: {"m": np.float32(0.5)}, load=Mock(),
         )  # fmt: skip
         self.position, self.dealt, self.restore = 0, 6, Mock()
         folder = SimpleNamespace(
@@ -179,7 +182,7 @@ def test_a_checkpoint_says_all_that_it_takes_to_go_on():
     progress = {"epochs": [{"loss": 1.25}], "best": 1, "total": 0.0, "seen": 0}
     assert said == {
         "steps": 2, "batches": {"position": 0}, "schedule": "schedule", "run": progress, "weights": ["w"],
-        "adapters": [], "model": "a model", "watched": "loss", "data": {"training": "d1"}, "averages": {"w": "w_ema"},
+        "adapters": [], "model": "a model", "watched": "loss", "data": {"training": "d1"}, "averages": {"w": "w_ema"}, "quantized": asdict(Quantized()),
     }  # fmt: skip
     run.log.write.assert_called_once_with()
 
