@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # the same names again, for type checkers; a test holds the t
         Recomputation as Recomputation,
         Reduction as Reduction,
         TargetName as TargetName,
+        WeightsForm as WeightsForm,
         Yield as Yield,
     )
     from onnxgrad_cli.compat.artifacts import open_artifacts as open_artifacts, save_checkpoint as save_checkpoint
@@ -68,6 +69,7 @@ if TYPE_CHECKING:  # the same names again, for type checkers; a test holds the t
     from onnxgrad_cli.jobs.doctor import doctor as doctor
     from onnxgrad_cli.jobs.expand import run_expand as run_expand
     from onnxgrad_cli.jobs.export import run_export as run_export
+    from onnxgrad_cli.jobs.pack import run_pack as run_pack
     from onnxgrad_cli.jobs.train import Course as Course, Trained as Trained, run_train as run_train
     from onnxgrad_cli.jobs.tune import run_tune as run_tune
     from onnxgrad_cli.jobs.verify_op import (
@@ -96,7 +98,7 @@ if TYPE_CHECKING:  # the same names again, for type checkers; a test holds the t
 _NAMES = {
     "autodiff.registry": "all_rules definition lookup no_gradient refuse rule scoped stop_gradient",
     "builder": "TrainingModel build",
-    "common.choices": "Derivative Init Mode Preset Quantization Recomputation Reduction TargetName Yield",
+    "common.choices": "Derivative Init Mode Preset Quantization Recomputation Reduction TargetName WeightsForm Yield",
     "compat.artifacts": "open_artifacts save_checkpoint",
     "compat.generate_artifacts": "LossType OptimType generate_artifacts",
     "compat.gradient_lists": "gradient_definition",
@@ -115,6 +117,7 @@ _NAMES = {
     "jobs.doctor": "doctor",
     "jobs.expand": "run_expand",
     "jobs.export": "run_export",
+    "jobs.pack": "run_pack",
     "jobs.train": "Course Trained run_train",
     "jobs.tune": "run_tune",
     "jobs.verify_op": "Request Verification run_verify_op",

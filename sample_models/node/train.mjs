@@ -3,7 +3,7 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { pathToFileURL } from 'node:url';
 import ort from 'onnxruntime-node';
 
-const folder = process.argv[2], SIZE = 32, STEPS = 300;
+const folder = process.argv[2], SIZE = 32, STEPS = 1000;
 const read = async (name) => new Uint8Array(readFileSync(`${folder}/${name}`));
 const { Trainer } = await import(pathToFileURL(`${folder}/trainer.mjs`));
 const trainer = await Trainer.open(ort, read, 'model.json');

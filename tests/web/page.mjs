@@ -15,7 +15,7 @@ try {
     console.log(await page.textContent('#now'));
     await page.screenshot({ path: `${out}/before.png` });
     if (await page.evaluate(() => document.documentElement.scrollWidth > innerWidth)) throw new Error('too wide');
-    await page.fill('#steps', '300');
+    await page.fill('#steps', '800');
     await page.focus('#rate');
     await page.keyboard.press('Enter'); // no mouse is needed
     await page.waitForSelector('#train[disabled]');
