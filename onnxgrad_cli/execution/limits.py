@@ -160,6 +160,7 @@ class Stopping:
         self.deadline = time.process_time() + min(SECONDS, patience.left)
 
     def __call__(self) -> None:
+        """Stop the run."""
         self._patience.spent = f"{SECONDS:g} s"
         if self._options is not None:
             self._options.terminate = True

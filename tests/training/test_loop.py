@@ -98,8 +98,8 @@ class Steps:
         self.w = np.zeros(2, np.float32)
         self.fed = []
         self.trainer = SimpleNamespace(
-            steps=0, buffers="buffers", roles=SimpleNamespace(adapters=[], averages={"w": "w_ema"}, quantized=Quantized()),
-            step=self.step, weights=lambda: {"w": self.w}, state=lambda: {"m": np.float32(0.5)}, load=Mock(),
+            roles=SimpleNamespace(adapters=[], averages={"w": "w_ema"}, quantized=Quantized()),
+            steps=0, buffers="buffers", step=self.step, weights=lambda: {"w": self.w}, state=lambda: {"m": np.float32(0.5)}, load=Mock(),
         )  # fmt: skip
         self.position, self.dealt, self.restore = 0, 6, Mock()
         folder = SimpleNamespace(
@@ -182,7 +182,8 @@ def test_a_checkpoint_says_all_that_it_takes_to_go_on():
     progress = {"epochs": [{"loss": 1.25}], "best": 1, "total": 0.0, "seen": 0}
     assert said == {
         "steps": 2, "batches": {"position": 0}, "schedule": "schedule", "run": progress, "weights": ["w"],
-        "adapters": [], "model": "a model", "watched": "loss", "data": {"training": "d1"}, "averages": {"w": "w_ema"}, "quantized": asdict(Quantized()),
+        "adapters": [], "model": "a model", "watched": "loss", "data": {"training": "d1"}, "averages": {"w": "w_ema"},
+        "quantized": asdict(Quantized()),
     }  # fmt: skip
     run.log.write.assert_called_once_with()
 
