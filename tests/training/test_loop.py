@@ -99,7 +99,8 @@ class Steps:
         self.fed = []
         self.trainer = SimpleNamespace(
             roles=SimpleNamespace(adapters=[], averages={"w": "w_ema"}, quantized=Quantized()),
-            steps=0, buffers="buffers", step=self.step, weights=lambda: {"w": self.w}, state=lambda: {"m": np.float32(0.5)}, load=Mock(),
+            steps=0, buffers="buffers", step=self.step, weights=lambda: {"w": self.w},
+            state=lambda: {"m": np.float32(0.5)}, load=Mock(),
         )  # fmt: skip
         self.position, self.dealt, self.restore = 0, 6, Mock()
         folder = SimpleNamespace(
