@@ -36,7 +36,7 @@ from onnxgrad_cli.passes.prepare.mode import apply_mode
 from onnxgrad_cli.passes.rematerialization import rewrite
 from onnxgrad_cli.passes.rematerialization.plan import Plan
 from onnxgrad_cli.record import Training
-from onnxgrad_cli.targets import STANDARD, blocked
+from onnxgrad_cli.targets import PORTABLE, STANDARD, blocked
 from onnxgrad_cli.targets.blocked import DENSE
 from onnxgrad_cli.verification.differences import directional, rounded
 from onnxgrad_cli.verification.examples import published_cases
@@ -49,6 +49,9 @@ KINDS = (RIGHT, BESIDE, NOT, REFUSED, WRONG)
 """The better before the worse."""
 
 PUBLISHED = "as published"
+
+LACKED = ("OpenVINO has no", "OpenVINO wants", "it hands out Indices", "onnxruntime-web", "JavaScript has no")
+"""How refusals begin that name what a runtime of the portable target lacks."""
 
 
 @dataclass(frozen=True)
@@ -281,8 +284,13 @@ class Bench:
         return self._backward[key]
 
     def _as_without_options(self, subject: Subject, kind: str, why: str) -> tuple[str, str]:
-        """The verdict, wrong where it is a worse one than without the options."""
+        """The verdict, wrong where it is a worse one than without the options.
+
+        What a runtime of the portable target lacks is to be refused, by its name.
+        """
         if kind == RIGHT or subject.options == Options():
+            return kind, why
+        if kind == REFUSED and subject.options.target == PORTABLE and why.strip().startswith(LACKED):
             return kind, why
         plain, _ = self._judge(_plain(subject))
         worse = KINDS.index(kind) > KINDS.index(plain)
