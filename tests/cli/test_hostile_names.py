@@ -129,6 +129,11 @@ COMMANDS: dict[str, list[tuple[str, ...]]] = {
     "verify-op": [("verify-op", EVIL), ("verify-op", "Relu"), ("verify-op", "Relu", "--json")],
     "losses": [("losses",), ("losses", "--json")],
     "optimizers": [("optimizers",), ("optimizers", "--json")],
+    "pack": [
+        ("pack", "p.onnx", "-o", "page", "--data", "d.npz"),
+        ("pack", "p.onnx", "-o", "page", "--data", "d.npz", "--json"),
+        ("pack", "m.onnx", "-o", "other", "--data", "d.npz"), ("pack", "p.onnx", "-o", f"{EVIL}", "--data", "gone.npz"),
+    ],
     "passes": [("passes",), ("passes", "--json")],
     "view": [
         *(("view", "m.onnx", "--format", kind) for kind in ("dot", "svg", "mermaid", "html")),
@@ -144,6 +149,7 @@ NEEDS = {
     "check": ("build", "m.onnx", "-o", "t.onnx"),
     "view": ("build", "m.onnx", "-o", "t.onnx"),
     "export": ("train", "m.onnx", "--data", "d.npz", "--epochs", "1", "--run", "run"),
+    "pack": ("build", "m.onnx", "-o", "p.onnx", "--optimizer", "sgd", "--weights", "inputs"),
     "expand": ("build", "m.onnx", "--training-info", "-o", "info.onnx", "--optimizer", "adam"),
 }
 """What is run before the lines of a command."""
