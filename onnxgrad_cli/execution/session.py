@@ -6,7 +6,7 @@ Weights and state are no part of the model of such a session: they are bound, an
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -221,14 +221,19 @@ def _keep_quantizers(runtime: ModuleType, options: onnxruntime.SessionOptions, m
     if not quantizers:
         return
     options.add_session_config_entry("session.disable_quant_qdq", "1")
-    zeros = {node.input[2] for node in quantizers if len(node.input) > 2}
-    kinds = {tensor.data_type for tensor in model.graph.initializer if tensor.name in zeros}
-    constants = (node for node in model.graph.node if node.op_type == "Constant" and node.output[0] in zeros)
-    kinds.update(attribute.t.data_type for node in constants for attribute in node.attribute)
-    kinds.update(attribute.i for node in quantizers for attribute in node.attribute if attribute.name == "output_dtype")
     levels = runtime.GraphOptimizationLevel
-    if not FEW_BITS.isdisjoint(kinds) and options.graph_optimization_level != levels.ORT_DISABLE_ALL:
+    few = not FEW_BITS.isdisjoint(_made_by(quantizers, model))
+    if few and options.graph_optimization_level != levels.ORT_DISABLE_ALL:
         options.graph_optimization_level = levels.ORT_ENABLE_BASIC
+
+
+def _made_by(quantizers: Sequence[NodeProto], model: ModelProto) -> Iterator[int]:
+    """The types of integers that quantizers make, as their attributes or stored zero points say."""
+    zeros = {node.input[2] for node in quantizers if len(node.input) > 2}
+    yield from (attribute.i for node in quantizers for attribute in node.attribute if attribute.name == "output_dtype")
+    yield from (tensor.data_type for tensor in model.graph.initializer if tensor.name in zeros)
+    constants = (node for node in model.graph.node if node.op_type == "Constant" and node.output[0] in zeros)
+    yield from (attribute.t.data_type for node in constants for attribute in node.attribute)
 
 
 def feed(binding: onnxruntime.IOBinding, name: str, array: np.ndarray) -> None:

@@ -157,31 +157,47 @@ def complaint(bare: ModelProto, full: bool = False) -> str:
         bare: the model without its weights (see `skeleton`), mended; it is changed.
         full: whether types and shapes are inferred and compared with what is declared.
     """
-    for entry in bare.opset_import:
-        if not 0 <= entry.version <= NEVER:
-            return f"it imports version {entry.version} of '{entry.domain or STANDARD}'"
-    unknown = unknown_operators(bare) or _unbound_attribute(bare) or _absent_of_many(bare)
-    if unknown:
-        return unknown
-    if not _opset(bare) and any(not node.domain for node in bare.graph.node):
-        return "it imports no opset of the standard, and each runtime takes another one then"
-    for node in _all_nodes(bare):
-        if not node.domain and is_of_onnxruntime(node.op_type, _opset(bare)):
-            node.domain = "com.microsoft"
-    if all(entry.domain != "com.microsoft" for entry in bare.opset_import):
-        bare.opset_import.add(domain="com.microsoft", version=UNIMPORTED["com.microsoft"])
+    if found := _unlike_any_dialect(bare):
+        return found
+    _in_domains(bare)
     try:
         if full:
             onnx.shape_inference.infer_shapes(bare, check_type=True, strict_mode=True)
-        for value in (*bare.graph.input, *bare.graph.output):
-            tensor = value.type.tensor_type
-            if value.type.WhichOneof("value") in (None, "tensor_type") and not tensor.HasField("shape"):
-                tensor.elem_type = tensor.elem_type or TensorProto.FLOAT
-                tensor.shape.SetInParent()
+        _give_shapes(bare)
         onnx.checker.check_model(bare)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
         return " ".join(line.strip() for line in str(error).splitlines() if line.strip())[:600]
     return ""
+
+
+def _unlike_any_dialect(model: ModelProto) -> str:
+    """What no runtime takes, though the checker may; "" for nothing."""
+    for entry in model.opset_import:
+        if not 0 <= entry.version <= NEVER:
+            return f"it imports version {entry.version} of '{entry.domain or STANDARD}'"
+    if found := unknown_operators(model) or _unbound_attribute(model) or _absent_of_many(model):
+        return found
+    if not _opset(model) and any(not node.domain for node in model.graph.node):
+        return "it imports no opset of the standard, and each runtime takes another one then"
+    return ""
+
+
+def _in_domains(model: ModelProto) -> None:
+    """Put onnxruntime's operators that stand in the standard's domain in its own, and import that."""
+    for node in _all_nodes(model):
+        if not node.domain and is_of_onnxruntime(node.op_type, _opset(model)):
+            node.domain = "com.microsoft"
+    if all(entry.domain != "com.microsoft" for entry in model.opset_import):
+        model.opset_import.add(domain="com.microsoft", version=UNIMPORTED["com.microsoft"])
+
+
+def _give_shapes(model: ModelProto) -> None:
+    """Give inputs and outputs that have none a type and a shape, which the checker asks for."""
+    for value in (*model.graph.input, *model.graph.output):
+        tensor = value.type.tensor_type
+        if value.type.WhichOneof("value") in (None, "tensor_type") and not tensor.HasField("shape"):
+            tensor.elem_type = tensor.elem_type or TensorProto.FLOAT
+            tensor.shape.SetInParent()
 
 
 def _absent_of_many(model: ModelProto) -> str:

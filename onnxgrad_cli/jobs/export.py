@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from onnx import ModelProto
@@ -78,63 +79,84 @@ def run_export(
     if test_data is not None and not merge:
         raise UsageError("`test_data` goes with `merge`, whose loss is measured on them", "leave it out")
     proto, path = own_model(model)
-    weights, state, adapters, quantized = _read(source, roles, proto, use_ema, tell)
-    if not adapters and (adaptable or adapter is not None):
+    trained = _read(source, roles, proto, path, use_ema, tell)
+    if not trained.adapters and (adaptable or adapter is not None):
         name = "adaptable" if adaptable else "adapter"
         raise UsageError(f"`{name}`: '{source}' holds no adapters", "they are trained with `lora=RANK`")
-    wanted, files = AdapterTarget(adapter) if adapter is not None else None, list[Path]()
-    target = target_of(model, out, "adaptable" if adaptable else "trained")
-    if wanted is not None:
-        wanted.check(proto, path, force)
-    if wanted is None or out is not None or adaptable or merge:
+    alone, files = AdapterTarget(adapter) if adapter is not None else None, list[Path]()
+    if alone is not None:
+        alone.check(proto, path, force)
+    if alone is None or out is not None or adaptable or merge:
+        target = target_of(model, out, "adaptable" if adaptable else "trained")
         if target is not None:
             check_target(target, proto, path, force)
         if adaptable:
-            found = make_adaptable(proto, adapters, _stored(proto, weights, state, adapters), keep_mode)
-        elif merge and of_integers(proto, adapters):
-            found = _rounded(proto, path, adapters, weights, state, keep_mode, quantized, test_data, tell)
+            found = make_adaptable(proto, trained.adapters, trained.stored, keep_mode)
+        elif merge and of_integers(proto, trained.adapters):
+            found = trained.rounded(keep_mode, test_data, tell)
         else:
-            found = merge_model(proto, adapters, weights, path, state, keep_mode, quantized)
+            found = trained.merged(keep_mode)
         files += save_model(found, target or STREAM, path, force, check=check_opens(found, proto, path))
-    if wanted is not None:
-        files += wanted.save(proto, adapters, _stored(proto, weights, state, adapters))
+    if alone is not None:
+        files += alone.save(proto, trained.adapters, trained.stored)
     return files
 
 
-def _rounded(
-    model: ModelProto, path: Path | None, adapters: Sequence[Adapter], weights: Arrays, state: Arrays,
-    keep_mode: bool, quantized: Quantized, test_data: Path | None, tell: Tell,
-) -> ModelProto:  # fmt: skip
-    """The model with adapters rounded into its integers; what that costs is told."""
-    found, lost = requantized(model, adapters, weights, path, state, keep_mode, quantized)
-    beside = merge_model(model, adapters, weights, path, state, keep_mode, quantized)
-    data = read_data(test_data) if test_data is not None else {}
-    worst = max(lost, key=lambda each: each.lost)
-    tell(
-        f"rounded into integers, which is lossy: {len(lost)} matrices, of '{worst.weight}' the most, "
-        f"{worst.lost:.0%} of what its adapter adds",
-        0,
-    )
-    for each in measured(model, beside, found, path, data):
-        tell(f"{each}, on {'given' if data else 'drawn'} data", 0)
-    return found
+@dataclass(frozen=True)
+class _Trained:
+    """An inference model and what was trained of it.
 
+    Attributes:
+        model, path: the model, and the file that it was read from.
+        weights: the weights, or their moving averages.
+        state: the state besides.
+        adapters: the adapters whose factors are weights.
+        quantized: what the model stores as integers.
+    """
 
-def _stored(model: ModelProto, weights: Arrays, state: Arrays, adapters: Sequence[Adapter]) -> Arrays:
-    """What files of adapters hold: factors, weights that were trained in full, and of the state what the model has."""
-    own = {name for _, name in stored_tensors(model.graph)} if adapters else set()
-    return {**{name: array for name, array in state.items() if name in own}, **weights}
+    model: ModelProto
+    path: Path | None
+    weights: Arrays
+    state: Arrays
+    adapters: Sequence[Adapter]
+    quantized: Quantized
+
+    @property
+    def stored(self) -> Arrays:
+        """What files of adapters hold: factors, weights trained in full, and of the state what the model has."""
+        own = {name for _, name in stored_tensors(self.model.graph)} if self.adapters else set()
+        return {**{name: array for name, array in self.state.items() if name in own}, **self.weights}
+
+    def merged(self, keep_mode: bool) -> ModelProto:
+        """The model with all that was trained; adapters of integers stand beside their products."""
+        return merge_model(self.model, self.adapters, self.weights, self.path, self.state, keep_mode, self.quantized)
+
+    def rounded(self, keep_mode: bool, test_data: Path | None, tell: Tell) -> ModelProto:
+        """The model with adapters rounded into its integers; what that costs is told."""
+        found, lost = requantized(
+            self.model, self.adapters, self.weights, self.path, self.state, keep_mode, self.quantized
+        )
+        data = read_data(test_data) if test_data is not None else {}
+        worst = max(lost, key=lambda each: each.lost)
+        tell(
+            f"rounded into integers, which is lossy: {len(lost)} matrices, of '{worst.weight}' the most, "
+            f"{worst.lost:.0%} of what its adapter adds",
+            0,
+        )
+        for each in measured(self.model, self.merged(keep_mode), found, self.path, data):
+            tell(f"{each}, on {'given' if data else 'drawn'} data", 0)
+        return found
 
 
 def _read(
-    source: Path, roles: Path | None, model: ModelProto, use_ema: bool, tell: Tell
-) -> tuple[Arrays, Arrays, Sequence[Adapter], Quantized]:
-    """The weights, or their moving averages, the state, the adapters and what is stored as integers, in a file."""
+    source: Path, roles: Path | None, model: ModelProto, path: Path | None, use_ema: bool, tell: Tell
+) -> _Trained:
+    """What was trained of a model, from a file."""
     held = _held(source, roles, model, use_ema, tell)
     ema = _ema(source, held) if use_ema else {}
     weights = {name: held.values[ema.get(name, name)] for name in held.weights}
     state = {name: array for name, array in held.values.items() if name not in weights}
-    return weights, state, held.adapters, held.quantized
+    return _Trained(model, path, weights, state, held.adapters, held.quantized)
 
 
 def _held(source: Path, roles: Path | None, model: ModelProto, use_ema: bool, tell: Tell) -> HeldValues:

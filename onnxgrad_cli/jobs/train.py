@@ -23,7 +23,7 @@ from onnxgrad_cli.execution.session import find_provider
 from onnxgrad_cli.files import STREAM, ModelSource, Switch, check_target, own_model, save_bytes, stage_model
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.jobs.targets import target_of
-from onnxgrad_cli.metadata import Roles, tool_version
+from onnxgrad_cli.metadata import Adapter, Roles, tool_version
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare.mode import SUBJECT as MODE
 from onnxgrad_cli.report import make_report
@@ -307,24 +307,8 @@ def _ready(
         raise UsageError("`adapter`: no adapters are trained", "ask for them with `lora=RANK`")
     original, path = own_model(model)
     begun = None if adapter_from is None else read_adapters(adapter_from, original, tell)
-    if begun is not None:
-        options = as_asked(options, begun[0])
-    target = target_of(model, out, "trained")
-    assert target is not None
-    check_target(target, original, path, force)
-    if adapter is not None:
-        if adapter.path.resolve() == target.resolve():
-            raise UsageError(f"`adapter`: '{adapter.path}' is the trained model", "name another file")
-        adapter.check(original, path, force)
-    if course.classes is not None:
-        fresh = with_classes(original, options.losses[0].output or options.output, course.classes, course.seed)
-        options = _also_trained(options, fresh)
-    options = with_empty_pasts(original, options, lambda: names_in(data), tell)
-    built = build(original, options, path=path)
-    check_ends(built.graph)
-    for caution in built.training.cautions:
-        if caution.subject == MODE:
-            tell(f"caution: {caution}", 0)
+    target = _target(model, original, path, out, adapter, force)
+    built, options = _built(original, path, options, course, data, begun, tell)
     trainer = _trainer(built, course, link)
     check_stored(original, _own(original, trainer))
     check_branches(original, trainer.roles.adapters)
@@ -348,6 +332,43 @@ def _ready(
     if adapter is not None:  # the form has a place for all that there will be
         adapter.make(original, trainer.roles.adapters, ready.adapter_values(trainer.weights(), trainer.state()))
     return ready, target
+
+
+def _target(
+    model: ModelSource, original: ModelProto, path: Path | None, out: str | Path | None, adapter: AdapterTarget | None,
+    force: bool,
+) -> Path:  # fmt: skip
+    """Where the trained model goes: there, and where its adapters go, files may be written."""
+    target = target_of(model, out, "trained")
+    assert target is not None
+    check_target(target, original, path, force)
+    if adapter is not None:
+        if adapter.path.resolve() == target.resolve():
+            raise UsageError(f"`adapter`: '{adapter.path}' is the trained model", "name another file")
+        adapter.check(original, path, force)
+    return target
+
+
+def _built(
+    original: ModelProto, path: Path | None, options: Options, course: Course, data: str | Path,
+    begun: tuple[Sequence[Adapter], Arrays] | None, tell: Tell,
+) -> tuple[TrainingModel, Options]:  # fmt: skip
+    """The training model, and the options with what follows from `begun`, adapters that it begins with, and the data.
+
+    The original gets the head that is asked for.
+    """
+    if begun is not None:
+        options = as_asked(options, begun[0])
+    if course.classes is not None:
+        fresh = with_classes(original, options.losses[0].output or options.output, course.classes, course.seed)
+        options = _also_trained(options, fresh)
+    options = with_empty_pasts(original, options, lambda: names_in(data), tell)
+    built = build(original, options, path=path)
+    check_ends(built.graph)
+    for caution in built.training.cautions:
+        if caution.subject == MODE:
+            tell(f"caution: {caution}", 0)
+    return built, options
 
 
 def _also_trained(options: Options, names: Sequence[str]) -> Options:

@@ -77,32 +77,45 @@ def with_classes(model: ModelProto, output: str | None, classes: int, seed: int)
 
 
 def _head(model: ModelProto, name: str, stored: Mapping[str, TensorProto]) -> Head:
-    makers = {each: node for node in model.graph.node for each in node.output}
-    biases: list[str] = []
-    results: list[str] = []
-    while True:
-        results.append(name)
-        node = makers.get(name)
-        if node is None or (node.op_type not in THROUGH and node.op_type != "Add" and node.op_type not in OF_THE_LAYER):
-            raise _no_head(node, name)
-        if node.op_type in OF_THE_LAYER:
-            break
-        bias = next((each for each in node.input if node.op_type == "Add" and each in stored), None)
-        if node.op_type == "Add" and bias is None:
-            raise _no_head(node, name)
-        biases += [bias] if bias else []
-        name = next(each for each in node.input if each != bias)
-    weight = node.input[1]
-    biases += [each for each in node.input[2:3] if each]
+    """The last layer behind an output, whose weights are stored and its own."""
+    layer, biases, results = _last_layer(model, name, stored)
+    attributes = {a.name: a.i for a in layer.attribute}
+    convolves = layer.op_type == "Conv"
+    if convolves and attributes.get("group", 1) != 1:
+        raise _no_head(layer, results[-1])
+    weight = layer.input[1]
+    biases += [each for each in layer.input[2:3] if each]
     missing = next((each for each in (weight, *biases) if each not in stored), None)
     if missing is not None:
-        raise UsageError(f"`classes`: '{missing}' of the last layer '{node.name}' is computed", "export it as a weight")
-    _check_alone(model, node, [weight, *biases])
-    attributes = {a.name: a.i for a in node.attribute}
-    if node.op_type == "Conv" and attributes.get("group", 1) != 1:
-        raise _no_head(node, name)
-    axis = 0 if node.op_type == "Conv" else -2 if attributes.get("transB") else -1
-    return Head(weight, axis, biases, results, 1 if node.op_type == "Conv" else -1)
+        what = f"`classes`: '{missing}' of the last layer '{layer.name}' is computed"
+        raise UsageError(what, "export it as a weight")
+    _check_alone(model, layer, [weight, *biases])
+    axis = 0 if convolves else -2 if attributes.get("transB") else -1
+    return Head(weight, axis, biases, results, 1 if convolves else -1)
+
+
+def _last_layer(
+    model: ModelProto, name: str, stored: Mapping[str, TensorProto]
+) -> tuple[NodeProto, list[str], list[str]]:
+    """The node of the layer behind an output, the biases that are added after it, and the values from it on."""
+    makers = {each: node for node in model.graph.node for each in node.output}
+    biases: list[str] = []
+    results = [name]
+    while True:
+        node = makers.get(name)
+        if node is not None and node.op_type in OF_THE_LAYER:
+            return node, biases, results
+        bias = _bias(node, stored)
+        if node is None or (node.op_type not in THROUGH and not bias):
+            raise _no_head(node, name)
+        biases += bias
+        name = next(each for each in node.input if each not in bias)
+        results.append(name)
+
+
+def _bias(node: NodeProto | None, stored: Mapping[str, TensorProto]) -> list[str]:
+    """What an Add adds that is stored, if it does."""
+    return [each for each in node.input if each in stored][:1] if node is not None and node.op_type == "Add" else []
 
 
 def _no_head(node: NodeProto | None, name: str) -> UsageError:
