@@ -73,14 +73,14 @@ def is_mask(x: np.ndarray) -> bool:
     """Whether the values are 0 and what makes a score vanish, or nothing that is a number of a network."""
     if bool(np.any(np.abs(x) >= HUGE)):
         return True
-    values = _few(x)
-    return values is not None and len(values) == 2 and x.size >= 9 and values[1] == 0 and values[0] <= MASKED
+    if x.size < 9 or x.max() != 0 or x.min() > MASKED:
+        return False
+    return bool(np.all((x == 0) | (x == x.min())))
 
 
 def is_selection(x: np.ndarray) -> bool:
     """Whether the values are 0 and 1, both, in a matrix that is neither the identity nor a filter like it."""
-    values = _few(x)
-    if values is None or len(values) != 2 or tuple(values) != (0.0, 1.0) or x.size < 9:
+    if x.size < 9 or x.min() != 0 or x.max() != 1 or not np.all((x == 0) | (x == 1)):
         return False
     return sum(size > 1 for size in x.shape) > 1 and not bool(np.all(x.reshape(x.shape[0], -1).sum(1) <= 1))
 
@@ -104,14 +104,6 @@ def is_evenly_spaced(x: np.ndarray, tol: float) -> bool:
 def is_uniform_kernel(x: np.ndarray) -> bool:
     """Whether every channel of a convolution has the same kernel of several values, as a blur has."""
     return x.ndim >= 3 and x.shape[0] > 1 and x.shape[1] == 1 and bool(np.all(x == x[:1])) and np.ptp(x[0]) > 0
-
-
-def _few(x: np.ndarray) -> np.ndarray | None:
-    """The distinct values where there are few."""
-    flat = x.reshape(-1)
-    if len(np.unique(flat[:256])) > 64:
-        return None
-    return np.unique(flat)
 
 
 def _scale(x: np.ndarray) -> float:
