@@ -138,6 +138,8 @@ def _said(model: ModelProto, offsets: Mapping[str, int], files: Mapping[str, Any
         inputs[name]["next"] = successor
     for name, gradient in roles.gradients.items():
         inputs[name]["gradient"] = gradient
+    for name, slot in roles.slots.items():
+        inputs[name]["slot"] = slot.kind
     return {
         "onnxgrad": tool_version(),
         **files,
