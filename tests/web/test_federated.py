@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -213,3 +214,30 @@ def test_half_precision_is_refused_in_node(node: str, tmp_path: Path) -> None:
     """)
     done = subprocess.run([node, "program.mjs"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode and "'w' is neither float32 nor float64" in done.stderr
+
+
+@pytest.mark.slow
+def test_flowers_mean_is_the_servers(tmp_path: Path) -> None:
+    """The block of docs/how-to/federated.md under the strategy FedAvg of flwr, a round of 15 steps on 20 samples."""
+    there = os.environ.get("ONNXGRAD_FLOWER_PYTHON")
+    if not there:
+        pytest.skip("ONNXGRAD_FLOWER_PYTHON names no Python that has flwr and onnxruntime")
+    roles = build(tmp_path, optimizer="sgd").rename(tmp_path / "digits.json")
+    (tmp_path / "model.bin").rename(tmp_path / "digits.bin")
+    page = (javascript.ROOT / "docs" / "how-to" / "federated.md").read_text()
+    (program,) = re.findall(r'```python title="flower_client.py"\n(.*?)```', page, re.DOTALL)
+    (tmp_path / "flower_client.py").write_text(program)
+    for number in range(3):
+        np.savez(tmp_path / f"{number}.npz", **part(number))
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{javascript.ROOT}"}
+    command = [there, Path(__file__).with_name("flower_run.py")]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    client, start = Client(roles), (tmp_path / "digits.bin").read_bytes()
+    stored = client.arrays(start)[1]
+    changes = [client.arrays(client.update(start, batches(part(n), 15, 20), 0.1))[1] for n in range(3)]
+    found, sizes = np.load(tmp_path / "flower.npz"), [end - first for first, end in CUTS]
+    assert set(found.files) == set(client.shared)
+    for name in client.shared:
+        mean = stored[name] + np.average([each[name] for each in changes], 0, sizes)
+        np.testing.assert_allclose(found[name], mean, rtol=0, atol=1e-6, err_msg=name)
+        assert np.abs(mean - stored[name]).max() > 1e-3
