@@ -22,11 +22,12 @@ run: .venv/installed  ## build a training model of a sample, show its report, tr
 	cat $(TRAIN).report.md
 	$(BIN)/python sample_models/train.py $(TRAIN)
 
-web: .venv/installed build/node/installed  ## serve a page that trains the digits CNN in the browser, on port 8000
+web: .venv/installed build/node/installed  ## serve pages that train the digits CNN in the browser, on port 8000; draw.html on digits drawn there
 	$(BIN)/onnxgrad build sample_models/digits_cnn.onnx --loss cross-entropy --label y --optimizer adamw \
 		--target portable --keep-outputs -o $(TRAIN)
 	$(BIN)/onnxgrad pack $(TRAIN) -o build/site-digits --data sample_models/digits.npz --prefix train_ \
 		--val sample_models/digits.npz --val-prefix test_ --runtime build/node/node_modules/onnxruntime-web/dist
+	cp sample_models/web/draw.* build/site-digits
 	$(BIN)/python -m http.server --directory build/site-digits
 
 test: .venv/installed-test  ## the fast tests

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -65,6 +66,21 @@ def test_the_page_trains_a_network_with_pools(run: list[str | Path], tmp_path: P
     assert float(before.split()[-3]) < 30 and float(after.split()[-3]) > 95, done.stdout
     run_export(tmp_path / "trained.bin", SAMPLES / "digits_cnn.onnx", tmp_path / "m.onnx", roles=site / "model.json")
     assert right(tmp_path / "m.onnx") == pytest.approx(float(after.split()[-3]) / 100, abs=0.004)
+
+
+def test_the_drawing_pad_trains(run: list[str | Path], tmp_path: Path) -> None:
+    """Digits that are drawn are learned, and what is saved is a model that is as good in Python on those held out."""
+    site = packed(tmp_path)
+    for file in (SAMPLES / "web").iterdir():
+        shutil.copy(file, site)
+    node, modules, chromium = run
+    done = subprocess.run([node, HERE / "draw.mjs", modules, chromium, site, tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    drawn, before, own, after = map(float, re.findall(r"([\d.]+) % right", done.stdout.splitlines()[1]))
+    assert f"my 2 digits: {drawn} % right; held out: {before} % right" in done.stdout.splitlines()[0]
+    assert before < 30 and own == 100 and after > 90, done.stdout
+    run_export(tmp_path / "trained.bin", SAMPLES / "digits_cnn.onnx", tmp_path / "m.onnx", roles=site / "model.json")
+    assert right(tmp_path / "m.onnx") == pytest.approx(after / 100, abs=0.004)
 
 
 def test_the_sample_for_node_trains(run: list[str | Path], tmp_path: Path) -> None:
