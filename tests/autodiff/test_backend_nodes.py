@@ -286,13 +286,16 @@ class Bench:
     def _as_without_options(self, subject: Subject, kind: str, why: str) -> tuple[str, str]:
         """The verdict, wrong where it is a worse one than without the options.
 
-        What a runtime of the portable target lacks is to be refused, by its name.
+        What a runtime of the portable target lacks is to be refused, by its name. Of parts that are judged for that
+        reason, some can't be by differences, such as whole numbers alone: with and without options alike.
         """
         if kind == RIGHT or subject.options == Options():
             return kind, why
         if kind == REFUSED and subject.options.target == PORTABLE and why.strip().startswith(LACKED):
             return kind, why
         plain, _ = self._judge(_plain(subject))
+        if kind == plain == WRONG:
+            return NOT, why
         worse = KINDS.index(kind) > KINDS.index(plain)
         return (WRONG, f"{kind}, and {plain} without the options: {why}") if worse else (kind, why)
 
