@@ -50,15 +50,15 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
 MODELS = [f"{name}-{precision}" for name in CONFIGURATIONS for precision in PRECISIONS]
 
 
-def write_checkpoint(name: str, folder: Path) -> None:
-    """A model of random weights and its tokenizer, as transformers stores them."""
+def write_checkpoint(name: str, folder: Path, **changed: Any) -> None:
+    """A model of random weights and its tokenizer, as transformers stores them; its configuration may be changed."""
     import torch
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     torch.manual_seed(0)
     kind, own = CONFIGURATIONS[name]
-    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**COMMON, **own))
+    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**COMMON, **own, **changed))
     model.save_pretrained(folder)
     if name == "gpt_oss":
         _add_packed_experts(folder / "model.safetensors", own["num_local_experts"])
