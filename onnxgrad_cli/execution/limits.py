@@ -19,10 +19,10 @@ from onnxgrad_cli.common.memory import GB, limited_memory
 from onnxgrad_cli.errors import OnnxgradError
 
 SECONDS, MOST_SECONDS = 6.0, 60.0
-"""Of the processor: for one run, and for all of a job whose model has no weights; for all of any job."""
+"""Of the processor: for one run, and for all of a job whose model is small; for all of any job."""
 
-SECONDS_PER_BYTE = 0.5e-6
-"""What a proof may take more for each byte of weights: of small ones no real model takes a second."""
+SECONDS_PER_BYTE, SECONDS_PER_NODE = 0.5e-6, 0.05
+"""What a proof may take more for each byte of weights and each node of the file: most real models take a second."""
 
 MEMORY = 4 * GB
 """Bytes beyond what the process has when a session is opened or run."""
@@ -54,9 +54,9 @@ class Patience:
         self.spent = ""
         self.left = self._given = SECONDS
 
-    def allow(self, weights: int) -> None:
-        """Let all runs together take as long as may be for so many bytes of weights."""
-        given = min(SECONDS + SECONDS_PER_BYTE * weights, MOST_SECONDS)
+    def allow(self, weights: int, nodes: int) -> None:
+        """Let all runs together take as long as may be for so many bytes of weights and so many nodes of a file."""
+        given = min(SECONDS + SECONDS_PER_BYTE * weights + SECONDS_PER_NODE * nodes, MOST_SECONDS)
         self.left += max(given - self._given, 0)
         self._given = max(given, self._given)
 

@@ -121,7 +121,8 @@ def checked(case: Case, checks: Iterable[tuple[str, Check]], note: Callable[[str
     proof = Proof()
     with unasked(limited=not case.force) as patience:
         if patience is not None:
-            patience.allow(weight_bytes(case.model))
+            stored = case.original.model if case.original is not None else case.model
+            patience.allow(weight_bytes(case.model), len(stored.graph.node))
         for name, check in checks:
             note(name)
             start = time.perf_counter()

@@ -291,8 +291,8 @@ def test_runs_take_their_time_from_one_budget(monkeypatch: pytest.MonkeyPatch) -
 
 def test_runs_of_larger_models_may_take_longer() -> None:
     patience = limits.Patience()
-    for size, seconds in ((0, 6), (4 * 10**6, 8), (10**6, 8), (10**12, 60), (10**13, 60)):
-        patience.allow(size)
+    for size, nodes, seconds in ((0, 0, 6), (4 * 10**6, 0, 8), (10**6, 0, 8), (10**6, 100, 11.5), (10**12, 0, 60)):
+        patience.allow(size, nodes)
         assert patience.left == seconds
 
 
