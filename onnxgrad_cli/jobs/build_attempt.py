@@ -42,6 +42,7 @@ from onnxgrad_cli.passes.prepare.fixed_shapes import fixed_sizes
 from onnxgrad_cli.report import FORMATS, File, Report, make_report, render
 from onnxgrad_cli.report.next_steps import in_javascript
 from onnxgrad_cli.standard.gradient_operator import has_gradients
+from onnxgrad_cli.training.endless import check_ends
 from onnxgrad_cli.verification.proof import PROVED, Proof, Step, prove
 from onnxgrad_cli.verification.sizes import settle_sizes, wrong_shape
 from onnxgrad_cli.verification.written import Ran, difference, refused
@@ -159,6 +160,8 @@ class BuildAttempt:
     def _prove(self, trained: ModelProto) -> None:
         """Prove a training model; a proof that fails raises CheckFailed."""
         request = self.request
+        if request.verify:  # it has no limits, but for those of the user's patience
+            check_ends(self.built.graph)
         request.tell("verifying the gradients", 1)
         roles = describe(trained)
         data, sizes = fit(self._data, trained, roles, request.tell, request.test_data)

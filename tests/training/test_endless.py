@@ -10,7 +10,7 @@ import onnx.parser
 import pytest
 from onnx import ModelProto
 
-from onnxgrad_cli import Options, build
+from onnxgrad_cli import Options, build, run_build
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.jobs.train import run_train
 from onnxgrad_cli.training.endless import check_ends
@@ -55,3 +55,9 @@ def test_what_never_ends_is_not_trained(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="no step would come to an end"):
         run_train(tmp_path / "m.onnx", tmp_path / "d.npz")
     assert {path.name for path in tmp_path.iterdir()} == {"m.onnx", "d.npz"}
+
+
+def test_what_never_ends_is_not_proved_when_that_is_asked_for(tmp_path: Path) -> None:
+    report = run_build(looping("many", "yes", "c"), tmp_path / "train.onnx", verify=True, no_report=True)
+    assert report.status == "refused" and "nothing ends it before" in report.error
+    assert not list(tmp_path.iterdir())
