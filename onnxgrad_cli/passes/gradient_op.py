@@ -28,18 +28,25 @@ def is_gradient(node: NodeProto) -> bool:
 
 
 def xs_zs_y(node: NodeProto) -> tuple[list[str], list[str], str]:
-    """The tensors that a Gradient node names in its attributes xs, zs and y; those left out are empty."""
+    """The tensors that a Gradient node names in its attributes xs, zs and y; those left out are empty.
+
+    What is no UTF-8 is the name of none, and is given so that it can be told.
+    """
     given = {attribute.name: attribute for attribute in node.attribute}
-    xs, zs = ([name.decode() for name in given[key].strings] if key in given else [] for key in ("xs", "zs"))
-    return xs, zs, given["y"].s.decode() if "y" in given else ""
+    xs, zs = (list(map(_text, given[key].strings)) if key in given else [] for key in ("xs", "zs"))
+    return xs, zs, _text(given["y"].s) if "y" in given else ""
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="backslashreplace")
 
 
 def rename_named(node: NodeProto, identifier: Callable[[str], str]) -> None:
     """Call what a node names in its attributes, if it is a Gradient, by other names."""
     for attribute in node.attribute if is_gradient(node) else ():
-        attribute.strings[:] = [identifier(name.decode()).encode() for name in attribute.strings]
+        attribute.strings[:] = [identifier(_text(name)).encode() for name in attribute.strings]
         if attribute.HasField("s"):
-            attribute.s = identifier(attribute.s.decode()).encode()
+            attribute.s = identifier(_text(attribute.s)).encode()
 
 
 def _run(graph: Graph, options: GradientNodeOptions, training: StepRecord) -> bool:

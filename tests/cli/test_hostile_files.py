@@ -296,6 +296,18 @@ def test_runs_of_larger_models_may_take_longer() -> None:
         assert patience.left == seconds
 
 
+def test_a_gradient_of_no_text(shell: Shell) -> None:
+    """Fuzzing has found it: what a Gradient differentiates is an attribute, which onnx lets be any bytes."""
+    onnx.save(mlp(), "m.onnx")
+    assert shell("build", "m.onnx", "--as-gradient-op", "-o", "g.onnx").code == 0
+    model = onnx.load("g.onnx")
+    (node,) = (node for node in model.graph.node if node.op_type == "Gradient")
+    next(attribute for attribute in node.attribute if attribute.name == "y").s = b"\x10\xa7"
+    onnx.save(model, "g.onnx")
+    result = shell("expand", "g.onnx", "-o", "out.onnx")
+    assert result.code == 2 and "has no such tensor" in result.err
+
+
 # -- what others refuse is the file's fault, and what they do not refuse is ours -------------------------------------
 
 

@@ -10,7 +10,7 @@ import onnx.parser
 import pytest
 from onnx import ModelProto
 
-from onnxgrad_cli import Options, build, run_build
+from onnxgrad_cli import Options, build, run_build, run_check
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.jobs.train import run_train
 from onnxgrad_cli.training.endless import check_ends
@@ -61,3 +61,6 @@ def test_what_never_ends_is_not_proved_when_that_is_asked_for(tmp_path: Path) ->
     report = run_build(looping("many", "yes", "c"), tmp_path / "train.onnx", verify=True, no_report=True)
     assert report.status == "refused" and "nothing ends it before" in report.error
     assert not list(tmp_path.iterdir())
+    onnx.save(build(looping("many", "yes", "c"), Options()).model, tmp_path / "train.onnx")
+    with pytest.raises(UnsupportedError, match="nothing ends it before"):
+        run_check(tmp_path / "train.onnx")
