@@ -15,6 +15,7 @@ from onnx import ModelProto
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import CheckFailed, OnnxgradError, UnsupportedError, UsageError, suggest
+from onnxgrad_cli.execution.endless import check_ends
 from onnxgrad_cli.execution.limits import unasked
 from onnxgrad_cli.execution.observation import is_quick
 from onnxgrad_cli.files import (
@@ -42,7 +43,6 @@ from onnxgrad_cli.passes.prepare.fixed_shapes import fixed_sizes
 from onnxgrad_cli.report import FORMATS, File, Report, make_report, render
 from onnxgrad_cli.report.next_steps import in_javascript
 from onnxgrad_cli.standard.gradient_operator import has_gradients
-from onnxgrad_cli.training.endless import check_ends
 from onnxgrad_cli.verification.proof import PROVED, Proof, Step, prove
 from onnxgrad_cli.verification.sizes import settle_sizes, wrong_shape
 from onnxgrad_cli.verification.written import Ran, difference, refused

@@ -9,13 +9,13 @@ from onnx import ModelProto
 
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.compat.artifacts import with_stored
+from onnxgrad_cli.execution.endless import check_ends
 from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import ModelSource, load_external_data, own_model
 from onnxgrad_cli.files.start_values import lacking, values_beside, with_values
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.jobs.proof_data import fit, read_data
 from onnxgrad_cli.metadata import describe, read_derived
-from onnxgrad_cli.training.endless import check_ends
 from onnxgrad_cli.verification.derived import prove_derived, roles_of
 from onnxgrad_cli.verification.proof import Proof, prove
 

@@ -18,6 +18,7 @@ from onnxgrad_cli.common.choices import Init
 from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.execution.endless import check_ends
 from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.execution.session import find_provider
 from onnxgrad_cli.files import STREAM, ModelSource, Switch, check_target, own_model, save_bytes, stage_model
@@ -45,7 +46,6 @@ from onnxgrad_cli.training.data import (
     ranges_of,
 )
 from onnxgrad_cli.training.data.pasts import with_empty_pasts, with_sizes_of_pasts
-from onnxgrad_cli.training.endless import check_ends
 from onnxgrad_cli.training.eval_model import EvalSession
 from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.loop import Loop

@@ -12,8 +12,8 @@ from onnx import ModelProto
 
 from onnxgrad_cli import Options, build, run_build, run_check
 from onnxgrad_cli.errors import UnsupportedError
+from onnxgrad_cli.execution.endless import check_ends
 from onnxgrad_cli.jobs.train import run_train
-from onnxgrad_cli.training.endless import check_ends
 
 
 def looping(trips: str, starts: str, goes_on: str) -> ModelProto:

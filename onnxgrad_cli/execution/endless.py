@@ -1,4 +1,4 @@
-"""A model with a loop that never ends is not trained: its first step would never end either."""
+"""A model with a loop that never ends is neither trained nor proved on demand: its first run would never end."""
 
 from __future__ import annotations
 
