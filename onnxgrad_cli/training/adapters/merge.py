@@ -49,8 +49,7 @@ def merge(
             another model.
     """
     beside = of_integers(model, adapters)
-    new = as_integers(model, quantized or Quantized(), merged(model, adapters, values, path), path)
-    found = with_weights(model, new, state or {})
+    found = _with_floats(model, adapters, values, path, state, quantized)
     for adapter in beside:
         _check_whole(adapter, values)
     if beside:
@@ -78,12 +77,20 @@ def requantized(
         UsageError: a matrix is stored in a form that can't be rounded anew.
         OnnxgradError: see `merge`.
     """
-    new = as_integers(model, quantized or Quantized(), merged(model, adapters, values, path), path)
-    found = with_weights(model, new, state or {})
+    found = _with_floats(model, adapters, values, path, state, quantized)
     lost = requantize(found, of_integers(model, adapters), values, path)
     if not keep_mode:
         put_in_inference(found)
     return found, lost
+
+
+def _with_floats(
+    model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], path: Path | None,
+    state: Mapping[str, np.ndarray] | None, quantized: Quantized | None,
+) -> ModelProto:  # fmt: skip
+    """A copy of a model with all that was trained but adapters of integers; see `merge`."""
+    new = as_integers(model, quantized or Quantized(), merged(model, adapters, values, path), path)
+    return with_weights(model, new, state or {})
 
 
 def adaptable(
