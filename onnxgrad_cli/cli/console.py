@@ -50,6 +50,7 @@ class Console:
         traceback: whether errors show where they were raised.
         done: what the closing line says when all went well; "" for commands without one.
         at_failure: called with the exit code after all has been said, where a command fails.
+        narrate: prints a line of narration; above what moves on a terminal, while something does.
     """
 
     def __init__(self, arguments: Sequence[str] = ()) -> None:
@@ -59,6 +60,7 @@ class Console:
         self.traceback = "--traceback" in arguments
         self.done = ""
         self.at_failure: Callable[[int], object] = lambda code: None
+        self.narrate: Callable[[str], object] = _narrate
         self._start = time.perf_counter()
 
     @property
@@ -69,7 +71,7 @@ class Console:
     def say(self, text: str, level: int = 0) -> None:
         """Narrate, on stderr, if the user listens at `level`."""
         if self.level >= level:
-            _narrate(visible(in_flags(text)))
+            self.narrate(visible(in_flags(text)))
 
     def result(self, data: object, text: str) -> None:
         """Print a result on stdout: `data` as JSON, or else `text`.

@@ -15,6 +15,7 @@ Quantization = Literal["refuse", "ste", "lsq"]
 Scaling = Literal["lora", "rslora"]
 TargetName = Literal["standard", "portable", "ort-cpu", "ort-cuda"]
 WeightsForm = Literal["stored", "inputs"]
+LogForm = Literal["csv", "tensorboard"]
 Derivative = Literal["vjp", "jvp", "hvp", "jacobian", "hessian"]
 
 SEEDS = 2**24

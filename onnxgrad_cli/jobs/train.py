@@ -14,7 +14,7 @@ from onnx import ModelProto
 
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.common import checks
-from onnxgrad_cli.common.choices import Init
+from onnxgrad_cli.common.choices import Init, LogForm
 from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError
@@ -58,6 +58,7 @@ from onnxgrad_cli.training.run.folder import RunFolder
 from onnxgrad_cli.training.run.integers import stored_as
 from onnxgrad_cli.training.run.interrupt import asked_to_stop
 from onnxgrad_cli.training.run.rank_zero import RankZeroEvaluator, rank_zero_folder
+from onnxgrad_cli.training.run.watch import Watch, unwatched
 from onnxgrad_cli.training.schedules import parse_schedule
 from onnxgrad_cli.training.steps.base import RATE, TrainerBase, drawing
 from onnxgrad_cli.training.steps.init_adapters import as_asked, begin_from
@@ -66,9 +67,6 @@ from onnxgrad_cli.training.steps.parallel import ParallelTrainer, agree
 from onnxgrad_cli.training.trainer import Trainer
 from onnxgrad_cli.verification.written import check_opens
 
-Watch = Callable[[int, int, float], None]
-"""Takes the steps taken, the steps there are to be, and the loss."""
-
 
 @dataclass(frozen=True)
 class Course(KnownKeywords):
@@ -76,6 +74,8 @@ class Course(KnownKeywords):
 
     Attributes:
         epochs: how often all samples are seen.
+        max_steps: after how many steps it ends, where epochs are more; None is never. What was begun of an epoch is
+            judged as one, and a run that goes on with more steps goes on in its middle.
         batch_size: how many of them a step takes.
         learning_rate, schedule: the rate, and how it changes from step to step.
         init: how weights begin: 'keep' their stored values, or drawn as 'xavier', 'he' or 'normal'.
@@ -84,6 +84,8 @@ class Course(KnownKeywords):
             that with the best of the first one named here, or where none is, that with the least validation loss; of
             equal ones the first. Without validation data the last epoch counts.
         patience: after how many epochs without a better validation it ends; None is never.
+        eval_every: how many steps lie between judgements on the validation data, which are told, logged and drawn,
+            and decide nothing: the best epoch, patience and schedule go by those at the ends of epochs; 0: these alone.
         save_every: how many steps lie between checkpoints; 0: they are written after each epoch.
         use_ema: evaluate and write the moving averages (EMA) that `Options.ema` keeps, in place of the weights.
         keep_mode: evaluate and write the model in the mode in which it came; else BatchNormalization and Dropout are
@@ -99,6 +101,7 @@ class Course(KnownKeywords):
     """
 
     epochs: int = 10
+    max_steps: int | None = None
     batch_size: int = 32
     learning_rate: float = RATE
     schedule: str = "constant"
@@ -106,6 +109,7 @@ class Course(KnownKeywords):
     seed: int = 0
     metrics: tuple[str, ...] = ()
     patience: int | None = None
+    eval_every: int = 0
     save_every: int = 0
     use_ema: bool = False
     keep_mode: bool = False
@@ -118,10 +122,11 @@ class Course(KnownKeywords):
     reset: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, low in (("epochs", 1), ("batch_size", 1), ("save_every", 0)):
+        for name, low in (("epochs", 1), ("batch_size", 1), ("eval_every", 0), ("save_every", 0)):
             checks.at_least(name, getattr(self, name), low, whole=True)
-        if self.patience is not None:
-            checks.at_least("patience", self.patience, 1, whole=True)
+        for name in ("max_steps", "patience"):
+            if getattr(self, name) is not None:
+                checks.at_least(name, getattr(self, name), 1, whole=True)
         if self.threads is not None:
             checks.threads(self.threads)
         if not checks.is_number(self.learning_rate):
@@ -146,7 +151,8 @@ class Trained:
     """What came of a run.
 
     Attributes:
-        reason: why it ended: 'done', 'no better' or 'stopped'; then nothing was written but the checkpoint.
+        reason: why it ended: 'done', 'max steps', 'no better' or 'stopped'; then nothing was written but the
+            checkpoint.
         epochs: what each epoch has come to: 'loss', and 'val_loss' and 'val_<metric>' with validation data.
         best: the epoch whose weights were taken, counted from 1.
         by: what says which epoch is best, a name in `epochs`; "" where the last one is taken, without validation data.
@@ -180,7 +186,8 @@ def run_train(
     new_data: bool = False,
     force: bool = False,
     tell: Tell = silent,
-    watch: Watch = lambda steps, of, loss: None,
+    watch: Watch = unwatched,
+    log: Sequence[LogForm] = (),
     communicator: Communicator | None = None,
 ) -> Trained:
     """Train the model in a file on data in others, and write it with the weights that were found.
@@ -201,7 +208,9 @@ def run_train(
         new_data: with `resume`: on purpose with other training data, of as many samples.
         force: replace a file that onnxgrad did not write.
         tell: takes what is narrated.
-        watch: called after each step.
+        watch: takes what is told of each step and each judgement, see `Stepped` and `Judged`.
+        log: the forms in which the log is written to the run's folder besides train.jsonl: 'csv' is train.csv,
+            'tensorboard' a folder that TensorBoard shows.
         communicator: connects this process to others that train with it; then each takes its part of every batch,
             and the process of rank 0 evaluates and writes for all.
 
@@ -212,6 +221,9 @@ def run_train(
     """
     if new_data and not resume:
         raise UsageError("`new_data` goes with `resume`", "a run that begins takes any data: leave it out")
+    log = checks.tuple_of("log", log, str, "such as log=('csv',)")
+    for form in log:
+        checks.one_of("log", form, LogForm)
     start, link = time.perf_counter(), communicator or Alone()
     written = None if adapter is None else AdapterTarget(adapter)
     ready, target = _ready(
@@ -219,11 +231,11 @@ def run_train(
     )
     place = run or target.with_name(f"{target.name}.run")
     with rank_zero_folder(place, link) as folder, asked_to_stop(link, place, tell) as stop:
-        loop = ready.loop(folder, stop, watch)
+        loop = ready.loop(folder, stop, watch, log)
         _resume(loop, link, resume, new_data, drawing(ready.built.model), tell)
         reason = loop.run()
-        if reason != "stopped" and ready.evaluator is not None and loop.progress.best:
-            ready.trainer.load(loop.best())
+        if reason != "stopped" and ready.evaluator is not None:
+            loop.take_best()
     epochs = loop.progress.epochs
     best = loop.progress.best if ready.evaluator is not None else len(epochs)
     by = loop.watched if ready.evaluator is not None else ""
@@ -254,21 +266,26 @@ class _Run:
     batches: Batches
     ema: Mapping[str, str]
 
-    def loop(self, folder: RunFolder, stop: Callable[[], bool], watch: Watch) -> Loop:
+    def loop(self, folder: RunFolder, stop: Callable[[], bool], watch: Watch, logs: Sequence[LogForm]) -> Loop:
         """The steps to take."""
         course, evaluator = self.course, self.evaluator
-        steps = course.epochs * len(self.batches)
+        whole = course.epochs * len(self.batches)
+        steps = whole if course.max_steps is None else min(whole, course.max_steps)
         data = {"training": self.samples, **({"validation": evaluator.data} if evaluator else {})}
         schedule = parse_schedule(course.schedule, course.learning_rate, steps)
-        if evaluator is None and (course.patience is not None or schedule.watches or course.metrics):
-            raise UsageError("early stopping, metrics and the schedule plateau go by a validation", "add `val=DATA`")
+        if evaluator is None and (
+            course.patience is not None or schedule.watches or course.metrics or course.eval_every
+        ):
+            words = "early stopping, metrics, `eval_every` and the schedule plateau go by a validation"
+            raise UsageError(words, "add `val=DATA`")
         chosen = evaluator.metrics[0] if evaluator is not None and course.metrics else None
         return Loop(
             self.trainer, self.samples, self.batches, schedule, evaluator,
             watched=f"val_{chosen.name}" if chosen else "val_loss" if evaluator else "loss",
             higher=chosen.higher if chosen else False,
             epochs=course.epochs, patience=course.patience, save_every=course.save_every,
-            folder=folder, stop=stop, watch=lambda done, loss: watch(done, steps, loss), model=_fingerprint(self.built),
+            folder=folder, stop=stop, watch=watch, max_steps=course.max_steps,
+            eval_every=course.eval_every, logs=logs, model=_fingerprint(self.built),
             digests={use: samples.digest() for use, samples in data.items()},
         )  # fmt: skip
 

@@ -9,12 +9,16 @@ from onnxgrad_cli.report import document
 from onnxgrad_cli.report.blocks import Inline, Name, Page, Picture, Section, Table
 from onnxgrad_cli.report.curve import Curve, svg
 from onnxgrad_cli.report.model import Report
-from onnxgrad_cli.report.words import number, seconds, several
+from onnxgrad_cli.report.words import figure, number, seconds, several
 
 PICTURE = "curve.svg"
 """The file beside the report with the picture of the curve."""
 
-ENDS = {"done": "All epochs were run", "no better": "It ended early, for the validation got no better"}
+ENDS = {
+    "done": "All epochs were run",
+    "max steps": "It ended after as many steps as were asked for",
+    "no better": "It ended early, for the validation got no better",
+}
 """Why a run ends."""
 
 OF_THE_BUILD = {"What was asked", "Trained weights", "Adapters", "Not trained, and why", "Cautions", "Versions"}
@@ -68,7 +72,7 @@ def page(run: Run) -> Page:
 def _glance(run: Run) -> Iterator[tuple[str, Inline]]:
     first, best = run.epochs[0], run.epochs[run.best - 1]
     for name, value in best.items():
-        yield _words(name), f"{first[name]:.4g} in the first epoch, {value:.4g} in epoch {run.best}"
+        yield _words(name), f"{figure(first[name])} in the first epoch, {figure(value)} in epoch {run.best}"
     yield "steps", f"{number(run.steps)} in {several(len(run.epochs), 'epoch')}"
     yield "time", seconds(run.seconds)
 
@@ -79,7 +83,7 @@ def _sections(run: Run) -> Iterator[Section]:
         yield Section("Loss", [Picture(run.picture, PICTURE, f"Loss of {run.model}")])
     names = list(run.epochs[0])
     rows: list[tuple[Inline, ...]] = [
-        (str(i), *(f"{epoch[name]:.4f}" for name in names), "its weights were taken" if i == run.best else "")
+        (str(i), *(figure(epoch[name]) for name in names), "its weights were taken" if i == run.best else "")
         for i, epoch in enumerate(run.epochs, 1)
     ]
     yield Section("Epochs", [Table(("epoch", *map(_words, names), ""), rows, frozenset(range(1 + len(names))))])

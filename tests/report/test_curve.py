@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from onnxgrad_cli.report.curve import BLOCKS, COLUMNS, Curve, blocks, svg
+from onnxgrad_cli.report.words import figure
 from tests.cli_harness import MLP, Shell, save
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -86,7 +87,7 @@ def test_a_run_leaves_its_curve_and_its_report(shell: Shell) -> None:
     for text in (report, page):
         for entry in log:
             if "val_loss" in entry:
-                assert f"{entry['loss']:.4f}" in text and f"{entry['val_loss']:.4f}" in text
+                assert figure(entry["loss"]) in text and figure(entry["val_loss"]) in text
         assert "b1" in text and "--batch-size" in text and "data.npz" in text
     assert "![Loss of mlp.onnx](curve.svg)" in report and "<svg" in page and "<script" not in page
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrad_cli.common.choices import LogForm
 from onnxgrad_cli.execution.session import Buffer
 from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.run.communicator import Alone, Communicator
@@ -43,12 +44,12 @@ class RankZeroFolder(RunFolder):
         return self._communicator.told(super().load(best) if self._communicator.rank == 0 else None)
 
     @contextmanager
-    def log(self, steps: int) -> Iterator[Log]:
+    def log(self, steps: int, forms: Sequence[LogForm] = (), results: Sequence[str] = ()) -> Iterator[Log]:
         """See `RunFolder.log`."""
         if self._communicator.rank:
             yield _Unwritten(self.path)
         else:
-            with super().log(steps) as log:
+            with super().log(steps, forms, results) as log:
                 yield log
 
 
