@@ -17,15 +17,19 @@ from onnxgrad_cli.cli.check import check
 from onnxgrad_cli.cli.console import Console
 from onnxgrad_cli.cli.derive import derive
 from onnxgrad_cli.cli.doctor import doctor
+from onnxgrad_cli.cli.evaluate import evaluate
 from onnxgrad_cli.cli.expand import expand
 from onnxgrad_cli.cli.export import export
 from onnxgrad_cli.cli.failures import failure
 from onnxgrad_cli.cli.inspect import inspect
 from onnxgrad_cli.cli.losses import losses
+from onnxgrad_cli.cli.metrics import metrics
 from onnxgrad_cli.cli.ops import ops
 from onnxgrad_cli.cli.optimizers import optimizers
 from onnxgrad_cli.cli.pack import pack
 from onnxgrad_cli.cli.passes import passes
+from onnxgrad_cli.cli.predict import predict
+from onnxgrad_cli.cli.schedules import schedules
 from onnxgrad_cli.cli.train import train
 from onnxgrad_cli.cli.tune import tune
 from onnxgrad_cli.cli.verify_op import verify_op
@@ -100,6 +104,8 @@ for _command in (
     doctor,
     check,
     train,
+    evaluate,
+    predict,
     export,
     pack,
     tune,
@@ -109,6 +115,8 @@ for _command in (
     verify_op,
     losses,
     optimizers,
+    metrics,
+    schedules,
     passes,
     view,
 ):

@@ -24,7 +24,7 @@ from onnxgrad_cli.execution.session import find_provider
 from onnxgrad_cli.files import STREAM, ModelSource, Switch, check_target, own_model, save_bytes, stage_model
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.jobs.targets import target_of
-from onnxgrad_cli.metadata import Adapter, Roles, tool_version
+from onnxgrad_cli.metadata import Adapter, tool_version
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare.mode import SUBJECT as MODE
 from onnxgrad_cli.report import make_report
@@ -49,7 +49,7 @@ from onnxgrad_cli.training.data.pasts import with_empty_pasts, with_sizes_of_pas
 from onnxgrad_cli.training.eval_model import EvalSession
 from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.loop import Loop
-from onnxgrad_cli.training.metrics import Named, default_metrics, parse_metric
+from onnxgrad_cli.training.metrics import metrics_of
 from onnxgrad_cli.training.new_head import with_classes
 from onnxgrad_cli.training.run.communicator import Alone, Communicator
 from onnxgrad_cli.training.run.ema_weights import check_ema
@@ -272,7 +272,7 @@ class _Run:
         whole = course.epochs * len(self.batches)
         steps = whole if course.max_steps is None else min(whole, course.max_steps)
         data = {"training": self.samples, **({"validation": evaluator.data} if evaluator else {})}
-        schedule = parse_schedule(course.schedule, course.learning_rate, steps)
+        schedule = parse_schedule(course.schedule, course.learning_rate, steps, len(self.batches))
         if evaluator is None and (
             course.patience is not None or schedule.watches or course.metrics or course.eval_every
         ):
@@ -489,28 +489,9 @@ def _evaluator(
         model, options, trainer.buffers, path=path, provider=find_provider(course.provider), threads=course.threads,
         keep_mode=course.keep_mode,
     )  # fmt: skip
-    metrics = _metrics(trainer.roles, options, course)
+    metrics = metrics_of(course.metrics, trainer.roles.losses)
     batches = Batches(data, data.batch_size or course.batch_size, shuffle=False, tell=tell)
-    evaluator = RankZeroEvaluator(session, data, batches, trainer.roles.losses[0], metrics, ema, link)
+    evaluator = RankZeroEvaluator(session, data, batches, metrics, ema, link)
     if link.rank == 0:
         evaluator.check(trainer.buffers)
     return evaluator
-
-
-def _metrics(roles: Roles, options: Options, course: Course) -> Sequence[Named]:
-    term = roles.losses[0]
-    if not term.label:
-        return []
-    if not course.metrics:
-        return default_metrics(term)
-    if term.name == "causal-lm":
-        raise UsageError(
-            "`metrics` don't go with causal-lm: they would compare tokens with themselves, not with what follows",
-            "leave them out; the loss is told, and its exponential is the perplexity",
-        )
-    found = [parse_metric(text, **dict(options.loss_options)) for text in course.metrics]
-    names = ["loss", *(metric.name for metric in found)]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UsageError(f"`metrics`: two numbers would be called '{twice}'", "name each once, files by other names")
-    return found

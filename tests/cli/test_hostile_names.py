@@ -129,6 +129,8 @@ COMMANDS: dict[str, list[tuple[str, ...]]] = {
     "verify-op": [("verify-op", EVIL), ("verify-op", "Relu"), ("verify-op", "Relu", "--json")],
     "losses": [("losses",), ("losses", "--json")],
     "optimizers": [("optimizers",), ("optimizers", "--json")],
+    "metrics": [("metrics",), ("metrics", "--json")],
+    "schedules": [("schedules",), ("schedules", "--json")],
     "pack": [
         ("pack", "p.onnx", "-o", "page", "--data", "d.npz"),
         ("pack", "p.onnx", "-o", "page", "--data", "d.npz", "--json"),

@@ -12,6 +12,8 @@ import numpy as np
 
 from onnxgrad_cli.common.choices import LogForm
 from onnxgrad_cli.execution.session import Buffer
+from onnxgrad_cli.metadata import Term
+from onnxgrad_cli.training.class_metrics import Confusion
 from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.run.communicator import Alone, Communicator
 from onnxgrad_cli.training.run.folder import Log, RunFolder, run_folder
@@ -73,6 +75,9 @@ class RankZeroEvaluator(Evaluator):
 
     communicator: Communicator = Alone()  # noqa: RUF009
 
-    def __call__(self, weights: Mapping[str, Buffer]) -> dict[str, float]:
+    def measure(
+        self, weights: Mapping[str, Buffer], more: Sequence[tuple[Term, Confusion]], metrics: bool = True
+    ) -> dict[str, float]:
         """See `Evaluator`; all processes call it at the same time."""
-        return self.communicator.told(super().__call__(weights) if self.communicator.rank == 0 else None)
+        first = self.communicator.rank == 0
+        return self.communicator.told(super().measure(weights, more, metrics) if first else None)
