@@ -33,9 +33,9 @@ ARGUMENTS = frozenset(
         "grad_of_input group identifiers infer_by_run init inputs keep_mode keep_outputs kind l1 l2 label labels "
         "learning_rate lora lora_dropout lora_scaling lora_target loss_options loss_output log loss_scale losses "
         "max_length max_steps merge metrics mode new_data nominal_checkpoint of optimizer optimizer_options out output "
-        "outputs pack pad_id patience prefix preset provider quantization recompute reduction reports reset resume roles run "
-        "runtime sample_weight save_every schedule seed shapes stop_after target test_data threads tokenizer train "
-        "train_last training_info tuned untie use_ema val val_prefix verify webgpu weights wrt yield_"
+        "outputs pack pad_id patience prefix preset provider quantization recompute reduction reports reset resume "
+        "roles run runtime sample_weight save_every schedule seed shapes stop_after target test_data threads tokenizer "
+        "train train_last training_info tuned untie use_ema val val_prefix verify webgpu weights wrt yield_"
     ).split()
 )
 """The arguments that messages name; what else stands in backquotes stays as it is."""

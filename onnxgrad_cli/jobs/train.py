@@ -31,7 +31,7 @@ from onnxgrad_cli.report import make_report
 from onnxgrad_cli.report.curve import Curve
 from onnxgrad_cli.report.html import html
 from onnxgrad_cli.report.markdown import markdown
-from onnxgrad_cli.report.training import PICTURE, Run, page
+from onnxgrad_cli.report.training import Run, page
 from onnxgrad_cli.training.adapters.branches import check_branches
 from onnxgrad_cli.training.adapters.formats import AdapterTarget, read_adapters
 from onnxgrad_cli.training.adapters.merge import merge
@@ -47,7 +47,8 @@ from onnxgrad_cli.training.data import (
 )
 from onnxgrad_cli.training.data.pasts import with_empty_pasts, with_sizes_of_pasts
 from onnxgrad_cli.training.eval_model import EvalSession
-from onnxgrad_cli.training.evaluate import Evaluator
+from onnxgrad_cli.training.evaluate import Evaluator, confusions
+from onnxgrad_cli.training.inference import matrix_of
 from onnxgrad_cli.training.loop import Loop
 from onnxgrad_cli.training.metrics import metrics_of
 from onnxgrad_cli.training.new_head import with_classes
@@ -247,6 +248,10 @@ def run_train(
     return found
 
 
+MOST_CLASSES = 30
+"""Of more classes a confusion matrix is no table for the eye; `onnxgrad evaluate` has it as JSON."""
+
+
 @dataclass
 class _Run:
     """All that a run takes. It is made before the first step: what does not fit together is told by then.
@@ -288,6 +293,19 @@ class _Run:
             eval_every=course.eval_every, logs=logs, model=_fingerprint(self.built),
             digests={use: samples.digest() for use, samples in data.items()},
         )  # fmt: skip
+
+    def confusion(self) -> dict[str, tuple[list[str], list[list[int]]]]:
+        """How the weights of now take classes for each other on the validation data, by output.
+
+        It takes an evaluation more. All processes have the same weights: the first one, which alone asks, answers.
+        """
+        if self.evaluator is None:
+            return {}
+        taken = confusions(self.trainer.roles.losses, MOST_CLASSES)
+        if taken:
+            Evaluator.measure(self.evaluator, self.trainer.buffers, taken, metrics=False)
+        matrices = {term.output: matrix_of(self.original, term, each) for term, each in taken}
+        return {output: (matrix.classes, matrix.counts) for output, matrix in matrices.items()}
 
     def adapter_values(self, weights: Arrays, state: Arrays) -> Arrays:
         """What a file of adapters holds: their factors, weights that are trained in full, running statistics."""
@@ -462,15 +480,17 @@ def _report(folder: RunFolder, ready: _Run, found: Trained) -> None:
     told |= told.pop("sequences")
     asked = {"--" + name.replace("_", "-"): value for name, value in told.items() if value}
     sets = {"training": ready.samples, **({"validation": ready.evaluator.data} if ready.evaluator else {})}
+    log = folder.history()
     run = Run(
         ready.path.name if ready.path else "",
         found.reason, found.epochs, found.best, found.by, found.steps, found.seconds, asked,
         {use: (str(data.source), len(data)) for use, data in sets.items()},
-        [str(file) for file in found.files], Curve.of(folder.history()), make_report(built=ready.built),
+        [str(file) for file in found.files], Curve.of(log), Curve.others(log), ready.confusion(),
+        make_report(built=ready.built),
     )  # fmt: skip
     document = page(run)
     written = {"report.md": markdown(document), "report.html": html(document)}
-    for name, text in {**written, **({PICTURE: run.picture} if run.curve.steps else {})}.items():
+    for name, text in {**written, **{picture.file: picture.svg for picture in run.pictures}}.items():
         save_bytes(text.encode(), folder.path / name)
 
 

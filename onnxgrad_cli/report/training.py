@@ -40,6 +40,9 @@ class Run:
         data: what each set of data is for -> its source and how many samples it has.
         files: what was written.
         curve: the loss of each step.
+        others: what else has a curve, metrics and the rate, by name.
+        confusion: output -> the names of its classes, and how often each (rows) was taken for each in the epoch whose
+            weights were taken.
         built: the report of the training model.
     """
 
@@ -54,12 +57,18 @@ class Run:
     data: Mapping[str, tuple[str, int]]
     files: Sequence[str]
     curve: Curve
+    others: Mapping[str, Curve]
+    confusion: Mapping[str, tuple[Sequence[str], Sequence[Sequence[int]]]]
     built: Report
 
     @property
-    def picture(self) -> str:
-        """The curve as an `svg` element."""
-        return svg(self.curve, f"Loss of {self.model}")
+    def pictures(self) -> list[Picture]:
+        """The curves: of the loss, of each metric and of the rate."""
+        found = [_picture(self.curve, PICTURE, f"Loss of {self.model}")] if self.curve.steps else []
+        for number_, (name, curve) in enumerate(self.others.items(), 1):
+            file = "rate.svg" if name == "rate" else f"metric-{number_}.svg"
+            found.append(_picture(curve, file, f"{_words(name).capitalize()} of {self.model}"))
+        return found
 
 
 def page(run: Run) -> Page:
@@ -79,20 +88,35 @@ def _glance(run: Run) -> Iterator[tuple[str, Inline]]:
 
 def _sections(run: Run) -> Iterator[Section]:
     """The sections on the run, then those on the training model that matter to it."""
-    if run.curve.steps:
-        yield Section("Loss", [Picture(run.picture, PICTURE, f"Loss of {run.model}")])
+    if run.pictures:
+        yield Section("Curves", list(run.pictures))
     names = list(run.epochs[0])
     rows: list[tuple[Inline, ...]] = [
         (str(i), *(figure(epoch[name]) for name in names), "its weights were taken" if i == run.best else "")
         for i, epoch in enumerate(run.epochs, 1)
     ]
     yield Section("Epochs", [Table(("epoch", *map(_words, names), ""), rows, frozenset(range(1 + len(names))))])
+    for output, (classes, counts) in run.confusion.items():
+        yield _confusion(output, classes, counts)
     rows = [(Name(option), Name(str(value))) for option, value in run.course.items()]
     yield Section("How it was trained", [Table(("option", "value"), rows)])
     rows = [(use, Name(source), number(samples)) for use, (source, samples) in run.data.items()]
     yield Section("Data", [Table(("used for", "from", "samples"), rows, frozenset({2}))])
     yield from (section for section in document.sections(run.built) if section.title in OF_THE_BUILD)
     yield Section("Files", [Table(("written",), [(Name(file),) for file in run.files])])
+
+
+def _picture(curve: Curve, file: str, words: str) -> Picture:
+    return Picture(svg(curve, words), file, words)
+
+
+def _confusion(output: str, classes: Sequence[str], counts: Sequence[Sequence[int]]) -> Section:
+    """How often each class was taken for each: a row for each label, a column for each class that was chosen."""
+    rows: list[tuple[Inline, ...]] = [
+        (Name(label), *map(number, row)) for label, row in zip(classes, counts, strict=True)
+    ]
+    head = ("label \\ chosen", *classes)
+    return Section(f"Confusion of {output}", [Table(head, rows, frozenset(range(1, len(head))))])
 
 
 def _words(name: str) -> str:

@@ -84,13 +84,6 @@ class Evaluator:
         loss = total / count if count else math.nan
         return {"loss": loss, **{named.name: found.value() for named, found in begun}}
 
-    def confusion(self, weights: Mapping[str, Buffer], terms: Sequence[Term], most: int) -> dict[str, np.ndarray]:
-        """Of each output that tells classes apart, how often each was taken for each; see `confusions`."""
-        found = confusions(terms, most)
-        if found:
-            self.measure(weights, found, metrics=False)
-        return {term.output: each.matrix for term, each in found}
-
 
 def _update(metric: Metric | Confusion, term: Term | None, result: EvalResult, feeds: Arrays) -> None:
     assert term is not None

@@ -170,7 +170,7 @@ def in_steps(given: dict[str, object], options: Iterable[Option], epoch: int | N
         value = given.get(option.name)
         if option.kind == "Length" and isinstance(value, str) and (found := re.fullmatch(r"(\d+\.?\d*)e", value)):
             if epoch is None:
-                hint = "say with `epoch` how many steps an epoch has, or give steps"
+                hint = "say how many steps an epoch has, or give steps"
                 raise UsageError(f"option {option.name}: '{value}' is of epochs, and there are none here", hint)
             count = float(found[1])
             given[option.name] = max(round(count * epoch), 1) if count else 0

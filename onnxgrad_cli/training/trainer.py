@@ -142,7 +142,7 @@ class Trainer(TrainerBase):
         """
         options = options or self._options
         if options is None:
-            hint = "give the `options` that it was built with, or the TrainingModel that `build` returns"
+            hint = "give the Options that it was built with, or the TrainingModel that was built"
             raise UsageError("a file of a training model does not say all that its losses take", hint)
         asked = checks.tuple_of("metrics", metrics, str, "such as metrics=('accuracy',)")
         merged, path = self.merged(model, keep_mode)
