@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxgrad_cli.report import document
-from onnxgrad_cli.report.blocks import Inline, Name, Page, Picture, Section, Table
+from onnxgrad_cli.report.blocks import Block, Inline, Name, Page, Paragraph, Picture, Section, Table
 from onnxgrad_cli.report.curve import Curve, svg
 from onnxgrad_cli.report.model import Report
 from onnxgrad_cli.report.words import figure, number, seconds, several
@@ -65,8 +65,8 @@ class Run:
     def pictures(self) -> list[Picture]:
         """The curves: of the loss, of each metric and of the rate."""
         found = [_picture(self.curve, PICTURE, f"Loss of {self.model}")] if self.curve.steps else []
-        for number_, (name, curve) in enumerate(self.others.items(), 1):
-            file = "rate.svg" if name == "rate" else f"metric-{number_}.svg"
+        for i, (name, curve) in enumerate(self.others.items(), 1):
+            file = "rate.svg" if name == "rate" else f"metric-{i}.svg"
             found.append(_picture(curve, file, f"{_words(name).capitalize()} of {self.model}"))
         return found
 
@@ -96,8 +96,8 @@ def _sections(run: Run) -> Iterator[Section]:
         for i, epoch in enumerate(run.epochs, 1)
     ]
     yield Section("Epochs", [Table(("epoch", *map(_words, names), ""), rows, frozenset(range(1 + len(names))))])
-    for output, (classes, counts) in run.confusion.items():
-        yield _confusion(output, classes, counts)
+    if run.confusion:
+        yield Section("Confusion of classes", list(_confusion(run.confusion)))
     rows = [(Name(option), Name(str(value))) for option, value in run.course.items()]
     yield Section("How it was trained", [Table(("option", "value"), rows)])
     rows = [(use, Name(source), number(samples)) for use, (source, samples) in run.data.items()]
@@ -110,13 +110,14 @@ def _picture(curve: Curve, file: str, words: str) -> Picture:
     return Picture(svg(curve, words), file, words)
 
 
-def _confusion(output: str, classes: Sequence[str], counts: Sequence[Sequence[int]]) -> Section:
+def _confusion(found: Mapping[str, tuple[Sequence[str], Sequence[Sequence[int]]]]) -> Iterator[Block]:
     """How often each class was taken for each: a row for each label, a column for each class that was chosen."""
-    rows: list[tuple[Inline, ...]] = [
-        (Name(label), *map(number, row)) for label, row in zip(classes, counts, strict=True)
-    ]
-    head = ("label \\ chosen", *classes)
-    return Section(f"Confusion of {output}", [Table(head, rows, frozenset(range(1, len(head))))])
+    for output, (classes, counts) in found.items():
+        yield Paragraph((Name(output), ": labels by row, what was chosen by column, with the weights that were taken."))
+        rows: list[tuple[Inline, ...]] = [
+            (Name(label), *map(number, row)) for label, row in zip(classes, counts, strict=True)
+        ]
+        yield Table(("", *classes), rows, frozenset(range(1, 1 + len(classes))))
 
 
 def _words(name: str) -> str:

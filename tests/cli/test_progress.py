@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import subprocess
+import threading
 
 import pytest
 from rich.console import Console as Terminal
@@ -156,3 +157,29 @@ def test_an_epoch_is_told_when_it_is_over(shell: Shell) -> None:
         first = next(line for line in process.stderr if line.startswith("epoch 1/100000 "))
         assert process.poll() is None and "left" in first
         process.kill()
+
+
+@pytest.mark.parametrize(("delay", "shown"), [(0.0, True), (60.0, False)])
+def test_what_takes_long_is_told_on_a_terminal_until_it_ends(
+    delay: float, shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import rich.console
+
+    stream, console, drawn = io.StringIO(), Console(), threading.Event()
+    terminal = Terminal(file=stream, force_terminal=True, width=80, legacy_windows=False)
+    monkeypatch.setattr(progress, "is_terminal", lambda: True)
+    monkeypatch.setattr(rich.console, "Console", lambda **_: terminal)
+    monkeypatch.setattr(stream, "flush", drawn.set)
+    with progress.working(console, delay) as tell:
+        tell("checking: gradients [bold]", 1)
+        assert not shown or drawn.wait(5)
+        tell("3 samples are left out", 0)
+    text = stream.getvalue()
+    assert ("\x1b[?25l" in text) is shown and text.endswith("\x1b[?25h\r\x1b[1A\x1b[2K" if shown else "left out\n")
+    assert ("checking: gradients [bold]" in text) is shown and "3 samples are left out" in text
+
+
+def test_in_a_pipe_nothing_is_told_of_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console()
+    with progress.working(console, 0.0) as tell:
+        assert tell == console.say
