@@ -51,7 +51,7 @@ def training(console: Console) -> Iterator[Watch]:
         from rich.console import Console as Terminal
 
         terminal = Terminal(stderr=True, highlight=False)
-        with _above(console, terminal), _bar(terminal) as bar:
+        with above(console, terminal), bar_on(terminal) as bar:
             yield partial(_tell, console, bar)
 
 
@@ -126,7 +126,8 @@ class Bar:
 
 
 @contextmanager
-def _bar(terminal: Terminal) -> Iterator[Bar]:
+def bar_on(terminal: Terminal) -> Iterator[Bar]:
+    """Show a bar on a terminal as long as the block runs."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     bar = BarColumn(bar_width=max(5, min(40, terminal.width - 64)))
@@ -141,7 +142,7 @@ def _bar(terminal: Terminal) -> Iterator[Bar]:
 
 
 @contextmanager
-def _above(console: Console, terminal: Terminal) -> Iterator[None]:
+def above(console: Console, terminal: Terminal) -> Iterator[None]:
     """Let all that is said be printed above what moves."""
     from rich.text import Text
 
@@ -184,7 +185,7 @@ def working(console: Console, seconds: float = 2.0) -> Iterator[Callable[[str, i
             status.update(escape(visible(in_flags(text)))[: terminal.width - 4])
         console.say(text, level)
 
-    with _above(console, terminal):
+    with above(console, terminal):
         timer.start()
         try:
             yield tell

@@ -79,7 +79,7 @@ def test_the_bar_has_epoch_step_loss_and_rate_and_messages_stand_above_it(
     stream = io.StringIO()
     terminal = Terminal(file=stream, force_terminal=True, width=width, highlight=False, legacy_windows=False)
     console = Console()
-    with progress._above(console, terminal), progress._bar(terminal) as bar:
+    with progress.above(console, terminal), progress.bar_on(terminal) as bar:
         bar.show(step(1))
         console.say("120 of 600 samples are held out [red]", 0)
         bar.show(step(1000))
