@@ -123,12 +123,13 @@ def run(arguments: Sequence[str]) -> int:
     console = Console(arguments)
     try:
         code = _run(console, arguments)
+        console.finish(code)
     except OSError as error:  # of stdin or stdout: a file's has become an error of ours
         abandon(sys.stdout)
         if isinstance(error, BrokenPipeError):
             console.done = ""  # the reader has gone: nobody is there to be told
         else:
-            console.error(f"stdin or stdout fails: {error.strerror}", "redirect it to a file", as_json=False)
+            console.error(f"stdin or stdout fails: {error.strerror}", "redirect it to a file")
         code = 1
     console.close(code)
     return code
@@ -148,7 +149,7 @@ def _run(console: Console, arguments: Sequence[str]) -> int:
         if is_of_a_stream(error):
             raise
         found = failure(error)
-        console.error(found.message, found.hint, found.details, found.refusals, found.code)
+        console.error(found.message, found.hint, found.details, found.refusals)
         return found.code
 
 

@@ -325,9 +325,9 @@ def test_version(shell: Shell) -> None:
 def test_errors_as_json(shell: Shell) -> None:
     for command in (("build", "gone.onnx", "--json"), ("inspect", "mlp.onnx", "--output", "yy", "--json")):
         result = shell(*command)
-        assert result.json["error"]["exit_code"] == result.code != 0
-        assert result.json["error"]["message"] in result.err
-    assert shell("build", "mlp.onnx", "--lable", "y", "--json").json["error"]["exit_code"] == 2
+        assert result.document["exit_code"] == result.code != 0
+        assert result.document["error"]["message"] in result.err
+    assert shell("build", "mlp.onnx", "--lable", "y", "--json").document["status"] == "usage"
 
 
 def test_traceback_on_request(shell: Shell) -> None:
@@ -472,7 +472,7 @@ def test_file_to_stdout_and_stdin_to_file(shell: Shell) -> None:
     assert done.returncode == 0 and onnx.load_model_from_string(done.stdout) and not done.stderr
     assert "mlp.train.onnx" not in shell.files()
     done = process("build", "-", "-o", "t.onnx", "--json", stdin=Path("mlp.onnx").read_bytes())
-    assert json.loads(done.stdout)["status"] == "built" and outputs("t.onnx")[0] == "loss"
+    assert json.loads(done.stdout)["result"]["status"] == "built" and outputs("t.onnx")[0] == "loss"
     assert process("inspect", "-", stdin=Path("mlp.onnx").read_bytes()).returncode == 0
 
 
@@ -505,9 +505,9 @@ def test_terminals_are_refused(shell: Shell) -> None:
 
 
 def test_reader_that_goes_away(shell: Shell) -> None:
-    """`onnxgrad ops | head -1`"""
+    """`onnxgrad passes | head -1`"""
     program = subprocess.Popen(
-        [*PROGRAM, "ops", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [*PROGRAM, "passes", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(HOME)},
     )  # fmt: skip
     assert program.stdout and program.stderr
