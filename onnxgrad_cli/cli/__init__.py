@@ -14,12 +14,14 @@ import click
 
 from onnxgrad_cli.cli.build import build
 from onnxgrad_cli.cli.check import check
+from onnxgrad_cli.cli.completion import VARIABLE, completion
 from onnxgrad_cli.cli.console import Console
 from onnxgrad_cli.cli.derive import derive
 from onnxgrad_cli.cli.doctor import doctor
 from onnxgrad_cli.cli.expand import expand
 from onnxgrad_cli.cli.export import export
 from onnxgrad_cli.cli.failures import failure
+from onnxgrad_cli.cli.help import VisibleContext
 from onnxgrad_cli.cli.inspect import inspect
 from onnxgrad_cli.cli.losses import losses
 from onnxgrad_cli.cli.ops import ops
@@ -31,28 +33,10 @@ from onnxgrad_cli.cli.tune import tune
 from onnxgrad_cli.cli.verify_op import verify_op
 from onnxgrad_cli.cli.view import view
 from onnxgrad_cli.common.streams import abandon, is_of_a_stream
-from onnxgrad_cli.common.visible import visible_lines
 
 EXIT_CODES = """\b
 Exit codes: 0 done, 1 failed, 2 usage, 3 not differentiable or unsupported,
 4 a check failed, 130 interrupted."""
-
-COMPLETION = "_ONNXGRAD_COMPLETE"
-"""The variable by which a shell asks for completions, as click names it."""
-
-
-class VisibleHelp(click.HelpFormatter):
-    """Help in which nothing is invisible: a configuration's values are shown in it as defaults."""
-
-    def getvalue(self) -> str:
-        """The help as far as it is written."""
-        return visible_lines(super().getvalue())
-
-
-class VisibleContext(click.Context):
-    """The context of each command."""
-
-    formatter_class = VisibleHelp
 
 
 class InOrder(click.Group):
@@ -111,6 +95,7 @@ for _command in (
     optimizers,
     passes,
     view,
+    completion,
 ):
     cli.add_command(_command)
 
@@ -155,10 +140,10 @@ def _run(console: Console, arguments: Sequence[str]) -> int:
 
 def _invoke(console: Console, arguments: Sequence[str]) -> int:
     """Run one command line, as click's own `main` does, which takes errors of reading files for interrupts."""
-    if instruction := os.environ.get(COMPLETION):
+    if instruction := os.environ.get(VARIABLE):
         from click.shell_completion import shell_complete
 
-        return shell_complete(cli, {}, "onnxgrad", COMPLETION, instruction)
+        return shell_complete(cli, {}, "onnxgrad", VARIABLE, instruction)
     try:
         with cli.make_context("onnxgrad", list(arguments), obj=console) as context:
             return int(cli.invoke(context) or 0)

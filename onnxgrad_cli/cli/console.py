@@ -274,6 +274,8 @@ def speaks(command: Command) -> Command:
     from onnxgrad_cli.cli.config import read
 
     for option in (
+        click.option("--help-all", is_flag=True, is_eager=True, expose_value=False, allow_from_autoenv=False,
+                     callback=_help_all, help="Show this help with all options."),
         click.option("--traceback", is_flag=True, is_eager=True, expose_value=False, callback=_set("traceback"),
                      help="Show where an error was raised."),
         click.option("-q", "--quiet", is_flag=True, is_eager=True, expose_value=False, callback=_quiet,
@@ -294,6 +296,14 @@ def _set(name: str) -> Callable[[click.Context, click.Parameter, bool], None]:
         setattr(ctx.obj, name, value)
 
     return callback
+
+
+def _help_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    from onnxgrad_cli.cli.help import help_of
+
+    if value:
+        ctx.obj.print(help_of(ctx, whole=True))
+        ctx.exit()
 
 
 def _quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:

@@ -18,7 +18,7 @@ from onnxgrad_cli.cli.several import run_several, takes_several
 @speaks
 @click.pass_obj
 def doctor(console: Console, /, models: tuple[str, ...], jobs: int, **values: Any) -> int:
-    """Say what each MODEL is, what would be trained of it and what not, and which export would serve better; write nothing.
+    """Say what each MODEL is, what would be trained of it, what not, and which export would serve better.
 
     Who wrote it, what was read otherwise than it is written, whether names and normalizations survived the export,
     which weights may have been one, what a proof needs. `onnxgrad inspect` is the short answer.

@@ -12,6 +12,8 @@ from onnxgrad_cli.common.choices import SEEDS, Init, Mode, Preset, Quantization,
 from onnxgrad_cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from onnxgrad_cli.common.settings import Option
     from onnxgrad_cli.options import Options
 
@@ -75,7 +77,16 @@ def _setting(text: str) -> object:
 DIM = Pair("SYMBOL=SIZE", "=", _size)
 SHAPE = Pair("INPUT:DIM,DIM,...", ":", _dims)
 SETTING = Pair("KEY=VALUE", "=", _setting)
-MODEL = click.argument("model", metavar="MODEL")
+
+
+def complete_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[Any]]:
+    """Let the shell complete a file, for a parameter that is stdin or a file."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
+
+
+MODEL = click.argument("model", metavar="MODEL", shell_complete=complete_files)
 
 
 STRANGERS = {

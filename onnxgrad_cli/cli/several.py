@@ -18,6 +18,7 @@ import click
 
 from onnxgrad_cli.cli.console import Console, table
 from onnxgrad_cli.cli.document import Problem, document
+from onnxgrad_cli.cli.options import complete_files
 from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.errors import UsageError
 
@@ -48,12 +49,6 @@ ONCE = ("json", "quiet", "verbose", "traceback", "models", "jobs", "out", "out_d
 """Parameters that the processes are given otherwise, or not at all."""
 
 
-def _files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
-    from click.shell_completion import CompletionItem
-
-    return [CompletionItem(incomplete, type="file")]
-
-
 def takes_several(metavar: str = "MODEL...") -> Callable[[Command], Command]:
     """Give a command the argument of one or more models, and --jobs."""
 
@@ -62,7 +57,9 @@ def takes_several(metavar: str = "MODEL...") -> Callable[[Command], Command]:
             "--jobs", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
             help="How many of several models are taken at a time.",
         )(command)  # fmt: skip
-        return click.argument("models", metavar=metavar, nargs=-1, required=True, shell_complete=_files)(command)
+        return click.argument("models", metavar=metavar, nargs=-1, required=True, shell_complete=complete_files)(
+            command
+        )
 
     return give
 

@@ -24,7 +24,7 @@ from onnxgrad_cli.execution.session import find_provider
 from onnxgrad_cli.files import STREAM, ModelSource, Switch, check_target, own_model, save_bytes, stage_model
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.jobs.targets import target_of
-from onnxgrad_cli.metadata import Adapter, Roles, tool_version
+from onnxgrad_cli.metadata import Adapter, Roles, check_is_original, tool_version
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare.mode import SUBJECT as MODE
 from onnxgrad_cli.report import make_report
@@ -306,6 +306,7 @@ def _ready(
     if adapter is not None and not options.lora and adapter_from is None:
         raise UsageError("`adapter`: no adapters are trained", "ask for them with `lora=RANK`")
     original, path = own_model(model)
+    check_is_original(original)
     begun = None if adapter_from is None else read_adapters(adapter_from, original, tell)
     target = _target(model, original, path, out, adapter, force)
     built, options = _built(original, path, options, course, data, begun, tell)
