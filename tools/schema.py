@@ -56,11 +56,21 @@ def schema() -> Schema:
         "export": _object(files=TEXTS),
         "pack": _object(files=TEXTS),
         "tune": _object(measured=OBJECTS, file=TEXT),
-        "verify-op": _object(op=TEXT, passed=PLAIN[bool], examples=OBJECTS),
+        "verify-op": _object(
+            op=TEXT,
+            domain=TEXT,
+            against=TEXT,
+            passed=PLAIN[bool],
+            published=PLAIN[int],
+            operands=OBJECTS,
+            left_out=OBJECTS,
+            examples=OBJECTS,
+        ),
         "ops": OBJECTS,
         "losses": OBJECTS,
         "optimizers": OBJECTS,
         "passes": OBJECTS,
+        "completion": _object(shell=TEXT, script=TEXT),
     }
     base = {
         "version": {"const": VERSION, "description": "of this shape: it grows when a key changes or goes away"},

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from onnxgrad_cli.report import Report
 
 
+OF_ONE = ("artifacts", "report", "dump_passes")
+"""Options that name a place for what comes of one model."""
+
+
 @click.command(short_help="Make training models.")
 @takes_several()
 @click.option("-o", "--out", metavar="FILE", help="The training model; - is stdout.  [default: MODEL.train.onnx]")
@@ -66,9 +70,10 @@ if TYPE_CHECKING:
 def build(console: Console, /, models: tuple[str, ...], out: str | None, out_dir: str, jobs: int, **values: Any) -> int:
     """Make a training model of each MODEL (- is stdin): its graph, a loss, and one gradient per weight."""
     if out_dir or len(models) > 1:
-        for option in ("out", "artifacts", "report", "dump_passes"):
-            if values.get(option) or (option == "out" and out):
-                raise UsageError(f"`{option}` does not go with --out-dir or several models", "give one model, and -o")
+        for option, given in {"out": out, **{name: values[name] for name in OF_ONE}}.items():
+            if given:
+                flag = option.replace("_", "-")
+                raise UsageError(f"--{flag} does not go with --out-dir or several models", "give one model, and -o")
         console.done = "built"
         targets = targets_in(out_dir, models, values["stop_after"] or "train")
         return run_several(console, models, jobs, targets)

@@ -48,6 +48,10 @@ TROUBLE = ("caution: ", "note: ", "warning: ")
 """What narration begins with that a careful reader should know."""
 
 
+CONVENTIONS = ("kink", "run-time sum")
+"""Kinds of cautions that nearly every model has: they are in the report, and no warnings."""
+
+
 class Console:
     """What a command says, and how loudly.
 
@@ -199,7 +203,8 @@ class Console:
             _narrate(visible(f"| {seconds:.2f} s | {self.command}"), _colored(word, COLORS.get(word, "green")))
         if on_github():
             told = document(self.name, code, self._result, self._problem, list(self._warnings))
-            tell_github(told, self.models, self.arguments, seconds, self.done)
+            for line in tell_github(told, self.models, self.arguments, seconds, self.done):
+                _echo(line)
         if code:
             self.at_failure(code)
 
@@ -210,7 +215,8 @@ class Console:
         code = EXIT_CODES[report.status]
         self._result = asdict(report)
         for caution in report.cautions:
-            self.warn(caution.text, tell=False)
+            if caution.kind not in CONVENTIONS:
+                self.warn(caution.text, tell=False)
         if report.error:
             message, *details = report.error.split("\n")
             self.error(message, report.hint or None, map(str.strip, details), report.refusals)
@@ -221,8 +227,12 @@ class Console:
 
 def _narrate(text: str, head: str = "") -> None:
     """Print a line on stderr, after what was coloured; where nobody can take it, nobody is told."""
+    _echo(harmless(f"{head} {text}" if head else text))
+
+
+def _echo(line: str) -> None:
     try:
-        click.echo(harmless(f"{head} {text}" if head else text), err=True)
+        click.echo(line, err=True)
     except OSError:
         abandon(sys.stderr)
 

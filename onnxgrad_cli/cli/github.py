@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-import click
 
 from onnxgrad_cli.common.visible import visible
 
@@ -42,8 +40,8 @@ def harmless(text: str) -> str:
 
 def tell_github(
     whole: dict[str, Any], models: Sequence[dict[str, Any]], arguments: Sequence[str], seconds: float, done: str
-) -> None:
-    """Annotate what a command says, and add a row for it, or for each of several models, to the step's summary.
+) -> Iterator[str]:
+    """Add a row for a command, or for each of several models, to the step's summary, and yield its annotations.
 
     Args:
         whole: its document, see `cli.document`.
@@ -61,13 +59,13 @@ def tell_github(
     warnings = [(row["model"], text) for row in rows for text in row["warnings"]]
     for kind, found in (("error", errors), ("warning", warnings)):
         for model, text in found[:MOST]:
-            click.echo(annotation(kind, text, title=f"onnxgrad {whole['command']}", file=model), err=True)
+            yield annotation(kind, text, title=f"onnxgrad {whole['command']}", file=model)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         try:
             with Path(summary).open("a", encoding="utf-8") as target:
                 target.write("\n".join(_table(whole["command"], rows)) + "\n")
         except OSError as error:
-            click.echo(annotation("warning", f"the step's summary can't be written: {error.strerror}"), err=True)
+            yield annotation("warning", f"the step's summary can't be written: {error.strerror}")
 
 
 def annotation(kind: str, text: str, **properties: str) -> str:

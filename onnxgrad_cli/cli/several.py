@@ -200,9 +200,9 @@ class _Run:
     def verdict(self) -> str:
         """What came of it, in a word or a line."""
         error, found = self.said["error"], self.said["result"] or {}
-        status = found.get("status") or found.get("verdict") or self.said["status"]
-        proof = found.get("proof") or {}
-        words = [status, *([proof["verdict"]] if proof.get("verdict") else [])]
+        status = found.get("verdict" if self.name == "check" else "status") or self.said["status"]
+        proof = found.get("proof") if self.name == "build" else None
+        words = [status, *([proof["verdict"]] if proof else [])]
         return ", ".join(words) if not error or found else f"{self.said['status']}: {error['message']}"
 
 

@@ -21,7 +21,7 @@ from tests.cli_harness import MLP, PROGRAM, UNKNOWN_OPS, WEIGHT, Result, Shell, 
 
 HOME = Path(__file__).parents[2]
 COMMANDS = {"build", "inspect", "check", "train", "export", "expand", "derive", "ops", "verify-op", "losses"}
-COMMANDS |= {"doctor", "optimizers", "passes", "view"}
+COMMANDS |= {"completion", "doctor", "optimizers", "passes", "view"}
 
 
 @pytest.fixture
@@ -370,7 +370,7 @@ def test_lines_are_not_broken_in_a_pipe(shell: Shell) -> None:
 def test_help_names_every_option_and_exit_code(shell: Shell) -> None:
     assert all(f"  {name} " in shell("--help").out for name in COMMANDS)
     assert all(str(code) in shell("--help").out for code in (0, 1, 2, 3, 4, 130))
-    shown = shell("build", "-h").out
+    shown = shell("build", "--help-all").out
     for command in cli.cli.commands.values():
         if command.name == "build":
             assert all(flag in shown for param in command.params for flag in param.opts if flag.startswith("--"))

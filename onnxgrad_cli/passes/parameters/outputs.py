@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnxgrad_cli.errors import UnsupportedError, UsageError, suggest
-from onnxgrad_cli.ir.domains import full_name
+from onnxgrad_cli.ir.domains import short_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.options import LossOptions
@@ -41,5 +41,5 @@ def resolve_outputs(graph: Graph, options: LossOptions) -> list[str]:
 def _why(graph: Graph) -> str:
     """What makes the model's outputs, in words."""
     makers = [n for n in graph.nodes if not set(n.output).isdisjoint(graph.output_names)]
-    made = [f"{full_name(n.op_type, n.domain)} '{n.name}'" for n in makers]
+    made = [f"{short_name(n.op_type, n.domain)} '{n.name}'" for n in makers]
     return f": {', '.join(made[:3])} make{'s' * (len(made) == 1)} no floats" if made else ""

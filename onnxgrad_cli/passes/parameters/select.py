@@ -16,7 +16,7 @@ from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.autodiff.activity import open_reads
 from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError
-from onnxgrad_cli.ir.domains import full_name
+from onnxgrad_cli.ir.domains import full_name, short_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import known_as
 from onnxgrad_cli.ir.nodes import reads
@@ -203,7 +203,7 @@ def _cuts(graph: Graph, tied: set[str]) -> dict[str, str]:
     for node in reversed(graph.nodes):
         before = [name for name in reads(node) if name not in tied]
         if not tied.isdisjoint(node.output):
-            cut = f"it is cut by {full_name(node.op_type, node.domain)} '{node.name}'"
+            cut = f"it is cut by {short_name(node.op_type, node.domain)} '{node.name}'"
         else:
             cut = next((found[name] for name in node.output if name in found), "")
         for name in before if cut else ():
