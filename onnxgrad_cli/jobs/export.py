@@ -8,6 +8,7 @@ from pathlib import Path
 
 from onnx import ModelProto
 
+from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.judged import judged
@@ -35,10 +36,10 @@ def run_export(
     model: ModelSource,
     out: str | Path | None = None,
     *,
-    roles: Path | None = None,
+    roles: str | Path | None = None,
     adaptable: bool = False,
     merge: bool = False,
-    test_data: Path | None = None,
+    test_data: str | Path | None = None,
     adapter: str | Path | None = None,
     use_ema: bool = False,
     keep_mode: bool = False,
@@ -79,8 +80,9 @@ def run_export(
         raise UsageError("`merge` does not go with `adaptable`, which leaves room for adapters", "choose one")
     if test_data is not None and not merge:
         raise UsageError("`test_data` goes with `merge`, whose loss is measured on them", "leave it out")
+    roles, test_data = checks.path_or_none("roles", roles), checks.path_or_none("test_data", test_data)
     proto, path = own_model(model)
-    source = _file_of(Path(source), tell)
+    source = _file_of(checks.path("source", source), tell)
     trained = _read(source, roles, proto, path, use_ema, tell)
     if not trained.adapters and (adaptable or adapter is not None):
         name = "adaptable" if adaptable else "adapter"

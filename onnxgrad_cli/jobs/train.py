@@ -174,8 +174,8 @@ def run_train(
     *,
     val: str | Path | float | None = None,
     adapter: str | Path | None = None,
-    adapter_from: Path | None = None,
-    run: Path | None = None,
+    adapter_from: str | Path | None = None,
+    run: str | Path | None = None,
     resume: bool = False,
     new_data: bool = False,
     force: bool = False,
@@ -210,6 +210,8 @@ def run_train(
         UnsupportedError: the model can't be differentiated, or has a loop that never ends.
         OnnxgradError: a file can't be read or written, or the loss became infinite or no number.
     """
+    checks.path("data", data)
+    adapter_from, run = checks.path_or_none("adapter_from", adapter_from), checks.path_or_none("run", run)
     if new_data and not resume:
         raise UsageError("`new_data` goes with `resume`", "a run that begins takes any data: leave it out")
     start, link = time.perf_counter(), communicator or Alone()

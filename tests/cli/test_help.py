@@ -55,7 +55,7 @@ def test_help_all_is_no_setting(shell: Shell, monkeypatch: pytest.MonkeyPatch) -
     assert "unknown option 'help-all'" in shell("passes", "--config", "c.toml").err
 
 
-# -- completion ---------------------------------------------------------------------------------------------------------
+# -- completion -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["bash", "zsh", "fish"])
@@ -73,17 +73,17 @@ def test_each_shell_gets_a_script(kind: str, shell: Shell) -> None:
         (["bui"], "build"),
         (["build", "m.onnx", "--los"], "--loss --loss-option --loss-scale"),
         (["build", "--mode", "e"], "eval"),
-        (["build", "ml"], "mlp.onnx"),
     ],
 )
-def test_bash_completes(words: list[str], found: str, shell: Shell) -> None:
-    program = f'onnxgrad() {{ {" ".join(PROGRAM)} "$@"; }}; export -f onnxgrad'
-    given = " ".join(["onnxgrad", *words])
+def test_bash_completes(words: list[str], found: str, tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "onnxgrad"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {" ".join(PROGRAM)} "$@"\n')
+    program.chmod(0o755)
     line = (
-        f'{program}; env() {{ (export "${{@:1:3}}"; onnxgrad); }}; eval "$(onnxgrad completion bash)"; '
-        f"COMP_WORDS=({given}); COMP_CWORD={len(words)}; _onnxgrad_completion onnxgrad; "
-        'echo "${COMPREPLY[@]}"; compgen -f -- "${COMP_WORDS[COMP_CWORD]}"'
+        f'eval "$(onnxgrad completion bash)"; COMP_WORDS=(onnxgrad {" ".join(words)}); COMP_CWORD={len(words)}; '
+        '_onnxgrad_completion onnxgrad; echo "${COMPREPLY[@]}"'
     )
-    environment = {**os.environ, "PYTHONPATH": str(HOME)}
+    environment = {**os.environ, "PYTHONPATH": str(HOME), "PATH": f"{program.parent}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=environment, check=True)
-    assert done.stdout.split() == found.split() or found in done.stdout.split(), done.stdout + done.stderr
+    assert done.stdout.split() == found.split(), done.stderr
