@@ -315,6 +315,12 @@ def test_ops(shell: Shell) -> None:
     assert [row["op"] for row in shell("ops", "relu", "--json").json] == ["Relu"]
 
 
+def test_a_pattern_that_names_no_operator(shell: Shell) -> None:
+    result = shell("ops", "Rellu*")
+    assert (result.code, result.out) == (2, "") and "no operator is called 'Rellu*'" in result.err
+    assert "did you mean Relu" in result.err
+
+
 def test_version(shell: Shell) -> None:
     assert shell("--version").out.startswith("onnxgrad ")
 
