@@ -26,11 +26,12 @@ VALIDATOR = Draft202012Validator(SCHEMA)
 BUILT = "mlp.train.onnx"
 
 GOOD: dict[str, tuple[str, ...]] = {
-    "build": ("mlp.onnx", "--no-verify", "--no-report"),
+    "build": ("mlp.onnx", "--no-verify", "--no-report", "--optimizer", "sgd"),
     "inspect": ("mlp.onnx",),
     "doctor": ("mlp.onnx",),
     "check": (BUILT,),
     "train": ("mlp.onnx", "--data", "d.npz", "--epochs", "1", "-o", "t.onnx"),
+    "pack": (BUILT, "--data", "d.npz", "-o", "site"),
     "export": ("t.onnx.run", "--model", "mlp.onnx", "-o", "e.onnx"),
     "tune": ("mlp.onnx", "--repeat", "1"),
     "expand": ("mlp.onnx",),

@@ -7,7 +7,7 @@ model says of itself is enough to know it before.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from onnx import ModelProto, TypeProto
 
@@ -37,7 +37,7 @@ class Range:
     high: int | None
     besides: frozenset[int] = frozenset()
     why: str = ""
-    hint: str = ""
+    hint: str = field(default="", compare=False)
 
     def __contains__(self, number: int) -> bool:
         above = self.low is None or number >= self.low
