@@ -58,11 +58,7 @@ def run_several(console: Console, models: Sequence[str], jobs: int, targets: Map
     """
     from onnxgrad_cli.cli.processes import Run, ended, words  # half of the time that help would take
 
-    if STREAM in models:
-        raise UsageError("stdin (-) is one model: it can't be one of several", "give its file")
-    twice = {model for model in models if models.count(model) > 1}
-    if twice:
-        raise UsageError(f"named twice: {listed(sorted(twice))}", "name each model once")
+    _check(models)
     context = click.get_current_context()
     options = list(typed(context, console.arguments))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GITHUB_")}
@@ -82,6 +78,14 @@ def run_several(console: Console, models: Sequence[str], jobs: int, targets: Map
             if said["error"]:
                 console.tell(said["error"], f"{said['model']}: ")
     return code
+
+
+def _check(models: Sequence[str]) -> None:
+    if STREAM in models:
+        raise UsageError("stdin (-) is one model: it can't be one of several", "give its file")
+    twice = {model for model in models if models.count(model) > 1}
+    if twice:
+        raise UsageError(f"named twice: {listed(sorted(twice))}", "name each model once")
 
 
 def _row(said: Mapping[str, Any]) -> tuple[str, ...]:
@@ -106,8 +110,10 @@ def targets_in(folder: str, models: Sequence[str], word: str) -> dict[str, str]:
     """Where what is made of each model goes: into a folder, or beside it where none is named.
 
     Raises:
-        UsageError: two would go to one file, one would replace a model that is read, or the folder can't be made.
+        UsageError: a model is named twice, or is stdin; two would go to one file, one would replace a model that is
+            read, or the folder can't be made.
     """
+    _check(models)
     names = {model: f"{Path(model).stem}.{word}.onnx" for model in models}
     paths = {model: Path(folder or Path(model).parent) / name for model, name in names.items()}
     read, taken = {_place(model): model for model in models}, dict[str, str]()
