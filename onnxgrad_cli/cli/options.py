@@ -185,7 +185,7 @@ def what_to_build(command: Command) -> Command:
         click.option("--training-info", is_flag=True,
                      help="Leave the graph as it is, and describe the training beside it, as the standard has it."),
         click.option("--init", type=click.Choice(get_args(Init)), default="keep",
-                     show_default=True, help="How weights begin: as they are stored, or drawn anew."),
+                     show_default=True, help="How weights begin: as stored, or drawn anew; of `build` with --training-info."),
         click.option("--seed", type=click.IntRange(0, SEEDS - 1),
                      help="Of all random numbers: drawn weights, adapters, and in a training the order and Dropout."),
         click.option("--recompute", metavar="elementwise|block:auto|block:GLOB|budget:SIZE",
