@@ -62,6 +62,7 @@ class Console:
         level: -1 quiet, 0 normal, 1 -v, 2 -vv.
         traceback: whether errors show where they were raised.
         done: what the closing line says when all went well; "" for commands without one.
+        models: the documents of several models, each as `cli.several` has it.
         at_failure: called with the exit code after all has been said, where a command fails.
     """
 

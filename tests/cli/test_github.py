@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -86,8 +87,6 @@ def test_no_name_gives_a_command(github: Shell) -> None:
 
 
 def test_json_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    import json
-
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     text = json.dumps(["::a", "##[b]", "c"], indent=0)
     assert json.loads(harmless(text)) == ["::a", "##[b]", "c"] and not commands(harmless(text))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -71,8 +73,6 @@ def test_an_interrupt_ends_all_and_leaves_nothing(shell: Shell) -> None:
 
 
 def validated_models(out: str) -> list[str]:
-    import json
-
     return sorted(each["model"] for each in validated(json.loads(out))["result"])
 
 
@@ -95,8 +95,6 @@ def validated_models(out: str) -> list[str]:
 def test_what_would_collide_is_refused(
     models: tuple[str, ...], options: tuple[str, ...], words: str, shell: Shell
 ) -> None:
-    import re
-
     before = shell.files()
     result = shell("build", *models, *options)
     assert result.code == 2 and re.search(words, result.err), result.err
