@@ -430,6 +430,7 @@ def test_a_wrong_thing_is_refused_in_words(shell: Shell) -> None:
     assert {name for name in shell.files() if not name.startswith("folder")} == set(before)
 
 
+@pytest.mark.slow
 def test_a_text_is_a_path_everywhere(shell: Shell) -> None:
     onnx.save(model(), "net.onnx")
     feed = {"x": np.ones((8, 3), np.float32), "label": np.zeros((8, 2), np.float32)}

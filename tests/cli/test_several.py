@@ -122,6 +122,7 @@ def test_options_are_handed_on_as_they_were_typed() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_one_model_in_a_folder_is_as_one(shell: Shell) -> None:
     """But for the shape of the JSON, which goes by the option and not by how many a glob has found."""
     result = shell("build", "mlp.onnx", "-O", "out", "--no-verify", "--no-report", "--json")
