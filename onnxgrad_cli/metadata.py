@@ -322,6 +322,19 @@ def describe(model: ModelProto) -> Roles:
     return found
 
 
+def check_is_original(model: ModelProto) -> None:
+    """Make sure that a model is none that a loss and gradients were added to.
+
+    Raises:
+        UsageError: it is a training model.
+    """
+    if any(entry.key == ROLES for entry in model.metadata_props):
+        raise UsageError(
+            "the model is a training model already, which `onnxgrad build` has made",
+            "give the model that it was made from; `Trainer` in Python, `onnxgrad pack` and onnxruntime run this one",
+        )
+
+
 def read(model: ModelProto) -> Roles:
     """What any part of a training says of itself, an optimizer's step alone too; see `describe`."""
     props = {entry.key: entry.value for entry in model.metadata_props}

@@ -78,7 +78,7 @@ def derive(console: Console, /, model: str, out: str | None, flags: tuple[str, .
         verdict = {"verdict": proof.verdict, "why": proof.why} if proof else {"verdict": "not proved", "why": UNASKED}
         rows.append(("proof", verdict["verdict"], verdict["why"]))
         result = {**ports, "files": [str(file) for file in files], "proof": verdict}
-        console.result(result, table(("", "name", "type"), rows))
+        console.result(result, table(("", "name", "type"), rows), asked=False)
     return 0
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from onnx import ModelProto
 
 from onnxgrad_cli.common.choices import Yield
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import UnsupportedError, UsageError
 from onnxgrad_cli.files import ModelSource, mark, own_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import FLOATS, is_float
@@ -56,6 +56,7 @@ class DerivativeModel:
 
         Raises:
             UsageError: there is nothing to differentiate.
+            UnsupportedError: no output is of floats.
         """
         graph = self.graph
         if not self.wanted:
@@ -72,7 +73,9 @@ class DerivativeModel:
         self.training.straight_through = self.options.straight_through
         self.outputs = [name for name in graph.output_names if is_float(graph.types.get(name))]
         if not self.outputs:
-            raise UsageError("the model has no float output to differentiate", "a gradient needs a float output")
+            raise UnsupportedError(
+                "the model has no float output to differentiate", hint="a gradient needs a float output"
+            )
 
     def vjp(self, cotangents: Yield = "input") -> list[str]:
         """Append the backward part of the chosen outputs; returns the gradients, in order.

@@ -35,7 +35,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.jobs.pass_dump import PassDump
 from onnxgrad_cli.jobs.proof_data import fit, read_data
-from onnxgrad_cli.metadata import describe
+from onnxgrad_cli.metadata import check_is_original, describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes import VERIFY, pipeline_for
 from onnxgrad_cli.passes.pipeline import Pass, PassRecord
@@ -106,6 +106,7 @@ class BuildAttempt:
         keeps_original: bool,
     ) -> None:
         proto, path = own_model(request.model)
+        check_is_original(proto)
         self.request, self.path, self.target = request, path, target
         self.reports = _report_files(self.target, reports, no_report)
         _check_targets(self.target, self.reports, proto, path, request.force)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from onnx import ModelProto
 
+from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import Derivative
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.compat.onnx_derivative import DerivativeOptions, check, cotangents, loss_gradient
@@ -50,7 +51,7 @@ def run_derive(
     labels: Sequence[str] = (),
     options: Options | None = None,
     verify: bool | None = None,
-    test_data: Path | None = None,
+    test_data: str | Path | None = None,
     force: bool = False,
     tell: Tell = silent,
 ) -> Derivation:
@@ -103,6 +104,7 @@ def run_derive(
             proto, kind, of=of, wrt=wrt, keep_outputs=DerivativeOptions.KeepOutputs in flags,
             cotangents=cotangents(flags), path=path, options=options,
         )  # fmt: skip
+    test_data = checks.path_or_none("test_data", test_data)
     data = read_data(test_data) if test_data else {}
     runs = DerivativeOptions.KeepYieldOp not in flags  # else onnxruntime-training alone runs it
     judged = runs if verify is None else verify
