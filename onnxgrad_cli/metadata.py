@@ -234,6 +234,7 @@ class Derived:
             each pair of both, and for hessian for each pair of two of `wrt`, the first varying slowest.
         mode: 'keep' or 'train', what became of operators that behave otherwise in training.
         estimated, partial: see `Roles`.
+        inner: those of `wrt` that are values in between; a derivative by one is that by something added to it.
     """
 
     kind: str
@@ -244,6 +245,7 @@ class Derived:
     mode: str
     estimated: bool = False
     partial: tuple[str, ...] = ()
+    inner: tuple[str, ...] = ()
 
 
 def write_derived(model: ModelProto, found: Derived) -> None:
@@ -263,6 +265,7 @@ def read_derived(model: ModelProto) -> Derived | None:
     try:
         said = json.loads(text)
         lists = {name: tuple(map(str, said[name])) for name in ("of", "wrt", "inputs", "outputs", "partial")}
+        lists["inner"] = tuple(map(str, said.get("inner", ())))
         found = Derived(str(said["kind"]), mode=str(said["mode"]), estimated=bool(said["estimated"]), **lists)
     except (ValueError, KeyError, TypeError) as error:
         raise OnnxgradError(f"the model's entry '{DERIVED}' can't be read: {error}", "derive it again") from error

@@ -33,7 +33,8 @@ class DerivativeModel:
         graph: the model; its outputs are still its own.
         inputs, weights: what it is differentiated with respect to, each in order.
         options: shapes and modes, as for a build.
-        outputs: the float outputs that are differentiated.
+        inner: values in between that it is differentiated with respect to.
+        outputs: the float outputs, or inner values, that are differentiated.
         added: inputs that were added, which come last.
         training: what the passes note.
     """
@@ -42,6 +43,7 @@ class DerivativeModel:
     inputs: list[str]
     weights: list[str]
     options: Options
+    inner: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
     training: Training = field(default_factory=Training)
@@ -49,7 +51,7 @@ class DerivativeModel:
     @property
     def wanted(self) -> list[str]:
         """What it is differentiated with respect to."""
-        return [*self.inputs, *self.weights]
+        return [*self.inputs, *self.weights, *self.inner]
 
     def prepare(self) -> None:
         """Bring the graph into the form that can be differentiated, and take all its float outputs for `outputs`.
@@ -139,7 +141,10 @@ class DerivativeModel:
         added = [value.name for value in model.graph.input][len(model.graph.input) - len(self.added) :]
         of, wrt = (self.training.yielded, self.training.gradients) if kind == "vjp" else (self.outputs, self.wanted)
         estimated, partial = self.training.straight_through, tuple(self.training.partial)
-        said = Derived(kind, tuple(of), tuple(wrt), tuple(added), tuple(names), self.options.mode, estimated, partial)
+        inner = tuple(self.inner)
+        said = Derived(
+            kind, tuple(of), tuple(wrt), tuple(added), tuple(names), self.options.mode, estimated, partial, inner
+        )
         write_derived(model, said)
         return model
 

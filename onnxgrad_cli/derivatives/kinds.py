@@ -18,12 +18,13 @@ from onnxgrad_cli.common.checks import one_of
 from onnxgrad_cli.common.choices import Derivative, Yield
 from onnxgrad_cli.derivatives.derivative_model import DerivativeModel, float_initializers, float_inputs, open_model
 from onnxgrad_cli.derivatives.jacobian import jacobian
+from onnxgrad_cli.derivatives.values import choose, floats, hold, split
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.files import ModelSource
+from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.passes.parameters.patterns import matching
 
 
 def derive(
@@ -55,12 +56,14 @@ def derive(
     Args:
         model: a file, the bytes of one, or a model, which is not changed.
         kind: one of the above; vjp is `onnx_derivative` with the option Zero.
-        of: glob patterns over the float outputs to differentiate; by default all of them.
+        of: glob patterns over the float outputs to differentiate; by default all of them. One that matches none is
+            taken for inner values, by their names or those of their nodes.
         wrt: glob patterns over float inputs and initializers, with respect to which; by default all float inputs, and
-            for vjp the initializers too. Initializers become overridable: they keep their values and may be fed.
+            for vjp the initializers too. Initializers become overridable: they keep their values and may be fed. One
+            that matches none is taken for inner values, and the derivative is that by something added to those.
         cotangents: for vjp, what becomes of the cotangents: 'input', 'ones' (filled in the graph), or 'keep', which
             leaves the YieldOp that hands them in.
-        keep_outputs: return the model's own outputs too, after the derivatives.
+        keep_outputs: return the model's own outputs too, after the derivatives, and then inner values that are named.
         path: where bytes or a model were read from; external data are relative to it.
         options: shapes and modes, as for a build.
 
@@ -75,20 +78,42 @@ def derive(
         raise UsageError(f"cotangents='{cotangents}' means something for the kind vjp alone", "leave it out")
     options = options or Options()
     graph = open_model(model, path, options)
+    derivative, own = _opened(graph, kind, of, wrt, options)
+    derivatives = derivative.vjp(cotangents) if kind == "vjp" else KINDS[kind](derivative)
+    kept = dict.fromkeys([*own, *derivative.outputs, *derivative.inner]) if keep_outputs else ()
+    outputs = [*derivatives, *kept]
+    return derivative.described(derivative.finish(outputs), kind, derivatives, outputs)
+
+
+def _opened(
+    graph: Graph, kind: Derivative, of: str | Sequence[str], wrt: str | Sequence[str], options: Options
+) -> tuple[DerivativeModel, list[str]]:
+    """A prepared model with the choice of what is differentiated by what, and the outputs that it has of its own."""
     inputs, initializers = float_inputs(graph), float_initializers(graph)
     known = [*inputs, *initializers]
     default = known if kind == "vjp" else inputs
-    chosen = matching(wrt, known, "`wrt`", "float inputs and initializers") if wrt else default
+    by = choose(wrt, known, graph, "`wrt`", SOURCES) if wrt else {}
+    chosen = {name for names in by.values() for name in names} if wrt else set(default)
+    inner = [name for name in graph.made() if name in chosen and name not in known]
+    ends = choose(of, graph.output_names, graph, "`of`", ENDS) if of else {}
     derivative = DerivativeModel(
-        graph, [n for n in inputs if n in chosen], [n for n in initializers if n in chosen], options
+        graph, [n for n in inputs if n in chosen], [n for n in initializers if n in chosen], options, inner
     )
+    own = hold(graph, [*inner, *(name for names in ends.values() for name in names)])
     derivative.prepare()
-    own = graph.output_names
-    if of:
-        derivative.outputs = matching(of, derivative.outputs, "`of`", "float outputs")
-    derivatives = derivative.vjp(cotangents) if kind == "vjp" else KINDS[kind](derivative)
-    outputs = [*derivatives, *(own if keep_outputs else ())]
-    return derivative.described(derivative.finish(outputs), kind, derivatives, outputs)
+    derivative.outputs = (
+        floats(ends, graph, "`of`", ENDS) if of else [name for name in derivative.outputs if name in own]
+    )
+    if inner:
+        allowed = floats(by, graph, "`wrt`", SOURCES)
+        derivative.inner = [name for name in inner if name in allowed]
+        for name in derivative.inner:
+            split(graph, name)
+    return derivative, own
+
+
+SOURCES, ENDS = "float inputs and initializers", "float outputs"
+"""What can be differentiated by, and what can be, besides inner values: as errors call them."""
 
 
 def _jvp(derivative: DerivativeModel) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -37,6 +37,7 @@ from onnxgrad_cli.verification.findings import in_words
 from onnxgrad_cli.verification.judgement import Judge
 from onnxgrad_cli.verification.loss_function import ScalarFunction, nearby, weights
 from onnxgrad_cli.verification.original import Original
+from onnxgrad_cli.verification.perturbation import perturbed
 from onnxgrad_cli.verification.proof import FAILED, PROVED, Proof, checked
 
 AGREES = "derivatives against differences"
@@ -50,10 +51,19 @@ POINTS = 3
 
 @dataclass(frozen=True)
 class Function:
-    """What is differentiated once: a model, and its outputs by what they are called in the derivatives."""
+    """What is differentiated once.
+
+    Attributes:
+        model: the model.
+        outputs: its outputs by what they are called in the derivatives.
+        moves: value in between -> the input of the model that is added to it.
+        before: what computes such values from the model's inputs; None where there are none.
+    """
 
     model: ModelProto
     outputs: Mapping[str, str]
+    moves: Mapping[str, str] = field(default_factory=dict)
+    before: ModelProto | None = None
 
 
 def prove_derived(
@@ -141,29 +151,38 @@ def _written_as_zero(derived: Derived, model: ModelProto) -> bool:
 
 def _function(derived: Derived, case: Case) -> tuple[Function | None, Found]:
     """What was differentiated once, or why that is not known."""
-    original = case.original.model if case.original is not None else None
+    base = case.original.model if case.original is not None else case.described.model
+    known = [*derived.inner, *(derived.of if derived.kind not in SECOND else ())]
+    if case.original is None and derived.kind in SECOND:
+        return None, Found("skipped", "a second derivative is measured with the original: give it with --original")
+    if case.original is None and not _made(base, known):
+        return None, Found("skipped", "the model does not compute what it differentiates: give it with --original")
+    model, moves = perturbed(base, case.path, derived.inner)
+    before = _only(base, derived.inner) if moves else None
     options = Options(mode=cast(Mode, derived.mode))
     if derived.kind in SECOND:
-        if original is None:
-            return None, Found("skipped", "a second derivative is measured with the original: give it with --original")
-        gradient = _derive(original, derived, case.path, options)
+        gradient = _derive(model, derived, moves, case.path, options)
         said = read_derived(gradient)
         assert said is not None
-        proof = prove_derived(gradient, said, case.path, original, sizes=case.sizes, force=True)
+        proof = prove_derived(gradient, said, case.path, model, sizes=case.sizes, force=True)
         if proof.verdict != PROVED:
             return None, Found("failed" if proof.verdict == FAILED else "skipped", f"first derivatives: {proof.why}")
-        return Function(gradient, dict(zip(said.wrt, said.outputs, strict=True))), Found()
-    if original is not None and derived.mode != "keep":
-        original = _derive(original, derived, case.path, options)
-    model = original if original is not None else case.described.model
+        names = {added: name for name, added in moves.items()}
+        outputs = {names.get(x, x): output for x, output in zip(said.wrt, said.outputs, strict=True)}
+        return Function(gradient, outputs, moves, before), Found()
+    if case.original is not None and derived.mode != "keep":
+        model = _derive(model, derived, moves, case.path, options)
     if not _made(model, derived.of):
         return None, Found("skipped", "the model does not compute what it differentiates: give it with --original")
-    return Function(_only(model, derived.of), {name: name for name in derived.of}), Found()
+    return Function(_only(model, derived.of), {name: name for name in derived.of}, moves, before), Found()
 
 
-def _derive(original: ModelProto, derived: Derived, path: Path | None, options: Options) -> ModelProto:
+def _derive(
+    original: ModelProto, derived: Derived, moves: Mapping[str, str], path: Path | None, options: Options
+) -> ModelProto:
     """The gradient of the sum of the outputs, and these."""
-    of, wrt = ([glob.escape(name) for name in names] for names in (derived.of, derived.wrt))
+    by = [moves.get(name, name) for name in derived.wrt]
+    of, wrt = ([glob.escape(name) for name in names] for names in (derived.of, by))
     return derive(original, of=of, wrt=wrt, cotangents="ones", keep_outputs=True, path=path, options=options)
 
 
@@ -191,6 +210,8 @@ class _Measure:
     def __init__(self, derived: Derived, function: Function, case: Case) -> None:
         self._derived, self._function, self._case = derived, function, case
         self._run = DoubleExecutor(function.model)
+        self._still_for: Arrays | None = None
+        self._zeros: Arrays = {}
         self._moving = [name for name, x in self._start().items() if np.isfinite(x).all()]
         self.still, self._by = False, ""
         case.measured_by = self._run.name
@@ -295,13 +316,26 @@ class _Measure:
     def _start(self) -> Arrays:
         """What can move, in float64."""
         stored = {tensor.name: tensor for tensor in self._case.described.model.graph.initializer}
-        values = {**self._case.feeds, **{n: onnx.numpy_helper.to_array(stored[n]) for n in stored}}
+        values = {**self._case.feeds, **{n: onnx.numpy_helper.to_array(stored[n]) for n in stored}, **self._still()}
         return {name: np.asarray(values[name], np.float64) for name in self._derived.wrt}
+
+    def _still(self) -> Arrays:
+        """Zeros like the values in between: what is added to them where they are."""
+        if self._function.before is not None and self._still_for is not self._case.feeds:
+            run = DoubleExecutor(self._function.before)
+            try:
+                values = run(run.widened({**weights(self._case.described), **self._case.feeds}))
+            except Exception as error:  # the executors' exceptions share no base class
+                raise _Unmeasured(f"inner values can't be had in float64: {str(error).strip()[:300]}") from error
+            self._zeros = {name: np.zeros(values[name].shape) for name in self._function.moves}
+            self._still_for = self._case.feeds
+        return self._zeros
 
     def _values(self, moved: Arrays) -> Arrays:
         """The outputs of the function, by what they are called in the derivatives."""
         weights_there = {**weights(self._case.described), **self._case.feeds}
-        feeds = {**self._run.widened(weights_there), **moved}
+        named = {self._function.moves.get(name, name): x for name, x in {**self._still(), **moved}.items()}
+        feeds = {**self._run.widened(weights_there), **named}
         try:
             outputs = self._run(feeds)
         except Exception as error:  # the executors' exceptions share no base class
