@@ -235,6 +235,11 @@ class Derived:
         mode: 'keep' or 'train', what became of operators that behave otherwise in training.
         estimated, partial: see `Roles`.
         inner: those of `wrt` that are values in between; a derivative by one is that by something added to it.
+        pick: of the scores of classes that `of` are, the one that is differentiated: a number, 'argmax', 'label', or
+            "" for all; they lie along `class_axis`.
+        label: the input that says which class, for 'label'.
+        per_sample: those of `wrt` of which each sample, along axis 0, has derivatives of its own alone; None where
+            derivatives are those of the whole batch.
     """
 
     kind: str
@@ -246,6 +251,10 @@ class Derived:
     estimated: bool = False
     partial: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()
+    pick: str = ""
+    class_axis: int = 1
+    label: str = ""
+    per_sample: tuple[str, ...] | None = None
 
 
 def write_derived(model: ModelProto, found: Derived) -> None:
@@ -266,10 +275,15 @@ def read_derived(model: ModelProto) -> Derived | None:
         said = json.loads(text)
         lists = {name: tuple(map(str, said[name])) for name in ("of", "wrt", "inputs", "outputs", "partial")}
         lists["inner"] = tuple(map(str, said.get("inner", ())))
-        found = Derived(str(said["kind"]), mode=str(said["mode"]), estimated=bool(said["estimated"]), **lists)
+        apart = said.get("per_sample")
+        found = Derived(
+            str(said["kind"]), mode=str(said["mode"]), estimated=bool(said["estimated"]), **lists,
+            pick=str(said.get("pick", "")), class_axis=int(said.get("class_axis", 1)), label=str(said.get("label", "")),
+            per_sample=None if apart is None else tuple(map(str, apart)),
+        )  # fmt: skip
     except (ValueError, KeyError, TypeError) as error:
         raise OnnxgradError(f"the model's entry '{DERIVED}' can't be read: {error}", "derive it again") from error
-    _compare("input", found.inputs, model.graph.input)
+    _compare("input", (*found.inputs, *filter(None, [found.label])), model.graph.input)
     _compare("output", found.outputs, model.graph.output)
     return found
 

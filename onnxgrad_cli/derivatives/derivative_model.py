@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from onnx import ModelProto
 
@@ -36,6 +37,8 @@ class DerivativeModel:
         inner: values in between that it is differentiated with respect to.
         outputs: the float outputs, or inner values, that are differentiated.
         added: inputs that were added, which come last.
+        scores: score of a class that is differentiated -> the output that it is of.
+        said: what else the model is to say of itself.
         training: what the passes note.
     """
 
@@ -46,6 +49,8 @@ class DerivativeModel:
     inner: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
+    scores: dict[str, str] = field(default_factory=dict)
+    said: dict[str, Any] = field(default_factory=dict)
     training: Training = field(default_factory=Training)
 
     @property
@@ -139,12 +144,14 @@ class DerivativeModel:
         """
         names = [model.graph.output[outputs.index(name)].name for name in derivatives]
         added = [value.name for value in model.graph.input][len(model.graph.input) - len(self.added) :]
-        of, wrt = (self.training.yielded, self.training.gradients) if kind == "vjp" else (self.outputs, self.wanted)
-        estimated, partial = self.training.straight_through, tuple(self.training.partial)
-        inner = tuple(self.inner)
-        said = Derived(
-            kind, tuple(of), tuple(wrt), tuple(added), tuple(names), self.options.mode, estimated, partial, inner
+        of, wrt = (
+            (self.training.yielded, self.training.gradients) if self.training.yielded else (self.outputs, self.wanted)
         )
+        ends = tuple(self.scores.get(name, name) for name in of)
+        said = Derived(
+            kind, ends, tuple(wrt), tuple(added), tuple(names), self.options.mode, self.training.straight_through,
+            tuple(self.training.partial), tuple(self.inner), **self.said,
+        )  # fmt: skip
         write_derived(model, said)
         return model
 

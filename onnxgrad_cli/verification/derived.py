@@ -183,7 +183,11 @@ def _derive(
     """The gradient of the sum of the outputs, and these."""
     by = [moves.get(name, name) for name in derived.wrt]
     of, wrt = ([glob.escape(name) for name in names] for names in (derived.of, by))
-    return derive(original, of=of, wrt=wrt, cotangents="ones", keep_outputs=True, path=path, options=options)
+    pick = derived.pick if derived.kind in SECOND and derived.pick else None
+    return derive(
+        original, of=of, wrt=wrt, cotangents="ones", keep_outputs=True, path=path, options=options, class_=pick,
+        class_axis=derived.class_axis,
+    )  # fmt: skip
 
 
 def _made(model: ModelProto, names: list[str] | tuple[str, ...]) -> bool:
@@ -211,6 +215,7 @@ class _Measure:
         self._derived, self._function, self._case = derived, function, case
         self._run = DoubleExecutor(function.model)
         self._still_for: Arrays | None = None
+        self._shares = np.ones(0)
         self._zeros: Arrays = {}
         self._moving = [name for name, x in self._start().items() if np.isfinite(x).all()]
         self.still, self._by = False, ""
@@ -276,11 +281,14 @@ class _Measure:
     def _factors(self) -> Arrays:
         """What each output of the function is multiplied with, before all are added up."""
         derived, case = self._derived, self._case
-        if derived.kind == "vjp" and not derived.inputs:
-            return {name: np.ones_like(x) for name, x in self._values({}).items()}
         if derived.kind in ("vjp", "hvp"):
             of = derived.of if derived.kind == "vjp" else derived.wrt
-            return {y: np.asarray(case.feeds[name], np.float64) for y, name in zip(of, derived.inputs, strict=True)}
+            given = {y: np.asarray(case.feeds[name], np.float64) for y, name in zip(of, derived.inputs, strict=False)}
+            given = given or {name: np.ones_like(x) for name, x in self._values({}).items()}
+            if derived.per_sample is not None:  # each sample counts otherwise, so that none stands for another
+                self._shares = case.rng.standard_normal(len(next(iter(given.values()))))
+                given = {name: _times(self._shares, x) for name, x in given.items()}
+            return given
         return {name: case.rng.standard_normal(np.shape(x)) for name, x in self._values({}).items()}
 
     def _point(self, factors: Arrays) -> Point:
@@ -303,15 +311,30 @@ class _Measure:
         derived = self._derived
         found = [outputs[name] for name in derived.outputs]
         if derived.kind in ("vjp", "hvp"):
-            return {x: claim for x, claim in zip(derived.wrt, found, strict=True) if x in self._moving}
+            claimed = {x: claim for x, claim in zip(derived.wrt, found, strict=True) if x in self._moving}
+            return {x: self._of_samples(x, claim) for x, claim in claimed.items()}
         if derived.kind == "jvp":
             return {y: np.asarray(np.sum(factors[y] * x)) for y, x in zip(derived.of, found, strict=True)}
         rows = derived.of if derived.kind == "jacobian" else derived.wrt
         claims: Arrays = {}
         for (row, x), entries in zip(product(rows, derived.wrt), found, strict=True):
             if x in self._moving:
-                claims[x] = claims.get(x, 0.0) + np.tensordot(factors[row], entries, factors[row].ndim)
+                claims[x] = claims.get(x, 0.0) + self._contracted(x, factors[row], entries)
         return claims
+
+    def _of_samples(self, x: str, gradient: np.ndarray) -> np.ndarray:
+        """The gradient of all samples' sum, each counted as often as its share, from those of each."""
+        apart = self._derived.per_sample
+        if apart is None:
+            return gradient
+        return _times(self._shares, gradient) if x in apart else np.tensordot(self._shares, gradient, 1)
+
+    def _contracted(self, x: str, factors: np.ndarray, entries: np.ndarray) -> np.ndarray:
+        """The sum of the rows of a Jacobian times their factors; of each sample by its own."""
+        if x not in (self._derived.per_sample or ()):
+            return np.asarray(np.tensordot(factors, entries, factors.ndim))
+        each = [np.tensordot(f, rows, f.ndim) for f, rows in zip(factors, entries, strict=True)]
+        return np.asarray(each)
 
     def _start(self) -> Arrays:
         """What can move, in float64."""
@@ -340,7 +363,18 @@ class _Measure:
             outputs = self._run(feeds)
         except Exception as error:  # the executors' exceptions share no base class
             raise _Unmeasured(f"the outputs can't be had in float64: {str(error).strip()[:300]}") from error
-        return {name: np.asarray(outputs[output], np.float64) for name, output in self._function.outputs.items()}
+        found = {name: np.asarray(outputs[output], np.float64) for name, output in self._function.outputs.items()}
+        return found if self._derived.kind in SECOND else {name: self._score(x) for name, x in found.items()}
+
+    def _score(self, values: np.ndarray) -> np.ndarray:
+        """Of the scores of classes the one that is differentiated, by numpy; all, where all are."""
+        pick, axis = self._derived.pick, self._derived.class_axis
+        if not pick:
+            return values
+        if pick.isdigit():
+            return np.take(values, int(pick), axis)
+        which = values.argmax(axis) if pick == "argmax" else self._case.feeds[self._derived.label]
+        return np.take_along_axis(values, np.expand_dims(which, axis), axis).squeeze(axis)
 
     def _total(self, factors: Arrays, moved: Arrays) -> float:
         return sum(_weighted(name, factors[name], x) for name, x in self._values(moved).items())
@@ -355,6 +389,11 @@ class _Measure:
             here = [name for name in factors if float(moved.get(name, 0.0)) == far]
             total += sum(_weighted(name, factors[name], values[name]) for name in here)
         return total
+
+
+def _times(shares: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Each slice of `x` along axis 0, times its share."""
+    return x * shares.reshape(-1, *[1] * (x.ndim - 1))
 
 
 def _weighted(name: str, factors: np.ndarray, values: np.ndarray) -> float:
