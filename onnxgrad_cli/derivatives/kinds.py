@@ -15,10 +15,11 @@ from onnx import ModelProto
 
 from onnxgrad_cli.autodiff.reverse import differentiate
 from onnxgrad_cli.common.checks import one_of
-from onnxgrad_cli.common.choices import Derivative, Yield
+from onnxgrad_cli.common.choices import Derivative, DerivativeNames, Yield
 from onnxgrad_cli.derivatives.derivative_model import DerivativeModel, float_initializers, float_inputs, open_model
 from onnxgrad_cli.derivatives.independence import sample_axes
 from onnxgrad_cli.derivatives.jacobian import jacobian
+from onnxgrad_cli.derivatives.names import casadi_names, name_after
 from onnxgrad_cli.derivatives.scores import ClassChoice
 from onnxgrad_cli.derivatives.values import choose, floats, hold, split
 from onnxgrad_cli.emission.emitter import Op
@@ -38,6 +39,7 @@ def derive(
     class_: int | str | None = None,
     class_axis: int = 1,
     per_sample: bool = False,
+    names: DerivativeNames = "plain",
     keep_outputs: bool = False,
     cotangents: Yield | None = None,
     path: Path | None = None,
@@ -73,6 +75,8 @@ def derive(
         per_sample: derivatives of each sample alone, which is proven to depend on no other one. For vjp those by a
             weight are [samples, *weight]; for jacobian [samples, *y, *x], y and x without their axes of samples; for
             hessian, by inputs alone, [samples, *x, *z].
+        names: 'plain', as above, or 'casadi': `adj_<y>` and `adj_<x>`, `fwd_<x>` and `fwd_<y>`, `jac_<y>_<x>`,
+            `hess_<y>_<x>_<z>`, and for hvp `fwd_<x>` and `fwd_adj_<x>`.
         cotangents: for vjp, what becomes of the cotangents: 'input', 'ones' (filled in the graph), or 'keep', which
             leaves the YieldOp that hands them in; by default 'input', and 'ones' with `class_`.
         keep_outputs: return the model's own outputs too, after the derivatives, and then inner values that are named.
@@ -85,6 +89,7 @@ def derive(
     """
     if kind not in KINDS:
         raise UsageError(f"there is no derivative '{kind}'", suggest(kind, KINDS, "derivatives"))
+    one_of("names", names, DerivativeNames)
     pick = ClassChoice.of(class_, class_axis)
     _check(kind, cotangents, per_sample)
     cotangents = cotangents or ("ones" if pick and kind == "vjp" else "input")
@@ -102,7 +107,11 @@ def derive(
         derivatives = KINDS[kind](derivative)
     kept = dict.fromkeys([*own, *ends, *derivative.inner, *derivative.outputs]) if keep_outputs else ()
     outputs = [*derivatives, *kept]
-    return derivative.described(derivative.finish(outputs), kind, derivatives, outputs)
+    finished = derivative.finish(outputs)
+    if names == "casadi":
+        new = casadi_names(kind, derivative.outputs, derivative.wanted)
+        name_after(graph, finished, *new, len(finished.graph.input) - len(derivative.added))
+    return derivative.described(finished, kind, derivatives, outputs)
 
 
 def _check(kind: Derivative, cotangents: Yield | None, per_sample: bool) -> None:

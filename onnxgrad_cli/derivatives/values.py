@@ -6,6 +6,7 @@ that is asked for too, that input's derivative counts the way through it.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
@@ -40,10 +41,9 @@ def choose(
         hits = [name for name in known if matches(name, pattern)] or list(_inner(graph, pattern))
         if not hits:
             reason = _inside(graph, pattern)
-            others = [*known, *(name for name in graph.made() if name and name not in known)]
             raise UsageError(
                 f"{option}: '{pattern}' {reason}" if reason else f"{option}: '{pattern}' matches no {kind[:-1]}",
-                "name a value outside" if reason else suggest(pattern, others, kind),
+                "name a value outside" if reason else _near(pattern, known, graph, kind),
             )
         found[pattern] = hits
     return found
@@ -84,6 +84,13 @@ def split(graph: Graph, name: str) -> None:
             label = graph.fresh(f"{name}/Identity")
             graph.nodes.insert(position + 1, onnx.helper.make_node("Identity", [made], [name], name=label))
             return
+
+
+def _near(name: str, known: list[str], graph: Graph, kind: str) -> str:
+    """A hint for a misspelt name: what is sought first, where one of it is near."""
+    hint = suggest(name, known, kind)
+    inner = difflib.get_close_matches(name, [made for made in graph.made() if made], n=1, cutoff=0.6)
+    return hint if hint.startswith("did you mean") or not inner else f"did you mean {inner[0]}?"
 
 
 def _inner(graph: Graph, pattern: str) -> Iterator[str]:
