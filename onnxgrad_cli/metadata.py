@@ -10,6 +10,8 @@ import json
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import product
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -255,6 +257,19 @@ class Derived:
     class_axis: int = 1
     label: str = ""
     per_sample: tuple[str, ...] | None = None
+
+    def added(self, names: Mapping[str, str] = MappingProxyType({})) -> dict[tuple[str, ...], str]:
+        """What each added input belongs to -> the input; `names` are other names for what that is."""
+        by = self.of if self.kind == "vjp" else self.wrt
+        return {(names.get(x, x),): name for x, name in zip(by, self.inputs, strict=False)}
+
+    def results(self, names: Mapping[str, str] = MappingProxyType({})) -> dict[tuple[str, ...], str]:
+        """What each derivative is of, or by, or both -> the output that it is."""
+        wrt = [names.get(x, x) for x in self.wrt]
+        keys: Mapping[str, Iterable[tuple[str, ...]]] = {
+            "jvp": product(self.of), "jacobian": product(self.of, wrt), "hessian": product(wrt, wrt)
+        }  # fmt: skip
+        return dict(zip(keys.get(self.kind, product(wrt)), self.outputs, strict=True))
 
 
 def write_derived(model: ModelProto, found: Derived) -> None:

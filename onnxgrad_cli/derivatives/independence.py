@@ -352,6 +352,8 @@ def _recurrent(n: _Node) -> list[int]:
 def _attended(n: _Node) -> list[int | None]:
     if any(a not in (0, None) for a in n.axes) or None in n.axes[:3]:
         _mixed("its samples are not on axis 0 of query, key and value")
+    if n.axes[3:4] == [0] and len(n.shape(3)) < 4:
+        _mixed("its mask has no axis of samples of its own")
     return [0] * len(n.node.output)
 
 

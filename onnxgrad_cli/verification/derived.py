@@ -19,9 +19,10 @@ import numpy as np
 import onnx
 from onnx import ModelProto
 
-from onnxgrad_cli.common.choices import Mode
+from onnxgrad_cli.common.choices import Derivative, Mode
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.execution.double import DoubleExecutor
+from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import with_bodies
@@ -44,6 +45,9 @@ AGREES = "derivatives against differences"
 """The name of the check."""
 
 SECOND = ("hvp", "hessian")
+
+SAME = 1e-4
+"""How far the same derivatives, computed in two ways, may be apart in float32, relative to the largest."""
 
 POINTS = 3
 """At how many points what is written as zero must be zero, as far as points are drawn."""
@@ -125,6 +129,11 @@ def _agrees(derived: Derived, case: Case) -> Found:
     function, why = _function(derived, case)
     if function is None:
         return why
+    found = _against_differences(derived, function, case)
+    return found if found.status == "passed" or not derived.inner else _as_added(derived, case, found)
+
+
+def _against_differences(derived: Derived, function: Function, case: Case) -> Found:
     try:
         measure = _Measure(derived, function, case)
         found = measure.here()
@@ -135,6 +144,57 @@ def _agrees(derived: Derived, case: Case) -> Found:
         return found if found.status == "passed" else measure.in_double()
     except _Unmeasured as error:
         return Found("skipped", str(error))
+
+
+def _as_added(derived: Derived, case: Case, found: Found) -> Found:
+    """The judgement of derivatives by inner values where no difference tells, as of a maximum over the zeros of Relu.
+
+    By an input that is added to each, they are proved where it is drawn at random; there is no such kink. Where it is
+    zero, they must be the ones that are judged.
+    """
+    base = case.original.model if case.original is not None else _only(case.described.model, derived.of)
+    model, moves = perturbed(base, case.path, derived.inner)
+    names = {added: name for name, added in moves.items()}
+    again = derive(
+        model, cast(Derivative, derived.kind), of=[glob.escape(name) for name in derived.of],
+        wrt=[glob.escape(moves.get(name, name)) for name in derived.wrt], class_=derived.pick or None,
+        class_axis=derived.class_axis, per_sample=derived.per_sample is not None, path=case.path,
+        cotangents="input" if derived.inputs or derived.kind != "vjp" else "ones",
+        options=Options(mode=cast(Mode, derived.mode)),
+    )  # fmt: skip
+    said = read_derived(again)
+    assert said is not None
+    proof = prove_derived(again, said, case.path, model, sizes=case.sizes, force=True)
+    if proof.verdict != PROVED:
+        return found if proof.verdict != FAILED else Found("failed", f"by what is added to inner values: {proof.why}")
+    feeds = dict(case.feeds)
+    feeds |= {theirs: case.feeds[ours] for theirs, ours in _paired(said.added(names), derived.added())}
+    feeds |= {said.label: case.feeds[derived.label]} if derived.label else {}
+    try:
+        feeds |= {moves[name]: np.zeros_like(x) for name, x in _run(_only(base, derived.inner), feeds).items()}
+        results = _run(again, feeds)
+    except Exception as error:  # the executors' exceptions share no base class
+        return Found("skipped", f"with something added to inner values the model does not run: {str(error)[:300]}")
+    pairs = _paired(said.results(names), derived.results())
+    worst = max(_apart(results[theirs], case.outputs[ours]) for theirs, ours in pairs)
+    detail = "by what is added to inner values they are proved, elsewhere, and where that is zero they are these"
+    return Found("passed", detail) if worst < SAME else Found("failed", f"{detail}, but for {worst:.1e}")
+
+
+def _run(model: ModelProto, feeds: Arrays) -> Arrays:
+    """The outputs of a model on those of the feeds that are its inputs."""
+    taken = {value.name for value in model.graph.input}
+    return Executor(model)({name: x for name, x in feeds.items() if name in taken})
+
+
+def _apart(x: np.ndarray, y: np.ndarray) -> float:
+    """The largest difference of two arrays, relative to the largest entry of the first."""
+    largest, difference = (float(np.abs(each).max(initial=0)) for each in (x, np.subtract(y, x)))
+    return difference / (largest or 1.0)
+
+
+def _paired(theirs: Mapping[tuple[str, ...], str], ours: Mapping[tuple[str, ...], str]) -> list[tuple[str, str]]:
+    return [(theirs[key], ours[key]) for key in ours]
 
 
 class _Unmeasured(Exception):

@@ -171,6 +171,32 @@ def test_in_training_mode_too() -> None:
     assert verdict(model, original) == "proved"
 
 
+POOLED = """<ir_version: 10, opset_import: ["" : 18]>
+net (float[N, 2, 4, 4] x) => (float[N, 2, 2, 2] y) {
+  s = Neg(x) h = Relu(s)
+  p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(h)
+  y = Exp(p)
+}"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_zeros_of_relu_are_pooled_what_is_added_proves_it(kind: Derivative) -> None:
+    """Any way from them is one along a kink: no difference agrees."""
+    original = parser.parse_model(POOLED)
+    model = derive(original, kind, wrt=["h"], keep_outputs=True)
+    x = np.ones((2, 2, 4, 4), np.float32)
+    assert verdict(model, original, x=x) == "proved"
+    if kind not in ("hvp", "hessian"):
+        assert verdict(model, None, x=x) == "proved"
+    doubled = onnx.ModelProto()
+    doubled.CopyFrom(model)
+    (name, *_) = said.outputs if (said := read_derived(model)) else ()
+    for node in doubled.graph.node:
+        node.output[:] = ["right" if output == name else output for output in node.output]
+    doubled.graph.node.append(onnx.helper.make_node("Sum", ["right", "right"], [name]))
+    assert verdict(doubled, original, x=x) == "failed"
+
+
 @pytest.mark.parametrize("batch", [2, 3])
 def test_the_gradient_of_grad_cam_is_what_a_hook_of_pytorch_sees(batch: int) -> None:
     """By the feature maps of a convolution, of an exported net of any batch size."""
