@@ -180,6 +180,7 @@ net (float[N, 2, 4, 4] x) => (float[N, 2, 2, 2] y) {
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.thinned(3)
 def test_where_zeros_of_relu_are_pooled_what_is_added_proves_it(kind: Derivative) -> None:
     """Any way from them is one along a kink: no difference agrees."""
     original = parser.parse_model(POOLED)
