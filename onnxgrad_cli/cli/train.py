@@ -159,9 +159,8 @@ def train(console: Console, /, model: str, data: str, out: str | None, seed: int
             )
     if link.rank:
         return 0 if found.reason != "stopped" else 130
-    if console.json or console.level >= 0:
-        said = {**dataclasses.asdict(found), "files": [str(file) for file in found.files]}
-        console.result(said, _summary(found, told=is_terminal() and sys.stdout.isatty()))
+    said = {**dataclasses.asdict(found), "files": [str(file) for file in found.files]}
+    console.result(said, _summary(found, told=is_terminal() and sys.stdout.isatty()), asked=False)
     for file in found.files:
         console.say(f"wrote {file}")
     if found.reason != "stopped":

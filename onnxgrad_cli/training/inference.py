@@ -18,7 +18,7 @@ from onnxgrad_cli.execution.session import find_provider, open_session
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import in_words
-from onnxgrad_cli.metadata import ROLES, Term, describe
+from onnxgrad_cli.metadata import Term, check_is_original, describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.training.class_metrics import Confusion
 from onnxgrad_cli.training.class_names import class_names, names_for
@@ -110,23 +110,12 @@ class Evaluated:
     confusion: dict[str, Matrix]
 
 
-def check_inference(model: ModelProto) -> None:
-    """Make sure that a model is no training model.
-
-    Raises:
-        UsageError: it is one.
-    """
-    if any(entry.key == ROLES for entry in model.metadata_props):
-        hint = "give the model that it was made from, or what `onnxgrad train` or `onnxgrad export` has written"
-        raise UsageError("this is a training model, and an inference model is wanted", hint)
-
-
 def evaluate(
     model: ModelProto, path: Path | None, source: Source, options: Options, metrics: Sequence[str], setting: Setting,
     keep_mode: bool, tell: Tell,
 ) -> Evaluated:  # fmt: skip
     """The loss of an inference model and its metrics on data; see `run_evaluate`."""
-    check_inference(model)
+    check_is_original(model)
     options = with_empty_pasts(model, options, lambda: _held(source), tell)
     found = make_eval_model(model, options, (), path, keep_mode=keep_mode, counted=True)
     terms = describe(found.model).losses
@@ -166,7 +155,7 @@ class Predictor:
         self, model: ModelProto, path: Path | None, source: Source, outputs: Sequence[str], setting: Setting, tell: Tell
     ) -> None:
         """See `run_predict`."""
-        check_inference(model)
+        check_is_original(model)
         self.outputs, self._names = _asked(model, outputs, tell), class_names(model)
         stored = {tensor.name for tensor in model.graph.initializer}
         inputs = {value.name: value.type for value in model.graph.input if value.name not in stored}
