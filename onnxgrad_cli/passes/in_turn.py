@@ -27,6 +27,7 @@ def _run(graph: Graph, options: object, training: Training) -> bool:
     chunks = training.chunks
     if chunks is None:
         return False
+    graph.remove_unused()  # what nobody reads is nothing to wait for
     _let_the_seed_come_first(graph, training)
     changed = False
     for at in range(1, len(chunks.starts)):

@@ -67,9 +67,9 @@ def write_chunks(
     if head is None:
         return None
     following = op.reshape(ahead(op, label, ignore_index), [-1])
-    sizes = _sizes(op, following, count)
-    pieces = {name: _pieces(op, op.reshape(op.val(name), [-1, _width(op, name)]), sizes, count) for name in head.inputs}
-    labels = _pieces(op, following, sizes, count)
+    cuts = _Cuts(_sizes(op, following, count), tuple(op.graph.fresh_symbol() for _ in range(count)))
+    pieces = {name: cuts.of(op, op.reshape(op.val(name), [-1, _width(op, name)])) for name in head.inputs}
+    labels = cuts.of(op, following)
     starts = tuple(tuple(part[i].name for part in pieces.values()) for i in range(count))
     totals, nodes, logits = [], [], []
     for i, own in enumerate(labels):
@@ -92,6 +92,19 @@ def _count(prediction: Val, asked: int | None) -> int:
     return (USUAL if words >= LARGE else 1) if asked is None else asked
 
 
+@dataclass(frozen=True)
+class _Cuts:
+    """How tokens are cut into chunks: the sizes, and the symbols for them."""
+
+    sizes: Val
+    symbols: tuple[str, ...]
+
+    def of(self, op: Op, x: Val) -> list[Val]:
+        """The chunks of something that has an entry for each token."""
+        parts = op.Split(x, self.sizes, axis=0, outputs=len(self.symbols))
+        return [op.state(part, [own, *x.shape[1:]]) for part, own in zip(parts, self.symbols, strict=True)]
+
+
 def _width(op: Op, name: str) -> int:
     size = op.val(name).shape[-1]
     assert isinstance(size, int)
@@ -105,11 +118,6 @@ def _sizes(op: Op, tokens: Val, count: int) -> Val:
     ends = op.Min(op.ints(range(1, count + 1)) * step, number)
     begins = op.Min(op.ints(range(count)) * step, number)
     return ends - begins
-
-
-def _pieces(op: Op, x: Val, sizes: Val, count: int) -> tuple[Val, ...]:
-    parts = op.Split(x, sizes, axis=0, outputs=count)
-    return tuple(op.state(part, [None, *x.shape[1:]]) for part in parts)
 
 
 # -- the head ---------------------------------------------------------------------------------------------------------
@@ -196,8 +204,7 @@ def _copied(op: Op, head: _Head, pieces: Mapping[str, Val], result: str) -> Val:
         inputs = [values.get(name) or op.val(name) if name else None for name in node.input]
         values[node.output[0]] = op.emit(node.op_type, *inputs, **dict(_attributes(node)))
     op.scope = scope
-    made = values[result]
-    return op.state(made, [None, op.val(result).shape[-1]])
+    return values[result]
 
 
 def _attributes(node: NodeProto) -> Iterator[tuple[str, object]]:
