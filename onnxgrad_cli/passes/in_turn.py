@@ -107,4 +107,6 @@ def _sorted(nodes: Sequence[NodeProto]) -> list[NodeProto]:
     return found
 
 
-IN_TURN = Pass("in-turn", "the chunks of a loss computed one after the other, each with its gradient", _run, ("few-bits",))
+IN_TURN = Pass(
+    "in-turn", "the chunks of a loss computed one after the other, each with its gradient", _run, ("few-bits",)
+)

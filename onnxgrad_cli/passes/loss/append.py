@@ -97,7 +97,10 @@ def _term(op: Op, options: AppendOptions, training: LossRecord, spec: LossSpec, 
             )
         return _wide(op, loss(op, prediction, label))
     _caution(op, options, training, loss, prediction)
-    if label is not None and loss.function is causal_lm and (parts := _by_chunks(op, options, training, prediction, label)):
+    parts = None
+    if label is not None and loss.function is causal_lm:
+        parts = _by_chunks(op, options, training, prediction, label)
+    if parts is not None:
         total, divisor = parts
         if options.reduction == "sum":
             return total

@@ -180,7 +180,7 @@ def _is_wide(graph: Graph, name: str, prediction: Val) -> bool:
 
 
 def _is_thick(graph: Graph, name: str, trained: set[str]) -> bool:
-    return name in trained and min(graph.initializers[name].dims, default=1) > THIN
+    return name in trained and len(graph.initializers[name].dims) > 1 and min(graph.initializers[name].dims) > THIN
 
 
 def _by_token(graph: Graph, node: NodeProto, fed: set[str]) -> bool:
@@ -210,4 +210,3 @@ def _copied(op: Op, head: _Head, pieces: Mapping[str, Val], result: str) -> Val:
 def _attributes(node: NodeProto) -> Iterator[tuple[str, object]]:
     for attribute in node.attribute:
         yield attribute.name, helper.get_attribute_value(attribute)
-
