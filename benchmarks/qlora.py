@@ -147,7 +147,7 @@ def _torch_network(case: str, rank: int) -> Any:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.base(x) + self.b(self.a(x))
 
-    def Adapted(columns: int, rows: int) -> nn.Module:  # noqa: N802 (a module, whichever)
+    def Adapted(columns: int, rows: int) -> nn.Module:
         return WithAdapter(columns, rows) if rank else nn.Linear(columns, rows, bias=False).requires_grad_(False)
 
     if case != "decoder":

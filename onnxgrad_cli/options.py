@@ -523,6 +523,7 @@ class Options(
     AdaptationOptions,
     BackwardOptions,
     GradientNodeOptions,
+    AppendOptions,
     UpdateOptions,
     SignatureOptions,
     NamingOptions,

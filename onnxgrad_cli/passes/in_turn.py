@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 
 import numpy as np
 from onnx import NodeProto
@@ -60,7 +60,7 @@ def _reached(nodes: Sequence[NodeProto], starts: Collection[str]) -> set[str]:
     return found
 
 
-def _ends(graph: Graph, forward: Collection[str], later: Collection[str]) -> list[str]:
+def _ends(graph: Graph, forward: Collection[str], later: Set[str]) -> list[str]:
     """What the backward part of a chunk comes to: floats that nothing of it reads; not what needs what is `later`."""
     own = [node for node in graph.nodes if _differentiates(node) in forward and later.isdisjoint(node.output)]
     read = {name for node in own for name in reads(node)}

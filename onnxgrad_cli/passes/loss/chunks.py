@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from onnx import NodeProto, TensorProto, helper
 
@@ -207,6 +208,6 @@ def _copied(op: Op, head: _Head, pieces: Mapping[str, Val], result: str) -> Val:
     return values[result]
 
 
-def _attributes(node: NodeProto) -> Iterator[tuple[str, object]]:
+def _attributes(node: NodeProto) -> Iterator[tuple[str, Any]]:
     for attribute in node.attribute:
         yield attribute.name, helper.get_attribute_value(attribute)
