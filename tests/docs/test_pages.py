@@ -21,6 +21,7 @@ PAGES = {page.relative_to(DOCS).as_posix(): page for page in sorted(DOCS.rglob("
 OWN_TESTS = {  # pages that a test of their own runs, or that only measure
     "adding-an-operator.md",
     "from-onnxruntime-training.md",
+    "tutorials/classifier.md",
     "tutorials/language-model.md",
     "parallel-training.md",
     "pictures.md",
