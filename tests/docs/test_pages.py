@@ -28,7 +28,7 @@ OWN_TESTS = {  # pages that a test of their own runs, or that only measure
     "runtimes.md",
 }
 RUN_BY_THE_README = "python sample_models/train.py train.onnx"
-SLOW = {"how-to/speed.md", "tutorials/quantized.md"}
+SLOW = {"how-to/speed.md", "tutorials/detector.md", "tutorials/quantized.md"}
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
