@@ -6,6 +6,12 @@ A step is forward and backward on one batch; the adapters are of every matrix of
 shapes in float32, and adapters written as PEFT writes them, y = x W + (x A) B, W frozen; another row has those of PEFT
 itself, where it is installed. Times are of interleaved
 blocks; memory is the peak of a process of its own, less that of one which only imports what it takes.
+
+What the stack takes at least, in processor time of one thread, of its inference: 1 for the forward part, 1.14 to unpack
+its matrices, which are 33.6 million numbers, and 0.67 for the products with floats, which read 134 MB; 2.8 without the
+adapters. Below that is another form of dX = G W, where a column block of W has the scales s: (G s) Q by the kernel of
+few bits, on bytes that are packed along the other axis. It takes 1.27 in place of 1.81, which would be 2.3 in all, and
+a second copy of all bytes, 0.35 of the memory of inference. It is not written.
 """
 
 from __future__ import annotations
