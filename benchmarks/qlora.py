@@ -4,8 +4,8 @@
 
 A step is forward and backward on one batch; the adapters are of every matrix of 4 bits. PyTorch's network has the same
 shapes in float32, and adapters written as PEFT writes them, y = x W + (x A) B, W frozen; another row has those of PEFT
-itself, where it is installed. Times are of interleaved
-blocks; memory is the peak of a process of its own, less that of one which only imports what it takes.
+itself, where it is installed. Times are of interleaved blocks; memory is the peak of a process of its own, less that of
+one which only imports what it takes.
 
 What the stack takes at least, in processor time of one thread, of its inference: 1 for the forward part, 1.14 to unpack
 its matrices, which are 33.6 million numbers, and 0.67 for the products with floats, which read 134 MB; 2.8 without the

@@ -82,7 +82,7 @@ def test_quiet(shell: Shell) -> None:
 
 def test_verbose(shell: Shell) -> None:
     result = shell("build", "mlp.onnx", "-v")
-    assert [line.split()[0] for line in result.err.splitlines()[:9]] == [
+    assert [line.split()[0] for line in result.err.splitlines()[:10]] == [
         "prepare", "loss", "yield", "backward", "outputs", "optimizer", "few-bits", "in-turn", "cleanup", "identifiers",
     ]  # fmt: skip
     assert shell("build", "mlp.onnx", "-vv").code == 0

@@ -11,7 +11,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from benchmarks.models.few_bits import decoder
-from onnxgrad_cli import LoraSpec, LossSpec, Options, RecomputeSpec, build
+from onnxgrad_cli import LoraSpec, LossSpec, Options, RecomputeSpec, UsageError, build
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.verification.proof import PROVED, prove
 
@@ -128,6 +128,20 @@ def test_what_is_wanted_as_a_whole_stays_whole(options: dict[str, object]) -> No
     finally:
         chunks.THIN = thin
     assert [node.op_type for node in made.graph.node].count("LogSoftmax") == 1
+
+
+def test_what_is_done_is_told() -> None:
+    causal = (LossSpec("causal-lm"),)
+
+    def told(**options: object) -> str:
+        found = build(float_head(), Options(losses=causal, **options)).training.cautions  # type: ignore[arg-type]
+        return " ".join(caution.text for caution in found)
+
+    assert "computed by 3 chunks of tokens; 'y' is never whole" in told(freeze=("w",), loss_chunks=3)
+    assert "the loss stays whole" in told(freeze=("w",), keep_outputs=True, loss_chunks=3)
+    assert "chunks" not in told() and "whole" not in told(loss_chunks=1)
+    with pytest.raises(UsageError, match="`loss_chunks` goes with the loss causal-lm alone"):
+        build(float_head(), Options(loss_chunks=2))
 
 
 def test_the_proof_compares_the_chunks_with_the_original() -> None:

@@ -38,6 +38,8 @@ def _run(graph: Graph, options: AppendOptions, training: LossRecord) -> bool:
     op = Op(graph)
     op.role, op.training = "loss", training
     _refuse_unknown_options(options)
+    if (options.loss_chunks or 1) > 1 and not any(spec.name == "causal-lm" for spec in options.losses):
+        raise UsageError("`loss_chunks` goes with the loss causal-lm alone", "leave it out")
     terms, options = [], _with_free_label(graph, options, training)
     for spec, name in zip(options.losses, training.predictions, strict=True):
         op.scope = f"loss/{Path(spec.name).stem}"
@@ -100,6 +102,7 @@ def _term(op: Op, options: AppendOptions, training: LossRecord, spec: LossSpec, 
     parts = None
     if label is not None and loss.function is causal_lm:
         parts = _by_chunks(op, options, training, prediction, label)
+        _note_chunks(options, training, prediction.name)
     if parts is not None:
         total, divisor = parts
         if options.reduction == "sum":
@@ -133,6 +136,19 @@ def _by_chunks(
     ignored = losses.LOSSES.lookup("causal-lm").ignored(options.loss_options)
     assert ignored is not None
     return write_chunks(op, training, prediction, label, ignored, options.loss_chunks)
+
+
+def _note_chunks(options: AppendOptions, training: LossRecord, output: str) -> None:
+    """Say that a loss is computed by chunks, or that it is not though that was asked for."""
+    if training.chunks is not None:
+        text = f"the loss is computed by {len(training.chunks.values)} chunks of tokens; '{output}' is never whole"
+        training.cautions.append(Caution("note", output, text))
+    elif (options.loss_chunks or 1) > 1:
+        text = (
+            f"`loss_chunks={options.loss_chunks}`: the loss stays whole, for outputs are kept, samples have weights, a "
+            f"whole matrix of the head is trained, or '{output}' is not made token by token of narrower values"
+        )
+        training.cautions.append(Caution("note", output, text))
 
 
 def _wide(op: Op, x: Val) -> Val:
