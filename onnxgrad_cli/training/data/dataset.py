@@ -119,15 +119,15 @@ def open_data(
     """
     path, asked = Path(source), options or SequenceOptions()
     columns, others, sequences = _gathered(path, inputs, ranges or {}, prefix, terms, asked, tell)
-    made = sequences.made if sequences else {}
-    held = {prefix + name: column for name, column in columns.items()}
+    made = {*sequences.made, *sequences.pairs} if sequences else set()
+    held = {prefix + name: column for name, column in columns.items() if name in inputs}
     wanted = {prefix + name: value_type for name, value_type in inputs.items() if name not in made}
     allowed = {prefix + name: range_ for name, range_ in (ranges or {}).items()}
     checked = check(path, Found(held, others), wanted, allowed, finite)
     if others and asked.tokenizer is None:
         tell(f"'{path}' has more than the model is fed, left out: {_listed(others)}", 0)
     dtypes = {name: helper.tensor_dtype_to_np_dtype(dtype_of(value_type)) for name, value_type in inputs.items()}
-    arrays = {name: _kept(column, dtypes[name]) for name, column in columns.items()}
+    arrays = {name: _kept(column, dtypes.get(name, column.dtype)) for name, column in columns.items()}
     return Data(path, arrays, dtypes, checked.size, checked.sizes, checked.batch_size, sequences=sequences)
 
 
