@@ -30,7 +30,7 @@ export async function runFolder(ort, Trainer, read, how, runs = 6) {
     Object.assign(found, trainer.held);
   } else {
     do found = await timed(() => trainer.session.run({ ...trainer.held, ...batch }));
-    while (runs > 1 && performance.now() < loaded + (steps.length < runs ? LONG : SHORT));
+    while (runs > 1 && (steps.length < 2 || performance.now() < loaded + (steps.length < runs ? LONG : SHORT)));
   }
   return { ...packed(found), times: { load: loaded - began, step: median(steps.slice(steps.length > 1 ? 1 : 0)) } };
 }

@@ -154,9 +154,12 @@ def tables(results: dict[str, dict[str, Any]]) -> str:
         each = results.get(runtime, {}).get(name, {"refused": "not run"})
         return each.get("refused") or f"{number(each['loss'])}, {number(each['gradient'])}"
 
+    def short(number: float) -> str:
+        return f"{number:.0f}" if number >= 10 else f"{number:.1f}" if number >= 1 else f"{number:.2f}"
+
     def times(name: str, runtime: str) -> str:
         each, base = results.get(runtime, {}).get(name, {}), results["onnxruntime"][name]
-        return f"{each['step'] / base['step']:.2g}, {each['load'] / base['load']:.2g}" if "step" in each else ""
+        return f"{short(each['step'] / base['step'])}, {each['load']:.0f}" if "step" in each else ""
 
     heads = [RUNTIMES[runtime] for runtime in others]
     lines = [f"| largest error of the loss, and of a gradient | kB | {' | '.join(heads)} |",
@@ -165,12 +168,12 @@ def tables(results: dict[str, dict[str, Any]]) -> str:
     for name, title in names.items():
         cells = [error(name, runtime) for runtime in others]
         lines.append(f"| {title} | {results['onnxruntime'][name]['kB']:.0f} | {' | '.join(cells)} |")
-    lines += ["", f"| time of a step, and of loading | ms in Python | {' | '.join(heads)} |",
+    lines += ["", f"| a step to Python's, and ms to load | ms in Python | {' | '.join(heads)} |",
               "| --- | ---: |" + " ---: |" * len(others)]  # fmt: skip
     for name, title in names.items():
         base = results["onnxruntime"][name]
         cells = [times(name, runtime) for runtime in others]
-        lines.append(f"| {title} | {base['step']:.2g}, {base['load']:.0f} | {' | '.join(cells)} |")
+        lines.append(f"| {title} | {short(base['step'])}, {base['load']:.0f} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
