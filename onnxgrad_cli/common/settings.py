@@ -98,7 +98,7 @@ def undocumented(function: Callable[..., Any], what: str) -> tuple[Option, ...]:
         if _kind(p) not in KINDS or p.default is p.empty:
             raise UsageError(
                 f"{what}: its keyword '{p.name}' has no default, or is none of {', '.join(KINDS)}",
-                f"such as `{p.name}: float = 1.0`",
+                f"such as {p.name}: float = 1.0",
             )
     return tuple(Option(p.name, _kind(p), p.default, "") for p in keywords)
 

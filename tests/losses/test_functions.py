@@ -17,8 +17,11 @@ from onnxgrad_cli.losses.spec import LossSpec, parse_loss
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.training.data import ranges_of
+from tests.cli.test_cli import shell
 from tests.cli_harness import Shell
 from tests.losses.test_values import built, run
+
+__all__ = ["shell"]  # the fixture
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 FOCAL = '''

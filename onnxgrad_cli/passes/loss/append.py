@@ -131,7 +131,7 @@ def _called(
     if len(parts) != 2 or not isinstance(parts[0], Val) or not isinstance(parts[1], (Val, type(None))):
         raise UsageError(
             f"`losses`: the function '{loss.name}' gives {type(result).__name__}, no value of the graph",
-            "return the losses, written with `op`; or a tuple of the losses and their weights",
+            "return the losses, written with op; or a tuple of the losses and their weights",
         )
     if not is_float(parts[0].type):
         raise UsageError(f"`losses`: the function '{loss.name}' gives {in_words(parts[0].type)}", "give floats")

@@ -129,6 +129,8 @@ class _Parser:
         cells = ((line, at, row[at]) for line, row in rows for at in self.places[feed])
         line, at, cell = next(found for found in cells if not _is(found[2], dtype))
         what = f"'{cell}' is no {'whole ' * (dtype.kind == 'i')}number" if cell.strip() else "the cell is empty"
+        if dtype.kind == "i" and cell.strip() and any(_is(row[at], dtype) for _, row in rows):
+            what += ", and others are: names of classes stand in every line, or in none"
         return UsageError(
             f"'{self.path}', line {line}, column '{self.header[at]}', which '{feed}' takes: {what}",
             "correct the cell, or name the columns of each input: NAME, or NAME_0, NAME_1, ...",

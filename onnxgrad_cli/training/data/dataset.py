@@ -221,10 +221,6 @@ class _Source:
         called = {feed: column for column, feed in self.samples.columns.items()}
         there = {called.get(name, prefix + name): name for name in inputs}
         found = _read(self.path, {column: inputs[name] for column, name in there.items()}, self)
-        for column, feed in self.samples.columns.items():
-            if feed in inputs and column not in found.arrays:
-                hint = suggest(column, found.others, "names there") if found.others else "nothing else is there"
-                raise UsageError(f"`columns`: '{self.path}' has no '{column}'", hint)
         return Found(
             {there[column]: each for column, each in found.arrays.items()},
             found.others,
@@ -232,10 +228,16 @@ class _Source:
         )
 
     def check_columns(self, inputs: InputTypes) -> None:
-        """Refuse columns that are to be inputs which there are not."""
-        for feed in self.samples.columns.values():
+        """Refuse columns that are to be inputs which there are not, or that there are not themselves."""
+        columns = self.samples.columns
+        for feed in columns.values():
             if feed not in inputs:
                 raise UsageError(f"`columns`: the model is fed no '{feed}'", suggest(feed, inputs, "inputs and labels"))
+        held = names_in(self.path) if columns else None
+        for column in columns:
+            if held is not None and column not in held:
+                hint = suggest(column, held, "names there") if held else "nothing there has a name"
+                raise UsageError(f"`columns`: '{self.path}' has no '{column}'", hint)
 
 
 def _number(

@@ -68,7 +68,7 @@ def _label(path: Path, labels: list[str], inputs: InputTypes) -> str:
     if is_float(inputs[labels[0]]) or len(shape_of(inputs[labels[0]]) or ()) != 1:
         raise UsageError(
             f"'{path}' tells classes by its folders, the label '{labels[0]}' is {in_words(inputs[labels[0]])}",
-            "take a loss of classes: --loss cross-entropy",
+            "take a loss of classes: `losses='cross-entropy'`",
         )
     return labels[0]
 

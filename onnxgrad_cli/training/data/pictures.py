@@ -167,6 +167,6 @@ def check_size(name: str, layout: Layout | None, words: str) -> Layout:
     if not layout.height or not layout.width:
         raise UsageError(
             f"'{name}' is {words}: to which size pictures are to be brought is not said",
-            f"fix it with `shapes={name}:N,...`, such as --shape {name}:batch,3,224,224",
+            f"fix it with `shapes={name}:DIM,DIM,...`, such as {name}:batch,3,224,224",
         )
     return layout
