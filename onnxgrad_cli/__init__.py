@@ -91,6 +91,7 @@ if TYPE_CHECKING:  # the same names again, for type checkers; a test holds the t
     )
     from onnxgrad_cli.record import Training as Training
     from onnxgrad_cli.report.model import Report as Report
+    from onnxgrad_cli.training.data.sample_options import SampleOptions as SampleOptions
     from onnxgrad_cli.training.inference import Evaluated as Evaluated, Matrix as Matrix, Setting as Setting
     from onnxgrad_cli.training.metrics import metric as metric
     from onnxgrad_cli.training.run.watch import Judged as Judged, Stepped as Stepped
@@ -135,6 +136,7 @@ _NAMES = {
     "options": "Group LoraSpec Options RecomputeSpec",
     "record": "Training",
     "report.model": "Report",
+    "training.data.sample_options": "SampleOptions",
     "training.inference": "Evaluated Matrix Setting",
     "training.metrics": "metric",
     "training.run.watch": "Judged Stepped",

@@ -16,6 +16,8 @@ Scaling = Literal["lora", "rslora"]
 TargetName = Literal["standard", "portable", "ort-cpu", "ort-cuda"]
 WeightsForm = Literal["stored", "inputs"]
 LogForm = Literal["csv", "tensorboard"]
+Resize = Literal["crop", "stretch"]
+Augmentation = Literal["flip", "crop"]
 Derivative = Literal["vjp", "jvp", "hvp", "jacobian", "hessian"]
 DerivativeNames = Literal["plain", "casadi"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from onnxgrad_cli.training.data import Batches, Data, SequenceOptions, input_typ
 from onnxgrad_cli.training.data.arrays import data_of
 from onnxgrad_cli.training.data.input_types import InputTypes, Range
 from onnxgrad_cli.training.data.pasts import with_empty_pasts, with_sizes_of_pasts
+from onnxgrad_cli.training.data.preprocessing import Preprocessing
 from onnxgrad_cli.training.eval_model import EvalSession, make_eval_model
 from onnxgrad_cli.training.evaluate import Evaluator, confusions
 from onnxgrad_cli.training.metrics import metrics_of
@@ -72,14 +73,19 @@ class Setting(KnownKeywords):
         ranges: Mapping[str, Range],
         terms: Sequence[Term],
         tell: Tell,
+        known: Preprocessing,
         finite: bool = True,
     ) -> Data:
-        """Open data; see `open_data`."""
+        """Open data, and do to them what was done to those that the model was trained on; see `open_data`."""
+        for name, each in known.normal.items():
+            if not each.is_pixels_alone:
+                tell(f"'{name}' is normalised as in the training: {each}", 0)
         if isinstance(source, Mapping):
-            return data_of(source, inputs, ranges, finite)
+            return replace(data_of(source, inputs, ranges, finite), normal=known.normal)
         return open_data(
-            source, inputs, ranges, prefix=self.prefix, finite=finite, terms=terms, options=self.sequences, tell=tell
-        )
+            source, inputs, ranges, prefix=self.prefix, finite=finite, terms=terms, options=self.sequences,
+            known=known, tell=tell,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,7 @@ def evaluate(
     terms = describe(found.model).losses
     asked = metrics_of(metrics, terms)
     inputs = with_sizes_of_pasts(input_types_of(found.model), Graph(copied(found.model), path))
-    data = setting.open(source, inputs, ranges_of(found.model), terms, tell)
+    data = setting.open(source, inputs, ranges_of(found.model), terms, tell, Preprocessing.of_model(model))
     session = EvalSession.of(found, path, find_provider(setting.provider), setting.threads)
     batches = Batches(data, data.batch_size or setting.batch_size, shuffle=False, tell=tell)
     evaluator = Evaluator(session, data, batches, asked)
@@ -159,7 +165,7 @@ class Predictor:
         self.outputs, self._names = _asked(model, outputs, tell), class_names(model)
         stored = {tensor.name for tensor in model.graph.initializer}
         inputs = {value.name: value.type for value in model.graph.input if value.name not in stored}
-        self._data = setting.open(source, inputs, {}, (), tell, finite=False)
+        self._data = setting.open(source, inputs, {}, (), tell, Preprocessing.of_model(model), finite=False)
         self._size = self._data.batch_size or setting.batch_size
         self._session = open_session(model, path, find_provider(setting.provider), setting.threads)
 

@@ -225,7 +225,7 @@ class Loop:
         """Take a step on a batch, and tell of it."""
         start = time.perf_counter()
         self._rate = self.schedule.rate(self.trainer.steps)
-        loss = self._step(part.indices, self._rate)
+        loss = self._step(part, self._rate)
         seconds = time.perf_counter() - start
         self.progress.total += loss * part.whole
         self.progress.seen += part.whole
@@ -245,9 +245,10 @@ class Loop:
         if self.save_every and steps % self.save_every == 0:
             self._save(log)
 
-    def _step(self, indices: Any, rate: float) -> float:
+    def _step(self, part: Part, rate: float) -> float:
+        indices = part.indices
         try:
-            return self.trainer.step(self.data.batch(indices), rate)
+            return self.trainer.step(self.data.batch(indices, part), rate)
         except NotFinite as error:
             shown = ", ".join(map(str, indices[:8].tolist())) + (", ..." if len(indices) > 8 else "")
             raise OnnxgradError(

@@ -224,3 +224,26 @@ def test_arrays_that_do_not_fit_are_refused(arrays: dict[str, np.ndarray]) -> No
 )  # fmt: skip
 def test_names_of_classes_in_metadata(metadata: dict[str, Any], names: list[str]) -> None:
     assert names_for(class_names(two(**metadata)), 3, "cls", "kind") == names
+
+
+def test_data_are_prepared_as_those_of_the_training(shell: Shell) -> None:
+    """Names of classes, and numbers that were normalised, from the data as they were."""
+    import csv
+
+    with Path("d.csv").open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["x_0", "x_1", "x_2", "x_3", "kind"])
+        writer.writerows([*row, ["ant", "bee", "cat"][kind]] for row, kind in zip(X + 50, ARRAYS["kind"], strict=True))
+    onnx.save(two(), "m.onnx")
+    loss = ("--loss", "cross-entropy:cls:kind", "--metric", "f1-macro:cls")
+    done = shell("train", "m.onnx", "--data", "d.csv", "--val", "d.csv", *loss, "--normalize", "auto", "--epochs", "1",
+                 "-o", "t.onnx", "--json")  # fmt: skip
+    assert done.code == 0, done.err
+    found = shell("evaluate", "t.onnx", "--data", "d.csv", *loss, "--json")
+    assert found.json["results"]["loss"] == pytest.approx(done.json["epochs"][0]["val_loss"], rel=1e-5)
+    assert found.json["confusion"]["cls"]["classes"] == ["ant", "bee", "cat"]
+    assert "| `bee`" in Path("t.onnx.run/report.md").read_text()
+    assert shell("predict", "t.onnx", "--data", "d.csv", "-o", "p.npz").code == 0
+    with np.load("p.npz") as said:
+        right = said["cls_label"] == np.array(["ant", "bee", "cat"])[ARRAYS["kind"]]
+    assert np.sum(right) == np.trace(found.json["confusion"]["cls"]["counts"])
