@@ -133,6 +133,7 @@ class ConstantRoles:
         self.doubts: dict[str, str] = {}
         self.by_values: set[str] = set()
         self._samples: dict[str, np.ndarray | None] = {}
+        self._found: dict[str, list[tuple[NodeProto, int]]] = {}
 
     def reason(self, name: str) -> str:
         """Why `name` is a constant by role, or "" where it is a weight."""
@@ -151,7 +152,7 @@ class ConstantRoles:
             return "" if self._is_called_a_parameter(name, uses) else reasons[0]
         if self._is_literal(name):
             return f"a literal in the model's code {BY_NAME}"
-        reached = list(self._reached(name))
+        reached = self._reached(name)
         return self._by_place(name, reached) or self._by_values(name, reached)
 
     def _at(self, name: str, node: NodeProto, position: int) -> str:
@@ -219,8 +220,13 @@ class ConstantRoles:
             return f"a statistic by which an input is standardised {BY_NAME}"
         return ""
 
-    def _reached(self, name: str) -> Iterator[tuple[NodeProto, int]]:
+    def _reached(self, name: str) -> list[tuple[NodeProto, int]]:
         """What reads a tensor, or views of it, parts of it and what is looked up in it: (node, input position)."""
+        if name not in self._found:
+            self._found[name] = list(self._followed(name))
+        return self._found[name]
+
+    def _followed(self, name: str) -> Iterator[tuple[NodeProto, int]]:
         seen, names = {name}, [name]
         while names:
             value = names.pop()
