@@ -72,9 +72,14 @@ def _is_backward(node: NodeProto) -> bool:
     return any(entry.key == ROLE and entry.value in ("backward", "seed") for entry in node.metadata_props)
 
 
+def _ours(graph: Graph, name: str) -> np.ndarray | None:
+    """A constant that a rule or a pass has written: others may be given other values in the training model."""
+    return graph.constant(name) if graph.added(name) else None
+
+
 def _is_reciprocal(graph: Graph, node: NodeProto) -> bool:
     """Whether a node divides ones by floats."""
-    above = graph.constant(node.input[0])
+    above = _ours(graph, node.input[0])
     return above is not None and above.dtype.kind == "f" and bool(np.all(above == 1)) and _is_backward(node)
 
 
@@ -89,7 +94,7 @@ def _value(graph: Graph, node: NodeProto, found: dict[str, np.ndarray]) -> np.nd
     value_type = graph.types.get(node.output[0])
     operands: list[np.ndarray] = []
     for name in [] if node.op_type in SIZES else node.input[:]:
-        value = found[name] if name in found else graph.constant(name) if name in graph.initializers else None
+        value = found[name] if name in found else _ours(graph, name)
         if value is None:
             return None
         operands.append(value)
