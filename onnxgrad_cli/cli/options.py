@@ -12,6 +12,8 @@ from onnxgrad_cli.common.choices import SEEDS, Init, Mode, Preset, Quantization,
 from onnxgrad_cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from onnxgrad_cli.common.settings import Option
     from onnxgrad_cli.options import Options
 
@@ -75,7 +77,16 @@ def _setting(text: str) -> object:
 DIM = Pair("SYMBOL=SIZE", "=", _size)
 SHAPE = Pair("INPUT:DIM,DIM,...", ":", _dims)
 SETTING = Pair("KEY=VALUE", "=", _setting)
-MODEL = click.argument("model", metavar="MODEL")
+
+
+def complete_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[Any]]:
+    """Let the shell complete a file, for a parameter that is stdin or a file."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
+
+
+MODEL = click.argument("model", metavar="MODEL", shell_complete=complete_files)
 
 
 STRANGERS = {
@@ -174,7 +185,8 @@ def what_to_build(command: Command) -> Command:
         click.option("--training-info", is_flag=True,
                      help="Leave the graph as it is, and describe the training beside it, as the standard has it."),
         click.option("--init", type=click.Choice(get_args(Init)), default="keep",
-                     show_default=True, help="How weights begin: as they are stored, or drawn anew."),
+                     show_default=True,
+                     help="How weights begin: as they are stored, or drawn anew; of `build` with --training-info."),
         click.option("--seed", type=click.IntRange(0, SEEDS - 1),
                      help="Of all random numbers: drawn weights, adapters, and in a training the order and Dropout."),
         click.option("--recompute", metavar="elementwise|block:auto|block:GLOB|budget:SIZE",

@@ -39,5 +39,5 @@ def pack(console: Console, /, train: str, out: Path, **how: Any) -> int:
     from onnxgrad_cli.jobs.pack import run_pack
 
     files = [str(file) for file in run_pack(train, out, tell=console.say, **how)]
-    console.result({"files": files}, "\n".join(map(visible, files)))
+    console.result({"files": files}, "\n".join(map(visible, files)), asked=False)
     return 0

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 import onnxgrad_cli
+from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.judged import judged
@@ -40,13 +41,13 @@ WEBGPU = ("ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs", "ort-wasm
 @judged
 def run_pack(
     model: ModelSource,
-    out: Path,
+    out: str | Path,
     *,
-    data: Path,
+    data: str | Path,
     prefix: str = "",
-    val: Path | None = None,
+    val: str | Path | None = None,
     val_prefix: str = "",
-    runtime: Path | None = None,
+    runtime: str | Path | None = None,
     webgpu: bool = False,
     force: bool = False,
     tell: Tell = silent,
@@ -72,6 +73,8 @@ def run_pack(
         UsageError: the model has no optimizer, the data don't fit it, or a file would be replaced that must not be.
         OnnxgradError: a file can't be read or written.
     """
+    out, data = checks.path("out", out), checks.path("data", data)
+    val, runtime = checks.path_or_none("val", val), checks.path_or_none("runtime", runtime)
     proto, path = read_model(model)
     roles = describe(proto)
     if not roles.optimizer:

@@ -24,7 +24,7 @@ from onnxgrad_cli.execution.session import find_provider
 from onnxgrad_cli.files import STREAM, ModelSource, Switch, check_target, own_model, save_bytes, stage_model
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.jobs.targets import target_of
-from onnxgrad_cli.metadata import Adapter, Roles, tool_version
+from onnxgrad_cli.metadata import Adapter, Roles, check_is_original, tool_version
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare.mode import SUBJECT as MODE
 from onnxgrad_cli.report import make_report
@@ -174,8 +174,8 @@ def run_train(
     *,
     val: str | Path | float | None = None,
     adapter: str | Path | None = None,
-    adapter_from: Path | None = None,
-    run: Path | None = None,
+    adapter_from: str | Path | None = None,
+    run: str | Path | None = None,
     resume: bool = False,
     new_data: bool = False,
     force: bool = False,
@@ -210,6 +210,8 @@ def run_train(
         UnsupportedError: the model can't be differentiated, or has a loop that never ends.
         OnnxgradError: a file can't be read or written, or the loss became infinite or no number.
     """
+    checks.path("data", data)
+    adapter_from, run = checks.path_or_none("adapter_from", adapter_from), checks.path_or_none("run", run)
     if new_data and not resume:
         raise UsageError("`new_data` goes with `resume`", "a run that begins takes any data: leave it out")
     start, link = time.perf_counter(), communicator or Alone()
@@ -306,6 +308,7 @@ def _ready(
     if adapter is not None and not options.lora and adapter_from is None:
         raise UsageError("`adapter`: no adapters are trained", "ask for them with `lora=RANK`")
     original, path = own_model(model)
+    check_is_original(original)
     begun = None if adapter_from is None else read_adapters(adapter_from, original, tell)
     target = _target(model, original, path, out, adapter, force)
     built, options = _built(original, path, options, course, data, begun, tell)

@@ -101,9 +101,9 @@ def test_every_loss_and_optimizer_is_named() -> None:
 
 
 def test_what_is_generated_is_what_the_code_says() -> None:
-    from tools import layers, reference
+    from tools import layers, reference, schema
 
-    for path, text in {**layers.files(), **reference.files()}.items():
+    for path, text in {**layers.files(), **reference.files(), **schema.files()}.items():
         assert path.read_text(encoding="utf-8") == text, (
             f"{path.relative_to(ROOT)} is stale: `make docs` writes it anew"
         )

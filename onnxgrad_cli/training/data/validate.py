@@ -168,6 +168,8 @@ def _check_places(source: Path, name: str, lists: Lists, value_type: TypeProto) 
 def _reshape(array: np.ndarray, shape: tuple[int | str, ...]) -> str:
     if array.ndim and len(shape) == array.ndim + 1 and shape[-1] in (1, "?"):
         return "save it with one more axis: array[..., None]"
+    if array.dtype.kind in "iu" and len(shape) == array.ndim + 1:
+        return "if they are the numbers of classes, choose the loss that takes them: `losses='cross-entropy'`"
     if len(shape) == array.ndim - 1 and array.shape[-1] == 1:
         return "save it without its last axis: array[..., 0]"
     return "the first axis is the sample" if shape else "it is one number, the same for all samples"
@@ -235,7 +237,7 @@ def check_whole(source: Path, name: str, array: np.ndarray | Lists, allowed: Ran
         if bad.any() and allowed.besides:
             bad &= ~np.isin(block, list(allowed.besides))
         if bad.any():
-            raise _at_fault(source, name, start, block, bad, f"must be {_words(allowed)}", allowed.why)
+            raise _at_fault(source, name, start, block, bad, f"must be {_words(allowed)}", allowed)
 
 
 def _words(allowed: Range) -> str:
@@ -249,19 +251,20 @@ def _check_finite(source: Path, name: str, array: np.ndarray, dtype: np.dtype) -
         with np.errstate(over="ignore", invalid="ignore"):
             bad = ~np.isfinite(block if block.dtype == dtype else block.astype(dtype))
         if bad.any():
-            raise _at_fault(source, name, start, block, bad, f"must be a finite {dtype}", "")
+            raise _at_fault(source, name, start, block, bad, f"must be a finite {dtype}")
 
 
 def _at_fault(
-    source: Path, name: str, start: int, block: np.ndarray, bad: np.ndarray, must: str, why: str
+    source: Path, name: str, start: int, block: np.ndarray, bad: np.ndarray, must: str, allowed: Range | None = None
 ) -> UsageError:
     place = [int(at) for at in np.unravel_index(int(bad.argmax()), bad.shape)]
     value = block[tuple(place)]
     sample = f"sample {start + place[0]} (the first is 0)" if place else "the number for all samples"
     inside = f", at {place[1:]} of it" if place[1:] else ""
+    why, hint = (allowed.why, allowed.hint) if allowed else ("", "")
     return UsageError(
         f"'{source}': '{name}' is {value} in {sample}{inside}; it {must}{f': {why}' if why else ''}",
-        "correct these samples, or leave them out",
+        f"correct these samples, or leave them out{f'; {hint}' if hint else ''}",
     )
 
 
