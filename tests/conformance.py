@@ -7,7 +7,6 @@ is judged for each target and with recomputation too, as `onnxgrad build` writes
 
 from __future__ import annotations
 
-import gc
 import sys
 import time
 from collections import Counter, defaultdict
@@ -157,8 +156,7 @@ def published(found: Sequence[Verdict]) -> dict[str, Any]:
 def main() -> int:
     """Judge every case on all processors; 1 if one is wrong, or there is none."""
     start = time.monotonic()
-    # as in conftest.py, garbage is looked for less often
-    with ProcessPoolExecutor(initializer=gc.set_threshold, initargs=(100_000,)) as workers:
+    with ProcessPoolExecutor() as workers:
         found = [verdict for each in workers.map(judge, FILES) for verdict in each]
     if not found:
         print("the onnx package has no node tests: install the one that pyproject.toml names", file=sys.stderr)

@@ -34,7 +34,6 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.freeze()
-        gc.set_threshold(100_000)  # by default it looks at each 700 new objects: a tenth of the time of rules' tests
         gc.enable()
 
 
