@@ -105,6 +105,7 @@ COMMANDS: dict[str, list[tuple[str, ...]]] = {
         ("build", "rank.onnx"),
         ("build", f"{EVIL}.onnx"),
         ("build", "--config", "help.toml", "--help"),
+        ("build", "--config", "help.toml", "--help-all"),
     ],
     "inspect": [("inspect", "m.onnx"), ("inspect", "unknown.onnx"), ("inspect", "m.onnx", "--json")],
     "doctor": [("doctor", name, *how) for name in ("m.onnx", "unknown.onnx", "rank.onnx") for how in ((), ("--json",))],
@@ -127,6 +128,7 @@ COMMANDS: dict[str, list[tuple[str, ...]]] = {
     "derive": [("derive", "m.onnx"), ("derive", "m.onnx", "--json", "-v"), ("derive", "m.onnx", "--wrt", "nobody")],
     "ops": [("ops", EVIL), ("ops", "Rel*", "--markdown"), ("ops", "Rel*", "--tags"), ("ops", "Rel*", "--json")],
     "verify-op": [("verify-op", EVIL), ("verify-op", "Relu"), ("verify-op", "Relu", "--json")],
+    "completion": [("completion", "fish"), ("completion", EVIL)],
     "losses": [("losses",), ("losses", "--json")],
     "optimizers": [("optimizers",), ("optimizers", "--json")],
     "pack": [
