@@ -5,6 +5,7 @@ The names below are loaded when they are first used, so that the command line st
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -163,6 +164,7 @@ if not TYPE_CHECKING:  # else they would take any name for one of these
         return getattr(import_module(f"onnxgrad_cli.{_HOMES[name]}"), name)
 
 
+@cache  # the search for it reads folders, at each build
 def _version() -> str:
     from importlib import metadata
 
