@@ -494,6 +494,7 @@ class StepOptions(InitOptions, OptimizerOptions, LossOptions):
     """What a step is written by, its loss and its optimizer."""
 
 
+@dataclass(frozen=True)
 class AppendOptions(OutputOptions, MemoryOptions, InitOptions, LossOptions):
     """What the loss is appended by."""
 
