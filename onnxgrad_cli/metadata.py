@@ -10,6 +10,8 @@ import json
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import product
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -234,6 +236,12 @@ class Derived:
             each pair of both, and for hessian for each pair of two of `wrt`, the first varying slowest.
         mode: 'keep' or 'train', what became of operators that behave otherwise in training.
         estimated, partial: see `Roles`.
+        inner: those of `wrt` that are values in between; a derivative by one is that by something added to it.
+        pick: of the scores of classes that `of` are, the one that is differentiated: a number, 'argmax', 'label', or
+            "" for all; they lie along `class_axis`.
+        label: the input that says which class, for 'label'.
+        per_sample: those of `wrt` of which each sample, along axis 0, has derivatives of its own alone; None where
+            derivatives are those of the whole batch.
     """
 
     kind: str
@@ -244,6 +252,24 @@ class Derived:
     mode: str
     estimated: bool = False
     partial: tuple[str, ...] = ()
+    inner: tuple[str, ...] = ()
+    pick: str = ""
+    class_axis: int = 1
+    label: str = ""
+    per_sample: tuple[str, ...] | None = None
+
+    def added(self, names: Mapping[str, str] = MappingProxyType({})) -> dict[tuple[str, ...], str]:
+        """What each added input belongs to -> the input; `names` are other names for what that is."""
+        by = self.of if self.kind == "vjp" else self.wrt
+        return {(names.get(x, x),): name for x, name in zip(by, self.inputs, strict=False)}
+
+    def results(self, names: Mapping[str, str] = MappingProxyType({})) -> dict[tuple[str, ...], str]:
+        """What each derivative is of, or by, or both -> the output that it is."""
+        wrt = [names.get(x, x) for x in self.wrt]
+        keys: Mapping[str, Iterable[tuple[str, ...]]] = {
+            "jvp": product(self.of), "jacobian": product(self.of, wrt), "hessian": product(wrt, wrt)
+        }  # fmt: skip
+        return dict(zip(keys.get(self.kind, product(wrt)), self.outputs, strict=True))
 
 
 def write_derived(model: ModelProto, found: Derived) -> None:
@@ -263,10 +289,16 @@ def read_derived(model: ModelProto) -> Derived | None:
     try:
         said = json.loads(text)
         lists = {name: tuple(map(str, said[name])) for name in ("of", "wrt", "inputs", "outputs", "partial")}
-        found = Derived(str(said["kind"]), mode=str(said["mode"]), estimated=bool(said["estimated"]), **lists)
+        lists["inner"] = tuple(map(str, said.get("inner", ())))
+        apart = said.get("per_sample")
+        found = Derived(
+            str(said["kind"]), mode=str(said["mode"]), estimated=bool(said["estimated"]), **lists,
+            pick=str(said.get("pick", "")), class_axis=int(said.get("class_axis", 1)), label=str(said.get("label", "")),
+            per_sample=None if apart is None else tuple(map(str, apart)),
+        )  # fmt: skip
     except (ValueError, KeyError, TypeError) as error:
         raise OnnxgradError(f"the model's entry '{DERIVED}' can't be read: {error}", "derive it again") from error
-    _compare("input", found.inputs, model.graph.input)
+    _compare("input", (*found.inputs, *filter(None, [found.label])), model.graph.input)
     _compare("output", found.outputs, model.graph.output)
     return found
 

@@ -613,7 +613,7 @@ def test_derivative_of_a_derivative(form: str) -> None:
         ({"kind": "jacobain"}, "there is no derivative 'jacobain'", "jacobian"),
         ({"kind": "jvp", "of": ["yy"]}, "'yy'", "y"),
         ({"kind": "jvp", "wrt": ["a.wieght"]}, "'a.wieght'", "a.weight"),
-        ({"kind": "vjp", "wrt": ["y"]}, "'y'", ""),
+        ({"kind": "vjp", "wrt": ["yy"]}, "'yy'", "y"),
     ],
     ids=str,
 )
