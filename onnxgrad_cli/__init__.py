@@ -89,6 +89,7 @@ if TYPE_CHECKING:  # the same names again, for type checkers; a test holds the t
     )
     from onnxgrad_cli.record import Training as Training
     from onnxgrad_cli.report.model import Report as Report
+    from onnxgrad_cli.training.data.sample_options import SampleOptions as SampleOptions
     from onnxgrad_cli.training.metrics import metric as metric
     from onnxgrad_cli.training.steps.base import NotFinite as NotFinite
     from onnxgrad_cli.training.trainer import Trainer as Trainer
@@ -128,6 +129,7 @@ _NAMES = {
     "options": "Group LoraSpec Options RecomputeSpec",
     "record": "Training",
     "report.model": "Report",
+    "training.data.sample_options": "SampleOptions",
     "training.metrics": "metric",
     "training.steps.base": "NotFinite",
     "training.trainer": "Trainer",

@@ -26,7 +26,7 @@ from onnxgrad_cli.common.choices import (
 from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import Shape
-from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.losses.spec import LossSpec, as_losses
 from onnxgrad_cli.optimizers import OPTIMIZERS
 
 LossScale = float | Literal["dynamic"]
@@ -149,13 +149,15 @@ class LossOptions(_Part):
     """What is minimised.
 
     Attributes:
-        losses: the losses, summed with their weights.
+        losses: the losses, summed with their weights: one or several of `LossSpec`, names as they are typed on the
+            command line, and functions, which are written as `loss` says; a tuple of `LossSpec` is made of them.
         label: the name of the label input, for a loss that does not name its own.
         output: the output that is judged, for a loss that does not name its own.
         reduction: 'mean' or 'sum'. The mean is PyTorch's: over all elements, or divided by the sum of class weights.
         sample_weight: the name of an input with one weight per sample, which multiplies that sample's losses. The
             mean divides by what it would without: as (criterion(reduction='none') * weight).mean() in PyTorch.
-        loss_options: what a loss takes besides (label_smoothing, ignore_index, delta, ...), by name.
+        loss_options: what a loss takes besides (label_smoothing, ignore_index, delta, ...), by name; with the name of
+            an output or a label before it, as in 'cls:ignore_index', it is of that loss alone.
         l1, l2: factors of the sum of the trained weights' magnitudes and of their squares, added to the loss.
     """
 
@@ -169,6 +171,7 @@ class LossOptions(_Part):
     l2: float = 0.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "losses", as_losses(self.losses))
         self._tuple("losses", LossSpec, "such as losses=(LossSpec('mse'),)")
         if not self.losses:
             raise UsageError("`losses` is empty: there is nothing to minimise", "such as losses=(LossSpec('mse'),)")

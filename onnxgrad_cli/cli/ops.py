@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onnxgrad_cli.cli.code import load_rules
 from onnxgrad_cli.cli.console import Console, markdown_table, speaks, table
-from onnxgrad_cli.cli.options import load_rules, rules as rules_option
+from onnxgrad_cli.cli.options import rules as rules_option
 from onnxgrad_cli.errors import UsageError, suggest
 
 if TYPE_CHECKING:

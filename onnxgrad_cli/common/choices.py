@@ -15,6 +15,8 @@ Quantization = Literal["refuse", "ste", "lsq"]
 Scaling = Literal["lora", "rslora"]
 TargetName = Literal["standard", "portable", "ort-cpu", "ort-cuda"]
 WeightsForm = Literal["stored", "inputs"]
+Resize = Literal["crop", "stretch"]
+Augmentation = Literal["flip", "crop"]
 Derivative = Literal["vjp", "jvp", "hvp", "jacobian", "hessian"]
 DerivativeNames = Literal["plain", "casadi"]
 

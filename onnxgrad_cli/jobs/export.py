@@ -23,6 +23,7 @@ from onnxgrad_cli.training.adapters.formats import AdapterTarget, is_foreign, re
 from onnxgrad_cli.training.adapters.lossy import measured
 from onnxgrad_cli.training.adapters.merge import adaptable as make_adaptable, merge as merge_model, requantized
 from onnxgrad_cli.training.adapters.own_file import is_adapter
+from onnxgrad_cli.training.data import Preprocessing
 from onnxgrad_cli.training.run.ema_weights import check_ema
 from onnxgrad_cli.training.run.export import stored_tensors
 from onnxgrad_cli.training.run.folder import BEST, CHECKPOINT, load_checkpoint
@@ -100,6 +101,9 @@ def run_export(
             found = trained.rounded(keep_mode, test_data, tell)
         else:
             found = trained.merged(keep_mode)
+        begun = Preprocessing.of_run(source.parent) if source.name in (CHECKPOINT, BEST) else None
+        if begun is not None:
+            begun.write_to(found)
         files += save_model(found, target or STREAM, path, force, check=check_opens(found, proto, path))
     if alone is not None:
         files += alone.save(proto, trained.adapters, trained.stored)

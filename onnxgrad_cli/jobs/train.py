@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from onnx import ModelProto
@@ -17,6 +18,7 @@ from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import Init
 from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.common.narration import Tell, silent
+from onnxgrad_cli.common.wording import flag_of
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.endless import check_ends
 from onnxgrad_cli.execution.judged import judged
@@ -24,6 +26,7 @@ from onnxgrad_cli.execution.session import find_provider
 from onnxgrad_cli.files import STREAM, ModelSource, Switch, check_target, own_model, save_bytes, stage_model
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.jobs.targets import target_of
+from onnxgrad_cli.losses.spec import settings_of
 from onnxgrad_cli.metadata import Adapter, Roles, check_is_original, tool_version
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare.mode import SUBJECT as MODE
@@ -38,11 +41,15 @@ from onnxgrad_cli.training.adapters.merge import merge
 from onnxgrad_cli.training.data import (
     Batches,
     Data,
+    Preprocessing,
+    SampleOptions,
     SequenceOptions,
+    balance,
     fraction_of,
     held_out,
     names_in,
     open_data,
+    prepared,
     ranges_of,
 )
 from onnxgrad_cli.training.data.pasts import with_empty_pasts, with_sizes_of_pasts
@@ -91,6 +98,7 @@ class Course(KnownKeywords):
         provider, threads: what it runs on; see `Trainer`.
         prefix, val_prefix: what the names in the data have before those of the inputs.
         sequences: how text and lists of tokens become samples.
+        samples: how data become samples: columns, names of classes, pictures, normalization, balance.
         classes: how many the last layer is to tell apart, with weights drawn anew; None: as many as it does.
         reset: glob patterns of trained weights that are drawn anew, by `init`, or 'xavier' where that is 'keep'.
 
@@ -114,6 +122,7 @@ class Course(KnownKeywords):
     prefix: str = ""
     val_prefix: str = ""
     sequences: SequenceOptions = field(default_factory=SequenceOptions)
+    samples: SampleOptions = field(default_factory=SampleOptions)
     classes: int | None = None
     reset: tuple[str, ...] = ()
 
@@ -139,6 +148,7 @@ class Course(KnownKeywords):
             checks.at_least("classes", self.classes, 1, whole=True)
         object.__setattr__(self, "reset", checks.tuple_of("reset", self.reset, str, "such as reset=('*.head.*',)"))
         checks.of_type("sequences", self.sequences, SequenceOptions, "SequenceOptions(...)")
+        checks.of_type("samples", self.samples, SampleOptions, "SampleOptions(...)")
 
 
 @dataclass(frozen=True)
@@ -217,12 +227,15 @@ def run_train(
     start, link = time.perf_counter(), communicator or Alone()
     written = None if adapter is None else AdapterTarget(adapter)
     ready, target = _ready(
-        model, data, val, out, options or Options(), course or Course(), written, adapter_from, force, link, tell
-    )
-    place = run or target.with_name(f"{target.name}.run")
+        model, data, val, out, options or Options(), course or Course(), written, adapter_from, force, link, tell,
+        run if resume else None, resume,
+    )  # fmt: skip
+    place = run or _run_of(target)
     with rank_zero_folder(place, link) as folder, asked_to_stop(link, place, tell) as stop:
         loop = ready.loop(folder, stop, watch)
         _resume(loop, link, resume, new_data, drawing(ready.built.model), tell)
+        if link.rank == 0:
+            ready.preprocessing.write_to_run(folder.path)
         reason = loop.run()
         if reason != "stopped" and ready.evaluator is not None and loop.progress.best:
             ready.trainer.load(loop.best())
@@ -256,6 +269,11 @@ class _Run:
     batches: Batches
     ema: Mapping[str, str]
 
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What was done to the data, which the trained model keeps."""
+        return self.samples.preprocessing(self.trainer.roles.losses)
+
     def loop(self, folder: RunFolder, stop: Callable[[], bool], watch: Watch) -> Loop:
         """The steps to take."""
         course, evaluator = self.course, self.evaluator
@@ -270,7 +288,8 @@ class _Run:
             watched=f"val_{chosen.name}" if chosen else "val_loss" if evaluator else "loss",
             higher=chosen.higher if chosen else False,
             epochs=course.epochs, patience=course.patience, save_every=course.save_every,
-            folder=folder, stop=stop, watch=lambda done, loss: watch(done, steps, loss), model=_fingerprint(self.built),
+            folder=folder, stop=stop, watch=lambda done, loss: watch(done, steps, loss),
+            model=_fingerprint(self.built, self.samples.prepared_by(course.samples)),
             digests={use: samples.digest() for use, samples in data.items()},
         )  # fmt: skip
 
@@ -285,6 +304,7 @@ class _Run:
         adapters = roles.adapters
         weights = {**self.trainer.weights(), **{name: state[average] for name, average in self.ema.items()}}
         found = merge(self.original, adapters, weights, self.path, state, self.course.keep_mode, roles.quantized)
+        self.preprocessing.write_to(found)
         check_target(target, found, self.path, force)
         if adapter is not None:
             adapter.check(found, self.path, force)
@@ -299,7 +319,7 @@ class _Run:
 def _ready(
     model: ModelSource, data: str | Path, val: str | Path | float | None, out: str | Path | None, options: Options,
     course: Course, adapter: AdapterTarget | None, adapter_from: Path | None, force: bool, link: Communicator,
-    tell: Tell,
+    tell: Tell, run: Path | None, resume: bool,
 ) -> tuple[_Run, Path]:  # fmt: skip
     """Build the training model, open the data, and say where the trained one goes."""
     options = replace(options, optimizer=options.optimizer or "adam", embed_state=False)  # the trainer begins it
@@ -320,12 +340,16 @@ def _ready(
         begin_from(trainer, *begun)
     values = {name: buffer.array for name, buffer in trainer.buffers.items()}
     ema = check_ema(trainer.roles.averages, values) if course.use_ema else {}
-    samples, validation = _data(data, val, built, trainer, course, tell)
+    known = _known(original, course, run or _run_of(target), resume)
+    samples, validation = _data(data, val, built, trainer, course, known, tell)
     evaluator = None
     if validation is not None:
         evaluator = _evaluator(original, path, options, course, trainer, validation, link, ema, tell)
     agree(link, {"samples": np.array(len(samples))}, "data")
-    batches = Batches(samples, course.batch_size, course.seed, rank=link.rank, world=link.world, tell=tell)
+    weights = balance(samples, trainer.roles.losses[0].label, tell) if course.samples.balance else None
+    batches = Batches(
+        samples, course.batch_size, course.seed, rank=link.rank, world=link.world, weights=weights, tell=tell
+    )
     if options.accumulate > len(batches):
         raise UsageError(
             f"`accumulate={options.accumulate}`: an epoch has {len(batches)} batches, so it would take no step",
@@ -335,6 +359,19 @@ def _ready(
     if adapter is not None:  # the form has a place for all that there will be
         adapter.make(original, trainer.roles.adapters, ready.adapter_values(trainer.weights(), trainer.state()))
     return ready, target
+
+
+def _run_of(target: Path) -> Path:
+    return target.with_name(f"{target.name}.run")
+
+
+def _known(original: ModelProto, course: Course, run: Path, resume: bool) -> Preprocessing:
+    """What is known of the data: what a run that goes on was begun with, or what the model says that was trained."""
+    begun = Preprocessing.of_run(run) if resume else None
+    if begun is not None:
+        return begun
+    known = Preprocessing.of_model(original)
+    return known if course.classes is None else replace(known, classes={})
 
 
 def _target(
@@ -395,26 +432,29 @@ def _data(
     built: TrainingModel,
     trainer: TrainerBase,
     course: Course,
+    known: Preprocessing,
     tell: Tell,
 ) -> tuple[Data, Data | None]:
     """The training data, and the validation data."""
     inputs, ranges = with_sizes_of_pasts(trainer.inputs, built.graph), ranges_of(built.model)
 
-    def opened(source: str | Path, prefix: str) -> Data:
-        terms, options = trainer.roles.losses, course.sequences
-        return open_data(source, inputs, ranges, prefix=prefix, terms=terms, options=options, tell=tell)
+    def opened(source: str | Path, prefix: str, known: Preprocessing) -> Data:
+        terms, options, how = trainer.roles.losses, course.sequences, course.samples
+        return open_data(
+            source, inputs, ranges, prefix=prefix, terms=terms, options=options, samples=how, known=known, tell=tell
+        )
 
-    samples = opened(data, course.prefix)
+    samples, validation = opened(data, course.prefix, known), None
     share = None if val is None else fraction_of(val)
-    if val is None:
-        return samples, None
-    if share is None:
-        return samples, opened(str(val), course.val_prefix)
-    if course.val_prefix:
-        raise UsageError("`val_prefix` goes with `val=DATA`, not with a share of `data`", "leave it out")
-    samples, validation = held_out(samples, share, course.seed)
-    tell(f"{len(validation)} of {len(samples) + len(validation)} samples are held out for validation", 0)
-    return samples, validation
+    if val is not None and share is None:
+        learnt = {**known.classes, **samples.preprocessing(trainer.roles.losses).classes}
+        validation = opened(str(val), course.val_prefix, replace(known, classes=learnt))
+    elif share is not None:
+        if course.val_prefix:
+            raise UsageError("`val_prefix` goes with `val=DATA`, not with a share of `data`", "leave it out")
+        samples, validation = held_out(samples, share, course.seed)
+        tell(f"{len(validation)} of {len(samples) + len(validation)} samples are held out for validation", 0)
+    return prepared(samples, validation, inputs, trainer.roles, course.samples, known, course.seed, tell)
 
 
 def _resume(loop: Loop, link: Communicator, resume: bool, new_data: bool, drawn: Sequence[str], tell: Tell) -> None:
@@ -434,9 +474,12 @@ def _resume(loop: Loop, link: Communicator, resume: bool, new_data: bool, drawn:
             tell(f"{', '.join(drawn)} will draw other random numbers than in a run that was never cut off", 0)
 
 
-def _fingerprint(built: TrainingModel) -> str:
-    """Eight digits that tell training models apart by nodes, constants and frozen weights, and versions of onnxgrad."""
-    graph, check = built.model.graph, zlib.crc32(tool_version().encode())
+def _fingerprint(built: TrainingModel, prepared: str) -> str:
+    """Eight digits that tell training models apart by nodes, constants and frozen weights, and versions of onnxgrad.
+
+    What is done to data before a model sees them, in words, counts as a part of it.
+    """
+    graph, check = built.model.graph, zlib.crc32((tool_version() + prepared).encode())
     stored = (tensor for tensor in graph.initializer if tensor.name not in built.training.state)
     for message in (*graph.node, *stored):
         check = zlib.crc32(message.SerializeToString(deterministic=True), check)
@@ -445,8 +488,8 @@ def _fingerprint(built: TrainingModel) -> str:
 
 def _report(folder: RunFolder, ready: _Run, found: Trained) -> None:
     told = asdict(ready.course)
-    told |= told.pop("sequences")
-    asked = {"--" + name.replace("_", "-"): value for name, value in told.items() if value}
+    told |= told.pop("sequences") | _shown(told.pop("samples"))
+    asked = {flag_of(name): value for name, value in told.items() if value}
     sets = {"training": ready.samples, **({"validation": ready.evaluator.data} if ready.evaluator else {})}
     run = Run(
         ready.path.name if ready.path else "",
@@ -458,6 +501,13 @@ def _report(folder: RunFolder, ready: _Run, found: Trained) -> None:
     written = {"report.md": markdown(document), "report.html": html(document)}
     for name, text in {**written, **({PICTURE: run.picture} if run.curve.steps else {})}.items():
         save_bytes(text.encode(), folder.path / name)
+
+
+def _shown(samples: Mapping[str, Any]) -> dict[str, Any]:
+    """What was asked of the samples, as it would be typed."""
+    columns = [f"{column}={feed}" for column, feed in samples["columns"].items()]
+    function = getattr(samples["transform"], "__name__", None)
+    return {**samples, "columns": columns, "transform": function}
 
 
 def _trainer(built: TrainingModel, course: Course, link: Communicator) -> TrainerBase:
@@ -494,7 +544,9 @@ def _metrics(roles: Roles, options: Options, course: Course) -> Sequence[Named]:
             "`metrics` don't go with causal-lm: they would compare tokens with themselves, not with what follows",
             "leave them out; the loss is told, and its exponential is the perplexity",
         )
-    found = [parse_metric(text, **dict(options.loss_options)) for text in course.metrics]
+    found = [
+        parse_metric(text, **settings_of(options.loss_options, term.output, term.label)) for text in course.metrics
+    ]
     names = ["loss", *(metric.name for metric in found)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.training.data import Batches, Data
+from onnxgrad_cli.training.data import Batches, Data, Part
 from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.run.folder import Log, RunFolder
 from onnxgrad_cli.training.schedules import Schedule
@@ -172,7 +172,7 @@ class Loop:
         for part in self.batches:
             start = time.perf_counter()
             rate = self.schedule.rate(self.trainer.steps)
-            loss = self._step(part.indices, rate)
+            loss = self._step(part, rate)
             self.progress.total += loss * part.whole
             self.progress.seen += part.whole
             steps = self.trainer.steps
@@ -187,9 +187,10 @@ class Loop:
         self._close_epoch(log)
         return not self.stop()
 
-    def _step(self, indices: Any, rate: float) -> float:
+    def _step(self, part: Part, rate: float) -> float:
+        indices = part.indices
         try:
-            return self.trainer.step(self.data.batch(indices), rate)
+            return self.trainer.step(self.data.batch(indices, part), rate)
         except NotFinite as error:
             shown = ", ".join(map(str, indices[:8].tolist())) + (", ..." if len(indices) > 8 else "")
             raise OnnxgradError(

@@ -22,6 +22,7 @@ OWN_TESTS = {  # pages that a test of their own runs, or that only measure
     "adding-an-operator.md",
     "from-onnxruntime-training.md",
     "tutorials/language-model.md",
+    "tutorials/pictures.md",
     "parallel-training.md",
     "pictures.md",
     "runtimes.md",
@@ -45,7 +46,11 @@ def runnable() -> list[Any]:
 
 @pytest.mark.parametrize("page", runnable())
 def test_every_block_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The blocks of a page run from top to bottom, in one folder with the sample models and the files that it shows."""
+    run_blocks(page, tmp_path, monkeypatch)
+
+
+def run_blocks(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Run the blocks of a page from top to bottom, in one folder with the sample models and the files that it shows."""
     shutil.copytree(ROOT / "sample_models", tmp_path / "sample_models")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "page"}
@@ -64,6 +69,7 @@ def test_every_block_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         elif language == "python" and not title:
             with registry.scoped():
                 exec(compile(text, page, "exec"), names)
+    return names
 
 
 COMMAND = re.compile(r"`(?:\$ )?onnxgrad ([^`]+)`")

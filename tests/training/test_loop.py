@@ -55,7 +55,7 @@ def loop(judgements, *, higher=False, patience=None, stop=lambda: False):
     trainer.step = step
     evaluate.names = ["loss"]
     schedule = SimpleNamespace(rate=lambda steps: 0.1, observe=lambda value: None, state=dict)
-    data = SimpleNamespace(batch=lambda indices: {})
+    data = SimpleNamespace(batch=lambda indices, part=None: {})
     return Loop(
         trainer=trainer, data=data, batches=Batches(), schedule=schedule, evaluator=evaluate, watched="val_loss",
         higher=higher, epochs=len(judgements), patience=patience, save_every=0, folder=Folder(), stop=stop,
@@ -111,7 +111,8 @@ class Steps:
             rate=lambda steps: steps / 10, observe=self.observed.append, state=lambda: "schedule", restore=Mock()
         )
         given = {
-            "trainer": self.trainer, "data": SimpleNamespace(batch=lambda indices: indices.tolist()), "batches": self,
+            "trainer": self.trainer, "data": SimpleNamespace(batch=lambda indices, part=None: indices.tolist()),
+            "batches": self,
             "schedule": schedule, "evaluator": None, "watched": "loss", "higher": False, "epochs": len(losses) // 2,
             "patience": None, "save_every": 0, "folder": folder, "stop": lambda: False,
             "watch": lambda steps, loss: self.watched.append((steps, loss)), "model": "a model",

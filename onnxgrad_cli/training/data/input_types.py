@@ -86,13 +86,18 @@ def _classes(roles: Roles, inputs: InputTypes) -> list[tuple[str, Range]]:
 
 
 def _range_of(term: Term) -> Range | None:
-    """The labels that a loss takes; None for one from a file, whose labels may be anything."""
+    """The labels that a loss takes; None for one from a file, whose labels may be anything.
+
+    A function is no longer there to be asked; that its labels are classes shows in their number.
+    """
     try:
         loss = LOSSES.lookup(term.name)
     except UsageError:
-        return None
-    if loss.class_axis({}) is None:
-        return None
+        if term.name.endswith(".onnx") or not term.classes:
+            return None
+    else:
+        if loss.class_axis({}) is None:
+            return None
     return Range(
         0,
         term.classes - 1 if term.classes else None,
