@@ -139,7 +139,8 @@ class Term:
 
     `classes` is how many there are, where the label is a class number; else 0. `ignore_index` is the label of samples
     that do not count; None where there is none, or a version of the tool that did not write it has made the model.
-    `class_axis` is the axis of the output that runs over the classes, where the label is a class number.
+    `class_axis` is the axis of the output that runs over the classes, where the label is a class number. `chunks` are
+    the values that hold the output by chunks of its tokens, where the model does not make it as a whole.
     """
 
     name: str
@@ -149,6 +150,7 @@ class Term:
     classes: int = 0
     ignore_index: int | None = None
     class_axis: int = 1
+    chunks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -310,7 +312,7 @@ def tool_version() -> str:
 
 def write(model: ModelProto, found: Roles) -> None:
     """Write a description into a model's metadata, in place of the one it has."""
-    terms = {"terms": [asdict(term) for term in found.losses], "reduction": found.reduction}
+    terms = {"terms": [_said(term) for term in found.losses], "reduction": found.reduction}
     ports: dict[str, Any] = {
         "inputs": found.inputs, "outputs": {name: vars(role) for name, role in found.outputs.items()}
     }  # fmt: skip
@@ -327,6 +329,10 @@ def write(model: ModelProto, found: Roles) -> None:
     if found.quantized != Quantized():
         ports["quantized"] = asdict(found.quantized)
     _rewrite(model, {LOSS: json.dumps(terms), ROLES: json.dumps(ports), VERSION: found.version})
+
+
+def _said(term: Term) -> dict[str, Any]:
+    return {name: value for name, value in asdict(term).items() if name != "chunks" or value}
 
 
 def _rewrite(model: ModelProto, said: Mapping[str, str]) -> None:
@@ -384,7 +390,7 @@ def read(model: ModelProto) -> Roles:
         ports, loss = json.loads(props[ROLES]), json.loads(props.get(LOSS, '{"terms": [], "reduction": ""}'))
         found = Roles(
             props.get(VERSION, "unknown"),
-            tuple(Term(**term) for term in loss["terms"]),
+            tuple(Term(**{**term, "chunks": tuple(term.get("chunks", ()))}) for term in loss["terms"]),
             loss["reduction"],
             dict(ports["inputs"]),
             {name: Role(**role) for name, role in ports["outputs"].items()},

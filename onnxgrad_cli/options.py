@@ -335,13 +335,18 @@ class MemoryOptions(_Part):
 
     Attributes:
         recompute: what to compute again in the backward part, so that it need not be kept; None: nothing.
+        loss_chunks: in how many chunks of tokens the loss of a language model and its gradient are computed, one after
+            the other, so that there never are the logits of all; None: in 4 where the vocabulary is large; 1: as one.
     """
 
     recompute: RecomputeSpec | None = None
+    loss_chunks: int | None = None
 
     def __post_init__(self) -> None:
         kinds = (RecomputeSpec, type(None))
         checks.of_type("recompute", self.recompute, kinds, "RecomputeSpec('elementwise'), or None,")
+        if self.loss_chunks is not None:
+            checks.at_least("loss_chunks", self.loss_chunks, 1, whole=True)
         super().__post_init__()
 
 
@@ -496,6 +501,11 @@ class StepOptions(InitOptions, OptimizerOptions, LossOptions):
 
 
 @dataclass(frozen=True)
+class AppendOptions(OutputOptions, MemoryOptions, InitOptions, LossOptions):
+    """What the loss is appended by."""
+
+
+@dataclass(frozen=True)
 class UpdateOptions(GradientOptions, StepOptions):
     """What the optimizer's step is written by."""
 
@@ -516,6 +526,7 @@ class Options(
     AdaptationOptions,
     BackwardOptions,
     GradientNodeOptions,
+    AppendOptions,
     UpdateOptions,
     SignatureOptions,
     NamingOptions,

@@ -93,8 +93,8 @@ def test_every_job_is_public() -> None:
 FIELDS = (
     "losses label output reduction sample_weight loss_options l1 l2 train freeze untie preset train_last lora "
     "lora_target lora_scaling lora_dropout grad_of_input optimizer optimizer_options group clip_norm clip_value "
-    "accumulate loss_scale ema embed_state training_info init seed recompute keep_outputs yield_ as_gradient_op mode "
-    "quantization tuned target identifiers dims shapes infer_by_run"
+    "accumulate loss_scale ema embed_state training_info init seed recompute loss_chunks keep_outputs yield_ "
+    "as_gradient_op mode quantization tuned target identifiers dims shapes infer_by_run"
 ).split()
 """The fields of `Options` in the order of the report."""
 
@@ -132,6 +132,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "train_last": ({"train_last": -1}, "`train_last=-1`: a whole number of 0 or more is wanted", ""),
     "lora": ({"lora": 8}, "`lora=8`: LoraSpec(rank), or None, is wanted, not an int", ""),
     "recompute": ({"recompute": "elementwise"}, "`recompute='elementwise'`: RecomputeSpec('elementwise')", ""),
+    "loss_chunks": ({"loss_chunks": 0}, "`loss_chunks=0`: a whole number of 1 or more is wanted", ""),
     "a loss by a wrong name": ({"losses": "mze"}, "there is no loss 'mze'", "did you mean mse"),
     "code in a string": ({"losses": "my.py:focal"}, "`losses` 'my.py:focal' names code", "give the function itself"),
     "a number for a loss": ({"losses": 3}, "`losses=3`: a tuple is wanted, not an int", "LossSpec('mse')"),

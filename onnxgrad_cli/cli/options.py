@@ -167,6 +167,9 @@ def what_to_build(command: Command) -> Command:
                      help="Of all random numbers: drawn weights, adapters, and in a training the order and Dropout."),
         click.option("--recompute", metavar="elementwise|block:auto|block:GLOB|budget:SIZE",
                      help="Save memory: compute values again in the backward part instead of keeping them."),
+        click.option("--loss-chunks", type=click.IntRange(1), metavar="N",
+                     help="Save memory: the loss of a language model by N chunks of its tokens, one after the other "
+                     "(by default 4 where the vocabulary is large).",),
         click.option("--tuned", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.toml",
                      help="Write the forms of gradients that `onnxgrad tune` has found faster here."),
         click.option("--target", type=click.Choice(get_args(TargetName)), default="standard",

@@ -6,9 +6,11 @@ get names of ours, lest two sizes should share one.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import onnx
@@ -123,22 +125,52 @@ def declare(graph: Graph) -> None:
 
 def _inferred(bare: ModelProto, graph: Graph) -> tuple[ModelProto, Exception | None]:
     """The model with what types can be inferred, and what contradicts, if anything does."""
-    if graph.follows_shapes:
-        try:
-            with limited_memory(GB):
-                return onnx.shape_inference.infer_shapes(bare, strict_mode=True, data_prop=True), None
-        except onnx.shape_inference.InferenceError:
-            pass  # data propagation takes some float vectors for shapes, and then refuses valid models
-        except MemoryError:  # a vector that Concat doubles forty times would have 2^40 entries
-            graph.follows_shapes = False
+    try:
+        found = follow_shapes(graph, bare, strict=True)
+    except onnx.shape_inference.InferenceError:
+        found = None  # data propagation takes some float vectors for shapes, and then refuses valid models
+    if found is not None:
+        return found, None
     try:
         return onnx.shape_inference.infer_shapes(bare, strict_mode=True), None
     except onnx.shape_inference.InferenceError as error:
-        found = error
+        contradiction = error
     try:
-        return onnx.shape_inference.infer_shapes(bare), found
+        return onnx.shape_inference.infer_shapes(bare), contradiction
     except onnx.shape_inference.InferenceError:  # of what it can't read at all, it infers nothing
-        return bare, found
+        return bare, contradiction
+
+
+def follow_shapes(graph: Graph, bare: ModelProto, strict: bool = False) -> ModelProto | None:
+    """The model with the types that onnx infers where it follows the integers that make shapes.
+
+    Args:
+        graph: the graph; it is not asked again where it once filled the memory.
+        bare: its skeleton.
+        strict: whether contradictions are errors.
+
+    Returns:
+        The model; None where those integers fill the memory: a vector that Concat doubles forty times has 2^40.
+
+    Raises:
+        onnx.shape_inference.InferenceError: the model contradicts itself.
+    """
+    if not graph.follows_shapes:
+        return None
+    _ready_to_raise()
+    try:
+        with limited_memory(GB):
+            return onnx.shape_inference.infer_shapes(bare, strict_mode=strict, data_prop=True)
+    except MemoryError:
+        graph.follows_shapes = False
+        return None
+
+
+@functools.cache
+def _ready_to_raise() -> None:
+    """Let onnx's library raise once: it takes memory for that, for good, and ends the process where none is left."""
+    with suppress(onnx.shape_inference.InferenceError, onnx.checker.ValidationError):
+        onnx.checker.check_model(ModelProto())
 
 
 def _beyond_onnx(graph: Graph, stated: set[str]) -> Types:

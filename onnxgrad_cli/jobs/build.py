@@ -13,7 +13,7 @@ from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import WeightsForm
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.errors import OnnxgradError, UnsupportedError, UsageError
+from onnxgrad_cli.errors import InternalError, OnnxgradError, UnsupportedError, UsageError
 from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.execution.session import take_out
 from onnxgrad_cli.files import ModelSource, own_model
@@ -172,6 +172,8 @@ def inspected(
     error: OnnxgradError | None = None
     try:
         built.run(after=PassDump(None, built.graph.path, tell=tell))
+    except InternalError:  # it is judged whose fault that is
+        raise
     except told as found:
         error = found
     report = make_report(built=built, error=error, command=command, options=options, model=model, sizes=options.dims)

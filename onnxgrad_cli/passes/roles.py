@@ -69,7 +69,8 @@ def _terms(graph: Graph, options: StepOptions, training: StepRecord) -> Iterator
         shape = shape_of(graph.types[output]) or ()
         axis = (None if loss is None else loss.class_axis(given)) or 1
         classes = shape[axis] if numbered and len(shape) > 1 else 0
-        yield Term(name, output, label, spec.weight, classes if isinstance(classes, int) else 0, ignored, axis)
+        chunks = training.chunks.values if training.chunks is not None and training.chunks.of == output else ()
+        yield Term(name, output, label, spec.weight, classes if isinstance(classes, int) else 0, ignored, axis, chunks)
 
 
 def embed(graph: Graph, options: StepOptions, training: StepRecord) -> None:

@@ -74,9 +74,8 @@ def make_eval_model(
     copy, weights = copied(model), list(weights)
     give_own_statistics(copy, weights)
     mode: Mode = "keep" if keep_mode else "eval"
-    built = TrainingModel(
-        Graph(copy, path), replace(options, mode=mode, lora_dropout=0.0, optimizer="", optimizer_options={})
-    )
+    whole = replace(options, mode=mode, lora_dropout=0.0, optimizer="", optimizer_options={}, loss_chunks=1)
+    built = TrainingModel(Graph(copy, path), whole)
     built.run(stop_after="loss")
     graph, training = built.graph, built.training
     compared = list(dict.fromkeys([*training.predictions, *outputs]))

@@ -82,8 +82,8 @@ def test_quiet(shell: Shell) -> None:
 
 def test_verbose(shell: Shell) -> None:
     result = shell("build", "mlp.onnx", "-v")
-    assert [line.split()[0] for line in result.err.splitlines()[:9]] == [
-        "prepare", "loss", "yield", "backward", "outputs", "optimizer", "few-bits", "cleanup", "identifiers",
+    assert [line.split()[0] for line in result.err.splitlines()[:10]] == [
+        "prepare", "loss", "yield", "backward", "outputs", "optimizer", "few-bits", "in-turn", "cleanup", "identifiers",
     ]  # fmt: skip
     assert shell("build", "mlp.onnx", "-vv").code == 0
 
@@ -99,7 +99,7 @@ def test_dump_passes_and_stop_after(shell: Shell) -> None:
     assert "mlp.train.onnx" not in shell.files()
     assert result.err.startswith("stopped | ")
     assert shell("build", "mlp.onnx", "--dump-passes", "dump").code == 0, "its own dumps are replaced"
-    last = {node.op_type for node in onnx.load("dump/8-cleanup.onnx").graph.node}
+    last = {node.op_type for node in onnx.load("dump/9-cleanup.onnx").graph.node}
     assert "YieldOp" not in last and "ConstantOfShape" in last
 
 

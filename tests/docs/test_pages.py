@@ -21,6 +21,7 @@ PAGES = {page.relative_to(DOCS).as_posix(): page for page in sorted(DOCS.rglob("
 OWN_TESTS = {  # pages that a test of their own runs, or that only measure
     "adding-an-operator.md",
     "from-onnxruntime-training.md",
+    "tutorials/classifier.md",
     "tutorials/language-model.md",
     "tutorials/pictures.md",
     "parallel-training.md",
@@ -28,7 +29,7 @@ OWN_TESTS = {  # pages that a test of their own runs, or that only measure
     "runtimes.md",
 }
 RUN_BY_THE_README = "python sample_models/train.py train.onnx"
-SLOW = {"how-to/speed.md", "tutorials/quantized.md"}
+SLOW = {"how-to/speed.md", "tutorials/detector.md", "tutorials/quantized.md"}
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 

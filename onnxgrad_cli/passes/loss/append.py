@@ -20,9 +20,11 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Caution, OnnxgradError, UsageError, suggest
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import dtype_of, in_words, is_float, shape_of, tensor_type
+from onnxgrad_cli.losses.classes import causal_lm
 from onnxgrad_cli.losses.spec import LossSpec, settings_of
 from onnxgrad_cli.losses.values import weighted_mean
-from onnxgrad_cli.options import LossOptions
+from onnxgrad_cli.options import AppendOptions, LossOptions
+from onnxgrad_cli.passes.loss.chunks import write_chunks
 from onnxgrad_cli.passes.loss.file import LossFile
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.record import LossRecord
@@ -33,11 +35,13 @@ LABEL = LossOptions().label
 NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
-def _run(graph: Graph, options: LossOptions, training: LossRecord) -> bool:
+def _run(graph: Graph, options: AppendOptions, training: LossRecord) -> bool:
     """Append every loss and penalty, and the sum of them, called `loss`."""
     op = Op(graph)
     op.role, op.training = "loss", training
     _refuse_unknown_options(options, training)
+    if (options.loss_chunks or 1) > 1 and not any(spec.name == "causal-lm" for spec in options.losses):
+        raise UsageError("`loss_chunks` goes with the loss causal-lm alone", "leave it out")
     terms, options = [], _with_free_label(graph, options, training)
     for spec, name in zip(options.losses, training.predictions, strict=True):
         op.scope = f"loss/{Path(spec.name).stem}"
@@ -56,7 +60,7 @@ def _run(graph: Graph, options: LossOptions, training: LossRecord) -> bool:
     return True
 
 
-def _with_free_label(graph: Graph, options: LossOptions, training: LossRecord) -> LossOptions:
+def _with_free_label(graph: Graph, options: AppendOptions, training: LossRecord) -> AppendOptions:
     """The options with another name for the label where the default one is taken, as by scikit-learn's own output."""
     asked = [spec for spec in options.losses if not spec.label and _takes_label(spec)]
     if options.label != LABEL or not asked or not graph.taken(LABEL):
@@ -87,7 +91,7 @@ def _refuse_unknown_options(options: LossOptions, training: LossRecord) -> None:
             raise UsageError(f"{names} has no option '{name}'", suggest(name, known, "options"))
 
 
-def _term(op: Op, options: LossOptions, training: LossRecord, spec: LossSpec, prediction: Val) -> Val:
+def _term(op: Op, options: AppendOptions, training: LossRecord, spec: LossSpec, prediction: Val) -> Val:
     """One loss on one output, reduced to a scalar; its label becomes an input of the model."""
     loss = LossFile(spec.name, op.graph) if spec.loss is None else spec.loss
     given = settings_of(options.loss_options, spec.output, prediction.name, spec.label or options.label)
@@ -101,6 +105,16 @@ def _term(op: Op, options: LossOptions, training: LossRecord, spec: LossSpec, pr
             )
         return _wide(op, loss(op, prediction, label))
     _caution(op, given, training, loss, prediction)
+    parts = None
+    if label is not None and loss.function is causal_lm:
+        parts = _by_chunks(op, options, given, training, prediction, label)
+        _note_chunks(options, training, prediction.name)
+    if parts is not None:
+        total, divisor = parts
+        if options.reduction == "sum":
+            return total
+        training.divisors[len(training.judged) - 1] = divisor.name
+        return weighted_mean(op, total, divisor)
     values = [_wide(op, prediction)] if label is None else [_wide(op, prediction), _wide(op, label)]
     found, weights = _called(op, spec, loss, values, loss.settings(given))
     if options.sample_weight:
@@ -112,6 +126,34 @@ def _term(op: Op, options: LossOptions, training: LossRecord, spec: LossSpec, pr
     divisor = reduced(op, "ReduceSum", weights)
     training.divisors[len(training.judged) - 1] = divisor.name
     return weighted_mean(op, reduced(op, "ReduceSum", found), divisor)
+
+
+def _by_chunks(
+    op: Op, options: AppendOptions, given: Mapping[str, object], training: LossRecord, prediction: Val, label: Val
+) -> tuple[Val, Val] | None:
+    """The sum of causal-lm's losses and its divisor, by chunks of tokens; None where they are computed as one.
+
+    What is kept or described as a whole can't be taken apart.
+    """
+    whole = options.keep_outputs or options.as_gradient_op or options.training_info or options.yield_ == "keep"
+    if whole or options.sample_weight:
+        return None
+    ignored = losses.LOSSES.lookup("causal-lm").ignored(given)
+    assert ignored is not None
+    return write_chunks(op, training, prediction, label, ignored, options.loss_chunks)
+
+
+def _note_chunks(options: AppendOptions, training: LossRecord, output: str) -> None:
+    """Say that a loss is computed by chunks, or that it is not though that was asked for."""
+    if training.chunks is not None:
+        text = f"the loss is computed by {len(training.chunks.values)} chunks of tokens; '{output}' is never whole"
+        training.cautions.append(Caution("note", output, text))
+    elif (options.loss_chunks or 1) > 1:
+        text = (
+            f"`loss_chunks={options.loss_chunks}`: the loss stays whole, for outputs are kept, samples have weights, a "
+            f"whole matrix of the head is trained, or '{output}' is not made token by token of narrower values"
+        )
+        training.cautions.append(Caution("note", output, text))
 
 
 def _called(

@@ -184,8 +184,8 @@ def open_data(
     source_ = _Source(path, how, labels, how.resize or known.resize or "crop", tell)
     columns, others, sequences, told = _gathered(source_, inputs, ranges or {}, prefix, terms, asked)
     names = _number(path, columns, inputs, ranges or {}, terms, told, known, tell)
-    made = sequences.made if sequences else {}
-    held = {prefix + name: column for name, column in columns.items()}
+    made = {*sequences.made, *sequences.pairs} if sequences else set()
+    held = {prefix + name: column for name, column in columns.items() if name in inputs}
     wanted = {prefix + name: value_type for name, value_type in inputs.items() if name not in made}
     allowed = {prefix + name: range_ for name, range_ in (ranges or {}).items()}
     checked = check(path, Found(held, others), wanted, allowed, finite)
@@ -193,7 +193,9 @@ def open_data(
         tell(f"'{path}' has more than the model is fed, left out: {_listed(others)}", 0)
     dtypes = {name: helper.tensor_dtype_to_np_dtype(dtype_of(value_type)) for name, value_type in inputs.items()}
     raw = how.normalize or known.normal
-    arrays = {name: column if raw else _kept(column, dtypes[name]) for name, column in columns.items()}
+    arrays = {
+        name: column if raw else _kept(column, dtypes.get(name, column.dtype)) for name, column in columns.items()
+    }
     pixels = {
         name: Normalization(PIXEL)
         for name, column in columns.items()
