@@ -38,9 +38,7 @@ SETTINGS = ("method", "epsilon", "steps", "step_size", "norm", "targeted", "star
     "--norm", type=click.Choice(get_args(Norm)), default="inf", show_default=True, help="What measures the distance."
 )
 @click.option("--targeted", type=click.IntRange(min=0), metavar="N", help="Have samples taken for this class.")
-@click.option(
-    "--clip", metavar="LOW,HIGH", help="The range of the numbers that the model is fed.  [default: the data's]"
-)
+@click.option("--clip", metavar="LOW,HIGH", help="The range of what the model is fed.  [default: the data's]")
 @click.option("--start/--no-start", default=True, help="pgd: begin at a random place.  [default: do]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="pgd: of random places.")
 @click.option("--label", metavar="NAME", help="What --data call the labels.  [default: the model's own answers]")
@@ -55,8 +53,9 @@ def attack(console: Console, /, model: str, data: str, out: str | None, clip: st
     from onnxgrad_cli.jobs.attack import Fooling, run_attack
 
     fooling = Fooling(clip=_clip(clip), **{name: values.pop(name) for name in SETTINGS})
+    own = {name: values.pop(name) for name in ("label", "output")}  # which options of a build are called, too
     samples, built = sample_options(values), options(values)
-    found = run_attack(model, data, out, fooling, samples=samples, options=built, tell=console.say, **values)
+    found = run_attack(model, data, out, fooling, samples=samples, options=built, tell=console.say, **own, **values)
     success = found.success
     result = {
         "method": fooling.method, "what": found.words, "samples": len(found.samples), "success": success,

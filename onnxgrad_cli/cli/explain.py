@@ -49,7 +49,7 @@ ROWS = 12
 @click.option(
     "--wrt",
     metavar="NAME",
-    help="The input that is explained, or a value in between.  [default: the one of floats; for tokens their embeddings]",
+    help="The input that is explained, or a value in between.  [default: the one of floats, or embeddings]",
 )
 @click.option("--label", default="label", show_default=True, metavar="NAME", help="What --data call the labels.")
 @click.option("--repeats", type=click.IntRange(min=1), default=50, show_default=True, help="smoothgrad: of the noise.")
@@ -86,13 +86,15 @@ ROWS = 12
 def explain(console: Console, /, model: str, data: str, out: str | None, **values: Any) -> int:
     """Attribute the score of a class that MODEL (- is stdin) gives to samples to what it is fed."""
     console.done = "explained"
-    from onnxgrad_cli.jobs.explain import Method, run_explain
+    from onnxgrad_cli.explanations.method import Method
+    from onnxgrad_cli.jobs.explain import run_explain
 
     window, stride = (values.pop(name) or () for name in ("window", "stride"))
     given = {name: values.pop(name) for name in SETTINGS if name in values}
     method = Method(values.pop("method"), window=window, stride=stride, **given)
+    own = {name: values.pop(name) for name in ("label", "output")}  # which options of a build are called, too
     samples, built = sample_options(values), options(values)
-    found = run_explain(model, data, out, method, samples=samples, options=built, tell=console.say, **values)
+    found = run_explain(model, data, out, method, samples=samples, options=built, tell=console.say, **own, **values)
     each = [
         {"sample": int(sample), "class": cls, "name": _name(found, cls), "score": float(score)}
         | ({} if found.gaps is None else {"gap": float(found.gaps[row])})

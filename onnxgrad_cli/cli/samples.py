@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
-from onnxgrad_cli.cli.options import COLUMN
+from onnxgrad_cli.cli.options import Pair
 from onnxgrad_cli.common.choices import Resize
 
 if TYPE_CHECKING:
@@ -40,8 +39,9 @@ def on_samples(command: Command) -> Command:
         click.option("--sample", type=click.IntRange(min=0), multiple=True, metavar="N",
                      help="Take this sample alone; the first is 0."),
         click.option("--output", metavar="NAME", help="The output that is looked at.  [default: the first of floats]"),
-        click.option("--prefix", default="", metavar="TEXT", help="What names in --data have before the inputs' names."),
-        click.option("--map", "columns", type=COLUMN, multiple=True, help="Take this column for that input or label."),
+        click.option("--prefix", default="", metavar="TEXT", help="What names in --data have before those of inputs."),
+        click.option("--map", "columns", type=Pair("COLUMN=INPUT", "=", str), multiple=True,
+                     help="Take this column for that input or label."),
         click.option("--normalize", multiple=True, metavar="[INPUT:]imagenet|MEAN/STD|none",
                      help="Bring pictures or columns to mean 0 and deviation 1.  [default: as the model says that it "
                      "was trained]"),
@@ -66,6 +66,3 @@ def sample_options(values: dict[str, Any]) -> SampleOptions:
 def shown(proof: tuple[str, str]) -> str:
     """The verdict on the gradients, in a line."""
     return f"gradients {proof[0]}{f': {proof[1]}' if proof[1] else ''}"
-
-
-OUT = click.option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE", help="Where it goes.")

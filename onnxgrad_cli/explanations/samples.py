@@ -100,7 +100,8 @@ def open_samples(
         ranges[label] = Range(0, last, why=f"there are {what.classes} classes" if what.classes else "it is a class")
         terms = [Term("cross-entropy", what.output, label, 1.0, what.classes or 0, None, what.axis)]
     known = Preprocessing.of_model(model)
-    data = open_data(source, inputs, ranges, prefix=prefix, terms=terms, samples=how, known=known, tell=tell)
+    path = checks.path("data", source)
+    data = open_data(path, inputs, ranges, prefix=prefix, terms=terms, samples=how, known=known, tell=tell)
     if any(text.rpartition(":")[2] == "auto" for text in how.normalize):
         raise UsageError("`normalize='auto'` is of the training data", "give their numbers: MEAN/STD")
     floats = {name: kind for name, kind in fed.items() if is_float(kind)}

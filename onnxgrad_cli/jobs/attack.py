@@ -16,6 +16,7 @@ from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import Attack, Norm
 from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.common.narration import Tell, silent
+from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.endless import check_ends
 from onnxgrad_cli.execution.judged import judged
@@ -152,8 +153,8 @@ def run_attack(
 ) -> Fooled:
     """Change samples by little, so that a model classifies them otherwise.
 
-    What is changed is what the model is fed: numbers after a normalization. Samples are judged by the model itself, which
-    is run on what was found.
+    What is changed is what the model is fed: numbers after a normalization. Samples are judged by the model itself,
+    which is run on what was found.
 
     Args:
         model: the model; '-' is stdin.
@@ -205,8 +206,9 @@ def run_attack(
             f"caution: the gradients of {flat} of {len(rows)} samples are zero at the start: that these stay as they "
             "are is no sign of robustness", 0,
         )  # fmt: skip
+    words = visible(_words(fooling, ball, what, label))
     fooled = Fooled(
-        _words(fooling, ball, what, label), {subject.name: arrays["x"]}, rows, arrays["labels"], arrays["before"],
+        words, {subject.name: arrays["x"]}, rows, arrays["labels"], arrays["before"],
         arrays["after"], arrays["distances"], flat, fooling.targeted, proof,
     )  # fmt: skip
     if target is not None:

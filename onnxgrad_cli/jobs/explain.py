@@ -14,6 +14,7 @@ from onnx import ModelProto
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.narration import Tell, silent
+from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.endless import check_ends
 from onnxgrad_cli.execution.judged import judged
@@ -153,7 +154,8 @@ def run_explain(
     run = Run(method, what, scorer, found, class_, named, graph, baseline)
     values = run.explain(rows, tell)
     explained = Explained(
-        method.name, f"{run.words()}, of the score of {_class_words(class_)} of '{what.output}', by '{subject.name}'",
+        method.name,
+        visible(f"{run.words()}, of the score of {_class_words(class_)} of '{what.output}', by '{subject.name}'"),
         values.values, rows, values.classes, values.scores, class_names(found, proto, what, named), values.gaps,
         _tokens(subject, proto, found, rows), proof,
     )  # fmt: skip
