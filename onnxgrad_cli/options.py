@@ -458,39 +458,33 @@ class ShapeOptions(_Part):
 
 
 # -- what is read together --------------------------------------------------------------------------------------------
+# What nobody makes an instance of is no dataclass of its own: making one takes a millisecond or two at each start.
 
 
-@dataclass(frozen=True)
 class SelectionOptions(InputOptions, AdapterOptions, ParameterOptions):
     """What decides which weights and inputs get a gradient."""
 
 
-@dataclass(frozen=True)
 class FormOptions(ShapeOptions, GradientOptions, ModeOptions):
     """What decides how a model is brought into the form that is differentiated."""
 
 
-@dataclass(frozen=True)
 class PreparationOptions(FormOptions, SelectionOptions, LossOptions):
     """What the preparation of a model reads."""
 
 
-@dataclass(frozen=True)
 class AdaptationOptions(InitOptions, AdapterOptions, ParameterOptions):
     """What adapters are made by."""
 
 
-@dataclass(frozen=True)
 class BackwardOptions(GradientOptions, OutputOptions, InitOptions):
     """What the backward part is written by."""
 
 
-@dataclass(frozen=True)
 class RematerializationOptions(OutputOptions, MemoryOptions):
     """What decides which values are computed again."""
 
 
-@dataclass(frozen=True)
 class GradientNodeOptions(GradientOptions, RematerializationOptions, OptimizerOptions):
     """What a Gradient node in place of the backward part can say, and what it can't."""
 
@@ -505,17 +499,14 @@ class AppendOptions(OutputOptions, MemoryOptions, InitOptions, LossOptions):
     """What the loss is appended by."""
 
 
-@dataclass(frozen=True)
 class UpdateOptions(GradientOptions, StepOptions):
     """What the optimizer's step is written by."""
 
 
-@dataclass(frozen=True)
 class SignatureOptions(OutputOptions, StepOptions):
     """What decides which inputs and outputs there are."""
 
 
-@dataclass(frozen=True)
 class NamingOptions(NameOptions, StepOptions):
     """What values are called, and what the metadata then say of them."""
 

@@ -142,24 +142,21 @@ class BackwardRecord(ParameterRecord, Differentiation):
 
 
 # -- what is read together --------------------------------------------------------------------------------------------
+# None of these is made by itself, so none is a dataclass of its own: making one takes time at each start.
 
 
-@dataclass
 class SelectionRecord(StateRecord, ParameterRecord):
     """What the choice of parameters reads and notes."""
 
 
-@dataclass
 class ModeRecord(StateRecord, Differentiation):
     """What a change of the mode notes: running statistics, and rules for what it writes in several nodes."""
 
 
-@dataclass
 class PreparationRecord(SelectionRecord, ModeRecord):
     """What the preparation of a model notes."""
 
 
-@dataclass
 class StepRecord(SelectionRecord, BackwardRecord, LossRecord):
     """All that a step consists of."""
 

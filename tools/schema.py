@@ -15,6 +15,7 @@ from onnxgrad_cli.jobs.expand import Piece
 from onnxgrad_cli.jobs.train import Trained
 from onnxgrad_cli.report import Report
 from onnxgrad_cli.report.diagnosis import Diagnosis
+from onnxgrad_cli.training.inference import Evaluated
 from onnxgrad_cli.verification.proof import Proof
 
 FILE = Path(__file__).parents[1] / "docs" / "reference" / "output.schema.json"
@@ -51,7 +52,10 @@ def schema() -> Schema:
         "train": _of(Trained, defs),
         "expand": {"type": "array", "items": _of(Piece, defs)},
         "view": {"type": "object", "required": ["title"]},
-        "derive": _object(input={"type": "object"}, output={"type": "object"}, files=TEXTS, proof={"type": "object"}),
+        "evaluate": _of(Evaluated, defs),
+        "predict": _object(samples=PLAIN[int], outputs={"type": "object"}, files=TEXTS),
+        "derive": _object(
+            input={"type": "object"}, output={"type": "object"}, of=TEXT, files=TEXTS, proof={"type": "object"}
         "explain": _object(
             method=TEXT,
             what=TEXT,
@@ -88,6 +92,8 @@ def schema() -> Schema:
         "ops": OBJECTS,
         "losses": OBJECTS,
         "optimizers": OBJECTS,
+        "metrics": OBJECTS,
+        "schedules": OBJECTS,
         "passes": OBJECTS,
         "completion": _object(shell=TEXT, script=TEXT),
     }

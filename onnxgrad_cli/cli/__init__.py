@@ -19,6 +19,7 @@ from onnxgrad_cli.cli.completion import VARIABLE, completion
 from onnxgrad_cli.cli.console import Console
 from onnxgrad_cli.cli.derive import derive
 from onnxgrad_cli.cli.doctor import doctor
+from onnxgrad_cli.cli.evaluate import evaluate
 from onnxgrad_cli.cli.expand import expand
 from onnxgrad_cli.cli.explain import explain
 from onnxgrad_cli.cli.export import export
@@ -26,10 +27,13 @@ from onnxgrad_cli.cli.failures import failure
 from onnxgrad_cli.cli.help import VisibleContext
 from onnxgrad_cli.cli.inspect import inspect
 from onnxgrad_cli.cli.losses import losses
+from onnxgrad_cli.cli.metrics import metrics
 from onnxgrad_cli.cli.ops import ops
 from onnxgrad_cli.cli.optimizers import optimizers
 from onnxgrad_cli.cli.pack import pack
 from onnxgrad_cli.cli.passes import passes
+from onnxgrad_cli.cli.predict import predict
+from onnxgrad_cli.cli.schedules import schedules
 from onnxgrad_cli.cli.train import train
 from onnxgrad_cli.cli.tune import tune
 from onnxgrad_cli.cli.verify_op import verify_op
@@ -86,6 +90,8 @@ for _command in (
     doctor,
     check,
     train,
+    evaluate,
+    predict,
     export,
     pack,
     tune,
@@ -97,6 +103,8 @@ for _command in (
     verify_op,
     losses,
     optimizers,
+    metrics,
+    schedules,
     passes,
     view,
     completion,

@@ -9,6 +9,7 @@ import click
 
 from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.options import options, what_to_build
+from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.cli.several import STREAM, run_several, takes_several, targets_in
 from onnxgrad_cli.common.choices import WeightsForm
 from onnxgrad_cli.errors import UsageError
@@ -83,14 +84,10 @@ def build(console: Console, /, models: tuple[str, ...], out: str | None, out_dir
         raise click.UsageError("the model and --json can't both go to stdout: name a file with -o")
     console.done = "stopped" if values["stop_after"] else "built"
     asked = options(values)
-    how = {
-        "reports": values.pop("report"),
-        "command": console.command,
-        "tell": console.say,
-        "check": console.level > 1,
-        **values,
-    }
-    return console.report(_run(model, out, asked, **how), to_stderr=to_stdout)
+    how = {"reports": values.pop("report"), "command": console.command, "check": console.level > 1, **values}
+    with working(console) as tell:
+        report = _run(model, out, asked, tell=tell, **how)
+    return console.report(report, to_stderr=to_stdout)
 
 
 def _run(

@@ -64,6 +64,7 @@ class Console:
         done: what the closing line says when all went well; "" for commands without one.
         models: the documents of several models, each as `cli.several` has it.
         at_failure: called with the exit code after all has been said, where a command fails.
+        narrate: prints a line of narration; above what moves on a terminal, while something does.
     """
 
     def __init__(self, arguments: Sequence[str] = ()) -> None:
@@ -73,6 +74,7 @@ class Console:
         self.traceback = "--traceback" in arguments
         self.done = ""
         self.at_failure: Callable[[int], object] = lambda code: None
+        self.narrate: Callable[[str], object] = _narrate
         self.models: list[dict[str, Any]] = []
         self._result: object = None
         self._problem: Problem | None = None
@@ -95,7 +97,7 @@ class Console:
         if text.startswith(TROUBLE):
             self.warn(text.partition(": ")[2], tell=False)
         if self.level >= level:
-            _narrate(visible(text))
+            self.narrate(visible(text))
 
     def warn(self, text: str, tell: bool = True) -> None:
         """What a careful reader should know: it stands in the JSON and in the annotations of GitHub.

@@ -19,7 +19,16 @@ from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 Floats = np.ndarray | None
 """An option of several numbers: given as a number, a list, an array, or the .npy file that holds it."""
 
-KINDS = {"float": "a number", "int": "a whole number", "bool": "true or false", "Floats": "numbers, or a .npy file"}
+Length = float
+"""An option that is a number of steps; as text it may be one of epochs, which the owner takes to steps first."""
+
+KINDS = {
+    "float": "a number",
+    "int": "a whole number",
+    "bool": "true or false",
+    "Floats": "numbers, or a .npy file",
+    "Length": "steps, a part of them all below 1, or epochs such as 3e",
+}
 """The kinds of option, by annotation, in words."""
 
 
@@ -50,7 +59,7 @@ class Option:
         if self.kind == "bool" and isinstance(value, bool):
             return value
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-            if self.kind == "float":
+            if self.kind in ("float", "Length"):
                 return float(value)
             if self.kind == "int" and value == int(value):
                 return int(value)

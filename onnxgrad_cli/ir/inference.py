@@ -248,6 +248,7 @@ class _Beyond:
         self.graph = graph
         self.makers = graph.producers()
         self.values = ShapeValues(graph, self.makers)
+        self._shapes: dict[int, tuple[TypeProto | None, Shape | None, bool]] = {}
         inputs = (shape_of(graph.types.get(name)) or () for name in graph.input_names)
         self.borne = set[Dim](itertools.chain.from_iterable(inputs))
         self.outputs = {*graph.output_names} if graph.hints else set()
@@ -260,19 +261,31 @@ class _Beyond:
         found = _beyond(self.graph, node, self.makers)
         if found:
             return found
-        name = next(iter(node.output), "")
-        shape = shape_of(self.graph.types.get(name))
-        if shape is None or any(isinstance(size, str) and size not in self.borne for size in shape):
+        outputs = node.output[:]
+        name = outputs[0] if outputs else ""
+        shape, is_plain = self._shape(self.graph.types.get(name))
+        if not is_plain:
             sizes = better(self.values, shape, computed_shape(self.values, node), self.borne)
             if sizes is not None and (dtype := self._dtype(node)):
                 return {name: self.graph.named(tensor_type(dtype, sizes))}
+        if not self.graph.hints and not self.graph.observed:
+            return {}
         observed = self._observed(node)
-        hinted = {name: self._hinted(name) for name in node.output if name in self.graph.hints}
+        hinted = {name: self._hinted(name) for name in outputs if name in self.graph.hints}
         trusted = {name: value_type for name, value_type in hinted.items() if value_type is not None}
         trusted = {name: value_type for name, value_type in trusted.items() if name not in observed}
         self.graph.assumed.update(trusted)
         self.graph.declared_shapes.update((*trusted, *observed))
         return trusted | observed
+
+    def _shape(self, value_type: TypeProto | None) -> tuple[Shape | None, bool]:
+        """The shape in a type, and whether each size is a number or means something; read once, as many share one."""
+        found = self._shapes.get(id(value_type))
+        if found is None:
+            shape = shape_of(value_type)
+            plain = shape is not None and not any(isinstance(size, str) and size not in self.borne for size in shape)
+            found = self._shapes[id(value_type)] = (value_type, shape, plain)  # with the type, so that its id stays
+        return found[1:]
 
     def _observed(self, node: NodeProto) -> Types:
         """The types of a node's outputs that only a run has told."""

@@ -20,10 +20,10 @@ from onnxgrad_cli.files import ModelSource, own_model
 from onnxgrad_cli.files.start_values import KEPT, check_places
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import Arrays
-from onnxgrad_cli.jobs.build_attempt import BuildAttempt, BuildRequest
+from onnxgrad_cli.jobs.build_attempt import BuildAttempt, BuildRequest, check_is_no_mistake
 from onnxgrad_cli.jobs.pass_dump import PassDump
 from onnxgrad_cli.jobs.targets import target_of
-from onnxgrad_cli.metadata import check_is_original, describe
+from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.report import Report, make_report
 from onnxgrad_cli.report.model import Next
@@ -150,7 +150,7 @@ def inspect(model: ModelSource, options: Options | None = None, *, command: str 
         OnnxgradError: the model can't be read.
     """
     proto, path = own_model(model)
-    check_is_original(proto)
+    check_is_no_mistake(proto, options or Options())
     return inspected(TrainingModel(Graph(proto, path), options or Options()), command=command, model=model, tell=tell)
 
 

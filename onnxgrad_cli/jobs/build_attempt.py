@@ -106,7 +106,7 @@ class BuildAttempt:
         keeps_original: bool,
     ) -> None:
         proto, path = own_model(request.model)
-        check_is_original(proto)
+        check_is_no_mistake(proto, request.options)
         self.request, self.path, self.target = request, path, target
         self.reports = _report_files(self.target, reports, no_report)
         _check_targets(self.target, self.reports, proto, path, request.force)
@@ -268,6 +268,16 @@ class BuildAttempt:
         for file in self.reports:
             save_bytes(render(report, file.suffix[1:]).encode(), file)
         return report
+
+
+def check_is_no_mistake(model: ModelProto, options: Options) -> None:
+    """Refuse a training model, but where an output is named: so gradients of gradients are built.
+
+    Raises:
+        UsageError: it is a training model, and what is to be judged is not said.
+    """
+    if options.output is None and not any(spec.output for spec in options.losses):
+        check_is_original(model)
 
 
 def _restored(roles: Path, values: Path, written: ModelProto) -> ModelProto:

@@ -15,7 +15,7 @@ from onnx import ModelProto
 
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.common import checks
-from onnxgrad_cli.common.choices import Init
+from onnxgrad_cli.common.choices import Init, LogForm
 from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.wording import flag_of
@@ -26,15 +26,14 @@ from onnxgrad_cli.execution.session import find_provider
 from onnxgrad_cli.files import STREAM, ModelSource, Switch, check_target, own_model, save_bytes, stage_model
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.jobs.targets import target_of
-from onnxgrad_cli.losses.spec import settings_of
-from onnxgrad_cli.metadata import Adapter, Roles, check_is_original, tool_version
+from onnxgrad_cli.metadata import Adapter, check_is_original, tool_version
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare.mode import SUBJECT as MODE
 from onnxgrad_cli.report import make_report
 from onnxgrad_cli.report.curve import Curve
 from onnxgrad_cli.report.html import html
 from onnxgrad_cli.report.markdown import markdown
-from onnxgrad_cli.report.training import PICTURE, Run, page
+from onnxgrad_cli.report.training import Run, page
 from onnxgrad_cli.training.adapters.branches import check_branches
 from onnxgrad_cli.training.adapters.formats import AdapterTarget, read_adapters
 from onnxgrad_cli.training.adapters.merge import merge
@@ -54,9 +53,10 @@ from onnxgrad_cli.training.data import (
 )
 from onnxgrad_cli.training.data.pasts import with_empty_pasts, with_sizes_of_pasts
 from onnxgrad_cli.training.eval_model import EvalSession
-from onnxgrad_cli.training.evaluate import Evaluator
+from onnxgrad_cli.training.evaluate import Evaluator, confusions
+from onnxgrad_cli.training.inference import matrix_of
 from onnxgrad_cli.training.loop import Loop
-from onnxgrad_cli.training.metrics import Named, default_metrics, parse_metric
+from onnxgrad_cli.training.metrics import metrics_of
 from onnxgrad_cli.training.new_head import with_classes
 from onnxgrad_cli.training.run.communicator import Alone, Communicator
 from onnxgrad_cli.training.run.ema_weights import check_ema
@@ -65,6 +65,7 @@ from onnxgrad_cli.training.run.folder import RunFolder
 from onnxgrad_cli.training.run.integers import stored_as
 from onnxgrad_cli.training.run.interrupt import asked_to_stop
 from onnxgrad_cli.training.run.rank_zero import RankZeroEvaluator, rank_zero_folder
+from onnxgrad_cli.training.run.watch import Watch, unwatched
 from onnxgrad_cli.training.schedules import parse_schedule
 from onnxgrad_cli.training.steps.base import RATE, TrainerBase, drawing
 from onnxgrad_cli.training.steps.init_adapters import as_asked, begin_from
@@ -73,9 +74,6 @@ from onnxgrad_cli.training.steps.parallel import ParallelTrainer, agree
 from onnxgrad_cli.training.trainer import Trainer
 from onnxgrad_cli.verification.written import check_opens
 
-Watch = Callable[[int, int, float], None]
-"""Takes the steps taken, the steps there are to be, and the loss."""
-
 
 @dataclass(frozen=True)
 class Course(KnownKeywords):
@@ -83,6 +81,8 @@ class Course(KnownKeywords):
 
     Attributes:
         epochs: how often all samples are seen.
+        max_steps: after how many steps it ends, where epochs are more; None is never. What was begun of an epoch is
+            judged as one, and a run that goes on with more steps goes on in its middle.
         batch_size: how many of them a step takes.
         learning_rate, schedule: the rate, and how it changes from step to step.
         init: how weights begin: 'keep' their stored values, or drawn as 'xavier', 'he' or 'normal'.
@@ -91,6 +91,8 @@ class Course(KnownKeywords):
             that with the best of the first one named here, or where none is, that with the least validation loss; of
             equal ones the first. Without validation data the last epoch counts.
         patience: after how many epochs without a better validation it ends; None is never.
+        eval_every: how many steps lie between judgements on the validation data, which are told, logged and drawn,
+            and decide nothing: the best epoch, patience and schedule go by those at the ends of epochs; 0: these alone.
         save_every: how many steps lie between checkpoints; 0: they are written after each epoch.
         use_ema: evaluate and write the moving averages (EMA) that `Options.ema` keeps, in place of the weights.
         keep_mode: evaluate and write the model in the mode in which it came; else BatchNormalization and Dropout are
@@ -107,6 +109,7 @@ class Course(KnownKeywords):
     """
 
     epochs: int = 10
+    max_steps: int | None = None
     batch_size: int = 32
     learning_rate: float = RATE
     schedule: str = "constant"
@@ -114,6 +117,7 @@ class Course(KnownKeywords):
     seed: int = 0
     metrics: tuple[str, ...] = ()
     patience: int | None = None
+    eval_every: int = 0
     save_every: int = 0
     use_ema: bool = False
     keep_mode: bool = False
@@ -127,10 +131,11 @@ class Course(KnownKeywords):
     reset: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, low in (("epochs", 1), ("batch_size", 1), ("save_every", 0)):
+        for name, low in (("epochs", 1), ("batch_size", 1), ("eval_every", 0), ("save_every", 0)):
             checks.at_least(name, getattr(self, name), low, whole=True)
-        if self.patience is not None:
-            checks.at_least("patience", self.patience, 1, whole=True)
+        for name in ("max_steps", "patience"):
+            if getattr(self, name) is not None:
+                checks.at_least(name, getattr(self, name), 1, whole=True)
         if self.threads is not None:
             checks.threads(self.threads)
         if not checks.is_number(self.learning_rate):
@@ -156,7 +161,8 @@ class Trained:
     """What came of a run.
 
     Attributes:
-        reason: why it ended: 'done', 'no better' or 'stopped'; then nothing was written but the checkpoint.
+        reason: why it ended: 'done', 'max steps', 'no better' or 'stopped'; then nothing was written but the
+            checkpoint.
         epochs: what each epoch has come to: 'loss', and 'val_loss' and 'val_<metric>' with validation data.
         best: the epoch whose weights were taken, counted from 1.
         by: what says which epoch is best, a name in `epochs`; "" where the last one is taken, without validation data.
@@ -190,7 +196,8 @@ def run_train(
     new_data: bool = False,
     force: bool = False,
     tell: Tell = silent,
-    watch: Watch = lambda steps, of, loss: None,
+    watch: Watch = unwatched,
+    log: Sequence[LogForm] = (),
     communicator: Communicator | None = None,
 ) -> Trained:
     """Train the model in a file on data in others, and write it with the weights that were found.
@@ -211,7 +218,9 @@ def run_train(
         new_data: with `resume`: on purpose with other training data, of as many samples.
         force: replace a file that onnxgrad did not write.
         tell: takes what is narrated.
-        watch: called after each step.
+        watch: takes what is told of each step and each judgement, see `Stepped` and `Judged`.
+        log: the forms in which the log is written to the run's folder besides train.jsonl: 'csv' is train.csv,
+            'tensorboard' a folder that TensorBoard shows.
         communicator: connects this process to others that train with it; then each takes its part of every batch,
             and the process of rank 0 evaluates and writes for all.
 
@@ -224,6 +233,9 @@ def run_train(
     adapter_from, run = checks.path_or_none("adapter_from", adapter_from), checks.path_or_none("run", run)
     if new_data and not resume:
         raise UsageError("`new_data` goes with `resume`", "a run that begins takes any data: leave it out")
+    log = checks.tuple_of("log", log, str, "such as log=('csv',)")
+    for form in log:
+        checks.one_of("log", form, LogForm)
     start, link = time.perf_counter(), communicator or Alone()
     written = None if adapter is None else AdapterTarget(adapter)
     ready, target = _ready(
@@ -232,13 +244,13 @@ def run_train(
     )  # fmt: skip
     place = run or _run_of(target)
     with rank_zero_folder(place, link) as folder, asked_to_stop(link, place, tell) as stop:
-        loop = ready.loop(folder, stop, watch)
+        loop = ready.loop(folder, stop, watch, log)
         _resume(loop, link, resume, new_data, drawing(ready.built.model), tell)
         if link.rank == 0:
             ready.preprocessing.write_to_run(folder.path)
         reason = loop.run()
-        if reason != "stopped" and ready.evaluator is not None and loop.progress.best:
-            ready.trainer.load(loop.best())
+        if reason != "stopped" and ready.evaluator is not None:
+            loop.take_best()
     epochs = loop.progress.epochs
     best = loop.progress.best if ready.evaluator is not None else len(epochs)
     by = loop.watched if ready.evaluator is not None else ""
@@ -248,6 +260,10 @@ def run_train(
     found = replace(found, files=[*ready.write(target, written, force), folder.path])
     _report(folder, ready, found)
     return found
+
+
+MOST_CLASSES = 30
+"""Of more classes a confusion matrix is no table for the eye; `onnxgrad evaluate` has it as JSON."""
 
 
 @dataclass
@@ -274,24 +290,45 @@ class _Run:
         """What was done to the data, which the trained model keeps."""
         return self.samples.preprocessing(self.trainer.roles.losses)
 
-    def loop(self, folder: RunFolder, stop: Callable[[], bool], watch: Watch) -> Loop:
+    def loop(self, folder: RunFolder, stop: Callable[[], bool], watch: Watch, logs: Sequence[LogForm]) -> Loop:
         """The steps to take."""
         course, evaluator = self.course, self.evaluator
-        steps = course.epochs * len(self.batches)
+        whole = course.epochs * len(self.batches)
+        steps = whole if course.max_steps is None else min(whole, course.max_steps)
         data = {"training": self.samples, **({"validation": evaluator.data} if evaluator else {})}
-        schedule = parse_schedule(course.schedule, course.learning_rate, steps)
-        if evaluator is None and (course.patience is not None or schedule.watches or course.metrics):
-            raise UsageError("early stopping, metrics and the schedule plateau go by a validation", "add `val=DATA`")
+        schedule = parse_schedule(course.schedule, course.learning_rate, steps, len(self.batches))
+        if evaluator is None and (
+            course.patience is not None or schedule.watches or course.metrics or course.eval_every
+        ):
+            words = "early stopping, metrics, `eval_every` and the schedule plateau go by a validation"
+            raise UsageError(words, "add `val=DATA`")
         chosen = evaluator.metrics[0] if evaluator is not None and course.metrics else None
         return Loop(
             self.trainer, self.samples, self.batches, schedule, evaluator,
             watched=f"val_{chosen.name}" if chosen else "val_loss" if evaluator else "loss",
             higher=chosen.higher if chosen else False,
             epochs=course.epochs, patience=course.patience, save_every=course.save_every,
-            folder=folder, stop=stop, watch=lambda done, loss: watch(done, steps, loss),
+            folder=folder, stop=stop, watch=watch, max_steps=course.max_steps,
+            eval_every=course.eval_every, logs=logs,
             model=_fingerprint(self.built, self.samples.prepared_by(course.samples)),
             digests={use: samples.digest() for use, samples in data.items()},
         )  # fmt: skip
+
+    def confusion(self) -> dict[str, tuple[Sequence[str], list[list[int]]]]:
+        """How the weights of now take classes for each other on the validation data, by output.
+
+        It takes an evaluation more. All processes have the same weights: the first one, which alone asks, answers.
+        """
+        if self.evaluator is None:
+            return {}
+        taken = confusions(self.trainer.roles.losses, MOST_CLASSES)
+        if taken:
+            Evaluator.measure(self.evaluator, self.trainer.buffers, taken, metrics=False)
+        matrices, names = (
+            {term.output: matrix_of(self.original, term, each) for term, each in taken},
+            self.preprocessing,
+        )
+        return {name: (names.classes.get(name, each.classes), each.counts) for name, each in matrices.items()}
 
     def adapter_values(self, weights: Arrays, state: Arrays) -> Arrays:
         """What a file of adapters holds: their factors, weights that are trained in full, running statistics."""
@@ -491,15 +528,17 @@ def _report(folder: RunFolder, ready: _Run, found: Trained) -> None:
     told |= told.pop("sequences") | _shown(told.pop("samples"))
     asked = {flag_of(name): value for name, value in told.items() if value}
     sets = {"training": ready.samples, **({"validation": ready.evaluator.data} if ready.evaluator else {})}
+    log = folder.history()
     run = Run(
         ready.path.name if ready.path else "",
         found.reason, found.epochs, found.best, found.by, found.steps, found.seconds, asked,
         {use: (str(data.source), len(data)) for use, data in sets.items()},
-        [str(file) for file in found.files], Curve.of(folder.history()), make_report(built=ready.built),
+        [str(file) for file in found.files], Curve.of(log), Curve.others(log), ready.confusion(),
+        make_report(built=ready.built),
     )  # fmt: skip
     document = page(run)
     written = {"report.md": markdown(document), "report.html": html(document)}
-    for name, text in {**written, **({PICTURE: run.picture} if run.curve.steps else {})}.items():
+    for name, text in {**written, **{picture.file: picture.svg for picture in run.pictures}}.items():
         save_bytes(text.encode(), folder.path / name)
 
 
@@ -525,30 +564,9 @@ def _evaluator(
         model, options, trainer.buffers, path=path, provider=find_provider(course.provider), threads=course.threads,
         keep_mode=course.keep_mode,
     )  # fmt: skip
-    metrics = _metrics(trainer.roles, options, course)
+    metrics = metrics_of(course.metrics, trainer.roles.losses)
     batches = Batches(data, data.batch_size or course.batch_size, shuffle=False, tell=tell)
-    evaluator = RankZeroEvaluator(session, data, batches, trainer.roles.losses[0], metrics, ema, link)
+    evaluator = RankZeroEvaluator(session, data, batches, metrics, ema, link)
     if link.rank == 0:
         evaluator.check(trainer.buffers)
     return evaluator
-
-
-def _metrics(roles: Roles, options: Options, course: Course) -> Sequence[Named]:
-    term = roles.losses[0]
-    if not term.label:
-        return []
-    if not course.metrics:
-        return default_metrics(term)
-    if term.name == "causal-lm":
-        raise UsageError(
-            "`metrics` don't go with causal-lm: they would compare tokens with themselves, not with what follows",
-            "leave them out; the loss is told, and its exponential is the perplexity",
-        )
-    found = [
-        parse_metric(text, **settings_of(options.loss_options, term.output, term.label)) for text in course.metrics
-    ]
-    names = ["loss", *(metric.name for metric in found)]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UsageError(f"`metrics`: two numbers would be called '{twice}'", "name each once, files by other names")
-    return found
