@@ -56,6 +56,7 @@ def schema() -> Schema:
         "predict": _object(samples=PLAIN[int], outputs={"type": "object"}, files=TEXTS),
         "derive": _object(
             input={"type": "object"}, output={"type": "object"}, of=TEXT, files=TEXTS, proof={"type": "object"}
+        ),
         "explain": _object(
             method=TEXT,
             what=TEXT,

@@ -23,7 +23,7 @@ from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.explanations.attacks import Ball, attack
 from onnxgrad_cli.explanations.likelihood import with_log_probabilities
 from onnxgrad_cli.explanations.samples import TOGETHER, Scored, batches, chosen, labels_of, open_samples, scored
-from onnxgrad_cli.explanations.scorer import Case, Scorer, differentiate_score
+from onnxgrad_cli.explanations.scorer import ONE_BY_ONE, Case, Scorer, differentiate_score
 from onnxgrad_cli.explanations.subject import the_input, typed
 from onnxgrad_cli.files import ModelSource, check_target, own_model, save_bytes
 from onnxgrad_cli.jobs.derive import proof_of
@@ -197,6 +197,8 @@ def run_attack(
         judgement = proof_of(derived.model, subject.model, path, {}, options, verify is True, tell)
         proof = judgement.verdict, judgement.why
     scorer = Scorer(subject, what.output, derived, found.batch_size)
+    if not derived.independent:
+        tell(ONE_BY_ONE, 0)
     ball = Ball(fooling.epsilon, fooling.norm, *(fooling.clip or _range(found, subject.name, tell)))
     parts = [_fooled(part, scorer, found, what, label, fooling, ball) for part in batches(rows, scorer, TOGETHER)]
     arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}

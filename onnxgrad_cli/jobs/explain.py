@@ -23,7 +23,7 @@ from onnxgrad_cli.explanations.method import Method
 from onnxgrad_cli.explanations.pictures import draw
 from onnxgrad_cli.explanations.run import Run
 from onnxgrad_cli.explanations.samples import chosen, class_names, open_samples, scored
-from onnxgrad_cli.explanations.scorer import Scorer, differentiate_score
+from onnxgrad_cli.explanations.scorer import ONE_BY_ONE, Scorer, differentiate_score
 from onnxgrad_cli.explanations.subject import Subject, the_input, the_layer, typed
 from onnxgrad_cli.files import ModelSource, check_target, own_model, save_bytes
 from onnxgrad_cli.ir.graph import Graph
@@ -148,7 +148,7 @@ def run_explain(
         proof = judgement.verdict, judgement.why
     scorer = Scorer(subject, what.output, derived, found.batch_size)
     if not derived.independent:
-        tell("samples are run one by one: they are not proven to be independent in a batch", 1)
+        tell(ONE_BY_ONE, 0)
     needs = method.name in ("integrated-gradients", "occlusion")
     baseline = baseline_of(method, scorer, found) if needs else np.zeros(())
     run = Run(method, what, scorer, found, class_, named, graph, baseline)
