@@ -136,7 +136,25 @@ def _last_layer(model: ModelProto, graph: Graph) -> str:
             "the model has no convolutions: which layer Grad-CAM is of is not known",
             "name a value [batch, channels, *places] with `layer`, or take another method",
         )
+    if _goes_on(model, graph, found):
+        raise UsageError(
+            f"the last layer of channels and places, '{found}', goes on as tokens: it is far from the scores",
+            "name a value [batch, channels, *places] with `layer`, or take another method",
+        )
     return found
+
+
+def _goes_on(model: ModelProto, graph: Graph, layer: str) -> bool:
+    """Whether matrices are multiplied behind a layer at each place, as in a transformer."""
+    behind = {layer}
+    for node in model.graph.node:
+        if behind.isdisjoint(node.input):
+            continue
+        behind.update(node.output)
+        ranks = [len(shape_of(graph.types.get(name)) or ()) for name in node.output]
+        if node.op_type in ("MatMul", "Attention", "MultiHeadAttention") and max(ranks, default=0) > 2:
+            return True
+    return False
 
 
 def _embedding(model: ModelProto, graph: Graph) -> str:

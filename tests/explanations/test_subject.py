@@ -108,13 +108,30 @@ def test_the_last_layer_with_places(tail: str, layer: str) -> None:
     assert the_layer(model, None, typed(model, None, Options()), None).name == layer
 
 
+def test_the_patches_of_a_transformer_are_no_last_layer() -> None:
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+    net (float[N, 1, 6, 6] x) => (float[N, 4] f) <int64[1] one = {1}, int64[3] s = {0, 3, 9}> {
+      c = Conv<strides = [2, 2]>(x, w)
+      tokens = Reshape(c, s)
+      t = Transpose<perm = [0, 2, 1]>(tokens)
+      m = MatMul(t, v)
+      f = ReduceMean<keepdims = 0>(m, one)
+    }"""
+    )
+    for name, shape in (("w", (3, 1, 2, 2)), ("v", (3, 4))):
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
+    with pytest.raises(UsageError, match="goes on as tokens"):
+        the_layer(model, None, typed(model, None, Options()), None)
+    assert the_layer(model, None, typed(model, None, Options()), "c").name == "c"
+
+
 def test_a_picture_is_drawn_of_a_picture(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
     model = parser.parse_model("""<ir_version: 10, opset_import: ["" : 18]>
-    net (float[N, 3, 8, 8] x) => (float[N, M] f) <float[2, 3, 3, 3] w> { c = Conv(x, w)
+    net (float[N, 3, 8, 8] x) => (float[N, M] f) { c = Conv(x, w)
       p = GlobalMaxPool(c)
       f = Flatten(p) }""")
-    del model.graph.initializer[:]
     model.graph.initializer.append(
         numpy_helper.from_array(np.float32(np.random.default_rng(0).random((2, 3, 3, 3))), "w")
     )
