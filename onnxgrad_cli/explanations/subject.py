@@ -67,6 +67,15 @@ def typed(model: ModelProto, path: Path | None, options: Options) -> Graph:
     return graph
 
 
+def in_mode(model: ModelProto, path: Path | None, options: Options) -> ModelProto:
+    """The model as it is run: what it says of samples and what is differentiated are then in one mode.
+
+    Raises:
+        UnsupportedError: its opset is newer than what is known.
+    """
+    return model if options.mode == "keep" else typed(model, path, options).commit()
+
+
 def the_input(model: ModelProto, path: Path | None, graph: Graph, wrt: str | None) -> Subject:
     """The input that is named, or the only one of floats; for tokens their embeddings.
 

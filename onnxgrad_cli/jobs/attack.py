@@ -24,7 +24,7 @@ from onnxgrad_cli.explanations.attacks import Ball, attack
 from onnxgrad_cli.explanations.likelihood import with_log_probabilities
 from onnxgrad_cli.explanations.samples import TOGETHER, Scored, batches, chosen, labels_of, open_samples, scored
 from onnxgrad_cli.explanations.scorer import ONE_BY_ONE, Case, Scorer, differentiate_score
-from onnxgrad_cli.explanations.subject import the_input, typed
+from onnxgrad_cli.explanations.subject import in_mode, the_input, typed
 from onnxgrad_cli.files import ModelSource, check_target, own_model, save_bytes
 from onnxgrad_cli.jobs.derive import proof_of
 from onnxgrad_cli.options import Options
@@ -182,6 +182,7 @@ def run_attack(
         if target.suffix.lower() != ".npz":
             raise UsageError(f"'{target}' does not end in .npz", "name a file that does")
         check_target(target, proto, path, force)
+    proto = in_mode(proto, path, options)
     graph = typed(proto, path, options)
     check_ends(graph)
     what = scored(graph, output)

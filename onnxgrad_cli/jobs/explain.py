@@ -24,7 +24,7 @@ from onnxgrad_cli.explanations.pictures import draw
 from onnxgrad_cli.explanations.run import Run
 from onnxgrad_cli.explanations.samples import chosen, class_names, open_samples, scored
 from onnxgrad_cli.explanations.scorer import ONE_BY_ONE, Scorer, differentiate_score
-from onnxgrad_cli.explanations.subject import Subject, the_input, the_layer, typed
+from onnxgrad_cli.explanations.subject import Subject, in_mode, the_input, the_layer, typed
 from onnxgrad_cli.files import ModelSource, check_target, own_model, save_bytes
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import is_float
@@ -128,6 +128,7 @@ def run_explain(
     proto, path = own_model(model)
     target = _target(out, proto, path, force)
     pictured = target is not None and target.suffix.lower() == ".png"
+    proto = in_mode(proto, path, options)
     graph = typed(proto, path, options)
     check_ends(graph)
     what = scored(graph, output, class_axis)

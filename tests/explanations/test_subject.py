@@ -59,6 +59,17 @@ def test_samples_that_mix_are_run_one_by_one_or_refused(data: Path) -> None:
         run_explain(fixed(mixing(), 3), data, verify=False)
 
 
+def test_what_is_explained_is_in_the_mode_that_is_differentiated(data: Path) -> None:
+    text = nets.TEXT.replace("layer = Relu(deep)", "kept = Relu(deep)\n  half = Constant<value_float = 0.5>()\n"
+                             "  on = Cast<to = 9>(half)\n  layer = Dropout(kept, half, on)")  # fmt: skip
+    model = parser.parse_model(text)
+    model.graph.initializer.extend(numpy_helper.from_array(a, name) for name, a in nets.weights().items())
+    found = run_explain(model, data, options=Options(mode="eval"), verify=False)
+    expected = run_explain(nets.model(), data, verify=False)
+    np.testing.assert_array_equal(found.classes, expected.classes)
+    np.testing.assert_allclose(found.values, expected.values, atol=1e-6)
+
+
 def test_a_value_in_between_is_explained_as_pytorch_does(data: Path) -> None:
     twin = nets.Twin()
     inner = torch.nn.functional.softplus(twin.first(torch.tensor(X))).detach().requires_grad_()
