@@ -62,14 +62,17 @@ if TYPE_CHECKING:  # the same names again, for type checkers; a test holds the t
         UnsupportedError as UnsupportedError,
         UsageError as UsageError,
     )
+    from onnxgrad_cli.explanations.method import Method as Method
     from onnxgrad_cli.files import ModelSource as ModelSource
     from onnxgrad_cli.jobs.artifacts import run_artifacts as run_artifacts
+    from onnxgrad_cli.jobs.attack import Fooled as Fooled, Fooling as Fooling, run_attack as run_attack
     from onnxgrad_cli.jobs.build import inspect as inspect, run_build as run_build
     from onnxgrad_cli.jobs.check import run_check as run_check
     from onnxgrad_cli.jobs.derive import run_derive as run_derive
     from onnxgrad_cli.jobs.doctor import doctor as doctor
     from onnxgrad_cli.jobs.evaluate import run_evaluate as run_evaluate
     from onnxgrad_cli.jobs.expand import run_expand as run_expand
+    from onnxgrad_cli.jobs.explain import Explained as Explained, run_explain as run_explain
     from onnxgrad_cli.jobs.export import run_export as run_export
     from onnxgrad_cli.jobs.pack import run_pack as run_pack
     from onnxgrad_cli.jobs.predict import Predicted as Predicted, run_predict as run_predict
@@ -116,14 +119,17 @@ _NAMES = {
     "emission.emitter": "Op",
     "emission.values": "Val",
     "errors": "Caution CheckFailed OnnxgradError Refusal Unknown UnsupportedError UsageError",
+    "explanations.method": "Method",
     "files": "ModelSource",
     "jobs.artifacts": "run_artifacts",
+    "jobs.attack": "Fooled Fooling run_attack",
     "jobs.build": "inspect run_build",
     "jobs.check": "run_check",
     "jobs.derive": "run_derive",
     "jobs.doctor": "doctor",
     "jobs.evaluate": "run_evaluate",
     "jobs.expand": "run_expand",
+    "jobs.explain": "Explained run_explain",
     "jobs.export": "run_export",
     "jobs.pack": "run_pack",
     "jobs.predict": "Predicted run_predict",

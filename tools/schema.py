@@ -57,6 +57,26 @@ def schema() -> Schema:
         "derive": _object(
             input={"type": "object"}, output={"type": "object"}, of=TEXT, files=TEXTS, proof={"type": "object"}
         ),
+        "explain": _object(
+            method=TEXT,
+            what=TEXT,
+            shape={"type": "array", "items": {"type": "integer"}},
+            samples=OBJECTS,
+            tokens={"type": ["array", "null"]},
+            proof={"type": "object"},
+            files=TEXTS,
+        ),
+        "attack": _object(
+            method=TEXT,
+            what=TEXT,
+            samples={"type": "integer"},
+            success={"type": ["number", "null"], "description": "null where no sample could be moved"},
+            accuracy={"type": "object"},
+            distance={"type": "object"},
+            flat={"type": "integer"},
+            proof={"type": "object"},
+            files=TEXTS,
+        ),
         "export": _object(files=TEXTS),
         "pack": _object(files=TEXTS),
         "tune": _object(measured=OBJECTS, file=TEXT),

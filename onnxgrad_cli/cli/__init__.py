@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import click
 
+from onnxgrad_cli.cli.attack import attack
 from onnxgrad_cli.cli.build import build
 from onnxgrad_cli.cli.check import check
 from onnxgrad_cli.cli.completion import VARIABLE, completion
@@ -20,6 +21,7 @@ from onnxgrad_cli.cli.derive import derive
 from onnxgrad_cli.cli.doctor import doctor
 from onnxgrad_cli.cli.evaluate import evaluate
 from onnxgrad_cli.cli.expand import expand
+from onnxgrad_cli.cli.explain import explain
 from onnxgrad_cli.cli.export import export
 from onnxgrad_cli.cli.failures import failure
 from onnxgrad_cli.cli.help import VisibleContext
@@ -95,6 +97,8 @@ for _command in (
     tune,
     expand,
     derive,
+    explain,
+    attack,
     ops,
     verify_op,
     losses,

@@ -18,7 +18,8 @@ MANY = 30
 COMMON = frozenset(
     (
         "out out-dir jobs data val classes epochs batch-size learning-rate metric patience resume loss output label "
-        "train freeze lora optimizer mode dim size verify force config json help help-all"
+        "train freeze lora optimizer mode dim size verify force config json help help-all method class sample epsilon "
+        "targeted"
     ).split()
 )
 """The options that --help shows of a command that has many."""

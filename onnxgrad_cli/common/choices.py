@@ -20,6 +20,9 @@ Resize = Literal["crop", "stretch"]
 Augmentation = Literal["flip", "crop"]
 Derivative = Literal["vjp", "jvp", "hvp", "jacobian", "hessian"]
 DerivativeNames = Literal["plain", "casadi"]
+Explanation = Literal["saliency", "smoothgrad", "integrated-gradients", "grad-cam", "occlusion"]
+Attack = Literal["fgsm", "pgd"]
+Norm = Literal["inf", "2"]
 
 SEEDS = 2**24
 """Seeds lie below it: a seed is an attribute of type float, which holds such whole numbers exactly."""

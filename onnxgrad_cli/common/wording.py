@@ -30,15 +30,16 @@ FLAGS = {
 ARGUMENTS = frozenset(
     (
         "accumulate adaptable adapter adapter_from against artifacts as_gradient_op attributes augment balance "
-        "batch_size case class_ class_axis classes clip_norm clip_value columns data dims dump_passes ema embed_state "
-        "epochs eval_every flags force format freeze grad_of_input group identifiers infer_by_run init inputs "
-        "keep_mode keep_outputs kind l1 l2 label labels learning_rate log lora lora_dropout lora_scaling lora_target "
-        "loss_chunks loss_options loss_output loss_scale losses max_length max_steps merge metrics mode names "
-        "new_data nominal_checkpoint normalize of optimizer optimizer_options ort out output outputs pack pad_id "
-        "patience per_sample prefix preset provider quantization recompute reduction reports reset resize resume "
-        "roles run runtime sample_weight save_every schedule seed shapes stop_after target test_data threads "
-        "tokenizer train train_last training_info transform tuned untie use_ema val val_prefix verify webgpu weights "
-        "wrt yield_"
+        "baseline batch_size case class_ class_axis classes clip clip_norm clip_value columns data dims dump_passes "
+        "ema embed_state epochs epsilon eval_every flags force format freeze grad_of_input group identifiers "
+        "infer_by_run init inputs keep_mode keep_outputs kind l1 l2 label labels layer learning_rate log lora "
+        "lora_dropout lora_scaling lora_target loss_chunks loss_options loss_output loss_scale losses max_length "
+        "max_steps merge method metrics mode names new_data noise nominal_checkpoint norm normalize of optimizer "
+        "optimizer_options ort out output outputs pack pad_id patience per_sample prefix preset provider "
+        "quantization recompute reduction repeats reports reset resize resume roles run runtime sample "
+        "sample_weight save_every schedule seed shapes start step_size steps stop_after stride target targeted "
+        "test_data threads tokenizer train train_last training_info transform tuned untie use_ema val val_prefix "
+        "verify webgpu weights window wrt yield_"
     ).split()
 )
 """The arguments that messages name; what else stands in backquotes stays as it is."""

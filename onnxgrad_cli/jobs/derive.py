@@ -117,13 +117,13 @@ def run_derive(
     data = read_data(test_data) if test_data else {}
     runs = DerivativeOptions.KeepYieldOp not in flags  # else onnxruntime-training alone runs it
     judged = runs if verify is None else verify
-    proof = _proof(derived, proto, path, data, options, verify is True, tell) if judged else None
+    proof = proof_of(derived, proto, path, data, options, verify is True, tell) if judged else None
     check_written = check_opens(derived, proto, path) if judged and runs else None
     files = save_model(derived, STREAM if target is None else target, path, force, check=check_written)
     return Derivation(derived, files, proof)
 
 
-def _proof(
+def proof_of(
     model: ModelProto, original: ModelProto, path: Path | None, data: Mapping[str, np.ndarray], options: Options,
     demanded: bool, tell: Tell,
 ) -> Proof:  # fmt: skip
@@ -144,11 +144,11 @@ def _proof(
     if proof.failed:
         raise CheckFailed(
             f"the model of derivatives does not pass its checks: {proof.why}",
-            "the model was not written; `verify=False` writes it all the same",
+            "nothing was written; `verify=False` goes on all the same",
         )
     if demanded and proof.verdict != PROVED:
         raise CheckFailed(
             f"the model of derivatives is not proved, as was asked for: {proof.why}",
-            "the model was not written; without `verify=True` it is",
+            "nothing was written; without `verify=True` it is",
         )
     return proof

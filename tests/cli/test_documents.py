@@ -38,6 +38,8 @@ GOOD: dict[str, tuple[str, ...]] = {
     "tune": ("mlp.onnx", "--repeat", "1"),
     "expand": ("mlp.onnx",),
     "derive": ("mlp.onnx", "--no-verify"),
+    "explain": ("mlp.onnx", "--data", "d.npz", "--no-verify", "-o", "a.npz"),
+    "attack": ("mlp.onnx", "--data", "d.npz", "--no-verify", "-o", "f.npz"),
     "ops": ("relu",),
     "verify-op": ("Sigmoid",),
     "losses": (),

@@ -25,7 +25,7 @@ def test_help_fits_a_screen(command: str, shell: Shell, monkeypatch: pytest.Monk
     assert max(map(len, shown)) <= 80 and len(whole) >= len(shown) - 2
     if len(cli.commands[command].params) > MANY:
         assert len(shown) <= 50 and shown[-1].endswith(f"more options: onnxgrad {command} --help-all")
-        assert "Common options:" in shown and "Loss:" not in shown and "Loss:" in whole
+        assert "Common options:" in shown and "How it speaks:" not in shown and "How it speaks:" in whole
 
 
 def test_the_group_and_no_arguments(shell: Shell) -> None:

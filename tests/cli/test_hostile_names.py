@@ -139,6 +139,18 @@ COMMANDS: dict[str, list[tuple[str, ...]]] = {
     "tune": [("tune", "m.onnx", "--size", f"{BATCH}=2", "--repeat", "1"), ("tune", "m.onnx", "--size", "b=2")],
     "expand": [("expand", "info.onnx"), ("expand", "info.onnx", "--json"), ("expand", "m.onnx")],
     "derive": [("derive", "m.onnx"), ("derive", "m.onnx", "--json", "-v"), ("derive", "m.onnx", "--wrt", "nobody")],
+    "explain": [
+        ("explain", "m.onnx", "--data", "d.npz"),
+        ("explain", "m.onnx", "--data", "d.npz", "--json", "-v", "--method", "occlusion", "-o", "a.npz"),
+        ("explain", "m.onnx", "--data", "d.npz", "--wrt", H, "--method", "integrated-gradients", "--steps", "2"),
+        ("explain", "m.onnx", "--data", "d.npz", "--method", "grad-cam"),
+        ("explain", "m.onnx", "--data", "few.npz", "-o", "a.png"), ("explain", "unknown.onnx", "--data", "d.npz"),
+    ],
+    "attack": [
+        ("attack", "m.onnx", "--data", "d.npz", "-o", "f.npz", "--force"),
+        ("attack", "m.onnx", "--data", "d.npz", "--json", "--output", EVIL),
+        ("attack", "unknown.onnx", "--data", "d.npz"),
+    ],
     "ops": [("ops", EVIL), ("ops", "Rel*", "--markdown"), ("ops", "Rel*", "--tags"), ("ops", "Rel*", "--json")],
     "verify-op": [("verify-op", EVIL), ("verify-op", "Relu"), ("verify-op", "Relu", "--json")],
     "completion": [("completion", "fish"), ("completion", EVIL)],

@@ -25,7 +25,7 @@ from onnxgrad_cli.training.data.input_types import InputTypes, Range
 from onnxgrad_cli.training.data.lists import Lists
 from onnxgrad_cli.training.data.normalization import PIXEL, Normalization
 from onnxgrad_cli.training.data.part import Part
-from onnxgrad_cli.training.data.pictures import Pictures
+from onnxgrad_cli.training.data.pictures import SUFFIXES, Pictures
 from onnxgrad_cli.training.data.preprocessing import Preprocessing
 from onnxgrad_cli.training.data.reading import Column, Found, check_regular, reading
 from onnxgrad_cli.training.data.sample_options import SampleOptions
@@ -161,8 +161,8 @@ def open_data(
     """Open data for a training model, and make sure that they fit it.
 
     Args:
-        source: an .npz, .csv, .tsv, .jsonl, .parquet or .safetensors file, a folder of .npy files, one of pictures, in
-            which each class is a folder, one that `datasets.Dataset.save_to_disk` has written, or an ONNX
+        source: an .npz, .csv, .tsv, .jsonl, .parquet or .safetensors file, a picture, a folder of .npy files, one of
+            pictures, in which each class is a folder, one that `datasets.Dataset.save_to_disk` has written, or an ONNX
             test_data_set_N or a folder of these.
         inputs: what is fed, with its types; see `input_types_of`.
         ranges: the whole numbers that inputs may hold; see `ranges_of`.
@@ -368,6 +368,9 @@ def _read(path: Path, inputs: InputTypes, source: _Source | None = None) -> Foun
                 return Found({}, [])
             return picture_folder.read(path, inputs, source.labels, resize, source.tell)
         name = "onnx_test_sets" if onnx_test_sets.folders(path) else "npy_folder"
+    elif path.suffix.lower() in SUFFIXES:
+        check_regular(path)
+        return Found({}, []) if source is None else picture_folder.read_one(path, inputs, source.labels, resize)
     elif path.suffix.lower() == ".parquet":
         check_regular(path)
         return parquet.read(path, inputs, resize)

@@ -16,7 +16,7 @@ from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import in_words, is_float, shape_of
 from onnxgrad_cli.training.data.input_types import InputTypes
-from onnxgrad_cli.training.data.picture_layout import layout_of
+from onnxgrad_cli.training.data.picture_layout import Layout, layout_of
 from onnxgrad_cli.training.data.pictures import SUFFIXES, Pictures, check_size
 from onnxgrad_cli.training.data.reading import Found, check_regular, reading
 
@@ -44,21 +44,38 @@ def read(path: Path, inputs: InputTypes, labels: Collection[str], resize: Resize
     Raises:
         UsageError: the inputs are others, a link leads out of the folder, or there is no picture of a class.
     """
+    name, layout = _input(path, inputs, labels)
+    with reading(path, "a folder of pictures", "check its permissions"):
+        files = _files(path, tell)
+    pictures = Pictures(path, files, layout, resize)
+    pictures.check()
+    wanted = [each for each in inputs if each in labels]
+    if not wanted:
+        return Found({name: pictures}, [])
+    label = _label(path, wanted, inputs)
+    return Found({name: pictures, label: _classes(path, files)}, [])
+
+
+def read_one(path: Path, inputs: InputTypes, labels: Collection[str], resize: Resize) -> Found:
+    """A single picture, which tells no class; see `read`.
+
+    Raises:
+        UsageError: it is none, or the inputs are others.
+    """
+    name, layout = _input(path, inputs, labels)
+    picture = Pictures(path, [path], layout, resize)
+    picture.check()
+    return Found({name: picture}, [])
+
+
+def _input(path: Path, inputs: InputTypes, labels: Collection[str]) -> tuple[str, Layout]:
+    """The one input that takes pictures, and how."""
     names = [name for name in inputs if name not in labels]
     if len(names) != 1:
         raise UsageError(
             f"'{path}' holds pictures, the model is fed {', '.join(names)}", "save an array for each input"
         )
-    layout = check_size(names[0], layout_of(inputs[names[0]]), in_words(inputs[names[0]]))
-    with reading(path, "a folder of pictures", "check its permissions"):
-        files = _files(path, tell)
-    pictures = Pictures(path, files, layout, resize)
-    pictures.check()
-    wanted = [name for name in inputs if name in labels]
-    if not wanted:
-        return Found({names[0]: pictures}, [])
-    label = _label(path, wanted, inputs)
-    return Found({names[0]: pictures, label: _classes(path, files)}, [])
+    return names[0], check_size(names[0], layout_of(inputs[names[0]]), in_words(inputs[names[0]]))
 
 
 def _label(path: Path, labels: list[str], inputs: InputTypes) -> str:

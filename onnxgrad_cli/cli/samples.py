@@ -1,0 +1,68 @@
+"""The options of commands that run a model on samples: which data, and how they become what it is fed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+import click
+
+from onnxgrad_cli.cli.options import Pair
+from onnxgrad_cli.common.choices import Resize
+
+if TYPE_CHECKING:
+    from onnxgrad_cli.training.data import SampleOptions
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Sizes(click.ParamType[tuple[int, ...]]):
+    """One size, or one for each axis."""
+
+    name = "N[,N...]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """The sizes."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is none: 4, or 4,4", param, ctx)
+
+
+def on_samples(command: Command) -> Command:
+    """Give a command the options that say which samples it runs on, and whether its gradients are proved."""
+    for option in reversed((
+        click.option("--data", required=True, metavar="DATA",
+                     help="Samples, in any format of `onnxgrad train`, or a single picture, .png or .jpeg."),
+        click.option("--sample", type=click.IntRange(min=0), multiple=True, metavar="N",
+                     help="Take this sample alone; the first is 0."),
+        click.option("--output", metavar="NAME", help="The output that is looked at.  [default: the first of floats]"),
+        click.option("--prefix", default="", metavar="TEXT", help="What names in --data have before those of inputs."),
+        click.option("--map", "columns", type=Pair("COLUMN=INPUT", "=", str), multiple=True,
+                     help="Take this column for that input or label."),
+        click.option("--normalize", multiple=True, metavar="[INPUT:]imagenet|MEAN/STD|none",
+                     help="Bring pictures or columns to mean 0 and deviation 1.  [default: as the model says that it "
+                     "was trained]"),
+        click.option("--resize", type=click.Choice(get_args(Resize)),
+                     help="What becomes of picture files of other proportions than the input's.  [default: crop]"),
+        click.option("--verify/--no-verify", default=None, help="Prove the gradients.  [default: where it takes "
+                     "seconds]"),
+        click.option("--force", is_flag=True, help="Replace files that onnxgrad did not write."),
+    )):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def sample_options(values: dict[str, Any]) -> SampleOptions:
+    """Take what says how data become samples out of `values`."""
+    from onnxgrad_cli.training.data import SampleOptions
+
+    columns = dict(values.pop("columns"))
+    return SampleOptions(columns=columns, normalize=values.pop("normalize"), resize=values.pop("resize"))
+
+
+def shown(proof: tuple[str, str]) -> str:
+    """The verdict on the gradients, in a line."""
+    return f"gradients {proof[0]}{f': {proof[1]}' if proof[1] else ''}"

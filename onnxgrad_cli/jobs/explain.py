@@ -1,0 +1,236 @@
+"""From a model and samples to what its scores of them come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import numpy as np
+from onnx import ModelProto
+
+from onnxgrad_cli.common import checks
+from onnxgrad_cli.common.narration import Tell, silent
+from onnxgrad_cli.common.visible import visible
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.execution.endless import check_ends
+from onnxgrad_cli.execution.judged import judged
+from onnxgrad_cli.explanations.baseline import baseline_of
+from onnxgrad_cli.explanations.method import Method
+from onnxgrad_cli.explanations.pictures import draw
+from onnxgrad_cli.explanations.run import Run
+from onnxgrad_cli.explanations.samples import chosen, class_names, open_samples, scored
+from onnxgrad_cli.explanations.scorer import ONE_BY_ONE, Scorer, differentiate_score
+from onnxgrad_cli.explanations.subject import Subject, in_mode, the_input, the_layer, typed
+from onnxgrad_cli.files import ModelSource, check_target, own_model, save_bytes
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.types import is_float
+from onnxgrad_cli.jobs.derive import proof_of
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.training.data import Data, SampleOptions
+from onnxgrad_cli.training.data.picture_layout import Layout, layout_of
+
+UNSIGNED = frozenset({"saliency", "smoothgrad"})
+"""Methods of which the largest magnitude over channels counts; of the others attributions add up."""
+
+ENDINGS = (".npz", ".npy", ".png")
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What a score comes from.
+
+    Attributes:
+        method: its name.
+        words: what was done, in a sentence.
+        values: attributions, float32 (n, ...), of the shape of what they are of; of grad-cam (n, *places).
+        samples: the numbers of the samples, int64 (n,).
+        classes: the classes whose scores are explained, int64 (n, ...).
+        scores: the scores, float64 (n,).
+        names: what the classes are called, if anything.
+        gaps: of integrated gradients, how far each sum is from the difference of the scores, as a share; float64 (n,).
+        tokens: the numbers of tokens, where attributions are of these; int64 (n, length).
+        proof: the verdict on the gradients, and why.
+        files: what was written.
+    """
+
+    method: str
+    words: str
+    values: np.ndarray
+    samples: np.ndarray
+    classes: np.ndarray
+    scores: np.ndarray
+    names: Sequence[str] = ()
+    gaps: np.ndarray | None = None
+    tokens: np.ndarray | None = None
+    proof: tuple[str, str] = ("not proved", "a proof was not to be made")
+    files: list[Path] = field(default_factory=list)
+
+    def of_places(self, channels: int | None) -> np.ndarray:
+        """The attributions of places: over an axis of channels, their sum or their largest magnitude."""
+        if channels is None:
+            return self.values
+        return np.abs(self.values).max(channels) if self.method in UNSIGNED else self.values.sum(channels)
+
+
+@judged
+def run_explain(
+    model: ModelSource,
+    data: str | Path,
+    out: str | Path | None = None,
+    method: Method | None = None,
+    *,
+    class_: int | str = "argmax",
+    class_axis: int = 1,
+    output: str | None = None,
+    wrt: str | None = None,
+    label: str = "label",
+    prefix: str = "",
+    sample: Sequence[int] = (),
+    samples: SampleOptions | None = None,
+    options: Options | None = None,
+    verify: bool | None = None,
+    force: bool = False,
+    tell: Tell = silent,
+) -> Explained:
+    """Attribute the score of a class to what a model is fed.
+
+    Args:
+        model: the model; '-' is stdin.
+        data: samples in any format of training data, or a single picture.
+        out: a .png of pictures, an .npz with `attributions`, `samples`, `classes` and `scores`, or an .npy of the
+            attributions; by default nothing is written.
+        method: how; by default saliency.
+        class_: whose score: a number, 'argmax' (the model's own answer), or 'label'. Of an output with places besides
+            classes it is the sum of all places' scores.
+        class_axis: the axis of the classes.
+        output: the output that is scored; by default the first of floats.
+        wrt: the input that is explained, or a value in between, such as the embeddings of tokens, which is the default
+            where there is no input of floats.
+        label, prefix: what the data call the labels, and have before the names of inputs.
+        sample: the numbers of the samples that are explained; by default all, of a .png the first.
+        samples: how columns become inputs, such as a normalization.
+        options: shapes and modes, as for a build.
+        verify: prove the gradients; by default where that takes a few seconds.
+        force: replace a file that onnxgrad did not write.
+        tell: takes what is narrated.
+
+    Raises:
+        CheckFailed: a gradient is wrong, or there is no proof though one is asked for.
+        UnsupportedError: the model can't be differentiated.
+        UsageError: the request does not fit the model or the data.
+        OnnxgradError: a file can't be read or written.
+    """
+    method, options = method or Method(), options or Options()
+    proto, path = own_model(model)
+    target = _target(out, proto, path, force)
+    pictured = target is not None and target.suffix.lower() == ".png"
+    proto = in_mode(proto, path, options)
+    graph = typed(proto, path, options)
+    check_ends(graph)
+    what = scored(graph, output, class_axis)
+    if method.name == "grad-cam":
+        if wrt is not None:
+            raise UsageError("`wrt` is not for grad-cam", "name its layer with `layer`")
+        subject = the_layer(proto, path, graph, method.layer)
+    else:
+        subject = the_input(proto, path, graph, wrt)
+    named = label if class_ == "label" else None
+    found = open_samples(data, proto, graph, what, named, prefix, samples or SampleOptions(), tell)
+    rows = chosen(found, sample or ((0,) if pictured else ()))
+    shown = _picture(graph, found, target) if target is not None and pictured else None
+    derived = differentiate_score(subject, what.output, what.axis, options)
+    proof = Explained.proof
+    if verify is not False:
+        judgement = proof_of(derived.model, subject.model, path, {}, options, verify is True, tell)
+        proof = judgement.verdict, judgement.why
+    scorer = Scorer(subject, what.output, derived, found.batch_size)
+    if not derived.independent:
+        tell(ONE_BY_ONE, 0)
+    needs = method.name in ("integrated-gradients", "occlusion")
+    baseline = baseline_of(method, scorer, found) if needs else np.zeros(())
+    run = Run(method, what, scorer, found, class_, named, graph, baseline)
+    values = run.explain(rows, tell)
+    explained = Explained(
+        method.name,
+        visible(f"{run.words()}, of the score of {_class_words(class_)} of '{what.output}', by '{subject.name}'"),
+        values.values, rows, values.classes, values.scores, class_names(found, proto, what, named), values.gaps,
+        _tokens(subject, proto, found, rows), proof,
+    )  # fmt: skip
+    if target is not None:
+        save_bytes(_drawn(explained, target, run, *shown) if shown else _arrays(explained, target), target)
+        explained.files.append(target)
+    return explained
+
+
+def _target(out: str | Path | None, model: ModelProto, path: Path | None, force: bool) -> Path | None:
+    """Where attributions go.
+
+    Raises:
+        UsageError: the ending is none that is written, or a file would be replaced that must not be.
+    """
+    if out is None:
+        return None
+    target = checks.path("out", out)
+    if target.suffix.lower() not in ENDINGS:
+        raise UsageError(f"'{target}' ends in none of {', '.join(ENDINGS)}", "name a file that does")
+    check_target(target, model, path, force)
+    return target
+
+
+def _class_words(class_: int | str) -> str:
+    return {"argmax": "the class that the model finds", "label": "the labelled class"}.get(
+        str(class_), f"class {class_}"
+    )
+
+
+def _tokens(subject: Subject, model: ModelProto, data: Data, rows: np.ndarray) -> np.ndarray | None:
+    """The tokens whose embeddings are explained."""
+    lookup = next((n for n in model.graph.node if subject.name in n.output and n.op_type == "Gather"), None)
+    if lookup is None or lookup.input[1] not in data.arrays:
+        return None
+    found: np.ndarray = data.batch(rows)[lookup.input[1]]
+    return found if found.ndim == 2 else None
+
+
+def _picture(graph: Graph, data: Data, target: Path) -> tuple[str, Layout]:
+    """The input that pictures are drawn of."""
+    for name in data.arrays:
+        layout = layout_of(graph.types[name]) if name in graph.types and is_float(graph.types[name]) else None
+        if layout is not None:
+            return name, layout
+    raise UsageError(f"'{target}' is a picture, and the model is fed none", "write .npz")
+
+
+def _arrays(found: Explained, target: Path) -> bytes:
+    """Attributions alone, or with what they are of, by the ending of the file."""
+    stream = BytesIO()
+    if target.suffix.lower() == ".npy":
+        np.save(stream, found.values)
+        return stream.getvalue()
+    arrays: Mapping[str, Any] = {
+        "attributions": found.values, "samples": found.samples, "classes": found.classes, "scores": found.scores
+    }  # fmt: skip
+    np.savez(stream, **arrays)
+    with ZipFile(stream, "a") as archive:  # by which the file is known as ours
+        archive.comment = f"onnxgrad: {found.words}".encode()[:1000]
+    return stream.getvalue()
+
+
+def _drawn(found: Explained, target: Path, run: Run, name: str, layout: Layout) -> bytes:
+    """The samples beside their attributions.
+
+    Raises:
+        UsageError: attributions are of no places.
+    """
+    pictures = run.data.batch(found.samples)[name].astype(np.float64)
+    if layout.axis is not None:
+        pictures = np.moveaxis(pictures, layout.axis, -1)[..., :3]
+        pictures = pictures[..., 0] if pictures.shape[-1] < 3 else pictures
+    heat = found.values if found.method == "grad-cam" else found.of_places(run.channels(found.values.ndim))
+    if heat.ndim != 3:
+        raise UsageError(f"'{target}' is a picture, and attributions have the shape {list(heat.shape)}", "write .npz")
+    return draw(pictures, heat, found.method == "grad-cam", found.words)

@@ -1,0 +1,109 @@
+"""FGSM and PGD against the same steps in PyTorch, and what is told of them against a run of the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from onnxgrad_cli.common.choices import Norm
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.jobs.attack import Fooling, run_attack
+from tests.explanations import nets
+
+X = nets.samples()
+LABELS = np.array([3, 0, 4, 1, 1])
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return nets.save(tmp_path_factory.mktemp("net"), y=LABELS)
+
+
+def unit(change: torch.Tensor) -> torch.Tensor:
+    return change / change.flatten(1).norm(dim=1)[:, None, None, None]
+
+
+def by_pytorch(labels: np.ndarray, epsilon: float, steps: int, size: float, norm: str, sign: float = 1) -> np.ndarray:
+    """PGD from the samples themselves; FGSM is one step of epsilon."""
+    x, moved = torch.tensor(X), torch.tensor(X)
+    for _ in range(steps):
+        moved.requires_grad_()
+        loss = torch.nn.functional.cross_entropy(nets.Twin()(moved), torch.tensor(labels), reduction="sum")
+        (gradient,) = torch.autograd.grad(sign * loss, moved)
+        change = moved.detach() + size * (gradient.sign() if norm == "inf" else unit(gradient)) - x
+        if norm == "inf":
+            change = change.clamp(-epsilon, epsilon)
+        else:
+            change = unit(change) * change.flatten(1).norm(dim=1).clamp(max=epsilon)[:, None, None, None]
+        moved = (x + change).clamp(0, 1)
+    return moved.numpy()
+
+
+@pytest.mark.parametrize("norm", ["inf", "2"])
+@pytest.mark.parametrize(("method", "steps", "size"), [("fgsm", 1, 0.1), ("pgd", 7, 0.03)])
+@pytest.mark.parametrize("targeted", [None, 2])
+def test_the_samples_are_those_of_pytorch(
+    files: tuple[Path, Path], norm: Norm, method: Any, steps: int, size: float, targeted: int | None
+) -> None:
+    more: Any = {"steps": steps, "step_size": size} if method == "pgd" else {}
+    fooling = Fooling(method, 0.1, norm=norm, targeted=targeted, clip=(0, 1), start=False, **more)
+    found = run_attack(*files, fooling=fooling, label="y", verify=False)
+    aim = LABELS if targeted is None else np.full(5, targeted)
+    expected = by_pytorch(aim, 0.1, steps, size, norm, 1 if targeted is None else -1)
+    np.testing.assert_allclose(found.inputs["x"], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_told_is_what_the_model_says_of_what_is_written(files: tuple[Path, Path], tmp_path: Path) -> None:
+    out = tmp_path / "adversarial.npz"
+    found = run_attack(*files, out, Fooling("pgd", 0.3), verify=False)  # the labels are its own answers
+    session = onnxruntime.InferenceSession(files[0])
+    before, after = (session.run(None, {"x": x})[0].argmax(1) for x in (X, np.load(out)["x"]))
+    assert found.accuracy_before == 1 and found.accuracy_after == (before == after).mean()
+    assert found.success == (before != after).mean() > 0
+    moved = np.abs(np.load(out)["x"] - X)
+    assert 0.1 < moved.max() <= 0.3 + 1e-6 and found.distances.max() == pytest.approx(moved.max())
+    again = run_attack(*files, out, Fooling("pgd", 0.3), sample=[2], verify=False)
+    np.testing.assert_allclose(again.inputs["x"][0], found.inputs["x"][2], atol=1e-6)
+
+
+def test_a_softmax_at_the_end_changes_nothing(files: tuple[Path, Path], tmp_path: Path) -> None:
+    model = nets.model()
+    model.graph.node.append(onnx.helper.make_node("Softmax", ["logits"], ["p"]))
+    model.graph.output[0].name = "p"
+    onnx.save(model, tmp_path / "p.onnx")
+    plain, soft = (run_attack(each, files[1], label="y", verify=False) for each in (files[0], tmp_path / "p.onnx"))
+    np.testing.assert_allclose(plain.inputs["x"], soft.inputs["x"], atol=1e-6)
+
+
+def test_samples_without_a_gradient_are_told(files: tuple[Path, Path], tmp_path: Path) -> None:
+    model = nets.model()
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(-1e3), "low"))
+    model.graph.node.insert(4, onnx.helper.make_node("Add", ["deep", "low"], ["dead"]))
+    model.graph.node[5].input[0] = "dead"
+    onnx.save(model, tmp_path / "dead.onnx")
+    told: list[str] = []
+    found = run_attack(tmp_path / "dead.onnx", files[1], verify=False, tell=lambda text, level: told.append(text))
+    assert found.flat == 5 and found.success == 0 and any("no sign of robustness" in text for text in told)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"steps": 3}, "of pgd"),
+        ({"clip": (1, 0)}, "a greater one"),
+        ({"clip": (0, 0.5)}, "goes beyond"),
+        ({"targeted": 9}, "0 to 4"),
+        ({"norm": "1"}, "none of"),
+        ({"epsilon": -1}, "epsilon"),
+    ],
+)
+def test_what_does_not_fit_is_refused(files: tuple[Path, Path], asked: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        run_attack(*files, fooling=Fooling(**asked), verify=False)
+    assert says in f"{caught.value.message} {caught.value.hint}"
