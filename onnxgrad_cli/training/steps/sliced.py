@@ -37,7 +37,7 @@ LARGE = 1 << 16
 MANY = 1 << 21
 """The elements of such weights together from which slices are worth it: AdamW on 2 million takes 8 ms of a core, and 18
 in one run (on one million 4 and 7), but a perceptron's step on a batch of one with 1.9 million
-took up to 1.3 times as long on an idle machine, for it runs more sessions. MobileNetV2's peak falls by 6 %."""
+took up to 1.3 times as long on an idle machine, for it runs more sessions. MobileNetV2's peak falls by 5 %."""
 
 WORKERS = 8
 """How many threads update weights at most: memory gives no more of them their data in time."""
