@@ -82,14 +82,15 @@ class Trainer(TrainerBase):
         values |= roles.begun(values)
         types = {value.name: value.type for value in (*copy.graph.input, *copy.graph.output)}
         inputs = {name: types[name] for name in roles.sampled}
-        parts = parts_of(copy, values) if provider == CPU else None  # elsewhere memory has no addresses to slice it by
+        in_memory = provider == CPU  # elsewhere memory has no addresses to slice it by
+        parts = parts_of(copy, values, threads) if in_memory else None
         self._seed = loosen(copy if parts is None else parts.gradient, seed)
         super().__init__(roles, inputs, values, provider, parts.rows if parts else (), SHIFT)
         scalars = {name: Buffer(np.zeros((), numpy_type(types[name])), provider) for name in (roles.loss, *rates)}
         self._rate = scalars[rates[0]]
 
-        def start(part: ModelProto) -> onnxruntime.InferenceSession:
-            return open_session(part, path, provider, threads, alternating=parts is not None)
+        def start(part: ModelProto, own: int | None = None) -> onnxruntime.InferenceSession:
+            return open_session(part, path, provider, own or threads, alternating=parts is not None)
 
         self._step: WholeStep | SlicedStep
         self._unbroken: Callable[[], AbstractContextManager[None]]

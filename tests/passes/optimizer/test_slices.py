@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from typing import Any
 
@@ -21,6 +22,7 @@ from onnxgrad_cli.passes.optimizer.split import split
 from onnxgrad_cli.training import trainer
 from onnxgrad_cli.training.steps import sliced as sliced_steps
 from onnxgrad_cli.training.steps.overlapping_buffers import overlapping_buffers
+from onnxgrad_cli.training.steps.sliced import parts_of
 from onnxgrad_cli.training.trainer import NotFinite, Trainer
 
 DTYPES = {"float16": TensorProto.FLOAT16, "float": TensorProto.FLOAT, "double": TensorProto.DOUBLE}
@@ -106,6 +108,40 @@ def test_steps_are_those_of_the_whole(optimizer: str, options: dict[str, Any]) -
     for rate in (0.1, 0.05, 0.02):
         assert first.step(batch(), rate) == second.step(batch(), rate)
         assert_same(first, second)
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_threads_that_share_the_weights_take_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three threads two have a weight, for b is not sliced; each has rows of its own, which it goes along alone."""
+    model = built("adamw")
+    one, whole = both(model)
+    values = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.model.graph.initializer}
+    shared = parts_of(model.model, values, 3)
+    assert shared is not None
+    assert shared.rows == [["a"], ["a_m"], ["a_v"], ["c"], ["c_m"], ["c_v"]]
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    several = Trainer(model)
+    for _ in range(5):
+        assert len({trainer.step(batch(), 0.1) for trainer in (several, one, whole)}) == 1
+        assert_same(several, one)
+        assert_same(several, whole)
+
+
+@pytest.mark.usefixtures("small_slices")
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_thread_that_breaks_off_is_told_of(monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    trainer, calls = Trainer(built("adamw")), itertools.count()
+    run = onnxruntime.InferenceSession.run_with_iobinding
+
+    def broken(self: onnxruntime.InferenceSession, *args: Any) -> None:
+        if self in updates(trainer) and next(calls) == failing:
+            raise RuntimeError("no memory")
+        run(self, *args)
+
+    monkeypatch.setattr(onnxruntime.InferenceSession, "run_with_iobinding", broken)
+    with pytest.raises(OnnxgradError, match="no memory"):
+        trainer.step(batch(), 0.1)
 
 
 @pytest.mark.usefixtures("small_slices")
