@@ -11,6 +11,7 @@ BIN := .venv/bin
 VERSIONS := tests/cli tests/passes tests/verification tests/report tests/autodiff/test_registry.py tests/test_builder.py
 TRAIN := build/digits_cnn.train.onnx
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+unexport PYTHONDONTWRITEBYTECODE # else each of the many processes of the tests compiles all modules anew, which doubles its time
 
 .PHONY: run web test test-slow test-all test-lowest lint docs site mutants conformance fuzz-graphs fuzz-files fuzz-data fuzz-kills zoo intake bench clean
 .DELETE_ON_ERROR:

@@ -5,6 +5,7 @@ The names below are loaded when they are first used, so that the command line st
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -67,9 +68,11 @@ if TYPE_CHECKING:  # the same names again, for type checkers; a test holds the t
     from onnxgrad_cli.jobs.check import run_check as run_check
     from onnxgrad_cli.jobs.derive import run_derive as run_derive
     from onnxgrad_cli.jobs.doctor import doctor as doctor
+    from onnxgrad_cli.jobs.evaluate import run_evaluate as run_evaluate
     from onnxgrad_cli.jobs.expand import run_expand as run_expand
     from onnxgrad_cli.jobs.export import run_export as run_export
     from onnxgrad_cli.jobs.pack import run_pack as run_pack
+    from onnxgrad_cli.jobs.predict import Predicted as Predicted, run_predict as run_predict
     from onnxgrad_cli.jobs.train import Course as Course, Trained as Trained, run_train as run_train
     from onnxgrad_cli.jobs.tune import run_tune as run_tune
     from onnxgrad_cli.jobs.verify_op import (
@@ -89,7 +92,11 @@ if TYPE_CHECKING:  # the same names again, for type checkers; a test holds the t
     )
     from onnxgrad_cli.record import Training as Training
     from onnxgrad_cli.report.model import Report as Report
+    from onnxgrad_cli.training.data.sample_options import SampleOptions as SampleOptions
+    from onnxgrad_cli.training.inference import Evaluated as Evaluated, Matrix as Matrix, Setting as Setting
     from onnxgrad_cli.training.metrics import metric as metric
+    from onnxgrad_cli.training.run.watch import Judged as Judged, Stepped as Stepped
+    from onnxgrad_cli.training.schedules import Schedule as Schedule, parse_schedule as parse_schedule
     from onnxgrad_cli.training.steps.base import NotFinite as NotFinite
     from onnxgrad_cli.training.trainer import Trainer as Trainer
     from onnxgrad_cli.verification.gradcheck import gradcheck as gradcheck
@@ -115,9 +122,11 @@ _NAMES = {
     "jobs.check": "run_check",
     "jobs.derive": "run_derive",
     "jobs.doctor": "doctor",
+    "jobs.evaluate": "run_evaluate",
     "jobs.expand": "run_expand",
     "jobs.export": "run_export",
     "jobs.pack": "run_pack",
+    "jobs.predict": "Predicted run_predict",
     "jobs.train": "Course Trained run_train",
     "jobs.tune": "run_tune",
     "jobs.verify_op": "Request Verification run_verify_op",
@@ -128,7 +137,11 @@ _NAMES = {
     "options": "Group LoraSpec Options RecomputeSpec",
     "record": "Training",
     "report.model": "Report",
+    "training.data.sample_options": "SampleOptions",
+    "training.inference": "Evaluated Matrix Setting",
     "training.metrics": "metric",
+    "training.run.watch": "Judged Stepped",
+    "training.schedules": "Schedule parse_schedule",
     "training.steps.base": "NotFinite",
     "training.trainer": "Trainer",
     "verification.gradcheck": "gradcheck",
@@ -151,6 +164,7 @@ if not TYPE_CHECKING:  # else they would take any name for one of these
         return getattr(import_module(f"onnxgrad_cli.{_HOMES[name]}"), name)
 
 
+@cache  # the search for it reads folders, at each build
 def _version() -> str:
     from importlib import metadata
 

@@ -42,6 +42,7 @@ def tell_death(message: str, hint: str, stack: str) -> None:
     if console.traceback:
         console.trace(stack)
     console.error(message, hint)
+    console.finish(1)
     sys.stdout.flush()
 
 

@@ -19,7 +19,7 @@ from onnx import ModelProto, NodeProto, TypeProto
 
 from onnxgrad_cli.errors import OnnxgradError, Unknown
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import fixed_trips, input_types, inside
+from onnxgrad_cli.ir.inference import fixed_trips, follow_shapes, input_types, inside
 from onnxgrad_cli.ir.nodes import reads, subgraphs, with_bodies
 from onnxgrad_cli.ir.types import dtype_of, is_float, itemsize, nbytes, shape_of
 from onnxgrad_cli.record import StepRecord, parts
@@ -331,7 +331,7 @@ class Facts(dict[str, Fact]):
     def _inferred(self, graph: Graph, bare: ModelProto) -> dict[str, TypeProto]:
         """The types of a model whose inputs have sizes, from which follow those of the graph's other symbols."""
         try:
-            found = onnx.shape_inference.infer_shapes(bare, data_prop=True).graph
+            found = (follow_shapes(graph, bare) or onnx.shape_inference.infer_shapes(bare)).graph
         except onnx.shape_inference.InferenceError:  # no model for these sizes: symbols alone must do
             return {}
         exact = {value.name: value.type for value in (*found.value_info, *found.output)}

@@ -10,6 +10,8 @@ import json
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import product
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -137,7 +139,8 @@ class Term:
 
     `classes` is how many there are, where the label is a class number; else 0. `ignore_index` is the label of samples
     that do not count; None where there is none, or a version of the tool that did not write it has made the model.
-    `class_axis` is the axis of the output that runs over the classes, where the label is a class number.
+    `class_axis` is the axis of the output that runs over the classes, where the label is a class number. `chunks` are
+    the values that hold the output by chunks of its tokens, where the model does not make it as a whole.
     """
 
     name: str
@@ -147,6 +150,7 @@ class Term:
     classes: int = 0
     ignore_index: int | None = None
     class_axis: int = 1
+    chunks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -234,6 +238,12 @@ class Derived:
             each pair of both, and for hessian for each pair of two of `wrt`, the first varying slowest.
         mode: 'keep' or 'train', what became of operators that behave otherwise in training.
         estimated, partial: see `Roles`.
+        inner: those of `wrt` that are values in between; a derivative by one is that by something added to it.
+        pick: of the scores of classes that `of` are, the one that is differentiated: a number, 'argmax', 'label', or
+            "" for all; they lie along `class_axis`.
+        label: the input that says which class, for 'label'.
+        per_sample: those of `wrt` of which each sample, along axis 0, has derivatives of its own alone; None where
+            derivatives are those of the whole batch.
     """
 
     kind: str
@@ -244,6 +254,24 @@ class Derived:
     mode: str
     estimated: bool = False
     partial: tuple[str, ...] = ()
+    inner: tuple[str, ...] = ()
+    pick: str = ""
+    class_axis: int = 1
+    label: str = ""
+    per_sample: tuple[str, ...] | None = None
+
+    def added(self, names: Mapping[str, str] = MappingProxyType({})) -> dict[tuple[str, ...], str]:
+        """What each added input belongs to -> the input; `names` are other names for what that is."""
+        by = self.of if self.kind == "vjp" else self.wrt
+        return {(names.get(x, x),): name for x, name in zip(by, self.inputs, strict=False)}
+
+    def results(self, names: Mapping[str, str] = MappingProxyType({})) -> dict[tuple[str, ...], str]:
+        """What each derivative is of, or by, or both -> the output that it is."""
+        wrt = [names.get(x, x) for x in self.wrt]
+        keys: Mapping[str, Iterable[tuple[str, ...]]] = {
+            "jvp": product(self.of), "jacobian": product(self.of, wrt), "hessian": product(wrt, wrt)
+        }  # fmt: skip
+        return dict(zip(keys.get(self.kind, product(wrt)), self.outputs, strict=True))
 
 
 def write_derived(model: ModelProto, found: Derived) -> None:
@@ -263,10 +291,16 @@ def read_derived(model: ModelProto) -> Derived | None:
     try:
         said = json.loads(text)
         lists = {name: tuple(map(str, said[name])) for name in ("of", "wrt", "inputs", "outputs", "partial")}
-        found = Derived(str(said["kind"]), mode=str(said["mode"]), estimated=bool(said["estimated"]), **lists)
+        lists["inner"] = tuple(map(str, said.get("inner", ())))
+        apart = said.get("per_sample")
+        found = Derived(
+            str(said["kind"]), mode=str(said["mode"]), estimated=bool(said["estimated"]), **lists,
+            pick=str(said.get("pick", "")), class_axis=int(said.get("class_axis", 1)), label=str(said.get("label", "")),
+            per_sample=None if apart is None else tuple(map(str, apart)),
+        )  # fmt: skip
     except (ValueError, KeyError, TypeError) as error:
         raise OnnxgradError(f"the model's entry '{DERIVED}' can't be read: {error}", "derive it again") from error
-    _compare("input", found.inputs, model.graph.input)
+    _compare("input", (*found.inputs, *filter(None, [found.label])), model.graph.input)
     _compare("output", found.outputs, model.graph.output)
     return found
 
@@ -278,7 +312,7 @@ def tool_version() -> str:
 
 def write(model: ModelProto, found: Roles) -> None:
     """Write a description into a model's metadata, in place of the one it has."""
-    terms = {"terms": [asdict(term) for term in found.losses], "reduction": found.reduction}
+    terms = {"terms": [_said(term) for term in found.losses], "reduction": found.reduction}
     ports: dict[str, Any] = {
         "inputs": found.inputs, "outputs": {name: vars(role) for name, role in found.outputs.items()}
     }  # fmt: skip
@@ -295,6 +329,10 @@ def write(model: ModelProto, found: Roles) -> None:
     if found.quantized != Quantized():
         ports["quantized"] = asdict(found.quantized)
     _rewrite(model, {LOSS: json.dumps(terms), ROLES: json.dumps(ports), VERSION: found.version})
+
+
+def _said(term: Term) -> dict[str, Any]:
+    return {name: value for name, value in asdict(term).items() if name != "chunks" or value}
 
 
 def _rewrite(model: ModelProto, said: Mapping[str, str]) -> None:
@@ -322,6 +360,19 @@ def describe(model: ModelProto) -> Roles:
     return found
 
 
+def check_is_original(model: ModelProto) -> None:
+    """Make sure that a model is none that a loss and gradients were added to.
+
+    Raises:
+        UsageError: it is a training model.
+    """
+    if any(entry.key == ROLES for entry in model.metadata_props):
+        raise UsageError(
+            "the model is a training model already, which `onnxgrad build` has made",
+            "give the model that it was made from; `Trainer` in Python, `onnxgrad pack` and onnxruntime run this one",
+        )
+
+
 def read(model: ModelProto) -> Roles:
     """What any part of a training says of itself, an optimizer's step alone too; see `describe`."""
     props = {entry.key: entry.value for entry in model.metadata_props}
@@ -339,7 +390,7 @@ def read(model: ModelProto) -> Roles:
         ports, loss = json.loads(props[ROLES]), json.loads(props.get(LOSS, '{"terms": [], "reduction": ""}'))
         found = Roles(
             props.get(VERSION, "unknown"),
-            tuple(Term(**term) for term in loss["terms"]),
+            tuple(Term(**{**term, "chunks": tuple(term.get("chunks", ()))}) for term in loss["terms"]),
             loss["reduction"],
             dict(ports["inputs"]),
             {name: Role(**role) for name, role in ports["outputs"].items()},

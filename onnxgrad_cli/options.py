@@ -26,7 +26,7 @@ from onnxgrad_cli.common.choices import (
 from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import Shape
-from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.losses.spec import LossSpec, as_losses
 from onnxgrad_cli.optimizers import OPTIMIZERS
 
 LossScale = float | Literal["dynamic"]
@@ -149,13 +149,15 @@ class LossOptions(_Part):
     """What is minimised.
 
     Attributes:
-        losses: the losses, summed with their weights.
+        losses: the losses, summed with their weights: one or several of `LossSpec`, names as they are typed on the
+            command line, and functions, which are written as `loss` says; a tuple of `LossSpec` is made of them.
         label: the name of the label input, for a loss that does not name its own.
         output: the output that is judged, for a loss that does not name its own.
         reduction: 'mean' or 'sum'. The mean is PyTorch's: over all elements, or divided by the sum of class weights.
         sample_weight: the name of an input with one weight per sample, which multiplies that sample's losses. The
             mean divides by what it would without: as (criterion(reduction='none') * weight).mean() in PyTorch.
-        loss_options: what a loss takes besides (label_smoothing, ignore_index, delta, ...), by name.
+        loss_options: what a loss takes besides (label_smoothing, ignore_index, delta, ...), by name; with the name of
+            an output or a label before it, as in 'cls:ignore_index', it is of that loss alone.
         l1, l2: factors of the sum of the trained weights' magnitudes and of their squares, added to the loss.
     """
 
@@ -169,6 +171,7 @@ class LossOptions(_Part):
     l2: float = 0.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "losses", as_losses(self.losses))
         self._tuple("losses", LossSpec, "such as losses=(LossSpec('mse'),)")
         if not self.losses:
             raise UsageError("`losses` is empty: there is nothing to minimise", "such as losses=(LossSpec('mse'),)")
@@ -332,13 +335,18 @@ class MemoryOptions(_Part):
 
     Attributes:
         recompute: what to compute again in the backward part, so that it need not be kept; None: nothing.
+        loss_chunks: in how many chunks of tokens the loss of a language model and its gradient are computed, one after
+            the other, so that there never are the logits of all; None: in 4 where the vocabulary is large; 1: as one.
     """
 
     recompute: RecomputeSpec | None = None
+    loss_chunks: int | None = None
 
     def __post_init__(self) -> None:
         kinds = (RecomputeSpec, type(None))
         checks.of_type("recompute", self.recompute, kinds, "RecomputeSpec('elementwise'), or None,")
+        if self.loss_chunks is not None:
+            checks.at_least("loss_chunks", self.loss_chunks, 1, whole=True)
         super().__post_init__()
 
 
@@ -450,39 +458,33 @@ class ShapeOptions(_Part):
 
 
 # -- what is read together --------------------------------------------------------------------------------------------
+# What nobody makes an instance of is no dataclass of its own: making one takes a millisecond or two at each start.
 
 
-@dataclass(frozen=True)
 class SelectionOptions(InputOptions, AdapterOptions, ParameterOptions):
     """What decides which weights and inputs get a gradient."""
 
 
-@dataclass(frozen=True)
 class FormOptions(ShapeOptions, GradientOptions, ModeOptions):
     """What decides how a model is brought into the form that is differentiated."""
 
 
-@dataclass(frozen=True)
 class PreparationOptions(FormOptions, SelectionOptions, LossOptions):
     """What the preparation of a model reads."""
 
 
-@dataclass(frozen=True)
 class AdaptationOptions(InitOptions, AdapterOptions, ParameterOptions):
     """What adapters are made by."""
 
 
-@dataclass(frozen=True)
 class BackwardOptions(GradientOptions, OutputOptions, InitOptions):
     """What the backward part is written by."""
 
 
-@dataclass(frozen=True)
 class RematerializationOptions(OutputOptions, MemoryOptions):
     """What decides which values are computed again."""
 
 
-@dataclass(frozen=True)
 class GradientNodeOptions(GradientOptions, RematerializationOptions, OptimizerOptions):
     """What a Gradient node in place of the backward part can say, and what it can't."""
 
@@ -493,16 +495,18 @@ class StepOptions(InitOptions, OptimizerOptions, LossOptions):
 
 
 @dataclass(frozen=True)
+class AppendOptions(OutputOptions, MemoryOptions, InitOptions, LossOptions):
+    """What the loss is appended by."""
+
+
 class UpdateOptions(GradientOptions, StepOptions):
     """What the optimizer's step is written by."""
 
 
-@dataclass(frozen=True)
 class SignatureOptions(OutputOptions, StepOptions):
     """What decides which inputs and outputs there are."""
 
 
-@dataclass(frozen=True)
 class NamingOptions(NameOptions, StepOptions):
     """What values are called, and what the metadata then say of them."""
 
@@ -513,6 +517,7 @@ class Options(
     AdaptationOptions,
     BackwardOptions,
     GradientNodeOptions,
+    AppendOptions,
     UpdateOptions,
     SignatureOptions,
     NamingOptions,

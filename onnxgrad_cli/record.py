@@ -43,6 +43,23 @@ class Targeted:
     operators: dict[str, int]
 
 
+@dataclass(frozen=True)
+class Chunks:
+    """A loss that is written by chunks of tokens.
+
+    Attributes:
+        of: the output of the model that the chunks are of.
+        values: the chunks of that output.
+        starts: for each chunk the values that it begins with.
+        nodes: for each chunk the names of its nodes in the forward part.
+    """
+
+    of: str
+    values: tuple[str, ...]
+    starts: tuple[tuple[str, ...], ...]
+    nodes: tuple[frozenset[str], ...]
+
+
 @dataclass
 class ParameterRecord(Cautions):
     """What is differentiated by, and what is not.
@@ -98,6 +115,7 @@ class LossRecord(ParameterRecord, Differentiation):
         divisors: the value by which a loss is divided, by its position, where that is not the number of its elements.
         sample_weight: the input with one weight per sample.
         loss: the value of the loss; "" where there is none, as in derivative models.
+        chunks: what is computed chunk by chunk of the tokens; None: nothing.
     """
 
     labels: list[str] = field(default_factory=list)
@@ -105,6 +123,7 @@ class LossRecord(ParameterRecord, Differentiation):
     divisors: dict[int, str] = field(default_factory=dict)
     sample_weight: str | None = None
     loss: str = ""
+    chunks: Chunks | None = None
 
 
 @dataclass
@@ -123,24 +142,21 @@ class BackwardRecord(ParameterRecord, Differentiation):
 
 
 # -- what is read together --------------------------------------------------------------------------------------------
+# None of these is made by itself, so none is a dataclass of its own: making one takes time at each start.
 
 
-@dataclass
 class SelectionRecord(StateRecord, ParameterRecord):
     """What the choice of parameters reads and notes."""
 
 
-@dataclass
 class ModeRecord(StateRecord, Differentiation):
     """What a change of the mode notes: running statistics, and rules for what it writes in several nodes."""
 
 
-@dataclass
 class PreparationRecord(SelectionRecord, ModeRecord):
     """What the preparation of a model notes."""
 
 
-@dataclass
 class StepRecord(SelectionRecord, BackwardRecord, LossRecord):
     """All that a step consists of."""
 
@@ -170,5 +186,6 @@ def parts(graph: Graph, training: StepRecord) -> list[str]:
             found.append("optimizer" if tag == "optimizer" else "backward")
             continue
         after = bool(training.loss) and training.loss in node.output[:]
-        found.append("loss" if after or tag == "loss" else "model")
+        early = tag in ("seed", "backward")  # what one chunk of the loss has done before the next begins
+        found.append("backward" if early else "loss" if after or tag == "loss" else "model")
     return found

@@ -87,9 +87,15 @@ class Result:
     err: str
 
     @property
+    def document(self) -> dict[str, Any]:
+        """What stands on stdout, as JSON: see `cli.document`."""
+        document: dict[str, Any] = json.loads(self.out)
+        return document
+
+    @property
     def json(self) -> Any:
-        """What stands on stdout, as JSON."""
-        return json.loads(self.out)
+        """The result in it."""
+        return self.document["result"]
 
 
 class Shell:

@@ -211,7 +211,7 @@ def command(*words: str) -> tuple[int, dict[str, Any], str]:
     done = subprocess.run(
         [sys.executable, "-m", "onnxgrad_cli", "build", *words, "--json"], capture_output=True, text=True, check=False
     )
-    return done.returncode, json.loads(done.stdout or "{}"), done.stderr
+    return done.returncode, json.loads(done.stdout or '{"result": null}')["result"] or {}, done.stderr
 
 
 def outcome(code: int, report: Mapping[str, Any], told: str) -> tuple[str, str]:

@@ -93,8 +93,8 @@ def test_every_job_is_public() -> None:
 FIELDS = (
     "losses label output reduction sample_weight loss_options l1 l2 train freeze untie preset train_last lora "
     "lora_target lora_scaling lora_dropout grad_of_input optimizer optimizer_options group clip_norm clip_value "
-    "accumulate loss_scale ema embed_state training_info init seed recompute keep_outputs yield_ as_gradient_op mode "
-    "quantization tuned target identifiers dims shapes infer_by_run"
+    "accumulate loss_scale ema embed_state training_info init seed recompute loss_chunks keep_outputs yield_ "
+    "as_gradient_op mode quantization tuned target identifiers dims shapes infer_by_run"
 ).split()
 """The fields of `Options` in the order of the report."""
 
@@ -132,8 +132,11 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "train_last": ({"train_last": -1}, "`train_last=-1`: a whole number of 0 or more is wanted", ""),
     "lora": ({"lora": 8}, "`lora=8`: LoraSpec(rank), or None, is wanted, not an int", ""),
     "recompute": ({"recompute": "elementwise"}, "`recompute='elementwise'`: RecomputeSpec('elementwise')", ""),
-    "a loss by name": ({"losses": "mse"}, "`losses='mse'`: a tuple is wanted, not a str", "LossSpec('mse')"),
-    "one loss": ({"losses": LossSpec("mse")}, "a tuple is wanted, not a LossSpec", "LossSpec('mse')"),
+    "loss_chunks": ({"loss_chunks": 0}, "`loss_chunks=0`: a whole number of 1 or more is wanted", ""),
+    "a loss by a wrong name": ({"losses": "mze"}, "there is no loss 'mze'", "did you mean mse"),
+    "code in a string": ({"losses": "my.py:focal"}, "`losses` 'my.py:focal' names code", "give the function itself"),
+    "a number for a loss": ({"losses": 3}, "`losses=3`: a tuple is wanted, not an int", "LossSpec('mse')"),
+    "a loss of one parameter": ({"losses": lambda op: op}, "the loss '<lambda>' takes op", "function(op, prediction"),
     "no loss": ({"losses": ()}, "`losses` is empty", "LossSpec('mse')"),
     "label": ({"label": None}, "`label=None`: a string is wanted, not a NoneType", ""),
     "output": ({"output": 0}, "`output=0`: a string or None is wanted, not an int", ""),
@@ -381,3 +384,100 @@ def test_bytes_are_checked_as_files_are() -> None:
         build(b"PK\x03\x04" + bytes(100))
     with pytest.raises(onnxgrad_cli.OnnxgradError, match="the model is empty"):
         derive(b"")
+
+
+# -- a wrong thing, and a text where a path is wanted ---------------------------------------------------------------
+
+TAKE_A_MODEL: dict[str, Callable[[Any], object]] = {
+    "build": build,
+    "derive": derive,
+    "inspect": inspect,
+    "doctor": onnxgrad_cli.doctor,
+    "run_build": lambda it: run_build(it, "out.onnx"),
+    "run_artifacts": lambda it: onnxgrad_cli.run_artifacts(it, "folder"),
+    "run_check": onnxgrad_cli.run_check,
+    "run_check on": lambda it: onnxgrad_cli.run_check("train.onnx", data=it),
+    "run_derive": lambda it: run_derive(it, "out.onnx"),
+    "run_expand": lambda it: onnxgrad_cli.run_expand(it, "out.onnx"),
+    "run_export": lambda it: onnxgrad_cli.run_export("run", it, "out.onnx"),
+    "run_export of": lambda it: onnxgrad_cli.run_export(it, "net.onnx", "out.onnx"),
+    "run_pack": lambda it: onnxgrad_cli.run_pack(it, "folder", data="d.npz"),
+    "run_train": lambda it: onnxgrad_cli.run_train(it, "d.npz", "out.onnx"),
+    "run_train on": lambda it: onnxgrad_cli.run_train("net.onnx", it, "out.onnx"),
+    "run_tune": lambda it: run_tune(it, "out.toml"),
+    "run_verify_op": onnxgrad_cli.run_verify_op,
+    "run_view": lambda it: onnxgrad_cli.run_view(it, "out.svg"),
+    "generate_artifacts": lambda it: generate_artifacts(it, loss="mse", artifact_directory="folder"),
+    "onnx_derivative": onnx_derivative,
+    "add_loss_output": onnxgrad_cli.add_loss_output,
+    "get_train_initializer": onnxgrad_cli.get_train_initializer,
+    "gradcheck": lambda it: gradcheck(it, {}),
+    "random_feed": random_feed,
+    "open_artifacts": onnxgrad_cli.open_artifacts,
+    "Trainer": Trainer,
+}
+"""What takes a model, a file or a folder."""
+
+
+def test_a_wrong_thing_is_refused_in_words(shell: Shell) -> None:
+    onnx.save(model(), "net.onnx")
+    assert run_build("net.onnx", "train.onnx", no_report=True, verify=False).status == "built"
+    before = shell.files()
+    for name, call in TAKE_A_MODEL.items():
+        for wrong in (3, None, 2.5, "gone.onnx", Path("gone.onnx")):
+            if wrong is None and name == "run_check on":
+                continue  # nothing is given
+            with pytest.raises(onnxgrad_cli.OnnxgradError) as found:
+                call(wrong)
+            assert found.value.message and "object" not in found.value.message, (name, wrong)
+    assert {name for name in shell.files() if not name.startswith("folder")} == set(before)
+
+
+@pytest.mark.slow
+def test_a_text_is_a_path_everywhere(shell: Shell) -> None:
+    onnx.save(model(), "net.onnx")
+    feed = {"x": np.ones((8, 3), np.float32), "label": np.zeros((8, 2), np.float32)}
+    np.savez("d.npz", **feed)
+    np.savez("x.npz", x=feed["x"])
+    sgd, lora, once = Options(optimizer="sgd"), Options(lora=LoraSpec(1)), Course(epochs=1)
+    assert run_build("net.onnx", "t.onnx", sgd, test_data="x.npz", dump_passes="dump", reports=["r.md"]).proof
+    assert onnxgrad_cli.run_check("t.onnx", data="x.npz", original="net.onnx").verdict == "proved"
+    assert onnxgrad_cli.run_artifacts("net.onnx", "art", Options(optimizer="adamw"), test_data="x.npz").proof
+    assert onnxgrad_cli.open_artifacts("art")
+    assert run_derive("net.onnx", "v.onnx", test_data="x.npz")[1]
+    onnxgrad_cli.run_train("net.onnx", "d.npz", "a.onnx", lora, once, val="d.npz", run="run", adapter="a.safetensors")
+    onnxgrad_cli.run_train("net.onnx", "d.npz", "b.onnx", lora, once, run="other", adapter_from="a.safetensors")
+    trained = onnx.load("a.onnx")
+    for source in ("run", "run/best.safetensors", "a.safetensors", Path("run")):
+        onnxgrad_cli.run_export(source, "net.onnx", "e.onnx", force=True)
+        assert onnx.load("e.onnx").graph == trained.graph, "of a folder the best checkpoint is taken"
+    assert run_build("net.onnx", "w.onnx", sgd, weights="inputs", verify=False).status == "built"
+    assert onnxgrad_cli.run_export("w.bin", "net.onnx", "e.onnx", roles="w.json", force=True)
+    assert onnxgrad_cli.run_pack("w.onnx", "site", data="d.npz")
+
+
+def test_a_training_model_is_no_original(shell: Shell) -> None:
+    onnx.save(model(), "net.onnx")
+    np.savez("d.npz", x=np.ones((8, 3), np.float32), label=np.zeros((8, 2), np.float32))
+    run_build("net.onnx", "t.onnx", verify=False, no_report=True)
+    for command in (("build", "t.onnx"), ("inspect", "t.onnx"), ("train", "t.onnx", "--data", "d.npz")):
+        result = shell(*command)
+        assert result.code == 2 and "is a training model already" in result.err, result.err
+
+
+def test_labels_that_do_not_fit_name_what_would(shell: Shell) -> None:
+    onnx.save(model(), "net.onnx")
+    np.savez("d.npz", x=np.ones((8, 3), np.float32), label=np.arange(8) % 3)
+    result = shell("train", "net.onnx", "--data", "d.npz")
+    assert result.code == 2 and "choose the loss that takes them: --loss cross-entropy" in result.err
+    result = shell("train", "net.onnx", "--data", "d.npz", "--loss", "cross-entropy")
+    assert result.code == 2 and "'y' has 2 classes: with --classes N a training gives it N" in result.err
+    assert shell("train", "net.onnx", "--data", "d.npz", "--loss", "cross-entropy", "--classes", "3").code == 0
+
+
+def test_the_same_code_whichever_way_a_path_is_cut(shell: Shell) -> None:
+    text = TEXT.replace("y = Add(h, b)", "c = Add(h, b) i = Floor(c) y = Neg(i)")
+    onnx.save(onnx.parser.parse_model(text), "net.onnx")
+    for more in ((), ("--train", "w"), ("--freeze", "b")):
+        result = shell("build", "net.onnx", *more)
+        assert result.code == 3 and "it is cut by Floor 'Floor_i'" in result.err, (more, result.err)

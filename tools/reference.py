@@ -10,6 +10,8 @@ import click
 
 import onnxgrad_cli
 from onnxgrad_cli.cli import cli
+from onnxgrad_cli.cli.completion import VARIABLE
+from onnxgrad_cli.cli.help import sections
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 
@@ -35,15 +37,35 @@ HEADINGS = {
 }
 
 
+VARIABLES = {
+    "`ONNXGRAD_COMMAND_OPTION`": "is an option: `ONNXGRAD_BUILD_LOSS=mae` is `onnxgrad build --loss mae`. Of a flag "
+    "1 or 0; of an option that can be repeated several values, separated by blanks",
+    "`NO_COLOR`": "set to anything: no colours",
+    "`COLUMNS`": "how wide the help and tables are, where no terminal says it",
+    "`GITHUB_ACTIONS`": "`true`: errors and warnings are annotated, and names give no commands to the runner",
+    "`GITHUB_STEP_SUMMARY`": "the file to which a workflow's table is added",
+    f"`{VARIABLE}`": "set by the scripts of `onnxgrad completion` alone",
+}
+"""The variables of the environment that the command heeds."""
+
+
 def command_line() -> str:
     """The page of the command line: each command with its text, its usage and a table of its options."""
     head = [
         "# Command line",
         "",
-        "Every command, as `onnxgrad COMMAND --help` prints it. `make docs` writes this page from the commands.",
+        "Every command, as `onnxgrad COMMAND --help-all` prints it. `make docs` writes this page from the commands.",
         "",
-        "Every option can also stand in a TOML file (`--config FILE.toml`) or in the environment, as",
-        "`ONNXGRAD_COMMAND_OPTION`: `ONNXGRAD_BUILD_LOSS=mae` is `onnxgrad build --loss mae`.",
+        "`--help` shows the common options of a command that has many, `--help-all` all. `--json` prints what a",
+        "command says in [one shape](output.schema.json) ([explained](../how-to/automation.md#json)).",
+        "",
+        "Every option, but for those that name code to run, can also stand in a TOML file (`--config FILE.toml`),",
+        "above all tables for all commands or under `[build]` for one, or in the environment. What is typed goes",
+        "before the environment, and that before the file.",
+        "",
+        "| variable | what it does |",
+        "| --- | --- |",
+        *(f"| {name} | {meaning} |" for name, meaning in VARIABLES.items()),
         "",
         "| exit code | meaning |",
         "| --- | --- |",
@@ -64,11 +86,13 @@ def _command(name: str, parent: click.Context) -> Iterator[str]:
     context = click.Context(command, info_name=name, parent=parent)
     usage = command.get_usage(context).removeprefix("Usage: ")
     text = inspect.cleandoc(command.help or "").replace("\b\n", "")
-    yield from ("", f"## onnxgrad {name}", "", text, "", "```text", usage, "```", "")
-    yield from ("| option | what it does |", "| --- | --- |")
-    for parameter in command.get_params(context):
-        flags, meaning = parameter.get_help_record(context) or ("", "")
-        if meaning:
+    yield from ("", f"## onnxgrad {name}", "", text, "", "```text", usage, "```")
+    found = list(sections(context))
+    for heading, options in found:
+        yield from ("", f"**{heading}**") if len(found) > 1 else ()
+        yield from ("", "| option | what it does |", "| --- | --- |")
+        for option in options:
+            flags, meaning = option.get_help_record(context) or ("", "")
             yield f"| <code>{_cell(flags)}</code> | {_cell(meaning)} |"
 
 

@@ -110,25 +110,25 @@ class Signature:
     def of(function: Callable[..., Any]) -> Signature:
         """Read the signature of a rule, `rule(op, g|gs, y|ys, x0, x1, ..., *, attribute, ...)`."""
         if function not in _SIGNATURES:
-            names = list(inspect.signature(function).parameters)
+            parameters = list(inspect.signature(function).parameters.values())
+            names = [parameter.name for parameter in parameters]
             if len(names) < 3 or names[1] not in ("g", "gs") or names[2] not in ("y", "ys"):
                 raise OnnxgradError(
                     f"the rule {function.__qualname__} does not start with (op, g, y, ...)",
                     "a rule takes op, the cotangent g (or gs, all of them), the output y (or ys), then the inputs",
                 )
-            _SIGNATURES[function] = Signature._after(3, function)
+            _SIGNATURES[function] = Signature._after(3, parameters)
         return _SIGNATURES[function]
 
     @staticmethod
     def of_definition(function: Callable[..., Any]) -> Signature:
         """Read the signature of a definition, `definition(op, x0, x1, ..., *, attribute=default, ...)`."""
         if function not in _SIGNATURES:
-            _SIGNATURES[function] = Signature._after(1, function)
+            _SIGNATURES[function] = Signature._after(1, list(inspect.signature(function).parameters.values()))
         return _SIGNATURES[function]
 
     @staticmethod
-    def _after(leading: int, function: Callable[..., Any]) -> Signature:
-        parameters = list(inspect.signature(function).parameters.values())
+    def _after(leading: int, parameters: list[inspect.Parameter]) -> Signature:
         names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         return Signature(
             all_cotangents="gs" in names[:leading],

@@ -23,7 +23,7 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.fusion import Fusion
 from onnxgrad_cli.emission.values import No, Val
 from onnxgrad_cli.errors import Caution, Refusal, Unknown, UnsupportedError
-from onnxgrad_cli.ir.domains import full_name, is_standard
+from onnxgrad_cli.ir.domains import full_name, is_standard, short_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import reads
 
@@ -102,7 +102,7 @@ class _Walk:
 
     def refuse(self, node: NodeProto, reason: str, hint: str = "") -> None:
         """Note why a node can't be differentiated, once."""
-        refusal = Refusal(node.name or node.output[0], _full_name(node), reason, hint)
+        refusal = Refusal(node.name or node.output[0], short_name(node.op_type, node.domain), reason, hint)
         if refusal not in self.refusals:
             self.refusals.append(refusal)
 
@@ -201,14 +201,10 @@ def _stop_caution(node: NodeProto, position: int) -> Caution:
     """What a reader should know of an active operand at which gradients stop."""
     label = node.name or node.output[0]
     text = (
-        f"no gradient goes from '{label}' ({_full_name(node)}) to its operand {position}, '{node.input[position]}': "
-        "stop_gradient declares so"
+        f"no gradient goes from '{label}' ({short_name(node.op_type, node.domain)}) to its operand {position}, "
+        f"'{node.input[position]}': stop_gradient declares so"
     )
     return Caution("note", label, text)
-
-
-def _full_name(node: NodeProto) -> str:
-    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
 
 
 def _why_unknown(node: NodeProto, graph: Graph) -> tuple[str, str]:
@@ -221,7 +217,7 @@ def _why_unknown(node: NodeProto, graph: Graph) -> tuple[str, str]:
         )
     if not is_standard(node.domain):
         return (
-            f"there is no rule for {_full_name(node)}",
+            f"there is no rule for {short_name(node.op_type, node.domain)}",
             "give it a rule with --rules FILE, or freeze the weights before it with `freeze`",
         )
     return f"there is no proven rule for {node.op_type}", "freeze the weights before it with `freeze`"

@@ -14,45 +14,33 @@ import click
 
 from onnxgrad_cli.cli.build import build
 from onnxgrad_cli.cli.check import check
+from onnxgrad_cli.cli.completion import VARIABLE, completion
 from onnxgrad_cli.cli.console import Console
 from onnxgrad_cli.cli.derive import derive
 from onnxgrad_cli.cli.doctor import doctor
+from onnxgrad_cli.cli.evaluate import evaluate
 from onnxgrad_cli.cli.expand import expand
 from onnxgrad_cli.cli.export import export
 from onnxgrad_cli.cli.failures import failure
+from onnxgrad_cli.cli.help import VisibleContext
 from onnxgrad_cli.cli.inspect import inspect
 from onnxgrad_cli.cli.losses import losses
+from onnxgrad_cli.cli.metrics import metrics
 from onnxgrad_cli.cli.ops import ops
 from onnxgrad_cli.cli.optimizers import optimizers
 from onnxgrad_cli.cli.pack import pack
 from onnxgrad_cli.cli.passes import passes
+from onnxgrad_cli.cli.predict import predict
+from onnxgrad_cli.cli.schedules import schedules
 from onnxgrad_cli.cli.train import train
 from onnxgrad_cli.cli.tune import tune
 from onnxgrad_cli.cli.verify_op import verify_op
 from onnxgrad_cli.cli.view import view
 from onnxgrad_cli.common.streams import abandon, is_of_a_stream
-from onnxgrad_cli.common.visible import visible_lines
 
 EXIT_CODES = """\b
 Exit codes: 0 done, 1 failed, 2 usage, 3 not differentiable or unsupported,
 4 a check failed, 130 interrupted."""
-
-COMPLETION = "_ONNXGRAD_COMPLETE"
-"""The variable by which a shell asks for completions, as click names it."""
-
-
-class VisibleHelp(click.HelpFormatter):
-    """Help in which nothing is invisible: a configuration's values are shown in it as defaults."""
-
-    def getvalue(self) -> str:
-        """The help as far as it is written."""
-        return visible_lines(super().getvalue())
-
-
-class VisibleContext(click.Context):
-    """The context of each command."""
-
-    formatter_class = VisibleHelp
 
 
 class InOrder(click.Group):
@@ -100,6 +88,8 @@ for _command in (
     doctor,
     check,
     train,
+    evaluate,
+    predict,
     export,
     pack,
     tune,
@@ -109,8 +99,11 @@ for _command in (
     verify_op,
     losses,
     optimizers,
+    metrics,
+    schedules,
     passes,
     view,
+    completion,
 ):
     cli.add_command(_command)
 
@@ -123,12 +116,13 @@ def run(arguments: Sequence[str]) -> int:
     console = Console(arguments)
     try:
         code = _run(console, arguments)
+        console.finish(code)
     except OSError as error:  # of stdin or stdout: a file's has become an error of ours
         abandon(sys.stdout)
         if isinstance(error, BrokenPipeError):
             console.done = ""  # the reader has gone: nobody is there to be told
         else:
-            console.error(f"stdin or stdout fails: {error.strerror}", "redirect it to a file", as_json=False)
+            console.error(f"stdin or stdout fails: {error.strerror}", "redirect it to a file")
         code = 1
     console.close(code)
     return code
@@ -148,16 +142,16 @@ def _run(console: Console, arguments: Sequence[str]) -> int:
         if is_of_a_stream(error):
             raise
         found = failure(error)
-        console.error(found.message, found.hint, found.details, found.refusals, found.code)
+        console.error(found.message, found.hint, found.details, found.refusals)
         return found.code
 
 
 def _invoke(console: Console, arguments: Sequence[str]) -> int:
     """Run one command line, as click's own `main` does, which takes errors of reading files for interrupts."""
-    if instruction := os.environ.get(COMPLETION):
+    if instruction := os.environ.get(VARIABLE):
         from click.shell_completion import shell_complete
 
-        return shell_complete(cli, {}, "onnxgrad", COMPLETION, instruction)
+        return shell_complete(cli, {}, "onnxgrad", VARIABLE, instruction)
     try:
         with cli.make_context("onnxgrad", list(arguments), obj=console) as context:
             return int(cli.invoke(context) or 0)

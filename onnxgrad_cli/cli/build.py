@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from onnxgrad_cli.cli.console import Console, speaks
-from onnxgrad_cli.cli.options import MODEL, options, what_to_build
+from onnxgrad_cli.cli.options import options, what_to_build
+from onnxgrad_cli.cli.progress import working
+from onnxgrad_cli.cli.several import STREAM, run_several, takes_several, targets_in
 from onnxgrad_cli.common.choices import WeightsForm
 from onnxgrad_cli.errors import UsageError
 
@@ -16,12 +18,15 @@ if TYPE_CHECKING:
     from onnxgrad_cli.options import Options
     from onnxgrad_cli.report import Report
 
-STREAM = "-"
+
+OF_ONE = ("artifacts", "report", "dump_passes")
+"""Options that name a place for what comes of one model."""
 
 
-@click.command(short_help="Make a training model.")
-@MODEL
+@click.command(short_help="Make training models.")
+@takes_several()
 @click.option("-o", "--out", metavar="FILE", help="The training model; - is stdout.  [default: MODEL.train.onnx]")
+@click.option("-O", "--out-dir", default="", metavar="DIR", help="Write MODEL.train.onnx of each model to this folder.")
 @what_to_build
 @click.option(
     "--weights",
@@ -63,21 +68,26 @@ STREAM = "-"
 @click.option("--force", is_flag=True, help="Replace files that onnxgrad did not write.")
 @speaks
 @click.pass_obj
-def build(console: Console, /, model: str, out: str | None, **values: Any) -> int:
-    """Make a training model of MODEL (- is stdin): its graph, a loss, and one gradient per weight."""
+def build(console: Console, /, models: tuple[str, ...], out: str | None, out_dir: str, jobs: int, **values: Any) -> int:
+    """Make a training model of each MODEL (- is stdin): its graph, a loss, and one gradient per weight."""
+    if out_dir or len(models) > 1:
+        for option, given in {"out": out, **{name: values[name] for name in OF_ONE}}.items():
+            if given:
+                flag = option.replace("_", "-")
+                raise UsageError(f"--{flag} does not go with --out-dir or several models", "give one model, and -o")
+        console.done = "built"
+        targets = targets_in(out_dir, models, values["stop_after"] or "train")
+        return run_several(console, models, jobs, targets)
+    (model,) = models
     to_stdout = out == STREAM or (out is None and model == STREAM and values["artifacts"] is None)
     if to_stdout and console.json:
         raise click.UsageError("the model and --json can't both go to stdout: name a file with -o")
     console.done = "stopped" if values["stop_after"] else "built"
     asked = options(values)
-    how = {
-        "reports": values.pop("report"),
-        "command": console.command,
-        "tell": console.say,
-        "check": console.level > 1,
-        **values,
-    }
-    return console.report(_run(model, out, asked, **how), to_stderr=to_stdout)
+    how = {"reports": values.pop("report"), "command": console.command, "check": console.level > 1, **values}
+    with working(console) as tell:
+        report = _run(model, out, asked, tell=tell, **how)
+    return console.report(report, to_stderr=to_stdout)
 
 
 def _run(

@@ -9,12 +9,13 @@ import click
 
 from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.options import DIM
+from onnxgrad_cli.cli.several import run_several, takes_several
 from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.errors import CheckFailed
 
 
 @click.command(short_help="Prove the gradients of a training model, or derivatives.")
-@click.argument("train", metavar="TRAIN")
+@takes_several("TRAIN...")
 @click.option(
     "--data",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -32,16 +33,23 @@ from onnxgrad_cli.errors import CheckFailed
 @speaks
 @click.pass_obj
 def check(
-    console: Console, train: str, data: Path | None, original: Path | None, dim: tuple[tuple[str, int], ...], seed: int
-) -> int:
-    """Prove the gradients of TRAIN (- is stdin), which `onnxgrad build` or `onnxgrad derive` made, by differences."""
+    console: Console, models: tuple[str, ...], jobs: int, data: Path | None, original: Path | None,
+    dim: tuple[tuple[str, int], ...], seed: int,
+) -> int:  # fmt: skip
+    """Prove the gradients of each TRAIN (- is stdin), made by `onnxgrad build` or `onnxgrad derive`, by differences."""
+    console.done = "proved"
+    if len(models) > 1:
+        return run_several(console, models, jobs)
     from onnxgrad_cli.jobs.check import run_check
     from onnxgrad_cli.verification.proof import NOT_PROVED, PROVED
 
-    proof = run_check(train, data=data, original=original, sizes=dict(dim), seed=seed, tell=console.say)
+    proof = run_check(models[0], data=data, original=original, sizes=dict(dim), seed=seed, tell=console.say)
     console.done = proof.verdict
     lines = [visible(f"{step.status:8}{step.name}: {step.detail} ({step.seconds:.2f} s)") for step in proof.steps]
-    console.result(dataclasses.asdict(proof), "\n".join(lines))
+    failures = [f"{step.name}: {step.detail}" for step in proof.steps if step.status == "failed"]
+    console.result(dataclasses.asdict(proof), "\n".join(lines), asked=False)
+    if proof.verdict != PROVED:
+        console.failed(f"{proof.verdict}: {proof.why}" if proof.why else proof.verdict, details=failures)
     if proof.verdict == NOT_PROVED:
         console.say(f"not proved: {proof.why}")
     return 0 if proof.verdict == PROVED else CheckFailed.exit_code

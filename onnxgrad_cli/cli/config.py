@@ -1,4 +1,7 @@
-"""Options from a TOML file: keys are the names of options, and what a command does not have is left to the others."""
+"""Options from a TOML file: keys are the names of options, and what a command does not have is left to the others.
+
+Under `[build]`, or another command's name, stand options of that command alone, which go before the others.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ def read(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
     """Make a file's values the defaults of the command's options.
 
     Raises:
-        UsageError: the file can't be read, it has a key that is no option of any command, or a value that is none.
+        UsageError: the file can't be read, it has a key that is no option of any command, a section that is no
+            command, or a value that is none.
     """
     if path is None:
         return
@@ -25,18 +29,43 @@ def read(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
         raise UsageError(f"--config: '{path}' can't be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"--config: '{path}' is no TOML: {error}") from None
-    own, known = _options(ctx.command), _known(ctx)
-    defaults: dict[str, Any] = {}
+    commands = _commands(ctx)
+    known = sorted({name for options in commands.values() for name in options})
+    sections = {
+        key: value for key, value in values.items()
+        if isinstance(value, dict) and (key in commands or key.replace("_", "-") not in known)
+    }  # fmt: skip
+    defaults = _defaults(path, {key: value for key, value in values.items() if key not in sections}, ctx, known)
+    for key, value in sections.items():
+        if key not in commands:
+            raise UsageError(f"--config: '{path}' has an unknown section [{key}]", suggest(key, commands, "commands"))
+        section = _defaults(path, value, ctx, sorted(commands[key]), f"[{key}] ")
+        defaults |= section if key == ctx.command.name else {}
+    ctx.default_map = {**(ctx.default_map or {}), **defaults}
+
+
+def _defaults(
+    path: str, values: dict[str, Any], ctx: click.Context, known: list[str], section: str = ""
+) -> dict[str, Any]:
+    """The values of the command's options, by the names of their parameters.
+
+    Raises:
+        UsageError: a key is none of the `known` options, or a value is none.
+    """
+    own = _options(ctx.command)
+    found: dict[str, Any] = {}
     for key, value in values.items():
         name = key.replace("_", "-")
         if name not in known:
-            raise UsageError(f"--config: '{path}' has an unknown option '{key}'", suggest(name, known, "options"))
+            raise UsageError(
+                f"--config: '{path}' has an unknown option {section}'{key}'", suggest(name, known, "options")
+            )
         if name in own:
             try:
-                defaults[own[name].name or ""] = _value(own[name], value)
+                found[own[name].name or ""] = _value(own[name], value)
             except _Unfit as error:
-                raise UsageError(f"--config: '{path}': '{key}' {error}", own[name].help) from None
-    ctx.default_map = {**(ctx.default_map or {}), **defaults}
+                raise UsageError(f"--config: '{path}': {section}'{key}' {error}", own[name].help) from None
+    return found
 
 
 def _options(command: click.Command) -> dict[str, click.Option]:
@@ -46,14 +75,15 @@ def _options(command: click.Command) -> dict[str, click.Option]:
         for param in command.params
         if isinstance(param, click.Option)
         for flag in param.opts
-        if flag.startswith("--") and flag != "--config"
+        if flag.startswith("--") and flag not in ("--config", "--help-all")
     }
 
 
-def _known(ctx: click.Context) -> list[str]:
+def _commands(ctx: click.Context) -> dict[str, dict[str, click.Option]]:
+    """The options of each command."""
     group = ctx.find_root().command
-    commands = group.commands.values() if isinstance(group, click.Group) else [ctx.command]
-    return sorted({name for command in commands for name in _options(command)})
+    commands = list(group.commands.values()) if isinstance(group, click.Group) else [ctx.command]
+    return {command.name or "": _options(command) for command in commands}
 
 
 class _Unfit(Exception):

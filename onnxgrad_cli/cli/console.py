@@ -11,13 +11,15 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
+from onnxgrad_cli.cli.document import Problem, document
 from onnxgrad_cli.cli.failures import chain
+from onnxgrad_cli.cli.github import harmless, on_github, tell_github
 from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.streams import abandon
 from onnxgrad_cli.common.visible import visible, visible_lines
@@ -36,20 +38,33 @@ EXIT_CODES = {"built": 0, "stopped": 0, "differentiable": 0, "failed": 1, "refus
 
 
 OUTCOMES = {1: "failed", 2: "failed", 3: "refused", 4: "failed", 130: "interrupted"}
+"""What the closing line says of an exit code."""
 
 
 COLORS = {"failed": "red", "refused": "red", "interrupted": "yellow"}
 
 
+TROUBLE = ("caution: ", "note: ", "warning: ")
+"""What narration begins with that a careful reader should know."""
+
+
+CONVENTIONS = ("kink", "run-time sum")
+"""Kinds of cautions that nearly every model has: they are in the report, and no warnings."""
+
+
 class Console:
     """What a command says, and how loudly.
+
+    As JSON all of it is one document, which is printed at the end: see `cli.document`.
 
     Attributes:
         json: whether results are JSON.
         level: -1 quiet, 0 normal, 1 -v, 2 -vv.
         traceback: whether errors show where they were raised.
         done: what the closing line says when all went well; "" for commands without one.
+        models: the documents of several models, each as `cli.several` has it.
         at_failure: called with the exit code after all has been said, where a command fails.
+        narrate: prints a line of narration; above what moves on a terminal, while something does.
     """
 
     def __init__(self, arguments: Sequence[str] = ()) -> None:
@@ -59,6 +74,11 @@ class Console:
         self.traceback = "--traceback" in arguments
         self.done = ""
         self.at_failure: Callable[[int], object] = lambda code: None
+        self.narrate: Callable[[str], object] = _narrate
+        self.models: list[dict[str, Any]] = []
+        self._result: object = None
+        self._problem: Problem | None = None
+        self._warnings: dict[str, None] = {}
         self._start = time.perf_counter()
 
     @property
@@ -66,18 +86,45 @@ class Console:
         """The command line as it was typed."""
         return shlex.join(["onnxgrad", *self.arguments])
 
-    def say(self, text: str, level: int = 0) -> None:
-        """Narrate, on stderr, if the user listens at `level`."""
-        if self.level >= level:
-            _narrate(visible(in_flags(text)))
+    @property
+    def name(self) -> str:
+        """The name of the command; "" where none was typed."""
+        return next((word for word in self.arguments if not word.startswith("-")), "")
 
-    def result(self, data: object, text: str) -> None:
-        """Print a result on stdout: `data` as JSON, or else `text`.
+    def say(self, text: str, level: int = 0) -> None:
+        """Narrate, on stderr, if the user listens at `level`; what is trouble stands in the JSON too."""
+        text = in_flags(text)
+        if text.startswith(TROUBLE):
+            self.warn(text.partition(": ")[2], tell=False)
+        if self.level >= level:
+            self.narrate(visible(text))
+
+    def warn(self, text: str, tell: bool = True) -> None:
+        """What a careful reader should know: it stands in the JSON and in the annotations of GitHub.
+
+        Args:
+            text: a sentence.
+            tell: whether it is narrated too.
+        """
+        self._warnings[in_flags(text)] = None
+        if tell and self.level >= 0:
+            _narrate(visible(in_flags(text)), _colored("warning:", "yellow"))
+
+    def result(self, data: object, text: str, asked: bool = True) -> None:
+        """Print a result on stdout: `text`, or at the end `data` as JSON.
+
+        Args:
+            data: what JSON can say, and lists, tuples and mappings of it.
+            text: the same for people.
+            asked: whether the text is what the command is for; else it tells what was done, which -q silences.
 
         Raises:
             OSError: stdout takes nothing.
         """
-        self.print(strict_json.dumps(data, indent=2) if self.json else text)
+        if self.json:
+            self._result = data
+        elif asked or self.level >= 0:
+            self.print(text)
 
     def print(self, text: str, newline: bool = True) -> None:
         """Print lines on stdout.
@@ -85,7 +132,7 @@ class Console:
         Raises:
             OSError: stdout takes nothing.
         """
-        click.echo(visible_lines(text), nl=newline)
+        click.echo(harmless(visible_lines(text)), nl=newline)
 
     def help(self, text: str) -> None:
         """Print on stderr how a command is to be called."""
@@ -103,8 +150,6 @@ class Console:
         hint: str | None = None,
         details: Iterable[str] = (),
         refusals: Iterable[Refusal] = (),
-        code: int = 1,
-        as_json: bool | None = None,
     ) -> None:
         """Tell an error: what happened, then what to do about it.
 
@@ -113,46 +158,71 @@ class Console:
             hint: what to do about it.
             details: what there is to say of several things, each in a line of its own under the message.
             refusals: of nodes; they are listed too, if they are not among the details.
-            code: the exit code.
-            as_json: whether it is told as JSON too; by default where results are JSON.
         """
         raised = sys.exc_info()[1]
         if self.traceback and raised is not None:
             self.trace(_traceback(raised))
-        message, hint = in_flags(message), hint and in_flags(hint)
-        refusals = [in_words(refusal) for refusal in refusals]
-        hints = dict.fromkeys(text for text in (hint, *(r.hint for r in refusals)) if text)
-        listed = dict.fromkeys([*map(in_flags, details), *map(str, refusals)])
-        _narrate(visible(message), _colored("error:", "red"))
-        for text in listed:
+        self.tell(asdict(self.failed(message, hint, details, refusals)))
+
+    def tell(self, problem: Mapping[str, Any], of: str = "") -> None:
+        """Print on stderr what the `error` of a document says, `of` whatever stands before it."""
+        hints = dict.fromkeys(text for text in (problem["hint"], *(r["hint"] for r in problem["refusals"])) if text)
+        _narrate(visible(f"{of}{problem['message']}"), _colored("error:", "red"))
+        for text in problem["details"]:
             _narrate(f"  {visible(text)}")
         for text in hints:
             _narrate(visible(text), _colored("hint:", "cyan"))
-        if self.json if as_json is None else as_json:
-            nodes = [vars(refusal) for refusal in refusals]
-            whole = "\n".join([message, *(f"  {text}" for text in listed)])
-            what = {"message": whole, "hint": hint, "refusals": nodes, "exit_code": code}
-            self.print(strict_json.dumps({"error": what}, indent=2))
+
+    def failed(
+        self,
+        message: str,
+        hint: str | None = None,
+        details: Iterable[str] = (),
+        refusals: Iterable[Refusal] = (),
+    ) -> Problem:
+        """Keep for the JSON and for GitHub why the command fails, where people are told by its result; see `error`."""
+        found = [in_words(refusal) for refusal in refusals]
+        listed = dict.fromkeys([*map(in_flags, details), *map(str, found)])
+        self._problem = Problem(in_flags(message), hint and in_flags(hint), list(listed), found)
+        return self._problem
+
+    def finish(self, code: int) -> None:
+        """Print the JSON document, where JSON was asked for and there is something to say.
+
+        Raises:
+            OSError: stdout takes nothing.
+        """
+        if code and self._problem is None:
+            self.failed(OUTCOMES.get(code, "failed"))
+        if self.json and (self._result is not None or self._problem is not None):
+            whole = document(self.name, code, self._result, self._problem, list(self._warnings))
+            self.print(strict_json.dumps(whole, indent=2))
 
     def close(self, code: int) -> None:
-        """The last line: how it ended, how long it took, what was run."""
+        """The last line: how it ended, how long it took, what was run; and what GitHub is told."""
+        seconds = time.perf_counter() - self._start
         if self.done and self.level >= 0:
             word = OUTCOMES.get(code, self.done)
-            seconds = time.perf_counter() - self._start
             _narrate(visible(f"| {seconds:.2f} s | {self.command}"), _colored(word, COLORS.get(word, "green")))
+        if on_github():
+            told = document(self.name, code, self._result, self._problem, list(self._warnings))
+            for line in tell_github(told, self.models, self.arguments, seconds, self.done):
+                _echo(line)
         if code:
             self.at_failure(code)
 
     def report(self, report: Report, to_stderr: bool = False) -> int:
         """Print a report, in short, and return the exit code it means."""
-        from onnxgrad_cli.report import render, summary
+        from onnxgrad_cli.report import summary
 
         code = EXIT_CODES[report.status]
-        if self.json:
-            self.print(render(report, "json"), newline=False)
+        self._result = asdict(report)
+        for caution in report.cautions:
+            if caution.kind not in CONVENTIONS:
+                self.warn(caution.text, tell=False)
         if report.error:
             message, *details = report.error.split("\n")
-            self.error(message, report.hint, map(str.strip, details), report.refusals, code, as_json=False)
+            self.error(message, report.hint or None, map(str.strip, details), report.refusals)
         elif not self.json and self.level >= 0:
             show(summary(report), sys.stderr if to_stderr else sys.stdout)
         return code
@@ -160,8 +230,12 @@ class Console:
 
 def _narrate(text: str, head: str = "") -> None:
     """Print a line on stderr, after what was coloured; where nobody can take it, nobody is told."""
+    _echo(harmless(f"{head} {text}" if head else text))
+
+
+def _echo(line: str) -> None:
     try:
-        click.echo(f"{head} {text}" if head else text, err=True)
+        click.echo(line, err=True)
     except OSError:
         abandon(sys.stderr)
 
@@ -196,7 +270,7 @@ def show(renderable: RenderableType, stream: TextIO) -> None:
     if stream is sys.stderr:
         _narrate(text)
     else:
-        click.echo(text)
+        click.echo(harmless(text))
 
 
 def in_words(refusal: Refusal) -> Refusal:
@@ -213,6 +287,8 @@ def speaks(command: Command) -> Command:
     from onnxgrad_cli.cli.config import read
 
     for option in (
+        click.option("--help-all", is_flag=True, is_eager=True, expose_value=False, allow_from_autoenv=False,
+                     callback=_help_all, help="Show this help with all options."),
         click.option("--traceback", is_flag=True, is_eager=True, expose_value=False, callback=_set("traceback"),
                      help="Show where an error was raised."),
         click.option("-q", "--quiet", is_flag=True, is_eager=True, expose_value=False, callback=_quiet,
@@ -220,7 +296,7 @@ def speaks(command: Command) -> Command:
         click.option("-v", "--verbose", count=True, is_eager=True, expose_value=False, callback=_verbose,
                      help="Narrate each pass; -vv checks the graph after each."),
         click.option("--json", is_flag=True, is_eager=True, expose_value=False, callback=_set("json"),
-                     help="Print the result as JSON."),
+                     help="Print the result, or the error, as JSON."),
         click.option("--config", type=click.Path(dir_okay=False), is_eager=True, expose_value=False,
                      callback=read, metavar="FILE.toml", help="Read options from a TOML file."),
     ):  # fmt: skip
@@ -233,6 +309,14 @@ def _set(name: str) -> Callable[[click.Context, click.Parameter, bool], None]:
         setattr(ctx.obj, name, value)
 
     return callback
+
+
+def _help_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    from onnxgrad_cli.cli.help import help_of
+
+    if value:
+        ctx.obj.print(help_of(ctx, whole=True))
+        ctx.exit()
 
 
 def _quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:

@@ -9,7 +9,7 @@ import click
 
 from onnxgrad_cli.cli.console import Console, speaks, table
 from onnxgrad_cli.cli.options import MODEL, how_to_read, options
-from onnxgrad_cli.common.choices import Derivative
+from onnxgrad_cli.common.choices import Derivative, DerivativeNames
 
 FLAGS = {"keep-yield-op": "KeepYieldOp", "keep-outputs": "KeepOutputs", "fill-grad": "FillGrad", "loss": "Loss"}
 
@@ -25,14 +25,35 @@ UNASKED = "a proof was not to be made"
     default="vjp",
     show_default=True,
     help="Products of the Jacobian with a cotangent or a tangent, or of the Hessian with a vector; or the "
-    "whole of either.",
+    "whole of either. The Hessian is that of the sum of all that is differentiated.",
 )
-@click.option("--of", multiple=True, metavar="GLOB", help="The outputs to differentiate.  [default: all of floats]")
+@click.option(
+    "--of",
+    multiple=True,
+    metavar="GLOB",
+    help="The outputs to differentiate, or values in between.  [default: all outputs of floats]",
+)
 @click.option(
     "--wrt",
     multiple=True,
     metavar="GLOB",
-    help="The inputs and weights to differentiate by.  [default: all float inputs; for vjp weights too]",
+    help="The inputs and weights to differentiate by, or values in between.  "
+    "[default: all float inputs; for vjp weights too]",
+)
+@click.option(
+    "--class",
+    "class_",
+    metavar="N|argmax|label",
+    help="Differentiate one score of many: of a class, of the best one, or of that in an input `label`.",
+)
+@click.option("--class-axis", type=int, default=1, show_default=True, help="The axis of the classes.")
+@click.option("--per-sample", is_flag=True, help="Derivatives of each sample alone, which is proven to be independent.")
+@click.option(
+    "--names",
+    type=click.Choice(get_args(DerivativeNames)),
+    default="plain",
+    show_default=True,
+    help="What derivatives are called: y_jacobian_x, or jac_y_x as CasADi does.",
 )
 @click.option(
     "--option",
@@ -77,9 +98,24 @@ def derive(console: Console, /, model: str, out: str | None, flags: tuple[str, .
         rows += [("file", str(file), "") for file in files]
         verdict = {"verdict": proof.verdict, "why": proof.why} if proof else {"verdict": "not proved", "why": UNASKED}
         rows.append(("proof", verdict["verdict"], verdict["why"]))
-        result = {**ports, "files": [str(file) for file in files], "proof": verdict}
-        console.result(result, table(("", "name", "type"), rows))
+        what = _of_what(derived)
+        rows.append(("what", what, ""))
+        result = {**ports, "of": what, "files": [str(file) for file in files], "proof": verdict}
+        console.result(result, table(("", "name", "type"), rows), asked=False)
     return 0
+
+
+def _of_what(model: Any) -> str:
+    """What is differentiated by what, in words."""
+    from onnxgrad_cli.metadata import read_derived
+
+    said = read_derived(model)
+    assert said is not None
+    of = ", ".join(said.of)
+    score = f"the score of {'class ' if said.pick.isdigit() else ''}{said.pick} of " if said.pick else ""
+    total = "the sum of " if said.kind in ("hvp", "hessian") else ""
+    each = ", of each sample alone" if said.per_sample is not None else ""
+    return f"{said.kind} of {total}{score}{of} by {', '.join(said.wrt)}{each}"
 
 
 def _ports(model: Any) -> dict[str, dict[str, str]]:

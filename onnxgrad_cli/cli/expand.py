@@ -47,5 +47,5 @@ def expand(console: Console, model: str, out: str | None, keep_outputs: bool, fo
     pieces = run_expand(model, out, keep_outputs=keep_outputs, force=force, tell=console.say)
     if not to_stdout:
         data = [dataclasses.asdict(piece) for piece in pieces]
-        console.result(data, "\n".join(visible(line) for piece in pieces for line in lines(piece)))
+        console.result(data, "\n".join(visible(line) for piece in pieces for line in lines(piece)), asked=False)
     return 0

@@ -57,11 +57,13 @@ def export(console: Console, /, weights: Path, model: str, out: str | None, **ho
     They are a checkpoint in the folder of a run of `onnxgrad train`; adapters in any form; the bytes (.bin) of a
     training elsewhere, of a model of `onnxgrad build --weights inputs`; or a safetensors file of weights alone.
     """
+    if out == "-" and console.json:
+        raise click.UsageError("the model and --json can't both go to stdout: name a file with -o")
     console.done = "exported"
     from onnxgrad_cli.jobs.export import run_export
 
     found = run_export(weights, model, out, tell=console.say, **how)
     files = [str(file) for file in found]
     if files:
-        console.result({"files": files}, "\n".join(map(visible, files)))
+        console.result({"files": files}, "\n".join(map(visible, files)), asked=False)
     return 0

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onnxgrad_cli.cli.code import load_rules
 from onnxgrad_cli.cli.console import Console, markdown_table, speaks, table
-from onnxgrad_cli.cli.options import load_rules, rules as rules_option
+from onnxgrad_cli.cli.options import rules as rules_option
+from onnxgrad_cli.errors import UsageError, suggest
 
 if TYPE_CHECKING:
     from onnxgrad_cli.verification.coverage import Coverage
@@ -48,7 +50,11 @@ def ops(console: Console, pattern: str, rules: tuple[str, ...], markdown: bool, 
 
     for file in rules:
         load_rules(Path(file))
-    found = [each for each in coverage() if fnmatchcase(each.op_type.lower(), pattern.lower())]
+    every = list(coverage())
+    found = [each for each in every if fnmatchcase(each.op_type.lower(), pattern.lower())]
+    if not found:
+        names = {each.op_type for each in every}
+        raise UsageError(f"no operator is called '{pattern}'", suggest(pattern, names, "operators"))
     if tags:
         from onnxgrad_cli.cli.tags import show_tags
 

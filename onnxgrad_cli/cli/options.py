@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
+from onnxgrad_cli.cli.code import Typed, TypedFunction, function_loader, load_rules
 from onnxgrad_cli.common.choices import SEEDS, Init, Mode, Preset, Quantization, Reduction, Scaling, TargetName, Yield
-from onnxgrad_cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from onnxgrad_cli.common.settings import Option
     from onnxgrad_cli.options import Options
 
@@ -75,33 +77,16 @@ def _setting(text: str) -> object:
 DIM = Pair("SYMBOL=SIZE", "=", _size)
 SHAPE = Pair("INPUT:DIM,DIM,...", ":", _dims)
 SETTING = Pair("KEY=VALUE", "=", _setting)
-MODEL = click.argument("model", metavar="MODEL")
 
 
-STRANGERS = {
-    click.core.ParameterSource.DEFAULT_MAP: "a configuration",
-    click.core.ParameterSource.ENVIRONMENT: "the environment",
-}
-"""Where values come from that nobody may have typed."""
+def complete_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[Any]]:
+    """Let the shell complete a file, for a parameter that is stdin or a file."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
 
 
-class _Typed(click.Option):
-    """An option that is taken from the command line alone: a stranger may have set a configuration or a variable."""
-
-    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, click.core.ParameterSource]:
-        """The value, and where it comes from.
-
-        Raises:
-            UsageError: it was not typed.
-        """
-        value, source = super().consume_value(ctx, opts)
-        where = STRANGERS.get(source)
-        if where and value:
-            raise UsageError(
-                f"{self.opts[0]} names code to run, and {where} can't: {value!r}",
-                f"type it on the command line, if you trust the file: {self.opts[0]} FILE.py",
-            )
-        return value, source
+MODEL = click.argument("model", metavar="MODEL", shell_complete=complete_files)
 
 
 def rules(words: str) -> Callable[[Command], Command]:
@@ -112,7 +97,7 @@ def rules(words: str) -> Callable[[Command], Command]:
         type=click.Path(dir_okay=False),
         metavar="FILE.py",
         help=words,
-        cls=_Typed,
+        cls=Typed,
     )
 
 
@@ -120,7 +105,8 @@ def what_to_build(command: Command) -> Command:
     """Give a command the options that say what to build."""
     command = how_to_read(command)
     for option in reversed((
-        click.option("--loss", multiple=True, metavar="NAME[:OUTPUT[:LABEL[:WEIGHT]]]|FILE.onnx",
+        click.option("--loss", multiple=True, cls=TypedFunction,
+                     metavar="NAME|FILE.onnx|FILE.py:FUNCTION[:OUTPUT[:LABEL[:WEIGHT]]]",
                      help="The loss, or several that are summed; see `onnxgrad losses`.  [default: mse]"),
         click.option("--label", metavar="NAME", default="label", show_default=True,
                      help="What the label input is called."),
@@ -128,7 +114,8 @@ def what_to_build(command: Command) -> Command:
         click.option("--reduction", type=click.Choice(get_args(Reduction)), default="mean", show_default=True,
                      help="What the loss does over the batch."),
         click.option("--loss-option", type=SETTING, multiple=True,
-                     help="A setting of the loss, such as label-smoothing=0.1; see `onnxgrad losses`."),
+                     help="A setting of the loss, such as label-smoothing=0.1, or of that of one output or label: "
+                          "cls:ignore-index=0; see `onnxgrad losses`."),
         click.option("--sample-weight", metavar="NAME", help="Add an input with one weight for each sample."),
         click.option("--l1", type=click.FloatRange(min=0), default=0.0, metavar="FACTOR",
                      help="Add FACTOR times the sum of the weights' magnitudes."),
@@ -174,11 +161,15 @@ def what_to_build(command: Command) -> Command:
         click.option("--training-info", is_flag=True,
                      help="Leave the graph as it is, and describe the training beside it, as the standard has it."),
         click.option("--init", type=click.Choice(get_args(Init)), default="keep",
-                     show_default=True, help="How weights begin: as they are stored, or drawn anew."),
+                     show_default=True,
+                     help="How weights begin: as they are stored, or drawn anew; of `build` with --training-info."),
         click.option("--seed", type=click.IntRange(0, SEEDS - 1),
                      help="Of all random numbers: drawn weights, adapters, and in a training the order and Dropout."),
         click.option("--recompute", metavar="elementwise|block:auto|block:GLOB|budget:SIZE",
                      help="Save memory: compute values again in the backward part instead of keeping them."),
+        click.option("--loss-chunks", type=click.IntRange(1), metavar="N",
+                     help="Save memory: the loss of a language model by N chunks of its tokens, one after the other "
+                     "(by default 4 where the vocabulary is large).",),
         click.option("--tuned", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.toml",
                      help="Write the forms of gradients that `onnxgrad tune` has found faster here."),
         click.option("--target", type=click.Choice(get_args(TargetName)), default="standard",
@@ -235,7 +226,8 @@ def options(values: dict[str, Any]) -> Options:
 
     for file in values.pop("rules"):
         load_rules(Path(file))
-    losses = tuple(parse_loss(text) for text in values.pop("loss", ()))
+    code = function_loader("--loss")
+    losses = tuple(parse_loss(text, code) for text in values.pop("loss", ()))
     lora, scale = values.pop("lora", None), values.pop("loss_scale", None)
     recompute, tuned = values.pop("recompute", None), values.pop("tuned", None)
     return Options(
@@ -256,7 +248,9 @@ def options(values: dict[str, Any]) -> Options:
 
 
 def _settings(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    return {key.replace("-", "_"): value for key, value in pairs}
+    """Settings with underscores for hyphens; the output or label that has one, before a colon, is called as it is."""
+    split = ((key.rpartition(":"), value) for key, value in pairs)
+    return {f"{owner}{colon}{name.replace('-', '_')}": value for (owner, colon, name), value in split}
 
 
 def settings_data(options: Iterable[Option]) -> list[dict[str, Any]]:
@@ -271,29 +265,3 @@ def settings_lines(options: Iterable[Option]) -> list[str]:
 
 def _typed(value: object) -> str:
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def load_rules(path: Path) -> None:
-    """Run a Python file that registers rules.
-
-    Raises:
-        UsageError: there is no such file, or it fails.
-        OnnxgradError: one of its rules is refused by the registry.
-    """
-    import importlib.util
-
-    import onnxgrad_cli.autodiff.rules  # noqa: F401  (the built-in rules come first, so that a file can override them)
-    from onnxgrad_cli.errors import OnnxgradError
-
-    if not path.is_file():
-        raise UsageError(f"--rules: no such file: '{path}'")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"--rules: '{path}' is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        exec(compile(path.read_bytes(), path, "exec"), module.__dict__)  # a loader would leave a __pycache__ beside it
-    except OnnxgradError:
-        raise
-    except Exception as error:
-        raise UsageError(f"--rules: '{path}' fails: {type(error).__name__}: {error}") from error

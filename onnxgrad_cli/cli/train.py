@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from onnxgrad_cli.cli.code import FUNCTION, Typed, TypedFunction, function_loader, function_of
 from onnxgrad_cli.cli.console import Console, speaks, table
-from onnxgrad_cli.cli.options import MODEL, options, what_to_build
-from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.cli.options import MODEL, Pair, options, what_to_build
+from onnxgrad_cli.cli.progress import is_terminal, training
+from onnxgrad_cli.common.choices import LogForm, Resize
+from onnxgrad_cli.errors import OnnxgradError, UsageError
 
 if TYPE_CHECKING:
+    from onnxgrad_cli.jobs.train import Trained
+    from onnxgrad_cli.training.data import SampleOptions
     from onnxgrad_cli.training.run.communicator import Communicator
 
 NOT_HERE = {
@@ -38,7 +44,39 @@ NOT_HERE = {
     required=True,
     metavar="DATA",
     help="Arrays named after the inputs and the label: .npz, .csv, .jsonl, .parquet, .safetensors, a folder of .npy "
-    "files, or ONNX test_data_set_N.",
+    "files, or ONNX test_data_set_N; a folder of pictures, FOLDER/CLASS/1.png; or one of Hugging Face's datasets.",
+)
+@click.option(
+    "--map",
+    "columns",
+    type=Pair("COLUMN=INPUT", "=", str),
+    multiple=True,
+    help="Take this column for that input or label.",
+)
+@click.option(
+    "--normalize",
+    multiple=True,
+    metavar="[INPUT:]auto|imagenet|MEAN/STD|none",
+    help="Bring pictures or columns to mean 0 and deviation 1; auto: as the training data have them. The trained model "
+    "says so in its metadata.",
+)
+@click.option(
+    "--augment",
+    metavar="flip,crop",
+    help="Change pictures at random in training: flip left and right, move by up to an eighth.",
+)
+@click.option("--balance", is_flag=True, help="Draw samples so that all classes are seen alike often.")
+@click.option(
+    "--resize",
+    type=click.Choice(get_args(Resize)),
+    help="What becomes of picture files of other proportions than the input's: their edges are cut off, or not.  "
+    "[default: crop]",
+)
+@click.option(
+    "--transform",
+    cls=Typed,
+    metavar="FILE.py:FUNCTION",
+    help="Change each batch, a dict of numpy arrays, by a Python function.",
 )
 @click.option(
     "--tokenizer",
@@ -76,6 +114,7 @@ NOT_HERE = {
     help="Begin with these adapters, in any of the three forms, which then say what --lora does.",
 )
 @click.option("--epochs", type=click.IntRange(min=1), default=10, show_default=True, help="How often all is seen.")
+@click.option("--max-steps", type=click.IntRange(min=1), metavar="N", help="End after N steps, if epochs are more.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Samples of a step.")
 @click.option("--learning-rate", type=float, default=1e-3, show_default=True, help="Of the first step, or the highest.")
 @click.option(
@@ -88,12 +127,26 @@ NOT_HERE = {
 @click.option(
     "--metric",
     "metrics",
+    cls=TypedFunction,
     multiple=True,
-    metavar="NAME|FILE.onnx",
+    metavar="NAME|FILE.onnx|FILE.py:FUNCTION",
     help="Measure it on --val. The first one named says which epoch is best; where none is, the loss does.  "
     "[default: what suits the loss]",
 )
 @click.option("--patience", type=click.IntRange(min=1), metavar="N", help="End after N epochs without a better one.")
+@click.option(
+    "--eval-every",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="STEPS",
+    help="Judge every so many steps too, which is told and logged; the best epoch goes by the ends of epochs.",
+)
+@click.option(
+    "--log",
+    type=click.Choice(get_args(LogForm)),
+    multiple=True,
+    help="Write the log to the run's folder in this form too: train.csv, or a folder for TensorBoard.",
+)
 @click.option(
     "--save-every",
     type=click.IntRange(min=0),
@@ -128,27 +181,62 @@ def train(console: Console, /, model: str, data: str, out: str | None, seed: int
     from onnxgrad_cli.training.data import SequenceOptions
 
     sequences = SequenceOptions(**{field.name: values.pop(field.name) for field in dataclasses.fields(SequenceOptions)})
+    samples = _samples(values)
+    values["metrics"] = tuple(metric_name(text) for text in values["metrics"])
     names = [field.name for field in dataclasses.fields(Course) if field.name in values]
-    course = Course(seed=seed or 0, sequences=sequences, **{name: values.pop(name) for name in names})
-    where = {name: values[name] for name in ("val", "adapter", "adapter_from", "run", "resume", "new_data", "force")}
+    course = Course(seed=seed or 0, sequences=sequences, samples=samples, **{name: values.pop(name) for name in names})
+    where = {
+        name: values[name] for name in ("val", "adapter", "adapter_from", "run", "resume", "new_data", "log", "force")
+    }
     with _together(console) as link:
         built = options({**values, "seed": seed})
-        with _progress(console) as watch:
+        with training(console) as watch:
             found = run_train(
                 model, data, out, built, course, tell=console.say, watch=watch, communicator=link, **where
             )
     if link.rank:
         return 0 if found.reason != "stopped" else 130
-    console.result(
-        {**dataclasses.asdict(found), "files": [str(file) for file in found.files]},
-        _summary(found.epochs, found.best, found.by),
-    )
+    said = {**dataclasses.asdict(found), "files": [str(file) for file in found.files]}
+    console.result(said, _summary(found, told=is_terminal() and sys.stdout.isatty()), asked=False)
     for file in found.files:
         console.say(f"wrote {file}")
     if found.reason != "stopped":
         return 0
     console.say("interrupted: the checkpoint holds it all, --resume goes on")
     return 130
+
+
+def _samples(values: dict[str, Any]) -> SampleOptions:
+    """Take what says how data become samples out of `values`."""
+    from onnxgrad_cli.training.data import SampleOptions
+
+    columns, words, file = (values.pop(name) for name in ("columns", "augment", "transform"))
+    twice = next((column for column, _ in columns if [name for name, _ in columns].count(column) > 1), None)
+    if twice is not None:
+        raise UsageError(f"`columns`: '{twice}' is to be two inputs", "name each column once")
+    changes: Any = tuple(each.strip() for each in (words or "").split(",") if each.strip())
+    return SampleOptions(
+        columns=dict(columns),
+        augment=changes,
+        transform=None if file is None else function_of(file, "--transform"),
+        **{name: values.pop(name) for name in ("normalize", "balance", "resize")},
+    )
+
+
+def metric_name(text: str) -> str:
+    """A metric as it is typed; of a function in a Python file, which is registered, what asks for it by its name.
+
+    `:higher=true` says of a function that more is better.
+    """
+    from onnxgrad_cli.training.python_metric import register
+
+    code = FUNCTION.match(text)
+    if code is None:
+        return text
+    rest = text[code.end() :]
+    higher = rest.endswith(":higher=true")
+    function = function_loader("--metric")(code["file"], code["function"])
+    return register(function, higher) + rest.removesuffix(":higher=true").removesuffix(":higher=false")
 
 
 train.params = [param for param in train.params if param.name not in NOT_HERE]
@@ -178,13 +266,23 @@ def _together(console: Console) -> Iterator[Communicator]:
         raise
 
 
-def _summary(epochs: Sequence[dict[str, float]], best: int, by: str) -> str:
+def _summary(found: Trained, told: bool) -> str:
+    """The epochs, where they were not told on the same terminal, and the one that was taken.
+
+    Without validation data the last one is.
+    """
+    from onnxgrad_cli.report.words import figure
+
+    epochs, best = found.epochs, found.best
     if not epochs:
         return "no epoch was completed"
+    mark = f"best by {found.by.replace('val_', 'validation ')}" if found.by else "the last, taken"
+    if told:
+        taken = f"epoch {best} of {len(epochs)}, {mark}" + (f", {figure(epochs[best - 1][found.by])}" * bool(found.by))
+        return "\n".join([*_curves(epochs), taken])
     head = ("epoch", *(name.replace("val_", "validation ") for name in epochs[0]), "")
-    mark = f"best by {by.replace('val_', 'validation ')}" if by else "the last, taken"
     rows = [
-        (str(i), *(f"{value:.4f}" for value in epoch.values()), mark if i == best else "")
+        (str(i), *(figure(value) for value in epoch.values()), mark if i == best else "")
         for i, epoch in enumerate(epochs, 1)
     ]
     return "\n".join([table(head, rows), *_curves(epochs)])
@@ -192,9 +290,8 @@ def _summary(epochs: Sequence[dict[str, float]], best: int, by: str) -> str:
 
 def _curves(epochs: Sequence[dict[str, float]]) -> Iterator[str]:
     """A line for each loss, where the terminal has the characters for it."""
-    import sys
-
     from onnxgrad_cli.report.curve import BLOCKS, blocks
+    from onnxgrad_cli.report.words import figure
 
     try:
         BLOCKS.encode(sys.stdout.encoding or "ascii")
@@ -203,21 +300,5 @@ def _curves(epochs: Sequence[dict[str, float]]) -> Iterator[str]:
     for name in ("loss", "val_loss"):
         values = [epoch[name] for epoch in epochs if name in epoch]
         if len(values) > 1 and all(map(math.isfinite, values)):
-            yield f"{name.replace('val_', 'validation '):15}  {blocks(values)}  {values[0]:.4f} to {values[-1]:.4f}"
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[Callable[[int, int, float], None]]:
-    """A bar on a terminal, and silence elsewhere."""
-    import sys
-
-    if console.level < 0 or not sys.stderr.isatty():
-        yield lambda steps, of, loss: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("loss")
-        yield lambda steps, of, loss: bar.update(task, completed=steps, total=of, description=f"loss {loss:.4f}")
+            first, last = figure(values[0]), figure(values[-1])
+            yield f"{name.replace('val_', 'validation '):15}  {blocks(values)}  {first} to {last}"

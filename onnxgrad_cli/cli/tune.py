@@ -46,6 +46,8 @@ def tune(
         (each.place, each.default, each.best, f"{each.milliseconds[each.best] / each.milliseconds[each.default]:.2f}")
         for each in found
     ]
-    console.result(data, table(("gradient", "by shape", "here", "of its time"), rows) if rows else "nothing to choose")
+    console.result(
+        data, table(("gradient", "by shape", "here", "of its time"), rows) if rows else "nothing to choose", asked=False
+    )
     console.say(f"wrote {file}")
     return 0

@@ -93,6 +93,8 @@ def verify_op(
     request = Request(inputs, dict(attributes))
     found = run_verify_op(op, against=against, case=case, request=request, seed=seed)
     console.result(data(found), page(found, backward=console.level > 0))
+    if not found.passed:
+        console.failed(f"{found.covered.op_type}: our gradient differs")
     return 0 if found.passed else 4
 
 

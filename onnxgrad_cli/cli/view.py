@@ -44,7 +44,7 @@ def view(
 
     drawing, text = run_view(model, out, kind, limit=limit, depth=depth, force=force)
     if console.json or out not in (None, "-"):
-        console.result(asdict(drawing), drawing.caption)
+        console.result(asdict(drawing), drawing.caption, asked=False)
     else:
         console.print(text, newline=False)
         console.say(drawing.caption)

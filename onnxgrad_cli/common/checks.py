@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, get_args
 
 from onnxgrad_cli.errors import UsageError, suggest
@@ -48,6 +49,35 @@ def at_least(name: str, value: object, low: float, whole: bool = False) -> None:
     if not is_number(value, low, whole):
         kind = "a whole number" if whole else "a finite number"
         raise UsageError(f"`{name}={value!r}`: {kind} of {low:g} or more is wanted")
+
+
+def path(name: str, value: object) -> Path:
+    """A path from a text, or from anything that names one.
+
+    Raises:
+        UsageError: it names none.
+    """
+    if not isinstance(value, (str, os.PathLike)):
+        raise UsageError(
+            f"`{name}={value!r}`: a path is wanted, not {_article(type(value).__name__)}", "a text or a pathlib.Path"
+        )
+    return Path(value)
+
+
+def path_or_none(name: str, value: object) -> Path | None:
+    """The same of what may be left out."""
+    return None if value is None else path(name, value)
+
+
+def paths(name: str, values: object) -> list[Path]:
+    """The paths of several.
+
+    Raises:
+        UsageError: they are one path, or one of them names none.
+    """
+    if isinstance(values, (str, os.PathLike)) or not isinstance(values, Iterable):
+        raise UsageError(f"`{name}={values!r}`: a list is wanted, not {_article(type(values).__name__)}", "[path]")
+    return [path(name, value) for value in values]
 
 
 def threads(value: object) -> None:

@@ -15,7 +15,11 @@ Quantization = Literal["refuse", "ste", "lsq"]
 Scaling = Literal["lora", "rslora"]
 TargetName = Literal["standard", "portable", "ort-cpu", "ort-cuda"]
 WeightsForm = Literal["stored", "inputs"]
+LogForm = Literal["csv", "tensorboard"]
+Resize = Literal["crop", "stretch"]
+Augmentation = Literal["flip", "crop"]
 Derivative = Literal["vjp", "jvp", "hvp", "jacobian", "hessian"]
+DerivativeNames = Literal["plain", "casadi"]
 
 SEEDS = 2**24
 """Seeds lie below it: a seed is an attribute of type float, which holds such whole numbers exactly."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 try:
     import resource
@@ -22,7 +21,8 @@ def limited_memory(more: int) -> Iterator[None]:
     so elsewhere there is no limit; a lower one that the user has set stays.
     """
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        with open("/proc/self/statm", "rb", buffering=0) as sizes:  # asked thousands of times: the shortest way
+            pages = int(sizes.read().split()[0])
     except (OSError, ValueError):
         yield
         return

@@ -19,7 +19,16 @@ from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 Floats = np.ndarray | None
 """An option of several numbers: given as a number, a list, an array, or the .npy file that holds it."""
 
-KINDS = {"float": "a number", "int": "a whole number", "bool": "true or false", "Floats": "numbers, or a .npy file"}
+Length = float
+"""An option that is a number of steps; as text it may be one of epochs, which the owner takes to steps first."""
+
+KINDS = {
+    "float": "a number",
+    "int": "a whole number",
+    "bool": "true or false",
+    "Floats": "numbers, or a .npy file",
+    "Length": "steps, a part of them all below 1, or epochs such as 3e",
+}
 """The kinds of option, by annotation, in words."""
 
 
@@ -50,7 +59,7 @@ class Option:
         if self.kind == "bool" and isinstance(value, bool):
             return value
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-            if self.kind == "float":
+            if self.kind in ("float", "Length"):
                 return float(value)
             if self.kind == "int" and value == int(value):
                 return int(value)
@@ -78,14 +87,39 @@ def declared(function: Callable[..., Any], docs: Mapping[str, str] | None, what:
     Raises:
         OnnxgradError: one is not documented, or of an unknown kind; `what` names the function.
     """
-    parameters = inspect.signature(function).parameters.values()
-    keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
-    if {p.name for p in keywords} != set(docs or {}) or any(p.annotation not in KINDS for p in keywords):
+    keywords = _keywords(function)
+    if {p.name for p in keywords} != set(docs or {}) or any(_kind(p) not in KINDS for p in keywords):
         raise OnnxgradError(
             f"the options of {what} are not declared",
-            f"each keyword needs a line in 'options' and one of the annotations {', '.join(KINDS)}, as a string",
+            f"each keyword needs a line in 'options' and one of the annotations {', '.join(KINDS)}",
         )
-    return tuple(Option(p.name, p.annotation, p.default, (docs or {})[p.name]) for p in keywords)
+    return tuple(Option(p.name, _kind(p), p.default, (docs or {})[p.name]) for p in keywords)
+
+
+def undocumented(function: Callable[..., Any], what: str) -> tuple[Option, ...]:
+    """The options of a function that nobody has registered: its keyword-only parameters, of which nothing is said.
+
+    Raises:
+        UsageError: one is of an unknown kind, or has no default; `what` names the function.
+    """
+    keywords = _keywords(function)
+    for p in keywords:
+        if _kind(p) not in KINDS or p.default is p.empty:
+            raise UsageError(
+                f"{what}: its keyword '{p.name}' has no default, or is none of {', '.join(KINDS)}",
+                f"such as {p.name}: float = 1.0",
+            )
+    return tuple(Option(p.name, _kind(p), p.default, "") for p in keywords)
+
+
+def _keywords(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    return [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+
+
+def _kind(parameter: inspect.Parameter) -> str:
+    """The annotation as it is written: a string where modules postpone it; else the type of the default."""
+    annotation = type(parameter.default) if parameter.annotation is parameter.empty else parameter.annotation
+    return "Floats" if annotation == Floats else str(getattr(annotation, "__name__", annotation))
 
 
 def chosen(options: Sequence[Option], given: Mapping[str, object]) -> dict[str, Any]:

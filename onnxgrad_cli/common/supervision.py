@@ -35,6 +35,9 @@ FROM_THE_SYSTEM = 0x80
 INTERRUPTED = 130
 """The exit code of a command that was interrupted."""
 
+NO_MEMORY = 127
+"""The exit code by which the C library ends a process that it has no memory for, not even for an error."""
+
 LIBRARIES = frozenset({"numpy", "onnx", "onnxruntime"})
 """Packages of which the native code may end a process."""
 
@@ -59,6 +62,9 @@ def watch_over_a_child(tell: Tell) -> None:
     if child:
         os.close(dumped)
         status = _wait(child)
+        if status == NO_MEMORY:
+            tell("the process ended because there was no memory left", "use smaller data", "")
+            status = 1
         os._exit(status if status >= 0 else _told(-status, os.read(dump, 1 << 16).decode(errors="replace"), tell))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     os.close(held)

@@ -12,6 +12,7 @@ from itertools import islice
 
 FLAGS = {
     "attributes": "--attribute",
+    "columns": "--map",
     "dims": "--dim",
     "flags": "--option",
     "inputs": "--input",
@@ -20,6 +21,7 @@ FLAGS = {
     "losses": "--loss",
     "metrics": "--metric",
     "optimizer_options": "--optimizer-option",
+    "outputs": "--output",
     "reports": "--report",
     "shapes": "--shape",
 }
@@ -27,14 +29,16 @@ FLAGS = {
 
 ARGUMENTS = frozenset(
     (
-        "accumulate adaptable adapter adapter_from against artifacts as_gradient_op attributes batch_size case "
-        "classes clip_norm clip_value data dims dump_passes ema embed_state epochs flags force format freeze "
-        "grad_of_input group identifiers infer_by_run init inputs keep_mode keep_outputs kind l1 l2 label labels "
-        "learning_rate lora lora_dropout lora_scaling lora_target loss_options loss_output loss_scale losses "
-        "max_length merge metrics mode new_data nominal_checkpoint of optimizer optimizer_options out output pack "
-        "pad_id patience prefix preset provider quantization recompute reduction reports reset resume roles run "
-        "runtime sample_weight save_every schedule seed shapes stop_after target test_data threads tokenizer "
-        "train train_last training_info tuned untie use_ema val val_prefix verify webgpu weights wrt yield_"
+        "accumulate adaptable adapter adapter_from against artifacts as_gradient_op attributes augment balance "
+        "batch_size case class_ class_axis classes clip_norm clip_value columns data dims dump_passes ema embed_state "
+        "epochs eval_every flags force format freeze grad_of_input group identifiers infer_by_run init inputs "
+        "keep_mode keep_outputs kind l1 l2 label labels learning_rate log lora lora_dropout lora_scaling lora_target "
+        "loss_chunks loss_options loss_output loss_scale losses max_length max_steps merge metrics mode names "
+        "new_data nominal_checkpoint normalize of optimizer optimizer_options ort out output outputs pack pad_id "
+        "patience per_sample prefix preset provider quantization recompute reduction reports reset resize resume "
+        "roles run runtime sample_weight save_every schedule seed shapes stop_after target test_data threads "
+        "tokenizer train train_last training_info transform tuned untie use_ema val val_prefix verify webgpu weights "
+        "wrt yield_"
     ).split()
 )
 """The arguments that messages name; what else stands in backquotes stays as it is."""

@@ -16,6 +16,7 @@ from onnx import ModelProto, helper, numpy_helper
 
 from onnxgrad_cli import metadata
 from onnxgrad_cli.builder import TrainingModel
+from onnxgrad_cli.common import checks
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 from onnxgrad_cli.execution.session import CPU, take_out
 from onnxgrad_cli.files import Switch, check_structure, check_target, load_model, stage_model
@@ -186,7 +187,7 @@ def save_checkpoint(path: str | Path, trainer: TrainerBase) -> None:
         OnnxgradError: it can't be written.
     """
     values = {name: buffer.read() for name, buffer in trainer.buffers.items()}
-    save_tensors(Path(path), values, {"progress": _said(values, trainer.roles, trainer.steps)})
+    save_tensors(checks.path("path", path), values, {"progress": _said(values, trainer.roles, trainer.steps)})
 
 
 def _said(values: Mapping[str, np.ndarray], roles: Roles, steps: int, nominal: bool = False) -> dict[str, Any]:
@@ -225,7 +226,7 @@ def open_artifacts(
         UsageError: there is no optimizer model, or the checkpoint is of another model.
         OnnxgradError: a file can't be read, or the checkpoint is a nominal one.
     """
-    folder = Path(folder)
+    folder = checks.path("folder", folder)
     path = folder / f"{prefix}{TRAINING}"
     if not (folder / f"{prefix}{OPTIMIZER}").exists():
         raise UsageError(f"there is no '{folder / f'{prefix}{OPTIMIZER}'}'", "make the artifacts with an optimizer")

@@ -18,6 +18,7 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.sums import reduced
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.files import ModelSource, read_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
@@ -141,13 +142,14 @@ def add_loss_output(
     return _with_constants_as_nodes(graph.commit(), {tensor.name for tensor in onx.graph.initializer})
 
 
-def get_train_initializer(onx: ModelProto) -> dict[str, tuple[np.ndarray, TensorProto]]:
+def get_train_initializer(onx: ModelSource) -> dict[str, tuple[np.ndarray, TensorProto]]:
     """The float initializers of a model, in order: name -> (values, tensor).
 
     Raises:
-        UsageError: one stands in another file.
+        UsageError: it is no model, or one stands in another file.
+        OnnxgradError: it can't be read.
     """
-    graph = Graph(onx)
+    graph = Graph(read_model(onx)[0])
     found = {}
     for name in float_initializers(graph):
         tensor = graph.initializers[name]

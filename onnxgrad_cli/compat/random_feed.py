@@ -46,7 +46,10 @@ def random_feed(
     for argument, size in (("batch", batch), ("empty_dimension", empty_dimension)):
         if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0:
             raise UsageError(f"{argument} is {size!r}", "it is the size of an axis, a whole number")
-    model = read_model(inputs)[0] if isinstance(inputs, (str, Path, bytes, ModelProto)) else None
+    if not isinstance(inputs, Iterable) or isinstance(inputs, (str, Path, bytes, ModelProto)):
+        model: ModelProto | None = read_model(inputs)[0]  # which refuses what is none
+    else:
+        model = None
     values: Iterable[Any] = inputs if model is None else _fed(model)  # type: ignore[assignment]
     declared = {value.name: _declared(value) for value in values}
     leading = {shape[0] for _, shape in declared.values() if shape}

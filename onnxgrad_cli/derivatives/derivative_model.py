@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from onnx import ModelProto
 
 from onnxgrad_cli.common.choices import Yield
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import UnsupportedError, UsageError
 from onnxgrad_cli.files import ModelSource, mark, own_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import FLOATS, is_float
@@ -33,8 +34,11 @@ class DerivativeModel:
         graph: the model; its outputs are still its own.
         inputs, weights: what it is differentiated with respect to, each in order.
         options: shapes and modes, as for a build.
-        outputs: the float outputs that are differentiated.
+        inner: values in between that it is differentiated with respect to.
+        outputs: the float outputs, or inner values, that are differentiated.
         added: inputs that were added, which come last.
+        scores: score of a class that is differentiated -> the output that it is of.
+        said: what else the model is to say of itself.
         training: what the passes note.
     """
 
@@ -42,20 +46,24 @@ class DerivativeModel:
     inputs: list[str]
     weights: list[str]
     options: Options
+    inner: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
+    scores: dict[str, str] = field(default_factory=dict)
+    said: dict[str, Any] = field(default_factory=dict)
     training: Training = field(default_factory=Training)
 
     @property
     def wanted(self) -> list[str]:
         """What it is differentiated with respect to."""
-        return [*self.inputs, *self.weights]
+        return [*self.inputs, *self.weights, *self.inner]
 
     def prepare(self) -> None:
         """Bring the graph into the form that can be differentiated, and take all its float outputs for `outputs`.
 
         Raises:
             UsageError: there is nothing to differentiate.
+            UnsupportedError: no output is of floats.
         """
         graph = self.graph
         if not self.wanted:
@@ -72,7 +80,9 @@ class DerivativeModel:
         self.training.straight_through = self.options.straight_through
         self.outputs = [name for name in graph.output_names if is_float(graph.types.get(name))]
         if not self.outputs:
-            raise UsageError("the model has no float output to differentiate", "a gradient needs a float output")
+            raise UnsupportedError(
+                "the model has no float output to differentiate", hint="a gradient needs a float output"
+            )
 
     def vjp(self, cotangents: Yield = "input") -> list[str]:
         """Append the backward part of the chosen outputs; returns the gradients, in order.
@@ -137,9 +147,14 @@ class DerivativeModel:
         """
         names = [model.graph.output[outputs.index(name)].name for name in derivatives]
         added = [value.name for value in model.graph.input][len(model.graph.input) - len(self.added) :]
-        of, wrt = (self.training.yielded, self.training.gradients) if kind == "vjp" else (self.outputs, self.wanted)
-        estimated, partial = self.training.straight_through, tuple(self.training.partial)
-        said = Derived(kind, tuple(of), tuple(wrt), tuple(added), tuple(names), self.options.mode, estimated, partial)
+        of, wrt = (
+            (self.training.yielded, self.training.gradients) if self.training.yielded else (self.outputs, self.wanted)
+        )
+        ends = tuple(self.scores.get(name, name) for name in of)
+        said = Derived(
+            kind, ends, tuple(wrt), tuple(added), tuple(names), self.options.mode, self.training.straight_through,
+            tuple(self.training.partial), tuple(self.inner), **self.said,
+        )  # fmt: skip
         write_derived(model, said)
         return model
 

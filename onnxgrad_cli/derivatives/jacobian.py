@@ -18,6 +18,7 @@ from onnxgrad_cli.emission import bodies
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.types import Shape
 
 LARGEST = 1 << 21
 """Elements, over all rows, of the largest value that is written for all rows at once. Against the Scan, one thread, a
@@ -25,11 +26,15 @@ perceptron of 64-128-10: 3.4 times as fast with 80 x 1,024 elements, 1.3 times w
 640 x 8,192; and the Scan holds the result and one row of the rest. A size that is not known counts as one."""
 
 
-def jacobian(op: Op, y: Val, wanted: Sequence[str], training: Differentiation) -> list[Val]:
+def jacobian(op: Op, y: Val, wanted: Sequence[str], training: Differentiation, per_sample: bool = False) -> list[Val]:
     """Emit the derivatives of every element of `y` with respect to every element of each x of `wanted`.
 
+    Args:
+        per_sample: axis 0 of `y` and of each x is that of samples, which are independent. What one of `y` has of
+            another's x is zero: a unit vector is taken for all samples at once, and those zeros are left out.
+
     Returns:
-        For each x a value of shape [*y, *x].
+        For each x a value of shape [*y, *x]; if `per_sample`, of [samples, *y, *x] without their axes 0.
 
     Raises:
         UnsupportedError: nodes between them have no proven derivative.
@@ -42,26 +47,39 @@ def jacobian(op: Op, y: Val, wanted: Sequence[str], training: Differentiation) -
     dependent, invariant = _split(one.nodes, seed)
     op.nodes.extend(invariant)
     some = names and 0 not in y.shape
-    stacked = dict(zip(names, _stack(op, dependent, seed, y, names), strict=True)) if some else {}
+    stacked = dict(zip(names, _stack(op, dependent, seed, y, names, per_sample), strict=True)) if some else {}
     derivatives = []
     for x, cotangent in ((op.val(name), found[name]) for name in wanted):
-        sizes = [op.size(v, axis) for v in (y, x) for axis in range(v.rank)]
-        rows = op.reshape(stacked[cotangent.name], sizes) if cotangent and stacked else op.zeros(sizes, x)
-        derivatives.append(op.state(rows, [*y.shape, *x.shape]))
+        ranges = ((y, 0), (x, int(per_sample)))
+        sizes = [op.size(v, axis) for v, first in ranges for axis in range(first, v.rank)]
+        rows = stacked[cotangent.name] if cotangent and stacked else None
+        if rows is not None and per_sample:
+            rows = rows if rows.rank > x.rank else op.unsqueeze(rows, [0])
+            rows = op.transpose(rows, [1, 0, *range(2, rows.rank)])
+        rows = op.zeros(sizes, x) if rows is None else op.reshape(rows, sizes)
+        derivatives.append(op.state(rows, [*y.shape, *x.shape[per_sample:]]))
     return derivatives
 
 
-def _stack(op: Op, nodes: Sequence[NodeProto], seed: str, y: Val, names: Sequence[str]) -> list[Val]:
-    """The values `names`, which `nodes` compute from `seed`, for each unit vector in the shape of `y`, on axis 0."""
-    known, static = _known_size(y), all(isinstance(size, int) for size in y.shape)
+def _stack(op: Op, nodes: Sequence[NodeProto], seed: str, y: Val, names: Sequence[str], per_sample: bool) -> list[Val]:
+    """The values `names`, which `nodes` compute from `seed`, for each unit vector in the shape of `y`, on axis 0.
+
+    If `per_sample`, the unit vectors are those of one sample, each repeated for all of them.
+    """
+    shape = y.shape[per_sample:]
+    known, static = _known_size(shape), all(isinstance(size, int) for size in shape)
     if static and known == 1:  # an axis for it would be lost: onnxruntime drops the axes of a constant 1 in 1 / a * b
         op.rename(op.fill(1.0, y), seed)
         op.nodes.extend(nodes)
         return [op.val(name) for name in names]
-    size = known if static else op.reshape(op.Size(y), [1])
+    sizes = [op.size(y, axis) for axis in range(per_sample, y.rank)]
+    size: int | Val = known
+    if not static:
+        size = op.reshape(op.ReduceProd(op.vector(sizes), keepdims=0) if per_sample else op.Size(y), [1])
     # There is always a row: onnxruntime can neither loop over none nor multiply stacks of no matrices.
     steps = op.steps(known if static else op.Max(size, op.ints([1])))
-    positions = op.reshape_like(op.steps(size), y)
+    one = op.expand_like(op.reshape(op.steps(size), sizes), y) if per_sample else None
+    positions = one or op.reshape_like(op.steps(size), y)
 
     def unit(op: Op, position: Val) -> Val:
         return op.cast(op.Equal(positions, position), y)
@@ -72,15 +90,16 @@ def _stack(op: Op, nodes: Sequence[NodeProto], seed: str, y: Val, names: Sequenc
         return [], [inner.val(name) for name in names]
 
     found = None
-    if known * max((_known_size(op.val(name)) for node in nodes for name in node.output), default=1) <= LARGEST:
+    largest = max((_known_size(op.val(name).known_shape) for node in nodes for name in node.output), default=1)
+    if known * largest <= LARGEST:
         found = vectorized(op, nodes, seed, unit(op, op.unsqueeze(steps, range(1, 1 + y.rank))), names)
     found = found or bodies.scan(op, row, [], [steps])[1]
     return found if static else [op.Slice(rows, op.ints([0]), size, op.ints([0])) for rows in found]
 
 
-def _known_size(x: Val) -> int:
+def _known_size(shape: Shape | None) -> int:
     """The number of elements, as far as it is known."""
-    return math.prod(size for size in x.known_shape or () if isinstance(size, int))
+    return math.prod(size for size in shape or () if isinstance(size, int))
 
 
 def _split(nodes: Sequence[NodeProto], name: str) -> tuple[list[NodeProto], list[NodeProto]]:

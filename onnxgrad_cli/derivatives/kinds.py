@@ -8,22 +8,26 @@ Jacobian of a gradient. Source: A. Griewank and A. Walther, Evaluating Derivativ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from onnx import ModelProto
 
 from onnxgrad_cli.autodiff.reverse import differentiate
 from onnxgrad_cli.common.checks import one_of
-from onnxgrad_cli.common.choices import Derivative, Yield
+from onnxgrad_cli.common.choices import Derivative, DerivativeNames, Yield
 from onnxgrad_cli.derivatives.derivative_model import DerivativeModel, float_initializers, float_inputs, open_model
+from onnxgrad_cli.derivatives.independence import sample_axes
 from onnxgrad_cli.derivatives.jacobian import jacobian
+from onnxgrad_cli.derivatives.names import casadi_names, name_after
+from onnxgrad_cli.derivatives.scores import ClassChoice
+from onnxgrad_cli.derivatives.values import choose, floats, hold, split
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.files import ModelSource
+from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.passes.parameters.patterns import matching
 
 
 def derive(
@@ -32,8 +36,12 @@ def derive(
     *,
     of: str | Sequence[str] = (),
     wrt: str | Sequence[str] = (),
+    class_: int | str | None = None,
+    class_axis: int = 1,
+    per_sample: bool = False,
+    names: DerivativeNames = "plain",
     keep_outputs: bool = False,
-    cotangents: Yield = "input",
+    cotangents: Yield | None = None,
     path: Path | None = None,
     options: Options | None = None,
 ) -> ModelProto:
@@ -55,40 +63,147 @@ def derive(
     Args:
         model: a file, the bytes of one, or a model, which is not changed.
         kind: one of the above; vjp is `onnx_derivative` with the option Zero.
-        of: glob patterns over the float outputs to differentiate; by default all of them.
+        of: glob patterns over the float outputs to differentiate; by default all of them. One that matches none is
+            taken for inner values, by their names or those of their nodes.
         wrt: glob patterns over float inputs and initializers, with respect to which; by default all float inputs, and
-            for vjp the initializers too. Initializers become overridable: they keep their values and may be fed.
+            for vjp the initializers too. Initializers become overridable: they keep their values and may be fed. One
+            that matches none is taken for inner values, and the derivative is that by something added to those.
+        class_: differentiate one score in place of all that each of `of` has along `class_axis`: that of a class by its
+            number, of the best one ('argmax', found at run time), or of those in an input `label` of int64 ('label').
+            The score of y is called `<y>_score`; it has the shape of y without that axis, and so has the label. A
+            number that is no class is refused by the runtime, where the size of the axis is not known before.
+        per_sample: derivatives of each sample alone, which is proven to depend on no other one. For vjp those by a
+            weight are [samples, *weight]; for jacobian [samples, *y, *x], y and x without their axes of samples; for
+            hessian, by inputs alone, [samples, *x, *z].
+        names: 'plain', as above, or 'casadi': `adj_<y>` and `adj_<x>`, `fwd_<x>` and `fwd_<y>`, `jac_<y>_<x>`,
+            `hess_<y>_<x>_<z>`, and for hvp `fwd_<x>` and `fwd_adj_<x>`.
         cotangents: for vjp, what becomes of the cotangents: 'input', 'ones' (filled in the graph), or 'keep', which
-            leaves the YieldOp that hands them in.
-        keep_outputs: return the model's own outputs too, after the derivatives.
+            leaves the YieldOp that hands them in; by default 'input', and 'ones' with `class_`.
+        keep_outputs: return the model's own outputs too, after the derivatives, and then inner values that are named.
         path: where bytes or a model were read from; external data are relative to it.
         options: shapes and modes, as for a build.
 
     Raises:
         UsageError: there is no such kind, output, input or initializer, or nothing to differentiate.
-        UnsupportedError: the model can't be differentiated; all nodes in the way are listed.
+        UnsupportedError: the model can't be differentiated, or samples mix; all nodes in the way are listed.
     """
     if kind not in KINDS:
         raise UsageError(f"there is no derivative '{kind}'", suggest(kind, KINDS, "derivatives"))
-    one_of("cotangents", cotangents, Yield)
-    if kind != "vjp" and cotangents != "input":
-        raise UsageError(f"cotangents='{cotangents}' means something for the kind vjp alone", "leave it out")
+    one_of("names", names, DerivativeNames)
+    pick = ClassChoice.of(class_, class_axis)
+    _check(kind, cotangents, per_sample)
+    cotangents = cotangents or ("ones" if pick and kind == "vjp" else "input")
     options = options or Options()
     graph = open_model(model, path, options)
+    derivative, own = _opened(graph, kind, of, wrt, options)
+    ends = list(derivative.outputs)
+    if pick:
+        _pick(derivative, pick)
+    if per_sample:
+        _set_apart(derivative, kind)
+    if kind == "vjp":
+        derivatives = _each_gradient(derivative, cotangents) if per_sample else derivative.vjp(cotangents)
+    else:
+        derivatives = KINDS[kind](derivative)
+    kept = dict.fromkeys([*own, *ends, *derivative.inner, *derivative.outputs]) if keep_outputs else ()
+    outputs = [*derivatives, *kept]
+    finished = derivative.finish(outputs)
+    if names == "casadi":
+        new = casadi_names(kind, derivative.outputs, derivative.wanted)
+        name_after(graph, finished, *new, len(finished.graph.input) - len(derivative.added))
+    return derivative.described(finished, kind, derivatives, outputs)
+
+
+def _check(kind: Derivative, cotangents: Yield | None, per_sample: bool) -> None:
+    """Make sure that the options go together."""
+    if cotangents is not None:
+        one_of("cotangents", cotangents, Yield)
+    if kind != "vjp" and cotangents not in (None, "input"):
+        raise UsageError(f"cotangents='{cotangents}' means something for the kind vjp alone", "leave it out")
+    if per_sample and (kind in ("jvp", "hvp") or cotangents == "keep"):
+        what = f"the kind {kind}" if kind != "vjp" else "a YieldOp that stays"
+        raise UsageError(
+            f"per-sample derivatives are not for {what}", "ask for the kind vjp, jacobian or hessian, or leave it out"
+        )
+
+
+def _pick(derivative: DerivativeModel, pick: ClassChoice) -> None:
+    """Put the score of a class in place of each output that is differentiated."""
+    graph, label = derivative.graph, ""
+    if pick.which == "label":
+        label = pick.add_label(graph, derivative.outputs[0])
+    derivative.scores = {pick.score(graph, name, label): name for name in derivative.outputs}
+    for name in derivative.scores:
+        graph.add_output(name)
+    derivative.outputs = list(derivative.scores)
+    derivative.said |= {"pick": pick.which, "class_axis": pick.axis, "label": label}
+
+
+def _set_apart(derivative: DerivativeModel, kind: Derivative) -> None:
+    """Find out what the derivatives of each sample are by, and prove that samples don't mix.
+
+    Raises:
+        UnsupportedError: they do, or may.
+        UsageError: what is differentiated, or by what, has no axis 0 of samples.
+    """
+    axes = sample_axes(derivative.graph, derivative.outputs)
+    for name in derivative.outputs:
+        if axes.get(name) != 0:
+            raise UsageError(f"'{name}' has no samples on its axis 0", "choose others with `of`")
+    for name in derivative.wanted:
+        if axes.get(name, 0) != 0 or (kind == "hessian" and name not in axes):
+            raise UsageError(f"'{name}' has no samples on its axis 0", "choose others with `wrt`")
+    derivative.said["per_sample"] = tuple(name for name in derivative.wanted if name in axes)
+
+
+def _each_gradient(derivative: DerivativeModel, cotangents: Yield) -> list[str]:
+    """Append the gradients of each sample's outputs times its cotangents: its own by inputs, and one by each weight."""
+    graph, apart = derivative.graph, derivative.said["per_sample"]
+    others = [name for name in derivative.wanted if name not in apart]
+    given = {y: derivative.add_input(f"{y}_grad", y) for y in derivative.outputs} if cotangents == "input" else {}
+    op = Op(graph)
+    values = {y: op.val(y) for y in derivative.outputs}
+    parts = {y: v * op.val(given[y]) if given else v for y, v in values.items()}
+    summed = [op.sum(part, range(1, part.rank), keepdims=False) if part.rank > 1 else part for part in parts.values()]
+    total = op.Sum(*summed) if len(summed) > 1 else op.Identity(summed[0])
+    graph.nodes.extend(op.nodes)
+    op = Op(graph)
+    rows = jacobian(op, op.val(total.name), others, derivative.training)
+    found: dict[str, Val | None] = dict(zip(others, rows, strict=True))
+    seeds = {y: op.val(given[y]) if given else op.fill(1.0, op.val(y)) for y in derivative.outputs}
+    found |= differentiate(graph, seeds, apart, op, derivative.training)
+    return _results(derivative, op, {f"{x}_grad": (found[x], x) for x in derivative.wanted})
+
+
+def _opened(
+    graph: Graph, kind: Derivative, of: str | Sequence[str], wrt: str | Sequence[str], options: Options
+) -> tuple[DerivativeModel, list[str]]:
+    """A prepared model with the choice of what is differentiated by what, and the outputs that it has of its own."""
     inputs, initializers = float_inputs(graph), float_initializers(graph)
     known = [*inputs, *initializers]
     default = known if kind == "vjp" else inputs
-    chosen = matching(wrt, known, "`wrt`", "float inputs and initializers") if wrt else default
+    by = choose(wrt, known, graph, "`wrt`", SOURCES) if wrt else {}
+    chosen = {name for names in by.values() for name in names} if wrt else set(default)
+    inner = [name for name in graph.made() if name in chosen and name not in known]
+    ends = choose(of, graph.output_names, graph, "`of`", ENDS) if of else {}
     derivative = DerivativeModel(
-        graph, [n for n in inputs if n in chosen], [n for n in initializers if n in chosen], options
+        graph, [n for n in inputs if n in chosen], [n for n in initializers if n in chosen], options, inner
     )
+    own = hold(graph, [*inner, *(name for names in ends.values() for name in names)])
     derivative.prepare()
-    own = graph.output_names
-    if of:
-        derivative.outputs = matching(of, derivative.outputs, "`of`", "float outputs")
-    derivatives = derivative.vjp(cotangents) if kind == "vjp" else KINDS[kind](derivative)
-    outputs = [*derivatives, *(own if keep_outputs else ())]
-    return derivative.described(derivative.finish(outputs), kind, derivatives, outputs)
+    derivative.outputs = (
+        floats(ends, graph, "`of`", ENDS) if of else [name for name in derivative.outputs if name in own]
+    )
+    if inner:
+        allowed = floats(by, graph, "`wrt`", SOURCES)
+        derivative.inner = [name for name in inner if name in allowed]
+        for name in derivative.inner:
+            split(graph, name)
+    return derivative, own
+
+
+SOURCES, ENDS = "float inputs and initializers", "float outputs"
+"""What can be differentiated by, and what can be, besides inner values: as errors call them."""
 
 
 def _jvp(derivative: DerivativeModel) -> list[str]:
@@ -168,9 +283,20 @@ def _rows(derivative: DerivativeModel, values: Mapping[str, Val]) -> list[str]:
     op = Op(derivative.graph)
     found: dict[str, tuple[Val | None, str]] = {}
     for stem, value in values.items():
-        derivatives = jacobian(op, op.val(value.name), derivative.wanted, derivative.training)
-        found |= {f"{stem}{x}": (rows, x) for x, rows in zip(derivative.wanted, derivatives, strict=True)}
+        for x, rows in _blocks(derivative, op, value):
+            found[f"{stem}{x}"] = rows, x
     return _results(derivative, op, found)
+
+
+def _blocks(derivative: DerivativeModel, op: Op, value: Val) -> Iterator[tuple[str, Val]]:
+    """The Jacobians of a value by each x: of each sample by its own, or of all by all."""
+    apart = derivative.said.get("per_sample", ())
+    found: dict[str, Val] = {}
+    for names in ([x for x in derivative.wanted if (x in apart) is own] for own in (True, False)):
+        if names:
+            rows = jacobian(op, op.val(value.name), names, derivative.training, per_sample=names[0] in apart)
+            found |= zip(names, rows, strict=True)
+    yield from ((x, found[x]) for x in derivative.wanted)
 
 
 def _results(derivative: DerivativeModel, op: Op, values: Mapping[str, tuple[Val | None, str]]) -> list[str]:

@@ -106,13 +106,20 @@ class Reductions(ShapeOps):
     def _sum_to_at_run_time(self, g: Val, x: Val, why: str) -> Val:
         self._warn_of_run_time(x, why)
         wanted = self.shape(x)
-        missing = self.Sub(self.Size(self.Shape(g)), self.Size(wanted))
-        ones = self.Expand(self.ints([1]), self.Reshape(missing, self.ints([1])))
-        single = self.Equal(self.Concat(ones, wanted, axis=0), self.ints([1]))
+        single = self.Equal(self._led_by_ones(g, x, wanted), self.ints([1]))
         axes = self.Reshape(self.NonZero(single), self.ints([-1]))
         shape = None if g.known_shape is None else [None] * g.rank
         summed = self.ReduceSum(self.wide(g), axes, keepdims=1, noop_with_empty_axes=1, shape=shape)
         return self.Reshape(self.cast(summed, g), wanted, allowzero=self._literal_zeros(), shape=x.known_shape)
+
+    def _led_by_ones(self, g: Val, x: Val, wanted: Val) -> Val:
+        """The shape of `x`, with ones before it for the axes that `g` has more."""
+        if None not in (g.known_shape, x.known_shape):
+            lead = g.rank - x.rank
+            return self.Concat(self.ints([1] * lead), wanted, axis=0) if lead else wanted
+        missing = self.Sub(self.Size(self.Shape(g)), self.Size(wanted))
+        ones = self.Expand(self.ints([1]), self.Reshape(missing, self.ints([1])))
+        return self.Concat(ones, wanted, axis=0)
 
     def _warn_of_run_time(self, x: Val, why: str) -> None:
         node = self.forward or self.scope

@@ -18,7 +18,6 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnxgrad_cli.execution import session
 from onnxgrad_cli.execution.executor import to_double, values_of_inputs
 from onnxgrad_cli.execution.limits import limited, run_limited
-from onnxgrad_cli.execution.reference import evaluator
 from onnxgrad_cli.execution.unfolding import unfold_convolutions
 from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.nodes import read_by, reads, with_bodies
@@ -150,6 +149,8 @@ class _Piece:
     def _opened(self, feeds: Arrays) -> Callable[..., Any]:
         model = _as_model(self.nodes, {name: x.dtype for name, x in feeds.items()}, self.outputs, self._model)
         if self.by_reference:
+            from onnxgrad_cli.execution.reference import evaluator  # its import takes longer than a small build
+
             return evaluator(model).run
         few = session.OPTIMIZED_FOR_FEW_RUNS
         with limited():

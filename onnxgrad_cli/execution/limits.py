@@ -21,8 +21,9 @@ from onnxgrad_cli.errors import OnnxgradError
 SECONDS, MOST_SECONDS = 6.0, 60.0
 """Of the processor: for one run, and for all of a job whose model is small; for all of any job."""
 
-SECONDS_PER_BYTE, SECONDS_PER_NODE = 0.5e-6, 0.05
-"""What a proof may take more for each byte of weights and each node of the file: most real models take a second."""
+SECONDS_PER_BYTE, SECONDS_PER_NODE, FEW_NODES = 0.5e-6, 0.05, 100
+"""What a proof may take more for each byte of weights, and for each node of the file beyond a few: most real models
+take a second."""
 
 MEMORY = 4 * GB
 """Bytes beyond what the process has when a session is opened or run."""
@@ -56,7 +57,8 @@ class Patience:
 
     def allow(self, weights: int, nodes: int) -> None:
         """Let all runs together take as long as may be for so many bytes of weights and so many nodes of a file."""
-        given = min(SECONDS + SECONDS_PER_BYTE * weights + SECONDS_PER_NODE * nodes, MOST_SECONDS)
+        more = SECONDS_PER_BYTE * weights + SECONDS_PER_NODE * max(nodes - FEW_NODES, 0)
+        given = min(SECONDS + more, MOST_SECONDS)
         self.left += max(given - self._given, 0)
         self._given = max(given, self._given)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -61,13 +61,18 @@ class Reference:
     length: int
 
 
+def external_tensors(model: ModelProto) -> Iterator[TensorProto]:
+    """The tensors of a model that lie in files beside it."""
+    return filter(is_external, tensors(model))
+
+
 def references(model: ModelProto) -> Iterator[Reference]:
     """The external tensors of a model.
 
     Raises:
         OnnxgradError: a reference contradicts itself, or names a file by anything but a plain relative path.
     """
-    return (_reference(tensor) for tensor in tensors(model) if is_external(tensor))
+    return map(_reference, external_tensors(model))
 
 
 def _reference(tensor: TensorProto) -> Reference:
@@ -103,17 +108,17 @@ def _plain(location: str, tensor: str) -> str:
     return str(path)
 
 
-def restate_references(model: ModelProto, moved: Mapping[str, str] | None = None) -> None:
+def restate_references(external: Iterable[TensorProto], moved: Mapping[str, str] | None = None) -> None:
     """Write each reference anew, in place: location, offset and length, once each, in the form that every reader reads.
 
     Args:
-        model: the model.
+        external: the external tensors of a model.
         moved: location -> the one that its file has got.
 
     Raises:
         OnnxgradError: see `references`.
     """
-    for tensor in filter(is_external, tensors(model)):
+    for tensor in external:
         found = _reference(tensor)
         refer(tensor, (moved or {}).get(found.location, found.location), found.offset, found.length)
 
@@ -197,7 +202,7 @@ def load_external_data(model: ModelProto, path: Path | None) -> None:
     """
     check_external_data(model, path)
     folder = path.parent if path else Path()
-    for tensor in filter(is_external, tensors(model)):
+    for tensor in external_tensors(model):
         reference = _reference(tensor)
         try:
             with (folder / reference.location).open("rb") as file:

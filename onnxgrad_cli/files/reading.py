@@ -15,7 +15,7 @@ from onnx import ModelProto
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files.contents import check_contents
-from onnxgrad_cli.files.external_data import check_external_data, restate_references, tensors
+from onnxgrad_cli.files.external_data import check_external_data, external_tensors, restate_references, tensors
 from onnxgrad_cli.ir.dialects import complaint, mend
 from onnxgrad_cli.ir.functions import check_growth
 from onnxgrad_cli.ir.skeleton import copied, skeleton
@@ -92,7 +92,7 @@ def own_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto,
     found, source = read_model(model, path)
     if found is model:
         found = copied(found)
-        restate_references(found)
+        restate_references(external_tensors(found))
     return found, source
 
 
@@ -101,7 +101,7 @@ def _checked(model: ModelProto, where: str, source: Path | None) -> ModelProto:
         check_contents(model, where)
         check_structure(model, where)
         check_growth(model.functions, model.graph.node)
-        restate_references(model)
+        restate_references(external_tensors(model))
         check_external_data(model, source)
     return model
 

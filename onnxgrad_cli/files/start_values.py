@@ -88,7 +88,9 @@ def check_places(model: Path, force: bool = False) -> None:
     check_target(values, force=force or (roles.is_file() and is_ours(roles)))
 
 
-def stage_values(switch: Switch, model: ModelProto, values: Mapping[str, np.ndarray], path: Path) -> list[Path]:
+def stage_values(
+    switch: Switch, model: ModelProto, values: Mapping[str, np.ndarray], path: Path, opened: str = ""
+) -> list[Path]:
     """Write the values of a training model's inputs and what they are; both files take their names with the model.
 
     Args:
@@ -96,6 +98,7 @@ def stage_values(switch: Switch, model: ModelProto, values: Mapping[str, np.ndar
         model: the training model.
         values: weights and state before the first step, by name.
         path: where the model goes.
+        opened: the name of the file that JavaScript opens, if it is another form of the model.
 
     Returns:
         The files: the JSON, then the bytes.
@@ -111,7 +114,7 @@ def stage_values(switch: Switch, model: ModelProto, values: Mapping[str, np.ndar
         if values[name].any():
             data[offsets[name] : offsets[name] + values[name].nbytes] = little_endian(values[name])
     roles_file, values_file = places(path)
-    files = {"model": path.name, "values": values_file.name}
+    files = {"model": opened or path.name, "values": values_file.name}
     digest = hashlib.sha256(data).hexdigest()
     said = _said(model, offsets, {**files, "bytes": end, "stored": stored, "sha256": digest})
     switch.stage(roles_file, lambda file: file.write(_lines(said).encode()))

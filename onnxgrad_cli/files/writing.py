@@ -14,6 +14,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files.external_data import (
     check_external_data,
+    external_tensors,
     is_inside,
     refer,
     references,
@@ -188,11 +189,12 @@ def _copy_data(switch: Switch, model: ModelProto, source: Path | None, folder: P
 @contextmanager
 def _relocated(model: ModelProto, moved: Mapping[str, str]) -> Iterator[None]:
     """A model whose references, for as long as the block runs, are to where its data are copied."""
-    restate_references(model, moved)
+    external = list(external_tensors(model))
+    restate_references(external, moved)
     try:
         yield
     finally:
-        restate_references(model, {new: old for old, new in moved.items()})
+        restate_references(external, {new: old for old, new in moved.items()})
 
 
 def _move_weights(switch: Switch, model: ModelProto) -> list[Path]:

@@ -172,8 +172,9 @@ def complaint(bare: ModelProto, full: bool = False) -> str:
 
 def _unlike_any_dialect(model: ModelProto) -> str:
     """What no runtime takes, though the checker may; "" for nothing."""
+    used = {plain_domain(node.domain) for node in with_bodies(model.graph.node)} | {""}
     for entry in model.opset_import:
-        if not 0 <= entry.version <= NEVER:
+        if not 0 <= entry.version <= NEVER or (not entry.version and plain_domain(entry.domain) in used):
             return f"it imports version {entry.version} of '{entry.domain or STANDARD}'"
     if found := unknown_operators(model) or _unbound_attribute(model) or _absent_of_many(model):
         return found

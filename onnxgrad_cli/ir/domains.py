@@ -16,6 +16,11 @@ def plain_domain(domain: str) -> str:
     return "" if domain == STANDARD else domain
 
 
+def short_name(op_type: str, domain: str) -> str:
+    """An operator with its domain, if that is not the standard's: 'Relu', 'com.microsoft::Gelu'."""
+    return op_type if is_standard(domain) else f"{domain}::{op_type}"
+
+
 def full_name(op_type: str, domain: str) -> str:
     """An operator with its domain, as 'ai.onnx::Relu'."""
     return f"{domain or STANDARD}::{op_type}"

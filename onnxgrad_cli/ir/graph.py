@@ -125,8 +125,8 @@ class Graph:
 
     @property
     def output_names(self) -> list[str]:
-        """The graph's outputs in order."""
-        return [value.name for value in self.proto.graph.output]
+        """The graph's outputs in order, each once: nothing forbids to name one twice."""
+        return list(dict.fromkeys(value.name for value in self.proto.graph.output))
 
     def set_nodes(self, nodes: Iterable[NodeProto]) -> None:
         """Replace the nodes by others, whose names may be new."""

@@ -6,9 +6,11 @@ get names of ours, lest two sizes should share one.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import onnx
@@ -123,22 +125,52 @@ def declare(graph: Graph) -> None:
 
 def _inferred(bare: ModelProto, graph: Graph) -> tuple[ModelProto, Exception | None]:
     """The model with what types can be inferred, and what contradicts, if anything does."""
-    if graph.follows_shapes:
-        try:
-            with limited_memory(GB):
-                return onnx.shape_inference.infer_shapes(bare, strict_mode=True, data_prop=True), None
-        except onnx.shape_inference.InferenceError:
-            pass  # data propagation takes some float vectors for shapes, and then refuses valid models
-        except MemoryError:  # a vector that Concat doubles forty times would have 2^40 entries
-            graph.follows_shapes = False
+    try:
+        found = follow_shapes(graph, bare, strict=True)
+    except onnx.shape_inference.InferenceError:
+        found = None  # data propagation takes some float vectors for shapes, and then refuses valid models
+    if found is not None:
+        return found, None
     try:
         return onnx.shape_inference.infer_shapes(bare, strict_mode=True), None
     except onnx.shape_inference.InferenceError as error:
-        found = error
+        contradiction = error
     try:
-        return onnx.shape_inference.infer_shapes(bare), found
+        return onnx.shape_inference.infer_shapes(bare), contradiction
     except onnx.shape_inference.InferenceError:  # of what it can't read at all, it infers nothing
-        return bare, found
+        return bare, contradiction
+
+
+def follow_shapes(graph: Graph, bare: ModelProto, strict: bool = False) -> ModelProto | None:
+    """The model with the types that onnx infers where it follows the integers that make shapes.
+
+    Args:
+        graph: the graph; it is not asked again where it once filled the memory.
+        bare: its skeleton.
+        strict: whether contradictions are errors.
+
+    Returns:
+        The model; None where those integers fill the memory: a vector that Concat doubles forty times has 2^40.
+
+    Raises:
+        onnx.shape_inference.InferenceError: the model contradicts itself.
+    """
+    if not graph.follows_shapes:
+        return None
+    _ready_to_raise()
+    try:
+        with limited_memory(GB):
+            return onnx.shape_inference.infer_shapes(bare, strict_mode=strict, data_prop=True)
+    except MemoryError:
+        graph.follows_shapes = False
+        return None
+
+
+@functools.cache
+def _ready_to_raise() -> None:
+    """Let onnx's library raise once: it takes memory for that, for good, and ends the process where none is left."""
+    with suppress(onnx.shape_inference.InferenceError, onnx.checker.ValidationError):
+        onnx.checker.check_model(ModelProto())
 
 
 def _beyond_onnx(graph: Graph, stated: set[str]) -> Types:
@@ -216,6 +248,7 @@ class _Beyond:
         self.graph = graph
         self.makers = graph.producers()
         self.values = ShapeValues(graph, self.makers)
+        self._shapes: dict[int, tuple[TypeProto | None, Shape | None, bool]] = {}
         inputs = (shape_of(graph.types.get(name)) or () for name in graph.input_names)
         self.borne = set[Dim](itertools.chain.from_iterable(inputs))
         self.outputs = {*graph.output_names} if graph.hints else set()
@@ -228,19 +261,31 @@ class _Beyond:
         found = _beyond(self.graph, node, self.makers)
         if found:
             return found
-        name = next(iter(node.output), "")
-        shape = shape_of(self.graph.types.get(name))
-        if shape is None or any(isinstance(size, str) and size not in self.borne for size in shape):
+        outputs = node.output[:]
+        name = outputs[0] if outputs else ""
+        shape, is_plain = self._shape(self.graph.types.get(name))
+        if not is_plain:
             sizes = better(self.values, shape, computed_shape(self.values, node), self.borne)
             if sizes is not None and (dtype := self._dtype(node)):
                 return {name: self.graph.named(tensor_type(dtype, sizes))}
+        if not self.graph.hints and not self.graph.observed:
+            return {}
         observed = self._observed(node)
-        hinted = {name: self._hinted(name) for name in node.output if name in self.graph.hints}
+        hinted = {name: self._hinted(name) for name in outputs if name in self.graph.hints}
         trusted = {name: value_type for name, value_type in hinted.items() if value_type is not None}
         trusted = {name: value_type for name, value_type in trusted.items() if name not in observed}
         self.graph.assumed.update(trusted)
         self.graph.declared_shapes.update((*trusted, *observed))
         return trusted | observed
+
+    def _shape(self, value_type: TypeProto | None) -> tuple[Shape | None, bool]:
+        """The shape in a type, and whether each size is a number or means something; read once, as many share one."""
+        found = self._shapes.get(id(value_type))
+        if found is None:
+            shape = shape_of(value_type)
+            plain = shape is not None and not any(isinstance(size, str) and size not in self.borne for size in shape)
+            found = self._shapes[id(value_type)] = (value_type, shape, plain)  # with the type, so that its id stays
+        return found[1:]
 
     def _observed(self, node: NodeProto) -> Types:
         """The types of a node's outputs that only a run has told."""

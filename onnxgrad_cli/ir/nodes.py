@@ -31,6 +31,14 @@ def with_bodies(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
             yield from with_bodies(body.node)
 
 
+def bodies(nodes: Iterable[NodeProto]) -> Iterator[GraphProto]:
+    """The bodies of nodes, and those inside them."""
+    for node in nodes:
+        for body in subgraphs(node) if node.attribute else ():
+            yield body
+            yield from bodies(body.node)
+
+
 def captured(node: NodeProto) -> list[str]:
     """What the subgraphs of a node read from outside, each value once."""
     return list(dict.fromkeys(itertools.chain.from_iterable(map(captured_by, subgraphs(node)))))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from onnx import ModelProto
 
+from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.visible import python_literal
 from onnxgrad_cli.compat.artifacts import (
@@ -37,16 +38,16 @@ FED = ("model input", "label", "sample weight")
 @judged
 def run_artifacts(
     model: ModelSource,
-    folder: Path,
+    folder: str | Path,
     options: Options | None = None,
     *,
     prefix: str = "",
     nominal_checkpoint: bool = False,
     verify: bool | None = None,
-    test_data: Path | None = None,
-    reports: Sequence[Path] = (),
+    test_data: str | Path | None = None,
+    reports: Sequence[str | Path] = (),
     no_report: bool = False,
-    dump_passes: Path | None = None,
+    dump_passes: str | Path | None = None,
     force: bool = False,
     check: bool = False,
     command: str = "",
@@ -75,10 +76,14 @@ def run_artifacts(
     options = options or Options()
     check_request(options)
     _check_options(options)
+    folder = checks.path("folder", folder)
     make_folder(folder, "`artifacts`")
-    request = BuildRequest(model, options, verify, test_data, dump_passes, None, force, check, command, tell)
+    request = BuildRequest(
+        model, options, verify, checks.path_or_none("test_data", test_data),
+        checks.path_or_none("dump_passes", dump_passes), None, force, check, command, tell,
+    )  # fmt: skip
     target = folder / f"{prefix}{TRAINING}"
-    attempt = BuildAttempt(request, target, reports, no_report, keeps_original=True)
+    attempt = BuildAttempt(request, target, checks.paths("reports", reports), no_report, keeps_original=True)
     built, original = attempt.built, attempt.original
     assert original is not None
 

@@ -13,14 +13,14 @@ from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import WeightsForm
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.errors import OnnxgradError, UnsupportedError, UsageError
+from onnxgrad_cli.errors import InternalError, OnnxgradError, UnsupportedError, UsageError
 from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.execution.session import take_out
 from onnxgrad_cli.files import ModelSource, own_model
 from onnxgrad_cli.files.start_values import KEPT, check_places
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import Arrays
-from onnxgrad_cli.jobs.build_attempt import BuildAttempt, BuildRequest
+from onnxgrad_cli.jobs.build_attempt import BuildAttempt, BuildRequest, check_is_no_mistake
 from onnxgrad_cli.jobs.pass_dump import PassDump
 from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.metadata import describe
@@ -39,10 +39,10 @@ def run_build(
     *,
     weights: WeightsForm = "stored",
     verify: bool | None = None,
-    test_data: Path | None = None,
-    reports: Sequence[Path] = (),
+    test_data: str | Path | None = None,
+    reports: Sequence[str | Path] = (),
     no_report: bool = False,
-    dump_passes: Path | None = None,
+    dump_passes: str | Path | None = None,
     stop_after: str | None = None,
     force: bool = False,
     check: bool = False,
@@ -78,14 +78,17 @@ def run_build(
     """
     options = options or Options()
     check_request(options)
-    request = BuildRequest(model, options, verify, test_data, dump_passes, stop_after, force, check, command, tell)
+    request = BuildRequest(
+        model, options, verify, checks.path_or_none("test_data", test_data),
+        checks.path_or_none("dump_passes", dump_passes), stop_after, force, check, command, tell,
+    )  # fmt: skip
     packs = options.training_info and stop_after is None
     target = target_of(model, out, stop_after or "train")
     checks.one_of("weights", weights, WeightsForm)
     apart = weights == "inputs"
     if apart:
         _check_apart(options, stop_after, target, force)
-    attempt = BuildAttempt(request, target, reports, no_report, keeps_original=packs)
+    attempt = BuildAttempt(request, target, checks.paths("reports", reports), no_report, keeps_original=packs)
     result = attempt.run(partial(_packed if packs else _plain, attempt), attempt.dump)
     if result is None:
         return attempt.write_reports(attempt.report())
@@ -147,6 +150,7 @@ def inspect(model: ModelSource, options: Options | None = None, *, command: str 
         OnnxgradError: the model can't be read.
     """
     proto, path = own_model(model)
+    check_is_no_mistake(proto, options or Options())
     return inspected(TrainingModel(Graph(proto, path), options or Options()), command=command, model=model, tell=tell)
 
 
@@ -168,6 +172,8 @@ def inspected(
     error: OnnxgradError | None = None
     try:
         built.run(after=PassDump(None, built.graph.path, tell=tell))
+    except InternalError:  # it is judged whose fault that is
+        raise
     except told as found:
         error = found
     report = make_report(built=built, error=error, command=command, options=options, model=model, sizes=options.dims)

@@ -35,7 +35,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.jobs.pass_dump import PassDump
 from onnxgrad_cli.jobs.proof_data import fit, read_data
-from onnxgrad_cli.metadata import describe
+from onnxgrad_cli.metadata import check_is_original, describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes import VERIFY, pipeline_for
 from onnxgrad_cli.passes.pipeline import Pass, PassRecord
@@ -106,6 +106,7 @@ class BuildAttempt:
         keeps_original: bool,
     ) -> None:
         proto, path = own_model(request.model)
+        check_is_no_mistake(proto, request.options)
         self.request, self.path, self.target = request, path, target
         self.reports = _report_files(self.target, reports, no_report)
         _check_targets(self.target, self.reports, proto, path, request.force)
@@ -249,7 +250,8 @@ class BuildAttempt:
             return
         self.request.tell("checking: the file that was written", 1)
         start = time.perf_counter()
-        fault = difference(file, model, self._ran[0], step) if self._ran else self._unopened(file, model)
+        with unasked(limited=not self.request.verify):
+            fault = difference(file, model, self._ran[0], step) if self._ran else self._unopened(file, model)
         self.proof.add(Step(WRITTEN, "failed" if fault else "passed", fault, time.perf_counter() - start))
         if fault:
             raise _failed(self.proof)
@@ -266,6 +268,16 @@ class BuildAttempt:
         for file in self.reports:
             save_bytes(render(report, file.suffix[1:]).encode(), file)
         return report
+
+
+def check_is_no_mistake(model: ModelProto, options: Options) -> None:
+    """Refuse a training model, but where an output is named: so gradients of gradients are built.
+
+    Raises:
+        UsageError: it is a training model, and what is to be judged is not said.
+    """
+    if options.output is None and not any(spec.output for spec in options.losses):
+        check_is_original(model)
 
 
 def _restored(roles: Path, values: Path, written: ModelProto) -> ModelProto:

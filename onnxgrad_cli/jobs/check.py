@@ -7,6 +7,7 @@ from pathlib import Path
 
 from onnx import ModelProto
 
+from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.compat.artifacts import with_stored
 from onnxgrad_cli.execution.endless import check_ends
@@ -24,8 +25,8 @@ from onnxgrad_cli.verification.proof import Proof, prove
 def run_check(
     model: ModelSource,
     *,
-    data: Path | None = None,
-    original: Path | None = None,
+    data: str | Path | None = None,
+    original: str | Path | None = None,
     sizes: Mapping[str, int] | None = None,
     seed: int = 0,
     tell: Tell = silent,
@@ -43,6 +44,7 @@ def run_check(
         UsageError: it is neither, or the data do not fit it.
         OnnxgradError: a file can't be read.
     """
+    data, original = checks.path_or_none("data", data), checks.path_or_none("original", original)
     proto, path = own_model(model)
     derived = read_derived(proto)
     roles = roles_of(proto, derived) if derived is not None else describe(proto)

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from onnx import ModelProto
 
-from onnxgrad_cli.common.choices import Derivative
+from onnxgrad_cli.common import checks
+from onnxgrad_cli.common.choices import Derivative, DerivativeNames
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.compat.onnx_derivative import DerivativeOptions, check, cotangents, loss_gradient
 from onnxgrad_cli.derivatives.derivative_model import float_initializers, float_inputs, open_model
@@ -45,12 +46,16 @@ def run_derive(
     *,
     of: Sequence[str] = (),
     wrt: Sequence[str] = (),
+    class_: int | str | None = None,
+    class_axis: int = 1,
+    per_sample: bool = False,
+    names: DerivativeNames = "plain",
     flags: DerivativeOptions = DerivativeOptions.Zero,
     loss_output: str | None = None,
     labels: Sequence[str] = (),
     options: Options | None = None,
     verify: bool | None = None,
-    test_data: Path | None = None,
+    test_data: str | Path | None = None,
     force: bool = False,
     tell: Tell = silent,
 ) -> Derivation:
@@ -59,7 +64,7 @@ def run_derive(
     Args:
         model: the model; '-' is stdin.
         out: the model of its derivatives; '-' is stdout; by default `<model>.<kind>.onnx`, and stdout for stdin.
-        kind, of, wrt: see `derive`.
+        kind, of, wrt, class_, class_axis, per_sample, names: see `derive`.
         flags: see `DerivativeOptions`; for other kinds than vjp, KeepOutputs alone means something.
         loss_output, labels: with the flag Loss, the output that is the loss, and the inputs that get no gradient.
         options: shapes and modes, as for a build.
@@ -86,6 +91,10 @@ def run_derive(
         raise UsageError(
             "`loss_output` and `labels` mean something with `flags=loss` alone", "add it, or leave them out"
         )
+    if DerivativeOptions.Loss in flags and (class_ is not None or per_sample or names != "plain"):
+        raise UsageError(
+            "a class, per-sample derivatives and other names are not for `flags=loss`", "leave them, or the flag, out"
+        )
     proto, path = own_model(model)
     target = target_of(model, out, kind)
     if target is not None:
@@ -100,9 +109,11 @@ def run_derive(
         derived = loss_gradient(graph, None, inputs, loss_output, labels, options)
     else:
         derived = derive(
-            proto, kind, of=of, wrt=wrt, keep_outputs=DerivativeOptions.KeepOutputs in flags,
-            cotangents=cotangents(flags), path=path, options=options,
+            proto, kind, of=of, wrt=wrt, class_=class_, class_axis=class_axis, per_sample=per_sample, names=names,
+            keep_outputs=DerivativeOptions.KeepOutputs in flags, path=path, options=options,
+            cotangents=None if flags in (DerivativeOptions.Zero, DerivativeOptions.KeepOutputs) else cotangents(flags),
         )  # fmt: skip
+    test_data = checks.path_or_none("test_data", test_data)
     data = read_data(test_data) if test_data else {}
     runs = DerivativeOptions.KeepYieldOp not in flags  # else onnxruntime-training alone runs it
     judged = runs if verify is None else verify

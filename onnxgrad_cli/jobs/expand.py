@@ -14,9 +14,10 @@ from onnx import ModelProto
 
 from onnxgrad_cli.autodiff.definitions.preview import PREVIEW
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.errors import Refusal, UnsupportedError, UsageError
+from onnxgrad_cli.errors import OnnxgradError, Refusal, UnsupportedError, UsageError
 from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import STREAM, ModelSource, Switch, check_target, own_model, save_model, stage_model
+from onnxgrad_cli.files.reading import not_text
 from onnxgrad_cli.ir.dialects import mend
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import with_bodies
@@ -84,6 +85,8 @@ def run_expand(
         CheckFailed: onnxruntime does not open what would be written, and opens the model.
     """
     proto, path = own_model(model)
+    if fault := not_text(proto):
+        raise OnnxgradError(f"the model is no valid ONNX model: {fault}", "export it again")
     target = target_of(model, out, "expanded")
     check_training_info(proto, path)
     if target is None and proto.training_info:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from onnx import ModelProto
 
+from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.judged import judged
@@ -22,23 +23,24 @@ from onnxgrad_cli.training.adapters.formats import AdapterTarget, is_foreign, re
 from onnxgrad_cli.training.adapters.lossy import measured
 from onnxgrad_cli.training.adapters.merge import adaptable as make_adaptable, merge as merge_model, requantized
 from onnxgrad_cli.training.adapters.own_file import is_adapter
+from onnxgrad_cli.training.data import Preprocessing
 from onnxgrad_cli.training.run.ema_weights import check_ema
 from onnxgrad_cli.training.run.export import stored_tensors
-from onnxgrad_cli.training.run.folder import load_checkpoint
+from onnxgrad_cli.training.run.folder import BEST, CHECKPOINT, load_checkpoint
 from onnxgrad_cli.training.run.tensors import holds_weights_alone, load_tensors
 from onnxgrad_cli.verification.written import check_opens
 
 
 @judged
 def run_export(
-    source: Path,
+    source: str | Path,
     model: ModelSource,
     out: str | Path | None = None,
     *,
-    roles: Path | None = None,
+    roles: str | Path | None = None,
     adaptable: bool = False,
     merge: bool = False,
-    test_data: Path | None = None,
+    test_data: str | Path | None = None,
     adapter: str | Path | None = None,
     use_ema: bool = False,
     keep_mode: bool = False,
@@ -48,7 +50,8 @@ def run_export(
     """Write the inference model with the weights of a checkpoint, adapters merged into those they belong to.
 
     Args:
-        source: a checkpoint in the folder of a run of `onnxgrad train`, or adapters in any form: a file that training
+        source: the folder of a run of `onnxgrad train`, whose best checkpoint is taken, or else the last one; one of
+            its checkpoints; or adapters in any form: a file that training
             has written, an `.onnx_adapter`, or a folder of PEFT; what was trained elsewhere, as bytes (.bin) in the
             order of a training model's JSON; or a safetensors file that has nothing but weights of the model.
         model: the inference model that was trained.
@@ -78,7 +81,9 @@ def run_export(
         raise UsageError("`merge` does not go with `adaptable`, which leaves room for adapters", "choose one")
     if test_data is not None and not merge:
         raise UsageError("`test_data` goes with `merge`, whose loss is measured on them", "leave it out")
+    roles, test_data = checks.path_or_none("roles", roles), checks.path_or_none("test_data", test_data)
     proto, path = own_model(model)
+    source = _file_of(checks.path("source", source), tell)
     trained = _read(source, roles, proto, path, use_ema, tell)
     if not trained.adapters and (adaptable or adapter is not None):
         name = "adaptable" if adaptable else "adapter"
@@ -96,6 +101,9 @@ def run_export(
             found = trained.rounded(keep_mode, test_data, tell)
         else:
             found = trained.merged(keep_mode)
+        begun = Preprocessing.of_run(source.parent) if source.name in (CHECKPOINT, BEST) else None
+        if begun is not None:
+            begun.write_to(found)
         files += save_model(found, target or STREAM, path, force, check=check_opens(found, proto, path))
     if alone is not None:
         files += alone.save(proto, trained.adapters, trained.stored)
@@ -157,6 +165,15 @@ def _read(
     weights = {name: held.values[ema.get(name, name)] for name in held.weights}
     state = {name: array for name, array in held.values.items() if name not in weights}
     return _Trained(model, path, weights, state, held.adapters, held.quantized)
+
+
+def _file_of(source: Path, tell: Tell) -> Path:
+    """What is read: of the folder of a run, its best checkpoint, or else its last."""
+    found = next((source / name for name in (BEST, CHECKPOINT) if (source / name).is_file()), None)
+    if found is None:
+        return source
+    tell(f"taking '{found}'", 0)
+    return found
 
 
 def _held(source: Path, roles: Path | None, model: ModelProto, use_ema: bool, tell: Tell) -> HeldValues:

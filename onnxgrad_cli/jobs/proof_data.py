@@ -13,8 +13,6 @@ from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 from onnxgrad_cli.ir.types import dtype_of, shape_of
 from onnxgrad_cli.metadata import Roles
-from onnxgrad_cli.training.data import npz, ranges_of
-from onnxgrad_cli.training.data.validate import check_whole
 
 
 def read_data(path: Path) -> dict[str, np.ndarray]:
@@ -25,6 +23,8 @@ def read_data(path: Path) -> dict[str, np.ndarray]:
     """
     if not path.exists():
         raise OnnxgradError(f"no such file: '{path}'")
+    from onnxgrad_cli.training.data import npz  # most builds have no data, and need not wait for this
+
     try:
         return npz.arrays_of(path)[0]
     except UsageError as error:
@@ -42,6 +42,9 @@ def fit(
     """
     if not data:
         return {}, {}
+    from onnxgrad_cli.training.data import ranges_of
+    from onnxgrad_cli.training.data.validate import check_whole
+
     types = {value.name: value.type for value in model.graph.input}
     ranges = ranges_of(model) if roles.losses else {}
     sizes: dict[str, int] = {}

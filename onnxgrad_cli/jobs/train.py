@@ -8,15 +8,17 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from onnx import ModelProto
 
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.common import checks
-from onnxgrad_cli.common.choices import Init
+from onnxgrad_cli.common.choices import Init, LogForm
 from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.common.narration import Tell, silent
+from onnxgrad_cli.common.wording import flag_of
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.endless import check_ends
 from onnxgrad_cli.execution.judged import judged
@@ -24,32 +26,37 @@ from onnxgrad_cli.execution.session import find_provider
 from onnxgrad_cli.files import STREAM, ModelSource, Switch, check_target, own_model, save_bytes, stage_model
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.jobs.targets import target_of
-from onnxgrad_cli.metadata import Adapter, Roles, tool_version
+from onnxgrad_cli.metadata import Adapter, check_is_original, tool_version
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare.mode import SUBJECT as MODE
 from onnxgrad_cli.report import make_report
 from onnxgrad_cli.report.curve import Curve
 from onnxgrad_cli.report.html import html
 from onnxgrad_cli.report.markdown import markdown
-from onnxgrad_cli.report.training import PICTURE, Run, page
+from onnxgrad_cli.report.training import Run, page
 from onnxgrad_cli.training.adapters.branches import check_branches
 from onnxgrad_cli.training.adapters.formats import AdapterTarget, read_adapters
 from onnxgrad_cli.training.adapters.merge import merge
 from onnxgrad_cli.training.data import (
     Batches,
     Data,
+    Preprocessing,
+    SampleOptions,
     SequenceOptions,
+    balance,
     fraction_of,
     held_out,
     names_in,
     open_data,
+    prepared,
     ranges_of,
 )
 from onnxgrad_cli.training.data.pasts import with_empty_pasts, with_sizes_of_pasts
 from onnxgrad_cli.training.eval_model import EvalSession
-from onnxgrad_cli.training.evaluate import Evaluator
+from onnxgrad_cli.training.evaluate import Evaluator, confusions
+from onnxgrad_cli.training.inference import matrix_of
 from onnxgrad_cli.training.loop import Loop
-from onnxgrad_cli.training.metrics import Named, default_metrics, parse_metric
+from onnxgrad_cli.training.metrics import metrics_of
 from onnxgrad_cli.training.new_head import with_classes
 from onnxgrad_cli.training.run.communicator import Alone, Communicator
 from onnxgrad_cli.training.run.ema_weights import check_ema
@@ -58,6 +65,7 @@ from onnxgrad_cli.training.run.folder import RunFolder
 from onnxgrad_cli.training.run.integers import stored_as
 from onnxgrad_cli.training.run.interrupt import asked_to_stop
 from onnxgrad_cli.training.run.rank_zero import RankZeroEvaluator, rank_zero_folder
+from onnxgrad_cli.training.run.watch import Watch, unwatched
 from onnxgrad_cli.training.schedules import parse_schedule
 from onnxgrad_cli.training.steps.base import RATE, TrainerBase, drawing
 from onnxgrad_cli.training.steps.init_adapters import as_asked, begin_from
@@ -66,9 +74,6 @@ from onnxgrad_cli.training.steps.parallel import ParallelTrainer, agree
 from onnxgrad_cli.training.trainer import Trainer
 from onnxgrad_cli.verification.written import check_opens
 
-Watch = Callable[[int, int, float], None]
-"""Takes the steps taken, the steps there are to be, and the loss."""
-
 
 @dataclass(frozen=True)
 class Course(KnownKeywords):
@@ -76,6 +81,8 @@ class Course(KnownKeywords):
 
     Attributes:
         epochs: how often all samples are seen.
+        max_steps: after how many steps it ends, where epochs are more; None is never. What was begun of an epoch is
+            judged as one, and a run that goes on with more steps goes on in its middle.
         batch_size: how many of them a step takes.
         learning_rate, schedule: the rate, and how it changes from step to step.
         init: how weights begin: 'keep' their stored values, or drawn as 'xavier', 'he' or 'normal'.
@@ -84,6 +91,8 @@ class Course(KnownKeywords):
             that with the best of the first one named here, or where none is, that with the least validation loss; of
             equal ones the first. Without validation data the last epoch counts.
         patience: after how many epochs without a better validation it ends; None is never.
+        eval_every: how many steps lie between judgements on the validation data, which are told, logged and drawn,
+            and decide nothing: the best epoch, patience and schedule go by those at the ends of epochs; 0: these alone.
         save_every: how many steps lie between checkpoints; 0: they are written after each epoch.
         use_ema: evaluate and write the moving averages (EMA) that `Options.ema` keeps, in place of the weights.
         keep_mode: evaluate and write the model in the mode in which it came; else BatchNormalization and Dropout are
@@ -91,6 +100,7 @@ class Course(KnownKeywords):
         provider, threads: what it runs on; see `Trainer`.
         prefix, val_prefix: what the names in the data have before those of the inputs.
         sequences: how text and lists of tokens become samples.
+        samples: how data become samples: columns, names of classes, pictures, normalization, balance.
         classes: how many the last layer is to tell apart, with weights drawn anew; None: as many as it does.
         reset: glob patterns of trained weights that are drawn anew, by `init`, or 'xavier' where that is 'keep'.
 
@@ -99,6 +109,7 @@ class Course(KnownKeywords):
     """
 
     epochs: int = 10
+    max_steps: int | None = None
     batch_size: int = 32
     learning_rate: float = RATE
     schedule: str = "constant"
@@ -106,6 +117,7 @@ class Course(KnownKeywords):
     seed: int = 0
     metrics: tuple[str, ...] = ()
     patience: int | None = None
+    eval_every: int = 0
     save_every: int = 0
     use_ema: bool = False
     keep_mode: bool = False
@@ -114,14 +126,16 @@ class Course(KnownKeywords):
     prefix: str = ""
     val_prefix: str = ""
     sequences: SequenceOptions = field(default_factory=SequenceOptions)
+    samples: SampleOptions = field(default_factory=SampleOptions)
     classes: int | None = None
     reset: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, low in (("epochs", 1), ("batch_size", 1), ("save_every", 0)):
+        for name, low in (("epochs", 1), ("batch_size", 1), ("eval_every", 0), ("save_every", 0)):
             checks.at_least(name, getattr(self, name), low, whole=True)
-        if self.patience is not None:
-            checks.at_least("patience", self.patience, 1, whole=True)
+        for name in ("max_steps", "patience"):
+            if getattr(self, name) is not None:
+                checks.at_least(name, getattr(self, name), 1, whole=True)
         if self.threads is not None:
             checks.threads(self.threads)
         if not checks.is_number(self.learning_rate):
@@ -139,6 +153,7 @@ class Course(KnownKeywords):
             checks.at_least("classes", self.classes, 1, whole=True)
         object.__setattr__(self, "reset", checks.tuple_of("reset", self.reset, str, "such as reset=('*.head.*',)"))
         checks.of_type("sequences", self.sequences, SequenceOptions, "SequenceOptions(...)")
+        checks.of_type("samples", self.samples, SampleOptions, "SampleOptions(...)")
 
 
 @dataclass(frozen=True)
@@ -146,7 +161,8 @@ class Trained:
     """What came of a run.
 
     Attributes:
-        reason: why it ended: 'done', 'no better' or 'stopped'; then nothing was written but the checkpoint.
+        reason: why it ended: 'done', 'max steps', 'no better' or 'stopped'; then nothing was written but the
+            checkpoint.
         epochs: what each epoch has come to: 'loss', and 'val_loss' and 'val_<metric>' with validation data.
         best: the epoch whose weights were taken, counted from 1.
         by: what says which epoch is best, a name in `epochs`; "" where the last one is taken, without validation data.
@@ -174,13 +190,14 @@ def run_train(
     *,
     val: str | Path | float | None = None,
     adapter: str | Path | None = None,
-    adapter_from: Path | None = None,
-    run: Path | None = None,
+    adapter_from: str | Path | None = None,
+    run: str | Path | None = None,
     resume: bool = False,
     new_data: bool = False,
     force: bool = False,
     tell: Tell = silent,
-    watch: Watch = lambda steps, of, loss: None,
+    watch: Watch = unwatched,
+    log: Sequence[LogForm] = (),
     communicator: Communicator | None = None,
 ) -> Trained:
     """Train the model in a file on data in others, and write it with the weights that were found.
@@ -201,7 +218,9 @@ def run_train(
         new_data: with `resume`: on purpose with other training data, of as many samples.
         force: replace a file that onnxgrad did not write.
         tell: takes what is narrated.
-        watch: called after each step.
+        watch: takes what is told of each step and each judgement, see `Stepped` and `Judged`.
+        log: the forms in which the log is written to the run's folder besides train.jsonl: 'csv' is train.csv,
+            'tensorboard' a folder that TensorBoard shows.
         communicator: connects this process to others that train with it; then each takes its part of every batch,
             and the process of rank 0 evaluates and writes for all.
 
@@ -210,20 +229,28 @@ def run_train(
         UnsupportedError: the model can't be differentiated, or has a loop that never ends.
         OnnxgradError: a file can't be read or written, or the loss became infinite or no number.
     """
+    checks.path("data", data)
+    adapter_from, run = checks.path_or_none("adapter_from", adapter_from), checks.path_or_none("run", run)
     if new_data and not resume:
         raise UsageError("`new_data` goes with `resume`", "a run that begins takes any data: leave it out")
+    log = checks.tuple_of("log", log, str, "such as log=('csv',)")
+    for form in log:
+        checks.one_of("log", form, LogForm)
     start, link = time.perf_counter(), communicator or Alone()
     written = None if adapter is None else AdapterTarget(adapter)
     ready, target = _ready(
-        model, data, val, out, options or Options(), course or Course(), written, adapter_from, force, link, tell
-    )
-    place = run or target.with_name(f"{target.name}.run")
+        model, data, val, out, options or Options(), course or Course(), written, adapter_from, force, link, tell,
+        run if resume else None, resume,
+    )  # fmt: skip
+    place = run or _run_of(target)
     with rank_zero_folder(place, link) as folder, asked_to_stop(link, place, tell) as stop:
-        loop = ready.loop(folder, stop, watch)
+        loop = ready.loop(folder, stop, watch, log)
         _resume(loop, link, resume, new_data, drawing(ready.built.model), tell)
+        if link.rank == 0:
+            ready.preprocessing.write_to_run(folder.path)
         reason = loop.run()
-        if reason != "stopped" and ready.evaluator is not None and loop.progress.best:
-            ready.trainer.load(loop.best())
+        if reason != "stopped" and ready.evaluator is not None:
+            loop.take_best()
     epochs = loop.progress.epochs
     best = loop.progress.best if ready.evaluator is not None else len(epochs)
     by = loop.watched if ready.evaluator is not None else ""
@@ -233,6 +260,10 @@ def run_train(
     found = replace(found, files=[*ready.write(target, written, force), folder.path])
     _report(folder, ready, found)
     return found
+
+
+MOST_CLASSES = 30
+"""Of more classes a confusion matrix is no table for the eye; `onnxgrad evaluate` has it as JSON."""
 
 
 @dataclass
@@ -254,23 +285,50 @@ class _Run:
     batches: Batches
     ema: Mapping[str, str]
 
-    def loop(self, folder: RunFolder, stop: Callable[[], bool], watch: Watch) -> Loop:
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What was done to the data, which the trained model keeps."""
+        return self.samples.preprocessing(self.trainer.roles.losses)
+
+    def loop(self, folder: RunFolder, stop: Callable[[], bool], watch: Watch, logs: Sequence[LogForm]) -> Loop:
         """The steps to take."""
         course, evaluator = self.course, self.evaluator
-        steps = course.epochs * len(self.batches)
+        whole = course.epochs * len(self.batches)
+        steps = whole if course.max_steps is None else min(whole, course.max_steps)
         data = {"training": self.samples, **({"validation": evaluator.data} if evaluator else {})}
-        schedule = parse_schedule(course.schedule, course.learning_rate, steps)
-        if evaluator is None and (course.patience is not None or schedule.watches or course.metrics):
-            raise UsageError("early stopping, metrics and the schedule plateau go by a validation", "add `val=DATA`")
+        schedule = parse_schedule(course.schedule, course.learning_rate, steps, len(self.batches))
+        if evaluator is None and (
+            course.patience is not None or schedule.watches or course.metrics or course.eval_every
+        ):
+            words = "early stopping, metrics, `eval_every` and the schedule plateau go by a validation"
+            raise UsageError(words, "add `val=DATA`")
         chosen = evaluator.metrics[0] if evaluator is not None and course.metrics else None
         return Loop(
             self.trainer, self.samples, self.batches, schedule, evaluator,
             watched=f"val_{chosen.name}" if chosen else "val_loss" if evaluator else "loss",
             higher=chosen.higher if chosen else False,
             epochs=course.epochs, patience=course.patience, save_every=course.save_every,
-            folder=folder, stop=stop, watch=lambda done, loss: watch(done, steps, loss), model=_fingerprint(self.built),
+            folder=folder, stop=stop, watch=watch, max_steps=course.max_steps,
+            eval_every=course.eval_every, logs=logs,
+            model=_fingerprint(self.built, self.samples.prepared_by(course.samples)),
             digests={use: samples.digest() for use, samples in data.items()},
         )  # fmt: skip
+
+    def confusion(self) -> dict[str, tuple[Sequence[str], list[list[int]]]]:
+        """How the weights of now take classes for each other on the validation data, by output.
+
+        It takes an evaluation more. All processes have the same weights: the first one, which alone asks, answers.
+        """
+        if self.evaluator is None:
+            return {}
+        taken = confusions(self.trainer.roles.losses, MOST_CLASSES)
+        if taken:
+            Evaluator.measure(self.evaluator, self.trainer.buffers, taken, metrics=False)
+        matrices, names = (
+            {term.output: matrix_of(self.original, term, each) for term, each in taken},
+            self.preprocessing,
+        )
+        return {name: (names.classes.get(name, each.classes), each.counts) for name, each in matrices.items()}
 
     def adapter_values(self, weights: Arrays, state: Arrays) -> Arrays:
         """What a file of adapters holds: their factors, weights that are trained in full, running statistics."""
@@ -283,6 +341,7 @@ class _Run:
         adapters = roles.adapters
         weights = {**self.trainer.weights(), **{name: state[average] for name, average in self.ema.items()}}
         found = merge(self.original, adapters, weights, self.path, state, self.course.keep_mode, roles.quantized)
+        self.preprocessing.write_to(found)
         check_target(target, found, self.path, force)
         if adapter is not None:
             adapter.check(found, self.path, force)
@@ -297,7 +356,7 @@ class _Run:
 def _ready(
     model: ModelSource, data: str | Path, val: str | Path | float | None, out: str | Path | None, options: Options,
     course: Course, adapter: AdapterTarget | None, adapter_from: Path | None, force: bool, link: Communicator,
-    tell: Tell,
+    tell: Tell, run: Path | None, resume: bool,
 ) -> tuple[_Run, Path]:  # fmt: skip
     """Build the training model, open the data, and say where the trained one goes."""
     options = replace(options, optimizer=options.optimizer or "adam", embed_state=False)  # the trainer begins it
@@ -306,6 +365,7 @@ def _ready(
     if adapter is not None and not options.lora and adapter_from is None:
         raise UsageError("`adapter`: no adapters are trained", "ask for them with `lora=RANK`")
     original, path = own_model(model)
+    check_is_original(original)
     begun = None if adapter_from is None else read_adapters(adapter_from, original, tell)
     target = _target(model, original, path, out, adapter, force)
     built, options = _built(original, path, options, course, data, begun, tell)
@@ -317,12 +377,16 @@ def _ready(
         begin_from(trainer, *begun)
     values = {name: buffer.array for name, buffer in trainer.buffers.items()}
     ema = check_ema(trainer.roles.averages, values) if course.use_ema else {}
-    samples, validation = _data(data, val, built, trainer, course, tell)
+    known = _known(original, course, run or _run_of(target), resume)
+    samples, validation = _data(data, val, built, trainer, course, known, tell)
     evaluator = None
     if validation is not None:
         evaluator = _evaluator(original, path, options, course, trainer, validation, link, ema, tell)
     agree(link, {"samples": np.array(len(samples))}, "data")
-    batches = Batches(samples, course.batch_size, course.seed, rank=link.rank, world=link.world, tell=tell)
+    weights = balance(samples, trainer.roles.losses[0].label, tell) if course.samples.balance else None
+    batches = Batches(
+        samples, course.batch_size, course.seed, rank=link.rank, world=link.world, weights=weights, tell=tell
+    )
     if options.accumulate > len(batches):
         raise UsageError(
             f"`accumulate={options.accumulate}`: an epoch has {len(batches)} batches, so it would take no step",
@@ -332,6 +396,19 @@ def _ready(
     if adapter is not None:  # the form has a place for all that there will be
         adapter.make(original, trainer.roles.adapters, ready.adapter_values(trainer.weights(), trainer.state()))
     return ready, target
+
+
+def _run_of(target: Path) -> Path:
+    return target.with_name(f"{target.name}.run")
+
+
+def _known(original: ModelProto, course: Course, run: Path, resume: bool) -> Preprocessing:
+    """What is known of the data: what a run that goes on was begun with, or what the model says that was trained."""
+    begun = Preprocessing.of_run(run) if resume else None
+    if begun is not None:
+        return begun
+    known = Preprocessing.of_model(original)
+    return known if course.classes is None else replace(known, classes={})
 
 
 def _target(
@@ -392,26 +469,29 @@ def _data(
     built: TrainingModel,
     trainer: TrainerBase,
     course: Course,
+    known: Preprocessing,
     tell: Tell,
 ) -> tuple[Data, Data | None]:
     """The training data, and the validation data."""
     inputs, ranges = with_sizes_of_pasts(trainer.inputs, built.graph), ranges_of(built.model)
 
-    def opened(source: str | Path, prefix: str) -> Data:
-        terms, options = trainer.roles.losses, course.sequences
-        return open_data(source, inputs, ranges, prefix=prefix, terms=terms, options=options, tell=tell)
+    def opened(source: str | Path, prefix: str, known: Preprocessing) -> Data:
+        terms, options, how = trainer.roles.losses, course.sequences, course.samples
+        return open_data(
+            source, inputs, ranges, prefix=prefix, terms=terms, options=options, samples=how, known=known, tell=tell
+        )
 
-    samples = opened(data, course.prefix)
+    samples, validation = opened(data, course.prefix, known), None
     share = None if val is None else fraction_of(val)
-    if val is None:
-        return samples, None
-    if share is None:
-        return samples, opened(str(val), course.val_prefix)
-    if course.val_prefix:
-        raise UsageError("`val_prefix` goes with `val=DATA`, not with a share of `data`", "leave it out")
-    samples, validation = held_out(samples, share, course.seed)
-    tell(f"{len(validation)} of {len(samples) + len(validation)} samples are held out for validation", 0)
-    return samples, validation
+    if val is not None and share is None:
+        learnt = {**known.classes, **samples.preprocessing(trainer.roles.losses).classes}
+        validation = opened(str(val), course.val_prefix, replace(known, classes=learnt))
+    elif share is not None:
+        if course.val_prefix:
+            raise UsageError("`val_prefix` goes with `val=DATA`, not with a share of `data`", "leave it out")
+        samples, validation = held_out(samples, share, course.seed)
+        tell(f"{len(validation)} of {len(samples) + len(validation)} samples are held out for validation", 0)
+    return prepared(samples, validation, inputs, trainer.roles, course.samples, known, course.seed, tell)
 
 
 def _resume(loop: Loop, link: Communicator, resume: bool, new_data: bool, drawn: Sequence[str], tell: Tell) -> None:
@@ -431,9 +511,12 @@ def _resume(loop: Loop, link: Communicator, resume: bool, new_data: bool, drawn:
             tell(f"{', '.join(drawn)} will draw other random numbers than in a run that was never cut off", 0)
 
 
-def _fingerprint(built: TrainingModel) -> str:
-    """Eight digits that tell training models apart by nodes, constants and frozen weights, and versions of onnxgrad."""
-    graph, check = built.model.graph, zlib.crc32(tool_version().encode())
+def _fingerprint(built: TrainingModel, prepared: str) -> str:
+    """Eight digits that tell training models apart by nodes, constants and frozen weights, and versions of onnxgrad.
+
+    What is done to data before a model sees them, in words, counts as a part of it.
+    """
+    graph, check = built.model.graph, zlib.crc32((tool_version() + prepared).encode())
     stored = (tensor for tensor in graph.initializer if tensor.name not in built.training.state)
     for message in (*graph.node, *stored):
         check = zlib.crc32(message.SerializeToString(deterministic=True), check)
@@ -442,19 +525,28 @@ def _fingerprint(built: TrainingModel) -> str:
 
 def _report(folder: RunFolder, ready: _Run, found: Trained) -> None:
     told = asdict(ready.course)
-    told |= told.pop("sequences")
-    asked = {"--" + name.replace("_", "-"): value for name, value in told.items() if value}
+    told |= told.pop("sequences") | _shown(told.pop("samples"))
+    asked = {flag_of(name): value for name, value in told.items() if value}
     sets = {"training": ready.samples, **({"validation": ready.evaluator.data} if ready.evaluator else {})}
+    log = folder.history()
     run = Run(
         ready.path.name if ready.path else "",
         found.reason, found.epochs, found.best, found.by, found.steps, found.seconds, asked,
         {use: (str(data.source), len(data)) for use, data in sets.items()},
-        [str(file) for file in found.files], Curve.of(folder.history()), make_report(built=ready.built),
+        [str(file) for file in found.files], Curve.of(log), Curve.others(log), ready.confusion(),
+        make_report(built=ready.built),
     )  # fmt: skip
     document = page(run)
     written = {"report.md": markdown(document), "report.html": html(document)}
-    for name, text in {**written, **({PICTURE: run.picture} if run.curve.steps else {})}.items():
+    for name, text in {**written, **{picture.file: picture.svg for picture in run.pictures}}.items():
         save_bytes(text.encode(), folder.path / name)
+
+
+def _shown(samples: Mapping[str, Any]) -> dict[str, Any]:
+    """What was asked of the samples, as it would be typed."""
+    columns = [f"{column}={feed}" for column, feed in samples["columns"].items()]
+    function = getattr(samples["transform"], "__name__", None)
+    return {**samples, "columns": columns, "transform": function}
 
 
 def _trainer(built: TrainingModel, course: Course, link: Communicator) -> TrainerBase:
@@ -472,28 +564,9 @@ def _evaluator(
         model, options, trainer.buffers, path=path, provider=find_provider(course.provider), threads=course.threads,
         keep_mode=course.keep_mode,
     )  # fmt: skip
-    metrics = _metrics(trainer.roles, options, course)
+    metrics = metrics_of(course.metrics, trainer.roles.losses)
     batches = Batches(data, data.batch_size or course.batch_size, shuffle=False, tell=tell)
-    evaluator = RankZeroEvaluator(session, data, batches, trainer.roles.losses[0], metrics, ema, link)
+    evaluator = RankZeroEvaluator(session, data, batches, metrics, ema, link)
     if link.rank == 0:
         evaluator.check(trainer.buffers)
     return evaluator
-
-
-def _metrics(roles: Roles, options: Options, course: Course) -> Sequence[Named]:
-    term = roles.losses[0]
-    if not term.label:
-        return []
-    if not course.metrics:
-        return default_metrics(term)
-    if term.name == "causal-lm":
-        raise UsageError(
-            "`metrics` don't go with causal-lm: they would compare tokens with themselves, not with what follows",
-            "leave them out; the loss is told, and its exponential is the perplexity",
-        )
-    found = [parse_metric(text, **dict(options.loss_options)) for text in course.metrics]
-    names = ["loss", *(metric.name for metric in found)]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UsageError(f"`metrics`: two numbers would be called '{twice}'", "name each once, files by other names")
-    return found

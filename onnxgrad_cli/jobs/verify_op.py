@@ -15,6 +15,7 @@ from onnx import ModelProto, printer
 from onnx.helper import tensor_dtype_to_np_dtype
 from onnx.shape_inference import infer_shapes
 
+from onnxgrad_cli.common import checks
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import UnsupportedError, UsageError, suggest
 from onnxgrad_cli.execution.executor import Executor, to_double
@@ -182,6 +183,7 @@ def run_verify_op(
         UsageError: there is no such operator, or no such example.
         UnsupportedError: nothing of it can be differentiated, or compared in this way.
     """
+    checks.text("op_type", op_type)
     covered = _covered(op_type)
     if against == "torch":
         expression_of(covered.op_type, covered.domain)

@@ -61,9 +61,13 @@ def causal_lm(op, prediction, label, *, ignore_index: int = -100):
     Labels are the tokens that the model reads, or -100: those at place t + 1 are what the logits at place t predict.
     The mean is over the tokens that count. Labels are shifted and not logits, of which no copy is made.
     """
+    return picked(op, log_softmax(op, prediction, 2), ahead(op, label, ignore_index), None, ignore_index, axis=2)
+
+
+def ahead(op: Op, label: Val, ignore_index: int) -> Val:
+    """The label at the next place, for each place of labels (N, T); behind the last one nothing counts."""
     behind = op.Slice(label, op.ints([1]), op.ints([2**62]), op.ints([1]))
-    following = op.state(op.Pad(behind, op.ints([0, 0, 0, 1]), op.const(ignore_index, label)), label.shape)
-    return picked(op, log_softmax(op, prediction, 2), following, None, ignore_index, axis=2)
+    return op.state(op.Pad(behind, op.ints([0, 0, 0, 1]), op.const(ignore_index, label)), label.shape)
 
 
 def log_softmax(op: Op, x: Val, axis: int) -> Val:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from onnx import TensorProto, TypeProto
 
 from onnxgrad_cli.common.catalogue import Catalogue, Documented
-from onnxgrad_cli.common.settings import Option, chosen, declared
+from onnxgrad_cli.common.settings import Option, chosen, declared, undocumented
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import tensor_type
@@ -22,6 +23,9 @@ LABELS = {
     "none": "none",
 }
 """The kinds of label, in words."""
+
+RANKS = {"class": 2, "token": 3}
+"""How many axes an output has at least, by the kind of label."""
 
 AXES = {"class": ", the second the classes", "token": ", the second the places, the third the vocabulary"}
 """The axes of an output behind that of the batch, by the kind of label, in words."""
@@ -147,3 +151,44 @@ def loss(
         return function
 
     return register
+
+
+def of_function(function: Callable[..., Any]) -> Loss:
+    """The loss that a function is: the registered one, or one by its signature.
+
+    The signature is that of the registered ones, `function(op, prediction, label, *, option=default)`. A loss without
+    a label has two parameters. The label is of the output's type and shape, unless its annotation is another key of
+    `LABELS`: `label: "class"`.
+
+    Raises:
+        UsageError: it has another signature.
+    """
+    known = next((each for each in LOSSES if each.function is function), None)
+    if known is not None:
+        return known
+    what = f"the loss '{getattr(function, '__name__', function)}'"
+    hint = "a loss is a function(op, prediction, label, *, option=default)"
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        raise UsageError(f"{what} is no Python function", hint) from None
+    operands = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(operands) not in (2, 3) or any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        raise UsageError(f"{what} takes {', '.join(map(str, parameters)) or 'nothing'}", hint)
+    label = "none" if len(operands) == 2 else _label_of(operands[2], what)
+    return Loss(function.__name__, function, label, RANKS.get(label, 0), undocumented(function, what), {})
+
+
+def _label_of(parameter: inspect.Parameter, what: str) -> str:
+    if parameter.annotation is parameter.empty:
+        return "same"
+    kind = str(getattr(parameter.annotation, "__name__", parameter.annotation)).strip("'\"")
+    if kind == "Val":
+        return "same"
+    if kind not in LABELS or kind == "none":
+        kinds = [kind for kind in LABELS if kind != "none"]
+        raise UsageError(
+            f"{what}: '{kind}' is no kind of label",
+            f"annotate it with one of {', '.join(map(repr, kinds))}; the first is meant where nothing is said",
+        )
+    return kind

@@ -10,6 +10,7 @@ from onnxgrad_cli.passes.cleanup import CLEANUP
 from onnxgrad_cli.passes.few_bits import FEW_BITS
 from onnxgrad_cli.passes.gradient_op import GRADIENT
 from onnxgrad_cli.passes.identifiers import IDENTIFIERS
+from onnxgrad_cli.passes.in_turn import IN_TURN
 from onnxgrad_cli.passes.loss import LOSS
 from onnxgrad_cli.passes.loss_scale import LOSS_SCALE
 from onnxgrad_cli.passes.optimizer import OPTIMIZER
@@ -21,11 +22,11 @@ from onnxgrad_cli.passes.target import TARGET
 from onnxgrad_cli.passes.yield_op import YIELD
 from onnxgrad_cli.targets import STANDARD
 
-PASSES = (PREPARE, LOSS, YIELD, BACKWARD, OUTPUTS, OPTIMIZER, FEW_BITS, CLEANUP, IDENTIFIERS)
+PASSES = (PREPARE, LOSS, YIELD, BACKWARD, OUTPUTS, OPTIMIZER, FEW_BITS, IN_TURN, CLEANUP, IDENTIFIERS)
 """The pipeline of `onnxgrad build`; `verify` follows it, on the model as it was written."""
 
 _INSTEAD = {YIELD: GRADIENT, OUTPUTS: replace(OUTPUTS, summary="inputs and outputs declared", needs=(GRADIENT.name,))}
-COMPACT = tuple(_INSTEAD.get(step, step) for step in PASSES if step not in (BACKWARD, FEW_BITS))
+COMPACT = tuple(_INSTEAD.get(step, step) for step in PASSES if step not in (BACKWARD, FEW_BITS, IN_TURN))
 """The pipeline of `onnxgrad build --as-gradient-op`; `verify` expands the model first."""
 
 _AFTER = {PREPARE: (ADAPTERS,), BACKWARD: (GRADIENT, LOSS_SCALE, RECOMPUTE), CLEANUP: (TARGET,)}

@@ -87,6 +87,9 @@ def _run(graph: Graph, options: NamingOptions, training: StepRecord) -> bool:
     }
     training.adapters = [replace(a, a=names.get(a.a, a.a), b=names.get(a.b, a.b)) for a in training.adapters]
     training.integer_weights = [replace(w, weight=names.get(w.weight, w.weight)) for w in training.integer_weights]
+    if training.chunks is not None:
+        values = tuple(names.get(name, name) for name in training.chunks.values)
+        training.chunks = replace(training.chunks, values=values)
     embed(graph, options, training)
     return bool(names)
 

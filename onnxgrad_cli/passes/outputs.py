@@ -10,10 +10,11 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
+from onnx import TensorProto
 
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import ROLE, with_bodies
-from onnxgrad_cli.ir.types import dtype_of
+from onnxgrad_cli.ir.types import dtype_of, shape_of, tensor_type
 from onnxgrad_cli.options import SignatureOptions
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.roles import embed
@@ -65,6 +66,8 @@ def _ones(graph: Graph, yielded: Mapping[str, str]) -> list[onnx.NodeProto]:
     nodes = []
     for name, cotangent in yielded.items():
         shape = graph.fresh(f"{name}_shape")
+        known = shape_of(graph.types[name])
+        graph.types[shape] = tensor_type(TensorProto.INT64, [None if known is None else len(known)])
         dtype = onnx.helper.tensor_dtype_to_np_dtype(dtype_of(graph.types[name]))
         one = onnx.numpy_helper.from_array(np.ones(1, dtype))
         nodes += [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import is_float, shape_of
-from onnxgrad_cli.losses import LOSSES
+from onnxgrad_cli.losses.spec import settings_of
 from onnxgrad_cli.metadata import Quantized, Role, Roles, Term, tool_version, write
 from onnxgrad_cli.options import StepOptions
 from onnxgrad_cli.record import StepRecord
@@ -62,13 +62,15 @@ def _terms(graph: Graph, options: StepOptions, training: StepRecord) -> Iterator
     for spec, output, label in zip(options.losses, training.predictions, training.judged, strict=False):
         from_file = spec.name.endswith(".onnx")
         name = Path(spec.name).name if from_file else spec.name
-        loss = None if from_file else LOSSES.lookup(spec.name)
-        ignored = None if loss is None else loss.ignored(options.loss_options)
+        loss = spec.loss
+        given = settings_of(options.loss_options, spec.output, output, label)
+        ignored = None if loss is None else loss.ignored(given)
         numbered = label and not is_float(graph.types[label])
         shape = shape_of(graph.types[output]) or ()
-        axis = (None if loss is None else loss.class_axis(options.loss_options)) or 1
+        axis = (None if loss is None else loss.class_axis(given)) or 1
         classes = shape[axis] if numbered and len(shape) > 1 else 0
-        yield Term(name, output, label, spec.weight, classes if isinstance(classes, int) else 0, ignored, axis)
+        chunks = training.chunks.values if training.chunks is not None and training.chunks.of == output else ()
+        yield Term(name, output, label, spec.weight, classes if isinstance(classes, int) else 0, ignored, axis, chunks)
 
 
 def embed(graph: Graph, options: StepOptions, training: StepRecord) -> None:

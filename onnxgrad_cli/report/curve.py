@@ -35,7 +35,10 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Curve:
-    """The losses of a run: (step, loss) of each step, and of each judgement on validation data."""
+    """The losses of a run: (step, loss) of each step, and of each judgement on validation data.
+
+    Of a metric there are judgements alone; of the rate steps alone.
+    """
 
     steps: list[Point] = field(default_factory=list)
     judged: list[Point] = field(default_factory=list)
@@ -47,6 +50,17 @@ class Curve:
         return Curve(
             list(_points((line for line in lines if "rate" in line), "loss")), list(_points(lines, "val_loss"))
         )
+
+    @staticmethod
+    def others(log: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
+        """What else a log tells: the curve of each metric, and that of the rate where it changes."""
+        lines = list(log)
+        names = dict.fromkeys(name for line in lines for name in line if name.startswith("val_") and name != "val_loss")
+        found = {name: Curve(judged=list(_points(lines, name))) for name in names}
+        rates = list(_points(lines, "rate"))
+        if len({rate for _, rate in rates}) > 1:
+            found["rate"] = Curve(steps=rates)
+        return {name: curve for name, curve in found.items() if len(curve.steps) + len(curve.judged) > 1}
 
 
 def _points(lines: Iterable[Mapping[str, Any]], name: str) -> Iterator[Point]:
@@ -66,7 +80,7 @@ def blocks(values: Sequence[float], columns: int = 60) -> str:
 
 
 def svg(curve: Curve, caption: str) -> str:
-    """A curve with at least one step as an `svg` element."""
+    """A curve with at least one point as an `svg` element."""
     return "\n".join(_lines(curve, caption))
 
 
@@ -74,7 +88,7 @@ def _lines(curve: Curve, caption: str) -> Iterator[str]:
     """The lines of the picture: frame, axes, the losses and the validation."""
     raw, smooth = _means(curve.steps, COLUMNS), _smooth(curve.steps)
     shown = [loss for _, loss in (*raw, *curve.judged)]
-    scale, last = _scale(shown), max(curve.steps[-1][0], 2)
+    scale, last = _scale(shown), max(*(step for step, _ in (*curve.steps[-1:], *curve.judged[-1:])), 2)
     low, high = scale(min(shown)), scale(max(shown))
 
     def place(point: Point) -> Point:
@@ -116,7 +130,7 @@ def _scale(values: Sequence[float]) -> Callable[[float], float]:
 
 def _means(points: Sequence[Point], columns: int) -> list[Point]:
     """As many points as there are columns at most, each the mean of its share."""
-    size = -(-len(points) // columns)
+    size = max(-(-len(points) // columns), 1)
     parts = (points[i : i + size] for i in range(0, len(points), size))
     return [(sum(x for x, _ in part) / len(part), math.fsum(y for _, y in part) / len(part)) for part in parts]
 

@@ -172,7 +172,7 @@ def _refusals(error: Exception | None) -> list[Refusal]:
 def _losses(options: Options, judged: Sequence[str]) -> Iterator[str]:
     """Each loss in words, with the label it got, or before it got one, the label that was asked for."""
     for spec, label in zip_longest(options.losses, judged):
-        asked = "" if spec.name == "identity" else spec.label or options.label
+        asked = "" if spec.loss and spec.loss.label == "none" else spec.label or options.label
         yield _loss(spec, options, asked if label is None else label)
 
 

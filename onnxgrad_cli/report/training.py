@@ -6,15 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxgrad_cli.report import document
-from onnxgrad_cli.report.blocks import Inline, Name, Page, Picture, Section, Table
+from onnxgrad_cli.report.blocks import Block, Inline, Name, Page, Paragraph, Picture, Section, Table
 from onnxgrad_cli.report.curve import Curve, svg
 from onnxgrad_cli.report.model import Report
-from onnxgrad_cli.report.words import number, seconds, several
+from onnxgrad_cli.report.words import figure, number, seconds, several
 
 PICTURE = "curve.svg"
 """The file beside the report with the picture of the curve."""
 
-ENDS = {"done": "All epochs were run", "no better": "It ended early, for the validation got no better"}
+ENDS = {
+    "done": "All epochs were run",
+    "max steps": "It ended after as many steps as were asked for",
+    "no better": "It ended early, for the validation got no better",
+}
 """Why a run ends."""
 
 OF_THE_BUILD = {"What was asked", "Trained weights", "Adapters", "Not trained, and why", "Cautions", "Versions"}
@@ -36,6 +40,9 @@ class Run:
         data: what each set of data is for -> its source and how many samples it has.
         files: what was written.
         curve: the loss of each step.
+        others: what else has a curve, metrics and the rate, by name.
+        confusion: output -> the names of its classes, and how often each (rows) was taken for each in the epoch whose
+            weights were taken.
         built: the report of the training model.
     """
 
@@ -50,12 +57,18 @@ class Run:
     data: Mapping[str, tuple[str, int]]
     files: Sequence[str]
     curve: Curve
+    others: Mapping[str, Curve]
+    confusion: Mapping[str, tuple[Sequence[str], Sequence[Sequence[int]]]]
     built: Report
 
     @property
-    def picture(self) -> str:
-        """The curve as an `svg` element."""
-        return svg(self.curve, f"Loss of {self.model}")
+    def pictures(self) -> list[Picture]:
+        """The curves: of the loss, of each metric and of the rate."""
+        found = [_picture(self.curve, PICTURE, f"Loss of {self.model}")] if self.curve.steps else []
+        for i, (name, curve) in enumerate(self.others.items(), 1):
+            file = "rate.svg" if name == "rate" else f"metric-{i}.svg"
+            found.append(_picture(curve, file, f"{_words(name).capitalize()} of {self.model}"))
+        return found
 
 
 def page(run: Run) -> Page:
@@ -68,27 +81,43 @@ def page(run: Run) -> Page:
 def _glance(run: Run) -> Iterator[tuple[str, Inline]]:
     first, best = run.epochs[0], run.epochs[run.best - 1]
     for name, value in best.items():
-        yield _words(name), f"{first[name]:.4g} in the first epoch, {value:.4g} in epoch {run.best}"
+        yield _words(name), f"{figure(first[name])} in the first epoch, {figure(value)} in epoch {run.best}"
     yield "steps", f"{number(run.steps)} in {several(len(run.epochs), 'epoch')}"
     yield "time", seconds(run.seconds)
 
 
 def _sections(run: Run) -> Iterator[Section]:
     """The sections on the run, then those on the training model that matter to it."""
-    if run.curve.steps:
-        yield Section("Loss", [Picture(run.picture, PICTURE, f"Loss of {run.model}")])
+    if run.pictures:
+        yield Section("Curves", list(run.pictures))
     names = list(run.epochs[0])
     rows: list[tuple[Inline, ...]] = [
-        (str(i), *(f"{epoch[name]:.4f}" for name in names), "its weights were taken" if i == run.best else "")
+        (str(i), *(figure(epoch[name]) for name in names), "its weights were taken" if i == run.best else "")
         for i, epoch in enumerate(run.epochs, 1)
     ]
     yield Section("Epochs", [Table(("epoch", *map(_words, names), ""), rows, frozenset(range(1 + len(names))))])
+    if run.confusion:
+        yield Section("Confusion of classes", list(_confusion(run.confusion)))
     rows = [(Name(option), Name(str(value))) for option, value in run.course.items()]
     yield Section("How it was trained", [Table(("option", "value"), rows)])
     rows = [(use, Name(source), number(samples)) for use, (source, samples) in run.data.items()]
     yield Section("Data", [Table(("used for", "from", "samples"), rows, frozenset({2}))])
     yield from (section for section in document.sections(run.built) if section.title in OF_THE_BUILD)
     yield Section("Files", [Table(("written",), [(Name(file),) for file in run.files])])
+
+
+def _picture(curve: Curve, file: str, words: str) -> Picture:
+    return Picture(svg(curve, words), file, words)
+
+
+def _confusion(found: Mapping[str, tuple[Sequence[str], Sequence[Sequence[int]]]]) -> Iterator[Block]:
+    """How often each class was taken for each: a row for each label, a column for each class that was chosen."""
+    for output, (classes, counts) in found.items():
+        yield Paragraph((Name(output), ": labels by row, what was chosen by column, with the weights that were taken."))
+        rows: list[tuple[Inline, ...]] = [
+            (Name(label), *map(number, row)) for label, row in zip(classes, counts, strict=True)
+        ]
+        yield Table(("", *classes), rows, frozenset(range(1, 1 + len(classes))))
 
 
 def _words(name: str) -> str:

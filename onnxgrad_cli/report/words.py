@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -54,6 +55,13 @@ def scaled(value: float, unit: str) -> str:
 def seconds(value: float) -> str:
     """A duration: '12.3 ms', '4.56 s'."""
     return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def figure(value: float) -> str:
+    """A measured number in four significant digits: '0.6931', '3.000e-06', '1,235'."""
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:,.0f}" if 999.95 <= abs(value) < 1e9 else f"{value:#.4g}"
 
 
 def percent(share: float) -> str:

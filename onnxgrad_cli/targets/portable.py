@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from onnx import NodeProto, TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
@@ -61,7 +62,8 @@ def fit(graph: Graph) -> None:
     """
     nodes: list[NodeProto] = []
     for node in graph.nodes:
-        nodes += _narrowed(graph, node) or [*_with_more_channels(graph, node), node]
+        if not _computed(graph, node):
+            nodes += _narrowed(graph, node) or [*_with_more_channels(graph, node), node]
     graph.set_nodes(nodes)
     found = list(_lacking(graph))
     if found:
@@ -71,6 +73,30 @@ def fit(graph: Graph) -> None:
             "; ".join(dict.fromkeys(refusal.hint for refusal in found if refusal.hint))
             or "build it for any runtime, with `target='standard'`",
         )
+
+
+# -- double precision on WebGPU ----------------------------------------------------------------------------------------
+
+
+PLAIN = frozenset({"Add", "Cast", "Div", "Mul", "Neg", "Reciprocal", "Sqrt", "Sub"})
+"""What exporters write to make a constant of others."""
+
+
+def _computed(graph: Graph, node: NodeProto) -> bool:
+    """Whether a node was computed now, as it is one of constants in float64, and its outputs are constants instead.
+
+    onnxruntime-web has few such kernels beside WebGPU, and does not open a model with the Sqrt that PyTorch's exporter
+    writes for the scale of attention: "Provider type for Sqrt node ... is not set".
+    """
+    values = {name: graph.constant(name) for name in node.input}
+    arrays = {name: array for name, array in values.items() if array is not None}
+    if node.op_type not in PLAIN or not is_standard(node.domain) or len(arrays) < len(values):
+        return False
+    if not any(dtype_of(graph.types.get(name)) == TensorProto.DOUBLE for name in (*node.input, *node.output)):
+        return False
+    for name, array in zip(node.output, ReferenceEvaluator(node).run(None, arrays), strict=True):
+        graph.add_initializer(name, array)
+    return True
 
 
 # -- buffers on WebGPU -------------------------------------------------------------------------------------------------

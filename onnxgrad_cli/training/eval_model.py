@@ -74,9 +74,8 @@ def make_eval_model(
     copy, weights = copied(model), list(weights)
     give_own_statistics(copy, weights)
     mode: Mode = "keep" if keep_mode else "eval"
-    built = TrainingModel(
-        Graph(copy, path), replace(options, mode=mode, lora_dropout=0.0, optimizer="", optimizer_options={})
-    )
+    whole = replace(options, mode=mode, lora_dropout=0.0, optimizer="", optimizer_options={}, loss_chunks=1)
+    built = TrainingModel(Graph(copy, path), whole)
     built.run(stop_after="loss")
     graph, training = built.graph, built.training
     compared = list(dict.fromkeys([*training.predictions, *outputs]))
@@ -122,6 +121,16 @@ class EvalSession:
             keep_mode: see `make_eval_model`.
         """
         found = make_eval_model(model, options, weights, path, keep_mode=keep_mode, counted=True)
+        self._open(found, path, provider, threads)
+
+    @classmethod
+    def of(cls, found: EvalModel, path: Path | None, provider: str, threads: int | None) -> EvalSession:
+        """A session on an eval model that was made with `counted`; see `__init__`."""
+        session = cls.__new__(cls)
+        session._open(found, path, provider, threads)
+        return session
+
+    def _open(self, found: EvalModel, path: Path | None, provider: str, threads: int | None) -> None:
         self._loss, self._outputs, self._bound = found.loss, found.outputs, found.weights
         self._divisor = found.divisor
         bare = without_initializers(found.model, self._bound)

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from onnxgrad_cli.execution.session import Buffer
+from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.metadata import Term
+from onnxgrad_cli.training.class_metrics import Confusion
 from onnxgrad_cli.training.data import Batches, Data
-from onnxgrad_cli.training.eval_model import EvalSession
-from onnxgrad_cli.training.metrics import Named
+from onnxgrad_cli.training.eval_model import EvalResult, EvalSession
+from onnxgrad_cli.training.metrics import YES_AND_NO, Metric, Named
 
 
 @dataclass(frozen=True)
@@ -23,15 +25,13 @@ class Evaluator:
         session: runs the eval model.
         data: the validation data.
         batches: the validation data in batches, in their own order.
-        term: the loss whose output and label the metrics compare.
-        metrics: what is measured besides the loss.
+        metrics: what is measured besides the loss, each of the output and the label of its term.
         ema: weight -> the state with its moving average, which is evaluated in place of the weight.
     """
 
     session: EvalSession
     data: Data
     batches: Batches
-    term: Term
     metrics: Sequence[Named]
     ema: Mapping[str, str] = field(default_factory=dict)
 
@@ -49,14 +49,26 @@ class Evaluator:
         first = self.data.batch(np.arange(min(self.batches.size, len(self.data))))
         result = self.session(first, weights)
         for named in self.metrics:
-            named.begin().update(result.outputs[self.term.output], first[self.term.label])
+            _update(named.begin(), named.term, result, first)
 
     def __call__(self, weights: Mapping[str, Buffer]) -> dict[str, float]:
         """The loss, as 'loss', and each metric by its name.
 
         The loss is the mean over all that counts in it: labels that are not left out, or samples.
         """
-        begun = {named.name: named.begin() for named in self.metrics}
+        return self.measure(weights, ())
+
+    def measure(
+        self, weights: Mapping[str, Buffer], more: Sequence[tuple[Term, Confusion]], metrics: bool = True
+    ) -> dict[str, float]:
+        """The loss and the metrics, as a call gives them, and what else is to take all batches.
+
+        Args:
+            weights: those of a trainer.
+            more: takes the output and the label of a term.
+            metrics: whether metrics are measured.
+        """
+        begun = [(named, named.begin()) for named in self.metrics] if metrics else []
         weights = {**weights, **{name: weights[average] for name, average in self.ema.items()}}
         total, count = 0.0, 0.0
         for part in self.batches:
@@ -65,7 +77,29 @@ class Evaluator:
             weight = len(part.indices) if result.count is None else result.count
             total += result.loss * weight if weight else 0.0
             count += weight
-            for metric in begun.values():
-                metric.update(result.outputs[self.term.output], feeds[self.term.label])
+            for named, found in begun:
+                _update(found, named.term, result, feeds)
+            for term, taken in more:
+                _update(taken, term, result, feeds)
         loss = total / count if count else math.nan
-        return {"loss": loss, **{name: metric.value() for name, metric in begun.items()}}
+        return {"loss": loss, **{named.name: found.value() for named, found in begun}}
+
+
+def _update(metric: Metric | Confusion, term: Term | None, result: EvalResult, feeds: Arrays) -> None:
+    assert term is not None
+    metric.update(result.outputs[term.output], feeds[term.label])
+
+
+def confusions(terms: Sequence[Term], most: int) -> list[tuple[Term, Confusion]]:
+    """What counts how often each class was taken for each, for each output of yes and no or of at most so many classes.
+
+    Labels of the output's shape count one by one.
+    """
+    found: dict[str, tuple[Term, Confusion]] = {}
+    for term in terms:
+        if term.label and term.name != "causal-lm" and (term.name in YES_AND_NO or 0 < term.classes <= most):
+            ignored = -100 if term.ignore_index is None else term.ignore_index
+            threshold = YES_AND_NO.get(term.name, 0.5)
+            each = Confusion(threshold=threshold, ignore_index=ignored, class_axis=term.class_axis)
+            found.setdefault(term.output, (term, each))
+    return list(found.values())

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
+from onnxgrad_cli.common.choices import LogForm
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.training.data import Batches, Data
+from onnxgrad_cli.training.data import Batches, Data, Part
 from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.run.folder import Log, RunFolder
+from onnxgrad_cli.training.run.watch import Judged, Pace, Stepped, Watch
 from onnxgrad_cli.training.schedules import Schedule
 from onnxgrad_cli.training.steps.base import NotFinite, TrainerBase
 
@@ -53,7 +55,10 @@ class Loop:
         stop: whether somebody asks for an end, asked after each step.
         model: what the steps compute, in short: a checkpoint goes on with the same alone.
         digests: 'training' and perhaps 'validation' -> what tells these data from others, in short.
-        watch: called after each step with the steps taken and the loss.
+        watch: takes what is told, of each step and each judgement.
+        max_steps: after how many steps the run ends, in the middle of an epoch too; None is never.
+        eval_every: how many steps lie between judgements within an epoch, which are told, and decide nothing; 0: none.
+        logs: the forms in which the log is written, besides train.jsonl.
     """
 
     trainer: TrainerBase
@@ -68,10 +73,27 @@ class Loop:
     save_every: int
     folder: RunFolder
     stop: Callable[[], bool]
-    watch: Callable[[int, float], None]
+    watch: Watch
+    max_steps: int | None = None
+    eval_every: int = 0
+    logs: Sequence[LogForm] = ()
     model: str = ""
     digests: Mapping[str, str] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
+    _pace: Pace = field(default_factory=Pace)
+    _rate: float = math.nan
+    _cut: bool = False
+
+    @property
+    def steps(self) -> int:
+        """How many steps there are to be in all."""
+        whole = self.epochs * len(self.batches)
+        return whole if self.max_steps is None else min(whole, self.max_steps)
+
+    @property
+    def _results(self) -> list[str]:
+        """What is said of an epoch, by name."""
+        return ["loss", *(f"val_{name}" for name in self.evaluator.names)] if self.evaluator else ["loss"]
 
     def resume(self, new_data: bool = False) -> None:
         """Go on from the folder's checkpoint.
@@ -113,7 +135,7 @@ class Loop:
                 "go on with the same ones, or begin anew with `run`; `onnxgrad export` makes a model of its checkpoint",
             )
         epochs = said["run"]["epochs"]
-        told = ["loss", *(f"val_{name}" for name in self.evaluator.names)] if self.evaluator else ["loss"]
+        told = self._results
         if epochs and list(epochs[0]) != told:
             raise UsageError(
                 f"the run was begun with {', '.join(epochs[0])} to judge an epoch by, now it is {', '.join(told)}",
@@ -139,6 +161,16 @@ class Loop:
             )
         return values
 
+    def take_best(self) -> None:
+        """Go back to the values of the best epoch, if there is one.
+
+        Raises:
+            OnnxgradError: they are damaged, or of another run.
+        """
+        present = self._cut and self.progress.best == len(self.progress.epochs)  # no checkpoint is of a part
+        if self.progress.best and not present:
+            self.trainer.load(self.best())
+
     def _check_data(self, digests: Mapping[str, str], new_data: bool) -> None:
         """Make sure that the data hold what they held, of whichever name and size they are."""
         for use, digest in self.digests.items():
@@ -153,43 +185,70 @@ class Loop:
         """Take all steps that are left.
 
         Returns:
-            Why it ended: 'done', 'no better' or 'stopped'.
+            Why it ended: 'done', 'no better', 'max steps' or 'stopped'.
 
         Raises:
             OnnxgradError: the loss was no finite number, or something could not be written.
         """
-        with self.folder.log(self.trainer.steps) as log:
+        self._pace = Pace()
+        with self.folder.log(self.trainer.steps, self.logs, self._results) as log:
             while len(self.progress.epochs) < self.epochs:
                 if self._out_of_patience():
                     return "no better"
+                if self._spent():
+                    self._cut_epoch(log)
+                    return "max steps"
                 if not self._epoch(log):
                     self._save(log)
                     return "stopped"
         return "done"
 
+    def _spent(self) -> bool:
+        return self.max_steps is not None and self.trainer.steps >= self.max_steps
+
     def _epoch(self, log: Log) -> bool:
-        """Train on what is left of an epoch, and evaluate it; False where an end was asked for before."""
+        """Train on what is left of an epoch, and judge it if it is over; False where an end was asked for."""
+        self._pace.lap()
         for part in self.batches:
-            start = time.perf_counter()
-            rate = self.schedule.rate(self.trainer.steps)
-            loss = self._step(part.indices, rate)
-            self.progress.total += loss * part.whole
-            self.progress.seen += part.whole
-            steps = self.trainer.steps
-            line = {"step": steps, "epoch": len(self.progress.epochs) + 1, "loss": loss, "rate": rate}
-            log.add({**line, "seconds": round(time.perf_counter() - start, 6)})
-            self.watch(steps, loss)
+            self._take(part, log)
             ends = self.batches.position == 0
             if self.stop() and not ends:
                 return False
-            if self.save_every and steps % self.save_every == 0 and not ends:
-                self._save(log)
-        self._close_epoch(log)
+            if ends or self._spent():
+                break
+            self._between(log)
+        if self.batches.position == 0:
+            self._close_epoch(log)
         return not self.stop()
 
-    def _step(self, indices: Any, rate: float) -> float:
+    def _take(self, part: Part, log: Log) -> None:
+        """Take a step on a batch, and tell of it."""
+        start = time.perf_counter()
+        self._rate = self.schedule.rate(self.trainer.steps)
+        loss = self._step(part, self._rate)
+        seconds = time.perf_counter() - start
+        self.progress.total += loss * part.whole
+        self.progress.seen += part.whole
+        self._pace.add(part.whole, seconds)
+        step, epoch = self.trainer.steps, len(self.progress.epochs) + 1
+        log.add({"step": step, "epoch": epoch, "loss": loss, "rate": self._rate, "seconds": round(seconds, 6)})
+        self.watch(Stepped(step, self.steps, epoch, self.epochs, loss, self._rate))
+
+    def _between(self, log: Log) -> None:
+        """What comes between two steps of an epoch: judgements that decide nothing, checkpoints."""
+        steps = self.trainer.steps
+        if self.eval_every and steps % self.eval_every == 0 and self.evaluator:
+            epoch = len(self.progress.epochs) + 1
+            found = {f"val_{name}": value for name, value in self.evaluator(self.trainer.buffers).items()}
+            log.add({"step": steps, "epoch": epoch, **found})
+            self._tell(epoch, found, ends=False, best=False)
+        if self.save_every and steps % self.save_every == 0:
+            self._save(log)
+
+    def _step(self, part: Part, rate: float) -> float:
+        indices = part.indices
         try:
-            return self.trainer.step(self.data.batch(indices), rate)
+            return self.trainer.step(self.data.batch(indices, part), rate)
         except NotFinite as error:
             shown = ", ".join(map(str, indices[:8].tolist())) + (", ..." if len(indices) > 8 else "")
             raise OnnxgradError(
@@ -198,6 +257,22 @@ class Loop:
             ) from None
 
     def _close_epoch(self, log: Log) -> None:
+        better = self._judge(log)
+        self.progress.total, self.progress.seen = 0.0, 0
+        self._save(log, best=better)
+
+    def _cut_epoch(self, log: Log) -> None:
+        """Judge the part of an epoch that `max_steps` leaves.
+
+        No checkpoint counts it as an epoch, so that a run with more steps goes on as if it had never ended there.
+        """
+        if self.batches.position:
+            self._save(log)
+            self._cut = True
+            self._judge(log)
+
+    def _judge(self, log: Log) -> bool:
+        """Judge the steps since the last epoch as an epoch, and tell of it; whether it is the best."""
         progress = self.progress
         found = {"loss": progress.total / progress.seen}
         if self.evaluator:
@@ -205,12 +280,18 @@ class Loop:
             self.schedule.observe(evaluated["loss"])
             found |= {f"val_{name}": value for name, value in evaluated.items()}
         progress.epochs.append(found)
-        progress.total, progress.seen = 0.0, 0
-        log.add({"step": self.trainer.steps, "epoch": len(progress.epochs), **found})
+        epoch = len(progress.epochs)
+        log.add({"step": self.trainer.steps, "epoch": epoch, **found})
         better = self._is_best(found)
         if better:
-            progress.best = len(progress.epochs)
-        self._save(log, best=better)
+            progress.best = epoch
+        self._tell(epoch, found, ends=True, best=better)
+        return better
+
+    def _tell(self, epoch: int, found: Mapping[str, float], ends: bool, best: bool) -> None:
+        step, of, pace = self.trainer.steps, self.steps, self._pace
+        left = pace.left(of - step)
+        self.watch(Judged(step, of, epoch, self.epochs, self._rate, found, pace.speed, left, ends, best))
 
     def _is_best(self, found: dict[str, float]) -> bool:
         value = found[self.watched]

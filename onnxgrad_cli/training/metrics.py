@@ -6,8 +6,9 @@ ONNX model that compares a prediction with a label; its batches are weighted by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ import numpy as np
 from onnx import helper
 
 from onnxgrad_cli.common.catalogue import Catalogue, Documented
-from onnxgrad_cli.common.settings import Option, declared, exactly, require, spelled
+from onnxgrad_cli.common.settings import Option, declared, exactly, pairs, require
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.files import load_external_data, load_model
@@ -53,15 +54,29 @@ class Kind(Documented):
 
 @dataclass(frozen=True)
 class Named:
-    """A metric that was asked for: how, whether more of it is better, and what begins it anew."""
+    """A metric that was asked for.
+
+    Attributes:
+        name: how it was asked for.
+        higher: whether more of it is better.
+        begin: what begins it anew.
+        kind: its name in `METRICS`; "" for one from a file.
+        output: the output that it is of; "" where none was named.
+        term: the loss whose output and label it compares; None before it is known.
+    """
 
     name: str
     higher: bool
     begin: Callable[[], Metric]
+    kind: str = ""
+    output: str = ""
+    term: Term | None = None
 
 
-METRICS: Catalogue[Kind] = Catalogue("metric", "metrics", [], "any other metric can be given as a file, NAME.onnx")
-"""Those of classes, then those of numbers."""
+METRICS: Catalogue[Kind] = Catalogue(
+    "metric", "metrics", ["onnxgrad_cli.training.class_metrics"], "any other metric can be given as a file, NAME.onnx"
+)
+"""Those of classes, then those of numbers, then those of classes that take more than a count."""
 
 
 def metric(
@@ -86,25 +101,94 @@ def metric(
 
 
 def parse_metric(text: str, **defaults: object) -> Named:
-    """Read `NAME[:KEY=VALUE,...]` or `FILE.onnx`; of a file, less is better, unless `:higher=true` is said.
+    """Read `NAME[:OUTPUT][:KEY=VALUE,...]` or `FILE.onnx[:OUTPUT][:higher=true]`; of a file, less is better by default.
 
     Args:
-        text: a name of `METRICS` or a file, with options.
+        text: a name of `METRICS`, 'top-5' for 'top-k:k=5', or a file; the output it is of; options.
         defaults: options where `text` says none, of which those count that the metric has.
 
     Raises:
         UsageError: there is no such metric, an option does not fit, or the file is no metric.
     """
-    name, options = spelled(text)
+    name, output, options = _spelled(text)
     if name.endswith(".onnx"):
         given = exactly(FILE_OPTIONS, options, name)
-        file = _File(name)
-        return Named(Path(name).stem, given.get("higher", False), file.begin)
+        told = f"{Path(name).stem}:{output}" if output else Path(name).stem
+        return Named(told, given.get("higher", False), _File(name).begin, "", output)
     kind = METRICS.lookup(name)
     known = {option.name for option in kind.options}
     settings = exactly(kind.options, {k: v for k, v in defaults.items() if k in known} | options, name)
     kind.function(**settings)
-    return Named(text, kind.higher, lambda: kind.function(**settings))
+    return Named(text, kind.higher, lambda: kind.function(**settings), name, output)
+
+
+def _spelled(text: str) -> tuple[str, str, dict[str, object]]:
+    """The name, the output and the options of a metric; an output's name may have colons itself."""
+    file = re.match(r".*?\.onnx(?=:|$)", text)
+    name, _, rest = (file[0], "", text[file.end() + 1 :]) if file else text.partition(":")
+    output, _, last = rest.rpartition(":")
+    if "=" not in last:
+        output, last = rest, ""
+    options = pairs(last, text, "NAME[:OUTPUT][:KEY=VALUE,KEY=VALUE]")
+    if found := re.fullmatch(r"top-(\d+)", name.strip()):
+        return "top-k", output, {"k": int(found[1]), **options}
+    return name.strip(), output, options
+
+
+def metrics_of(texts: Sequence[str], terms: Sequence[Term]) -> list[Named]:
+    """The metrics that were asked for, each with the loss whose output and label it compares; by default what suits.
+
+    Args:
+        texts: as `parse_metric` reads them; () is what says in other words what the losses say.
+        terms: the losses.
+
+    Raises:
+        UsageError: a metric is of an output that no loss judges, or does not fit it, or two have one name.
+    """
+    judged = [term for term in terms if term.label]
+    if not texts:
+        several = len({(term.output, term.label) for term in judged}) > 1
+        found = [_renamed(named, term) if several else named for term in judged for named in default_metrics(term)]
+        return list({named.name: named for named in reversed(found)}.values())[::-1]
+    found = [_of_a_term(text, judged) for text in texts]
+    names = ["loss", *(named.name for named in found)]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"`metrics`: two numbers would be called '{twice}'", "name each once, files by other names")
+    return found
+
+
+def _of_a_term(text: str, judged: Sequence[Term]) -> Named:
+    output = _spelled(text)[1]
+    term = next((term for term in judged if output in ("", term.output)), None)
+    if term is None:
+        there = f"losses judge {', '.join(term.output for term in judged)}" if judged else "no loss has a label"
+        raise UsageError(f"`metrics`: '{text}' is of an output that no loss judges", there)
+    named = parse_metric(text, **_settings(term))
+    if term.name == "causal-lm" and named.kind != "perplexity":
+        raise UsageError(
+            f"`metrics`: '{text}' does not go with causal-lm: it would compare tokens with themselves",
+            "perplexity does: it compares them with those that follow",
+        )
+    return replace(named, term=term)
+
+
+def _renamed(named: Named, term: Term) -> Named:
+    """A metric that says of which output it is: accuracy:cls."""
+    name, _, options = named.name.partition(":")
+    return replace(named, name=":".join(filter(None, (name, term.output, options))))
+
+
+YES_AND_NO = {"bce": 0.5, "bce-logits": 0.0}
+"""Losses of yes and no -> above what an output means yes."""
+
+
+def _settings(term: Term) -> dict[str, object]:
+    """What a loss says that metrics take as well."""
+    found: dict[str, object] = {"class_axis": term.class_axis, "shift": int(term.name == "causal-lm")}
+    if term.name in YES_AND_NO:
+        found["threshold"] = YES_AND_NO[term.name]
+    return found if term.ignore_index is None else {**found, "ignore_index": term.ignore_index}
 
 
 DEFAULTS = {
@@ -124,8 +208,8 @@ DEFAULTS = {
 
 def default_metrics(term: Term, loss_options: Mapping[str, object] | None = None) -> list[Named]:
     """What is told of a loss besides its value: the accuracy of classes, rmse and r2 of numbers, else nothing."""
-    said = {"class_axis": term.class_axis} | ({} if term.ignore_index is None else {"ignore_index": term.ignore_index})
-    return [parse_metric(text, **{**said, **(loss_options or {})}) for text in DEFAULTS.get(term.name, ())]
+    said = {**_settings(term), **(loss_options or {})}
+    return [replace(parse_metric(text, **said), term=term) for text in DEFAULTS.get(term.name, ())]
 
 
 # -- of classes ----------------------------------------------------------------------------------------
@@ -169,7 +253,7 @@ class _Accuracy(_Share):
         if predictions.shape == labels.shape:
             right = (predictions > self._threshold) == (labels > 0.5)
         else:
-            _check_classes("accuracy", predictions, labels, self._axis)
+            check_classes("accuracy", predictions, labels, self._axis)
             right = predictions.argmax(self._axis) == labels
         self._take(right, labels != self._ignored)
 
@@ -184,14 +268,19 @@ class _TopK(_Share):
         self._k, self._ignored, self._axis = k, ignore_index, class_axis
 
     def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
-        _check_classes("top-k", predictions, labels, self._axis)
+        check_classes("top-k", predictions, labels, self._axis)
         predictions = np.moveaxis(predictions, self._axis, 1)
         order = np.argsort(-np.asarray(predictions, np.float64), 1, kind="stable")
         best = order[:, : self._k]
         self._take((best == labels[:, None]).any(1), labels != self._ignored)
 
 
-def _check_classes(name: str, predictions: np.ndarray, labels: np.ndarray, axis: int) -> None:
+def check_classes(name: str, predictions: np.ndarray, labels: np.ndarray, axis: int) -> None:
+    """Make sure that labels are the numbers of classes that predictions have along an axis.
+
+    Raises:
+        UsageError: the shapes don't fit each other.
+    """
     there = predictions.ndim > 1 and -predictions.ndim < axis < predictions.ndim
     if not there or tuple(np.delete(predictions.shape, axis)) != labels.shape:
         raise UsageError(

@@ -7,15 +7,16 @@ the losses it saw.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from onnxgrad_cli.common.catalogue import Catalogue, Documented
-from onnxgrad_cli.common.settings import Option, declared, exactly, require, spelled
-from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.common.settings import Length, Option, declared, exactly, require, spelled
+from onnxgrad_cli.errors import OnnxgradError, UsageError
 
-LENGTH = "steps, or below 1 a part of them all"
+LENGTH = "steps, below 1 a part of them all, or epochs such as 3e"
 FINAL = "what the rate ends at, as a part of the first"
 
 
@@ -93,16 +94,19 @@ class Schedule:
         warmup: how many of them the rate goes up to where the schedule begins.
     """
 
-    def __init__(self, kind: Kind, base: float, steps: int, options: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, kind: Kind, base: float, steps: int, options: Mapping[str, object] | None = None, epoch: int | None = None
+    ) -> None:
         """Args:
         kind, base, steps: see above.
-        options: those of its kind, and those of `warm_up`, by name.
+        options: those of its kind, and those of `warm_up`, by name; lengths may be epochs: '3e'.
+        epoch: how many steps an epoch has, for such lengths.
 
         Raises:
             UsageError: an option is unknown or does not fit, or the rate is no positive number.
         """
         require(math.isfinite(base) and base > 0, f"learning_rate must be above 0, not {base}")
-        given, before = dict(options or {}), {option.name for option in WARM_UP}
+        given, before = in_steps({**(options or {})}, (*kind.options, *WARM_UP), epoch), {o.name for o in WARM_UP}
         warming = exactly(WARM_UP, {name: given.pop(name) for name in before & given.keys()}, "warm-up")
         self.kind, self.base, self.steps = kind, base, max(steps, 1)
         self.warmup, self._begin = warm_up(self.steps, **warming)
@@ -140,19 +144,37 @@ class Schedule:
             self._factor.restore(state)
 
 
-def parse_schedule(text: str, base: float, steps: int) -> Schedule:
-    """Read `NAME[:KEY=VALUE,...]`, such as `cosine:warmup=100,final=0.01`.
+def parse_schedule(text: str, base: float, steps: int, epoch: int | None = None) -> Schedule:
+    """Read `NAME[:KEY=VALUE,...]`, such as `cosine:warmup=100,final=0.01` or `step:every=3e,factor=0.5`.
 
     Args:
         text: a name of `SCHEDULES`, with options.
         base: the learning rate.
         steps: how many steps the run has.
+        epoch: how many of them an epoch has, for lengths such as 3e.
 
     Raises:
         UsageError: there is no such schedule, or an option does not fit.
     """
     name, options = spelled(text)
-    return Schedule(SCHEDULES.lookup(name), base, steps, options)
+    return Schedule(SCHEDULES.lookup(name), base, steps, options, epoch)
+
+
+def in_steps(given: dict[str, object], options: Iterable[Option], epoch: int | None) -> dict[str, object]:
+    """Options with lengths in epochs, such as '3e', as numbers of steps.
+
+    Raises:
+        UsageError: nobody knows how many steps an epoch has.
+    """
+    for option in options:
+        value = given.get(option.name)
+        if option.kind == "Length" and isinstance(value, str) and (found := re.fullmatch(r"(\d+\.?\d*)e", value)):
+            if epoch is None:
+                hint = "say how many steps an epoch has, or give steps"
+                raise UsageError(f"option {option.name}: '{value}' is of epochs, and there are none here", hint)
+            count = float(found[1])
+            given[option.name] = max(round(count * epoch), 1) if count else 0
+    return given
 
 
 def length(value: float, steps: int, name: str) -> int:
@@ -165,7 +187,7 @@ def _is_part(value: float, name: str) -> None:
     require(0 <= value <= 1, f"{name} must lie between 0 and 1, not {value:g}")
 
 
-def warm_up(steps: int, *, warmup: float = 0.0, warmup_start: float = 0.01) -> tuple[int, Callable[[int], float]]:
+def warm_up(steps: int, *, warmup: Length = 0.0, warmup_start: float = 0.01) -> tuple[int, Callable[[int], float]]:
     """The rate goes up in a straight line, before any schedule. As torch.optim.lr_scheduler's LinearLR."""
     count = length(warmup, steps, "warmup")
     require(count < steps or not count, f"warmup takes fewer steps than the run has, which is {steps}")
@@ -194,7 +216,7 @@ def constant(steps: int) -> Factor:
     "step",
     options={"every": f"how long the rate stays: {LENGTH}", "factor": "what it is then multiplied by"},
 )
-def stepwise(steps: int, *, every: float = 0.3, factor: float = 0.1) -> Factor:
+def stepwise(steps: int, *, every: Length = 0.3, factor: float = 0.1) -> Factor:
     """A rate that falls in steps. As StepLR."""
     stay = length(every, steps, "every")
     require(stay > 0, "every must be a step at least")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,12 +12,17 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxgrad_cli.builder import TrainingModel
+from onnxgrad_cli.common import checks
+from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.session import CPU, Buffer, open_session, take_out
 from onnxgrad_cli.files import ModelSource, read_model
 from onnxgrad_cli.files.start_values import lacking, values_beside
 from onnxgrad_cli.metadata import describe
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.training.inference import Evaluated, Predictor, Setting, Source, evaluate
 from onnxgrad_cli.training.run.interrupt import uninterrupted
+from onnxgrad_cli.training.schedules import Schedule
 from onnxgrad_cli.training.steps.base import RATE, NotFinite, TrainerBase, loosen, numpy_type
 from onnxgrad_cli.training.steps.sliced import SHIFT, SlicedStep, parts_of
 from onnxgrad_cli.training.steps.whole import WholeStep
@@ -61,6 +66,7 @@ class Trainer(TrainerBase):
                 not lie beside it.
             OnnxgradError: onnxruntime refuses the model, or the file can't be read.
         """
+        self._options = model.options if isinstance(model, TrainingModel) else None
         if isinstance(model, TrainingModel):
             model, path = model.model, model.graph.path
         else:
@@ -98,10 +104,10 @@ class Trainer(TrainerBase):
         """Those that a step runs."""
         return self._step.sessions
 
-    def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float = RATE) -> float:
+    def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float | Schedule = RATE) -> float:
         """Take a step on a batch; see `TrainerBase.step`."""
         self._check(feeds)
-        self._rate.write(np.asarray(learning_rate))
+        self._rate.write(self._rate_now(learning_rate))
         self._draw(self._seed)
         try:
             loss = self._step.begin(feeds, self._now)
@@ -111,6 +117,61 @@ class Trainer(TrainerBase):
             if math.isfinite(loss):
                 self._finish()
             return self._take(loss)
+
+    def evaluate(
+        self,
+        model: ModelSource,
+        data: Source,
+        options: Options | None = None,
+        *,
+        metrics: Sequence[str] = (),
+        setting: Setting | None = None,
+        keep_mode: bool = False,
+        tell: Tell = silent,
+    ) -> Evaluated:
+        """Measure the present weights, as `run_evaluate` measures the model that `save` would write.
+
+        Args:
+            model: the inference model that the training model was built of.
+            options: those that it was built with; by default those of the `TrainingModel` that was given.
+            data, metrics, setting, keep_mode, tell: see `run_evaluate`.
+
+        Raises:
+            UsageError: the data, the options or the metrics don't fit, or there are no options.
+            OnnxgradError: a file can't be read, or it is another model.
+        """
+        options = options or self._options
+        if options is None:
+            hint = "give the Options that it was built with, or the TrainingModel that was built"
+            raise UsageError("a file of a training model does not say all that its losses take", hint)
+        asked = checks.tuple_of("metrics", metrics, str, "such as metrics=('accuracy',)")
+        merged, path = self.merged(model, keep_mode)
+        return evaluate(merged, path, data, options, asked, setting or Setting(), keep_mode, tell)
+
+    def predict(
+        self,
+        model: ModelSource,
+        data: Source,
+        *,
+        outputs: Sequence[str] = (),
+        setting: Setting | None = None,
+        keep_mode: bool = False,
+        tell: Tell = silent,
+    ) -> dict[str, np.ndarray]:
+        """What the present weights say of each sample, as `run_predict` has it of the model that `save` would write.
+
+        Args:
+            model: the inference model that the training model was built of.
+            data, outputs, setting, tell: see `run_predict`.
+            keep_mode: see `save`.
+
+        Raises:
+            UsageError: the data don't fit, or an output is not of samples.
+            OnnxgradError: a file can't be read, or it is another model.
+        """
+        asked = checks.tuple_of("outputs", outputs, str, "such as outputs=('logits',)")
+        merged, path = self.merged(model, keep_mode)
+        return Predictor(merged, path, data, asked, setting or Setting(), tell).all()
 
     def _finish(self) -> None:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -19,9 +19,10 @@ import numpy as np
 import onnx
 from onnx import ModelProto
 
-from onnxgrad_cli.common.choices import Mode
+from onnxgrad_cli.common.choices import Derivative, Mode
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.execution.double import DoubleExecutor
+from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import with_bodies
@@ -37,6 +38,7 @@ from onnxgrad_cli.verification.findings import in_words
 from onnxgrad_cli.verification.judgement import Judge
 from onnxgrad_cli.verification.loss_function import ScalarFunction, nearby, weights
 from onnxgrad_cli.verification.original import Original
+from onnxgrad_cli.verification.perturbation import perturbed
 from onnxgrad_cli.verification.proof import FAILED, PROVED, Proof, checked
 
 AGREES = "derivatives against differences"
@@ -44,16 +46,28 @@ AGREES = "derivatives against differences"
 
 SECOND = ("hvp", "hessian")
 
+SAME = 1e-4
+"""How far the same derivatives, computed in two ways, may be apart in float32, relative to the largest."""
+
 POINTS = 3
 """At how many points what is written as zero must be zero, as far as points are drawn."""
 
 
 @dataclass(frozen=True)
 class Function:
-    """What is differentiated once: a model, and its outputs by what they are called in the derivatives."""
+    """What is differentiated once.
+
+    Attributes:
+        model: the model.
+        outputs: its outputs by what they are called in the derivatives.
+        moves: value in between -> the input of the model that is added to it.
+        before: what computes such values from the model's inputs; None where there are none.
+    """
 
     model: ModelProto
     outputs: Mapping[str, str]
+    moves: Mapping[str, str] = field(default_factory=dict)
+    before: ModelProto | None = None
 
 
 def prove_derived(
@@ -115,6 +129,11 @@ def _agrees(derived: Derived, case: Case) -> Found:
     function, why = _function(derived, case)
     if function is None:
         return why
+    found = _against_differences(derived, function, case)
+    return found if found.status == "passed" or not derived.inner else _as_added(derived, case, found)
+
+
+def _against_differences(derived: Derived, function: Function, case: Case) -> Found:
     try:
         measure = _Measure(derived, function, case)
         found = measure.here()
@@ -125,6 +144,57 @@ def _agrees(derived: Derived, case: Case) -> Found:
         return found if found.status == "passed" else measure.in_double()
     except _Unmeasured as error:
         return Found("skipped", str(error))
+
+
+def _as_added(derived: Derived, case: Case, found: Found) -> Found:
+    """The judgement of derivatives by inner values where no difference tells, as of a maximum over the zeros of Relu.
+
+    By an input that is added to each, they are proved where it is drawn at random; there is no such kink. Where it is
+    zero, they must be the ones that are judged.
+    """
+    base = case.original.model if case.original is not None else _only(case.described.model, derived.of)
+    model, moves = perturbed(base, case.path, derived.inner)
+    names = {added: name for name, added in moves.items()}
+    again = derive(
+        model, cast(Derivative, derived.kind), of=[glob.escape(name) for name in derived.of],
+        wrt=[glob.escape(moves.get(name, name)) for name in derived.wrt], class_=derived.pick or None,
+        class_axis=derived.class_axis, per_sample=derived.per_sample is not None, path=case.path,
+        cotangents="input" if derived.inputs or derived.kind != "vjp" else "ones",
+        options=Options(mode=cast(Mode, derived.mode)),
+    )  # fmt: skip
+    said = read_derived(again)
+    assert said is not None
+    proof = prove_derived(again, said, case.path, model, sizes=case.sizes, force=True)
+    if proof.verdict != PROVED:
+        return found if proof.verdict != FAILED else Found("failed", f"by what is added to inner values: {proof.why}")
+    feeds = dict(case.feeds)
+    feeds |= {theirs: case.feeds[ours] for theirs, ours in _paired(said.added(names), derived.added())}
+    feeds |= {said.label: case.feeds[derived.label]} if derived.label else {}
+    try:
+        feeds |= {moves[name]: np.zeros_like(x) for name, x in _run(_only(base, derived.inner), feeds).items()}
+        results = _run(again, feeds)
+    except Exception as error:  # the executors' exceptions share no base class
+        return Found("skipped", f"with something added to inner values the model does not run: {str(error)[:300]}")
+    pairs = _paired(said.results(names), derived.results())
+    worst = max(_apart(results[theirs], case.outputs[ours]) for theirs, ours in pairs)
+    detail = "by what is added to inner values they are proved, elsewhere, and where that is zero they are these"
+    return Found("passed", detail) if worst < SAME else Found("failed", f"{detail}, but for {worst:.1e}")
+
+
+def _run(model: ModelProto, feeds: Arrays) -> Arrays:
+    """The outputs of a model on those of the feeds that are its inputs."""
+    taken = {value.name for value in model.graph.input}
+    return Executor(model)({name: x for name, x in feeds.items() if name in taken})
+
+
+def _apart(x: np.ndarray, y: np.ndarray) -> float:
+    """The largest difference of two arrays, relative to the largest entry of the first."""
+    largest, difference = (float(np.abs(each).max(initial=0)) for each in (x, np.subtract(y, x)))
+    return difference / (largest or 1.0)
+
+
+def _paired(theirs: Mapping[tuple[str, ...], str], ours: Mapping[tuple[str, ...], str]) -> list[tuple[str, str]]:
+    return [(theirs[key], ours[key]) for key in ours]
 
 
 class _Unmeasured(Exception):
@@ -141,30 +211,43 @@ def _written_as_zero(derived: Derived, model: ModelProto) -> bool:
 
 def _function(derived: Derived, case: Case) -> tuple[Function | None, Found]:
     """What was differentiated once, or why that is not known."""
-    original = case.original.model if case.original is not None else None
+    base = case.original.model if case.original is not None else case.described.model
+    known = [*derived.inner, *(derived.of if derived.kind not in SECOND else ())]
+    if case.original is None and derived.kind in SECOND:
+        return None, Found("skipped", "a second derivative is measured with the original: give it with --original")
+    if case.original is None and not _made(base, known):
+        return None, Found("skipped", "the model does not compute what it differentiates: give it with --original")
+    model, moves = perturbed(base, case.path, derived.inner)
+    before = _only(base, derived.inner) if moves else None
     options = Options(mode=cast(Mode, derived.mode))
     if derived.kind in SECOND:
-        if original is None:
-            return None, Found("skipped", "a second derivative is measured with the original: give it with --original")
-        gradient = _derive(original, derived, case.path, options)
+        gradient = _derive(model, derived, moves, case.path, options)
         said = read_derived(gradient)
         assert said is not None
-        proof = prove_derived(gradient, said, case.path, original, sizes=case.sizes, force=True)
+        proof = prove_derived(gradient, said, case.path, model, sizes=case.sizes, force=True)
         if proof.verdict != PROVED:
             return None, Found("failed" if proof.verdict == FAILED else "skipped", f"first derivatives: {proof.why}")
-        return Function(gradient, dict(zip(said.wrt, said.outputs, strict=True))), Found()
-    if original is not None and derived.mode != "keep":
-        original = _derive(original, derived, case.path, options)
-    model = original if original is not None else case.described.model
+        names = {added: name for name, added in moves.items()}
+        outputs = {names.get(x, x): output for x, output in zip(said.wrt, said.outputs, strict=True)}
+        return Function(gradient, outputs, moves, before), Found()
+    if case.original is not None and derived.mode != "keep":
+        model = _derive(model, derived, moves, case.path, options)
     if not _made(model, derived.of):
         return None, Found("skipped", "the model does not compute what it differentiates: give it with --original")
-    return Function(_only(model, derived.of), {name: name for name in derived.of}), Found()
+    return Function(_only(model, derived.of), {name: name for name in derived.of}, moves, before), Found()
 
 
-def _derive(original: ModelProto, derived: Derived, path: Path | None, options: Options) -> ModelProto:
+def _derive(
+    original: ModelProto, derived: Derived, moves: Mapping[str, str], path: Path | None, options: Options
+) -> ModelProto:
     """The gradient of the sum of the outputs, and these."""
-    of, wrt = ([glob.escape(name) for name in names] for names in (derived.of, derived.wrt))
-    return derive(original, of=of, wrt=wrt, cotangents="ones", keep_outputs=True, path=path, options=options)
+    by = [moves.get(name, name) for name in derived.wrt]
+    of, wrt = ([glob.escape(name) for name in names] for names in (derived.of, by))
+    pick = derived.pick if derived.kind in SECOND and derived.pick else None
+    return derive(
+        original, of=of, wrt=wrt, cotangents="ones", keep_outputs=True, path=path, options=options, class_=pick,
+        class_axis=derived.class_axis,
+    )  # fmt: skip
 
 
 def _made(model: ModelProto, names: list[str] | tuple[str, ...]) -> bool:
@@ -191,6 +274,9 @@ class _Measure:
     def __init__(self, derived: Derived, function: Function, case: Case) -> None:
         self._derived, self._function, self._case = derived, function, case
         self._run = DoubleExecutor(function.model)
+        self._still_for: Arrays | None = None
+        self._shares = np.ones(0)
+        self._zeros: Arrays = {}
         self._moving = [name for name, x in self._start().items() if np.isfinite(x).all()]
         self.still, self._by = False, ""
         case.measured_by = self._run.name
@@ -255,11 +341,14 @@ class _Measure:
     def _factors(self) -> Arrays:
         """What each output of the function is multiplied with, before all are added up."""
         derived, case = self._derived, self._case
-        if derived.kind == "vjp" and not derived.inputs:
-            return {name: np.ones_like(x) for name, x in self._values({}).items()}
         if derived.kind in ("vjp", "hvp"):
             of = derived.of if derived.kind == "vjp" else derived.wrt
-            return {y: np.asarray(case.feeds[name], np.float64) for y, name in zip(of, derived.inputs, strict=True)}
+            given = {y: np.asarray(case.feeds[name], np.float64) for y, name in zip(of, derived.inputs, strict=False)}
+            given = given or {name: np.ones_like(x) for name, x in self._values({}).items()}
+            if derived.per_sample is not None:  # each sample counts otherwise, so that none stands for another
+                self._shares = case.rng.standard_normal(len(next(iter(given.values()))))
+                given = {name: _times(self._shares, x) for name, x in given.items()}
+            return given
         return {name: case.rng.standard_normal(np.shape(x)) for name, x in self._values({}).items()}
 
     def _point(self, factors: Arrays) -> Point:
@@ -282,31 +371,70 @@ class _Measure:
         derived = self._derived
         found = [outputs[name] for name in derived.outputs]
         if derived.kind in ("vjp", "hvp"):
-            return {x: claim for x, claim in zip(derived.wrt, found, strict=True) if x in self._moving}
+            claimed = {x: claim for x, claim in zip(derived.wrt, found, strict=True) if x in self._moving}
+            return {x: self._of_samples(x, claim) for x, claim in claimed.items()}
         if derived.kind == "jvp":
             return {y: np.asarray(np.sum(factors[y] * x)) for y, x in zip(derived.of, found, strict=True)}
         rows = derived.of if derived.kind == "jacobian" else derived.wrt
         claims: Arrays = {}
         for (row, x), entries in zip(product(rows, derived.wrt), found, strict=True):
             if x in self._moving:
-                claims[x] = claims.get(x, 0.0) + np.tensordot(factors[row], entries, factors[row].ndim)
+                claims[x] = claims.get(x, 0.0) + self._contracted(x, factors[row], entries)
         return claims
+
+    def _of_samples(self, x: str, gradient: np.ndarray) -> np.ndarray:
+        """The gradient of all samples' sum, each counted as often as its share, from those of each."""
+        apart = self._derived.per_sample
+        if apart is None:
+            return gradient
+        return _times(self._shares, gradient) if x in apart else np.tensordot(self._shares, gradient, 1)
+
+    def _contracted(self, x: str, factors: np.ndarray, entries: np.ndarray) -> np.ndarray:
+        """The sum of the rows of a Jacobian times their factors; of each sample by its own."""
+        if x not in (self._derived.per_sample or ()):
+            return np.asarray(np.tensordot(factors, entries, factors.ndim))
+        each = [np.tensordot(f, rows, f.ndim) for f, rows in zip(factors, entries, strict=True)]
+        return np.asarray(each)
 
     def _start(self) -> Arrays:
         """What can move, in float64."""
         stored = {tensor.name: tensor for tensor in self._case.described.model.graph.initializer}
-        values = {**self._case.feeds, **{n: onnx.numpy_helper.to_array(stored[n]) for n in stored}}
+        values = {**self._case.feeds, **{n: onnx.numpy_helper.to_array(stored[n]) for n in stored}, **self._still()}
         return {name: np.asarray(values[name], np.float64) for name in self._derived.wrt}
+
+    def _still(self) -> Arrays:
+        """Zeros like the values in between: what is added to them where they are."""
+        if self._function.before is not None and self._still_for is not self._case.feeds:
+            run = DoubleExecutor(self._function.before)
+            try:
+                values = run(run.widened({**weights(self._case.described), **self._case.feeds}))
+            except Exception as error:  # the executors' exceptions share no base class
+                raise _Unmeasured(f"inner values can't be had in float64: {str(error).strip()[:300]}") from error
+            self._zeros = {name: np.zeros(values[name].shape) for name in self._function.moves}
+            self._still_for = self._case.feeds
+        return self._zeros
 
     def _values(self, moved: Arrays) -> Arrays:
         """The outputs of the function, by what they are called in the derivatives."""
         weights_there = {**weights(self._case.described), **self._case.feeds}
-        feeds = {**self._run.widened(weights_there), **moved}
+        named = {self._function.moves.get(name, name): x for name, x in {**self._still(), **moved}.items()}
+        feeds = {**self._run.widened(weights_there), **named}
         try:
             outputs = self._run(feeds)
         except Exception as error:  # the executors' exceptions share no base class
             raise _Unmeasured(f"the outputs can't be had in float64: {str(error).strip()[:300]}") from error
-        return {name: np.asarray(outputs[output], np.float64) for name, output in self._function.outputs.items()}
+        found = {name: np.asarray(outputs[output], np.float64) for name, output in self._function.outputs.items()}
+        return found if self._derived.kind in SECOND else {name: self._score(x) for name, x in found.items()}
+
+    def _score(self, values: np.ndarray) -> np.ndarray:
+        """Of the scores of classes the one that is differentiated, by numpy; all, where all are."""
+        pick, axis = self._derived.pick, self._derived.class_axis
+        if not pick:
+            return values
+        if pick.isdigit():
+            return np.take(values, int(pick), axis)
+        which = values.argmax(axis) if pick == "argmax" else self._case.feeds[self._derived.label]
+        return np.take_along_axis(values, np.expand_dims(which, axis), axis).squeeze(axis)
 
     def _total(self, factors: Arrays, moved: Arrays) -> float:
         return sum(_weighted(name, factors[name], x) for name, x in self._values(moved).items())
@@ -321,6 +449,11 @@ class _Measure:
             here = [name for name in factors if float(moved.get(name, 0.0)) == far]
             total += sum(_weighted(name, factors[name], values[name]) for name in here)
         return total
+
+
+def _times(shares: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Each slice of `x` along axis 0, times its share."""
+    return x * shares.reshape(-1, *[1] * (x.ndim - 1))
 
 
 def _weighted(name: str, factors: np.ndarray, values: np.ndarray) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from onnx import ModelProto, helper
@@ -32,7 +32,8 @@ def computes_the_original(case: Case) -> Found:
     original = case.original
     if original is None:
         return NOTHING
-    forward = _forward(case.described.model, original.model)
+    chunks = {term.output: term.chunks for term in case.roles.losses if term.chunks}
+    forward = _forward(case.described.model, original.model, chunks)
     if forward is None:
         return Found("skipped", "the loss judges a value that is no output of the original")
     try:  # the training model may run where its original does not
@@ -40,29 +41,43 @@ def computes_the_original(case: Case) -> Found:
     except Exception as error:  # the executors' exceptions share no base class
         return Found("skipped", f"the original does not run: {str(error).strip()[:500]}")
     inputs = {name: x for name, x in case.feeds.items() if name in case.roles.fed}  # and the weights as stored
-    got = Executor(forward, fallback=False, threads=None)(inputs)
+    got = _joined(Executor(forward, fallback=False, threads=None)(inputs), chunks, expected)
     names = [name for name in got if isinstance(got[name], np.ndarray)]
     worst = _largest_difference(got, expected, names)
     allowed = _allowed(got, names, original)
     if worst > allowed:  # by the arithmetic of these data itself?
         noise = _largest_difference(original.noise(case.feeds, case.roles.gradients, case.rng), expected, names)
         allowed += 10 * noise
-        if noise > AMPLIFIED and worst <= allowed:
+        if noise > AMPLIFIED and worst <= allowed and not chunks:
             return _compared_in_double(original, forward, names, case, noise)
     status = "passed" if worst <= allowed else "failed"
     return Found(status, f"largest relative difference {worst:.1e} ({original.executor.name})")
 
 
-def _forward(model: ModelProto, original: ModelProto) -> ModelProto | None:
-    """The part of a training model that computes the outputs of its original; None where it computes none."""
+def _forward(model: ModelProto, original: ModelProto, chunks: Mapping[str, Sequence[str]]) -> ModelProto | None:
+    """The part of a training model that computes the outputs of its original, or chunks; None where it has none."""
     made = {name for node in model.graph.node for name in node.output}
     outputs = [value for value in original.graph.output if value.name in made]
-    if not outputs:
+    values = [helper.make_value_info(value.name, value.type) for value in outputs]
+    for value in original.graph.output:
+        own = chunks.get(value.name, ()) if value.name not in made else ()
+        values += [helper.make_tensor_value_info(name, value.type.tensor_type.elem_type, None) for name in own]
+    if not values:
         return None
     forward = copied(model)
     del forward.graph.output[:]
-    forward.graph.output.extend(helper.make_value_info(value.name, value.type) for value in outputs)
+    forward.graph.output.extend(values)
     return part(forward)
+
+
+def _joined(got: Arrays, chunks: Mapping[str, Sequence[str]], expected: Arrays) -> Arrays:
+    """Outputs, of which those that came by chunks are whole."""
+    whole = {
+        name: np.concatenate([got[each] for each in own]).reshape(expected[name].shape)
+        for name, own in chunks.items() if set(own) <= got.keys()
+    }  # fmt: skip
+    parts = {each for name in whole for each in chunks[name]}
+    return {name: array for name, array in got.items() if name not in parts} | whole
 
 
 def _allowed(outputs: Arrays, names: Sequence[str], original: Original) -> float:

@@ -222,7 +222,8 @@ def test_loss_does_not_fit_the_output(shell: Shell) -> None:
 
 def test_integer_model(shell: Shell) -> None:
     save(INTEGERS, Path("integers.onnx"))
-    refused(shell, 2, "no float output", command=("build", "integers.onnx", *BUILD))
+    result = shell("build", "integers.onnx", *BUILD)
+    assert result.code == 3 and "no float output to judge: Add 'Add_y' makes no floats" in result.err
 
 
 def test_unknown_command(shell: Shell) -> None:
@@ -265,6 +266,23 @@ def test_config_has_what_would_be_typed(shell: Shell) -> None:
     assert result.code == 0, result.err
     options = result.json["asked"]["options"]
     assert (options["--label"], options["--train"], options["--dim"]) == ("5", "w1, b*", "batch=3"), options
+
+
+def test_config_has_sections_of_commands(shell: Shell) -> None:
+    Path("c.toml").write_text(
+        'label = "a"\n[build]\nlabel = "b"\ntrain = "w1"\n[build.dim]\nbatch = 3\n[train]\nlr = 1\n'
+    )
+    command = ("build", "mlp.onnx", "-o", "out/train.onnx", "--config", "c.toml", "--no-verify", "--json")
+    refused = shell(*command)
+    assert refused.code == 2 and "unknown option [train] 'lr'" in refused.err, "what the others get is checked too"
+    Path("c.toml").write_text(Path("c.toml").read_text().replace("lr =", "epochs ="))
+    options = shell(*command).json["asked"]["options"]
+    assert (options["--label"], options["--train"], options["--dim"]) == ("b", "w1", "batch=3")
+    assert shell("inspect", "mlp.onnx", "--config", "c.toml", "--json").json["asked"]["options"]["--label"] == "a"
+    Path("c.toml").write_text('[biuld]\nlabel = "b"\n')
+    assert "unknown section [biuld]\nhint: did you mean build?" in shell(*command).err
+    Path("c.toml").write_text('[ops]\nlabel = "b"\n')
+    assert "unknown option [ops] 'label'" in shell(*command).err
 
 
 @pytest.mark.parametrize("command", [("build", "mlp.onnx", *BUILD), ("ops", "relu"), ("derive", "mlp.onnx")])

@@ -21,7 +21,7 @@ from tests.cli_harness import MLP, PROGRAM, UNKNOWN_OPS, WEIGHT, Result, Shell, 
 
 HOME = Path(__file__).parents[2]
 COMMANDS = {"build", "inspect", "check", "train", "export", "expand", "derive", "ops", "verify-op", "losses"}
-COMMANDS |= {"doctor", "optimizers", "passes", "view"}
+COMMANDS |= {"completion", "doctor", "optimizers", "passes", "view"}
 
 
 @pytest.fixture
@@ -82,8 +82,8 @@ def test_quiet(shell: Shell) -> None:
 
 def test_verbose(shell: Shell) -> None:
     result = shell("build", "mlp.onnx", "-v")
-    assert [line.split()[0] for line in result.err.splitlines()[:9]] == [
-        "prepare", "loss", "yield", "backward", "outputs", "optimizer", "few-bits", "cleanup", "identifiers",
+    assert [line.split()[0] for line in result.err.splitlines()[:10]] == [
+        "prepare", "loss", "yield", "backward", "outputs", "optimizer", "few-bits", "in-turn", "cleanup", "identifiers",
     ]  # fmt: skip
     assert shell("build", "mlp.onnx", "-vv").code == 0
 
@@ -99,7 +99,7 @@ def test_dump_passes_and_stop_after(shell: Shell) -> None:
     assert "mlp.train.onnx" not in shell.files()
     assert result.err.startswith("stopped | ")
     assert shell("build", "mlp.onnx", "--dump-passes", "dump").code == 0, "its own dumps are replaced"
-    last = {node.op_type for node in onnx.load("dump/8-cleanup.onnx").graph.node}
+    last = {node.op_type for node in onnx.load("dump/9-cleanup.onnx").graph.node}
     assert "YieldOp" not in last and "ConstantOfShape" in last
 
 
@@ -315,6 +315,12 @@ def test_ops(shell: Shell) -> None:
     assert [row["op"] for row in shell("ops", "relu", "--json").json] == ["Relu"]
 
 
+def test_a_pattern_that_names_no_operator(shell: Shell) -> None:
+    result = shell("ops", "Rellu*")
+    assert (result.code, result.out) == (2, "") and "no operator is called 'Rellu*'" in result.err
+    assert "did you mean Relu" in result.err
+
+
 def test_version(shell: Shell) -> None:
     assert shell("--version").out.startswith("onnxgrad ")
 
@@ -325,9 +331,9 @@ def test_version(shell: Shell) -> None:
 def test_errors_as_json(shell: Shell) -> None:
     for command in (("build", "gone.onnx", "--json"), ("inspect", "mlp.onnx", "--output", "yy", "--json")):
         result = shell(*command)
-        assert result.json["error"]["exit_code"] == result.code != 0
-        assert result.json["error"]["message"] in result.err
-    assert shell("build", "mlp.onnx", "--lable", "y", "--json").json["error"]["exit_code"] == 2
+        assert result.document["exit_code"] == result.code != 0
+        assert result.document["error"]["message"] in result.err
+    assert shell("build", "mlp.onnx", "--lable", "y", "--json").document["status"] == "usage"
 
 
 def test_traceback_on_request(shell: Shell) -> None:
@@ -370,7 +376,7 @@ def test_lines_are_not_broken_in_a_pipe(shell: Shell) -> None:
 def test_help_names_every_option_and_exit_code(shell: Shell) -> None:
     assert all(f"  {name} " in shell("--help").out for name in COMMANDS)
     assert all(str(code) in shell("--help").out for code in (0, 1, 2, 3, 4, 130))
-    shown = shell("build", "-h").out
+    shown = shell("build", "--help-all").out
     for command in cli.cli.commands.values():
         if command.name == "build":
             assert all(flag in shown for param in command.params for flag in param.opts if flag.startswith("--"))
@@ -472,7 +478,7 @@ def test_file_to_stdout_and_stdin_to_file(shell: Shell) -> None:
     assert done.returncode == 0 and onnx.load_model_from_string(done.stdout) and not done.stderr
     assert "mlp.train.onnx" not in shell.files()
     done = process("build", "-", "-o", "t.onnx", "--json", stdin=Path("mlp.onnx").read_bytes())
-    assert json.loads(done.stdout)["status"] == "built" and outputs("t.onnx")[0] == "loss"
+    assert json.loads(done.stdout)["result"]["status"] == "built" and outputs("t.onnx")[0] == "loss"
     assert process("inspect", "-", stdin=Path("mlp.onnx").read_bytes()).returncode == 0
 
 
@@ -505,9 +511,9 @@ def test_terminals_are_refused(shell: Shell) -> None:
 
 
 def test_reader_that_goes_away(shell: Shell) -> None:
-    """`onnxgrad ops | head -1`"""
+    """`onnxgrad passes | head -1`"""
     program = subprocess.Popen(
-        [*PROGRAM, "ops", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [*PROGRAM, "passes", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(HOME)},
     )  # fmt: skip
     assert program.stdout and program.stderr

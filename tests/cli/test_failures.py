@@ -82,7 +82,7 @@ def test_a_full_memory_ends_a_command(shell: Shell, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(build, "run_build", fail)
     result = shell("build", "mlp.onnx", "--json")
-    assert result.code == 1 and result.json["error"]["message"] == "not enough memory"
+    assert result.code == 1 and result.document["error"]["message"] == "not enough memory"
 
 
 def test_warnings_are_narrated(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,7 @@ def model(*nodes: onnx.NodeProto, domain: str = DOMAIN) -> ModelProto:
         producer_version=EVIL, domain=EVIL, doc_string=EVIL,
     )  # fmt: skip
     found.metadata_props.add(key=evil("key"), value=EVIL)
+    found.metadata_props.add(key="onnxgrad.classes", value=json.dumps({Y: [evil("no"), evil("yes")]}))
     for node in found.graph.node:
         node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=repr([evil("scope"), ""]))
     return found
@@ -106,6 +107,7 @@ COMMANDS: dict[str, list[tuple[str, ...]]] = {
         ("build", "rank.onnx"),
         ("build", f"{EVIL}.onnx"),
         ("build", "--config", "help.toml", "--help"),
+        ("build", "--config", "help.toml", "--help-all"),
     ],
     "inspect": [("inspect", "m.onnx"), ("inspect", "unknown.onnx"), ("inspect", "m.onnx", "--json")],
     "doctor": [("doctor", name, *how) for name in ("m.onnx", "unknown.onnx", "rank.onnx") for how in ((), ("--json",))],
@@ -114,9 +116,21 @@ COMMANDS: dict[str, list[tuple[str, ...]]] = {
         ("train", "m.onnx", "--data", "d.npz", "--epochs", "2", "--force"),
         ("train", "m.onnx", "--data", "d.npz", "--epochs", "1", "--json", "--val", "0.5", "--force", "--lora", "1",
          "--lora-target", "*", "--adapter", "a.safetensors", "--run", "other", "-o", "o.onnx"),
+        ("train", "m.onnx", "--data", "d.npz", "--val", "0.5", "--loss", "bce-logits", "--run", "bce", "-o", "b.onnx",
+         "--max-steps", "1", "--metric", "auc", "--log", "csv"),
         ("train", "m.onnx", "--data", "few.npz"),
         ("train", "m.onnx", "--data", "d.csv"),
         ("train", "m.onnx", "--data", f"{EVIL}.npz"),
+    ],
+    "evaluate": [
+        ("evaluate", "m.onnx", "--data", "d.npz", "--loss", "bce-logits"),
+        ("evaluate", "m.onnx", "--data", "d.npz", "--metric", "mae", "--json"),
+        ("evaluate", "m.onnx", "--data", "few.npz", "--metric", f"mae:{EVIL}"),
+        ("evaluate", "unknown.onnx", "--data", "d.npz", "--metric", EVIL),
+    ],
+    "predict": [
+        ("predict", "m.onnx", "--data", "d.npz"), ("predict", "m.onnx", "--data", "d.npz", "-o", "p.csv", "--json"),
+        ("predict", "m.onnx", "--data", "few.npz", "--output", EVIL), ("predict", "invalid.onnx", "--data", "d.npz"),
     ],
     "export": [
         ("export", "run/checkpoint.safetensors", "--model", "m.onnx", "-o", "e.onnx"),
@@ -128,8 +142,11 @@ COMMANDS: dict[str, list[tuple[str, ...]]] = {
     "derive": [("derive", "m.onnx"), ("derive", "m.onnx", "--json", "-v"), ("derive", "m.onnx", "--wrt", "nobody")],
     "ops": [("ops", EVIL), ("ops", "Rel*", "--markdown"), ("ops", "Rel*", "--tags"), ("ops", "Rel*", "--json")],
     "verify-op": [("verify-op", EVIL), ("verify-op", "Relu"), ("verify-op", "Relu", "--json")],
+    "completion": [("completion", "fish"), ("completion", EVIL)],
     "losses": [("losses",), ("losses", "--json")],
     "optimizers": [("optimizers",), ("optimizers", "--json")],
+    "metrics": [("metrics",), ("metrics", "--json")],
+    "schedules": [("schedules",), ("schedules", "--json")],
     "pack": [
         ("pack", "p.onnx", "-o", "page", "--data", "d.npz"),
         ("pack", "p.onnx", "-o", "page", "--data", "d.npz", "--json"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -250,7 +249,7 @@ def test_the_optimizer_describes_itself(shell: Shell) -> None:
     generate()
     roles = read(onnx.load("art/optimizer_model.onnx"))
     assert roles.optimizer == "adamw" and roles.inputs["fc1.bias_grad"] == "gradient"
-    assert json.loads(shell("export", "art/checkpoint", "--model", MODEL, "-o", "e.onnx", "--json").out)["files"]
+    assert shell("export", "art/checkpoint", "--model", MODEL, "-o", "e.onnx", "--json").json["files"]
 
 
 def test_every_block_of_the_page_runs(shell: Shell) -> None:

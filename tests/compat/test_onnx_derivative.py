@@ -21,7 +21,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper, 
 from onnx.reference import ReferenceEvaluator
 
 from onnxgrad_cli import DerivativeOptions, onnx_derivative
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import UnsupportedError, UsageError
 from onnxgrad_cli.execution.executor import Executor, to_double
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.verification.differences import directional
@@ -565,12 +565,12 @@ def test_nothing_to_differentiate() -> None:
     model = NETS["perceptron"].model
     only_integers = NETS["only an integer input"].model
     no_float_output = by_text("g (float[N, 4] X) => (int64[N] L) { L = ArgMax<keepdims = 0>(X) }")
-    for call in (
-        lambda: onnx_derivative(model, inputs=[], weights=[]),
-        lambda: onnx_derivative(only_integers, weights=[]),
-        lambda: onnx_derivative(no_float_output),
+    for call, kind in (
+        (lambda: onnx_derivative(model, inputs=[], weights=[]), UsageError),
+        (lambda: onnx_derivative(only_integers, weights=[]), UsageError),
+        (lambda: onnx_derivative(no_float_output), UnsupportedError),
     ):
-        with pytest.raises(UsageError) as error:
+        with pytest.raises(kind) as error:
             call()
         assert error.value.hint
 

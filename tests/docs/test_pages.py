@@ -21,13 +21,15 @@ PAGES = {page.relative_to(DOCS).as_posix(): page for page in sorted(DOCS.rglob("
 OWN_TESTS = {  # pages that a test of their own runs, or that only measure
     "adding-an-operator.md",
     "from-onnxruntime-training.md",
+    "tutorials/classifier.md",
     "tutorials/language-model.md",
+    "tutorials/pictures.md",
     "parallel-training.md",
     "pictures.md",
     "runtimes.md",
 }
 RUN_BY_THE_README = "python sample_models/train.py train.onnx"
-SLOW = {"how-to/speed.md", "tutorials/quantized.md"}
+SLOW = {"how-to/speed.md", "tutorials/detector.md", "tutorials/quantized.md"}
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -45,7 +47,11 @@ def runnable() -> list[Any]:
 
 @pytest.mark.parametrize("page", runnable())
 def test_every_block_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The blocks of a page run from top to bottom, in one folder with the sample models and the files that it shows."""
+    run_blocks(page, tmp_path, monkeypatch)
+
+
+def run_blocks(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Run the blocks of a page from top to bottom, in one folder with the sample models and the files that it shows."""
     shutil.copytree(ROOT / "sample_models", tmp_path / "sample_models")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "page"}
@@ -64,6 +70,7 @@ def test_every_block_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         elif language == "python" and not title:
             with registry.scoped():
                 exec(compile(text, page, "exec"), names)
+    return names
 
 
 COMMAND = re.compile(r"`(?:\$ )?onnxgrad ([^`]+)`")
@@ -101,9 +108,9 @@ def test_every_loss_and_optimizer_is_named() -> None:
 
 
 def test_what_is_generated_is_what_the_code_says() -> None:
-    from tools import layers, reference
+    from tools import layers, reference, schema
 
-    for path, text in {**layers.files(), **reference.files()}.items():
+    for path, text in {**layers.files(), **reference.files(), **schema.files()}.items():
         assert path.read_text(encoding="utf-8") == text, (
             f"{path.relative_to(ROOT)} is stale: `make docs` writes it anew"
         )

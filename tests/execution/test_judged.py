@@ -36,6 +36,9 @@ def test_a_model_that_no_data_fit_is_at_fault() -> None:
 
 
 def test_a_fault_of_a_job_stays_its_own() -> None:
+    """So it does where onnxruntime has no kernel for the model."""
+    with pytest.raises(InternalError, match="internal: g"):
+        stumbles(model_of("d = Cast<to = 11>(x) e = LRN<size = 3>(d) y = Cast<to = 1>(e)"))
     model = model_of("y = Tanh(x)")
     with pytest.raises(InternalError, match="internal: g"):
         stumbles(model)

@@ -134,7 +134,7 @@ def judge(file: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "onnxgrad_cli", "build", file, "--loss", "mse", "--label", "label"]
     command += ["--test-data", prompt(file), "-o", file.with_name("train.onnx"), "--force", "--json"]
     run = subprocess.run([str(word) for word in command], check=False, capture_output=True, text=True)
-    verdict: dict[str, Any] = json.loads(run.stdout)
+    verdict: dict[str, Any] = json.loads(run.stdout)["result"]
     return verdict
 
 

@@ -76,7 +76,7 @@ def judge(
         [*command, "-o", str(target), "--force", "--json", *arguments], check=False, capture_output=True, text=True
     )
     seconds = time.perf_counter() - start
-    told: dict[str, Any] = json.loads(run.stdout) if run.stdout.startswith("{") else {"error": run.stderr}
+    told: dict[str, Any] = json.loads(run.stdout or '{"result": null}')["result"] or {"error": run.stderr}
     proof = told.get("proof") or {}
     why = proof.get("why") or told.get("error") or ""
     error = against_differences(file, target, feeds, exact) if run.returncode in (0, 4) and target.exists() else None

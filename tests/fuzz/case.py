@@ -207,7 +207,7 @@ def _unopened(arguments: Sequence[str], place: Path, told: str) -> list[str]:
     faults = {
         path.name: why
         for path in sorted((place / "out").rglob("*.onnx"))
-        if path.parent.name != "passes" and (why := _refusal(path))
+        if path.parent.name != "passes" and _refusal(path, optimize=True) and (why := _refusal(path))
     }
     if "--as-gradient-op" in arguments or (
         PROVED not in told and _refusal(place / "out" / _model_of(arguments), optimize=True)

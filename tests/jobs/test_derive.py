@@ -181,3 +181,16 @@ def test_second_derivatives_with_stopped_edges_are_refused() -> None:
         with pytest.raises(UsageError, match="gradients are stopped"):
             derive(model, "hessian", of="y", wrt="x")
         assert derive(model, of="y", wrt="x").graph.output[0].name == "x_grad"
+
+
+def test_a_score_by_an_inner_value_of_each_sample_by_casadis_name(shell: Shell) -> None:
+    arguments = "--kind jacobian --of y --class argmax --wrt scaled --per-sample --names casadi --verify".split()
+    result = shell("derive", "squares.onnx", *arguments, "-o", "d.onnx")
+    assert result.code == 0, result.err
+    assert "jacobian of the score of argmax of y by scaled, of each sample alone" in result.out
+    best = (X * X * SCALE + X).argmax(1)
+    np.testing.assert_allclose(run("d.onnx", x=X, z=X)["jac_y_score_scaled"], np.eye(2)[best])
+    assert shell("check", "d.onnx", "--original", "squares.onnx").code == 0
+    refused = shell("derive", "squares.onnx", "--of", "total", "--per-sample")
+    assert refused.code == 3 and "ReduceSum" in refused.err
+    assert shell("derive", "squares.onnx", "--option", "loss", "--loss-output", "total", "--per-sample").code == 2

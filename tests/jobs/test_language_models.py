@@ -127,7 +127,7 @@ def test_a_base_of_bfloat16_without_kernels_is_told(shell: Shell) -> None:
     onnx.save(narrow_decoder(TensorProto.BFLOAT16), "m.onnx")
     done = shell("train", "m.onnx", *WORDS_OF_TRAINING, "-o", "t.onnx")
     if done.code != 0:  # an onnxruntime that has the kernels trains it
-        assert done.code == 1 and "few kernels for bfloat16" in done.json["error"]["hint"], done.out
+        assert done.code == 1 and "few kernels for bfloat16" in done.document["error"]["hint"], done.out
 
 
 def test_text_without_a_tokenizer_is_told(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from onnxgrad_cli import Options, Trainer, UsageError, run_build
+from onnxgrad_cli.files.start_values import read_values
 from onnxgrad_cli.jobs.pack import PAGE, WASM, WEBGPU, run_pack
 from tests.cli_harness import MLP, Shell, save
 
@@ -54,6 +56,20 @@ def test_weights_that_are_stored_are_taken_out(shell: Shell) -> None:
     data = np.load("data.npz")
     feeds = {"x": data["a_x"], "t": data["a_t"]}
     assert Trainer("train/model.onnx").step(feeds) == Trainer("train.onnx").step(feeds)
+
+
+def test_a_model_in_onnxruntimes_own_format_computes_the_same(shell: Shell) -> None:
+    run_pack("train.onnx", Path("site"), data=Path("data.npz"), prefix="a_", ort=True)
+    roles, held = json.loads(Path("site/model.json").read_text()), read_values(Path("site/model.json")).values
+    assert roles["model"] == "model.ort"
+    data = np.load("data.npz")
+    feeds = {**held, "x": data["a_x"], "t": data["a_t"], "learning_rate": np.array(0.1, np.float32)}
+    sessions = [onnxruntime.InferenceSession(f"site/model.{form}") for form in ("ort", "onnx")]
+    for got, expected in zip(*(session.run(list(roles["outputs"]), feeds) for session in sessions), strict=True):
+        np.testing.assert_array_equal(got, expected)
+    with pytest.raises(UsageError, match="`webgpu` uses the GPU"):
+        run_pack("train.onnx", Path("gpu"), data=Path("data.npz"), prefix="a_", ort=True, webgpu=True)
+    assert not Path("gpu").exists()
 
 
 def test_what_is_missing_is_told(shell: Shell) -> None:

@@ -160,7 +160,7 @@ def test_the_first_metric_that_is_named_says_which_epoch_is_best_else_the_loss(
 
 
 def test_the_rule_is_in_the_help_and_in_what_is_shown(shell: Shell) -> None:
-    told = " ".join(shell("train", "--help").out.split())
+    told = " ".join(shell("train", "--help-all").out.split())
     assert "The first one named says which epoch is best; where none is, the loss does." in told
     arguments = ("train", "mlp.onnx", "--data", "data.npz", "--epochs", "1", "--threads", "1")
     assert "best by validation loss" in shell(*arguments, "--val", "data.npz", "-o", "a.onnx").out

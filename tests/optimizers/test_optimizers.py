@@ -350,7 +350,7 @@ def test_the_report_names_the_optimizer_and_its_program_takes_steps(tmp_path: Pa
 
 def test_the_list_of_optimizers(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["optimizers", "--json"]) == 0
-    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)["result"]}
     assert list(found["adam"]["slots"]) == ["m", "v", "vmax"]
     assert {"name": "weight_decay", "kind": "float", "default": 0.01}.items() <= next(
         option.items() for option in found["adamw"]["options"] if option["name"] == "weight_decay"

@@ -20,6 +20,8 @@ import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.builder import build
+from onnxgrad_cli.derivatives.kinds import derive
+from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.execution.executor import Executor, to_double
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import LoraSpec, Options, RecomputeSpec
@@ -147,6 +149,46 @@ def test_gradients_are_pytorchs(form: str, whole: bool, monkeypatch: pytest.Monk
 def test_float16() -> None:
     net = Net(dtype=np.float16)
     net.check(net.trained(), 2e-2)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-5), (np.float16, 2e-2)])
+def test_derivatives_are_pytorchs(dtype: Any, tolerance: float) -> None:
+    """Of the input: a vector-Jacobian product, and a Jacobian-vector product."""
+    net = Net(zeros="packed", bias=True, dtype=dtype)
+    tangent, cotangent = (np.ones_like(each) / 8 for each in (net.x, net.label))
+    cotangent[0] *= -2
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        first, second = (torch.tensor(matrix) for matrix in net.matrices)
+        biases = [torch.tensor(bias.astype(np.float64)) for bias in net.biases]
+        return torch.tanh(x @ first.T + biases[0]) @ second.T + biases[1]
+
+    x, v, g = (torch.tensor(each.astype(np.float64)) for each in (net.x, tangent, cotangent))
+    feeds = {"x": net.x, "y1_grad": cotangent, "x_tangent": tangent}
+    for kind, expected in (
+        ("vjp", torch.autograd.functional.vjp(network, x, g)[1]),
+        ("jvp", torch.autograd.functional.jvp(network, x, v)[1]),
+    ):
+        model = derive(net.model, kind, wrt=["x"])  # type: ignore[arg-type]
+        fed = {value.name: feeds[value.name] for value in model.graph.input if value.name in feeds}
+        assert len(fed) == 2
+        (found,) = list(Executor(model, fallback=False)(fed).values())[-1:]
+        limit = tolerance * float(expected.abs().max())
+        np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize("scales", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_scales_of_another_type_are_refused(scales: int) -> None:
+    """No runtime computes with them, so that nothing could be proved."""
+    model = onnx.ModelProto()
+    model.CopyFrom(Net().model)
+    for tensor in model.graph.initializer:
+        if tensor.name.startswith("s"):
+            values = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(scales))
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    with pytest.raises(UnsupportedError) as raised:
+        build(model, Options(grad_of_input=("x",)))
+    assert "its scales are of another type than what it multiplies" in str([*raised.value.refusals])
 
 
 def test_the_training_model_is_proved_in_float64() -> None:

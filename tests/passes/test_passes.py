@@ -51,7 +51,18 @@ def stages(text: str, **options: object) -> dict[str, onnx.ModelProto]:
 
 def test_the_four_stages() -> None:
     seen = stages(LINEAR)
-    steps = ["prepare", "loss", "yield", "backward", "outputs", "optimizer", "few-bits", "cleanup", "identifiers"]
+    steps = [
+        "prepare",
+        "loss",
+        "yield",
+        "backward",
+        "outputs",
+        "optimizer",
+        "few-bits",
+        "in-turn",
+        "cleanup",
+        "identifiers",
+    ]
     assert list(seen) == steps
     marker = seen["yield"].graph.node[-1]
     assert (marker.domain, marker.op_type) == ("com.microsoft", "YieldOp")

@@ -119,6 +119,18 @@ def test_a_broadcast_that_is_seen_at_run_time_has_constant_axes() -> None:
         np.testing.assert_allclose(got["w_grad"], expected, rtol=1e-5)
 
 
+def test_constants_in_double_precision_are_computed_when_the_model_is_built() -> None:
+    """As PyTorch's exporter writes the scale of attention: on WebGPU, onnxruntime-web opens no model with that."""
+    text = """<ir_version: 10, opset_import: ["" : 18]> m (float[n, 2] x) => (float[n, 2] y)
+    <float[2] w = {1, 2}, double scale = {0.2}> {
+      s = Sqrt(scale)  f = Cast <to = 1> (s)  h = Mul(x, w)  y = Mul(h, f) }"""
+    standard, portable = (made(parser.parse_model(text), target) for target in ("standard", "portable"))
+    assert operators(standard) - operators(portable) == {"Sqrt": 1, "Cast": 1}
+    feeds = {name: np.arange(6, dtype=np.float32).reshape(3, 2) * sign for name, sign in (("x", 1), ("label", -1))}
+    for got, expected in zip(*(steps.session(each).run(None, feeds) for each in (portable, standard)), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
 def test_webgpu_has_eight_buffers() -> None:
     """No Concat has more than seven inputs, and no Split more outputs; the forward part's own are cut, too."""
     text = """<ir_version: 10, opset_import: ["" : 18]> m (float[n, 10] x) => (float[n, 10] y)

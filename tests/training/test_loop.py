@@ -12,6 +12,7 @@ import pytest
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.metadata import Quantized
 from onnxgrad_cli.training.loop import Loop
+from onnxgrad_cli.training.run.watch import Judged, Stepped, unwatched
 from onnxgrad_cli.training.steps.base import NotFinite
 
 
@@ -22,7 +23,7 @@ class Folder:
         self.saved = []
 
     @contextmanager
-    def log(self, steps):
+    def log(self, steps, forms, results):
         yield Mock()
 
     def save(self, values, said, best=False):
@@ -49,17 +50,20 @@ def loop(judgements, *, higher=False, patience=None, stop=lambda: False):
         def __iter__(self):
             yield SimpleNamespace(indices=None, whole=4)
 
+        def __len__(self):
+            return 1
+
         def state(self):
             return {}
 
     trainer.step = step
     evaluate.names = ["loss"]
     schedule = SimpleNamespace(rate=lambda steps: 0.1, observe=lambda value: None, state=dict)
-    data = SimpleNamespace(batch=lambda indices: {})
+    data = SimpleNamespace(batch=lambda indices, part=None: {})
     return Loop(
         trainer=trainer, data=data, batches=Batches(), schedule=schedule, evaluator=evaluate, watched="val_loss",
         higher=higher, epochs=len(judgements), patience=patience, save_every=0, folder=Folder(), stop=stop,
-        watch=lambda steps, loss: None,
+        watch=unwatched,
     )  # fmt: skip
 
 
@@ -111,22 +115,26 @@ class Steps:
             rate=lambda steps: steps / 10, observe=self.observed.append, state=lambda: "schedule", restore=Mock()
         )
         given = {
-            "trainer": self.trainer, "data": SimpleNamespace(batch=lambda indices: indices.tolist()), "batches": self,
+            "trainer": self.trainer, "data": SimpleNamespace(batch=lambda indices, part=None: indices.tolist()),
+            "batches": self,
             "schedule": schedule, "evaluator": None, "watched": "loss", "higher": False, "epochs": len(losses) // 2,
             "patience": None, "save_every": 0, "folder": folder, "stop": lambda: False,
-            "watch": lambda steps, loss: self.watched.append((steps, loss)), "model": "a model",
+            "watch": self.watched.append, "model": "a model",
             "digests": {"training": "d1"},
         }  # fmt: skip
         self.loop = Loop(**{**given, **changes})
 
     @contextmanager
-    def opened(self, steps):
-        assert steps == 0
+    def opened(self, steps, forms, results):
+        assert steps == 0 and not forms
         yield self.log
 
     def __iter__(self):
         for self.position, indices, whole in ((3, [2, 0, 1], 3), (0, [3], 1)):
             yield SimpleNamespace(indices=np.array(indices), whole=whole)
+
+    def __len__(self):
+        return 2
 
     def state(self):
         return {"position": self.position}
@@ -159,7 +167,11 @@ def test_each_step_is_fed_logged_and_watched_and_an_epoch_has_the_mean_over_its_
     run = Steps([1.0, 2.0, 3.0, 7.0], evaluator=evaluate)
     assert run.loop.run() == "done"
     assert run.fed == [([2, 0, 1], 0.0), ([3], 0.1), ([2, 0, 1], 0.2), ([3], 0.3)]
-    assert run.watched == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 7.0)]
+    stepped = [event for event in run.watched if isinstance(event, Stepped)]
+    assert stepped == [
+        Stepped(1, 4, 1, 2, 1.0, 0.0), Stepped(2, 4, 1, 2, 2.0, 0.1),
+        Stepped(3, 4, 2, 2, 3.0, 0.2), Stepped(4, 4, 2, 2, 7.0, 0.3),
+    ]  # fmt: skip
     first, second = {"loss": 1.25, "val_loss": 5.0}, {"loss": 4.0, "val_loss": 4.0}
     assert run.lines() == [
         {"step": 1, "epoch": 1, "loss": 1.0, "rate": 0.0},
@@ -172,6 +184,12 @@ def test_each_step_is_fed_logged_and_watched_and_an_epoch_has_the_mean_over_its_
     assert all(0 <= call.args[0].get("seconds", 0) < 10 for call in run.log.add.mock_calls)
     assert sum("seconds" in call.args[0] for call in run.log.add.mock_calls) == 4
     assert run.observed == [5.0, 4.0]
+    judged = [event for event in run.watched if isinstance(event, Judged)]
+    assert [(e.step, e.epoch, e.rate, e.results, e.ends, e.best) for e in judged] == [
+        (2, 1, 0.1, first, True, True), (4, 2, 0.3, second, True, False)
+    ]  # fmt: skip
+    assert all(e.speed > 0 and e.steps == 4 and e.epochs == 2 for e in judged)
+    assert judged[0].left > 0 == judged[1].left
     evaluate.assert_called_with("buffers")
 
 
@@ -357,3 +375,35 @@ def test_the_log_has_the_seconds_of_a_step_to_the_microsecond(monkeypatch):
     run.loop.run()
     seconds = [call.args[0]["seconds"] for call in run.log.add.mock_calls if "seconds" in call.args[0]]
     assert seconds == [0.123457, 2]
+
+
+def test_a_judgement_within_an_epoch_is_told_and_logged_and_decides_nothing():
+    run = Steps([3.0, 2.0, 3.0, 2.0], evaluator=evaluator([1.0, 5.0, 0.5, 4.0]), eval_every=1, watched="val_loss")
+    assert run.loop.run() == "done"
+    assert [line for line in run.lines() if "rate" not in line] == [
+        {"step": 1, "epoch": 1, "val_loss": 1.0}, {"step": 2, "epoch": 1, "loss": 2.75, "val_loss": 5.0},
+        {"step": 3, "epoch": 2, "val_loss": 0.5}, {"step": 4, "epoch": 2, "loss": 2.75, "val_loss": 4.0},
+    ]  # fmt: skip
+    told = [(e.step, e.results, e.ends, e.best) for e in run.watched if isinstance(e, Judged)]
+    assert told[::2] == [(1, {"val_loss": 1.0}, False, False), (3, {"val_loss": 0.5}, False, False)]
+    assert run.observed == [5.0, 4.0] and run.loop.progress.best == 2
+
+
+def test_a_run_of_so_many_steps_ends_within_an_epoch_which_no_checkpoint_counts():
+    run = Steps([1.0, 2.0, 3.0, 7.0], evaluator=evaluator([5.0, 4.0]), max_steps=3, watched="val_loss")
+    assert run.loop.run() == "max steps" and run.loop.steps == 3
+    assert run.loop.progress.epochs == [{"loss": 1.25, "val_loss": 5.0}, {"loss": 3.0, "val_loss": 4.0}]
+    assert run.loop.progress.best == 2
+    assert [(said["steps"], best) for _, said, best in run.checkpoints] == [(2, True), (3, False)]
+    said = run.checkpoints[-1][1]["run"]
+    assert said == {"epochs": [{"loss": 1.25, "val_loss": 5.0}], "best": 1, "total": 9.0, "seen": 3}
+    run.loop.take_best()  # the weights of now, which stand in no file as the best
+    run.trainer.load.assert_not_called()
+
+
+@pytest.mark.parametrize(("steps", "taken", "reason"), [(2, 2, "max steps"), (4, 4, "done"), (9, 4, "done")])
+def test_a_run_of_as_many_steps_as_epochs_have_is_a_run_of_epochs(steps, taken, reason):
+    run = Steps([1.0] * 4, max_steps=steps)
+    assert run.loop.run() == reason and run.loop.steps == taken
+    assert [said["steps"] for _, said, _ in run.checkpoints] == list(range(2, taken + 1, 2))
+    assert len(run.loop.progress.epochs) == taken // 2

@@ -69,6 +69,40 @@ def test_is_torchs(text: str) -> None:
         assert ours.rate(step) == pytest.approx(rate, rel=1e-12, abs=1e-12), step
 
 
+@pytest.mark.parametrize(
+    ("text", "alike"),
+    [
+        ("step:every=3e,factor=0.5", "step:every=60,factor=0.5"),
+        ("cosine:warmup=1e,final=0.01", "cosine:warmup=20,final=0.01"),
+        ("constant:warmup=0.5e", "constant:warmup=10"),
+        ("constant:warmup=0e", "constant"),
+    ],
+)
+def test_lengths_may_be_epochs(text: str, alike: str) -> None:
+    """Epochs of 20 steps; as of StepLR that is stepped after each epoch."""
+    ours, wanted = parse_schedule(text, BASE, STEPS, epoch=20), torch_rates(PAIRS[alike]) if alike in PAIRS else None
+    same = parse_schedule(alike, BASE, STEPS)
+    assert [ours.rate(step) for step in range(STEPS)] == [same.rate(step) for step in range(STEPS)]
+    assert wanted is None or [ours.rate(step) for step in range(STEPS)] == pytest.approx(wanted, rel=1e-12)
+
+
+def test_an_epoch_that_is_stepped_as_pytorchs_loops_step() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=BASE)
+    scheduler, ours = lr_scheduler.StepLR(optimizer, 3, 0.5), parse_schedule("step:every=3e,factor=0.5", BASE, 200, 20)
+    for step in range(STEPS):
+        assert ours.rate(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
+        optimizer.step()
+        if step % 20 == 19:
+            scheduler.step()
+
+
+def test_epochs_that_nobody_knows_are_refused() -> None:
+    with pytest.raises(UsageError, match="'3e' is of epochs"):
+        parse_schedule("step:every=3e", BASE, STEPS)
+    with pytest.raises(UsageError, match="a number"):
+        parse_schedule("step:factor=3e", BASE, STEPS, 20)
+
+
 LOSSES = [1 / (1 + step // 7) + (step * 37 % 13) / 5 for step in range(STEPS)]
 
 

@@ -52,7 +52,7 @@ def made(
 
 def options_of(name: str, **more: Any) -> Options:
     """How a sample model is trained."""
-    loss = "mse" if name == "linear_regression" else "cross-entropy"
+    loss = "mse" if name in ("linear_regression", "autoencoder") else "cross-entropy"
     return Options(losses=(LossSpec(loss),), label="y", **more)
 
 

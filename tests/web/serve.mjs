@@ -7,12 +7,12 @@ import { extname, join, normalize } from 'node:path';
 const TYPES = { '.html': 'text/html', '.js': 'text/javascript', '.mjs': 'text/javascript', '.wasm': 'application/wasm',
   '.json': 'application/json', '.css': 'text/css' };
 
-// Serves folders by the first part of the path: { ort: '/.../dist' }; '' is what no other name fits.
+// Serves folders by the first part of the path: { ort: '/.../dist' }.
 export async function serve(folders) {
   const server = createServer((request, response) => {
     const path = normalize(decodeURIComponent(new URL(request.url, 'http://x').pathname)).slice(1);
     const [first, ...rest] = path.split('/');
-    const file = first in folders ? join(folders[first], ...rest) : join(folders[''] ?? '/nowhere', path);
+    const file = join(folders[first] ?? '/nowhere', ...rest);
     if (path.includes('..') || !existsSync(file)) return void response.writeHead(404).end();
     response.writeHead(200, {
       'Content-Type': TYPES[extname(file)] ?? 'application/octet-stream',

@@ -45,7 +45,7 @@ def test_whole_steps(tmp_path: Path) -> None:
         names = [value.name for value in session.get_outputs()]
         held = read_values(folder / "model.json").values
         expected[folder] = dict(zip(names, session.run(names, {**held, **feeds}), strict=True))
-    subprocess.run([there, Path(__file__).with_name("openvino_run.py"), *expected], check=True)
+    subprocess.run([there, Path(__file__).with_name("python_run.py"), "openvino", *expected], check=True)
     for folder, outputs in expected.items():
         assert "refused" not in json.loads((folder / "openvino.json").read_text()), folder.name
         assert max(errors(dict(np.load(folder / "openvino.npz")), outputs).values()) < 1e-4, folder.name

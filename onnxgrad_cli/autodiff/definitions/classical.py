@@ -61,6 +61,8 @@ def _linear(op: Op, x: Val, coefficients: Numbers, intercepts: Numbers, rows: in
             f"{len(coefficients)} coefficients and {len(intercepts)} intercepts make no {rows} linear functions"
         )
     matrix = np.reshape(coefficients, [rows, -1]).T
+    if isinstance(x.shape[1], int) and x.shape[1] != len(matrix):
+        raise Unknown(f"its input has {x.shape[1]} columns, and its coefficients are for {len(matrix)}")
     y = x @ op.weight("coefficients", matrix)
     return y + op.weight("intercepts", intercepts) if len(intercepts) else y
 

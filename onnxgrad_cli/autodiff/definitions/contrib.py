@@ -107,6 +107,8 @@ def matmul_n_bits(
     """
     if g_idx is not None or weight_prepacked:
         raise Unknown("its weight is reordered or prepacked")
+    if scales.dtype != a.dtype != TensorProto.DOUBLE:  # no kernel; in the narrower type, the matrix would lose digits
+        raise Unknown("its scales are of another type than what it multiplies")
     blocks = -(-K // block_size)
     if zero_points is not None and zero_points.dtype == TensorProto.UINT8:
         zero_points = unpacked(op, zero_points, bits, [N, -1], blocks)

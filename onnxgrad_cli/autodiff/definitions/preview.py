@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from onnxgrad_cli.autodiff.registry import definition, refuse
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.optimizers.adaptive import mean_weight
 
 PREVIEW = "ai.onnx.preview.training"
@@ -64,7 +65,9 @@ def momentum(op, rate, step, *values, alpha, beta, mode, norm_coefficient):
 
 def _each(values: Sequence[Val], kinds: int) -> list[tuple[Val, ...]]:
     """The values of each tensor, of which all of one kind come after the other."""
-    count = len(values) // kinds
+    count, rest = divmod(len(values), kinds)
+    if rest:
+        raise Unknown(f"it has {len(values)} tensors, where there are {kinds} of each weight")
     return [tuple(values[i::count]) for i in range(count)]
 
 

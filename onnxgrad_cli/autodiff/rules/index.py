@@ -316,7 +316,7 @@ def _scattered(op, g, y, x, indices, updates, axis, reduction, rows=None):
     def taken(values):
         if rows is not None:
             return op.Gather(values, rows, axis=axis)
-        return op.GatherElements(values, indices, axis=axis)
+        return op.state(op.GatherElements(values, indices, axis=axis), updates.known_shape)
 
     if reduction == "add":
         return g, None, taken(g)

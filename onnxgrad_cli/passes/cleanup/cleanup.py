@@ -1,4 +1,5 @@
-"""Remove what nobody reads: backward nodes that a rule wrote for operands without takers; and turn products.
+"""Remove what nobody reads: backward nodes that a rule wrote for operands without takers; compute constants; turn
+products.
 
 And keep views apart from DequantizeLinear: onnxruntime's optimizer puts a QuantizeLinear behind them, of a wrong type
 (1.31 can't load that from opset 21 on, older versions make negative numbers zero).
@@ -14,6 +15,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import declare
 from onnxgrad_cli.ir.nodes import ROLE
 from onnxgrad_cli.ir.types import shape_of
+from onnxgrad_cli.passes.cleanup.constants import compute_constants, divide_at_once
 from onnxgrad_cli.passes.cleanup.cubic_layout import keep_cubic_layout
 from onnxgrad_cli.passes.cleanup.transposed_products import turn_products
 from onnxgrad_cli.passes.pipeline import Pass
@@ -23,14 +25,17 @@ VIEWS = frozenset("Expand Flatten Identity MaxPool Reshape Slice Squeeze Transpo
 
 
 def _run(graph: Graph, options: object, training: object) -> bool:
-    turned = turn_products(graph)
-    return tidy(graph) or turned
+    changed = compute_constants(graph)
+    changed = turn_products(graph) or changed
+    return tidy(graph) or changed
 
 
 def tidy(graph: Graph, keep: Iterable[str] = ()) -> bool:
     """Remove what nobody reads but `keep`, and leave what is left in a form that lasts; whether it changed."""
+    keep = set(keep)
     removed = graph.remove_unused(keep) > 0
-    changed = _separate_views(graph) or removed
+    changed = divide_at_once(graph, keep) or removed
+    changed = _separate_views(graph) or changed
     changed = keep_cubic_layout(graph) or changed
     declare(graph)
     return changed
@@ -66,4 +71,6 @@ def _stays(graph: Graph, view: NodeProto, dequantizer: NodeProto) -> bool:
     return view.op_type == "Reshape" and len(scales) == 1 and isinstance(scales[0], int) and scales[0] > 1
 
 
-CLEANUP = Pass("cleanup", "nodes nobody reads removed, transposed products turned", _run, ("optimizer",))
+CLEANUP = Pass(
+    "cleanup", "nodes nobody reads removed, constants computed, transposed products turned", _run, ("optimizer",)
+)

@@ -57,7 +57,8 @@ def counted_by(options: StepOptions, training: LossRecord) -> str | None:
 
 def cautions(options: StepOptions, training: LossRecord) -> Iterator[Caution]:
     """Where a mean over the batch is not the mean of the runs' means."""
-    uneven = [name for name in ("class_weights", "ignore_index") if name in options.loss_options]
+    asked = {name.rpartition(":")[2] for name in options.loss_options}
+    uneven: list[str] = [name for name in ("class_weights", "ignore_index") if name in asked]
     uneven += [spec.name for spec in options.losses if spec.name == "causal-lm"]
     alike = counted_by(options, training) is None
     if options.accumulate > 1 and options.reduction == "mean" and uneven and alike:

@@ -20,7 +20,7 @@ from onnx import NodeProto, TensorProto, numpy_helper
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import reads, subgraphs, with_bodies
 from onnxgrad_cli.ir.types import FLOATS, SMALL, is_external, is_float, nbytes
-from onnxgrad_cli.passes.parameters import formulas
+from onnxgrad_cli.passes.parameters import formulas, screen
 from onnxgrad_cli.passes.parameters.frequencies import PRODUCTS, Frequencies
 from onnxgrad_cli.passes.parameters.presets import BIASES, VIEWS
 
@@ -133,6 +133,7 @@ class ConstantRoles:
         self.doubts: dict[str, str] = {}
         self.by_values: set[str] = set()
         self._samples: dict[str, np.ndarray | None] = {}
+        self._found: dict[str, list[tuple[NodeProto, int]]] = {}
 
     def reason(self, name: str) -> str:
         """Why `name` is a constant by role, or "" where it is a weight."""
@@ -151,7 +152,7 @@ class ConstantRoles:
             return "" if self._is_called_a_parameter(name, uses) else reasons[0]
         if self._is_literal(name):
             return f"a literal in the model's code {BY_NAME}"
-        reached = list(self._reached(name))
+        reached = self._reached(name)
         return self._by_place(name, reached) or self._by_values(name, reached)
 
     def _at(self, name: str, node: NodeProto, position: int) -> str:
@@ -219,8 +220,13 @@ class ConstantRoles:
             return f"a statistic by which an input is standardised {BY_NAME}"
         return ""
 
-    def _reached(self, name: str) -> Iterator[tuple[NodeProto, int]]:
+    def _reached(self, name: str) -> list[tuple[NodeProto, int]]:
         """What reads a tensor, or views of it, parts of it and what is looked up in it: (node, input position)."""
+        if name not in self._found:
+            self._found[name] = list(self._followed(name))
+        return self._found[name]
+
+    def _followed(self, name: str) -> Iterator[tuple[NodeProto, int]]:
         seen, names = {name}, [name]
         while names:
             value = names.pop()
@@ -334,15 +340,32 @@ class ConstantRoles:
         return ""
 
     def _is_quantized(self, name: str) -> bool:
-        return any(node.op_type == "QuantizeLinear" for node, _ in self.graph.uses().get(name, ()))
+        return any(node.op_type == "QuantizeLinear" for node, _ in self.uses.get(name, ()))
 
     def _formula(self, name: str, tests: formulas.Tests) -> str:
+        if name in self._irregular:
+            return ""
         values = self._values(name)
         if values is None:
             return ""
         if values.size and np.isnan(values).all():  # what JAX puts in place of the variance of no numbers
             return "no number at all"
         return formulas.in_words(values, formulas.tolerance(self.graph.initializers[name]), tests)
+
+    @functools.cached_property
+    def _irregular(self) -> set[str]:
+        """Vectors of the model that follow no formula, which a look at all of one type and length tells."""
+        alike: dict[tuple[int, int], list[str]] = defaultdict(list)
+        for name, tensor in self._floats():
+            length = math.prod(tensor.dims)
+            if len(tensor.dims) == 1 and screen.SHORTEST <= length <= KEPT and not is_external(tensor):
+                alike[tensor.data_type, length].append(name)
+        found: set[str] = set()
+        for names in alike.values():
+            vectors = np.stack([values for name in names if (values := self._values(name)) is not None])
+            suspect = screen.suspects(vectors, self._tolerance(names[0])).tolist()
+            found.update(name for name, is_suspect in zip(names, suspect, strict=True) if not is_suspect)
+        return found
 
     @functools.cached_property
     def _rotations(self) -> set[str]:

@@ -147,11 +147,24 @@ def is_harmonic(x: np.ndarray, tol: float) -> bool:
 def _runs(x: np.ndarray, tol: float) -> bool:
     """Whether most of the columns that vary obey the recurrence at four of five places; of many, some are looked at."""
     x = x[:, :: -(-x.shape[1] // COLUMNS)] if x.shape[1] else x
-    size = np.abs(x).max(0)
-    moves = np.abs(np.diff(x, axis=0)).max(0) > 25 * tol * size  # else rounding hides what it obeys
-    x, size = x[:, moves], size[moves]
+    moves = moving(x, tol)
+    x = x[:, moves]
     if not x.size or moves.mean() < 0.2:
         return False
+    right, places = steady(x, tol)
+    if places.sum() - x.shape[1] < 3:
+        return False
+    return bool(right.sum() >= 0.8 * places.sum())
+
+
+def moving(x: np.ndarray, tol: float) -> np.ndarray:
+    """Which columns vary from row to row by so much that rounding does not hide what they obey."""
+    return np.abs(np.diff(x, axis=0)).max(0) > 25 * tol * np.abs(x).max(0)
+
+
+def steady(x: np.ndarray, tol: float) -> tuple[np.ndarray, np.ndarray]:
+    """At how many places each column obeys the recurrence of its pace, and how many places tell."""
+    size = np.abs(x).max(0)
     around, middle = x[:-2] + x[2:], x[1:-1]
     told = np.abs(middle) > 1e-2 * size
     count = np.maximum(told.sum(0), 1)
@@ -161,9 +174,7 @@ def _runs(x: np.ndarray, tol: float) -> bool:
     pace = np.where(np.abs(pace) <= 2.001, pace, np.nan)
     some = (np.abs(around) > tol * size) | told
     right = (np.abs(around - pace * middle) <= 2 * tol * size) & some
-    if some.sum() - x.shape[1] < 3:
-        return False
-    return bool(right.sum() >= 0.8 * some.sum())
+    return right.sum(0), some.sum(0)
 
 
 def is_sinusoidal(x: np.ndarray, tol: float) -> bool:
@@ -189,13 +200,14 @@ def is_window(x: np.ndarray, tol: float) -> bool:
     flat = x.reshape(-1)
     if len(flat) < 8 or max(x.shape) != len(flat) or abs(flat.max() - 1) > 0.1:
         return False
-    return any(_raised_cosine(flat, period, tol) for period in (len(flat), len(flat) - 1))
+    return any(bool(raised_cosines(flat, period, tol)) for period in (len(flat), len(flat) - 1))
 
 
-def _raised_cosine(x: np.ndarray, period: int, tol: float) -> bool:
+def raised_cosines(x: np.ndarray, period: int, tol: float) -> np.ndarray:
+    """Whether a vector, or which columns of a matrix, are a constant and a cosine of that period."""
     waves = np.stack([np.ones(len(x)), np.cos(2 * np.pi * np.arange(len(x)) / period)], -1)
     parts = np.linalg.lstsq(waves, x)[0]
-    return bool(abs(parts[1]) > 0.1 and np.abs(x - waves @ parts).max() <= 2 * tol)
+    return (np.abs(parts[1]) > 0.1) & (np.abs(x - waves @ parts).max(0) <= 2 * tol)
 
 
 # -- matrices ---------------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from onnx import NodeProto
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.autodiff.activity import open_reads
 from onnxgrad_cli.common.wording import listed
-from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError, UsageError
-from onnxgrad_cli.ir.domains import full_name
+from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError
+from onnxgrad_cli.ir.domains import full_name, short_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import known_as
 from onnxgrad_cli.ir.nodes import reads
@@ -29,6 +29,8 @@ from onnxgrad_cli.passes.parameters.untie import owners_of
 from onnxgrad_cli.passes.quantized_matrices import quantized_matrices
 from onnxgrad_cli.record import SelectionRecord
 
+UNTIED = "no differentiable path ties it to the loss"
+
 QUANTIZED = "quantized: integers have no gradient"
 
 
@@ -38,8 +40,8 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
     With adapters, what would be trained without them and is not chosen by name goes to `training.adaptable`.
 
     Raises:
-        UsageError: a pattern or a preset names nothing, or a chosen tensor is not tied to the loss.
-        UnsupportedError: nothing is left to differentiate with respect to.
+        UsageError: a pattern or a preset names nothing.
+        UnsupportedError: a chosen tensor is not tied to the loss, or nothing is left to differentiate by.
     """
     floats = _weights(graph)
     tied = _tied(graph, training.predictions)
@@ -58,7 +60,7 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
     reasons = {**unfit, **_not_chosen(options, training.adaptable, set(floats) - chosen), **frozen}
     training.not_trained.update((name, reasons[name]) for name in floats if name in reasons)
     training.trained = [name for name in floats if name not in reasons]
-    _refuse_untied(training.predictions, set(by_name) - tied - frozen.keys(), by_name)
+    _refuse_untied(graph, training.predictions, tied, [n for n in by_name if n not in tied and n not in frozen])
     training.cautions.extend(_shared(graph, training.trained))
     training.not_trained.update(dict.fromkeys(_quantized(graph), QUANTIZED))
     if not _is_any(graph, options, training):
@@ -86,11 +88,12 @@ def _is_any(graph: Graph, options: SelectionOptions, training: SelectionRecord) 
     return bool(training.trained or adapted or training.grad_of_input)
 
 
-def _refuse_untied(predictions: list[str], untied: set[str], asked: list[str]) -> None:
+def _refuse_untied(graph: Graph, predictions: list[str], tied: set[str], untied: list[str]) -> None:
     """Refuse the first weight that was asked for by name and is not tied to the loss."""
     if untied:
-        name = next(name for name in asked if name in untied)
-        raise UsageError(f"`train`: no differentiable path ties '{name}' to {listed(predictions)}")
+        cut = _cuts(graph, tied).get(untied[0])
+        where = f": {cut}" if cut else ""
+        raise UnsupportedError(f"`train`: no differentiable path ties '{untied[0]}' to {listed(predictions)}{where}")
 
 
 def _quantized(graph: Graph) -> list[str]:
@@ -104,6 +107,7 @@ def _unfit(
     """Those of `floats` that can't be trained, or have not been asked for and are constants by role, and why."""
     reached = _tied(graph, training.predictions, reads) if any(registry.all_stopped()) else tied
     roles, learned = ConstantRoles(graph), set(training.learned_scales)
+    cuts = {} if tied.issuperset(floats) else _cuts(graph, tied)
 
     def reason(name: str) -> str:
         if name in training.state:
@@ -112,7 +116,7 @@ def _unfit(
             return "" if name in asked or name in learned else roles.reason(name)
         if name in reached:
             return "gradients stop at the operands through which it reaches the loss"
-        return "no differentiable path ties it to the loss"
+        return UNTIED + (f": {cuts[name]}" if name in cuts else "")
 
     reasons = {name: reason(name) for name in floats}
     if all(reasons.values()):  # a formula may be how somebody has filled the only weights there are
@@ -191,6 +195,20 @@ def _tied(graph: Graph, outputs: list[str], read: Callable[[NodeProto], list[str
             names = read(node)
             tied.update(names if through else [n for n in names if not _may_be_float(graph, n)])
     return tied
+
+
+def _cuts(graph: Graph, tied: set[str]) -> dict[str, str]:
+    """The values that reach what is tied to the loss, but not by a differentiable path -> what cuts it, in words."""
+    found: dict[str, str] = {}
+    for node in reversed(graph.nodes):
+        before = [name for name in reads(node) if name not in tied]
+        if not tied.isdisjoint(node.output):
+            cut = f"it is cut by {short_name(node.op_type, node.domain)} '{node.name}'"
+        else:
+            cut = next((found[name] for name in node.output if name in found), "")
+        for name in before if cut else ():
+            found.setdefault(name, cut)
+    return found
 
 
 def _may_be_float(graph: Graph, name: str) -> bool:

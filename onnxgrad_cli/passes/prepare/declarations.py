@@ -18,7 +18,7 @@ from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.execution.observation import fed_types
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
+from onnxgrad_cli.ir.nodes import bodies
 from onnxgrad_cli.ir.types import UNNAMED, dtype_of, element_type, in_words, shape_of, without_shape
 
 Axis = tuple[str, int]
@@ -55,7 +55,7 @@ def forget_placeholders(graph: Graph) -> None:
     for dim in _dims((*proto.output, *proto.value_info)):
         if _is_unknown(dim):
             dim.Clear()
-    for body in (body for node in with_bodies(graph.nodes) for body in subgraphs(node)):
+    for body in bodies(graph.nodes):
         for dim in _dims((*body.input, *body.output, *body.value_info)):
             if dim.dim_value < 0 or dim.dim_param:
                 dim.Clear()

@@ -20,6 +20,9 @@ from onnxgrad_cli.ir.renaming import renamed
 
 Elements = list[str]
 
+MOST_PARTS = 1000
+"""Parts that a SplitToSequence is written out to: each is a value of its own."""
+
 
 def unpack(graph: Graph) -> bool:
     """Replace what reads known elements of known sequences; whether anything was. Dead sequences stay to be removed."""
@@ -103,6 +106,8 @@ def _split(graph: Graph, node: NodeProto, known: dict[str, Elements]) -> list[No
     if by is None or not isinstance(size, int) or size == 0:
         return None
     step = int(by.item()) if by.ndim == 0 else 0
+    if step and size > MOST_PARTS * step:
+        return None
     sizes = [min(step, size - start) for start in range(0, size, step)] if step else [int(n) for n in by]
     parts: Sequence[Val] = op.split(x, sizes, axis)
     if len(node.input) == 1 and not _attribute(node, "keepdims", 1):

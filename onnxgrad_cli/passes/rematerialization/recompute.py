@@ -91,6 +91,9 @@ def _plan(
     longest = None if spec.kind == BLOCK else LONGEST_CHAIN
     flow = Dataflow(graph, training, boundaries, longest, _layers if by_layers else None)
     flow.must_store.update(training.state.values(), graph.output_names if options.keep_outputs else ())
+    if training.chunks is not None:  # they are gone before the backward part of the rest begins
+        own = frozenset().union(*training.chunks.nodes)
+        flow.must_store.update(name for node in flow.forward if node.name in own for name in node.output if name)
     if spec.kind == BLOCK:
         return plan_blocks(flow, boundaries)
     if spec.kind == BUDGET:

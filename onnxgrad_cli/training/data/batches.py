@@ -7,23 +7,13 @@ numbers, and a run that was stopped anywhere goes on in the same order, with any
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 import numpy as np
 
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.training.data.dataset import Data
-
-
-class Part(NamedTuple):
-    """What a rank sees of a batch: the numbers of its samples, int64 (n,), and how many the whole batch has.
-
-    Without ranks the two agree. In a last short batch a part may be empty. Its share in a mean is n / whole.
-    """
-
-    indices: np.ndarray
-    whole: int
+from onnxgrad_cli.training.data.part import Part
 
 
 class Batches:
@@ -44,6 +34,7 @@ class Batches:
         drop_last: bool = False,
         rank: int = 0,
         world: int = 1,
+        weights: np.ndarray | None = None,
         tell: Tell = silent,
     ) -> None:
         """Args:
@@ -53,6 +44,7 @@ class Batches:
         shuffle: shuffle each epoch; else the order is that of the data.
         drop_last: leave out the last batch of an epoch where it is short.
         rank, world: which of how many processes this is.
+        weights: how often each sample is drawn, float64 (N,), 1 in all; None: each once an epoch.
         tell: takes what is narrated.
 
         Raises:
@@ -62,7 +54,7 @@ class Batches:
             raise UsageError(f"a batch of {size} can't be shared by {world} processes", "make the batch larger")
         _check_size(data, size, world)
         self.samples, self.size, self.seed, self.shuffle = len(data), size, seed, shuffle
-        self.rank, self.world = rank, world
+        self.rank, self.world, self._weights = rank, world, weights
         rest = self.samples % size
         self.drop_last = drop_last or data.batch_size is not None
         if self.drop_last and self.samples < size:
@@ -86,18 +78,22 @@ class Batches:
         order, count, size = self._order(), len(self), self.size
         for position in range(self.position, count):
             batch = order[position * size : (position + 1) * size]
-            ends = position + 1 == count
-            self.epoch, self.position = (self.epoch + 1, 0) if ends else (self.epoch, position + 1)
-            yield Part(self._part(batch), len(batch))
+            ends, epoch = position + 1 == count, self.epoch
+            self.epoch, self.position = (epoch + 1, 0) if ends else (epoch, position + 1)
+            first, part = self._part(batch)
+            yield Part(part, len(batch), epoch, position * size + first)
 
     def _order(self) -> np.ndarray:
         if not self.shuffle:
             return np.arange(self.samples)
-        return np.random.Generator(np.random.PCG64((self.seed, self.epoch))).permutation(self.samples)
+        draw = np.random.Generator(np.random.PCG64((self.seed, self.epoch)))
+        if self._weights is None:
+            return draw.permutation(self.samples)
+        return draw.choice(self.samples, self.samples, p=self._weights)
 
-    def _part(self, batch: np.ndarray) -> np.ndarray:
+    def _part(self, batch: np.ndarray) -> tuple[int, np.ndarray]:
         first, end = (len(batch) * rank // self.world for rank in (self.rank, self.rank + 1))
-        return batch[first:end]
+        return first, batch[first:end]
 
     def state(self) -> dict[str, int | bool]:
         """The place in the order, after the batches dealt out, and what the order follows from; JSON can hold it."""

@@ -1,5 +1,6 @@
 """Data in a .csv file (or .tsv, with tabs) whose first line names the columns; `columns` says which input they are.
 
+A column of one whole number may hold text instead, none of which is a number: names of classes, see `class_names`.
 Cells are parsed a few thousand lines at a time, so that the text is never held whole; the numbers must fit in memory.
 """
 
@@ -52,6 +53,8 @@ def read(path: Path, inputs: InputTypes) -> Found:
         chosen, others = choose(path, header, inputs)
         parse = _Parser(path, header, chosen, inputs)
         blocks = [parse(block) for block in _blocks((reader.line_num, row) for row in reader if row)] or [parse([])]
+    for feed in chosen:
+        parse.check_alike(feed, [block[feed] for block in blocks])
     arrays = {feed: np.concatenate([block[feed] for block in blocks]) for feed in chosen}
     others = [name or "the column without a name" for name in others]
     return Found({feed: shaped(array, inputs, feed) for feed, array in arrays.items()}, others)
@@ -103,17 +106,41 @@ class _Parser:
         try:
             return _numbers(cells, dtype)
         except (ValueError, OverflowError):
+            if dtype.kind == "i" and len(places) == 1 and _are_names(cells):
+                return np.char.strip(cells).astype(object)
             raise self._bad_cell(feed, rows) from None
+
+    def check_alike(self, feed: str, blocks: Sequence[np.ndarray]) -> None:
+        """Refuse a column that holds names in some places, and numbers in others.
+
+        Raises:
+            UsageError: it does.
+        """
+        if len({block.dtype.kind for block in blocks}) > 1:
+            name = next(block[0, 0] for block in blocks if block.dtype.kind == "O")
+            at = self.header[self.places[feed][0]]
+            raise UsageError(
+                f"'{self.path}', column '{at}', which '{feed}' takes: it has names such as '{name}', and numbers",
+                "write names of classes in every line, or their numbers",
+            )
 
     def _bad_cell(self, feed: str, rows: Rows) -> UsageError:
         dtype = self.types[feed]
         cells = ((line, at, row[at]) for line, row in rows for at in self.places[feed])
         line, at, cell = next(found for found in cells if not _is(found[2], dtype))
         what = f"'{cell}' is no {'whole ' * (dtype.kind == 'i')}number" if cell.strip() else "the cell is empty"
+        if dtype.kind == "i" and cell.strip() and any(_is(row[at], dtype) for _, row in rows):
+            what += ", and others are: names of classes stand in every line, or in none"
         return UsageError(
             f"'{self.path}', line {line}, column '{self.header[at]}', which '{feed}' takes: {what}",
             "correct the cell, or name the columns of each input: NAME, or NAME_0, NAME_1, ...",
         )
+
+
+def _are_names(cells: np.ndarray) -> bool:
+    """Whether no cell is a number or empty, so that a mistyped number is not taken for the name of a class."""
+    found = [cell.strip() for cell in cells.ravel().tolist()]
+    return all(cell and not _is(cell, np.dtype(np.float64)) for cell in found)
 
 
 def _numbers(cells: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from onnx import helper
 
+from onnxgrad_cli.common import strict_json
+from onnxgrad_cli.common.choices import Resize
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.ir.types import dtype_of, shape_of
+from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.ir.types import dtype_of, is_float, shape_of
 from onnxgrad_cli.metadata import Term
-from onnxgrad_cli.training.data import onnx_test_sets
+from onnxgrad_cli.training.data import arrow_folder, onnx_test_sets, parquet, picture_folder
+from onnxgrad_cli.training.data.augmentation import Augmentations
+from onnxgrad_cli.training.data.class_names import Names, in_words, is_text, numbered
 from onnxgrad_cli.training.data.input_types import InputTypes, Range
 from onnxgrad_cli.training.data.lists import Lists
-from onnxgrad_cli.training.data.reading import Found, check_regular, reading
+from onnxgrad_cli.training.data.normalization import PIXEL, Normalization
+from onnxgrad_cli.training.data.part import Part
+from onnxgrad_cli.training.data.pictures import Pictures
+from onnxgrad_cli.training.data.preprocessing import Preprocessing
+from onnxgrad_cli.training.data.reading import Column, Found, check_regular, reading
+from onnxgrad_cli.training.data.sample_options import SampleOptions
 from onnxgrad_cli.training.data.sequences import Preparation, SequenceOptions, Sequences, following, tokens_of
 from onnxgrad_cli.training.data.text import TEXTS, read_text
-from onnxgrad_cli.training.data.validate import blocks, check
+from onnxgrad_cli.training.data.transform import Transformed
+from onnxgrad_cli.training.data.validate import BLOCK, blocks, check
 
 FORMATS = {
     ".jsonl": "json_lines",
@@ -47,30 +58,56 @@ class Data:
         batch_size: how many samples the model takes at once; None if any number.
         samples: which rows of the arrays they are, int64 (size,); None is all.
         sequences: how batches are made of sequences of tokens; None where samples are arrays of one shape.
+        names: label -> the names of its classes, where it has some.
+        normal: input -> what brings its numbers to mean 0 and deviation 1.
+        augment: what is done to pictures in training alone.
+        transform: a user's function of each batch.
     """
 
     source: Path
-    arrays: Mapping[str, np.ndarray | Lists]
+    arrays: Mapping[str, Column]
     dtypes: Mapping[str, np.dtype]
     size: int
     sizes: Mapping[str, int]
     batch_size: int | None = None
     samples: np.ndarray | None = None
     sequences: Sequences | None = None
+    names: Mapping[str, Names] = field(default_factory=dict)
+    normal: Mapping[str, Normalization] = field(default_factory=dict)
+    augment: Augmentations | None = None
+    transform: Transformed | None = None
 
     def __len__(self) -> int:
         return self.size
 
-    def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+    def batch(self, indices: np.ndarray, part: Part | None = None) -> dict[str, np.ndarray]:
         """Some samples, as a run is fed them: contiguous copies in the model's types.
 
         Args:
             indices: the numbers of the samples, integers of shape (n,).
+            part: of a training, what is dealt out, of which random changes follow; None changes nothing at random.
+
+        Raises:
+            UsageError: a picture can't be read, or the user's function fails.
         """
         rows = self.rows(indices)
         taken = {name: _take(array, rows) for name, array in self.arrays.items()}
-        whole = taken if self.sequences is None else self.sequences.batch(taken)
-        return {name: np.asarray(whole[name], dtype, order="C") for name, dtype in self.dtypes.items()}
+        whole: dict[str, Any] = dict(taken if self.sequences is None else self.sequences.batch(taken))
+        if part is not None and self.augment is not None:
+            whole = self.augment(whole, part)
+        whole |= {name: normal(whole[name]) for name, normal in self.normal.items()}
+        found = {name: np.asarray(whole[name], dtype, order="C") for name, dtype in self.dtypes.items()}
+        return found if self.transform is None else self.transform(found, part)
+
+    def column(self, name: str) -> Iterator[np.ndarray]:
+        """The samples of an input as they were read, in blocks."""
+        array, rows = self.arrays[name], self.rows(np.arange(len(self)))
+        if isinstance(array, Lists) or not array.ndim:
+            return
+        step = max(BLOCK // max(array.nbytes // max(len(array), 1), 1), 1)
+        for start in range(0, len(rows), step):
+            taken = _take(array, rows[start : start + step])
+            yield np.asarray(taken)
 
     def digest(self) -> str:
         """Eight digits that tell these samples from others: a CRC-32 of names, types, shapes and all bytes.
@@ -80,10 +117,28 @@ class Data:
         check = 0 if self.samples is None else zlib.crc32(self.samples.data)
         for name, column in sorted(self.arrays.items()):
             check = zlib.crc32(f"{name} {column.dtype.str} {column.shape}".encode(), check)
+            if isinstance(column, Pictures):
+                check = column.digest(check)
+                continue
             for array in (column.values, column.offsets) if isinstance(column, Lists) else (column,):
                 for _, block in blocks(array):
                     check = zlib.crc32(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data, check)
         return f"{check:08x}"
+
+    def preprocessing(self, terms: Sequence[Term]) -> Preprocessing:
+        """What is done to the data before a model sees them, for the losses `terms`."""
+        classes = {term.output: self.names[term.label] for term in terms if term.label in self.names}
+        forms = [column.resize for column in self.arrays.values() if isinstance(column, Pictures)]
+        return Preprocessing(classes, self.normal, forms[0] if forms else None)
+
+    def prepared_by(self, options: SampleOptions) -> str:
+        """What tells runs apart that see the same samples otherwise; "" where they are seen as they are."""
+        said: dict[str, object] = {label: list(names) for label, names in self.names.items()}
+        said |= {name: each.to_json() for name, each in self.normal.items()}
+        transform = None if self.transform is None else self.transform.digest()
+        asked = {"augment": options.augment, "balance": options.balance, "normalize": options.normalize}
+        said |= {name: each for name, each in {**asked, "transform": transform}.items() if each}
+        return strict_json.dumps(said) if said else ""
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
         """Which rows of the arrays samples are, by their numbers."""
@@ -99,12 +154,15 @@ def open_data(
     finite: bool = True,
     terms: Sequence[Term] = (),
     options: SequenceOptions | None = None,
+    samples: SampleOptions | None = None,
+    known: Preprocessing | None = None,
     tell: Tell = silent,
 ) -> Data:
     """Open data for a training model, and make sure that they fit it.
 
     Args:
-        source: an .npz, .csv, .tsv, .jsonl, .parquet or .safetensors file, a folder of .npy files, or an ONNX
+        source: an .npz, .csv, .tsv, .jsonl, .parquet or .safetensors file, a folder of .npy files, one of pictures, in
+            which each class is a folder, one that `datasets.Dataset.save_to_disk` has written, or an ONNX
             test_data_set_N or a folder of these.
         inputs: what is fed, with its types; see `input_types_of`.
         ranges: the whole numbers that inputs may hold; see `ranges_of`.
@@ -112,55 +170,154 @@ def open_data(
         finite: refuse nan and infinity.
         terms: the losses, which say what labels of tokens are.
         options: how text and lists of tokens become samples.
+        samples: how columns become inputs; what is asked of the training data as a whole, such as a normalization or a
+            balance, is not done here.
+        known: what is known of the data: names of classes, normalizations.
         tell: takes what is narrated.
 
     Raises:
         UsageError: they can't be read, or don't fit; the message names file, input and sample.
     """
-    path, asked = Path(source), options or SequenceOptions()
-    columns, others, sequences = _gathered(path, inputs, ranges or {}, prefix, terms, asked, tell)
-    made = sequences.made if sequences else {}
-    held = {prefix + name: column for name, column in columns.items()}
+    path, asked, how = Path(source), options or SequenceOptions(), samples or SampleOptions()
+    known = known or Preprocessing()
+    labels = {term.label for term in terms}
+    source_ = _Source(path, how, labels, how.resize or known.resize or "crop", tell)
+    columns, others, sequences, told = _gathered(source_, inputs, ranges or {}, prefix, terms, asked)
+    names = _number(path, columns, inputs, ranges or {}, terms, told, known, tell)
+    made = {*sequences.made, *sequences.pairs} if sequences else set()
+    held = {prefix + name: column for name, column in columns.items() if name in inputs}
     wanted = {prefix + name: value_type for name, value_type in inputs.items() if name not in made}
     allowed = {prefix + name: range_ for name, range_ in (ranges or {}).items()}
     checked = check(path, Found(held, others), wanted, allowed, finite)
     if others and asked.tokenizer is None:
         tell(f"'{path}' has more than the model is fed, left out: {_listed(others)}", 0)
     dtypes = {name: helper.tensor_dtype_to_np_dtype(dtype_of(value_type)) for name, value_type in inputs.items()}
-    arrays = {name: _kept(column, dtypes[name]) for name, column in columns.items()}
-    return Data(path, arrays, dtypes, checked.size, checked.sizes, checked.batch_size, sequences=sequences)
+    raw = how.normalize or known.normal
+    arrays = {
+        name: column if raw else _kept(column, dtypes.get(name, column.dtype)) for name, column in columns.items()
+    }
+    pixels = {
+        name: Normalization(PIXEL)
+        for name, column in columns.items()
+        if isinstance(column, Pictures) and is_float(inputs[name])
+    }
+    normal = pixels | {name: each for name, each in known.normal.items() if name in columns and name not in labels}
+    return Data(
+        path, arrays, dtypes, checked.size, checked.sizes, checked.batch_size, sequences=sequences, names=names,
+        normal=normal,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Data that are opened: where they are, and what their readers have to know of them besides the inputs."""
+
+    path: Path
+    samples: SampleOptions
+    labels: Collection[str]
+    resize: Resize
+    tell: Tell
+
+    def read(self, inputs: InputTypes, prefix: str = "") -> Found:
+        """The columns of `inputs`, by the inputs' names without the prefix."""
+        called = {feed: column for column, feed in self.samples.columns.items()}
+        there = {called.get(name, prefix + name): name for name in inputs}
+        found = _read(self.path, {column: inputs[name] for column, name in there.items()}, self)
+        return Found(
+            {there[column]: each for column, each in found.arrays.items()},
+            found.others,
+            {there[column]: each for column, each in found.names.items()},
+        )
+
+    def check_columns(self, inputs: InputTypes) -> None:
+        """Refuse columns that are to be inputs which there are not, or that there are not themselves."""
+        columns = self.samples.columns
+        for feed in columns.values():
+            if feed not in inputs:
+                raise UsageError(f"`columns`: the model is fed no '{feed}'", suggest(feed, inputs, "inputs and labels"))
+        held = names_in(self.path) if columns else None
+        for column in columns:
+            if held is not None and column not in held:
+                hint = suggest(column, held, "names there") if held else "nothing there has a name"
+                raise UsageError(f"`columns`: '{self.path}' has no '{column}'", hint)
+
+
+def _number(
+    path: Path, columns: dict[str, Column], inputs: InputTypes, ranges: Mapping[str, Range], terms: Sequence[Term],
+    told: Mapping[str, Names], known: Preprocessing, tell: Tell,
+) -> dict[str, Names]:  # fmt: skip
+    """Number the classes of labels that are names, in `columns`; and the names of the classes of each label."""
+    found: dict[str, Names] = {}
+    for term in terms:
+        label, names = term.label, known.classes.get(term.output)
+        column = columns.get(label)
+        if label in found or label not in inputs or is_float(inputs[label]):
+            continue
+        if column is not None and is_text(column):
+            columns[label], names = numbered(path, label, np.asarray(column), names)
+        elif label in told and names not in (None, told[label]):
+            raise UsageError(
+                f"'{path}': the classes of '{label}' are {in_words(told[label])}, and not {in_words(names or ())}",
+                "they are numbered otherwise than those that the model was trained on",
+            )
+        elif label in told:
+            names = told[label]
+        if names is None:
+            continue
+        found[label] = names
+        _tell_classes(path, label, names, ranges.get(label), tell)
+    return found
+
+
+def _tell_classes(path: Path, label: str, names: Names, allowed: Range | None, tell: Tell) -> None:
+    """Tell the names of classes; as many as the model has are wanted, and no more are taken."""
+    there = None if allowed is None or allowed.high is None else allowed.high + 1
+    if there is not None and len(names) > there:
+        raise UsageError(
+            f"'{path}': '{label}' has the {len(names)} classes {in_words(names)}; the model tells {there} apart",
+            f"`classes={len(names)}` gives it a last layer for them",
+        )
+    fewer = f"; the model tells {there} apart" if there is not None and len(names) < there else ""
+    tell(f"classes of '{label}': {in_words(names)}{fewer}", 0)
 
 
 def _gathered(
-    path: Path,
+    source: _Source,
     inputs: InputTypes,
     ranges: Mapping[str, Range],
     prefix: str,
     terms: Sequence[Term],
     options: SequenceOptions,
-    tell: Tell,
-) -> tuple[dict[str, np.ndarray | Lists], list[str], Sequences | None]:
-    """The columns of inputs, what else the data have, and how batches are made of sequences if there are some."""
+) -> tuple[dict[str, Column], list[str], Sequences | None, Mapping[str, Names]]:
+    """The columns of inputs, what else the data have, how batches are made of sequences if there are some, and the
+    names of classes that data tell.
+    """
+    path, tell = source.path, source.tell
+    source.check_columns(inputs)
     tokens = tokens_of(inputs, ranges, terms)
-    columns: dict[str, np.ndarray | Lists] = {}
+    columns: dict[str, Column] = {}
     if options.tokenizer is not None:
         _check_there(path)
-        options, columns = read_text(path, options, tokens, terms, tell, prefix)
+        options, texts = read_text(path, options, tokens, terms, tell, prefix)
+        columns |= texts
     elif tokens is not None:
         _refuse_text(path, prefix + tokens)
+    mapped = set(source.samples.columns.values())
     absent = {prefix + name for name in columns}
-    absent |= _absent(path, {prefix + name for name in following(inputs, tokens, terms)})
-    found = _read(path, {prefix + name: kind for name, kind in inputs.items() if prefix + name not in absent})
-    columns |= {name.removeprefix(prefix): column for name, column in found.arrays.items()}
+    absent |= _absent(path, {prefix + name for name in following(inputs, tokens, terms) if name not in mapped})
+    found = source.read({name: kind for name, kind in inputs.items() if prefix + name not in absent}, prefix)
+    columns |= found.arrays
     sequences = None
     if tokens in columns:
-        columns, sequences = Preparation(path, tokens, inputs, terms, options, tell)(columns)
+        plain = {name: column for name, column in columns.items() if not isinstance(column, Pictures)}
+        lists, sequences = Preparation(path, tokens, inputs, terms, options, tell)(plain)
+        columns |= lists
     elif tokens is None and options != SequenceOptions():
         raise UsageError(
             "`max_length`, `pack` and `pad_id` are of tokens, and the model has no input of tokens",
             "call it input_ids, or leave these out",
         )
-    return {**columns, **_empty(columns, inputs)}, found.others, sequences
+    return {**columns, **_empty(columns, inputs)}, found.others, sequences, found.names
 
 
 def names_in(source: str | Path) -> list[str] | None:
@@ -197,10 +354,23 @@ def _check_there(path: Path) -> None:
         raise UsageError(f"no such file or folder: '{path}'")
 
 
-def _read(path: Path, inputs: InputTypes) -> Found:
+def _read(path: Path, inputs: InputTypes, source: _Source | None = None) -> Found:
+    """The columns of `inputs`; without a source, those of none are asked for, and the names of all are wanted."""
     _check_there(path)
+    resize: Resize = "crop" if source is None else source.resize
     if path.is_dir():
+        if arrow_folder.is_arrow_folder(path):
+            return arrow_folder.read(path, inputs, resize)
+        with reading(path, "a folder of data", "check its permissions"):
+            of_pictures = not any(path.rglob("*.npy")) and picture_folder.is_picture_folder(path)
+        if of_pictures:
+            if source is None:
+                return Found({}, [])
+            return picture_folder.read(path, inputs, source.labels, resize, source.tell)
         name = "onnx_test_sets" if onnx_test_sets.folders(path) else "npy_folder"
+    elif path.suffix.lower() == ".parquet":
+        check_regular(path)
+        return parquet.read(path, inputs, resize)
     elif path.suffix.lower() in FORMATS:
         check_regular(path)
         name = FORMATS[path.suffix.lower()]
@@ -212,7 +382,7 @@ def _read(path: Path, inputs: InputTypes) -> Found:
     return import_module(f"onnxgrad_cli.training.data.{name}").read(path, inputs)
 
 
-def _empty(arrays: Mapping[str, np.ndarray | Lists], inputs: InputTypes) -> dict[str, np.ndarray]:
+def _empty(arrays: Mapping[str, Column], inputs: InputTypes) -> dict[str, np.ndarray]:
     """Samples for inputs that data need not have: an empty past has no numbers, as many samples as there may be."""
     size = next((len(array) for array in arrays.values() if array.ndim), 0)
     shapes = {name: (shape_of(value_type) or ())[1:] for name, value_type in inputs.items() if name not in arrays}
@@ -224,17 +394,17 @@ def _empty(arrays: Mapping[str, np.ndarray | Lists], inputs: InputTypes) -> dict
     }
 
 
-def _kept(array: np.ndarray | Lists, dtype: np.dtype) -> np.ndarray | Lists:
+def _kept(array: Column, dtype: np.dtype) -> Column:
     """An array in memory is cast once, if it does not grow by it; one in a file stays there."""
-    if isinstance(array, Lists):
+    if isinstance(array, (Lists, Pictures)):
         return array
     in_file = isinstance(array, np.memmap)
     return array if in_file or dtype.itemsize > array.itemsize else np.asarray(array, dtype, order="C")
 
 
-def _take(array: np.ndarray | Lists, indices: np.ndarray) -> np.ndarray | list[np.ndarray]:
+def _take(array: Column, indices: np.ndarray) -> np.ndarray | list[np.ndarray]:
     """Samples of an array; `take` is faster than an index, but copies an array whole that is not laid out plainly."""
-    if isinstance(array, Lists):
+    if isinstance(array, (Lists, Pictures)):
         return array.take(indices)
     if not array.ndim:
         return array

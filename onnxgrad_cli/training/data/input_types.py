@@ -7,7 +7,7 @@ model says of itself is enough to know it before.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from onnx import ModelProto, TypeProto
 
@@ -30,12 +30,14 @@ class Range:
         low, high: the least and the greatest; None where that is not known.
         besides: others that it may hold too.
         why: what sets the bounds, in words.
+        hint: what to do about others.
     """
 
     low: int | None
     high: int | None
     besides: frozenset[int] = frozenset()
     why: str = ""
+    hint: str = field(default="", compare=False)
 
     def __contains__(self, number: int) -> bool:
         above = self.low is None or number >= self.low
@@ -45,7 +47,8 @@ class Range:
         low = max((n for n in (self.low, other.low) if n is not None), default=None)
         high = min((n for n in (self.high, other.high) if n is not None), default=None)
         besides = frozenset(n for n in self.besides | other.besides if n in self and n in other)
-        return Range(low, high, besides, " and ".join(filter(None, (self.why, other.why))))
+        why = " and ".join(filter(None, (self.why, other.why)))
+        return Range(low, high, besides, why, self.hint or other.hint)
 
 
 def input_types_of(model: ModelProto) -> dict[str, TypeProto]:
@@ -83,16 +86,22 @@ def _classes(roles: Roles, inputs: InputTypes) -> list[tuple[str, Range]]:
 
 
 def _range_of(term: Term) -> Range | None:
-    """The labels that a loss takes; None for one from a file, whose labels may be anything."""
+    """The labels that a loss takes; None for one from a file, whose labels may be anything.
+
+    A function is no longer there to be asked; that its labels are classes shows in their number.
+    """
     try:
         loss = LOSSES.lookup(term.name)
     except UsageError:
-        return None
-    if loss.class_axis({}) is None:
-        return None
+        if term.name.endswith(".onnx") or not term.classes:
+            return None
+    else:
+        if loss.class_axis({}) is None:
+            return None
     return Range(
         0,
         term.classes - 1 if term.classes else None,
         frozenset() if term.ignore_index is None else frozenset({term.ignore_index}),
         f"there are {term.classes} classes" if term.classes else "it is the number of a class",
+        f"'{term.output}' has {term.classes} classes: with `classes=N` a training gives it N" if term.classes else "",
     )

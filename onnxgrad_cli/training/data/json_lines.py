@@ -1,6 +1,7 @@
 """Data in a .jsonl file: each line is an object, whose keys are columns; `columns` says which input they are.
 
-A value is a number or a list, and lists may be of different lengths where an input takes them: `sequences` pads them.
+A value is a number, the name of a class or a list, and lists may be of different lengths where an input takes them:
+`sequences` pads them.
 """
 
 from __future__ import annotations
@@ -97,6 +98,8 @@ def _column(path: Path, name: str, numbers: Sequence[int], cells: list[Any]) -> 
             f"{_kind(lists[0])} on the lines before",
             "save one of the two",
         )
+    if all(isinstance(cell, str) for cell in cells):
+        return np.array(cells, object)
     found = _of_numbers(cells)
     if found is not None:
         return found

@@ -1,25 +1,30 @@
 """Data in a Parquet file, by pyarrow; `columns` says which of its columns are which input.
 
 Only the columns that are wanted are read, and these into memory. A column may hold lists, all of one length; or of
-different lengths, where an input takes them: `sequences` pads them.
+different lengths, where an input takes them: `sequences` pads them. It may hold picture files too, as Hugging Face's
+datasets have them: a field with their bytes, which become pictures as they are needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from onnxgrad_cli.common.choices import Resize
 from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.ir.types import in_words
 from onnxgrad_cli.training.data.columns import choose, shaped
 from onnxgrad_cli.training.data.input_types import InputTypes
 from onnxgrad_cli.training.data.lists import Lists
-from onnxgrad_cli.training.data.reading import Found, library, reading
+from onnxgrad_cli.training.data.picture_layout import layout_of
+from onnxgrad_cli.training.data.pictures import Pictures, check_size
+from onnxgrad_cli.training.data.reading import Column, Found, library, reading
 
 
-def read(path: Path, inputs: InputTypes) -> Found:
+def read(path: Path, inputs: InputTypes, resize: Resize = "crop") -> Found:
     """The columns of a Parquet file.
 
     Raises:
@@ -28,14 +33,70 @@ def read(path: Path, inputs: InputTypes) -> Found:
     files = library("pyarrow.parquet", "parquet", path)
     with reading(path, "a Parquet file", "write it again"):
         file = files.ParquetFile(path)
-        chosen, others = choose(path, file.schema_arrow.names, inputs)
-        table = file.read(columns=[name for names in chosen.values() for name in names])
-        arrays: dict[str, np.ndarray | Lists] = {}
-        for feed, names in chosen.items():
-            columns = [table.column(name).combine_chunks() for name in names]
-            found = _column(path, feed, columns[0]) if len(names) == 1 else _side_by_side(path, names, columns)
+        return columns_of(path, file.schema_arrow.names, lambda names: file.read(columns=names), inputs, resize)
+
+
+def columns_of(
+    path: Path, names: Sequence[str], take: Callable[[list[str]], Any], inputs: InputTypes, resize: Resize
+) -> Found:
+    """The columns of a table of pyarrow that are inputs.
+
+    Args:
+        path: where it is from, for messages.
+        names: its columns.
+        take: gives a table of some of them.
+        inputs: what is fed.
+        resize: what becomes of pictures of other proportions.
+
+    Raises:
+        UsageError: a value is missing, or lists inside lists differ in length, or a picture can't be read.
+    """
+    chosen, others = choose(path, names, inputs)
+    table = take([name for each in chosen.values() for name in each])
+    arrays: dict[str, Column] = {}
+    for feed, each in chosen.items():
+        columns = [table.column(name).combine_chunks() for name in each]
+        if len(each) == 1 and _is_pictures(columns[0]):
+            arrays[feed] = _pictures(path, feed, columns[0], inputs, resize)
+        else:
+            found = _column(path, feed, columns[0]) if len(each) == 1 else _side_by_side(path, each, columns)
             arrays[feed] = shaped(found, inputs, feed)
     return Found(arrays, others)
+
+
+def _is_pictures(column: Any) -> bool:
+    """Whether a column holds files: a field with their bytes, and one with their path."""
+    kind = column.type
+    return (
+        kind.num_fields == 2
+        and not hasattr(column, "keys")
+        and {kind.field(i).name for i in (0, 1)} == {"bytes", "path"}
+    )
+
+
+class _Contents(Sequence[bytes]):
+    """The bytes of files in a column, each taken out as it is needed."""
+
+    def __init__(self, column: Any) -> None:
+        self._column = column
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def __getitem__(self, row: Any) -> Any:
+        return self._column[row].as_py()
+
+
+def _pictures(path: Path, feed: str, column: Any, inputs: InputTypes, resize: Resize) -> Pictures:
+    layout = check_size(feed, layout_of(inputs[feed]), in_words(inputs[feed]))
+    contents = column.field("bytes")
+    if column.null_count or contents.null_count:
+        raise UsageError(
+            f"'{path}', column '{feed}': a picture has no bytes", "save the pictures themselves, not their paths"
+        )
+    found = Pictures(path, _Contents(contents), layout, resize)
+    found.check()
+    return found
 
 
 def _side_by_side(path: Path, names: Sequence[str], columns: Sequence[Any]) -> np.ndarray:
@@ -67,7 +128,8 @@ def _array(path: Path, name: str, column: Any) -> np.ndarray:
                 f"'{path}', column '{name}' holds {column.type}, which are no numbers",
                 "save numbers, or lists of numbers that are as long for each sample",
             )
-        return column.to_numpy(zero_copy_only=False)
+        found = column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
+        return found.to_numpy(zero_copy_only=False)
     lengths = np.unique(column.value_lengths().to_numpy(zero_copy_only=False))
     if len(lengths) > 1:
         raise UsageError(

@@ -6,22 +6,33 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import numpy as np
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.training.data.lists import Lists
 
+if TYPE_CHECKING:
+    from onnxgrad_cli.training.data.pictures import Pictures
+
 OBJECTS = "save numbers, as many for each sample: array.astype(float), or numpy.stack(list(array)) of a list of arrays"
 """What to do about an array of Python objects, which numpy reads only by running what the file says."""
 
 
-class Found(NamedTuple):
-    """What a reader has read: the arrays of the inputs it found, and the names of what else there is."""
+Column = Union[np.ndarray, Lists, "Pictures"]
+"""The samples of an input: an array, or what is read or padded batch by batch."""
 
-    arrays: Mapping[str, np.ndarray | Lists]
+
+class Found(NamedTuple):
+    """What a reader has read: the columns of the inputs it found, the names of what else there is, and of columns of
+    classes the names of these, where the data tell them.
+    """
+
+    arrays: Mapping[str, Column]
     others: list[str]
+    names: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
 
 @contextmanager

@@ -8,20 +8,22 @@ the batch: the mask is 0 there, and labels are those that do not count.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from onnx import TensorProto, helper
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.ir.types import is_float, shape_of
+from onnxgrad_cli.ir.types import dtype_of, is_float, shape_of
 from onnxgrad_cli.metadata import Term
 from onnxgrad_cli.training.data.input_types import InputTypes, Range
 from onnxgrad_cli.training.data.lists import Lists, padded
+from onnxgrad_cli.training.data.pair_masks import pair_mask
 
 Made = Literal["mask", "positions", "zeros"]
 """What is made of the length of a sequence: ones, the numbers of its places, zeros."""
@@ -37,6 +39,9 @@ KNOWN: Mapping[str, Made] = {
     "token_type_ids": "zeros", "segment_ids": "zeros",
 }  # fmt: skip
 """What exporters call inputs that follow from tokens."""
+
+SAMPLES = "sample of each token"
+"""A column of packed rows that is no input: the number of the sample that each token is of."""
 
 Columns = Mapping[str, np.ndarray | Lists]
 
@@ -79,12 +84,14 @@ class Sequences:
         made: inputs that are made of the lengths of its samples.
         fill: input -> what stands behind the end of a sequence.
         length: how many places the model takes; None: any number.
+        pairs: masks that say of each pair of places whether one sees the other, which are made too -> type and rank.
     """
 
     tokens: str
     made: Mapping[str, Made]
     fill: Mapping[str, int]
     length: int | None = None
+    pairs: Mapping[str, tuple[np.dtype, int]] = field(default_factory=dict)
 
     def batch(self, taken: Mapping[str, np.ndarray | list[np.ndarray]]) -> dict[str, np.ndarray]:
         """The arrays of a batch: sequences padded, and what data lack made of their lengths.
@@ -95,7 +102,12 @@ class Sequences:
         lengths = [len(row) for row in taken[self.tokens]]
         every = {**taken, **{name: [_made(kind, length) for length in lengths] for name, kind in self.made.items()}}
         longest = self.length or max(lengths, default=0)
-        return {
+        samples = every.pop(SAMPLES, [np.zeros(length, np.int64) for length in lengths])
+        masks = {
+            name: pair_mask([np.asarray(row) for row in samples], longest, dtype, rank)
+            for name, (dtype, rank) in self.pairs.items()
+        }
+        return masks | {
             name: padded(column, longest, self.fill.get(name, 0)) if isinstance(column, list) else column
             for name, column in every.items()
         }
@@ -131,11 +143,33 @@ def made_of_tokens(inputs: InputTypes, held: Columns) -> dict[str, Made]:
     }
 
 
+def pairs_of_tokens(inputs: InputTypes, held: Columns, terms: Sequence[Term]) -> dict[str, tuple[np.dtype, int]]:
+    """The masks of pairs of places that data lack and that follow from tokens, with their types and ranks.
+
+    Where the loss predicts tokens, a place sees those before it. Of a mask of integers nobody knows what 1 means.
+    """
+    if not any(term.name == CAUSAL for term in terms):
+        return {}
+    return {
+        name: (np.dtype(helper.tensor_dtype_to_np_dtype(dtype_of(inputs[name]))), len(shape_of(inputs[name]) or ()))
+        for name, kind in KNOWN.items()
+        if kind == "mask" and name in inputs and name not in held and _is_of_pairs(inputs, name)
+    }
+
+
+def _is_of_pairs(inputs: InputTypes, name: str) -> bool:
+    """Whether an input is a mask (batch, places, places), or (batch, 1, places, places), of floats or truth values."""
+    shape = shape_of(inputs[name]) or ()
+    known = is_float(inputs[name]) or dtype_of(inputs[name]) == TensorProto.BOOL
+    return known and (len(shape) == 3 or (len(shape) == 4 and (shape[1] == 1 or isinstance(shape[1], str))))
+
+
 def following(inputs: InputTypes, tokens: str | None, terms: Sequence[Term]) -> list[str]:
     """The inputs that data need not have, for they follow from tokens."""
     if tokens is None:
         return []
-    return [*made_of_tokens(inputs, {}), *(term.label for term in terms if term.name == CAUSAL)]
+    made = [*made_of_tokens(inputs, {}), *pairs_of_tokens(inputs, {}, terms)]
+    return [*made, *(term.label for term in terms if term.name == CAUSAL)]
 
 
 # -- from what was read to samples -------------------------------------------------------------------------------------
@@ -178,8 +212,9 @@ class Preparation:
         columns = self._judged(columns)
         fill = {term.label: term.ignore_index for term in self.terms if term.ignore_index is not None}
         length = self._length(columns[self.tokens])
-        made = made_of_tokens(self.inputs, columns)
-        return dict(columns), Sequences(self.tokens, made, {self.tokens: self.options.pad_id or 0, **fill}, length)
+        made, pairs = made_of_tokens(self.inputs, columns), pairs_of_tokens(self.inputs, columns, self.terms)
+        fill = {self.tokens: self.options.pad_id or 0, **fill}
+        return dict(columns), Sequences(self.tokens, made, fill, length, pairs)
 
     def _lists(self, columns: Columns) -> dict[str, Lists]:
         return {name: column for name, column in columns.items() if isinstance(column, Lists)}
@@ -265,8 +300,13 @@ class Preparation:
             places = np.arange(begins[-1]) - np.repeat(begins[:-1], np.diff(begins))
             lists["position_ids"] = Lists(places, begins)
         rows = _ends_of_rows(begins, longest)
+        sees = "also sees the samples before its own in a row"
+        if pairs_of_tokens(self.inputs, columns, self.terms):
+            lists[SAMPLES] = Lists(np.repeat(np.arange(len(begins) - 1), np.diff(begins)), begins)
+            sees = "sees those of its own sample alone"
+            sees += "" if "position_ids" in self.inputs else ", and its place is counted from the begin of the row"
         text = f"{len(begins) - 1:,} samples are packed in {len(rows) - 1:,} rows of at most {longest} tokens: a token"
-        self.tell(f"{text} also sees the samples before its own in a row", 0)
+        self.tell(f"{text} {sees}", 0)
         return {name: Lists(column.values, rows) for name, column in lists.items()}
 
     def _judged(self, columns: Columns) -> Columns:

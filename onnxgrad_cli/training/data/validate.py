@@ -16,7 +16,8 @@ from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.ir.types import FLOATS, UNNAMED, Shape, dtype_of, in_words, is_float, shape_of
 from onnxgrad_cli.training.data.input_types import InputTypes, Range
 from onnxgrad_cli.training.data.lists import Lists
-from onnxgrad_cli.training.data.reading import Found
+from onnxgrad_cli.training.data.pictures import Pictures
+from onnxgrad_cli.training.data.reading import Column, Found
 
 WHOLE = frozenset({
     TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8, TensorProto.UINT16,
@@ -26,7 +27,7 @@ WHOLE = frozenset({
 BLOCK = 2**24
 """Bytes of an array that are looked at in one go."""
 
-Arrays = Mapping[str, np.ndarray | Lists]
+Arrays = Mapping[str, Column]
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def _check_names(source: Path, found: Found, inputs: InputTypes) -> None:
         raise UsageError(f"'{source}' has no {wanted}", f"{hint}; the model is fed {', '.join(inputs)}")
 
 
-def _check_type(source: Path, name: str, array: np.ndarray, inputs: InputTypes) -> None:
+def _check_type(source: Path, name: str, array: np.ndarray | Pictures, inputs: InputTypes) -> None:
     """Make sure that an array holds numbers that its input takes; the hint of the UsageError says how to save such."""
     whole, wanted = array.dtype.kind in "biu", inputs[name]
     if whole or (is_float(wanted) and _is_float(array.dtype)):
@@ -117,7 +118,7 @@ def _check_type(source: Path, name: str, array: np.ndarray, inputs: InputTypes) 
         hint = "save whole numbers: array.astype(numpy.int64)"
         if array.ndim == len(shape_of(wanted) or ()) + 1:
             hint = "save the number of the class, not a share for each: array.argmax(1)"
-        elif any((block != np.rint(block)).any() for _, block in blocks(array)):
+        elif isinstance(array, np.ndarray) and any((block != np.rint(block)).any() for _, block in blocks(array)):
             hint = "they are not all whole: if they are no classes, choose a loss that takes any numbers, such as mse"
     elif array.dtype.names:
         held = f"records of {', '.join(array.dtype.names)}"
@@ -132,7 +133,7 @@ def _is_float(dtype: np.dtype) -> bool:
 
 
 def _check_shape(
-    source: Path, name: str, array: np.ndarray, shape: tuple[int | str, ...] | None, sizes: dict[str, tuple[int, str]]
+    source: Path, name: str, array: np.ndarray | Pictures, shape: Shape | None, sizes: dict[str, tuple[int, str]]
 ) -> None:
     """Make sure that an array has the shape of its input, but for the first axis, which is the sample.
 
@@ -165,9 +166,11 @@ def _check_places(source: Path, name: str, lists: Lists, value_type: TypeProto) 
         )
 
 
-def _reshape(array: np.ndarray, shape: tuple[int | str, ...]) -> str:
+def _reshape(array: np.ndarray | Pictures, shape: tuple[int | str, ...]) -> str:
     if array.ndim and len(shape) == array.ndim + 1 and shape[-1] in (1, "?"):
         return "save it with one more axis: array[..., None]"
+    if array.dtype.kind in "iu" and len(shape) == array.ndim + 1:
+        return "if they are the numbers of classes, choose the loss that takes them: `losses='cross-entropy'`"
     if len(shape) == array.ndim - 1 and array.shape[-1] == 1:
         return "save it without its last axis: array[..., 0]"
     return "the first axis is the sample" if shape else "it is one number, the same for all samples"
@@ -191,7 +194,7 @@ def _count(source: Path, arrays: Arrays, inputs: InputTypes) -> int:
     return size
 
 
-def _is_empty(array: np.ndarray | Lists, shape: Shape | None) -> bool:
+def _is_empty(array: Column, shape: Shape | None) -> bool:
     """Whether an array has no numbers though it should have some: only the past of a decoder need not."""
     sizes = zip(array.shape, shape or (), strict=False)
     past = any(size == 0 and (dim == 0 or str(dim).startswith("past")) for size, dim in list(sizes)[1:])
@@ -202,7 +205,7 @@ def _is_empty(array: np.ndarray | Lists, shape: Shape | None) -> bool:
 
 
 def _check_numbers(
-    source: Path, name: str, array: np.ndarray | Lists, dtype: np.dtype, allowed: Range | None, finite: bool
+    source: Path, name: str, array: Column, dtype: np.dtype, allowed: Range | None, finite: bool
 ) -> None:
     if dtype.kind in "biu":
         bounds = _bounds(dtype)
@@ -218,7 +221,7 @@ def _bounds(dtype: np.dtype) -> Range:
     return Range(int(info.min), int(info.max))
 
 
-def check_whole(source: Path, name: str, array: np.ndarray | Lists, allowed: Range) -> None:
+def check_whole(source: Path, name: str, array: Column, allowed: Range) -> None:
     """Make sure that an input holds the whole numbers that it may.
 
     Raises:
@@ -235,7 +238,7 @@ def check_whole(source: Path, name: str, array: np.ndarray | Lists, allowed: Ran
         if bad.any() and allowed.besides:
             bad &= ~np.isin(block, list(allowed.besides))
         if bad.any():
-            raise _at_fault(source, name, start, block, bad, f"must be {_words(allowed)}", allowed.why)
+            raise _at_fault(source, name, start, block, bad, f"must be {_words(allowed)}", allowed)
 
 
 def _words(allowed: Range) -> str:
@@ -244,31 +247,32 @@ def _words(allowed: Range) -> str:
     return " or ".join([words, *map(str, sorted(allowed.besides))])
 
 
-def _check_finite(source: Path, name: str, array: np.ndarray, dtype: np.dtype) -> None:
+def _check_finite(source: Path, name: str, array: np.ndarray | Pictures, dtype: np.dtype) -> None:
     for start, block in blocks(array):
         with np.errstate(over="ignore", invalid="ignore"):
             bad = ~np.isfinite(block if block.dtype == dtype else block.astype(dtype))
         if bad.any():
-            raise _at_fault(source, name, start, block, bad, f"must be a finite {dtype}", "")
+            raise _at_fault(source, name, start, block, bad, f"must be a finite {dtype}")
 
 
 def _at_fault(
-    source: Path, name: str, start: int, block: np.ndarray, bad: np.ndarray, must: str, why: str
+    source: Path, name: str, start: int, block: np.ndarray, bad: np.ndarray, must: str, allowed: Range | None = None
 ) -> UsageError:
     place = [int(at) for at in np.unravel_index(int(bad.argmax()), bad.shape)]
     value = block[tuple(place)]
     sample = f"sample {start + place[0]} (the first is 0)" if place else "the number for all samples"
     inside = f", at {place[1:]} of it" if place[1:] else ""
+    why, hint = (allowed.why, allowed.hint) if allowed else ("", "")
     return UsageError(
         f"'{source}': '{name}' is {value} in {sample}{inside}; it {must}{f': {why}' if why else ''}",
-        "correct these samples, or leave them out",
+        f"correct these samples, or leave them out{f'; {hint}' if hint else ''}",
     )
 
 
-def blocks(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+def blocks(array: np.ndarray | Pictures) -> Iterator[tuple[int, np.ndarray]]:
     """The array in blocks of whole samples, with the number of the first of each."""
     if not array.ndim:
-        yield 0, array
+        yield 0, np.asarray(array)
         return
     rows = max(BLOCK * len(array) // max(array.nbytes, 1), 1)
     for start in range(0, len(array), rows):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from operator import methodcaller
 from pathlib import Path
@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 
 from onnxgrad_cli.common import strict_json
+from onnxgrad_cli.common.choices import LogForm
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import Switch, hold, save_bytes, tidy, told
+from onnxgrad_cli.training.run.logs import Sink, sinks
 from onnxgrad_cli.training.run.progress import check_progress, check_run, is_log_line
 from onnxgrad_cli.training.run.tensors import load_tensors, tensor_bytes
 
@@ -33,8 +35,8 @@ class Log:
     loop has them written before it saves.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, others: Sequence[Sink] = ()) -> None:
+        self._path, self._others = path, others
         self._lines: list[Mapping[str, Any]] = []
         self._written = time.monotonic()
 
@@ -45,6 +47,8 @@ class Log:
             OnnxgradError: the file can't be written.
         """
         self._lines.append(line)
+        for other in self._others:
+            other.add(line)
         if time.monotonic() - self._written > 1:
             self.write()
 
@@ -57,6 +61,8 @@ class Log:
         with told(self._path), self._path.open("a", encoding="utf-8") as stream:
             stream.writelines(strict_json.dumps(line) + "\n" for line in self._lines)
         self._lines, self._written = [], time.monotonic()
+        for other in self._others:
+            other.write()
 
 
 class RunFolder:
@@ -103,12 +109,18 @@ class RunFolder:
         return [line for _, line in _lines(self.path / LOG)]
 
     @contextmanager
-    def log(self, steps: int) -> Iterator[Log]:
-        """The log; what it says of steps after `steps` is forgotten, for they come again."""
+    def log(self, steps: int, forms: Sequence[LogForm] = (), results: Sequence[str] = ()) -> Iterator[Log]:
+        """The log; what it says of steps after `steps` is forgotten, for they come again.
+
+        Args:
+            steps: how many were taken before.
+            forms: in which other forms it is written, too.
+            results: what a judgement says, by the names in its lines.
+        """
         file = self.path / LOG
         kept = [text for text, line in _lines(file) if line["step"] <= steps] if steps else []
         save_bytes("".join(kept).encode(), file)
-        log = Log(file)
+        log = Log(file, sinks(self.path, forms, steps, results))
         try:
             yield log
         except BaseException:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrad_cli.common.choices import LogForm
 from onnxgrad_cli.execution.session import Buffer
+from onnxgrad_cli.metadata import Term
+from onnxgrad_cli.training.class_metrics import Confusion
 from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.run.communicator import Alone, Communicator
 from onnxgrad_cli.training.run.folder import Log, RunFolder, run_folder
@@ -43,12 +46,12 @@ class RankZeroFolder(RunFolder):
         return self._communicator.told(super().load(best) if self._communicator.rank == 0 else None)
 
     @contextmanager
-    def log(self, steps: int) -> Iterator[Log]:
+    def log(self, steps: int, forms: Sequence[LogForm] = (), results: Sequence[str] = ()) -> Iterator[Log]:
         """See `RunFolder.log`."""
         if self._communicator.rank:
             yield _Unwritten(self.path)
         else:
-            with super().log(steps) as log:
+            with super().log(steps, forms, results) as log:
                 yield log
 
 
@@ -72,6 +75,9 @@ class RankZeroEvaluator(Evaluator):
 
     communicator: Communicator = Alone()  # noqa: RUF009
 
-    def __call__(self, weights: Mapping[str, Buffer]) -> dict[str, float]:
+    def measure(
+        self, weights: Mapping[str, Buffer], more: Sequence[tuple[Term, Confusion]], metrics: bool = True
+    ) -> dict[str, float]:
         """See `Evaluator`; all processes call it at the same time."""
-        return self.communicator.told(super().__call__(weights) if self.communicator.rank == 0 else None)
+        first = self.communicator.rank == 0
+        return self.communicator.told(super().measure(weights, more, metrics) if first else None)

@@ -15,12 +15,13 @@ from onnx import ModelProto, TypeProto, helper
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 from onnxgrad_cli.execution.session import Buffer, load_onnxruntime
-from onnxgrad_cli.files import check_target, load_model, save_model
+from onnxgrad_cli.files import ModelSource, check_target, load_model, own_model, save_model
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.randomness import RANDOM
 from onnxgrad_cli.ir.types import dtype_of, in_words, shape_of
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.training.adapters.merge import merge
+from onnxgrad_cli.training.schedules import Schedule
 from onnxgrad_cli.training.steps.overlapping_buffers import overlapping_buffers
 from onnxgrad_cli.verification.written import check_opens
 
@@ -155,16 +156,32 @@ class TrainerBase:
         """
         original, path = load_model(model)
         check_target(Path(out), original, path, force)
-        roles, weights, state = self.roles, self.weights(), self.state()
-        trained = merge(original, roles.adapters, weights, path, state, keep_mode, roles.quantized)
+        trained = self._merged(original, path, keep_mode)
         return save_model(trained, out, path, force, check=check_opens(trained, original, path))
 
-    def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float = RATE) -> float:
+    def merged(self, model: ModelSource, keep_mode: bool = False) -> tuple[ModelProto, Path | None]:
+        """The inference model that `save` would write, and the file that its external data are relative to.
+
+        Args:
+            model: the inference model that the training model was built of.
+            keep_mode: see `save`.
+
+        Raises:
+            OnnxgradError: a file can't be read, or it is another model.
+        """
+        original, path = own_model(model)
+        return self._merged(original, path, keep_mode), path
+
+    def _merged(self, original: ModelProto, path: Path | None, keep_mode: bool) -> ModelProto:
+        roles = self.roles
+        return merge(original, roles.adapters, self.weights(), path, self.state(), keep_mode, roles.quantized)
+
+    def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float | Schedule = RATE) -> float:
         """Take a step on a batch.
 
         Args:
             feeds: an array for each of `inputs`, in its type.
-            learning_rate: of this step.
+            learning_rate: of this step, or the schedule that says it by the steps that were taken.
 
         Returns:
             The loss before the step.
@@ -199,6 +216,10 @@ class TrainerBase:
             if len({feeds[name].shape[:1] for name in names}) > 1:
                 given = ", ".join(f"{name} {list(feeds[name].shape)}" for name in names)
                 raise UsageError(f"the batch has other numbers of samples: {given}", "the first axis is the sample")
+
+    def _rate_now(self, learning_rate: float | Schedule) -> np.ndarray:
+        rate = learning_rate.rate(self.steps) if isinstance(learning_rate, Schedule) else learning_rate
+        return np.asarray(rate)
 
     def _draw(self, seed: int | None) -> None:
         """Let the step draw random numbers of its own; None draws none."""

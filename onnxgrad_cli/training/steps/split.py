@@ -19,6 +19,7 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.session import CPU, Buffer, feed, open_session, take_out
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.passes.optimizer.split import DIVISOR, Halves, narrowed
+from onnxgrad_cli.training.schedules import Schedule
 from onnxgrad_cli.training.steps.base import RATE, TrainerBase, loosen, numpy_type
 
 if TYPE_CHECKING:
@@ -107,10 +108,10 @@ class SplitTrainer(TrainerBase):
             binding.bind_ortvalue_output(value.name, written[value.name].value)
         return binding
 
-    def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float = RATE) -> float:
+    def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float | Schedule = RATE) -> float:
         """Take a step on a batch; see `TrainerBase.step`."""
         self._check(feeds)
-        self._rate.write(np.asarray(learning_rate))
+        self._rate.write(self._rate_now(learning_rate))
         self._differentiate(feeds)
         loss = float(self._between[self.roles.loss].read())
         if np.isfinite(loss):

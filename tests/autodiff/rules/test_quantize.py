@@ -369,7 +369,7 @@ def test_a_float8_pair_is_refused() -> None:
 
 def test_a_cast_to_integers_is_zero_as_ever() -> None:
     text = FEW.format(name="cut", nodes="  i = Cast <to = 7> (v)\n  f = Cast <to = 1> (i)\n  y = Add(f, x)")
-    with pytest.raises(UsageError, match="no differentiable path"):
+    with pytest.raises(UnsupportedError, match="no differentiable path"):
         build(parser.parse_model(text), Options(train=("w",)))
 
 

@@ -71,7 +71,7 @@ def test_adjoint_with_antialias(mode, coordinates, symbolic):
 
 @pytest.mark.parametrize("given", ["constant", "at run time", "symbolic"])
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(9)
 def test_adjoint_of_a_crop(mode, given):
     rng = np.random.default_rng(0)
     regions = [(0.2, 0.8), (0, 1), (0.3, 1), (-0.2, 1.1), (0.7, 0.1), (0.13, 1)]

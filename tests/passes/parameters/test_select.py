@@ -193,7 +193,7 @@ def test_a_weight_asked_for_that_the_loss_does_not_depend_on_is_refused() -> Non
     g (float[N, 2] x) => (float[N, 2] y, float[2] z) <float[2] w = {1, 2}, float[2] v = {1, 2}, float[2] u = {1, 2}>
     { y = Mul(x, w) z = Mul(v, u) }
     """
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UnsupportedError) as refused:
         training(text, train=("v", "u", "w"))
     assert refused.value.message == "`train`: no differentiable path ties 'v' to 'y'"
     found = training(text, train=("v", "w"), freeze=("v",))
@@ -207,7 +207,7 @@ def test_a_path_ends_where_floats_become_integers() -> None:
     { p = Mul(x, v) i = ArgMax<axis = 1, keepdims = 0>(p) e = Gather(table, i) y = Mul(e, w) }
     """)
     assert found.trained == ["w", "table"]
-    assert found.not_trained["v"] == "no differentiable path ties it to the loss"
+    assert found.not_trained["v"].startswith("no differentiable path ties it to the loss: it is cut by ArgMax '")
 
 
 @pytest.mark.parametrize("function", ["Sign", "Floor"])
@@ -217,7 +217,7 @@ def test_a_path_ends_where_a_derivative_is_zero_by_mathematics_and_others_go_on(
     {{ p = Mul(x, w) q = Mul(x, v) s = {function}(q) y = Add(p, s) }}
     """)
     assert found.trained == ["w"]
-    assert found.not_trained["v"] == "no differentiable path ties it to the loss"
+    assert found.not_trained["v"].startswith(f"no differentiable path ties it to the loss: it is cut by {function} '")
 
 
 INDICES = """
@@ -236,7 +236,7 @@ TWO_DOMAINS = '<ir_version: 10, opset_import: ["" : 18, "my.ops" : 2]>'
 def test_indices_of_an_operator_that_has_a_rule_end_a_path() -> None:
     found = training(INDICES)
     assert found.trained == ["w", "table"]
-    assert found.not_trained["v"] == "no differentiable path ties it to the loss"
+    assert found.not_trained["v"].startswith("no differentiable path ties it to the loss: it is cut by TopK '")
 
 
 def test_a_path_goes_on_through_integers_that_stand_for_floats() -> None:
@@ -256,7 +256,11 @@ def test_a_rule_counts_at_the_version_that_the_model_imports() -> None:
         registry.rule("Best", domain="my.ops", versions=(2, 2))(lambda op, g, y, x: None)
         registry.rule("TopK", versions=(10, None), override=True)(lambda op, gs, ys, x, k: None)
         for text in (FOREIGN, INDICES):
-            assert training(text, TWO_DOMAINS).not_trained["v"] == "no differentiable path ties it to the loss"
+            assert (
+                training(text, TWO_DOMAINS)
+                .not_trained["v"]
+                .startswith("no differentiable path ties it to the loss: it is cut by ")
+            )
 
 
 def test_what_has_no_rule_ends_no_path() -> None:

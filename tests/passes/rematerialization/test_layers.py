@@ -45,8 +45,9 @@ def exported(net: nn.Module) -> onnx.ModelProto:
     return onnx.load_from_string(file.getvalue())
 
 
-def made(model: onnx.ModelProto, recompute: RecomputeSpec | None) -> TrainingModel:
-    return build(model, Options(losses=(LossSpec("cross-entropy"),), label="y", recompute=recompute))
+def made(model: onnx.ModelProto, recompute: RecomputeSpec | None, stop_after: str | None = None) -> TrainingModel:
+    options = Options(losses=(LossSpec("cross-entropy"),), label="y", recompute=recompute)
+    return build(model, options, stop_after=stop_after)
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
@@ -54,7 +55,7 @@ def test_one_layer_at_a_time(norm_first: bool) -> None:
     """Each layer's input is kept, and what the last part keeps: far less than all; gradients are PyTorch's."""
     net = Encoder(norm_first).train()
     model = exported(net)
-    plain, again = made(model, None), made(model, BLOCKS)
+    plain, again = made(model, None, "backward"), made(model, BLOCKS)
     done = again.training.recomputed
     assert done is not None and done.kept < 0.35 * done.kept_before
     ends = ends_of_layers(Dataflow(plain.graph, plain.training).forward)

@@ -10,7 +10,6 @@ from onnx import TensorProto
 
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import tensor_type
-from onnxgrad_cli.metadata import Term
 from onnxgrad_cli.training.data import Batches, Data, fraction_of, held_out, open_data
 from onnxgrad_cli.training.eval_model import EvalResult
 from onnxgrad_cli.training.evaluate import Evaluator
@@ -120,5 +119,5 @@ def test_the_loss_of_whole_batches_is_a_mean(tmp_path: Path) -> None:
         return EvalResult(float(feeds["x"][:, 0].mean()), {})
 
     data = folder(tmp_path, 20, batch=8)
-    evaluator = Evaluator(session, data, Batches(data, 8, shuffle=False), Term("mse", "out", "y", 1.0), [])  # type: ignore[arg-type]
+    evaluator = Evaluator(session, data, Batches(data, 8, shuffle=False), [])  # type: ignore[arg-type]
     assert evaluator({}) == {"loss": np.arange(16).mean()}

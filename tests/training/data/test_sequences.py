@@ -139,6 +139,51 @@ def test_packed_rows(tmp_path: Path) -> None:
     np.testing.assert_array_equal(batch["attention_mask"], like_torch([[1] * len(row) for row in packs], 0))
 
 
+@pytest.mark.parametrize("kind", [TensorProto.BOOL, FLOAT, TensorProto.FLOAT16])
+@pytest.mark.parametrize("packed", [True, False])
+def test_by_a_mask_of_pairs_samples_see_themselves_alone(kind: int, packed: bool, tmp_path: Path) -> None:
+    """PyTorch's attention over packed or padded rows is that over each sample by itself, with is_causal."""
+    lead = ["batch", 1] if kind != FLOAT else ["batch"]
+    inputs = {**PORTS, "attention_mask": tensor_type(kind, [*lead, "length", "total"])}
+    told: list[str] = []
+    options = {"pack": True, "max_length": 6} if packed else {}
+    data = opened(to_json_lines(tmp_path, {"input_ids": ROWS}), inputs, told=told, **options)
+    text = "4 samples are packed in 2 rows of at most 6 tokens: a token sees those of its own sample alone"
+    assert told == [text] * packed
+    batch = data.batch(np.arange(len(data)))
+    assert sorted(batch) == sorted(inputs)
+    table = torch.randn(90, 8, generator=torch.Generator().manual_seed(0))
+    mask, ids = torch.tensor(batch["attention_mask"]), torch.tensor(batch["input_ids"])
+    mask = (mask if mask.ndim == 4 else mask[:, None]).to(torch.bool if kind == TensorProto.BOOL else torch.float32)
+    attention = torch.nn.functional.scaled_dot_product_attention
+    x = table[ids][:, None]
+    found = attention(x, x, x, attn_mask=mask)[:, 0]
+    expected = []
+    for row in ROWS:
+        alone = table[torch.tensor(row)][None, None]
+        expected.append(attention(alone, alone, alone, is_causal=True)[0, 0])
+    packs = [torch.cat(expected[:2]), torch.cat(expected[2:])] if packed else expected
+    for got, wanted in zip(found, packs, strict=True):
+        torch.testing.assert_close(got[: len(wanted)], wanted)
+    assert torch.isfinite(found).all()
+
+
+def test_a_mask_of_pairs_is_made_where_its_meaning_is_known(tmp_path: Path) -> None:
+    """Not of integers, nor for a loss that predicts no tokens; and without positions it is told where places begin."""
+    path, told = to_json_lines(tmp_path, {"input_ids": ROWS}), []
+    pairs = tensor_type(INT64, ["batch", 1, "length", "total"])
+    with pytest.raises(UsageError, match="attention_mask"):
+        opened(path, {**PORTS, "attention_mask": pairs})
+    inputs = {"input_ids": PLACES, "label": PLACES, "attention_mask": tensor_type(FLOAT, ["batch", "length", "length"])}
+    opened(path, inputs, pack=True, max_length=6, told=told)
+    assert told[0].endswith("of its own sample alone, and its place is counted from the begin of the row")
+    with pytest.raises(UsageError, match="attention_mask"):
+        opened(
+            to_json_lines(tmp_path, {"input_ids": ROWS, "label": [0, 1, 2, 0]}),
+            {**inputs, "label": tensor_type(INT64, ["batch"])}, CLASSES,
+        )  # fmt: skip
+
+
 def test_samples_without_a_judged_token_are_left_out(tmp_path: Path) -> None:
     told: list[str] = []
     labels = [[5, 6, 7], [8, -100], [-100] * 4, [-100, 15]]  # nothing predicts the first token

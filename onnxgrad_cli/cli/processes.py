@@ -1,0 +1,121 @@
+"""Processes of the command, each for one of several models, as many at a time as are asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from onnxgrad_cli.cli.document import Problem, document
+
+BESIDE = ("source model", "weights", "report")
+"""Roles of files that a summary leaves out."""
+
+POSIX = os.name == "posix"
+
+INTERRUPT = signal.SIGINT if POSIX else signal.SIGTERM
+
+PROGRAM = (
+    f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); from onnxgrad_cli.__main__ import main; main()"
+)
+"""The command, whether it is installed or not, and whatever lies in the folder where it is called."""
+
+GRACE = 3.0
+"""Seconds that a process has to answer an interrupt."""
+
+
+def words(name: str, model: str, options: Sequence[str], targets: Mapping[str, str] | None) -> list[str]:
+    """The command line for one model."""
+    where = [] if targets is None else [f"--out={targets[model]}", "--out-dir="]
+    return [sys.executable, "-P", "-c", PROGRAM, name, *options, *where, "--json", "--", model]
+
+
+def ended(runs: Sequence[Run], jobs: int) -> Iterator[Run]:
+    """The runs as they end; where this is left by an error, those that still run are interrupted."""
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = {pool.submit(run): run for run in runs}
+        try:
+            for future in as_completed(futures):
+                future.result()
+                yield futures[future]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for run in runs:
+                run.end(INTERRUPT)
+            if wait([future for future in futures if not future.cancelled()], GRACE).not_done:
+                for run in runs:
+                    run.end(signal.SIGKILL if POSIX else INTERRUPT)
+            raise
+
+
+class Run:
+    """One model in a process of its own.
+
+    Attributes:
+        said: its document, once it has ended.
+        seconds: how long it took.
+    """
+
+    def __init__(self, name: str, model: str, words: list[str], environment: Mapping[str, str]) -> None:
+        self.name, self.model = name, model
+        self._words, self._environment = words, environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asked = False
+        self.said: dict[str, Any] = {}
+        self.seconds = 0.0
+
+    def __call__(self) -> None:
+        """Run it to its end."""
+        if self._asked:
+            return
+        start = time.perf_counter()
+        self._process = subprocess.Popen(
+            self._words,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # an interrupt of the terminal comes to us alone, who hand it on once
+        )
+        if self._asked:
+            self.end(INTERRUPT)
+        out, err = self._process.communicate()
+        self.seconds = time.perf_counter() - start
+        try:
+            said = json.loads(out)
+        except ValueError:  # it ended without a word
+            last = err.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {self._process.returncode}"]
+            said = document(self.name, 1, None, Problem(f"the process ended: {last[0]}"), [])
+        head = {"version": said.pop("version"), "command": said.pop("command"), "model": self.model}
+        self.said = {**head, **said}
+        self.said |= {"verdict": self.verdict, "seconds": round(self.seconds, 3), "files": _written(said["result"])}
+
+    def end(self, number: int) -> None:
+        """Send it a signal, and begin it no more."""
+        self._asked = True
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    @property
+    def verdict(self) -> str:
+        """What came of it, in a word or a line."""
+        error, found = self.said["error"], self.said["result"] or {}
+        status = found.get("verdict" if self.name == "check" else "status") or self.said["status"]
+        proof = found.get("proof") if self.name == "build" else None
+        words = [status, *([proof["verdict"]] if proof else [])]
+        return ", ".join(words) if not error or found else f"{self.said['status']}: {error['message']}"
+
+
+def _written(result: Any) -> list[str]:
+    """The files of a report that are new."""
+    files = result.get("files", []) if isinstance(result, dict) else []
+    return [file["path"] for file in files if isinstance(file, dict) and file["role"] not in BESIDE]

@@ -1,0 +1,131 @@
+"""What an inference model says of each sample, in a file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from onnxgrad_cli.common import checks
+from onnxgrad_cli.common.narration import Tell, silent
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.execution.judged import judged
+from onnxgrad_cli.files import ModelSource, Switch, check_target, own_model
+from onnxgrad_cli.jobs.targets import target_of
+from onnxgrad_cli.training.inference import Predictor, Setting, Source
+
+MOST_COLUMNS = 10_000
+"""Of a table: spreadsheets have 16,384."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What a model says of data.
+
+    Attributes:
+        outputs: output -> its values, the first axis is the sample; for outputs whose classes the model names, also
+            `<output>_class` and `<output>_label`.
+        samples: how many there are.
+        files: what was written.
+    """
+
+    outputs: dict[str, np.ndarray]
+    samples: int
+    files: list[Path]
+
+
+@judged
+def run_predict(
+    model: ModelSource,
+    data: Source,
+    out: str | Path | None = None,
+    *,
+    outputs: Sequence[str] = (),
+    setting: Setting | None = None,
+    force: bool = False,
+    tell: Tell = silent,
+) -> Predicted:
+    """Run a model on data, and write what it says of each sample.
+
+    Args:
+        model: the inference model; '-' is stdin.
+        data: its inputs: a file or folder, see `open_data`; or arrays by the names of inputs. Labels are left out.
+        out: the file: .npz, or .csv with a row for each sample; by default `<model>.predictions.npz`, or for a model in
+            memory none.
+        outputs: which ones; () is all that are tensors.
+        setting: batches, provider, names in the data.
+        force: replace a file that is there.
+        tell: takes what is narrated.
+
+    Raises:
+        UsageError: the data do not fit the model, an output is not of samples, or the file may not be replaced.
+        OnnxgradError: a file can't be read or written, or onnxruntime fails.
+    """
+    outputs = checks.tuple_of("outputs", outputs, str, "such as outputs=('logits',)")
+    proto, path = own_model(model)
+    target = None if out is None and path is None else target_of(model, out, "predictions", ".npz")
+    if target is not None:
+        if target.suffix not in FORMATS:
+            raise UsageError(f"`out`: '{target}' is of no form for predictions", f"{' or '.join(FORMATS)}")
+        check_target(target, proto, path, force)
+    predictor = Predictor(proto, path, data, outputs, setting or Setting(), tell)
+    found = predictor.all()
+    if target is None:
+        return Predicted(found, predictor.samples, [])
+    with Switch(target) as switch:
+        switch.stage(target, FORMATS[target.suffix](found))
+        switch.commit()
+    return Predicted(found, predictor.samples, [target])
+
+
+Writer = Callable[[BinaryIO], object]
+
+
+def _npz(arrays: dict[str, np.ndarray]) -> Writer:
+    """As numpy.savez writes it, which can't take any name."""
+
+    def write(stream: BinaryIO) -> None:
+        with zipfile.ZipFile(stream, "w") as archive:
+            archive.comment = b"written by onnxgrad"  # so that the next predictions may take its place
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                    np.lib.format.write_array(entry, array, allow_pickle=False)
+
+    return write
+
+
+def _csv(arrays: dict[str, np.ndarray]) -> Writer:
+    columns = [column for name, array in arrays.items() for column in _columns(name, array)]
+    if len(columns) > MOST_COLUMNS:
+        raise UsageError(f"a table of {len(columns):,} columns is of no use", "write .npz, or name fewer outputs")
+    return partial(_write_rows, columns, list(arrays.values()))
+
+
+def _write_rows(columns: Sequence[str], arrays: Sequence[np.ndarray], stream: BinaryIO) -> None:
+    text = io.TextIOWrapper(stream, encoding="utf-8", newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for row in zip(*(array.reshape(len(array), -1) for array in arrays), strict=True):
+        writer.writerow([str(value) for part in row for value in part])
+    text.flush()
+    text.detach()
+
+
+def _columns(name: str, array: np.ndarray) -> Iterator[str]:
+    """The columns of an array, as data are read: y for one number a sample, else y_0, y_1 ..., or y_0_1."""
+    if array[:1].size == 1:
+        yield name
+        return
+    for place in np.ndindex(array.shape[1:]):
+        yield "_".join([name, *map(str, place)])
+
+
+FORMATS: dict[str, Callable[[dict[str, np.ndarray]], Writer]] = {".npz": _npz, ".csv": _csv}
+"""The suffixes of files that predictions are written to."""

@@ -1,0 +1,137 @@
+"""Compute what the backward part computes of constants alone; in a large one, also the ones that it begins with.
+
+onnxruntime would: but for whatever it has computed so, it goes over the whole graph once more. A training model of
+7,000 nodes opens in 0.6 of the time without the four nodes between its loss and the mean over a batch.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Collection
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import ROLE
+from onnxgrad_cli.ir.types import SMALL, Shape, dtype_of, shape_of
+
+MANY = 1000
+"""Nodes from which the seed is computed, too: in fewer, a reader sees what the backward part begins with."""
+
+EXACT = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64})
+"""Element types in which numpy computes what every runtime does."""
+
+ARITHMETIC: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mul": operator.mul,
+}
+SIZES = frozenset({"Shape", "Size"})
+VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
+COMPUTED = SIZES | VIEWS | ARITHMETIC.keys() | {"ConstantOfShape", "Expand", "Div"}
+"""Operators that ones and counts go through."""
+
+
+def compute_constants(graph: Graph) -> bool:
+    """Replace backward nodes that compute small constants by these; whether there were any."""
+    outputs = set(graph.output_names)
+    roles = ("backward", "seed") if len(graph.nodes) >= MANY else ("backward",)
+    found: dict[str, np.ndarray] = {}
+    for node in graph.nodes:
+        if node.op_type not in COMPUTED or node.domain or (value := _value(graph, node, found)) is None:
+            continue
+        if node.output[0] not in outputs and _role(node) in roles:
+            found[node.output[0]] = value
+    graph.nodes = [node for node in graph.nodes if node.output[0] not in found] if found else graph.nodes
+    for name, value in found.items():
+        graph.add_initializer(name, value)
+    return bool(found)
+
+
+def divide_at_once(graph: Graph, keep: Collection[str] = ()) -> bool:
+    """Write 1 / a * b as b / a in the backward part, where nobody else reads the quotient; whether any was.
+
+    onnxruntime does so too, and goes over the graph once more then. What is in `keep` stays.
+    """
+    made = {node.output[0]: node for node in graph.nodes if node.op_type == "Div" and _is_reciprocal(graph, node)}
+    if not made:
+        return False
+    uses, kept = graph.uses(), {*graph.output_names, *keep}
+    gone: set[str] = set()
+    for node in graph.nodes:
+        if node.op_type != "Mul" or made.keys().isdisjoint(node.input[:]):
+            continue
+        quotient, other = sorted(node.input[:], key=lambda name: name not in made)
+        same = shape_of(graph.types.get(other)) == _known(graph, node.output[0])
+        if same and quotient not in kept and len(uses[quotient]) == 1 and _role(node) == "backward":
+            node.op_type, node.input[:] = "Div", [other, made[quotient].input[1]]
+            gone.add(quotient)
+    graph.nodes = [node for node in graph.nodes if node.output[0] not in gone]
+    return bool(gone)
+
+
+def _role(node: NodeProto) -> str:
+    return next((entry.value for entry in node.metadata_props if entry.key == ROLE), "")
+
+
+def _ours(graph: Graph, name: str) -> np.ndarray | None:
+    """A constant that a rule or a pass has written: others may be given other values in the training model."""
+    return graph.constant(name) if graph.added(name) else None
+
+
+def _is_reciprocal(graph: Graph, node: NodeProto) -> bool:
+    """Whether a node divides ones by floats."""
+    above = _ours(graph, node.input[0])
+    return above is not None and above.dtype.kind == "f" and bool(np.all(above == 1)) and _role(node) == "backward"
+
+
+def _known(graph: Graph, name: str) -> Shape | None:
+    """The shape of a value whose sizes all are numbers or symbols."""
+    shape = shape_of(graph.types.get(name))
+    return None if shape is None or "?" in shape else shape
+
+
+def _value(graph: Graph, node: NodeProto, found: dict[str, np.ndarray]) -> np.ndarray | None:
+    """What a node computes of constants, in the type of its result; None where that is not known, or not small."""
+    value_type = graph.types.get(node.output[0])
+    operands: list[np.ndarray] = []
+    for name in [] if node.op_type in SIZES else node.input[:]:
+        value = found[name] if name in found else _ours(graph, name)
+        if value is None:
+            return None
+        operands.append(value)
+    shape = _sizes(shape_of(value_type))
+    if shape is None or dtype_of(value_type) not in EXACT or math.prod(shape) * 8 > SMALL:
+        return None
+    value = _computed(graph, node, operands, shape)
+    dtype = helper.tensor_dtype_to_np_dtype(dtype_of(value_type))
+    return None if value is None or value.dtype != dtype or value.shape != shape else value
+
+
+def _computed(graph: Graph, node: NodeProto, operands: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray | None:
+    """The result of a node, which has that shape; None where it is not known."""
+    kind = node.op_type
+    if kind in SIZES:
+        sizes = _sizes(shape_of(graph.types.get(node.input[0])))
+        if sizes is None or node.attribute:
+            return None
+        return np.array(sizes if kind == "Shape" else math.prod(sizes), np.int64)
+    if kind == "ConstantOfShape":
+        values = [numpy_helper.to_array(attribute.t) for attribute in node.attribute]
+        return np.full(shape, values[0].item(), values[0].dtype) if values else np.zeros(shape, np.float32)
+    if kind in VIEWS:
+        return operands[0].reshape(shape)
+    if kind == "Expand":
+        return np.broadcast_to(operands[0], shape)
+    with np.errstate(all="ignore"):
+        if kind == "Div":  # of integers, runtimes round otherwise than numpy
+            return operands[0] / operands[1] if operands[0].dtype.kind == "f" else None
+        return np.asarray(ARITHMETIC[kind](*operands))
+
+
+def _sizes(shape: Shape | None) -> tuple[int, ...] | None:
+    """A shape whose sizes all are numbers; None for another one."""
+    sizes = tuple(size for size in shape or () if isinstance(size, int))
+    return None if shape is None or len(sizes) < len(shape) else sizes

@@ -1,0 +1,112 @@
+"""The pass that lets the chunks of a loss be computed one after the other, each with its gradient.
+
+Nothing of a chunk's gradient needs another chunk: the mean divides by how many labels count, and the cotangent of the
+loss is 1. So a chunk begins when all gradients of the one before it are there, and its logits are no more. What a chunk
+begins with is held back by a control dependency, and the nodes are sorted anew.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence, Set
+
+import numpy as np
+from onnx import NodeProto
+
+from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import FORWARD, reads
+from onnxgrad_cli.ir.types import is_float, shape_of
+from onnxgrad_cli.passes.control import zero_after
+from onnxgrad_cli.passes.pipeline import Pass
+from onnxgrad_cli.record import Training
+
+
+def _run(graph: Graph, options: object, training: Training) -> bool:
+    chunks = training.chunks
+    if chunks is None:
+        return False
+    graph.remove_unused()  # what nobody reads is nothing to wait for
+    _let_the_seed_come_first(graph, training)
+    changed = False
+    for at in range(1, len(chunks.starts)):
+        later = {name for starts in chunks.starts[at:] for name in starts}
+        ends = _ends(graph, chunks.nodes[at - 1], _reached(graph.nodes, later))
+        if ends:
+            _hold_back(graph, chunks.starts[at], ends)
+            changed = True
+    graph.set_nodes(_sorted(graph.nodes))
+    return changed
+
+
+def _let_the_seed_come_first(graph: Graph, training: Training) -> None:
+    """The shape of the loss, from which its cotangent is filled, as a constant: else that waits for the loss."""
+    shapes = {node.output[0] for node in graph.nodes if node.op_type == "Shape" and node.input[0] == training.loss}
+    seeds = {*training.yielded.values()}
+    for node in graph.nodes:
+        if node.op_type == "ConstantOfShape" and node.input[0] in shapes and node.output[0] in seeds:
+            name = graph.fresh("const")
+            graph.add_initializer(name, np.zeros(0, np.int64))
+            node.input[0] = name
+
+
+def _reached(nodes: Sequence[NodeProto], starts: Collection[str]) -> set[str]:
+    """All that depends on some values, and these."""
+    found = set(starts)
+    for node in nodes:
+        if not found.isdisjoint(reads(node)):
+            found.update(filter(None, node.output))
+    return found
+
+
+def _ends(graph: Graph, forward: Collection[str], later: Set[str]) -> list[str]:
+    """What the backward part of a chunk comes to: floats that nothing of it reads; not what needs what is `later`."""
+    own = [node for node in graph.nodes if _differentiates(node) in forward and later.isdisjoint(node.output)]
+    read = {name for node in own for name in reads(node)}
+    made = [name for node in own for name in node.output if name and name not in read]
+    return [name for name in made if is_float(graph.types.get(name)) and shape_of(graph.types[name])]
+
+
+def _differentiates(node: NodeProto) -> str:
+    return next((entry.value for entry in node.metadata_props if entry.key == FORWARD), "")
+
+
+def _hold_back(graph: Graph, starts: Iterable[str], ends: Sequence[str]) -> None:
+    """Let what reads `starts` wait for `ends`."""
+    op = Op(graph)
+    op.role, op.scope = "loss", "loss/in-turn"
+    zero = zero_after(op, [op.val(name) for name in ends])
+    waiting = {}
+    for name in starts:
+        x = op.val(name)
+        waiting[name] = op.Reshape(x, op.ints([0] * x.rank) + zero, shape=x.shape).name
+    for node in graph.nodes:
+        node.input[:] = [waiting.get(name, name) for name in node.input]
+    graph.set_nodes([*graph.nodes, *op.nodes])
+
+
+def _sorted(nodes: Sequence[NodeProto]) -> list[NodeProto]:
+    """The nodes so that each stands behind what it reads, else in the order that they have."""
+    makers = {name: at for at, node in enumerate(nodes) for name in node.output if name}
+    needs = [{makers[name] for name in reads(node) if name in makers} for node in nodes]
+    readers = defaultdict[int, list[int]](list)
+    for at, own in enumerate(needs):
+        for maker in own:
+            readers[maker].append(at)
+    ready = [at for at, own in enumerate(needs) if not own]
+    found = []
+    while ready:
+        at = heapq.heappop(ready)
+        found.append(nodes[at])
+        for reader in readers[at]:
+            needs[reader].discard(at)
+            if not needs[reader]:
+                heapq.heappush(ready, reader)
+    assert len(found) == len(nodes), "a chunk waits for itself"
+    return found
+
+
+IN_TURN = Pass(
+    "in-turn", "the chunks of a loss computed one after the other, each with its gradient", _run, ("few-bits",)
+)

@@ -1,0 +1,46 @@
+"""The names of classes, as a model's metadata have them.
+
+`onnxgrad.classes` is a JSON object: the name of an output or of a label -> the names of its classes, in the order of
+their numbers. Ultralytics writes `names`, a mapping of the numbers as Python spells it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+
+from onnx import ModelProto
+
+CLASSES, NAMES = "onnxgrad.classes", "names"
+"""Keys in a model's metadata."""
+
+
+def class_names(model: ModelProto) -> dict[str, list[str]]:
+    """Output or label -> the names of its classes; '' stands for any. {} where a model says none that can be read."""
+    said = {entry.key: entry.value for entry in model.metadata_props}
+    try:
+        if CLASSES in said:
+            found = json.loads(said[CLASSES])
+        elif NAMES in said:
+            found = {"": ast.literal_eval(said[NAMES])}
+        else:
+            return {}
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return {}
+    lists = found.items() if isinstance(found, Mapping) else [("", found)]
+    return {str(name): listed for name, classes in lists if (listed := _listed(classes))}
+
+
+def _listed(classes: object) -> list[str]:
+    """Names in the order of their numbers; [] where it is no list of them, and no mapping of 0, 1, ... to them."""
+    if isinstance(classes, Mapping):
+        classes = [classes[number] for number in range(len(classes))] if set(classes) == set(range(len(classes))) else 0
+    return [str(name) for name in classes] if isinstance(classes, list) else []
+
+
+def names_for(found: Mapping[str, list[str]], count: int, *names: str) -> list[str]:
+    """The names of so many classes: of the first of some tensors that has any, else the only ones there are; or []."""
+    of_one = next(iter(found.values())) if len(found) == 1 else []
+    listed = next((found[name] for name in names if name in found), of_one)
+    return listed if len(listed) == count else []

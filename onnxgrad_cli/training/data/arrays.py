@@ -1,0 +1,37 @@
+"""Data that lie in memory, by the names of the inputs: what Python holds goes through the checks of what files hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from onnx import helper
+
+from onnxgrad_cli.ir.types import dtype_of
+from onnxgrad_cli.training.data.dataset import Data
+from onnxgrad_cli.training.data.input_types import InputTypes, Range
+from onnxgrad_cli.training.data.reading import Found
+from onnxgrad_cli.training.data.validate import check
+
+IN_MEMORY = Path("the arrays")
+"""What arrays that are in no file are called in messages."""
+
+
+def data_of(
+    arrays: Mapping[str, np.ndarray], inputs: InputTypes, ranges: Mapping[str, Range] | None = None, finite: bool = True
+) -> Data:
+    """Arrays as data, whose first axis is the sample.
+
+    Args:
+        arrays: by the names of inputs; others are left out.
+        inputs, ranges, finite: see `open_data`.
+
+    Raises:
+        UsageError: they don't fit.
+    """
+    held = {name: np.asarray(array) for name, array in arrays.items() if name in inputs}
+    others = [name for name in arrays if name not in inputs]
+    checked = check(IN_MEMORY, Found(held, others), inputs, ranges or {}, finite)
+    dtypes = {name: helper.tensor_dtype_to_np_dtype(dtype_of(value_type)) for name, value_type in inputs.items()}
+    return Data(IN_MEMORY, held, dtypes, checked.size, checked.sizes, checked.batch_size)

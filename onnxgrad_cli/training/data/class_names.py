@@ -1,0 +1,57 @@
+"""Labels that are names: which number each class has.
+
+Names are sorted, as torchvision's ImageFolder and Keras sort them, and numbered from 0. The trained model keeps them,
+so that other data are numbered alike. Labels that are whole numbers are the numbers of the classes, as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from onnxgrad_cli.errors import UsageError, suggest
+
+Names = tuple[str, ...]
+
+
+def is_text(array: object) -> bool:
+    """Whether a column holds text."""
+    return isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype.kind in "OUT"
+
+
+def numbered(source: Path, label: str, column: np.ndarray, known: Names | None) -> tuple[np.ndarray, Names]:
+    """The numbers of classes, int64 (N,), and the names in the order of these numbers.
+
+    Args:
+        source: the file or folder, for messages.
+        label: what the labels are called.
+        column: text, (N,).
+        known: the names that there are; None: those in the column.
+
+    Raises:
+        UsageError: a value is no text, or a class that there is not.
+    """
+    texts: list[object] = column.tolist()
+    at = next((at for at, text in enumerate(texts) if not isinstance(text, str)), None)
+    if at is not None:
+        raise UsageError(
+            f"'{source}': '{label}' is {texts[at]!r} in sample {at} (the first is 0), and text elsewhere",
+            "save names of classes, or their numbers",
+        )
+    names = tuple(sorted(set(map(str, texts)))) if known is None else known
+    numbers = {name: number for number, name in enumerate(names)}
+    at = next((at for at, text in enumerate(texts) if text not in numbers), None)
+    if at is not None:
+        raise UsageError(
+            f"'{source}': '{label}' is '{texts[at]}' in sample {at} (the first is 0), which is none of the "
+            f"{len(names)} classes that the model was trained on",
+            suggest(str(texts[at]), names, "classes"),
+        )
+    return np.array([numbers[str(text)] for text in texts], np.int64), names
+
+
+def in_words(names: Sequence[str], most: int = 6) -> str:
+    """The names, the first few of many."""
+    return ", ".join(names[:most]) + (f", ... ({len(names)} in all)" if len(names) > most else "")

@@ -1,0 +1,251 @@
+"""An inference model on data: how good it is, and what it says of each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto, TypeProto
+
+from onnxgrad_cli.common import checks
+from onnxgrad_cli.common.keywords import KnownKeywords
+from onnxgrad_cli.common.narration import Tell
+from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
+from onnxgrad_cli.execution.session import find_provider, open_session
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.skeleton import copied
+from onnxgrad_cli.ir.types import in_words
+from onnxgrad_cli.metadata import Term, check_is_original, describe
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.training.class_metrics import Confusion
+from onnxgrad_cli.training.class_names import class_names, names_for
+from onnxgrad_cli.training.data import Batches, Data, SequenceOptions, input_types_of, names_in, open_data, ranges_of
+from onnxgrad_cli.training.data.arrays import data_of
+from onnxgrad_cli.training.data.input_types import InputTypes, Range
+from onnxgrad_cli.training.data.pasts import with_empty_pasts, with_sizes_of_pasts
+from onnxgrad_cli.training.data.preprocessing import Preprocessing
+from onnxgrad_cli.training.eval_model import EvalSession, make_eval_model
+from onnxgrad_cli.training.evaluate import Evaluator, confusions
+from onnxgrad_cli.training.metrics import metrics_of
+
+Source = str | Path | Mapping[str, np.ndarray]
+"""Data in a file or folder, or in memory by the names of inputs."""
+
+MOST_CLASSES = 1000
+"""Of more classes a confusion matrix is not made: it would be mostly zeros, and large."""
+
+
+@dataclass(frozen=True)
+class Setting(KnownKeywords):
+    """How a model is run on data; the defaults are those of the command line.
+
+    Attributes:
+        batch_size: how many samples are taken at once; of a model that takes so many and no others, that many.
+        provider, threads: what it runs on; see `Trainer`.
+        prefix: what the names in the data have before those of the inputs.
+        sequences: how text and lists of tokens become samples.
+
+    Raises:
+        UsageError: there is no such field, or a word, a number or a type does not fit.
+    """
+
+    batch_size: int = 32
+    provider: str = "cpu"
+    threads: int | None = None
+    prefix: str = ""
+    sequences: SequenceOptions = field(default_factory=SequenceOptions)
+
+    def __post_init__(self) -> None:
+        checks.at_least("batch_size", self.batch_size, 1, whole=True)
+        if self.threads is not None:
+            checks.threads(self.threads)
+        for name in ("provider", "prefix"):
+            checks.text(name, getattr(self, name))
+        checks.of_type("sequences", self.sequences, SequenceOptions, "SequenceOptions(...)")
+
+    def open(
+        self,
+        source: Source,
+        inputs: InputTypes,
+        ranges: Mapping[str, Range],
+        terms: Sequence[Term],
+        tell: Tell,
+        known: Preprocessing,
+        finite: bool = True,
+    ) -> Data:
+        """Open data, and do to them what was done to those that the model was trained on; see `open_data`."""
+        for name, each in known.normal.items():
+            if not each.is_pixels_alone:
+                tell(f"'{name}' is normalised as in the training: {each}", 0)
+        if isinstance(source, Mapping):
+            return replace(data_of(source, inputs, ranges, finite), normal=known.normal)
+        return open_data(
+            source, inputs, ranges, prefix=self.prefix, finite=finite, terms=terms, options=self.sequences,
+            known=known, tell=tell,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """How often each class was taken for each.
+
+    Attributes:
+        classes: their names, or else their numbers.
+        counts: int (C, C): rows are labels, columns what was chosen.
+    """
+
+    classes: list[str]
+    counts: list[list[int]]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """How good a model is.
+
+    Attributes:
+        results: 'loss', and each metric by the name it was asked for by.
+        samples: how many it was measured on.
+        confusion: output -> how often each class was taken for each, of outputs that tell up to 1,000 classes apart.
+    """
+
+    results: dict[str, float]
+    samples: int
+    confusion: dict[str, Matrix]
+
+
+def evaluate(
+    model: ModelProto, path: Path | None, source: Source, options: Options, metrics: Sequence[str], setting: Setting,
+    keep_mode: bool, tell: Tell,
+) -> Evaluated:  # fmt: skip
+    """The loss of an inference model and its metrics on data; see `run_evaluate`."""
+    check_is_original(model)
+    options = with_empty_pasts(model, options, lambda: _held(source), tell)
+    found = make_eval_model(model, options, (), path, keep_mode=keep_mode, counted=True)
+    terms = describe(found.model).losses
+    asked = metrics_of(metrics, terms)
+    inputs = with_sizes_of_pasts(input_types_of(found.model), Graph(copied(found.model), path))
+    data = setting.open(source, inputs, ranges_of(found.model), terms, tell, Preprocessing.of_model(model))
+    session = EvalSession.of(found, path, find_provider(setting.provider), setting.threads)
+    batches = Batches(data, data.batch_size or setting.batch_size, shuffle=False, tell=tell)
+    evaluator = Evaluator(session, data, batches, asked)
+    evaluator.check({})
+    taken = confusions(terms, MOST_CLASSES)
+    results = evaluator.measure({}, taken)
+    samples = len(batches) * batches.size if batches.drop_last else len(data)
+    return Evaluated(results, samples, {term.output: matrix_of(model, term, each) for term, each in taken})
+
+
+def _held(source: Source) -> Collection[str] | None:
+    return source.keys() if isinstance(source, Mapping) else names_in(source)
+
+
+def matrix_of(model: ModelProto, term: Term, confusion: Confusion) -> Matrix:
+    """A confusion matrix with the names of classes that the model stores, if it does."""
+    count = len(confusion.matrix)
+    named = names_for(class_names(model), count, term.output, term.label)
+    return Matrix(named or [str(number) for number in range(count)], confusion.matrix.tolist())
+
+
+class Predictor:
+    """An inference model and data, of which it says something for each sample.
+
+    Attributes:
+        outputs: the names of its outputs that are asked for.
+        classes: output -> the names of its classes, of those whose last axis has as many places as there are names.
+    """
+
+    def __init__(
+        self, model: ModelProto, path: Path | None, source: Source, outputs: Sequence[str], setting: Setting, tell: Tell
+    ) -> None:
+        """See `run_predict`."""
+        check_is_original(model)
+        self.outputs, self._names = _asked(model, outputs, tell), class_names(model)
+        stored = {tensor.name for tensor in model.graph.initializer}
+        inputs = {value.name: value.type for value in model.graph.input if value.name not in stored}
+        self._data = setting.open(source, inputs, {}, (), tell, Preprocessing.of_model(model), finite=False)
+        self._size = self._data.batch_size or setting.batch_size
+        self._session = open_session(model, path, find_provider(setting.provider), setting.threads)
+
+    @cached_property
+    def samples(self) -> int:
+        """How many samples there are."""
+        return len(self._data)
+
+    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+        """The outputs of one batch after the other, samples along the first axis.
+
+        A model that takes a fixed number of samples gets some twice where they are too few; they are counted once.
+
+        Raises:
+            UsageError: an output is not of samples.
+            OnnxgradError: onnxruntime fails.
+        """
+        for start in range(0, self.samples, self._size):
+            rows = np.arange(start, min(start + self._size, self.samples))
+            missing = self._size - len(rows) if self._data.batch_size is not None else 0
+            feeds = self._data.batch(np.pad(rows, (0, missing), mode="edge"))
+            try:
+                arrays = self._session.run(self.outputs, feeds)
+            except Exception as error:  # of many kinds, none of them public
+                raise OnnxgradError(f"the model fails on the samples from {start} on: {str(error).strip()}") from error
+            found = dict(zip(self.outputs, arrays, strict=True))
+            yield {name: _samples(name, array, len(rows), missing) for name, array in found.items()}
+
+    def all(self) -> dict[str, np.ndarray]:
+        """The outputs of all samples, and of those with names of classes the class as `<output>_class` and its name.
+
+        Raises:
+            UsageError: an output is not of samples, or not of one shape.
+        """
+        parts = list(self)
+        found = {name: _joined(name, [part[name] for part in parts]) for name in self.outputs}
+        for name in self.outputs:
+            found |= self.named(name, found[name])
+        return found
+
+    def named(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+        """The class of the largest output of each sample and its name, where the model stores names; else {}."""
+        listed = names_for(self._names, array.shape[1], name) if array.ndim == 2 else []
+        if not listed:
+            return {}
+        best = array.argmax(1)
+        return {f"{name}_class": best, f"{name}_label": np.array(listed)[best]}
+
+
+def _asked(model: ModelProto, outputs: Sequence[str], tell: Tell) -> list[str]:
+    types: dict[str, TypeProto] = {value.name: value.type for value in model.graph.output}
+    for name in outputs:
+        if name not in types:
+            raise UsageError(f"`outputs`: the model has no output '{name}'", suggest(name, types, "outputs"))
+    wanted = list(dict.fromkeys(outputs)) or list(types)
+    others = [name for name in wanted if not types[name].HasField("tensor_type")]
+    if others and (outputs or len(others) == len(wanted)):
+        raise UsageError(f"the output '{others[0]}' is no tensor: {in_words(types[others[0]])}", "name other outputs")
+    for name in others:
+        tell(f"the output '{name}' is no tensor, and left out", 0)
+    return [name for name in wanted if name not in others]
+
+
+def _samples(name: str, array: np.ndarray, count: int, missing: int) -> np.ndarray:
+    """What an output says of each sample, in a type that numpy knows."""
+    if array.ndim == 0 or len(array) != count + missing:
+        raise UsageError(
+            f"the output '{name}' is {list(array.shape)} for {count + missing} samples: its first axis is not theirs",
+            "name other outputs with `outputs`",
+        )
+    if array.dtype.name == "bfloat16":
+        array = array.astype(np.float32)
+    return (array.astype(str) if array.dtype == object else array)[:count]
+
+
+def _joined(name: str, parts: Sequence[np.ndarray]) -> np.ndarray:
+    shapes = list(dict.fromkeys(part.shape[1:] for part in parts))
+    if len(shapes) > 1:
+        raise UsageError(
+            f"the output '{name}' has samples of {list(shapes[0])} and of {list(shapes[1])}",
+            "take all samples at once with `batch_size`, or batches of one length",
+        )
+    return np.concatenate(parts)

@@ -1,0 +1,185 @@
+"""What is told while a training goes on: on terminals of 80 and 120 columns, a dumb one, without colours, in a pipe."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import subprocess
+import threading
+
+import pytest
+from rich.console import Console as Terminal
+
+from onnxgrad_cli.cli import progress
+from onnxgrad_cli.cli.console import Console
+from onnxgrad_cli.report.words import figure
+from onnxgrad_cli.training.run.watch import Judged, Stepped
+from tests.cli_harness import PROGRAM, Shell
+from tests.jobs.test_train import shell as shell
+
+EPOCH = Judged(
+    45, 90, 1, 2, 1e-3, {"loss": 0.693147, "val_loss": 3e-6, "val_accuracy": 0.8125, "val_f1-macro": 0.75},
+    1234.4, 65.2, True, True,
+)  # fmt: skip
+ONE_LINE = (
+    "epoch 1/2  loss 0.6931  val_loss 3.000e-06  val_accuracy 0.8125  val_f1-macro 0.7500  rate 0.001  "
+    "1,234 samples/s  1:05 left  best"
+)
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (None, [ONE_LINE]),
+        (120, [ONE_LINE.removesuffix("  1:05 left  best"), "    1:05 left  best"]),
+        (80, ["epoch 1/2  loss 0.6931  val_loss 3.000e-06  val_accuracy 0.8125",
+              "    val_f1-macro 0.7500  rate 0.001  1,234 samples/s  1:05 left  best"]),
+    ],
+)  # fmt: skip
+def test_the_line_of_an_epoch_fits_the_terminal(width: int | None, lines: list[str]) -> None:
+    assert progress.fitted(progress.judged_words(EPOCH), width).split("\n") == lines
+    assert all(len(line) <= (width or 1000) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(3e-6, "3.000e-06"), (0.69314, "0.6931"), (1, "1.000"), (999.96, "1,000"), (12345.6, "12,346"), (0, "0.000"),
+     (-2.5, "-2.500"), (float("nan"), "nan"), (3e12, "3.000e+12")],
+)  # fmt: skip
+def test_figures_are_significant(value: float, text: str) -> None:
+    assert figure(value) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(7.4, "0:07"), (750, "12:30"), (3723, "1:02:03"), (59.6, "1:00")])
+def test_a_clock(seconds: float, text: str) -> None:
+    assert progress.clock(seconds) == text
+
+
+def step(number: int) -> Stepped:
+    return Stepped(number, 1000, 1, 10, 3e-6, 0.001)
+
+
+BARS = {
+    80: "epoch 1/10 ━━━━━━━━━━━━━━━━ step 1000/1000  loss 3.000e-06  rate 0.001 00:00",
+    120: "epoch 1/10 ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ step 1000/1000  loss 3.000e-06  rate 0.001 00:00",
+}
+
+
+@pytest.mark.parametrize("width", BARS)
+@pytest.mark.parametrize("colors", [True, False])
+def test_the_bar_has_epoch_step_loss_and_rate_and_messages_stand_above_it(
+    width: int, colors: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if not colors:
+        monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    stream = io.StringIO()
+    terminal = Terminal(file=stream, force_terminal=True, width=width, highlight=False, legacy_windows=False)
+    console = Console()
+    with progress.above(console, terminal), progress.bar_on(terminal) as bar:
+        bar.show(step(1))
+        console.say("120 of 600 samples are held out [red]", 0)
+        bar.show(step(1000))
+    text = stream.getvalue()
+    assert bool(re.search(r"\x1b\[[0-9;]*3\dm|\x1b\[90m|38;5", text)) is colors
+    shown = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text))
+    assert "120 of 600 samples are held out [red]" in shown and BARS[width] in shown
+    assert all(len(line) <= width for line in shown)
+
+
+def on_a_terminal(*words: object, **environment: str) -> str:
+    """What a command shows on a terminal of 80 columns."""
+    import fcntl
+    import struct
+    import termios
+
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    variables = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
+    command = [*PROGRAM, *map(str, words)]
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env={**variables, "TERM": "xterm", **environment}
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        try:
+            while part := os.read(ours, 65536):
+                shown += part
+        except OSError:  # the other side is closed
+            pass
+        os.close(ours)
+        assert process.wait() == 0, shown
+    return shown.decode()
+
+
+TRAIN = ("train", "mlp.onnx", "--data", "data.npz", "--val", "0.2", "--epochs", "2", "--threads", "1", "-o", "t.onnx")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=["xterm", "NO_COLOR", "dumb"])
+def test_on_a_terminal(shell: Shell, environment: dict[str, str]) -> None:
+    shown = on_a_terminal(*TRAIN, **environment)
+    plain = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown))
+    epochs = [line for line in plain if re.match(r"epoch \d/2  loss ", line)]
+    assert len(epochs) == 2 and "10 of 50 samples are held out for validation" in plain
+    moves = environment.get("TERM") != "dumb"
+    assert ("━" in shown) is moves and ("\x1b[2K" in shown) is moves
+    assert bool(re.search(r"\x1b\[[0-9;]*3\dm", shown)) is ("NO_COLOR" not in environment)
+    if moves:
+        assert any(line.startswith("epoch 2 of 2, best by validation loss, ") for line in plain)
+        assert not any(line.startswith("epoch  loss") for line in plain)  # what was told is not told again
+
+
+def test_in_a_pipe_there_are_plain_lines(shell: Shell) -> None:
+    done = shell(*TRAIN)
+    lines = [line for line in done.err.splitlines() if line.startswith("epoch ")]
+    assert [line.split()[1] for line in lines] == ["1/2", "2/2"] and all("samples/s" in line for line in lines)
+    assert "━" not in done.err and "\r" not in done.err and "\x1b[?25" not in done.err
+    assert done.out.startswith("epoch  loss")
+
+
+def test_quiet_is_quiet_and_json_is_json(shell: Shell) -> None:
+    done = shell(*TRAIN, "-q")
+    assert (done.code, done.out, done.err) == (0, "", "")
+    done = shell(*TRAIN, "-q", "--json", "--run", "other")
+    assert len(done.json["epochs"]) == 2 and done.err == ""
+
+
+@pytest.mark.slow
+def test_an_epoch_is_told_when_it_is_over(shell: Shell) -> None:
+    """The first line can be read while the run goes on: it waits for nothing."""
+    command = [*PROGRAM, *TRAIN, "--epochs", "100000", "--max-steps", "100000000"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        first = next(line for line in process.stderr if line.startswith("epoch 1/100000 "))
+        assert process.poll() is None and "left" in first
+        process.kill()
+
+
+@pytest.mark.parametrize(("delay", "shown"), [(0.0, True), (60.0, False)])
+def test_what_takes_long_is_told_on_a_terminal_until_it_ends(
+    delay: float, shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import rich.console
+
+    stream, console, drawn = io.StringIO(), Console(), threading.Event()
+    terminal = Terminal(file=stream, force_terminal=True, width=80, legacy_windows=False)
+    monkeypatch.setattr(progress, "is_terminal", lambda: True)
+    monkeypatch.setattr(rich.console, "Console", lambda **_: terminal)
+    monkeypatch.setattr(stream, "flush", drawn.set)
+    with progress.working(console, delay) as tell:
+        tell("checking: gradients [bold]", 1)
+        assert not shown or drawn.wait(5)
+        tell("3 samples are left out", 0)
+    text = stream.getvalue()
+    assert ("\x1b[?25l" in text) is shown and text.endswith("\x1b[?25h\r\x1b[1A\x1b[2K" if shown else "left out\n")
+    assert ("checking: gradients [bold]" in text) is shown and "3 samples are left out" in text
+
+
+def test_in_a_pipe_nothing_is_told_of_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console()
+    with progress.working(console, 0.0) as tell:
+        assert tell == console.say

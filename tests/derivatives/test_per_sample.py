@@ -1,0 +1,206 @@
+"""Derivatives of each sample alone against torch.func's vmap, and the proof that samples do not mix."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import ModelProto, parser
+from torch import Tensor
+
+from onnxgrad_cli.derivatives.independence import sample_axes
+from onnxgrad_cli.derivatives.kinds import derive
+from onnxgrad_cli.errors import UnsupportedError, UsageError
+from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.metadata import read_derived
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.prepare.prepare import make_differentiable
+from onnxgrad_cli.record import Training
+from onnxgrad_cli.verification.derived import prove_derived
+from tests.autodiff.rows import ROWS as OPERATORS
+from tests.derivatives.test_kinds import Arrays, Net, net, run
+from tests.harness import Case, fed, forward_model, sample
+
+from onnxgrad_cli.derivatives.derivative_model import open_model  # isort: skip
+
+BATCH = 4
+NETS = {"perceptron": ["c.weight", "a.bias"], "convolutional": ["a.weight", "norm.bias"]}
+
+
+def points(name: str, batch: int) -> tuple[Net, dict[str, Tensor]]:
+    subject = net(name)
+    torch.manual_seed(3)
+    return subject, {key: torch.randn((batch, *x.shape[1:]), dtype=x.dtype) for key, x in subject.inputs.items()}
+
+
+def arrays(values: dict[str, Tensor]) -> Arrays:
+    return {name: value.numpy() for name, value in values.items()}
+
+
+def agrees(found: np.ndarray, wanted: Tensor) -> None:
+    assert found.shape == tuple(wanted.shape)
+    np.testing.assert_allclose(found, wanted.detach().numpy(), rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
+
+
+def of_one(subject: Net, weights: dict[str, Tensor], *sample: Tensor) -> Tensor:
+    """The outputs of one sample, by PyTorch."""
+    every = {**subject.weights, **weights}
+    return torch.func.functional_call(subject.module, every, tuple(x[None] for x in sample))[0]
+
+
+@pytest.mark.parametrize("batch", [1, BATCH])
+@pytest.mark.parametrize("name", NETS)
+def test_jacobians_of_a_batch_are_those_of_vmap(name: str, batch: int) -> None:
+    """Of a batch whose size is found at run time; by a weight they are what they are without."""
+    subject, inputs = points(name, batch)
+    weight = NETS[name][0]
+    model = derive(subject.model["any"], "jacobian", wrt=[*inputs, weight], per_sample=True)
+    found = run(model, arrays(inputs))
+    every = tuple(range(len(inputs)))
+    wanted = torch.func.vmap(torch.func.jacrev(lambda *x: of_one(subject, {}, *x), every))(*inputs.values())
+    for x, value in zip(inputs, wanted, strict=True):
+        agrees(found[f"y_jacobian_{x}"], value)
+    by_weight = torch.func.jacrev(lambda w, *x: of_one(subject, {weight: w}, *x))
+    axes = (None, *[0] * len(inputs))
+    agrees(found[f"y_jacobian_{weight}"], torch.func.vmap(by_weight, axes)(subject.weights[weight], *inputs.values()))
+
+
+@pytest.mark.parametrize("batch", [1, BATCH])
+@pytest.mark.parametrize("name", NETS)
+def test_gradients_of_samples_are_those_of_vmap(name: str, batch: int) -> None:
+    subject, inputs = points(name, batch)
+    weights = {w: subject.weights[w] for w in NETS[name]}
+    model = derive(subject.model["any"], wrt=[*inputs, *weights], per_sample=True)
+    outputs = subject.module(*inputs.values())
+    cotangents = torch.randn_like(outputs)
+    found = run(model, {**arrays(inputs), "y_grad": cotangents.numpy()})
+
+    def loss(weights: dict[str, Tensor], g: Tensor, *x: Tensor) -> Tensor:
+        return (g * of_one(subject, weights, *x)).sum()
+
+    axes = (None, 0, *[0] * len(inputs))
+    wanted = torch.func.vmap(torch.func.grad(loss), axes)(weights, cotangents, *inputs.values())
+    for w in weights:
+        agrees(found[f"{w}_grad"], wanted[w])
+    by_input = torch.func.vmap(torch.func.grad(loss, 2), axes)(weights, cotangents, *inputs.values())
+    agrees(found["x_grad"], by_input)
+
+
+def test_hessians_of_samples_are_those_of_vmap() -> None:
+    subject, inputs = points("perceptron", BATCH)
+    found = run(derive(subject.model["any"], "hessian", per_sample=True), arrays(inputs))
+    hessian = torch.func.hessian(lambda x, z: of_one(subject, {}, x, z).sum(), (0, 1))
+    wanted = torch.func.vmap(hessian)(*inputs.values())
+    for i, x in enumerate("xz"):
+        for j, z in enumerate("xz"):
+            agrees(found[f"{x}_hessian_{z}"], wanted[i][j])
+
+
+@pytest.mark.parametrize("which", ["2", "argmax", "label"])
+def test_with_the_score_of_a_class(which: str) -> None:
+    subject, inputs = points("perceptron", BATCH)
+    model = derive(subject.model["any"], "jacobian", class_=which, per_sample=True)
+    label = np.array([4, 0, 2, 1])
+    feeds = {**arrays(inputs), **({"label": label} if which == "label" else {})}
+    outputs = subject.module(*inputs.values())
+    classes = {"2": torch.full((BATCH,), 2), "argmax": outputs.argmax(1), "label": torch.from_numpy(label)}[which]
+    score = torch.func.jacrev(lambda x, z, c: of_one(subject, {}, x, z).gather(0, c[None])[0])
+    agrees(run(model, feeds)["y_score_jacobian_x"], torch.func.vmap(score)(*inputs.values(), classes))
+
+
+MIXED = """<ir_version: 10, opset_import: ["" : 18]> g (float[N, 3] x) => (float[N, 3] y)
+<float[3] s = {{1, 2, 3}}, float[3] b = {{0, 1, 2}}, float[3] m = {{0.1, 0.2, 0.3}}, float[3] v = {{1, 2, 1}},
+ int64[1] first = {{0}}, float[4, 3] four = {{1,2,3,4,5,6,7,8,9,1,2,3}}, int64[2] flat = {{-1, 1}}> {{ {} }}"""
+
+
+@pytest.mark.parametrize(
+    ("body", "node"),
+    [
+        ("t = ReduceMean(x, first) y = Sub(x, t)", "ReduceMean"),
+        ("t = Transpose(x) u = MatMul(x, t) y = MatMul(u, x)", "MatMul"),
+        ("y = Softmax<axis = 0>(x)", "Softmax"),
+        ("t = Reshape(x, flat) u = Softmax(t) r = Shape(x) y = Reshape(u, r)", "Reshape"),
+        ("y = Add(x, four)", "Add"),
+        ("y = CumSum(x, first)", "CumSum"),
+        ("y = NonZero(x)", "NonZero"),
+    ],
+)
+def test_samples_that_mix_are_refused(body: str, node: str) -> None:
+    text = MIXED.format(body).replace("float[N, 3] y", "float[A, B] y")
+    with pytest.raises(UnsupportedError) as raised:
+        derive(parser.parse_model(text.replace("y = NonZero(x)", "z = NonZero(x) y = Cast<to = 1>(z)")), "jacobian",
+               per_sample=True)  # fmt: skip
+    assert node in {refusal.op_type for refusal in raised.value.refusals}
+
+
+def test_what_mixes_in_training_mode_alone() -> None:
+    model = parser.parse_model(MIXED.format("y = BatchNormalization(x, s, b, m, v)"))
+    found = run(derive(model, "jacobian", wrt="x", per_sample=True), {"x": np.ones((2, 3), np.float32)})
+    assert found["y_jacobian_x"].shape == (2, 3, 3)
+    with pytest.raises(UnsupportedError, match="independent"):
+        derive(model, "jacobian", wrt="x", per_sample=True, options=Options(mode="train"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"kind": "jvp"}, "not for the kind jvp"),
+        ({"cotangents": "keep"}, "not for a YieldOp"),
+        ({"kind": "hessian", "wrt": "s"}, "'s' has no samples"),
+    ],
+)
+def test_what_means_nothing_is_refused(arguments: dict[str, str], message: str) -> None:
+    model = parser.parse_model(MIXED.format("y = Mul(x, s)"))
+    with pytest.raises(UsageError, match=message):
+        derive(model, per_sample=True, **arguments)  # type: ignore[arg-type]
+
+
+def verdict(model: ModelProto, original: ModelProto) -> str:
+    said = read_derived(model)
+    assert said is not None
+    return prove_derived(model, said, original=original).verdict
+
+
+@pytest.mark.parametrize("kind", ["vjp", "jacobian", "hessian"])
+def test_a_sample_that_gets_anothers_derivative_fails(kind: str) -> None:
+    """The proof alone, of a model in which the samples have been turned around."""
+    original = parser.parse_model(MIXED.format("t = Mul(x, s) y = Tanh(t)").replace("[N,", "[2,"))
+    wrt = ["x", "s"] if kind != "hessian" else ["x"]
+    model = derive(original, kind, wrt=wrt, per_sample=True)  # type: ignore[arg-type]
+    assert verdict(model, original) == "proved"
+    last = model.graph.output[-1].name
+    for node in model.graph.node:
+        node.output[:] = ["right" if name == last else name for name in node.output]
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 0]), "turned"))
+    model.graph.node.append(onnx.helper.make_node("Gather", ["right", "turned"], [last], axis=0))
+    assert verdict(model, original) == "failed"
+
+
+FIRST = {(case.op, case.domain): case for case in reversed(OPERATORS)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FIRST.values(), ids=str)
+def test_no_sample_is_seen_by_another_where_an_operator_is_said_to_keep_them_apart(case: Case) -> None:
+    """Another first sample changes no other one's results on onnxruntime."""
+    model = forward_model(case, False)
+    graph = open_model(model, None)
+    make_differentiable(graph, Options(), Training())
+    try:
+        axes = sample_axes(graph, graph.output_names)
+    except UnsupportedError:
+        pytest.skip("it mixes samples, or is not known not to")
+    feeds = fed(model, sample(case))
+    other = {
+        name: np.concatenate([x[:1][..., ::-1] * 0.5, x[1:]]) if axes.get(name) == 0 and x.dtype.kind == "f" else x
+        for name, x in feeds.items()
+    }
+    results = [Executor(model, case.executor)(each) for each in (feeds, other)]
+    for name in results[0]:
+        axis = axes.get(name)
+        here, there = (each[name] for each in results)
+        if axis is None:
+            np.testing.assert_array_equal(here, there)
+        else:
+            np.testing.assert_array_equal(*(np.delete(each, 0, axis) for each in (here, there)))

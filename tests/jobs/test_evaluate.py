@@ -1,0 +1,249 @@
+"""`evaluate` and `predict` beside scikit-learn and onnxruntime: exact over all samples, in whatever batches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import parser
+
+from onnxgrad_cli import (
+    LossSpec,
+    Options,
+    Setting,
+    Trainer,
+    UsageError,
+    build,
+    parse_schedule,
+    run_evaluate,
+    run_predict,
+)
+from onnxgrad_cli.training.class_names import class_names, names_for
+from tests.cli_harness import Shell
+
+TWO = """
+<ir_version: 8, opset_import: ["": 17]>
+two (float[{batch}, 4] x) => (float[{batch}, 3] cls, float[{batch}, 2] reg)
+<float[4, 3] w = {{1, -2, 3, 4, 5, -6, 7, 8, 9, -1, 2, 3}}, float[4, 2] v = {{1, 2, 3, 4, 5, 6, 7, 8}},
+ float[3] one = {{1, 1, 1}}, float[3] zero = {{0, 0, 0}}, float[3] mean = {{1, 2, 3}}>
+{{
+  h = MatMul(x, w)
+  n = BatchNormalization(h, one, zero, mean, one)
+  cls = Dropout(n)
+  reg = MatMul(x, v)
+}}
+"""
+LOSSES = ("--loss", "cross-entropy:cls:kind", "--loss", "mse:reg:size")
+BOTH = (LossSpec("cross-entropy", "cls", "kind"), LossSpec("mse", "reg", "size"))
+random = np.random.default_rng(0)
+X = random.standard_normal((45, 4)).astype(np.float32)
+ARRAYS = {"x": X, "kind": random.integers(0, 3, 45), "size": random.standard_normal((45, 2)).astype(np.float32)}
+
+
+def two(batch: str = "batch", **metadata: str) -> onnx.ModelProto:
+    model = parser.parse_model(TWO.format(batch=batch))
+    for key, value in metadata.items():
+        model.metadata_props.add(key=key.replace("_", "."), value=value)
+    return model
+
+
+def outputs(x: np.ndarray = X) -> tuple[np.ndarray, np.ndarray]:
+    cls, reg = onnxruntime.InferenceSession(two().SerializeToString()).run(None, {"x": x})
+    return cls, reg
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(two(onnxgrad_classes=json.dumps({"cls": ["ant", "bee", "cat"]})), "m.onnx")
+    np.savez("d.npz", **ARRAYS)
+    return Shell(tmp_path, capsys)
+
+
+def wanted() -> dict[str, float]:
+    from scipy.special import softmax
+    from sklearn import metrics as sklearn
+
+    cls, reg = (array.astype(np.float64) for array in outputs())
+    kind, size = ARRAYS["kind"], ARRAYS["size"]
+    return {
+        "loss": sklearn.log_loss(kind, softmax(cls, 1)) + sklearn.mean_squared_error(size, reg),
+        "accuracy:cls": sklearn.accuracy_score(kind, cls.argmax(1)),
+        "f1-macro:cls": sklearn.f1_score(kind, cls.argmax(1), average="macro"),
+        "top-2:cls": sklearn.top_k_accuracy_score(kind, cls, k=2),
+        "auc:cls": sklearn.roc_auc_score(kind, softmax(cls, 1), multi_class="ovr"),
+        "rmse:reg": np.sqrt(np.mean((size - reg) ** 2)),
+        "r2:reg": sklearn.r2_score(size, reg),
+        "mae:reg": sklearn.mean_absolute_error(size, reg),
+    }
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_each_output_is_measured_over_all_samples(shell: Shell, size: int) -> None:
+    from sklearn import metrics as sklearn
+
+    asked = [word for name in list(wanted())[1:] for word in ("--metric", name)]
+    done = shell("evaluate", "m.onnx", "--data", "d.npz", *LOSSES, *asked, "--batch-size", size, "--json")
+    assert done.code == 0, done.err
+    assert done.json["results"] == pytest.approx(wanted(), rel=1e-5)
+    assert done.json["samples"] == 45 and list(done.json["confusion"]) == ["cls"]
+    matrix = sklearn.confusion_matrix(ARRAYS["kind"], outputs()[0].argmax(1))
+    assert done.json["confusion"]["cls"] == {"classes": ["ant", "bee", "cat"], "counts": matrix.tolist()}
+
+
+def test_what_suits_the_losses_is_measured_unasked_and_shown_as_a_table(shell: Shell) -> None:
+    done = shell("evaluate", "m.onnx", "--data", "d.npz", *LOSSES)
+    names = [line.split()[0] for line in done.out.splitlines() if line and not line.startswith(" ")]
+    assert names == ["loss", "accuracy:cls", "rmse:reg", "r2:reg", "cls:", "ant", "bee", "cat"]
+    rows = [list(map(int, line.split()[1:])) for line in done.out.splitlines()[-3:]]
+    assert np.sum(rows) == 45
+
+
+def test_a_metric_of_an_output_says_which_epoch_is_best(shell: Shell) -> None:
+    more = ("--epochs", "3", "--val", "d.npz", "--metric", "rmse:reg", "--metric", "accuracy:cls", "--mode", "train")
+    done = shell("train", "m.onnx", "--data", "d.npz", *LOSSES, *more, "-o", "t.onnx", "--json")
+    assert done.code == 0, done.err
+    assert done.json["by"] == "val_rmse:reg"
+    found = run_evaluate("t.onnx", "d.npz", Options(losses=BOTH), metrics=("rmse:reg", "accuracy:cls"))
+    best = done.json["epochs"][done.json["best"] - 1]
+    assert found.results == pytest.approx({name: best[f"val_{name}"] for name in found.results}, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--metric", "accuracy:other"), "losses judge cls, reg"),
+        (("--metric", "f1:cls"), "f1 is of yes and no, and there are 3 classes"),
+        (("--metric", "acuracy"), "no metric 'acuracy'"),
+    ],
+)
+def test_metrics_that_do_not_fit_are_told_before_a_step(shell: Shell, words: tuple[str, ...], said: str) -> None:
+    for command in (("evaluate",), ("train", "--val", "d.npz", "--max-steps", "1")):
+        done = shell(command[0], "m.onnx", "--data", "d.npz", *command[1:], *LOSSES, *words)
+        assert done.code == 2 and said in done.err, done.err
+        assert "epoch 1" not in done.err
+
+
+def test_a_training_model_is_refused(shell: Shell) -> None:
+    assert shell("build", "m.onnx", *LOSSES, "--no-verify", "-o", "t.onnx").code == 0
+    for command in ("evaluate", "predict"):
+        done = shell(command, "t.onnx", "--data", "d.npz")
+        assert done.code == 2 and "the model is a training model already" in done.err
+
+
+@pytest.mark.parametrize("batch", ["batch", "8"])
+def test_predictions_are_the_models_outputs_of_each_sample(shell: Shell, batch: str) -> None:
+    """Also of a model that takes eight samples at once, and there are 45."""
+    onnx.save(two(batch, onnxgrad_classes=json.dumps({"cls": ["ant", "bee", "cat"]})), "m.onnx")
+    done = shell("predict", "m.onnx", "--data", "d.npz", "--batch-size", "7", "--json")
+    assert done.code == 0, done.err
+    cls, reg = outputs()
+    with np.load("m.predictions.npz") as found:
+        assert set(found) == {"cls", "reg", "cls_class", "cls_label"} == set(done.json["outputs"])
+        np.testing.assert_allclose(found["cls"], cls, rtol=1e-6)
+        np.testing.assert_allclose(found["reg"], reg, rtol=1e-6)
+        assert found["cls_class"].tolist() == cls.argmax(1).tolist()
+        assert found["cls_label"].tolist() == np.array(["ant", "bee", "cat"])[cls.argmax(1)].tolist()
+    assert shell("predict", "m.onnx", "--data", "d.npz", "-q").code == 0  # its own file may be replaced
+
+
+def test_predictions_as_a_table(shell: Shell) -> None:
+    import csv
+
+    done = shell("predict", "m.onnx", "--data", "d.npz", "--output", "cls", "-o", "p.csv")
+    assert done.code == 0, done.err
+    with Path("p.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert list(rows[0]) == ["cls_0", "cls_1", "cls_2", "cls_class", "cls_label"] and len(rows) == 45
+    found = np.array([[row[f"cls_{i}"] for i in range(3)] for row in rows], np.float32)
+    np.testing.assert_array_equal(found, run_predict("m.onnx", "d.npz", "p.npz").outputs["cls"])
+    refused = shell("predict", "m.onnx", "--data", "d.npz", "-o", "p.csv")
+    assert refused.code == 2 and "--force" in refused.err
+    assert shell("predict", "m.onnx", "--data", "d.npz", "-o", "p.txt").code == 2
+    assert shell("predict", "m.onnx", "--data", "d.npz", "-o", "m.onnx").code == 2
+
+
+def test_an_output_that_is_not_of_samples_is_refused_by_name(shell: Shell) -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[n, 4] x) => (float[n, 4] y, float z)
+    { y = Relu(x) z = ReduceSum<keepdims=0>(x) }"""
+    onnx.save(parser.parse_model(text), "z.onnx")
+    done = shell("predict", "z.onnx", "--data", "d.npz", "-o", "p.npz")
+    assert done.code == 2 and "'z' is [] for 32 samples" in done.err and "--output" in done.err
+    assert shell("predict", "z.onnx", "--data", "d.npz", "--output", "y", "-o", "p.npz").code == 0
+    done = shell("predict", "z.onnx", "--data", "d.npz", "--output", "w", "-o", "p.npz")
+    assert done.code == 2 and "no output 'w'" in done.err
+
+
+def test_a_trainer_measures_and_predicts_what_it_would_save(tmp_path: Path) -> None:
+    options = Options(losses=BOTH, optimizer="adam", mode="train")
+    trainer = Trainer(build(two(), options), threads=1)
+    schedule = parse_schedule("step:every=2e,factor=0.5,warmup=1e", 0.1, steps=10, epoch=2)
+    rates = [schedule.rate(step) for step in range(10)]
+    twin = Trainer(build(two(), options), threads=1)
+    for rate in rates:
+        assert trainer.step(ARRAYS, schedule) == twin.step(ARRAYS, rate)
+    onnx.save(two(), tmp_path / "m.onnx")
+    trainer.save(tmp_path / "t.onnx", tmp_path / "m.onnx")
+    found = trainer.evaluate(two(), ARRAYS, metrics=("auc:cls", "rmse:reg"), setting=Setting(batch_size=10))
+    assert found == run_evaluate(tmp_path / "t.onnx", ARRAYS, options, metrics=("auc:cls", "rmse:reg"),
+                                 setting=Setting(batch_size=10))  # fmt: skip
+    said = trainer.predict(two(), {"x": X}, outputs=("reg",))
+    (reg,) = onnxruntime.InferenceSession(tmp_path / "t.onnx").run(["reg"], {"x": X})
+    np.testing.assert_array_equal(said["reg"], reg)
+    onnx.save(build(two(), options).model, tmp_path / "train.onnx")
+    with pytest.raises(UsageError, match="all that its losses take"):
+        Trainer(tmp_path / "train.onnx").evaluate(two(), ARRAYS)
+
+
+@pytest.mark.parametrize(
+    "arrays", [{"x": X}, {**ARRAYS, "kind": ARRAYS["kind"] + 1}, {**ARRAYS, "x": X[:, :3]}, {**ARRAYS, "x": X[:9]}]
+)
+def test_arrays_that_do_not_fit_are_refused(arrays: dict[str, np.ndarray]) -> None:
+    with pytest.raises(UsageError):
+        run_evaluate(two(), arrays, Options(losses=BOTH))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "names"),
+    [
+        ({"onnxgrad_classes": '{"cls": ["a", "b", "c"]}'}, ["a", "b", "c"]),
+        ({"onnxgrad_classes": '{"kind": ["a", "b", "c"], "z": ["d", "e", "f"]}'}, ["a", "b", "c"]),
+        ({"onnxgrad_classes": '["a", "b", "c"]'}, ["a", "b", "c"]),
+        ({"names": "{1: 'b', 0: 'a', 2: 'c'}"}, ["a", "b", "c"]),
+        ({"names": "{1: 'b', 5: 'c'}"}, []),
+        ({"names": "__import__('os')"}, []),
+        ({"onnxgrad_classes": '["a", "b"]'}, []),
+        ({"onnxgrad_classes": "{"}, []),
+        ({}, []),
+    ],
+)  # fmt: skip
+def test_names_of_classes_in_metadata(metadata: dict[str, Any], names: list[str]) -> None:
+    assert names_for(class_names(two(**metadata)), 3, "cls", "kind") == names
+
+
+def test_data_are_prepared_as_those_of_the_training(shell: Shell) -> None:
+    """Names of classes, and numbers that were normalised, from the data as they were."""
+    import csv
+
+    with Path("d.csv").open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["x_0", "x_1", "x_2", "x_3", "kind"])
+        writer.writerows([*row, ["ant", "bee", "cat"][kind]] for row, kind in zip(X + 50, ARRAYS["kind"], strict=True))
+    onnx.save(two(), "m.onnx")
+    loss = ("--loss", "cross-entropy:cls:kind", "--metric", "f1-macro:cls")
+    done = shell("train", "m.onnx", "--data", "d.csv", "--val", "d.csv", *loss, "--normalize", "auto", "--epochs", "1",
+                 "-o", "t.onnx", "--json")  # fmt: skip
+    assert done.code == 0, done.err
+    found = shell("evaluate", "t.onnx", "--data", "d.csv", *loss, "--json")
+    assert found.json["results"]["loss"] == pytest.approx(done.json["epochs"][0]["val_loss"], rel=1e-5)
+    assert found.json["confusion"]["cls"]["classes"] == ["ant", "bee", "cat"]
+    assert "| `bee`" in Path("t.onnx.run/report.md").read_text()
+    assert shell("predict", "t.onnx", "--data", "d.csv", "-o", "p.npz").code == 0
+    with np.load("p.npz") as said:
+        right = said["cls_label"] == np.array(["ant", "bee", "cat"])[ARRAYS["kind"]]
+    assert np.sum(right) == np.trace(found.json["confusion"]["cls"]["counts"])

@@ -1,0 +1,153 @@
+"""Losses as Python functions: against PyTorch, by what they say of their label, and where code may come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from onnxgrad_cli.builder import build
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.losses.spec import LossSpec, parse_loss
+from onnxgrad_cli.metadata import describe
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.training.data import ranges_of
+from tests.cli.test_cli import shell
+from tests.cli_harness import Shell
+from tests.losses.test_values import built, run
+
+__all__ = ["shell"]  # the fixture
+
+SAMPLES = Path(__file__).parents[2] / "sample_models"
+FOCAL = '''
+def focal(op, prediction, label: "class", *, gamma: float = 2.0):
+    """The focal loss of T.-Y. Lin et al., 2017: samples that are met well count less."""
+    logs = op.LogSoftmax(prediction, axis=1)
+    picked = op.squeeze(op.GatherElements(logs, op.unsqueeze(label, [1]), axis=1), [1])
+    return -picked * op.Pow(1 - op.Exp(picked), gamma)
+
+def broken(op, prediction, label):
+    return op.Nothing(prediction)
+
+def none(op, prediction, label):
+    return 3
+
+def whole(op, prediction, label):
+    return op.cast(prediction, 7)
+'''
+
+
+def functions() -> dict[str, Callable[..., Any]]:
+    found: dict[str, Any] = {}
+    exec(FOCAL, found)
+    return found
+
+
+def of_torch(x: np.ndarray, y: np.ndarray, gamma: float) -> tuple[float, np.ndarray]:
+    """The focal loss as PyTorch's users write it, in float64."""
+    logits = torch.tensor(x, requires_grad=True)
+    crossed = F.cross_entropy(logits, torch.tensor(y), reduction="none")
+    loss = ((1 - torch.exp(-crossed)) ** gamma * crossed).mean()
+    loss.backward()
+    assert logits.grad is not None
+    return loss.item(), logits.grad.numpy()
+
+
+@pytest.mark.parametrize("options", [{}, {"gamma": 0.5}, {"p:gamma": 3.0, "gamma": 1.0}, {"label:gamma": 1.5}])
+def test_a_function_has_the_value_and_gradient_that_it_has_in_pytorch(options: dict[str, float]) -> None:
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(6, 5)), random.integers(0, 5, 6)
+    model = built(x.shape, Options(losses=functions()["focal"], loss_options=options, grad_of_input=("x",)))
+    value, gradient = run(model, {"x": x, "label": y})
+    wanted = of_torch(x, y, [*options.values(), 2.0][0])
+    np.testing.assert_allclose(value, wanted[0], rtol=1e-12)
+    np.testing.assert_allclose(gradient, wanted[1], rtol=1e-9, atol=1e-15)
+
+
+def test_a_function_says_what_its_label_is() -> None:
+    def scored(op: Any, prediction: Any) -> Any:
+        return prediction * prediction
+
+    def apart(op: Any, prediction: Any, label: Any, *, power=2) -> Any:  # type: ignore[no-untyped-def]
+        return op.Pow(op.Abs(prediction - label), float(power))
+
+    apart.__annotations__.pop("label")
+    found = [LossSpec("a", function=each).loss for each in (scored, apart, functions()["focal"])]
+    assert [loss.label for loss in found if loss] == ["none", "same", "class"]
+    assert [[(option.name, option.kind) for option in loss.options] for loss in found if loss] == [
+        [], [("power", "int")], [("gamma", "float")],
+    ]  # fmt: skip
+
+    def wrong(op: Any, prediction: Any, label: int) -> Any: ...
+    def keyword(op: Any, prediction: Any, label: "class", *, how: str = "") -> Any: ...  # type: ignore[valid-type]  # noqa: F722
+
+    with pytest.raises(UsageError, match="'int' is no kind of label"):
+        Options(losses=wrong)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="its keyword 'how' has no default, or is none of float, int"):
+        Options(losses=keyword)  # type: ignore[arg-type]
+
+
+def test_what_is_asked_for_may_be_a_name_a_function_or_several() -> None:
+    focal = functions()["focal"]
+    assert Options(losses="mse").losses == (LossSpec("mse"),)  # type: ignore[arg-type]
+    assert Options(losses="mse:p:y:0.5").losses == (LossSpec("mse", "p", "y", 0.5),)  # type: ignore[arg-type]
+    assert Options(losses=LossSpec("mse")).losses == (LossSpec("mse"),)  # type: ignore[arg-type]
+    assert Options(losses=["mae", focal]).losses == (LossSpec("mae"), LossSpec("focal", function=focal))  # type: ignore[arg-type]
+    found = parse_loss("a/b.py:focal:out:y:2", lambda file, name: {("a/b.py", "focal"): focal}[file, name])
+    assert found == LossSpec("focal", "out", "y", 2.0, focal)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("broken", "the function 'broken' fails: "),
+        ("none", "the function 'none' gives int, no value of the graph"),
+        ("whole", "the function 'whole' gives int64"),
+    ],
+)
+def test_a_function_that_is_wrong_is_told_so(name: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        built((2, 3), Options(losses=functions()[name], grad_of_input=("x",)))
+
+
+def test_options_of_nobody_are_refused() -> None:
+    focal = functions()["focal"]
+    with pytest.raises(UsageError, match="no loss has an output or a label 'q'"):
+        built((2, 3), Options(losses=focal, loss_options={"q:gamma": 1.0}, grad_of_input=("x",)))
+    with pytest.raises(UsageError, match="focal has no option 'gama'"):
+        built((2, 3), Options(losses=focal, loss_options={"p:gama": 1.0}, grad_of_input=("x",)))
+
+
+def test_two_losses_have_options_of_their_own() -> None:
+    options = Options(
+        losses=("cross-entropy:logits:a", "cross-entropy:logits:b"),  # type: ignore[arg-type]
+        loss_options={"a:ignore_index": 7, "label_smoothing": 0.1},
+    )
+    model = build(str(SAMPLES / "digits_mlp.onnx"), options).model
+    assert [term.ignore_index for term in describe(model).losses] == [7, -100]
+
+
+def test_the_classes_of_a_function_are_known(tmp_path: Path) -> None:
+    model = build(str(SAMPLES / "digits_mlp.onnx"), Options(losses=functions()["focal"])).model
+    assert (ranges_of(model)["label"].low, ranges_of(model)["label"].high) == (0, 9)
+
+
+def test_the_command_takes_code_that_is_typed_alone(shell: Shell) -> None:
+    Path("my_loss.py").write_text(FOCAL)
+    Path("c.toml").write_text('loss = ["my_loss.py:focal"]')
+    model = str(SAMPLES / "digits_mlp.onnx")
+    assert (
+        shell("build", model, "--loss", "my_loss.py:focal", "--loss-option", "logits:gamma=1", "-o", "f.onnx").code == 0
+    )
+    for arguments, said in (
+        (("--config", "c.toml"), "--loss names code to run, and a configuration can't"),
+        (("--loss", "my_loss.py:fokal"), "'my_loss.py' has no function 'fokal'"),
+        (("--loss", "your_loss.py:focal"), "no such file: 'your_loss.py'"),
+    ):
+        found = shell("build", model, *arguments, "-o", "g.onnx")
+        assert found.code == 2 and said in found.err, found.err

@@ -1,0 +1,174 @@
+"""docs/reference/output.schema.json: the JSON that every command prints, as a JSON Schema (2020-12).
+
+The results of a command follow from the dataclass that it prints, so that a field that is added is described.
+"""
+
+import dataclasses
+import json
+import types
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from onnxgrad_cli.cli.document import STATUSES, VERSION
+from onnxgrad_cli.errors import Refusal
+from onnxgrad_cli.jobs.expand import Piece
+from onnxgrad_cli.jobs.train import Trained
+from onnxgrad_cli.report import Report
+from onnxgrad_cli.report.diagnosis import Diagnosis
+from onnxgrad_cli.training.inference import Evaluated
+from onnxgrad_cli.verification.proof import Proof
+
+FILE = Path(__file__).parents[1] / "docs" / "reference" / "output.schema.json"
+
+Schema = dict[str, Any]
+
+TEXT: Schema = {"type": "string"}
+
+TEXTS: Schema = {"type": "array", "items": TEXT}
+
+OBJECTS: Schema = {"type": "array", "items": {"type": "object"}}
+
+PLAIN: dict[object, Schema] = {
+    str: TEXT,
+    Path: TEXT,
+    bool: {"type": "boolean"},
+    int: {"type": "integer"},
+    float: {"type": ["number", "null"], "description": "null is what is no finite number"},
+    type(None): {"type": "null"},
+}
+
+MANY: Schema = {"type": "array", "items": {"$ref": "#/$defs/one of several models"}}
+
+
+def schema() -> Schema:
+    """The schema of the document that a command prints with --json."""
+    defs: dict[str, Schema] = {}
+    report, proof, found = _of(Report, defs), _of(Proof, defs), _of(Diagnosis, defs)
+    results = {
+        "build": {"anyOf": [report, MANY]},
+        "inspect": {"anyOf": [report, MANY]},
+        "check": {"anyOf": [proof, MANY]},
+        "doctor": {"anyOf": [found, MANY]},
+        "train": _of(Trained, defs),
+        "expand": {"type": "array", "items": _of(Piece, defs)},
+        "view": {"type": "object", "required": ["title"]},
+        "evaluate": _of(Evaluated, defs),
+        "predict": _object(samples=PLAIN[int], outputs={"type": "object"}, files=TEXTS),
+        "derive": _object(
+            input={"type": "object"}, output={"type": "object"}, of=TEXT, files=TEXTS, proof={"type": "object"}
+        ),
+        "export": _object(files=TEXTS),
+        "pack": _object(files=TEXTS),
+        "tune": _object(measured=OBJECTS, file=TEXT),
+        "verify-op": _object(
+            op=TEXT,
+            domain=TEXT,
+            against=TEXT,
+            passed=PLAIN[bool],
+            published=PLAIN[int],
+            operands=OBJECTS,
+            left_out=OBJECTS,
+            examples=OBJECTS,
+        ),
+        "ops": OBJECTS,
+        "losses": OBJECTS,
+        "optimizers": OBJECTS,
+        "metrics": OBJECTS,
+        "schedules": OBJECTS,
+        "passes": OBJECTS,
+        "completion": _object(shell=TEXT, script=TEXT),
+    }
+    base = {
+        "version": {"const": VERSION, "description": "of this shape: it grows when a key changes or goes away"},
+        "command": {**TEXT, "description": "its name; empty where none was typed"},
+        "status": {"enum": list(STATUSES.values()), "description": "the exit code in a word"},
+        "exit_code": {"enum": list(STATUSES), "description": "of several models the highest"},
+        "result": {"description": "what was found or made; null where it came to nothing"},
+        "error": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/error"}], "description": "null where all went well"},
+        "warnings": {**TEXTS, "description": "what a careful reader should know"},
+    }
+    defs["error"] = _object(
+        message=TEXT,
+        hint={"type": ["string", "null"], "description": "what to do about it"},
+        details={**TEXTS, "description": "a line for each of several things"},
+        refusals={"type": "array", "items": _of(Refusal, defs), "description": "the nodes that stand in the way"},
+    )
+    of_several = {
+        "model": {**TEXT, "description": "the file"},
+        "verdict": {**TEXT, "description": "what came of it, in a line"},
+        "seconds": {"type": "number"},
+        "files": {**TEXTS, "description": "the models that were written"},
+    }
+    whole = {**_object(**base), "allOf": [*_codes(), *_results(results)]}
+    defs["one of several models"] = {**whole, **_object(**base, **of_several)}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "https://onnxgrad.github.io/onnxgrad/reference/output.schema.json",
+        "title": "What every command of onnxgrad prints with --json",
+        **whole,
+        "$defs": defs,
+    }
+
+
+def _codes() -> list[Schema]:
+    """That a status is the word of its exit code, and that what fails says why."""
+    return [
+        {
+            "if": {"properties": {"exit_code": {"const": code}}},
+            "then": {
+                "properties": {
+                    "status": {"const": word},
+                    "error": {"type": "object"} if code else {"type": "null"},
+                }
+            },
+        }
+        for code, word in STATUSES.items()
+    ]
+
+
+def _results(results: dict[str, Schema]) -> list[Schema]:
+    """That a command has the result that is its own."""
+    return [
+        {
+            "if": {"properties": {"command": {"const": name}}},
+            "then": {"properties": {"result": {"anyOf": [{"type": "null"}, result]}}},
+        }
+        for name, result in results.items()
+    ]
+
+
+def _object(**properties: Schema) -> Schema:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+def _of(kind: Any, defs: dict[str, Schema]) -> Schema:
+    """The schema of a type; dataclasses go to `defs`, by their names."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        assert isinstance(kind, type)
+        if kind.__name__ not in defs:
+            defs[kind.__name__] = {}
+            hints = get_type_hints(kind)
+            fields = {field.name: _of(hints[field.name], defs) for field in dataclasses.fields(kind)}
+            about = (kind.__doc__ or "").splitlines()[0].replace("`", "")
+            defs[kind.__name__] = {"description": about, **_object(**fields)}
+        return {"$ref": f"#/$defs/{kind.__name__}"}
+    if origin is Literal:
+        return {"enum": list(parts)}
+    if origin in (Union, types.UnionType):
+        return {"anyOf": [_of(part, defs) for part in parts]}
+    if origin is dict or kind is dict:
+        return {"type": "object", **({"additionalProperties": _of(parts[1], defs)} if parts else {})}
+    if origin in (list, tuple):
+        return {"type": "array", "items": _items(parts, defs)}
+    return PLAIN.get(kind, {})
+
+
+def _items(parts: tuple[Any, ...], defs: dict[str, Schema]) -> Schema:
+    kinds = [_of(part, defs) for part in parts if part is not Ellipsis]
+    return kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+
+
+def files() -> dict[Path, str]:
+    """What this module writes: the path of the schema, and its text."""
+    return {FILE: json.dumps(schema(), indent=2) + "\n"}
