@@ -8,9 +8,10 @@ runs only (a branch, the step after gathered gradients) counts as if it did at e
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -20,7 +21,8 @@ from onnx import ModelProto, NodeProto, TypeProto
 from onnxgrad_cli.errors import OnnxgradError, Unknown
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import fixed_trips, follow_shapes, input_types, inside
-from onnxgrad_cli.ir.nodes import reads, subgraphs, with_bodies
+from onnxgrad_cli.ir.modules import module_finder
+from onnxgrad_cli.ir.nodes import FORWARD as FORWARD_OF, reads, subgraphs, with_bodies
 from onnxgrad_cli.ir.types import dtype_of, is_float, itemsize, nbytes, shape_of
 from onnxgrad_cli.record import StepRecord, parts
 from onnxgrad_cli.targets.standard import standard_domain
@@ -33,6 +35,15 @@ class OperatorCost:
     """The FLOPs of all nodes of one operator."""
 
     op: str
+    forward: int
+    backward: int
+
+
+@dataclass(frozen=True)
+class ModuleCost:
+    """The FLOPs of all nodes of one module, and of what differentiates them; "" is what lies in no module."""
+
+    module: str
     forward: int
     backward: int
 
@@ -63,6 +74,9 @@ class Cost:
             and a value counts once however it is reshaped.
         kept: the largest of them.
         operators: the FLOPs by operator, dearest first.
+        modules: the FLOPs by module, in the model's order; empty where nothing tells modules apart.
+        memory: the bytes of all values that are still to be read, after each node in the model's order, or after the
+            one in each of 200 runs of nodes at which they are most; without weights and inputs.
         branches: how many If there are, in bodies too; of each the dearer branch counts.
         uncounted: operator -> nodes whose cost is unknown: loops of unknown length, and values of unknown rank.
     """
@@ -79,12 +93,20 @@ class Cost:
     kept_bytes: int
     kept: list[Kept]
     operators: list[OperatorCost]
+    modules: list[ModuleCost]
+    memory: list[int]
     branches: int
     uncounted: dict[str, int]
 
 
 LARGER = (8, 64, 512, 4096, 32768)
 """What one symbol without a size counts as, or all, where 1 is too short: the first that a network can take."""
+
+MODULES = 30
+"""Modules up to which a level of them is told."""
+
+COURSE = 200
+"""Points of the course of the memory."""
 
 LARGEST = 8
 """How many of the kept values are listed."""
@@ -138,6 +160,8 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
         kept_bytes=sum(value.bytes for value in kept),
         kept=sorted(kept, key=lambda value: -value.bytes)[:LARGEST],
         operators=_by_operator(flops["forward"], flops["backward"]),
+        modules=_by_module(graph, where, facts),
+        memory=_memory(graph, facts),
         branches=sum(node.op_type == "If" for node in with_bodies(n for n in graph.nodes if n.op_type in BODIES)),
         uncounted=dict(uncounted),
     )
@@ -179,6 +203,55 @@ def _by_operator(forward: Counter[str], backward: Counter[str]) -> list[Operator
     """The operators that compute something, the dearest first."""
     costs = [OperatorCost(op, forward[op], backward[op]) for op in sorted({*forward, *backward})]
     return sorted((c for c in costs if c.forward + c.backward), key=lambda c: -c.forward - c.backward)
+
+
+def _by_module(graph: Graph, where: list[str], facts: Facts) -> list[ModuleCost]:
+    """The modules with what their nodes compute, at the deepest level that has no more than `MODULES` of them."""
+    module_of = module_finder(
+        [n for n, part in zip(graph.nodes, where, strict=True) if part == "model"], graph.initializers
+    )
+    paths: dict[str, tuple[str, ...]] = {}
+    found: list[tuple[tuple[str, ...], bool, int]] = []
+    for node, part in zip(graph.nodes, where, strict=True):
+        label = next((entry.value for entry in node.metadata_props if entry.key == FORWARD_OF), "")
+        path = module_of(node) if part == "model" else paths.get(label, ())
+        if part == "model":
+            paths[node.name or next(iter(node.output), "")] = path
+        if part != "optimizer":
+            own: Counter[str] = Counter()
+            _count(graph, node, facts, own, Counter())
+            found.append((path, part in FORWARD, own.total()))
+    deepest = max((len(path) for path, _, _ in found), default=0)
+    levels = ({path[:depth] for path, _, _ in found} for depth in range(1, deepest + 1))
+    depth = sum(1 for _ in takewhile(lambda level: len(level) <= MODULES, levels))
+    sums: dict[tuple[str, ...], list[int]] = {}
+    for path, forward, count in found:
+        sums.setdefault(path[:depth], [0, 0])[not forward] += count
+    costs = [ModuleCost(path[-1] if path else "", *counts) for path, counts in sums.items() if any(counts)]
+    return costs if len(costs) > 1 else []
+
+
+def _memory(graph: Graph, facts: Facts) -> list[int]:
+    """The bytes of all values alive after each node; a view is the memory of what it shows."""
+    owner: dict[str, str] = {}
+    last: dict[str, int] = {}
+    for i, node in enumerate(graph.nodes):
+        if node.op_type in VIEWS and not node.domain:
+            owner[node.output[0]] = owner.get(node.input[0], node.input[0])
+        last.update((owner.get(name, name), i) for name in reads(node))
+    last.update((owner.get(name, name), len(graph.nodes)) for name in graph.output_names)
+    ending: dict[int, list[int]] = defaultdict(list)
+    alive, course = 0, []
+    for i, node in enumerate(graph.nodes):
+        for name in node.output:
+            if name and name not in owner:
+                size = _known_bytes([name], facts)[0]
+                alive += size
+                ending[last.get(name, i)].append(size)
+        course.append(alive)
+        alive -= sum(ending.pop(i, ()))
+    size = -(-len(course) // COURSE) or 1
+    return [max(course[i : i + size]) for i in range(0, len(course), size)]
 
 
 def _count(graph: Graph, node: NodeProto, facts: Facts, flops: Counter[str], uncounted: Counter[str]) -> None:

@@ -33,8 +33,8 @@ def view(
 ) -> int:
     """Draw MODEL (- is stdin): inputs, weights, forward, loss, backward, gradients and outputs, each in its colour.
 
-    The nodes that compute the gradient of a node stand in a frame beside it. SVG, HTML and Mermaid need no other
-    program; DOT is the language of Graphviz.
+    The nodes that compute the gradient of a node stand in a frame beside it. HTML is a page to look around in: modules
+    fold and unfold. SVG, HTML and Mermaid need no other program; DOT is the language of Graphviz.
     """
     console.done = "drawn"
     from dataclasses import asdict

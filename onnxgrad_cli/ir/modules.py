@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import accumulate
 
 from onnx import NodeProto
 
@@ -19,6 +20,35 @@ VIEWS = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpo
 def modules_around(node: NodeProto) -> tuple[str, ...]:
     """The modules a node lies in, outermost first, each with its whole path: by its exporter, or by its name."""
     return _noted(node) or folders(node.name)
+
+
+def module_finder(nodes: Collection[NodeProto], weights: Collection[str]) -> Callable[[NodeProto], tuple[str, ...]]:
+    """What tells the modules around a graph's nodes, asked of one after the other: their own, if most nodes have one.
+
+    Else a node without a path is of the module of the weight that it reads, or of the node before it.
+
+    Args:
+        nodes: those of the forward part.
+        weights: the graph's initializers.
+    """
+    if 2 * sum(map(bool, map(modules_around, nodes))) > len(nodes):
+        return modules_around
+    last: tuple[str, ...] = ()
+
+    def module(node: NodeProto) -> tuple[str, ...]:
+        nonlocal last
+        if own := modules_around(node):
+            return own
+        last = _weight_module(node, weights) or last
+        return last
+
+    return module
+
+
+def _weight_module(node: NodeProto, weights: Collection[str]) -> tuple[str, ...]:
+    """The modules of the first weight that a node reads, by the weight's name: `layers.0.fc.weight`."""
+    dotted = next((name for name in node.input if "." in name and name in weights), "")
+    return tuple(accumulate(dotted.split(".")[:-1], "{}.{}".format))
 
 
 def _noted(node: NodeProto) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import STREAM, ModelSource, check_target, read_model, save_bytes
 from onnxgrad_cli.view import Drawing, draw, fold, render
+from onnxgrad_cli.view.html import html
 from onnxgrad_cli.view.render import SUFFIXES
 
 
@@ -27,7 +28,8 @@ def run_view(
         model: any model; '-' is stdin.
         out: where the picture goes; '-' or None writes none, and the caller has the text.
         kind: its format; by default what the suffix of `out` says, or else DOT.
-        limit: fold the model until at most so many boxes stand for nodes; 0 folds nothing.
+        limit: fold the model until at most so many boxes stand for nodes; 0 folds nothing. A page of HTML holds the
+            whole model, and opens so.
         depth: fold at this depth of its modules instead.
         force: replace a file that onnxgrad did not write.
 
@@ -43,8 +45,9 @@ def run_view(
     proto, path = read_model(model)
     if target is not None:
         check_target(target, proto, path, force)
-    drawing = fold(draw(proto, path), limit, depth)
-    text = render(drawing, kind)
+    whole = draw(proto, path)
+    drawing = fold(whole, limit, depth)
+    text = html(whole, limit, depth) if kind == "html" else render(drawing, kind)  # a page folds and unfolds itself
     if target is not None:
         save_bytes(text.encode(), target)
     return drawing, text

@@ -1,4 +1,4 @@
-"""What a document consists of: headings, sentences, tables, listings and pictures; a format decides how they look."""
+"""What a document consists of: headings, sentences, tables, listings, pictures; a format decides how they look."""
 
 from __future__ import annotations
 
@@ -53,7 +53,15 @@ class Picture:
     words: str
 
 
-Block = Paragraph | Table | Bullets | Listing | Picture
+@dataclass(frozen=True)
+class Course:
+    """How a quantity goes from 0 up and down: its values in order, and what they are and how many at most, in words."""
+
+    values: list[int]
+    words: str
+
+
+Block = Paragraph | Table | Bullets | Listing | Picture | Course
 
 
 @dataclass(frozen=True)

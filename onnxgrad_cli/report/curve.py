@@ -79,6 +79,24 @@ def blocks(values: Sequence[float], columns: int = 60) -> str:
     return "".join(BLOCKS[round((scale(v) - low) / ((high - low) or 1) * (len(BLOCKS) - 1))] for v in means)
 
 
+def bars(values: Sequence[float], columns: int = 60) -> str:
+    """Values from 0 on as a line of block characters; where they are many, each stands for the largest of some."""
+    size, top = -(-len(values) // columns), max(*values, 0) or 1
+    most = (max(values[i : i + size]) for i in range(0, len(values), size))
+    return "".join(BLOCKS[round(value / top * (len(BLOCKS) - 1))] for value in most)
+
+
+def area(values: Sequence[float], caption: str) -> str:
+    """Values from 0 on as steps in an `svg` element for HTML, as high as their largest."""
+    top, width = max(*values, 0) or 1, (WIDTH - 4) / len(values)
+    steps = "".join(f"V{96 - 92 * value / top:.1f}H{2 + (i + 1) * width:.1f}" for i, value in enumerate(values))
+    return (
+        f'<svg class="course" viewBox="0 0 {WIDTH:.0f} 100" role="img">'
+        f"<title>{_text(caption)}</title>"
+        f'<path d="M2 96{steps}V96z" fill="#0b5ed7" fill-opacity=".25" stroke="#0b5ed7"/></svg>'
+    )
+
+
 def svg(curve: Curve, caption: str) -> str:
     """A curve with at least one point as an `svg` element."""
     return "\n".join(_lines(curve, caption))

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from onnxgrad_cli.cost import Cost
-from onnxgrad_cli.report.blocks import Block, Bullets, Inline, Listing, Name, Page, Paragraph, Section, Table
+from onnxgrad_cli.report.blocks import Block, Bullets, Course, Inline, Listing, Name, Page, Paragraph, Section, Table
 from onnxgrad_cli.report.glance import (
     adapters_in_words,
     glance,
@@ -243,7 +243,7 @@ def _cost(report: Report) -> Section:
         ("floating-point operations", number(cost.flops_forward), number(cost.flops_backward)),
     ]
     table = Table(("", "forward", "backward"), rows, frozenset({1, 2}))
-    blocks = [Paragraph(_how_counted(report, cost)), table, *_operations(cost), *_memory(report, cost)]
+    blocks = [Paragraph(_how_counted(report, cost)), table, *_operations(cost), *_modules(cost), *_memory(report, cost)]
     return Section("Cost", blocks)
 
 
@@ -279,6 +279,17 @@ def _operations(cost: Cost) -> Iterator[Block]:
         yield Table(("operations by operator", "forward", "backward", "share"), rows, frozenset({1, 2, 3}))
 
 
+def _modules(cost: Cost) -> Iterator[Block]:
+    """What each module takes, with its gradient."""
+    total = cost.flops_forward + cost.flops_backward
+    rows: list[tuple[Inline, ...]] = [
+        (Name(m.module) if m.module else "in no module", number(m.forward), number(m.backward),
+         percent((m.forward + m.backward) / total)) for m in cost.modules
+    ]  # fmt: skip
+    if rows:
+        yield Table(("operations by module", "forward", "backward", "share"), rows, frozenset({1, 2, 3}))
+
+
 def _memory(report: Report, cost: Cost) -> Iterator[Block]:
     """The bytes of weights, gradients and stored forward values, and the largest of these."""
     rows: list[tuple[Inline, ...]] = [
@@ -286,7 +297,14 @@ def _memory(report: Report, cost: Cost) -> Iterator[Block]:
         ("gradients", number(cost.gradient_bytes), scaled(cost.gradient_bytes, "B")),
         ("kept for the backward part", number(cost.kept_bytes), scaled(cost.kept_bytes, "B")),
     ]
+    if cost.memory:
+        rows.append(("values at their most", number(max(cost.memory)), scaled(max(cost.memory), "B")))
     yield Table(("memory", "bytes", ""), rows, frozenset({1, 2}))
+    if len(cost.memory) > 1:
+        words = (
+            f"Bytes of the values in memory, from the first node to the last: {scaled(max(cost.memory), 'B')} at most"
+        )
+        yield Course(cost.memory, words)
     if report.recomputed:
         yield Paragraph(f"Computed again in the backward part: {recomputed_in_words(report.recomputed)}.")
     rows = [(Name(k.name), Name(k.op), shape(k.shape), number(k.bytes)) for k in cost.kept]

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from html import escape
 
 from onnxgrad_cli.common.visible import visible
-from onnxgrad_cli.report.blocks import Block, Bullets, Inline, Listing, Name, Page, Paragraph, Picture, Table
+from onnxgrad_cli.report.blocks import Block, Bullets, Course, Inline, Listing, Name, Page, Paragraph, Picture, Table
+from onnxgrad_cli.report.curve import area
 from onnxgrad_cli.report.words import pieces, plain
 
 STYLE = """
@@ -22,6 +23,7 @@ nav { display: flex; flex-wrap: wrap; gap: .2rem 1rem; font-size: .9rem; }
 th, td { text-align: left; vertical-align: top; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line); }
 th { font-size: .85rem; font-weight: 600; } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 code, pre { font: .88em/1.5 ui-monospace, monospace; background: var(--soft); border-radius: .25rem; }
+figure { margin: .8rem 0; max-width: 45rem; } figcaption { font-size: .85rem; } .course { width: 100%; height: auto; }
 code { padding: .05rem .25rem; overflow-wrap: anywhere; } pre { padding: .8rem 1rem; overflow-x: auto; }
 """
 
@@ -64,6 +66,8 @@ def _block(block: Block) -> Iterator[str]:
             yield f"<pre>{escape(text)}</pre>"
         case Picture(svg):
             yield f'<div class="wide">{svg}</div>'
+        case Course(values, words):
+            yield f"<figure>{area(values, words)}<figcaption>{escape(words)}</figcaption></figure>"
         case Table():
             yield from _table(block)
 

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 
 from onnxgrad_cli.common.visible import visible
-from onnxgrad_cli.report.blocks import Block, Bullets, Inline, Listing, Name, Page, Paragraph, Picture, Table
+from onnxgrad_cli.report.blocks import Block, Bullets, Course, Inline, Listing, Name, Page, Paragraph, Picture, Table
+from onnxgrad_cli.report.curve import bars
 from onnxgrad_cli.report.words import pieces
 
 WIDEST = 90
@@ -38,6 +39,8 @@ def _block(block: Block) -> Iterator[str]:
             yield from (fence + language, text.rstrip("\n"), fence)
         case Picture(_, file, words):
             yield f"![{_words(words)}]({file})"
+        case Course(values, words):
+            yield from (_line(words), "", "```text", bars(values), "```")
         case Table():
             yield from _table(block)
 

@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from onnxgrad_cli.report.blocks import Block, Bullets, Inline, Listing, Paragraph, Table
+from onnxgrad_cli.report.blocks import Block, Bullets, Course, Inline, Listing, Paragraph, Table
+from onnxgrad_cli.report.curve import bars
 from onnxgrad_cli.report.document import sections, title
 from onnxgrad_cli.report.glance import glance
 from onnxgrad_cli.report.model import GOOD, Report
@@ -41,6 +42,8 @@ def _block(block: Block) -> Iterator[str]:
                 yield from textwrap.wrap(plain(item), WIDTH, initial_indent="- ", subsequent_indent="  ")
         case Listing(_, words):
             yield textwrap.indent(words.rstrip("\n"), "    ")
+        case Course(values, words):
+            yield from (*textwrap.wrap(words, WIDTH), bars(values))
         case Table():
             yield from _table(block)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.ir.dialects import mend
 from onnxgrad_cli.ir.domains import is_standard, plain_domain
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.modules import folders, modules_around
+from onnxgrad_cli.ir.modules import folders, module_finder
 from onnxgrad_cli.ir.nodes import FORWARD, ROLE, reads, subgraphs
 from onnxgrad_cli.ir.types import FLOATS, in_words, is_external
 from onnxgrad_cli.metadata import ROLES
@@ -108,7 +108,8 @@ class _Reader:
         units: list[_Unit] = []
         known: dict[str, _Unit] = {}
         ends = {value.name for value in graph.output}
-        module_of = _modules(graph, kind)
+        plain = [node for node in graph.node if _kind(node, kind) == Kind.FORWARD]
+        module_of = module_finder(plain, {tensor.name for tensor in graph.initializer})
         drawn_nodes: list[tuple[NodeProto, str]] = []
         for node, twin in zip(graph.node, typed.node, strict=True):
             if (text := _inline(node)) is not None and not ends.intersection(node.output):
@@ -263,36 +264,6 @@ def _forward_of(node: NodeProto) -> str:
     """The label of the forward node that a node differentiates, or ""."""
     older = OLDER_GRADIENT.match(node.name) if node.doc_string == "Backward pass" else None
     return older[1] if older else _meta(node, FORWARD)
-
-
-# -- modules --------------------------------------------------------------------------------------------------------
-
-
-def _modules(graph: GraphProto, kind: Kind) -> Callable[[NodeProto], tuple[str, ...]]:
-    """What tells the module of a graph's nodes, asked of one after the other: their own paths, if most have one.
-
-    Else a node without a path is of the module of the weight that it reads, or of the node before it.
-    """
-    plain = [node for node in graph.node if _kind(node, kind) == Kind.FORWARD]
-    if 2 * sum(map(bool, map(modules_around, plain))) > len(plain):
-        return modules_around
-    weights = {tensor.name for tensor in graph.initializer}
-    last: tuple[str, ...] = ()
-
-    def module(node: NodeProto) -> tuple[str, ...]:
-        nonlocal last
-        if own := modules_around(node):
-            return own
-        last = _weight_module(node, weights) or last
-        return last
-
-    return module
-
-
-def _weight_module(node: NodeProto, weights: Collection[str]) -> tuple[str, ...]:
-    """The modules of the first weight that a node reads, by the weight's name: `layers.0.fc.weight`."""
-    dotted = next((name for name in node.input if "." in name and name in weights), "")
-    return tuple(itertools.accumulate(dotted.split(".")[:-1], "{}.{}".format))
 
 
 # -- words ----------------------------------------------------------------------------------------------------------

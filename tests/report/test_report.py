@@ -354,6 +354,32 @@ def test_kept_values_are_those_that_the_backward_part_reads() -> None:
     assert found.kept_bytes == sum(value.bytes for value in found.kept)
 
 
+def test_memory_goes_with_the_values_that_are_still_to_be_read() -> None:
+    """Of n numbers of 4 bytes: h; h and s; the view r is s, so that h goes when y is there, and s does at the end."""
+    text = """g (float[n] x) => (float[m] z)
+        { h = Exp(x) s = Sigmoid(h) r = Reshape(s, k) y = Add(r, h) z = Mul(y, r) }"""
+    found = forward_cost(text, {"n": 10}, k=np.array([-1]))
+    assert found.memory[:5] == [40, 80, 80, 120, 120]
+
+
+def test_modules_cost_what_their_nodes_do() -> None:
+    """The modules are those of the weights' names; a gradient counts with the node that it is of."""
+    text = "g (float[n, 4] x) => (float[n, 3] y) { a = MatMul(x, net.0.w) b = Relu(a) y = MatMul(b, net.1.w) }"
+    text = text.replace("net.0.w", "w0").replace("net.1.w", "w1")
+    named = model(text, w0=f32(4, 5), w1=f32(5, 3))
+    for tensor, name in zip(named.graph.initializer, ("net.0.w", "net.1.w"), strict=True):
+        for node in named.graph.node:
+            node.input[:] = [name if each == tensor.name else each for each in node.input]
+        tensor.name = name
+    found = make_report(built=build(named), sizes={"n": 8}).cost
+    assert found is not None
+    costs = {each.module: (each.forward, each.backward) for each in found.modules}
+    assert costs["net.0"][0] == 2 * 8 * 4 * 5 + 8 * 5 and costs["net.1"][0] == 2 * 8 * 5 * 3
+    assert costs["net.1"][1] == 2 * 2 * 8 * 5 * 3
+    assert sum(each.forward for each in found.modules) == found.flops_forward
+    assert sum(each.backward for each in found.modules) == found.flops_backward
+
+
 def test_sizes_are_found_behind_operators() -> None:
     """The convolution's output height has no symbol of the inputs': it follows from the size that is given."""
     text = "g (float[n, 1, h, w] x) => (float[n, 2, a, b] y) { c = Conv(x, k) y = Relu(c) }"

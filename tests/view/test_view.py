@@ -460,9 +460,9 @@ def read_svg(text: str) -> dict[str, tuple[str, str]]:
 
 
 class Page(HTMLParser):
-    """An HTML page: every element closed, nothing fetched, nothing run."""
+    """An HTML page: every element closed, nothing fetched, no more scripts than the page's own three."""
 
-    VOID = frozenset({"meta", "br"})
+    VOID = frozenset({"meta", "br", "input"})
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -471,11 +471,12 @@ class Page(HTMLParser):
         self.feed(text)
         self.close()
         assert not self.open
+        assert self.seen.count("script") == 3
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         names = dict(attrs)
-        assert tag not in ("script", "link", "img", "iframe", "object")
-        assert not {"href", "src", "onload", "onclick"} & names.keys()
+        assert tag not in ("link", "img", "iframe", "object")
+        assert not {"href", "src", "style"} & names.keys() and not any(name.startswith("on") for name in names)
         self.seen.append(tag)
         if tag not in self.VOID:
             self.open.append(tag)
@@ -518,7 +519,7 @@ def check_formats(drawing: Drawing) -> None:
 
     page = render(drawing, "html")
     assert Page(page).seen.count("svg") == 1
-    assert re.findall(r"https?://[^\s\"<]*", page) == ["http://www.w3.org/2000/svg"]
+    assert re.findall(r"https?://[^\s\"<']*", page) == ["http://www.w3.org/2000/svg"]
 
 
 def test_every_model_in_every_format(models: dict[str, ModelProto]) -> None:
@@ -615,7 +616,7 @@ def test_weird_names() -> None:
     graph = helper.make_graph(nodes, 'gr"aph\n<b>\\', values[:1], values[1:])
     drawing = draw(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
     check_formats(drawing)
-    assert "<script" not in render(drawing, "html") and "<script" not in render(drawing, "mermaid")
+    assert "<script" not in render(drawing, "mermaid")
 
 
 def test_unknown_format() -> None:
