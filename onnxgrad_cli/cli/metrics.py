@@ -12,7 +12,7 @@ from onnxgrad_cli.cli.options import settings_data, settings_lines
 @speaks
 @click.pass_obj
 def metrics(console: Console) -> int:
-    """List the metrics, and what each takes: --metric NAME[:OUTPUT][:KEY=VALUE,KEY=VALUE]."""
+    """List the metrics, and what each takes: --metric NAME:OUTPUT:KEY=VALUE,KEY=VALUE."""
     from onnxgrad_cli.training.metrics import DEFAULTS, METRICS, parse_metric
 
     found = list(METRICS)

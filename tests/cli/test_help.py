@@ -71,7 +71,7 @@ def test_each_shell_gets_a_script(kind: str, shell: Shell) -> None:
     ("words", "found"),
     [
         (["bui"], "build"),
-        (["build", "m.onnx", "--los"], "--loss --loss-option --loss-scale"),
+        (["build", "m.onnx", "--los"], "--loss --loss-chunks --loss-option --loss-scale"),
         (["build", "--mode", "e"], "eval"),
     ],
 )
