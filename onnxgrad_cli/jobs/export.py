@@ -77,10 +77,7 @@ def run_export(
         OnnxgradError: the checkpoint can't be read, is damaged, or is that of another model.
         CheckFailed: onnxruntime does not open what would be written, and opens the model.
     """
-    if adaptable and merge:
-        raise UsageError("`merge` does not go with `adaptable`, which leaves room for adapters", "choose one")
-    if test_data is not None and not merge:
-        raise UsageError("`test_data` goes with `merge`, whose loss is measured on them", "leave it out")
+    _check_asked(adaptable, merge, test_data)
     roles, test_data = checks.path_or_none("roles", roles), checks.path_or_none("test_data", test_data)
     proto, path = own_model(model)
     source = _file_of(checks.path("source", source), tell)
@@ -101,13 +98,26 @@ def run_export(
             found = trained.rounded(keep_mode, test_data, tell)
         else:
             found = trained.merged(keep_mode)
-        begun = Preprocessing.of_run(source.parent) if source.name in (CHECKPOINT, BEST) else None
-        if begun is not None:
-            begun.write_to(found)
+        _write_preprocessing(source, found)
         files += save_model(found, target or STREAM, path, force, check=check_opens(found, proto, path))
     if alone is not None:
         files += alone.save(proto, trained.adapters, trained.stored)
     return files
+
+
+def _check_asked(adaptable: bool, merge: bool, test_data: str | Path | None) -> None:
+    """Refuse what does not go together."""
+    if adaptable and merge:
+        raise UsageError("`merge` does not go with `adaptable`, which leaves room for adapters", "choose one")
+    if test_data is not None and not merge:
+        raise UsageError("`test_data` goes with `merge`, whose loss is measured on them", "leave it out")
+
+
+def _write_preprocessing(source: Path, model: ModelProto) -> None:
+    """Let the model of a run's checkpoint say what was done to its data before it saw them."""
+    begun = Preprocessing.of_run(source.parent) if source.name in (CHECKPOINT, BEST) else None
+    if begun is not None:
+        begun.write_to(model)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from onnx import helper
@@ -33,6 +33,8 @@ from onnxgrad_cli.training.data.sequences import Preparation, SequenceOptions, S
 from onnxgrad_cli.training.data.text import TEXTS, read_text
 from onnxgrad_cli.training.data.transform import Transformed
 from onnxgrad_cli.training.data.validate import BLOCK, blocks, check
+
+T = TypeVar("T")
 
 FORMATS = {
     ".jsonl": "json_lines",
@@ -178,34 +180,42 @@ def open_data(
     Raises:
         UsageError: they can't be read, or don't fit; the message names file, input and sample.
     """
-    path, asked, how = Path(source), options or SequenceOptions(), samples or SampleOptions()
+    path, asked, how, ranges = Path(source), options or SequenceOptions(), samples or SampleOptions(), ranges or {}
     known = known or Preprocessing()
     labels = {term.label for term in terms}
     source_ = _Source(path, how, labels, how.resize or known.resize or "crop", tell)
-    columns, others, sequences, told = _gathered(source_, inputs, ranges or {}, prefix, terms, asked)
-    names = _number(path, columns, inputs, ranges or {}, terms, told, known, tell)
+    columns, others, sequences, told = _gathered(source_, inputs, ranges, prefix, terms, asked)
+    names = _number(path, columns, inputs, ranges, terms, told, known, tell)
     made = {*sequences.made, *sequences.pairs} if sequences else set()
-    held = {prefix + name: column for name, column in columns.items() if name in inputs}
-    wanted = {prefix + name: value_type for name, value_type in inputs.items() if name not in made}
-    allowed = {prefix + name: range_ for name, range_ in (ranges or {}).items()}
-    checked = check(path, Found(held, others), wanted, allowed, finite)
+    held = {name: column for name, column in columns.items() if name in inputs}
+    wanted = {name: value_type for name, value_type in inputs.items() if name not in made}
+    named = _as_in_the_data(prefix, held), _as_in_the_data(prefix, wanted), _as_in_the_data(prefix, ranges)
+    checked = check(path, Found(named[0], others), *named[1:], finite)
     if others and asked.tokenizer is None:
         tell(f"'{path}' has more than the model is fed, left out: {_listed(others)}", 0)
     dtypes = {name: helper.tensor_dtype_to_np_dtype(dtype_of(value_type)) for name, value_type in inputs.items()}
-    raw = how.normalize or known.normal
-    arrays = {
-        name: column if raw else _kept(column, dtypes.get(name, column.dtype)) for name, column in columns.items()
-    }
-    pixels = {
-        name: Normalization(PIXEL)
-        for name, column in columns.items()
-        if isinstance(column, Pictures) and is_float(inputs[name])
-    }
-    normal = pixels | {name: each for name, each in known.normal.items() if name in columns and name not in labels}
+    if how.normalize or known.normal:  # batch by batch, from what was read
+        arrays = columns
+    else:
+        arrays = {name: _kept(column, dtypes.get(name, column.dtype)) for name, column in columns.items()}
     return Data(
         path, arrays, dtypes, checked.size, checked.sizes, checked.batch_size, sequences=sequences, names=names,
-        normal=normal,
+        normal=_normal(columns, inputs, known, labels),
     )  # fmt: skip
+
+
+def _as_in_the_data(prefix: str, by_input: Mapping[str, T]) -> dict[str, T]:
+    """What is known of inputs, by the names that they have in the data."""
+    return {prefix + name: value for name, value in by_input.items()}
+
+
+def _normal(
+    columns: Mapping[str, Column], inputs: InputTypes, known: Preprocessing, labels: Collection[str]
+) -> dict[str, Normalization]:
+    """How columns are normalized: as it is known, or pictures that become floats to between 0 and 1."""
+    pictures = [name for name, column in columns.items() if isinstance(column, Pictures) and is_float(inputs[name])]
+    fitting = {name: each for name, each in known.normal.items() if name in columns and name not in labels}
+    return {name: Normalization(PIXEL) for name in pictures} | fitting
 
 
 @dataclass(frozen=True)
