@@ -311,7 +311,7 @@ def test_runs_take_their_time_from_one_budget(monkeypatch: pytest.MonkeyPatch) -
             limits.run_limited(run, {"seconds": 0.2})
         limits.run_limited(run, {"seconds": 0.3})  # asked for: it takes nothing from the others
         with limits.unasked(), pytest.raises(limits.OverLimit, match=r"0\.4 s"):
-            limits.run_limited(run, {"seconds": 0.35})
+            limits.run_limited(run, {"seconds": 0.9})
         with limits.unasked(), pytest.raises(limits.OverLimit):
             limits.run_limited(run, {"seconds": 0.0})
     with limits.unasked():
