@@ -5,6 +5,7 @@ ZOO ?= ../shared/zoo
 INTAKE ?= ../shared/intake
 FUZZ_SECONDS ?= 600
 CASES ?= 200
+SLOW ?= slow
 SEED ?= 0
 
 BIN := .venv/bin
@@ -35,7 +36,7 @@ test: .venv/installed-test  ## the fast tests
 	$(BIN)/python -m pytest -m "not slow"
 
 test-slow: .venv/installed-test  ## the rest of the tests
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "$(SLOW)"
 
 test-lowest: build/lowest/installed  ## the tests that versions of dependencies concern most, with the lowest that pyproject.toml admits
 	build/lowest/bin/python -m pytest -m "not slow" $(VERSIONS)

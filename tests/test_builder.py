@@ -125,6 +125,7 @@ def test_external_weights_are_never_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_seven_billion_parameters_within_500_megabytes(tmp_path: Path) -> None:
     path = llama(tmp_path / "llama.onnx")
     tables = [word for name in ("cos", "sin", "mask") for word in ("--freeze", name)]
@@ -140,6 +141,7 @@ def test_seven_billion_parameters_within_500_megabytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_model_over_two_gigabytes(tmp_path: Path) -> None:
     path = models.external(tmp_path, size=9 << 28, width=8192)
     model = build(onnx.load(path, load_external_data=False), Options(label="y"), path=path).model

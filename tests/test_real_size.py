@@ -22,7 +22,7 @@ from onnxgrad_cli.options import Options
 
 torch = pytest.importorskip("torch", reason="PyTorch is the source these gradients are compared with")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 RUNS = 3
 
 

@@ -162,12 +162,14 @@ def test_every_operator_with_symbolic_axes(case: Case) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("operator", OTHERS)
 def test_the_other_rows(operator: str, each: Each) -> None:
     each(OTHERS[operator], check)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("operator", OTHERS_SYMBOLIC)
 def test_the_other_rows_with_symbolic_axes(operator: str, each: Each) -> None:
     each(OTHERS_SYMBOLIC[operator], partial(check, symbolic=True))
@@ -304,7 +306,9 @@ def emitted(case: Case, symbolic: bool) -> Iterator[tuple[NodeProto, int]]:
         yield node, graph.opset(node.domain) or 1
 
 
-EVERY_ROW = (pytest.param(symbolic, len(ROWS), marks=pytest.mark.slow) for symbolic in (False, True))
+EVERY_ROW = (
+    pytest.param(symbolic, len(ROWS), marks=[pytest.mark.slow, pytest.mark.long]) for symbolic in (False, True)
+)
 
 
 @pytest.mark.parametrize(("symbolic", "most"), [(False, 3), *EVERY_ROW])

@@ -39,6 +39,7 @@ def test_rows_are_found_by_their_network_and_by_parts_of_their_names() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.net)
 def test_every_network_trains(row: Row, tmp_path: Path) -> None:
     path = row.training_model(row.export(tmp_path), "gradients")
@@ -58,6 +59,7 @@ def test_a_network_has_the_same_weights_in_every_process() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_comparison_with_pytorch(kind: Kind, tmp_path: Path) -> None:
     row = train_step.compare(LENET, kind, 1, 2, ["torch"], tmp_path)
     names = {results.OURS, results.TORCH, *([results.FUSED] if kind == "adamw" else [])}
@@ -69,6 +71,7 @@ def test_a_comparison_with_pytorch(kind: Kind, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_comparison_with_the_older_runtime(kind: Kind, tmp_path: Path) -> None:
     row = train_step.compare(LENET, kind, 1, 1, ["older"], tmp_path)

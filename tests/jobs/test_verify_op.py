@@ -349,6 +349,7 @@ def attempt(covered: Coverage, against: str) -> Verification | str:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_operator_by_mathematics() -> None:
     results = {covered.op_type: (covered, attempt(covered, "math")) for covered in KNOWN}
     verified = {op: (c, result) for op, (c, result) in results.items() if isinstance(result, Verification)}
@@ -364,6 +365,7 @@ def test_every_operator_by_mathematics() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_mapping_to_pytorch() -> None:
     results = {c.op_type: attempt(c, "torch") for c in KNOWN if c.op_type in {*SAME, *EXPRESSIONS}}
     made = {"Mish": [(2, 3)], "Trilu": [(3, 4), np.array(1)]}

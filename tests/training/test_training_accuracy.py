@@ -27,7 +27,7 @@ SEEDS = (0, 1, 2)
 Weights = dict[str, np.ndarray]
 Tensors = dict[str, torch.Tensor]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 def redraw(model: onnx.ModelProto, seed: int) -> Weights:
