@@ -16,8 +16,6 @@ from onnxgrad_cli.explanations.subject import Subject
 from onnxgrad_cli.metadata import Derived, read_derived
 from onnxgrad_cli.options import Options
 
-ONE_BY_ONE = "note: samples are run one by one: they are not proven to be independent of others in a batch"
-
 Feeds = Mapping[str, np.ndarray]
 
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Any
-from zipfile import ZipFile
 
 import numpy as np
 
@@ -23,10 +21,11 @@ from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.explanations.attacks import Ball, attack
 from onnxgrad_cli.explanations.likelihood import with_log_probabilities
 from onnxgrad_cli.explanations.samples import TOGETHER, Scored, batches, chosen, labels_of, open_samples, scored
-from onnxgrad_cli.explanations.scorer import ONE_BY_ONE, Case, Scorer, differentiate_score
+from onnxgrad_cli.explanations.scorer import Case, Scorer
 from onnxgrad_cli.explanations.subject import in_mode, the_input, typed
-from onnxgrad_cli.files import ModelSource, check_target, own_model, save_bytes
-from onnxgrad_cli.jobs.derive import proof_of
+from onnxgrad_cli.files import ModelSource, own_model, save_bytes
+from onnxgrad_cli.files.arrays import write_npz
+from onnxgrad_cli.jobs.scores import UNPROVED, Verdict, file_for, proved_scorer
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.training.data import Data, SampleOptions
 
@@ -106,7 +105,7 @@ class Fooled:
     distances: np.ndarray
     flat: int = 0
     targeted: int | None = None
-    proof: tuple[str, str] = ("not proved", "a proof was not to be made")
+    proof: Verdict = UNPROVED
     files: list[Path] = field(default_factory=list)
 
     @property
@@ -177,11 +176,7 @@ def run_attack(
     """
     fooling, options = fooling or Fooling(), options or Options()
     proto, path = own_model(model)
-    target = None if out is None else checks.path("out", out)
-    if target is not None:
-        if target.suffix.lower() != ".npz":
-            raise UsageError(f"'{target}' does not end in .npz", "name a file that does")
-        check_target(target, proto, path, force)
+    target = file_for(out, [".npz"], proto, path, force)
     proto = in_mode(proto, path, options)
     graph = typed(proto, path, options)
     check_ends(graph)
@@ -192,14 +187,7 @@ def run_attack(
         raise UsageError(f"'{subject.name}' is no input of floats: what is in between can't be fed", "name an input")
     found = open_samples(data, proto, graph, what, label, prefix, samples or SampleOptions(), tell)
     rows = chosen(found, sample)
-    derived = differentiate_score(subject, name, what.axis, options)
-    proof = Fooled.proof
-    if verify is not False:
-        judgement = proof_of(derived.model, subject.model, path, {}, options, verify is True, tell)
-        proof = judgement.verdict, judgement.why
-    scorer = Scorer(subject, what.output, derived, found.batch_size)
-    if not derived.independent:
-        tell(ONE_BY_ONE, 0)
+    scorer, proof = proved_scorer(subject, name, what, found.batch_size, options, verify, tell)
     ball = Ball(fooling.epsilon, fooling.norm, *(fooling.clip or _range(found, subject.name, tell)))
     parts = [_fooled(part, scorer, found, what, label, fooling, ball) for part in batches(rows, scorer, TOGETHER)]
     arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
@@ -270,11 +258,7 @@ def _words(fooling: Fooling, ball: Ball, what: Scored, label: str | None) -> str
 
 def _archive(found: Fooled, others: dict[str, np.ndarray]) -> bytes:
     """The new samples as data that the model can be fed, and what became of them."""
-    told: dict[str, Any] = {
-        "labels": found.labels, "samples": found.samples, "before": found.before, "after": found.after
-    }  # fmt: skip
+    told = {"labels": found.labels, "samples": found.samples, "before": found.before, "after": found.after}
     stream = BytesIO()
-    np.savez(stream, **{**told, **others, **found.inputs})
-    with ZipFile(stream, "a") as archive:  # by which the file is known as ours
-        archive.comment = f"onnxgrad: {found.words}".encode()[:1000]
+    write_npz({**told, **others, **found.inputs}, stream)
     return stream.getvalue()

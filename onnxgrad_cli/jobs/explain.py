@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Any
-from zipfile import ZipFile
 
 import numpy as np
 from onnx import ModelProto
 
-from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.errors import UsageError
@@ -23,12 +20,12 @@ from onnxgrad_cli.explanations.method import Method
 from onnxgrad_cli.explanations.pictures import draw
 from onnxgrad_cli.explanations.run import Run
 from onnxgrad_cli.explanations.samples import chosen, class_names, open_samples, scored
-from onnxgrad_cli.explanations.scorer import ONE_BY_ONE, Scorer, differentiate_score
 from onnxgrad_cli.explanations.subject import Subject, in_mode, the_input, the_layer, typed
-from onnxgrad_cli.files import ModelSource, check_target, own_model, save_bytes
+from onnxgrad_cli.files import ModelSource, own_model, save_bytes
+from onnxgrad_cli.files.arrays import write_npz
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import is_float
-from onnxgrad_cli.jobs.derive import proof_of
+from onnxgrad_cli.jobs.scores import UNPROVED, Verdict, file_for, proved_scorer
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.training.data import Data, SampleOptions
 from onnxgrad_cli.training.data.picture_layout import Layout, layout_of
@@ -66,7 +63,7 @@ class Explained:
     names: Sequence[str] = ()
     gaps: np.ndarray | None = None
     tokens: np.ndarray | None = None
-    proof: tuple[str, str] = ("not proved", "a proof was not to be made")
+    proof: Verdict = UNPROVED
     files: list[Path] = field(default_factory=list)
 
     def of_places(self, channels: int | None) -> np.ndarray:
@@ -126,7 +123,7 @@ def run_explain(
     """
     method, options = method or Method(), options or Options()
     proto, path = own_model(model)
-    target = _target(out, proto, path, force)
+    target = file_for(out, ENDINGS, proto, path, force)
     pictured = target is not None and target.suffix.lower() == ".png"
     proto = in_mode(proto, path, options)
     graph = typed(proto, path, options)
@@ -142,14 +139,7 @@ def run_explain(
     found = open_samples(data, proto, graph, what, named, prefix, samples or SampleOptions(), tell)
     rows = chosen(found, sample or ((0,) if pictured else ()))
     shown = _picture(graph, found, target) if target is not None and pictured else None
-    derived = differentiate_score(subject, what.output, what.axis, options)
-    proof = Explained.proof
-    if verify is not False:
-        judgement = proof_of(derived.model, subject.model, path, {}, options, verify is True, tell)
-        proof = judgement.verdict, judgement.why
-    scorer = Scorer(subject, what.output, derived, found.batch_size)
-    if not derived.independent:
-        tell(ONE_BY_ONE, 0)
+    scorer, proof = proved_scorer(subject, what.output, what, found.batch_size, options, verify, tell)
     needs = method.name in ("integrated-gradients", "occlusion")
     baseline = baseline_of(method, scorer, found) if needs else np.zeros(())
     run = Run(method, what, scorer, found, class_, named, graph, baseline)
@@ -164,21 +154,6 @@ def run_explain(
         save_bytes(_drawn(explained, target, run, *shown) if shown else _arrays(explained, target), target)
         explained.files.append(target)
     return explained
-
-
-def _target(out: str | Path | None, model: ModelProto, path: Path | None, force: bool) -> Path | None:
-    """Where attributions go.
-
-    Raises:
-        UsageError: the ending is none that is written, or a file would be replaced that must not be.
-    """
-    if out is None:
-        return None
-    target = checks.path("out", out)
-    if target.suffix.lower() not in ENDINGS:
-        raise UsageError(f"'{target}' ends in none of {', '.join(ENDINGS)}", "name a file that does")
-    check_target(target, model, path, force)
-    return target
 
 
 def _class_words(class_: int | str) -> str:
@@ -211,12 +186,8 @@ def _arrays(found: Explained, target: Path) -> bytes:
     if target.suffix.lower() == ".npy":
         np.save(stream, found.values)
         return stream.getvalue()
-    arrays: Mapping[str, Any] = {
-        "attributions": found.values, "samples": found.samples, "classes": found.classes, "scores": found.scores
-    }  # fmt: skip
-    np.savez(stream, **arrays)
-    with ZipFile(stream, "a") as archive:  # by which the file is known as ours
-        archive.comment = f"onnxgrad: {found.words}".encode()[:1000]
+    arrays = {"attributions": found.values, "samples": found.samples, "classes": found.classes, "scores": found.scores}
+    write_npz(arrays, stream)
     return stream.getvalue()
 
 

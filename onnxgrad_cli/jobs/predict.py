@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +17,7 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import ModelSource, Switch, check_target, own_model
+from onnxgrad_cli.files.arrays import write_npz
 from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.training.inference import Predictor, Setting, Source
 
@@ -89,16 +89,7 @@ Writer = Callable[[BinaryIO], object]
 
 
 def _npz(arrays: dict[str, np.ndarray]) -> Writer:
-    """As numpy.savez writes it, which can't take any name."""
-
-    def write(stream: BinaryIO) -> None:
-        with zipfile.ZipFile(stream, "w") as archive:
-            archive.comment = b"written by onnxgrad"  # so that the next predictions may take its place
-            for name, array in arrays.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                    np.lib.format.write_array(entry, array, allow_pickle=False)
-
-    return write
+    return partial(write_npz, arrays)
 
 
 def _csv(arrays: dict[str, np.ndarray]) -> Writer:

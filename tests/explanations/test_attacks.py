@@ -72,6 +72,22 @@ def test_what_is_told_is_what_the_model_says_of_what_is_written(files: tuple[Pat
     np.testing.assert_allclose(again.inputs["x"][0], found.inputs["x"][2], atol=1e-6)
 
 
+def test_an_input_may_have_any_name(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """numpy.savez takes the file itself by this name."""
+    model = nets.model()
+    model.graph.input[0].name = model.graph.node[0].input[0] = "file"
+    onnx.save(model, tmp_path / "m.onnx")
+    np.save(tmp_path / "file.npy", X)
+    data, out = tmp_path / "data", tmp_path / "adversarial.npz"
+    data.mkdir()
+    (tmp_path / "file.npy").rename(data / "file.npy")
+    for _ in range(2):  # what we have written may be replaced
+        run_attack(tmp_path / "m.onnx", data, out, verify=False)
+    plain = run_attack(*files, verify=False)
+    with np.load(out) as found:
+        np.testing.assert_allclose(found["file"], plain.inputs["x"], atol=1e-6)
+
+
 def test_a_softmax_at_the_end_changes_nothing(files: tuple[Path, Path], tmp_path: Path) -> None:
     model = nets.model()
     model.graph.node.append(onnx.helper.make_node("Softmax", ["logits"], ["p"]))
