@@ -18,7 +18,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import in_words, is_float, shape_of, tensor_type
 from onnxgrad_cli.metadata import Term
 from onnxgrad_cli.training.data import Data, Preprocessing, Range, SampleOptions, open_data
-from onnxgrad_cli.training.data.normalization import normalizations
+from onnxgrad_cli.training.data.normalization import normalizations, tell_known
 from onnxgrad_cli.verification.feeds import index_limits
 
 TOGETHER = 32
@@ -106,9 +106,8 @@ def open_samples(
         raise UsageError("`normalize='auto'` is of the training data", "give their numbers: MEAN/STD")
     floats = {name: kind for name, kind in fed.items() if is_float(kind)}
     normal = normalizations(how.normalize, floats, data, data.normal, tell)
-    for name, each in normal.items():
-        if not how.normalize and not each.is_pixels_alone:
-            tell(f"'{name}' is normalised as in the training: {each}", 0)
+    if not how.normalize:
+        tell_known(normal, "the training", tell)
     return replace(data, normal=normal)
 
 

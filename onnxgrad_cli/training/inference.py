@@ -25,6 +25,7 @@ from onnxgrad_cli.training.class_names import class_names, names_for
 from onnxgrad_cli.training.data import Batches, Data, SequenceOptions, input_types_of, names_in, open_data, ranges_of
 from onnxgrad_cli.training.data.arrays import data_of
 from onnxgrad_cli.training.data.input_types import InputTypes, Range
+from onnxgrad_cli.training.data.normalization import tell_known
 from onnxgrad_cli.training.data.pasts import with_empty_pasts, with_sizes_of_pasts
 from onnxgrad_cli.training.data.preprocessing import Preprocessing
 from onnxgrad_cli.training.eval_model import EvalSession, make_eval_model
@@ -77,9 +78,7 @@ class Setting(KnownKeywords):
         finite: bool = True,
     ) -> Data:
         """Open data, and do to them what was done to those that the model was trained on; see `open_data`."""
-        for name, each in known.normal.items():
-            if not each.is_pixels_alone:
-                tell(f"'{name}' is normalised as in the training: {each}", 0)
+        tell_known(known.normal, "the training", tell)
         if isinstance(source, Mapping):
             return replace(data_of(source, inputs, ranges, finite), normal=known.normal)
         return open_data(

@@ -97,6 +97,19 @@ def _listed(values: Sequence[float]) -> str:
     return ", ".join(f"{value:.4g}" for value in values[:4]) + (", ..." if len(values) > 4 else "")
 
 
+def tell_known(normal: Mapping[str, Normalization], before: str, tell: Tell) -> None:
+    """Tell which normalizations nobody has asked for now, as they are those of the training; bytes are always divided.
+
+    Args:
+        normal: by the names of inputs.
+        before: what training that was.
+        tell: takes what is narrated.
+    """
+    for name, each in normal.items():
+        if not each.is_pixels_alone:
+            tell(f"'{name}' is normalised as in {before}: {each}", 0)
+
+
 def normalizations(
     asked: Sequence[str],
     inputs: Mapping[str, TypeProto],

@@ -13,7 +13,7 @@ from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.training.data.augmentation import augmentations
 from onnxgrad_cli.training.data.dataset import Data
-from onnxgrad_cli.training.data.normalization import normalizations
+from onnxgrad_cli.training.data.normalization import normalizations, tell_known
 from onnxgrad_cli.training.data.part import Part
 from onnxgrad_cli.training.data.preprocessing import Preprocessing
 from onnxgrad_cli.training.data.sample_options import SampleOptions
@@ -50,9 +50,7 @@ def prepared(
     asked = () if known.settled else options.normalize
     normal = normalizations(asked, floats, samples, samples.normal, tell)
     if not asked:
-        for name, each in normal.items():
-            if not each.is_pixels_alone:
-                tell(f"'{name}' is normalised as in the training before: {each}", 0)
+        tell_known(normal, "the training before", tell)
     changed = augmentations(options.augment, fed, {name: inputs[name] for name in labels}, seed)
     function = None if options.transform is None else Transformed(options.transform, seed)
     samples = replace(samples, normal=normal, augment=changed, transform=function)
