@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import warnings
 from pathlib import Path
 
@@ -11,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onnxgrad_cli.cli import run
 from tests.docs.test_language_model import a_tokenizer
-from tests.docs.test_pages import blocks
+from tests.docs.test_pages import run_in_turn, write_files
 
 pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
 pytest.importorskip("tokenizers", reason="tokenizers is not installed")
@@ -76,15 +74,7 @@ def export(path: Path) -> None:
 def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The classifier tells in the end what it was taught, as the page's own program asserts."""
     monkeypatch.chdir(tmp_path)
-    page = blocks(PAGE)
-    for _, title, text in page:
-        if title:
-            Path(title).write_text(text)
+    write_files(PAGE)
     a_tokenizer(tmp_path, [json.loads(line)["text"] for line in Path("reviews.jsonl").read_text().splitlines()])
     export(tmp_path / "model.onnx")
-    for language, title, text in page:
-        if language == "python" and not title:
-            exec(compile(text, PAGE, "exec"), {})
-        elif language == "sh":
-            for command in text.replace("\\\n", " ").splitlines():
-                assert run(shlex.split(command)[1:]) == 0, command
+    run_in_turn(PAGE)

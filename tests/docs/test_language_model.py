@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import subprocess
 import sys
 import warnings
@@ -13,8 +12,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from onnxgrad_cli.cli import run
-from tests.docs.test_pages import blocks
+from tests.docs.test_pages import run_in_turn, write_files
 from tests.exporters.chat import PACKAGES, write_chat_model
 from tests.genai_form import decoder
 
@@ -59,18 +57,10 @@ def test_every_block_runs(
 ) -> None:
     """The loss falls to a tenth by the command of the page, and with genai the program of the page gives the answer."""
     monkeypatch.chdir(tmp_path)
-    page = blocks(PAGE)
-    for _, title, text in page:
-        if title:
-            Path(title).write_text(text)
+    write_files(PAGE)
     chats = [json.loads(line)["messages"] for line in Path("chat.jsonl").read_text().splitlines()]
     write(tmp_path, [message["content"] for chat in chats for message in chat])
-    for language, title, text in page:
-        if language == "python" and not title:
-            exec(compile(text, PAGE, "exec"), {})
-        elif language == "sh":
-            for command in text.replace("\\\n", " ").splitlines():
-                assert run(shlex.split(command)[1:]) == 0, command
+    run_in_turn(PAGE)
     epochs = [json.loads(line) for line in Path("tuned.onnx.run/train.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in epochs if "rate" not in line]
     assert len(losses) == 20 and losses[-1] < losses[0] / 10

@@ -54,11 +54,21 @@ def run_blocks(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> di
     """Run the blocks of a page from top to bottom, in one folder with the sample models and the files that it shows."""
     shutil.copytree(ROOT / "sample_models", tmp_path / "sample_models")
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"__name__": "page"}
+    write_files(page)
+    return run_in_turn(page)
+
+
+def write_files(page: str) -> None:
+    """Write the files that a page shows."""
     for _, title, text in blocks(page):
         if title:
             assert not Path(title).exists() or Path(title).read_text(encoding="utf-8") == text
             Path(title).write_text(text, encoding="utf-8")
+
+
+def run_in_turn(page: str) -> dict[str, Any]:
+    """Run the commands and the programs of a page, which share their names."""
+    names: dict[str, Any] = {"__name__": "page"}
     for language, title, text in blocks(page):
         if language == "sh":
             for command in text.replace("\\\n", " ").splitlines():
