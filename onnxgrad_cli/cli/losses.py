@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from onnxgrad_cli.cli.console import Console, speaks, table
-from onnxgrad_cli.cli.options import settings_data, settings_lines
+from onnxgrad_cli.cli.listing import described, rows_of
 
 
 @click.command(short_help="List the losses.")
@@ -17,20 +17,8 @@ def losses(console: Console) -> int:
     from onnxgrad_cli.losses.registry import LABELS
 
     found = sorted(LOSSES, key=lambda loss: loss.name)
-    data = [
-        {
-            "name": loss.name,
-            "summary": loss.summary,
-            "doc": loss.doc,
-            "label": loss.label,
-            "options": settings_data(loss.options),
-        }
-        for loss in found
-    ]
-    rows = []
-    for loss in found:
-        rows.append((loss.name, loss.summary))
-        rows.extend(("", f"  {line}") for line in settings_lines(loss.options))
+    data = [described(loss, {"label": loss.label}) for loss in found]
+    rows = [row for loss in found for row in rows_of(loss)]
     labels = "\n".join(
         f"label {text}: {', '.join(loss.name for loss in found if loss.label == kind)}" for kind, text in LABELS.items()
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from onnxgrad_cli.cli.console import Console, speaks, table
-from onnxgrad_cli.cli.options import settings_data, settings_lines
+from onnxgrad_cli.cli.listing import described, rows_of
 
 
 @click.command(short_help="List the metrics.")
@@ -17,21 +17,10 @@ def metrics(console: Console) -> int:
 
     found = list(METRICS)
     names = {loss: [parse_metric(text).kind for text in texts] for loss, texts in DEFAULTS.items()}
-    data = [
-        {
-            "name": each.name,
-            "summary": each.summary,
-            "doc": each.doc,
-            "better": "more" if each.higher else "less",
-            "default of": [loss for loss, kinds in names.items() if each.name in kinds],
-            "options": settings_data(each.options),
-        }
-        for each in found
-    ]
-    rows = []
-    for each in found:
-        rows.append((each.name, "more" if each.higher else "less", each.summary))
-        rows.extend(("", "", f"  {line}") for line in settings_lines(each.options))
+    better = {each.name: "more" if each.higher else "less" for each in found}
+    default_of = {each.name: [loss for loss, kinds in names.items() if each.name in kinds] for each in found}
+    data = [described(each, {"better": better[each.name], "default of": default_of[each.name]}) for each in found]
+    rows = [row for each in found for row in rows_of(each, better[each.name])]
     unasked = "\n".join(f"of {loss}, unless others are named: {', '.join(texts)}" for loss, texts in DEFAULTS.items())
     console.result(data, f"{table(('metric', 'better', 'what it is'), rows)}\n\n{unasked}")
     console.say(

@@ -14,7 +14,6 @@ from onnxgrad_cli.common.choices import SEEDS, Init, Mode, Preset, Quantization,
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from onnxgrad_cli.common.settings import Option
     from onnxgrad_cli.options import Options
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -251,17 +250,3 @@ def _settings(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Settings with underscores for hyphens; the output or label that has one, before a colon, is called as it is."""
     split = ((key.rpartition(":"), value) for key, value in pairs)
     return {f"{owner}{colon}{name.replace('-', '_')}": value for (owner, colon, name), value in split}
-
-
-def settings_data(options: Iterable[Option]) -> list[dict[str, Any]]:
-    """The settings of a loss or an optimizer, for JSON."""
-    return [{"name": o.name, "kind": o.kind, "default": o.default, "doc": o.doc} for o in options]
-
-
-def settings_lines(options: Iterable[Option]) -> list[str]:
-    """The settings of a loss or an optimizer as they are typed, each with its default and what it does."""
-    return [f"{o.name.replace('_', '-')}={_typed(o.default)}: {o.doc}" for o in options]
-
-
-def _typed(value: object) -> str:
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from onnxgrad_cli.cli.console import Console, speaks, table
-from onnxgrad_cli.cli.options import settings_data, settings_lines
+from onnxgrad_cli.cli.listing import described, rows_below, rows_of, settings_lines
 
 
 @click.command(short_help="List the schedules of learning rates.")
@@ -16,21 +16,8 @@ def schedules(console: Console) -> int:
     from onnxgrad_cli.training.schedules import SCHEDULES, WARM_UP
 
     found = list(SCHEDULES)
-    data = [
-        {
-            "name": each.name,
-            "summary": each.summary,
-            "doc": each.doc,
-            "validation": each.watches,
-            "options": settings_data([*each.options, *WARM_UP]),
-        }
-        for each in found
-    ]
-    rows = []
-    for each in found:
-        rows.append((each.name, each.summary))
-        rows.extend(("", f"  {line}") for line in settings_lines(each.options))
-    rows.append(("each of them", "The options of all."))
-    rows.extend(("", f"  {line}") for line in settings_lines(WARM_UP))
+    data = [described(each, {"validation": each.watches}, WARM_UP) for each in found]
+    rows = [row for each in found for row in rows_of(each)]
+    rows += [("each of them", "The options of all."), *rows_below(settings_lines(WARM_UP))]
     console.result(data, table(("schedule", "what the rate does"), rows))
     return 0
