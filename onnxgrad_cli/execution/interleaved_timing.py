@@ -20,14 +20,14 @@ Rounds = Mapping[str, Sequence[float]]
 """For each name, the seconds that a step took in each round."""
 
 
-def block(step: Callable[[], object]) -> float:
-    """Seconds a step takes, the first one of the block left out if it is short."""
-    start = time.perf_counter()
+def block(step: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Seconds a step takes by a clock, the first one of the block left out if it is short."""
+    start = clock()
     step()
-    if (spent := time.perf_counter() - start) > LONG:
+    if (spent := clock() - start) > LONG:
         return spent
-    count, start = 0, time.perf_counter()
-    while (spent := time.perf_counter() - start) < BLOCK or not count:
+    count, start = 0, clock()
+    while (spent := clock() - start) < BLOCK or not count:
         step()
         count += 1
     return spent / count
