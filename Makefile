@@ -14,7 +14,7 @@ TRAIN := build/digits_cnn.train.onnx
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE # else each of the many processes of the tests compiles all modules anew, which doubles its time
 
-.PHONY: run web test test-slow test-all test-lowest lint docs site mutants conformance fuzz-graphs fuzz-files fuzz-data fuzz-kills zoo intake bench clean
+.PHONY: run web test test-slow test-all test-lowest lint docs site mutants conformance fuzz-graphs fuzz-files fuzz-data fuzz-kills zoo intake bench bench-check clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -98,6 +98,9 @@ bench: .venv/installed-bench  ## time and memory beside named peers: builds, ope
 	mkdir -p build
 	$(BIN)/python -m benchmarks.train_step --json build/train_step.json
 	$(BIN)/python -m benchmarks.results build/train_step.json
+
+bench-check: .venv/installed  ## hold a quick subset against benchmarks/baseline.json, in counts and ratios; what is slower fails
+	$(BIN)/python -m benchmarks.check
 
 clean:  ## remove what make made
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

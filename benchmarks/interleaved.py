@@ -1,5 +1,7 @@
 """Systems with a process each that take turns: a `Worker` waits for its turn at a pipe.
 
+The threads of a runtime go on spinning for a while after a step (onnxruntime's for a tenth of a second), which would
+disturb whoever comes next. So a turn ends when the process has come to rest.
 This module needs the standard library alone: it is read by processes with very different packages.
 """
 
@@ -10,6 +12,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +25,9 @@ FIRST = 3
 
 RATE = 1e-3
 """The learning rate of every step."""
+
+QUIET, PATIENCE = 0.05, 2.0
+"""Seconds in which a process at rest computes next to nothing; and for which it is given to come to rest."""
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
@@ -116,13 +122,26 @@ def serve(make: Callable[[], Any]) -> None:
         losses += [system.step() for _ in range(FIRST - 1)]
     except Exception as error:  # the system's, of any kind: the table tells
         return _tell({"refused": _words(error)})
+    rest()
     _tell({"losses": losses, "norm": norm})
     for line in sys.stdin:
         if line.strip() == "block":
-            _tell({"seconds": block(system.step)})
+            seconds = block(system.step)
+            rest()
+            _tell({"seconds": seconds})
         else:
             now = _peak()
             _tell({"all": max(now, loaded) - empty, "steps": now - empty})
+
+
+def rest() -> None:
+    """Wait until this process computes no more, for `PATIENCE` seconds at most."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        before = time.process_time()
+        time.sleep(QUIET)
+        if time.process_time() - before < QUIET / 20:
+            return
 
 
 def _words(error: Exception) -> str:

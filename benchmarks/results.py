@@ -34,10 +34,12 @@ TITLES = {"gradients": "Forward and backward", "adamw": "Forward, backward and A
 ABOUT = """# Training steps, measured
 
 Written by `python -m benchmarks.results` from what `python -m benchmarks.train_step --json FILE` measured: a step on
-one batch in float32. Each system has a process of its own, and they take turns. Times are medians in milliseconds. A
-ratio is ours to theirs, below 1 where ours is faster: to PyTorch's eager mode, with the faster of its two AdamWs, and
-to {older}; in brackets the quartiles of the rounds' ratios, and behind them the ratio of the
-fastest rounds. Memory is a process's peak in megabytes, beyond its imports.
+one batch in float32. Each system has a process of its own. They take turns, in {rounds} rounds, each from rest: a turn
+ends when the threads of its process no longer spin. The order of a round is drawn from a seed, and the next round goes
+through it backwards, so no system always follows the same one. Times are medians in milliseconds. A ratio is ours to
+theirs, below 1 where ours is faster: to PyTorch's eager mode, with the faster of its two AdamWs, and to {older};
+in brackets the quartiles of the rounds' ratios, and behind them the ratio of the fastest rounds. Memory is a process's
+peak in megabytes, beyond its imports.
 
 Measured on: {machine}.
 
@@ -138,7 +140,9 @@ def machine() -> dict[str, str]:
 
 def page(told: Mapping[str, str], rows: Sequence[Found]) -> Iterator[str]:
     """The lines of RESULTS.md."""
-    yield ABOUT.format(older=OLDER, machine=", ".join(f"{what} {value}" for what, value in told.items()))
+    yield ABOUT.format(
+        older=OLDER, rounds=_rounds(rows), machine=", ".join(f"{what} {value}" for what, value in told.items())
+    )
     for kind, title in TITLES.items():
         if found := [row for row in rows if row["kind"] == kind]:
             yield f"## {title}\n"
@@ -148,6 +152,11 @@ def page(told: Mapping[str, str], rows: Sequence[Found]) -> Iterator[str]:
             yield ""
     yield from _refused(rows)
     yield from others(rows)
+
+
+def _rounds(rows: Sequence[Found]) -> str:
+    counts = {len(row["systems"][OURS]["seconds"]) for row in rows}
+    return f"{min(counts)} to {max(counts)}" if len(counts) > 1 else str(*counts)
 
 
 def others(rows: Sequence[Found]) -> Iterator[str]:

@@ -1,24 +1,29 @@
 """What a step of training costs, beside PyTorch's eager mode and onnxruntime-training 1.19.2 in the same run.
 
-    python -m benchmarks.train_step [--repeat N] [--threads N ...] [--kind gradients adamw] [--only NAME ...]
-                                    [--against torch older openvino openvino-provider] [--json FILE]
+    python -m benchmarks.train_step [--repeat N] [--minutes M] [--threads N ...] [--kind gradients adamw]
+                                    [--only NAME ...] [--against torch older openvino openvino-provider] [--json FILE]
     python -m benchmarks.train_step --profile NAME [--kind gradients|adamw] [--threads N]
 
 A step is forward and backward on one batch in float32, without an optimizer or with AdamW. Each system has a process of
-its own, and they take turns in blocks: ours, PyTorch with its default optimizer and with the fused one, and
-onnxruntime-training, in an environment of its own where it can be installed. OpenVINO and onnxruntime's provider for
-it run the same training model, which is then built for the batch's shapes (docs/runtimes.md). Figures are medians, and
-ratios to the faster of PyTorch's two; memory is a process's peak beyond its imports. The losses of the first two steps
-must agree, and so must the norm of all gradients. --profile tells where a step's time goes.
+its own, and they take turns in blocks, each from rest, in an order that is drawn: ours, PyTorch with its default
+optimizer and with the fused one, and onnxruntime-training, in an environment of its own where it can be installed.
+OpenVINO and onnxruntime's provider for it run the same training model, which is then built for the batch's shapes
+(docs/runtimes.md). Figures are medians, and ratios to the faster of PyTorch's two; memory is a process's peak beyond
+its imports. The losses of the first two steps must agree, and so must the norm of all gradients. With --minutes, each
+row has an equal share of what is left of them: it ends with the round in which that is spent, but not before the third.
+--profile tells where a step's time goes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -41,9 +46,13 @@ AdamW, where signs of tiny gradients count, PyTorch with one thread and with two
 
 
 def prepare(row: Row, kind: Kind, folder: Path, static: bool = False) -> tuple[Path, Path]:
-    """Write the export, its training model, perhaps for this batch alone, the trained weights' names, and the batch."""
+    """Write the export, its training model, perhaps for this batch alone, the trained weights' names, and the batch.
+
+    An export that the folder has already is taken as it is.
+    """
     save(row.batch(), folder / "batch.npz")
-    source = row.export(folder)
+    source = row.exported(folder)
+    source = source if source.exists() else row.export(folder)
     shapes = {name: draw.shape for name, draw in row.inputs.items()}
     target = row.training_model(source, kind, **({"shapes": shapes} if static else {}))
     weights = [name for name, role in describe(onnx.load(target)).inputs.items() if role == "weight"]
@@ -52,7 +61,7 @@ def prepare(row: Row, kind: Kind, folder: Path, static: bool = False) -> tuple[P
 
 
 def older_step(source: Path, folder: Path) -> list[str]:
-    """What runs a step of an export on onnxruntime-training, its artifacts being made.
+    """What runs a step of an export on onnxruntime-training; its artifacts are made where there are none.
 
     Raises:
         Refused: it can't be installed, or can't make them.
@@ -62,10 +71,12 @@ def older_step(source: Path, folder: Path) -> list[str]:
     except older_runtime.Absent as reason:
         raise Refused(str(reason)) from None
     artifacts = folder / "artifacts"
-    words = [*command, "prepare", str(source), str(folder / "weights.json"), str(artifacts)]
-    made = subprocess.run(words, capture_output=True, text=True, cwd=older_runtime.ROOT)
-    if made.returncode:
-        raise Refused(made.stderr.strip().splitlines()[-1][:300])
+    if not artifacts.exists():
+        words = [*command, "prepare", str(source), str(folder / "weights.json"), str(artifacts)]
+        made = subprocess.run(words, capture_output=True, text=True, cwd=older_runtime.ROOT)
+        if made.returncode:
+            shutil.rmtree(artifacts, ignore_errors=True)
+            raise Refused(made.stderr.strip().splitlines()[-1][:300])
     return [*command, str(artifacts)]
 
 
@@ -101,8 +112,19 @@ def start(name: str, row: Row, kind: Kind, threads: int, files: tuple[Path, Path
     return Worker(command, Path(tempfile.mkdtemp(dir=folder)))
 
 
-def compare(row: Row, kind: Kind, threads: int, repeat: int, against: Sequence[str], folder: Path) -> dict[str, Any]:
+def compare(
+    row: Row, kind: Kind, threads: int, repeat: int, against: Sequence[str], folder: Path, until: float = math.inf
+) -> dict[str, Any]:
     """What a step takes each system: seconds in each round, megabytes; or why it can't take it.
+
+    Args:
+        row: the network and its batch.
+        kind: of step.
+        threads: of each system.
+        repeat: rounds, at most.
+        against: the peers.
+        folder: for files; what it has already of the row, whatever the kind, is taken.
+        until: the reading of `time.monotonic` at which no further round begins.
 
     Raises:
         AssertionError: two don't compute the same.
@@ -124,7 +146,7 @@ def compare(row: Row, kind: Kind, threads: int, repeat: int, against: Sequence[s
                     raise
                 found[name] = {"refused": str(reason)}
         agree(row.name, workers)
-        times = rounds({name: worker.block for name, worker in workers.items()}, repeat)
+        times = rounds({name: worker.block for name, worker in workers.items()}, repeat, until=until)
         for name, worker in workers.items():
             found[name] = {"seconds": times[name], "megabytes": worker.memory()}
     return {"name": row.name, "net": row.net, "kind": kind, "threads": threads, "systems": found}
@@ -148,13 +170,18 @@ def agree(what: str, workers: Mapping[str, Worker]) -> None:
 def measure(arguments: argparse.Namespace) -> None:
     """Print the table, and write the rows."""
     rows: list[dict[str, Any]] = []
+    end, chosen_rows = time.monotonic() + 60 * arguments.minutes, chosen(arguments.only)
+    cases = [(kind, threads) for kind in arguments.kind for threads in arguments.threads]
+    left = len(chosen_rows) * len(cases)
     print(results.HEAD)
-    for row in chosen(arguments.only):
-        for kind in arguments.kind:
-            for threads in arguments.threads:
-                with tempfile.TemporaryDirectory() as folder:
-                    rows.append(compare(row, kind, threads, arguments.repeat, arguments.against, Path(folder)))
-                print(results.line(rows[-1]), flush=True)
+    for row in chosen_rows:
+        with tempfile.TemporaryDirectory() as folder:
+            for kind, threads in cases:
+                until = time.monotonic() + (end - time.monotonic()) / left
+                left -= 1
+                found = compare(row, kind, threads, arguments.repeat, arguments.against, Path(folder), until)
+                rows.append(found)
+                print(results.line(found), flush=True)
                 if arguments.json:
                     arguments.json.write_text(json.dumps({"machine": results.machine(), "rows": rows}, indent=1))
 
@@ -163,6 +190,7 @@ def main() -> None:
     """Measure, or profile."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeat", type=int, default=7, help="rounds in which each system has its turn")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="that all takes, about")
     parser.add_argument("--threads", type=int, nargs="*", default=[2], help="of each")
     parser.add_argument("--kind", nargs="*", choices=KINDS, default=KINDS, help="without or with the optimizer")
     parser.add_argument("--only", nargs="*", help="networks, or parts of rows' names")

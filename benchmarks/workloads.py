@@ -62,6 +62,10 @@ class Row:
         rng = np.random.default_rng(0)
         return {name: draw.array(rng) for name, draw in [*self.inputs.items(), ("y", self.label)]}
 
+    def exported(self, folder: Path, opset: int = 18) -> Path:
+        """Where `export` writes."""
+        return folder / f"{self.net}.opset{opset}.onnx"
+
     def export(self, folder: Path, opset: int = 18) -> Path:
         """Write the network as ONNX."""
         import torch
@@ -70,7 +74,7 @@ class Row:
 
         batch = self.batch()
         example = tuple(torch.tensor(batch[name]) for name in self.inputs)
-        path = folder / f"{self.net}.opset{opset}.onnx"
+        path = self.exported(folder, opset)
         return models.export(self.module(), example, path, tuple(self.inputs), self.axes, opset)
 
     def training_model(self, source: Path, kind: Kind, **more: Any) -> Path:

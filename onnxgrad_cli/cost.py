@@ -139,9 +139,9 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
     own = _input_symbols(graph)
     given = {symbol: int(sizes[symbol]) for symbol in own if symbol in sizes}
     assumed, facts = _with_sizes(graph, given, [symbol for symbol in own if symbol not in given])
-    where = parts(graph, training)
-    flops, uncounted = _operations(graph, where, facts)
-    kept, unknown = _kept(graph, where, facts)
+    steps = _steps(graph, training)
+    flops, flops_of, uncounted = _operations(graph, steps, facts)
+    kept, unknown = _kept(steps, facts)
     uncounted.update(unknown)
     weight_bytes = sum(nbytes(graph.initializers[name]) for name in training.trained)
     input_bytes, unknown_inputs = _known_bytes(training.grad_of_input, facts)
@@ -151,7 +151,7 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
         sizes=given,
         assumed=assumed,
         at_run_time=facts.guesses,
-        nodes={part: where.count(part) for part in (*FORWARD, "backward", "optimizer")},
+        nodes={part: sum(step.part == part for step in steps) for part in (*FORWARD, "backward", "optimizer")},
         flops_forward=flops["forward"].total(),
         flops_backward=flops["backward"].total(),
         flops_optimizer=flops["optimizer"].total(),
@@ -160,26 +160,62 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
         kept_bytes=sum(value.bytes for value in kept),
         kept=sorted(kept, key=lambda value: -value.bytes)[:LARGEST],
         operators=_by_operator(flops["forward"], flops["backward"]),
-        modules=_by_module(graph, where, facts),
-        memory=_memory(graph, facts),
-        branches=sum(node.op_type == "If" for node in with_bodies(n for n in graph.nodes if n.op_type in BODIES)),
+        modules=_by_module(graph, steps, flops_of),
+        memory=_memory(steps, graph.output_names, facts),
+        branches=sum(node.op_type == "If" for node in with_bodies(s.node for s in steps if s.op_type in BODIES)),
         uncounted=dict(uncounted),
     )
 
 
-def _operations(graph: Graph, where: list[str], facts: Facts) -> tuple[dict[str, Counter[str]], Counter[str]]:
-    """The FLOPs of forward part, backward part and optimizer, by operator; and the operators whose cost is unknown.
+class Step(NamedTuple):
+    """A node and what is asked of it again and again, read once: each look into a node copies its words.
 
-    Args:
-        graph: the model.
-        where: the part of it that each node lies in.
-        facts: the size of every value.
+    Attributes:
+        node: itself.
+        op_type: its operator.
+        part: of the training model.
+        reads: the values that it reads, in bodies too.
+        made: the values that it makes.
+        shows: the value whose memory its result is, under another shape; "" where it is no view.
     """
+
+    node: NodeProto
+    op_type: str
+    part: str
+    reads: list[str]
+    made: list[str]
+    shows: str
+
+
+def _steps(graph: Graph, training: StepRecord) -> list[Step]:
+    """The nodes of a training model, in order."""
+    found = []
+    for node, part in zip(graph.nodes, parts(graph, training), strict=True):
+        op_type, made = node.op_type, node.output[:]
+        is_view = op_type in VIEWS and not node.domain
+        made = [name for name in made if name] if "" in made else made
+        found.append(Step(node, op_type, part, reads(node), made, node.input[0] if is_view else ""))
+    return found
+
+
+Flops = Mapping[str, int]
+"""Operations by operator."""
+
+
+def _operations(
+    graph: Graph, steps: Iterable[Step], facts: Facts
+) -> tuple[dict[str, Counter[str]], list[int], Counter[str]]:
+    """The FLOPs of forward part, backward part and optimizer, by operator; those of each node, with its bodies; and
+    the operators whose cost is unknown."""
     flops: dict[str, Counter[str]] = {"forward": Counter(), "backward": Counter(), "optimizer": Counter()}
-    uncounted: Counter[str] = Counter()
-    for node, part in zip(graph.nodes, where, strict=True):
-        _count(graph, node, facts, flops["forward" if part in FORWARD else part], uncounted)
-    return flops, uncounted
+    own, uncounted = list[int](), Counter[str]()
+    for step in steps:
+        counts = _count(graph, step.node, facts, uncounted)
+        total = flops["forward" if step.part in FORWARD else step.part]
+        for op_type, count in counts.items():
+            total[op_type] += count
+        own.append(sum(counts.values()))
+    return flops, own, uncounted
 
 
 def _input_symbols(graph: Graph) -> list[str]:
@@ -205,23 +241,20 @@ def _by_operator(forward: Counter[str], backward: Counter[str]) -> list[Operator
     return sorted((c for c in costs if c.forward + c.backward), key=lambda c: -c.forward - c.backward)
 
 
-def _by_module(graph: Graph, where: list[str], facts: Facts) -> list[ModuleCost]:
+def _by_module(graph: Graph, steps: Sequence[Step], own: Sequence[int]) -> list[ModuleCost]:
     """The modules with what their nodes compute, at the deepest level that has no more than `MODULES` of them."""
-    module_of = module_finder(
-        [n for n, part in zip(graph.nodes, where, strict=True) if part == "model"], graph.initializers
-    )
-    paths: dict[str, tuple[str, ...]] = {}
-    found: list[tuple[tuple[str, ...], bool, int]] = []
-    for node, part in zip(graph.nodes, where, strict=True):
-        label = next((entry.value for entry in node.metadata_props if entry.key == FORWARD_OF), "")
-        path = module_of(node) if part == "model" else paths.get(label, ())
-        if part == "model":
-            paths[node.name or next(iter(node.output), "")] = path
-        if part != "optimizer":
-            own: Counter[str] = Counter()
-            _count(graph, node, facts, own, Counter())
-            found.append((path, part in FORWARD, own.total()))
-    deepest = max((len(path) for path, _, _ in found), default=0)
+    nodes = [step.node for step in steps if step.part == "model"]
+    around = list(map(module_finder(nodes, graph.initializers), nodes))
+    if not any(around):
+        return []
+    paths = {node.name or next(iter(node.output), ""): path for node, path in zip(nodes, around, strict=True)}
+    model = iter(around)
+    found = [
+        (next(model) if step.part == "model" else paths.get(_forward_of(step.node), ()), step.part in FORWARD, count)
+        for step, count in zip(steps, own, strict=True)
+        if step.part != "optimizer"
+    ]
+    deepest = max(len(path) for path, _, _ in found)
     levels = ({path[:depth] for path, _, _ in found} for depth in range(1, deepest + 1))
     depth = sum(1 for _ in takewhile(lambda level: len(level) <= MODULES, levels))
     sums: dict[tuple[str, ...], list[int]] = {}
@@ -231,21 +264,27 @@ def _by_module(graph: Graph, where: list[str], facts: Facts) -> list[ModuleCost]
     return costs if len(costs) > 1 else []
 
 
-def _memory(graph: Graph, facts: Facts) -> list[int]:
+def _forward_of(node: NodeProto) -> str:
+    """The forward node that a node differentiates; "" where it says none."""
+    return next((entry.value for entry in node.metadata_props if entry.key == FORWARD_OF), "")
+
+
+def _memory(steps: Sequence[Step], outputs: Iterable[str], facts: Facts) -> list[int]:
     """The bytes of all values alive after each node; a view is the memory of what it shows."""
     owner: dict[str, str] = {}
     last: dict[str, int] = {}
-    for i, node in enumerate(graph.nodes):
-        if node.op_type in VIEWS and not node.domain:
-            owner[node.output[0]] = owner.get(node.input[0], node.input[0])
-        last.update((owner.get(name, name), i) for name in reads(node))
-    last.update((owner.get(name, name), len(graph.nodes)) for name in graph.output_names)
+    for i, step in enumerate(steps):
+        if step.shows:
+            owner[step.made[0]] = owner.get(step.shows, step.shows)
+        for name in step.reads:
+            last[owner.get(name, name)] = i
+    last.update((owner.get(name, name), len(steps)) for name in outputs)
     ending: dict[int, list[int]] = defaultdict(list)
     alive, course = 0, []
-    for i, node in enumerate(graph.nodes):
-        for name in node.output:
-            if name and name not in owner:
-                size = _known_bytes([name], facts)[0]
+    for i, step in enumerate(steps):
+        for name in step.made:
+            if name not in owner:
+                size = _known_bytes((name,), facts)[0]
                 alive += size
                 ending[last.get(name, i)].append(size)
         course.append(alive)
@@ -254,19 +293,19 @@ def _memory(graph: Graph, facts: Facts) -> list[int]:
     return [max(course[i : i + size]) for i in range(0, len(course), size)]
 
 
-def _count(graph: Graph, node: NodeProto, facts: Facts, flops: Counter[str], uncounted: Counter[str]) -> None:
-    """Add to `flops` those of a node and of its bodies, by operator, or else the node to `uncounted`."""
+def _count(graph: Graph, node: NodeProto, facts: Facts, uncounted: Counter[str]) -> Flops:
+    """The FLOPs of a node and of its bodies, by operator; where they are unknown, the node is added to `uncounted`."""
     try:
         if node.op_type in BODIES:
-            _count_bodies(graph, node, facts, flops, uncounted)
-        else:
-            flops[node.op_type] += node_flops(node, facts)
+            return _count_bodies(graph, node, facts, uncounted)
+        return {node.op_type: node_flops(node, facts)}
     except (LookupError, Unknown, OnnxgradError):  # the last where a body can't be typed on its own
         uncounted[node.op_type] += 1
+        return {}
 
 
-def _count_bodies(graph: Graph, node: NodeProto, facts: Facts, flops: Counter[str], uncounted: Counter[str]) -> None:
-    """Add the dearer branch of an If, or the body of a loop as often as it runs."""
+def _count_bodies(graph: Graph, node: NodeProto, facts: Facts, uncounted: Counter[str]) -> Flops:
+    """Those of the dearer branch of an If, or of the body of a loop as often as it runs."""
     types = input_types(graph, node)
     bodies = [inside(graph, body, types) for body in subgraphs(node)]
     times = _times(graph, node, bodies[0], facts)
@@ -275,9 +314,9 @@ def _count_bodies(graph: Graph, node: NodeProto, facts: Facts, flops: Counter[st
         counts.append(Counter())
         known = facts.inside(body)
         for each in body.nodes:
-            _count(body, each, known, counts[-1], uncounted)
+            counts[-1].update(_count(body, each, known, uncounted))
     dearest = max(counts, key=Counter.total)
-    flops.update({op_type: times * count for op_type, count in dearest.items()})
+    return {op_type: times * count for op_type, count in dearest.items()}
 
 
 def _times(graph: Graph, node: NodeProto, body: Graph, facts: Facts) -> int:
@@ -294,26 +333,25 @@ def _times(graph: Graph, node: NodeProto, body: Graph, facts: Facts) -> int:
     return 1
 
 
-def _kept(graph: Graph, where: list[str], facts: Facts) -> tuple[list[Kept], Counter[str]]:
-    made: dict[str, NodeProto] = {}
+def _kept(steps: Iterable[Step], facts: Facts) -> tuple[list[Kept], Counter[str]]:
+    made: dict[str, str] = {}
     memory: dict[str, str] = {}
     kept: dict[str, Kept] = {}
     unknown: Counter[str] = Counter()
-    for node, part in zip(graph.nodes, where, strict=True):
-        if part in FORWARD:
-            made.update(dict.fromkeys(node.output[:], node))
-            if node.op_type in VIEWS and not node.domain:
-                memory[node.output[0]] = memory.get(node.input[0], node.input[0])
+    for step in steps:
+        if step.part in FORWARD:
+            made.update(dict.fromkeys(step.made, step.op_type))
+            if step.shows:
+                memory[step.made[0]] = memory.get(step.shows, step.shows)
             continue
-        for name in reads(node):
+        for name in step.reads:
             name = memory.get(name, name)
             if name not in made or name in kept:
                 continue
-            op_type = made[name].op_type
             try:
-                kept[name] = Kept(name, op_type, facts[name].shape, facts.bytes(name))
+                kept[name] = Kept(name, made[name], facts[name].shape, facts.bytes(name))
             except LookupError:
-                unknown[op_type] += 1
+                unknown[made[name]] += 1
     return list(kept.values()), unknown
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime  # noqa: F401 (a session imports it late; memory is told beyond the imports)
 
 from benchmarks.interleaved import RATE, serve
 from onnxgrad_cli.execution.session import CPU, Buffer, feed, find_provider, open_session, take_out

@@ -216,7 +216,8 @@ class Console:
         from onnxgrad_cli.report import summary
 
         code = EXIT_CODES[report.status]
-        self._result = asdict(report)
+        if self.json or on_github():  # which is for nobody else, and takes a moment of a large model
+            self._result = asdict(report)
         for caution in report.cautions:
             if caution.kind not in CONVENTIONS:
                 self.warn(caution.text, tell=False)

@@ -249,6 +249,16 @@ class NodeEmitter:
         self._renamed.update(names)
         self._written.clear()
 
+    def forget(self) -> None:
+        """Let go of all that was written, which others have by now.
+
+        Values know their emitter and it knows them, so without this they would stay in memory for good: cycles are not
+        looked for in a build.
+        """
+        self.nodes, self._memory = [], GraphProto()
+        for known in (self._vals, self._constants, self._written):
+            known.clear()
+
 
 def _attribute(name: str, value: Any) -> AttributeProto:
     """An attribute of a node; the few of ints and words that most nodes have are made once."""

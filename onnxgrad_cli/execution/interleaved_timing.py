@@ -6,6 +6,8 @@ alone.
 
 from __future__ import annotations
 
+import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,24 +20,41 @@ Rounds = Mapping[str, Sequence[float]]
 """For each name, the seconds that a step took in each round."""
 
 
-def block(step: Callable[[], object]) -> float:
-    """Seconds a step takes, the first one of the block left out if it is short."""
-    start = time.perf_counter()
+def block(step: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Seconds a step takes by a clock, the first one of the block left out if it is short."""
+    start = clock()
     step()
-    if (spent := time.perf_counter() - start) > LONG:
+    if (spent := clock() - start) > LONG:
         return spent
-    count, start = 0, time.perf_counter()
-    while (spent := time.perf_counter() - start) < BLOCK or not count:
+    count, start = 0, clock()
+    while (spent := clock() - start) < BLOCK or not count:
         step()
         count += 1
     return spent / count
 
 
-def rounds(blocks: Mapping[str, Callable[[], float]], repeat: int) -> Rounds:
-    """The seconds that each block returns in each of `repeat` rounds; every other round runs them in reverse order."""
+def rounds(
+    blocks: Mapping[str, Callable[[], float]], repeat: int, seed: int = 0, until: float = math.inf, least: int = 3
+) -> Rounds:
+    """The seconds that each block returns in each round.
+
+    The order of a round is drawn, and every other round goes through the last one backwards, so that nobody always
+    follows the same one, nor comes first more often.
+
+    Args:
+        blocks: by name, what runs a block and returns the seconds of a step.
+        repeat: rounds, at most.
+        seed: of the draws.
+        until: the reading of `time.monotonic`, in seconds, at which no further round begins.
+        least: rounds that there are all the same.
+    """
     found: dict[str, list[float]] = {name: [] for name in blocks}
+    draw, order = random.Random(seed), list(blocks)
     for i in range(repeat):
-        for name in list(blocks)[:: 1 - 2 * (i % 2)]:
+        if i >= least and time.monotonic() >= until:
+            break
+        order = order[::-1] if i % 2 else draw.sample(order, len(order))
+        for name in order:
             found[name].append(blocks[name]())
     return found
 

@@ -41,6 +41,7 @@ def _run(graph: Graph, options: BackwardOptions, training: BackwardRecord) -> bo
     for name, gradient in training.gradients.items():
         graph.types[gradient] = graph.types[name]
     graph.nodes.extend(op.nodes)
+    op.forget()
     return True
 
 

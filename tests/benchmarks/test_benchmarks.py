@@ -6,6 +6,8 @@ None of these tests looks at a time: they keep the names and the protocol from r
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -18,7 +20,7 @@ import pytest
 pytest.importorskip("torch", reason="the benchmarks' networks are PyTorch modules")
 
 from benchmarks import chart, loop, models, profile, results, train_step
-from benchmarks.interleaved import Refused, Worker
+from benchmarks.interleaved import PATIENCE, Refused, Worker, rest
 from benchmarks.workloads import KINDS, ROWS, Kind, Row, chosen
 from onnxgrad_cli.execution.interleaved_timing import rounds
 
@@ -104,16 +106,48 @@ def test_a_system_that_fails_is_told_with_its_own_words(tmp_path: Path) -> None:
         Worker([sys.executable, "-c", "import"], tmp_path)
 
 
-def test_systems_take_turns_in_changing_order() -> None:
-    taken: list[str] = []
+def taken(repeat: int, **more: Any) -> tuple[list[str], dict[str, Any]]:
+    """The rounds of three systems, each as a word; and what `rounds` returns where the n-th turn takes n seconds."""
+    turns: list[str] = []
 
     def block(name: str) -> float:
-        taken.append(name)
-        return len(taken)
+        turns.append(name)
+        return len(turns)
 
-    found = rounds({name: partial(block, name) for name in "ab"}, 3)
-    assert taken == list("abbaab")
-    assert found == {"a": [1, 4, 5], "b": [2, 3, 6]}
+    found = rounds({name: partial(block, name) for name in "abc"}, repeat, **more)
+    return ["".join(turns[i : i + 3]) for i in range(0, len(turns), 3)], dict(found)
+
+
+def test_systems_take_turns_in_an_order_that_favours_none() -> None:
+    orders, found = taken(40)
+    assert all(sorted(order) == list("abc") for order in orders)
+    assert orders[1::2] == [order[::-1] for order in orders[::2]]
+    assert len(set(orders)) == 6  # of three systems there are six orders, and each comes
+    assert [found[name][7] for name in "abc"] == [22 + orders[7].index(name) for name in "abc"]
+    assert (taken(40)[0], taken(40, seed=1)[0] == orders) == (orders, False)
+
+
+def test_rounds_stop_when_their_time_is_spent_but_not_at_once() -> None:
+    assert len(taken(40, until=0.0)[0]) == 3
+    assert len(taken(40, until=0.0, least=7)[0]) == 7
+    assert len(taken(2, until=0.0)[0]) == 2
+    assert len(taken(5, until=time.monotonic() + 60)[0]) == 5
+
+
+def test_a_turn_ends_when_the_process_rests() -> None:
+    spinning = threading.Event()
+
+    def spin() -> None:
+        while not spinning.wait(0.0):
+            pass
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    threading.Timer(0.2, spinning.set).start()
+    start = time.monotonic()
+    rest()
+    assert spinning.is_set() and not thread.is_alive()
+    assert 0.2 < time.monotonic() - start < PATIENCE
 
 
 def test_a_profile_tells_parts_operators_and_nodes(tmp_path: Path) -> None:
@@ -162,7 +196,7 @@ def test_ratios_are_to_the_faster_of_pytorchs_optimizers() -> None:
 def test_the_page_and_the_chart() -> None:
     rows = list(measured())
     text = "\n".join(results.page({"processor": "P", "cores": "2"}, rows))
-    assert "Measured on: processor P, cores 2." in text
+    assert "Measured on: processor P, cores 2." in text and "They take turns, in 3 rounds" in text
     assert "| net <1> | 2 | 2000.00 | 4000.00 | 0.50 [0.50-0.50] 0.50 | 1000.00 | 2.00 [1.50-2.50] 1.00 |" in text
     assert "- net <1>: `no gradient for Foo`" in text
     marks = list(results.marks(rows))

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Collection
 
 import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import ROLE
+from onnxgrad_cli.ir.nodes import ROLE, read_by
 from onnxgrad_cli.ir.types import SMALL, Shape, dtype_of, shape_of
 
 MANY = 1000
@@ -58,14 +59,15 @@ def divide_at_once(graph: Graph, keep: Collection[str] = ()) -> bool:
     made = {node.output[0]: node for node in graph.nodes if node.op_type == "Div" and _is_reciprocal(graph, node)}
     if not made:
         return False
-    uses, kept = graph.uses(), {*graph.output_names, *keep}
+    readers = Counter(name for name in read_by(graph.nodes) if name in made)
+    kept = {*graph.output_names, *keep}
     gone: set[str] = set()
     for node in graph.nodes:
         if node.op_type != "Mul" or made.keys().isdisjoint(node.input[:]):
             continue
         quotient, other = sorted(node.input[:], key=lambda name: name not in made)
         same = shape_of(graph.types.get(other)) == _known(graph, node.output[0])
-        if same and quotient not in kept and len(uses[quotient]) == 1 and _role(node) == "backward":
+        if same and quotient not in kept and readers[quotient] == 1 and _role(node) == "backward":
             node.op_type, node.input[:] = "Div", [other, made[quotient].input[1]]
             gone.add(quotient)
     graph.nodes = [node for node in graph.nodes if node.output[0] not in gone]
