@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +17,7 @@ from onnxgrad_cli.explanations.scorer import Scorer
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import in_words, is_float, shape_of, tensor_type
 from onnxgrad_cli.metadata import Term
-from onnxgrad_cli.training.data import Data, Preprocessing, Range, SampleOptions, open_data
-from onnxgrad_cli.training.data.normalization import normalizations, tell_known
+from onnxgrad_cli.training.data import Data, Preprocessing, Range, SampleOptions, as_trained, open_data
 from onnxgrad_cli.verification.feeds import index_limits
 
 TOGETHER = 32
@@ -102,13 +101,7 @@ def open_samples(
     known = Preprocessing.of_model(model)
     path = checks.path("data", source)
     data = open_data(path, inputs, ranges, prefix=prefix, terms=terms, samples=how, known=known, tell=tell)
-    if any(text.rpartition(":")[2] == "auto" for text in how.normalize):
-        raise UsageError("`normalize='auto'` is of the training data", "give their numbers: MEAN/STD")
-    floats = {name: kind for name, kind in fed.items() if is_float(kind)}
-    normal = normalizations(how.normalize, floats, data, data.normal, tell)
-    if not how.normalize:
-        tell_known(normal, "the training", tell)
-    return replace(data, normal=normal)
+    return as_trained(data, fed, how, tell)
 
 
 def class_names(data: Data, model: ModelProto, what: Scored, label: str | None) -> Sequence[str]:

@@ -313,9 +313,9 @@ def _gathered(
     elif tokens is not None:
         _refuse_text(path, prefix + tokens)
     mapped = set(source.samples.columns.values())
-    absent = {prefix + name for name in columns}
-    absent |= _absent(path, {prefix + name for name in following(inputs, tokens, terms) if name not in mapped})
-    found = source.read({name: kind for name, kind in inputs.items() if prefix + name not in absent}, prefix)
+    gone = {prefix + name for name in columns}  # what follows from tokens is no column that is left over
+    gone |= absent(path, {prefix + name for name in following(inputs, tokens, terms) if name not in mapped})
+    found = source.read({name: kind for name, kind in inputs.items() if prefix + name not in gone}, prefix)
     columns |= found.arrays
     sequences = None
     if tokens in columns:
@@ -340,8 +340,13 @@ def names_in(source: str | Path) -> list[str] | None:
     return None if path.is_dir() and onnx_test_sets.folders(path) else _read(path, {}).others
 
 
-def _absent(path: Path, names: Collection[str]) -> set[str]:
-    """Of inputs those that data do not name: what follows from tokens is no column that is left over."""
+def holds_samples(path: Path) -> bool:
+    """Whether a file or folder is of a format of samples to train on, and no .npz, which may hold any arrays."""
+    return path.is_dir() or path.suffix.lower() in {*FORMATS, *SUFFIXES, ".parquet"} - {".npz"}
+
+
+def absent(path: Path, names: Collection[str]) -> set[str]:
+    """Of inputs those that data do not name; of data whose order tells, none."""
     held = names_in(path) if names else []
     if held is None:
         return set()
