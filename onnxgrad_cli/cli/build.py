@@ -38,9 +38,10 @@ OF_ONE = ("artifacts", "report", "dump_passes")
 @click.option("--verify/--no-verify", default=None, help="Prove the gradients.  [default: where it takes seconds]")
 @click.option(
     "--test-data",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE.npz",
-    help="Prove them on these inputs.  [default: random ones]",
+    type=click.Path(path_type=Path),
+    metavar="DATA",
+    help="Prove them on these inputs: the arrays of an .npz, or the first samples of data that `onnxgrad train` "
+    "reads.  [default: random ones]",
 )
 @click.option(
     "--report",

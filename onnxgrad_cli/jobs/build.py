@@ -58,7 +58,8 @@ def run_build(
         weights: where the values of weights and state are: 'stored' in the model, as initializers that can be fed, or
             beside it: with 'inputs' they are inputs like any other, which JavaScript can feed; see `start_values`.
         verify: prove the gradients; by default where that takes a few seconds.
-        test_data: an .npz with arrays to prove them on, by input name; what is missing is drawn at random.
+        test_data: an .npz with arrays to prove them on, by input name, or data to train on, of which the first samples
+            are taken; what is missing is drawn at random.
         reports: files for the report, whose suffixes say the format; by default `<out>.report.md`.
         no_report: write no report.
         dump_passes: a folder for the model as it is after each pass; its external data are not copied.

@@ -34,7 +34,7 @@ from onnxgrad_cli.files.start_values import read_values, stage_values, with_valu
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.jobs.pass_dump import PassDump
-from onnxgrad_cli.jobs.proof_data import fit, read_data
+from onnxgrad_cli.jobs.proof_data import ProofData, fit
 from onnxgrad_cli.metadata import check_is_original, describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes import VERIFY, pipeline_for
@@ -111,7 +111,7 @@ class BuildAttempt:
         self.reports = _report_files(self.target, reports, no_report)
         _check_targets(self.target, self.reports, proto, path, request.force)
         _check_words(request, self.reports)
-        self._data = read_data(request.test_data) if request.test_data else {}
+        self._data = ProofData.of(request.test_data)
         self.dump = PassDump(request.dump_passes, path, request.force, request.check, request.tell)
         graph = Graph(proto, path)
         self._tests = request.proves and (bool(request.verify) or is_quick(proto))
@@ -165,7 +165,7 @@ class BuildAttempt:
             check_ends(self.built.graph)
         request.tell("verifying the gradients", 1)
         roles = describe(trained)
-        data, sizes = fit(self._data, trained, roles, request.tell, request.test_data)
+        data, sizes = fit(self._data, trained, roles, request.tell)
         original = self.original if request.compares else None
         start = time.perf_counter()
         self.proof = prove(
