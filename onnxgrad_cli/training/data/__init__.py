@@ -2,7 +2,7 @@
 
 from onnxgrad_cli.training.data.balance import balance
 from onnxgrad_cli.training.data.batches import Batches
-from onnxgrad_cli.training.data.dataset import Data, absent, holds_samples, names_in, open_data
+from onnxgrad_cli.training.data.dataset import Data, absent, holds_samples, holds_text, names_in, open_data
 from onnxgrad_cli.training.data.hold_out import fraction_of, held_out
 from onnxgrad_cli.training.data.input_types import Range, input_types_of, ranges_of
 from onnxgrad_cli.training.data.part import Part
@@ -25,6 +25,7 @@ __all__ = [
     "fraction_of",
     "held_out",
     "holds_samples",
+    "holds_text",
     "input_types_of",
     "names_in",
     "open_data",

@@ -111,6 +111,11 @@ class Data:
             taken = _take(array, rows[start : start + step])
             yield np.asarray(taken)
 
+    @property
+    def ragged(self) -> bool:
+        """Whether samples may be of different lengths, so that some of a batch end before others."""
+        return any(isinstance(column, Lists) for column in self.arrays.values())
+
     def digest(self) -> str:
         """Eight digits that tell these samples from others: a CRC-32 of names, types, shapes and all bytes.
 
@@ -352,6 +357,11 @@ def absent(path: Path, names: Collection[str]) -> set[str]:
         return set()
     parts = {name: (f"{name}_", f"{name}[") for name in names}
     return {name for name in names if name not in held and not any(each.startswith(parts[name]) for each in held)}
+
+
+def holds_text(path: Path, prefix: str = "") -> bool:
+    """Whether data have columns of text, which a tokenizer makes tokens of."""
+    return not {prefix + name for name in TEXTS}.isdisjoint(names_in(path) or ())
 
 
 def _refuse_text(path: Path, tokens: str) -> None:
