@@ -42,6 +42,7 @@ def run_build(
     test_data: str | Path | None = None,
     reports: Sequence[str | Path] = (),
     no_report: bool = False,
+    picture: str | Path | None = None,
     dump_passes: str | Path | None = None,
     stop_after: str | None = None,
     force: bool = False,
@@ -62,6 +63,7 @@ def run_build(
             are taken; what is missing is drawn at random.
         reports: files for the report, whose suffixes say the format; by default `<out>.report.md`.
         no_report: write no report.
+        picture: a page of HTML with the picture of the training model, to which reports in HTML link.
         dump_passes: a folder for the model as it is after each pass; its external data are not copied.
         stop_after: the pass to end after; the model as it is then is written, unproven.
         force: replace files that onnxgrad did not write.
@@ -89,7 +91,14 @@ def run_build(
     apart = weights == "inputs"
     if apart:
         _check_apart(options, stop_after, target, force)
-    attempt = BuildAttempt(request, target, checks.paths("reports", reports), no_report, keeps_original=packs)
+    attempt = BuildAttempt(
+        request,
+        target,
+        checks.paths("reports", reports),
+        no_report,
+        packs,
+        checks.path_or_none("picture", picture),
+    )
     result = attempt.run(partial(_packed if packs else _plain, attempt), attempt.dump)
     if result is None:
         return attempt.write_reports(attempt.report())
