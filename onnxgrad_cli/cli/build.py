@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from onnxgrad_cli.report import Report
 
 
-OF_ONE = ("artifacts", "report", "dump_passes")
+OF_ONE = ("artifacts", "report", "picture", "dump_passes")
 """Options that name a place for what comes of one model."""
 
 
@@ -38,9 +38,10 @@ OF_ONE = ("artifacts", "report", "dump_passes")
 @click.option("--verify/--no-verify", default=None, help="Prove the gradients.  [default: where it takes seconds]")
 @click.option(
     "--test-data",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE.npz",
-    help="Prove them on these inputs.  [default: random ones]",
+    type=click.Path(path_type=Path),
+    metavar="DATA",
+    help="Prove them on these inputs: the arrays of an .npz, or the first samples of data that `onnxgrad train` "
+    "reads.  [default: random ones]",
 )
 @click.option(
     "--report",
@@ -48,6 +49,12 @@ OF_ONE = ("artifacts", "report", "dump_passes")
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE.{md,html,json,txt}",
     help="Where the report goes.  [default: OUT.report.md]",
+)
+@click.option(
+    "--picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.html",
+    help="Draw the training model on a page, to which a report in HTML links.",
 )
 @click.option("--no-report", is_flag=True, help="Write no report.")
 @click.option(
@@ -92,7 +99,7 @@ def build(console: Console, /, models: tuple[str, ...], out: str | None, out_dir
 
 def _run(
     model: str, out: str | None, asked: Options, *, artifacts: Path | None, prefix: str, nominal_checkpoint: bool,
-    stop_after: str | None, weights: WeightsForm, **how: Any,
+    stop_after: str | None, weights: WeightsForm, picture: Path | None, **how: Any,
 ) -> Report:  # fmt: skip
     """Build a training model, or the artifacts where a folder for them is named."""
     if artifacts is None:
@@ -100,8 +107,13 @@ def _run(
             raise UsageError("--prefix and --nominal-checkpoint are about artifacts", "add --artifacts DIR")
         from onnxgrad_cli.jobs.build import run_build
 
-        return run_build(model, out, asked, stop_after=stop_after, weights=weights, **how)
-    others = {"--out": out, "--stop-after": stop_after, "--weights": None if weights == "stored" else weights}
+        return run_build(model, out, asked, stop_after=stop_after, weights=weights, picture=picture, **how)
+    others = {
+        "--out": out,
+        "--stop-after": stop_after,
+        "--picture": picture,
+        "--weights": None if weights == "stored" else weights,
+    }
     for option, given in others.items():
         if given is not None:
             raise UsageError(f"--artifacts does not go with {option}", "leave one of them out")

@@ -18,9 +18,10 @@ from onnxgrad_cli.errors import CheckFailed
 @takes_several("TRAIN...")
 @click.option(
     "--data",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE.npz",
-    help="Arrays for its inputs and weights, by name.  [default: random ones]",
+    type=click.Path(path_type=Path),
+    metavar="DATA",
+    help="Arrays for its inputs and weights, by name: an .npz, or the first samples of data that `onnxgrad train` "
+    "reads.  [default: random ones]",
 )
 @click.option(
     "--original",

@@ -97,6 +97,22 @@ def function_of(text: str, flag: str) -> Callable[..., Any]:
     return function_loader(flag)(file, name)
 
 
+def metric_name(text: str) -> str:
+    """A metric as it is typed; of a function in a Python file, which is registered, what asks for it by its name.
+
+    `:higher=true` says of a function that more is better.
+    """
+    from onnxgrad_cli.training.python_metric import register
+
+    code = FUNCTION.match(text)
+    if code is None:
+        return text
+    rest = text[code.end() :]
+    higher = rest.endswith(":higher=true")
+    function = function_loader("--metric")(code["file"], code["function"])
+    return register(function, higher) + rest.removesuffix(":higher=true").removesuffix(":higher=false")
+
+
 def _run(path: Path, flag: str) -> ModuleType:
     """Run a Python file as a module that nothing else can import, and that leaves no __pycache__ beside it."""
     if not path.is_file():

@@ -70,9 +70,10 @@ UNASKED = "a proof was not to be made"
 @click.option("--verify/--no-verify", default=None, help="Prove the derivatives.  [default: where it takes seconds]")
 @click.option(
     "--test-data",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE.npz",
-    help="Prove them on these inputs.  [default: random ones]",
+    type=click.Path(path_type=Path),
+    metavar="DATA",
+    help="Prove them on these inputs: the arrays of an .npz, or the first samples of data that `onnxgrad train` "
+    "reads.  [default: random ones]",
 )
 @how_to_read
 @click.option("--force", is_flag=True, help="Replace files that onnxgrad did not write.")

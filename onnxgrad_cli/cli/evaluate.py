@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from onnxgrad_cli.cli.code import TypedFunction, metric_name
 from onnxgrad_cli.cli.console import Console, speaks, table
 from onnxgrad_cli.cli.options import MODEL, options, what_to_build
 from onnxgrad_cli.cli.progress import working
+from onnxgrad_cli.cli.samples import TRAINED, columns_to_samples, sample_options
 
 if TYPE_CHECKING:
     from onnxgrad_cli.training.inference import Matrix, Setting
@@ -34,6 +36,7 @@ def setting_options(command: Command) -> Command:
     for option in reversed((
         click.option("--prefix", default="", metavar="TEXT",
                      help="What names in --data have before the inputs' names."),
+        columns_to_samples(*TRAINED),
         click.option("--tokenizer", type=click.Path(path_type=Path), metavar="FILE|DIR",
                      help="A tokenizer.json, by which text in the data becomes tokens."),
         click.option("--max-length", type=click.IntRange(min=2), metavar="TOKENS",
@@ -56,8 +59,9 @@ def setting_of(values: dict[str, Any]) -> Setting:
     from onnxgrad_cli.training.inference import Setting
 
     sequences = SequenceOptions(**{field.name: values.pop(field.name) for field in dataclasses.fields(SequenceOptions)})
+    samples = sample_options(values)
     names = [field.name for field in dataclasses.fields(Setting) if field.name in values]
-    return Setting(sequences=sequences, **{name: values.pop(name) for name in names})
+    return Setting(sequences=sequences, samples=samples, **{name: values.pop(name) for name in names})
 
 
 @click.command(short_help="Measure a model on data.")
@@ -66,8 +70,9 @@ def setting_of(values: dict[str, Any]) -> Setting:
 @click.option(
     "--metric",
     "metrics",
+    cls=TypedFunction,
     multiple=True,
-    metavar="NAME[:OUTPUT]|FILE.onnx",
+    metavar="NAME[:OUTPUT]|FILE.onnx|FILE.py:FUNCTION",
     help="What is measured besides the loss; see `onnxgrad metrics`.  [default: what suits the loss]",
 )
 @click.option(
@@ -86,7 +91,7 @@ def evaluate(
     from onnxgrad_cli.jobs.evaluate import run_evaluate
     from onnxgrad_cli.report.words import figure
 
-    setting = setting_of(values)
+    setting, metrics = setting_of(values), tuple(map(metric_name, metrics))
     with working(console) as tell:
         found = run_evaluate(
             model, data, options(values), metrics=metrics, setting=setting, keep_mode=keep_mode, tell=tell

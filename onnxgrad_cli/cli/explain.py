@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from onnxgrad_cli.cli.console import Console, speaks, table
+from onnxgrad_cli.cli.console import Console, show, speaks, table
 from onnxgrad_cli.cli.options import MODEL, how_to_read, options
 from onnxgrad_cli.cli.samples import Sizes, on_samples, sample_options, shown
 from onnxgrad_cli.common.choices import Explanation
+from onnxgrad_cli.common.visible import visible
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
+    from onnxgrad_cli.explanations.tokens import Token
     from onnxgrad_cli.jobs.explain import Explained
 
 SETTINGS = ("repeats", "noise", "seed", "steps", "baseline", "layer", "window", "stride")
@@ -34,8 +40,9 @@ ROWS = 12
 @click.option(
     "-o",
     "--out",
-    metavar="FILE.png|FILE.npz|FILE.npy",
-    help="Pictures of the samples under their attributions, or arrays.  [default: nothing is written]",
+    metavar="FILE.png|FILE.html|FILE.npz|FILE.npy",
+    help="Pictures of the samples under their attributions, a page of tokens in their colours, or arrays.  "
+    "[default: nothing is written]",
 )
 @click.option(
     "--class",
@@ -79,6 +86,15 @@ ROWS = 12
 )
 @click.option("--window", type=Sizes(), help="occlusion: what is hidden.  [default: an eighth of the size]")
 @click.option("--stride", type=Sizes(), help="occlusion: how far it moves.  [default: half the window]")
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    metavar="FILE|DIR",
+    help="A tokenizer.json, by which text in --data becomes tokens, and which tells what tokens stand for.",
+)
+@click.option(
+    "--max-length", type=click.IntRange(min=2), metavar="TOKENS", help="Leave out what lies behind in a sample."
+)
 @on_samples
 @how_to_read
 @speaks
@@ -88,15 +104,24 @@ def explain(console: Console, /, model: str, data: str, out: str | None, **value
     console.done = "explained"
     from onnxgrad_cli.explanations.method import Method
     from onnxgrad_cli.jobs.explain import run_explain
+    from onnxgrad_cli.training.data import SequenceOptions
 
     window, stride = (values.pop(name) or () for name in ("window", "stride"))
     given = {name: values.pop(name) for name in SETTINGS if name in values}
     method = Method(values.pop("method"), window=window, stride=stride, **given)
     own = {name: values.pop(name) for name in ("label", "output")}  # which options of a build are called, too
+    sequences = SequenceOptions(**{name: values.pop(name) for name in ("tokenizer", "max_length")})
     samples, built = sample_options(values), options(values)
-    found = run_explain(model, data, out, method, samples=samples, options=built, tell=console.say, **own, **values)
+    found = run_explain(
+        model, data, out, method, samples=samples, sequences=sequences, options=built, tell=console.say, **own, **values
+    )
     each = [
-        {"sample": int(sample), "class": cls, "name": _name(found, cls), "score": float(score)}
+        {
+            "sample": int(sample),
+            "class": cls,
+            "name": found.names[cls] if isinstance(cls, int) and cls < len(found.names) else None,
+            "score": float(score),
+        }
         | ({} if found.gaps is None else {"gap": float(found.gaps[row])})
         for row, (sample, cls, score) in enumerate(
             zip(found.samples, found.classes.tolist(), found.scores, strict=True)
@@ -108,40 +133,59 @@ def explain(console: Console, /, model: str, data: str, out: str | None, **value
         "files": [str(file) for file in found.files],
     }  # fmt: skip
     console.result(result, "\n".join(_lines(found, each)))
+    if not console.json and sys.stdout.isatty():
+        for row, tokens in list(zip(each, found.of_tokens() or [], strict=False))[:ROWS]:
+            show(_colored(f"sample {row['sample']}: ", tokens), sys.stdout)
     return 0
-
-
-def _name(found: Explained, cls: Any) -> str | None:
-    """What a class is called; None where nobody says, or a sample has a class for each of its places."""
-    return found.names[cls] if isinstance(cls, int) and cls < len(found.names) else None
 
 
 def _tokens(found: Explained) -> list[list[dict[str, Any]]] | None:
     """Each sample's tokens with their attributions, where it is tokens that are explained."""
-    if found.tokens is None:
+    tokens = found.of_tokens()
+    if tokens is None:
         return None
-    values = found.of_places(2)
+    known = found.texts is not None
     return [
-        [{"token": int(token), "attribution": float(value)} for token, value in zip(*row, strict=True)]
-        for row in zip(found.tokens, values, strict=True)
+        [
+            {"token": each.number, **({"text": each.text} if known else {}), "attribution": each.attribution}
+            for each in row
+        ]
+        for row in tokens
     ]
+
+
+def _colored(head: str, tokens: Sequence[Token]) -> Text:
+    """The tokens of a sample one after the other, in the colours of what they add."""
+    from rich.style import Style
+    from rich.text import Text
+
+    from onnxgrad_cli.explanations.tokens import between, color_of, shares
+
+    line = Text(head)
+    for token, share in zip(tokens, shares(tokens), strict=True):
+        front = "#000000" if abs(share) < 0.7 else "#ffffff"
+        line.append(visible(token.text), Style(color=front, bgcolor="#{:02x}{:02x}{:02x}".format(*color_of(share))))
+        line.append(between(tokens))
+    return line
 
 
 def _lines(found: Explained, each: list[dict[str, Any]]) -> Iterator[str]:
     yield found.words
     head = ["sample", "class", "score", *(["off by"] if found.gaps is not None else [])]
     rows = [
-        [str(row["sample"]), row["name"] or (str(row["class"]) if isinstance(row["class"], int) else "of each place"),
-         f"{row['score']:.5g}", *([f"{row['gap']:.1%}"] if "gap" in row else [])]
-        for row in each[:ROWS]
+        [str(row["sample"]), found.name_of(number), f"{row['score']:.5g}",
+         *([f"{row['gap']:.1%}"] if "gap" in row else [])]
+        for number, row in enumerate(each[:ROWS])
     ]  # fmt: skip
     yield table(head, rows)
     if len(each) > ROWS:
         yield f"and {len(each) - ROWS} more"
     for row, tokens in list(zip(each, _tokens(found) or [], strict=False))[:ROWS]:
         yield f"sample {row['sample']}:"
-        yield table(("place", "token", "attribution"), [
-            (str(place), str(at["token"]), f"{at['attribution']:.4g}") for place, at in enumerate(tokens)
+        named = found.texts is not None
+        yield table(("place", "token", *(["text"] if named else []), "attribution"), [
+            (str(place), str(at["token"]), *([at["text"]] if named else []), f"{at['attribution']:.4g}")
+            for place, at in enumerate(tokens)
         ])  # fmt: skip
     yield shown(found.proof)
     yield from (f"wrote {file}" for file in found.files)

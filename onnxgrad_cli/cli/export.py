@@ -33,9 +33,9 @@ from onnxgrad_cli.common.visible import visible
 )
 @click.option(
     "--test-data",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE.npz",
-    help="Measure on these inputs what --merge loses.  [default: on drawn ones]",
+    type=click.Path(path_type=Path),
+    metavar="DATA",
+    help="Measure on these inputs what --merge loses: an .npz, or samples to train on.  [default: on drawn ones]",
 )
 @click.option(
     "--adapter",

@@ -32,8 +32,8 @@ SECTIONS = {
     "Optimizer": "optimizer-option group clip-norm clip-value accumulate loss-scale ema embed-state schedule",
     "How the model is read": "quantization identifiers shape infer-by-run rules",
     "What is written": (
-        "weights keep-outputs yield as-gradient-op training-info target recompute tuned report no-report artifacts "
-        "nominal-checkpoint dump-passes stop-after keep-mode"
+        "weights keep-outputs yield as-gradient-op training-info target recompute tuned report picture no-report "
+        "artifacts nominal-checkpoint dump-passes stop-after keep-mode"
     ),
     "Proof": "test-data",
     "How it speaks": "verbose quiet traceback",

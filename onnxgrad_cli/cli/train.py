@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from onnxgrad_cli.cli.code import FUNCTION, Typed, TypedFunction, function_loader, function_of
+from onnxgrad_cli.cli.code import TypedFunction, metric_name
 from onnxgrad_cli.cli.console import Console, speaks, table
-from onnxgrad_cli.cli.options import MODEL, Pair, options, what_to_build
+from onnxgrad_cli.cli.options import MODEL, options, what_to_build
 from onnxgrad_cli.cli.progress import is_terminal, training
-from onnxgrad_cli.common.choices import LogForm, Resize
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.cli.samples import columns_to_samples, sample_options
+from onnxgrad_cli.common.choices import LogForm
+from onnxgrad_cli.errors import OnnxgradError
 
 if TYPE_CHECKING:
     from onnxgrad_cli.jobs.train import Trained
-    from onnxgrad_cli.training.data import SampleOptions
     from onnxgrad_cli.training.run.communicator import Communicator
 
 NOT_HERE = {
@@ -46,19 +46,10 @@ NOT_HERE = {
     help="Arrays named after the inputs and the label: .npz, .csv, .jsonl, .parquet, .safetensors, a folder of .npy "
     "files, or ONNX test_data_set_N; a folder of pictures, FOLDER/CLASS/1.png; or one of Hugging Face's datasets.",
 )
-@click.option(
-    "--map",
-    "columns",
-    type=Pair("COLUMN=INPUT", "=", str),
-    multiple=True,
-    help="Take this column for that input or label.",
-)
-@click.option(
-    "--normalize",
-    multiple=True,
-    metavar="[INPUT:]auto|imagenet|MEAN/STD|none",
-    help="Bring pictures or columns to mean 0 and deviation 1; auto: as the training data have them. The trained model "
-    "says so in its metadata.",
+@columns_to_samples(
+    "[INPUT:]auto|imagenet|MEAN/STD|none",
+    "Bring pictures or columns to mean 0 and deviation 1; auto: as the training data have them. The trained model says "
+    "so in its metadata.",
 )
 @click.option(
     "--augment",
@@ -66,18 +57,6 @@ NOT_HERE = {
     help="Change pictures at random in training: flip left and right, move by up to an eighth.",
 )
 @click.option("--balance", is_flag=True, help="Draw samples so that all classes are seen alike often.")
-@click.option(
-    "--resize",
-    type=click.Choice(get_args(Resize)),
-    help="What becomes of picture files of other proportions than the input's: their edges are cut off, or not.  "
-    "[default: crop]",
-)
-@click.option(
-    "--transform",
-    cls=Typed,
-    metavar="FILE.py:FUNCTION",
-    help="Change each batch, a dict of numpy arrays, by a Python function.",
-)
 @click.option(
     "--tokenizer",
     type=click.Path(path_type=Path),
@@ -181,7 +160,8 @@ def train(console: Console, /, model: str, data: str, out: str | None, seed: int
     from onnxgrad_cli.training.data import SequenceOptions
 
     sequences = SequenceOptions(**{field.name: values.pop(field.name) for field in dataclasses.fields(SequenceOptions)})
-    samples = _samples(values)
+    changes = tuple(each.strip() for each in (values.pop("augment") or "").split(",") if each.strip())
+    samples = sample_options(values, augment=changes, balance=values.pop("balance"))
     values["metrics"] = tuple(metric_name(text) for text in values["metrics"])
     names = [field.name for field in dataclasses.fields(Course) if field.name in values]
     course = Course(seed=seed or 0, sequences=sequences, samples=samples, **{name: values.pop(name) for name in names})
@@ -204,39 +184,6 @@ def train(console: Console, /, model: str, data: str, out: str | None, seed: int
         return 0
     console.say("interrupted: the checkpoint holds it all, --resume goes on")
     return 130
-
-
-def _samples(values: dict[str, Any]) -> SampleOptions:
-    """Take what says how data become samples out of `values`."""
-    from onnxgrad_cli.training.data import SampleOptions
-
-    columns, words, file = (values.pop(name) for name in ("columns", "augment", "transform"))
-    twice = next((column for column, _ in columns if [name for name, _ in columns].count(column) > 1), None)
-    if twice is not None:
-        raise UsageError(f"`columns`: '{twice}' is to be two inputs", "name each column once")
-    changes: Any = tuple(each.strip() for each in (words or "").split(",") if each.strip())
-    return SampleOptions(
-        columns=dict(columns),
-        augment=changes,
-        transform=None if file is None else function_of(file, "--transform"),
-        **{name: values.pop(name) for name in ("normalize", "balance", "resize")},
-    )
-
-
-def metric_name(text: str) -> str:
-    """A metric as it is typed; of a function in a Python file, which is registered, what asks for it by its name.
-
-    `:higher=true` says of a function that more is better.
-    """
-    from onnxgrad_cli.training.python_metric import register
-
-    code = FUNCTION.match(text)
-    if code is None:
-        return text
-    rest = text[code.end() :]
-    higher = rest.endswith(":higher=true")
-    function = function_loader("--metric")(code["file"], code["function"])
-    return register(function, higher) + rest.removesuffix(":higher=true").removesuffix(":higher=false")
 
 
 train.params = [param for param in train.params if param.name not in NOT_HERE]

@@ -38,6 +38,7 @@ class DerivativeModel:
         outputs: the float outputs, or inner values, that are differentiated.
         added: inputs that were added, which come last.
         scores: score of a class that is differentiated -> the output that it is of.
+        axes: where derivatives are those of each sample, the axis of the samples of each value that depends on them.
         said: what else the model is to say of itself.
         training: what the passes note.
     """
@@ -50,6 +51,7 @@ class DerivativeModel:
     outputs: list[str] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
     scores: dict[str, str] = field(default_factory=dict)
+    axes: dict[str, int] = field(default_factory=dict)
     said: dict[str, Any] = field(default_factory=dict)
     training: Training = field(default_factory=Training)
 

@@ -7,7 +7,7 @@ rows in front, or else as the body of a Scan.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from onnx import NodeProto
 
@@ -44,7 +44,7 @@ def jacobian(op: Op, y: Val, wanted: Sequence[str], training: Differentiation, p
     graph.types[seed] = graph.types[y.name]
     found = differentiate(graph, {y.name: one.val(seed)}, wanted, one, training)
     names = list(dict.fromkeys(cotangent.name for x in wanted if (cotangent := found[x]) is not None))
-    dependent, invariant = _split(one.nodes, seed)
+    dependent, invariant = split(one.nodes, [seed])
     op.nodes.extend(invariant)
     some = names and 0 not in y.shape
     stacked = dict(zip(names, _stack(op, dependent, seed, y, names, per_sample), strict=True)) if some else {}
@@ -92,7 +92,7 @@ def _stack(op: Op, nodes: Sequence[NodeProto], seed: str, y: Val, names: Sequenc
     found = None
     largest = max((_known_size(op.val(name).known_shape) for node in nodes for name in node.output), default=1)
     if known * largest <= LARGEST:
-        found = vectorized(op, nodes, seed, unit(op, op.unsqueeze(steps, range(1, 1 + y.rank))), names)
+        found = vectorized(op, nodes, {seed: unit(op, op.unsqueeze(steps, range(1, 1 + y.rank)))}, names)
     found = found or bodies.scan(op, row, [], [steps])[1]
     return found if static else [op.Slice(rows, op.ints([0]), size, op.ints([0])) for rows in found]
 
@@ -102,9 +102,9 @@ def _known_size(shape: Shape | None) -> int:
     return math.prod(size for size in shape or () if isinstance(size, int))
 
 
-def _split(nodes: Sequence[NodeProto], name: str) -> tuple[list[NodeProto], list[NodeProto]]:
-    """The nodes whose results depend on a value, and the others."""
-    reached = {name}
+def split(nodes: Sequence[NodeProto], names: Iterable[str]) -> tuple[list[NodeProto], list[NodeProto]]:
+    """The nodes whose results depend on one of these values, and the others."""
+    reached = set(names)
     dependent: list[NodeProto] = []
     others: list[NodeProto] = []
     for node in nodes:

@@ -20,6 +20,7 @@ from onnxgrad_cli.derivatives.derivative_model import DerivativeModel, float_ini
 from onnxgrad_cli.derivatives.independence import sample_axes
 from onnxgrad_cli.derivatives.jacobian import jacobian
 from onnxgrad_cli.derivatives.names import casadi_names, name_after
+from onnxgrad_cli.derivatives.sample_gradients import Meetings, sample_gradients
 from onnxgrad_cli.derivatives.scores import ClassChoice
 from onnxgrad_cli.derivatives.values import choose, floats, hold, split
 from onnxgrad_cli.emission.emitter import Op
@@ -153,26 +154,49 @@ def _set_apart(derivative: DerivativeModel, kind: Derivative) -> None:
     for name in derivative.wanted:
         if axes.get(name, 0) != 0 or (kind == "hessian" and name not in axes):
             raise UsageError(f"'{name}' has no samples on its axis 0", "choose others with `wrt`")
+    derivative.axes = axes
     derivative.said["per_sample"] = tuple(name for name in derivative.wanted if name in axes)
 
 
 def _each_gradient(derivative: DerivativeModel, cotangents: Yield) -> list[str]:
     """Append the gradients of each sample's outputs times its cotangents: its own by inputs, and one by each weight."""
-    graph, apart = derivative.graph, derivative.said["per_sample"]
-    others = [name for name in derivative.wanted if name not in apart]
+    graph, training, axes = derivative.graph, derivative.training, derivative.axes
+    apart = derivative.said["per_sample"]
+    weights = [name for name in derivative.wanted if name not in apart]
     given = {y: derivative.add_input(f"{y}_grad", y) for y in derivative.outputs} if cotangents == "input" else {}
+    meetings = Meetings(graph, weights, axes)
+    linear = [name for name in weights if name not in meetings.mixed]
+    found: dict[str, Val | None] = _by_all_samples(derivative, given, meetings.mixed) if meetings.mixed else {}
     op = Op(graph)
+    seeds = {y: op.val(given[y]) if given else op.fill(1.0, op.val(y)) for y in derivative.outputs}
+    made = [name for node in meetings.nodes for name in node.output if name in axes]
+    known = differentiate(graph, seeds, [*apart, *made], op, training)
+    found |= {x: known[x] for x in apart}
+    if not set(made).isdisjoint(training.partial):
+        training.partial = [name for name in derivative.wanted if name in {*training.partial, *linear}]
+    found |= sample_gradients(op, known, linear, meetings, axes, training)
+    samples = op.size(op.val(derivative.outputs[0]), 0)
+    for name in weights:
+        x = op.val(name)
+        found[name] = found[name] or op.zeros([samples, *(op.size(x, axis) for axis in range(x.rank))], x)
+    return _results(derivative, op, {f"{x}_grad": (found[x], x) for x in derivative.wanted})
+
+
+def _by_all_samples(
+    derivative: DerivativeModel, given: Mapping[str, str], weights: Sequence[str]
+) -> dict[str, Val | None]:
+    """Append the gradients by weights that are read in ways of which the part of one sample is not known: one of the
+    whole batch for each sample."""
+    graph, op = derivative.graph, Op(derivative.graph)
     values = {y: op.val(y) for y in derivative.outputs}
     parts = {y: v * op.val(given[y]) if given else v for y, v in values.items()}
     summed = [op.sum(part, range(1, part.rank), keepdims=False) if part.rank > 1 else part for part in parts.values()]
     total = op.Sum(*summed) if len(summed) > 1 else op.Identity(summed[0])
     graph.nodes.extend(op.nodes)
     op = Op(graph)
-    rows = jacobian(op, op.val(total.name), others, derivative.training)
-    found: dict[str, Val | None] = dict(zip(others, rows, strict=True))
-    seeds = {y: op.val(given[y]) if given else op.fill(1.0, op.val(y)) for y in derivative.outputs}
-    found |= differentiate(graph, seeds, apart, op, derivative.training)
-    return _results(derivative, op, {f"{x}_grad": (found[x], x) for x in derivative.wanted})
+    rows = jacobian(op, op.val(total.name), weights, derivative.training)
+    graph.nodes.extend(op.nodes)
+    return dict(zip(weights, rows, strict=True))
 
 
 def _opened(

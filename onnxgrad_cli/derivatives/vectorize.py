@@ -25,13 +25,13 @@ class NotVectorized(Exception):
     """A node can't be written for all rows at once."""
 
 
-def vectorized(op: Op, nodes: Sequence[NodeProto], seed: str, rows: Val, names: Sequence[str]) -> list[Val] | None:
+def vectorized(op: Op, nodes: Sequence[NodeProto], rows: Mapping[str, Val], names: Sequence[str]) -> list[Val] | None:
     """Emit nodes once for many values of what they read.
 
     Args:
         op: where they are written.
-        nodes: the nodes, in order, that depend on the value called `seed`.
-        rows: the values it takes, stacked on axis 0; at least one.
+        nodes: the nodes, in order, that depend on `rows`.
+        rows: value -> all that it takes, stacked on axis 0; at least one.
         names: the results that are asked for.
 
     Returns:
@@ -40,7 +40,7 @@ def vectorized(op: Op, nodes: Sequence[NodeProto], seed: str, rows: Val, names: 
     """
     trial = Op(op.graph)
     trial.role = op.role
-    vectorizer = _Vectorizer(trial, seed, trial.val(rows.name))
+    vectorizer = _Vectorizer(trial, {name: trial.val(stack.name) for name, stack in rows.items()})
     try:
         for node in nodes:
             vectorizer.write(node)
@@ -61,11 +61,12 @@ class _Vectorizer:
         others: values that were computed from the shape of one that does.
     """
 
-    def __init__(self, op: Op, seed: str, rows: Val) -> None:
+    def __init__(self, op: Op, rows: dict[str, Val]) -> None:
         self.op = op
-        self.count = op.size(rows, 0)
-        self.leading = rows.shape[:1]
-        self.rows = {seed: rows}
+        first = next(iter(rows.values()))
+        self.count = op.size(first, 0)
+        self.leading = first.shape[:1]
+        self.rows = rows
         self.others: dict[str, Val] = {}
 
     def write(self, node: NodeProto) -> None:

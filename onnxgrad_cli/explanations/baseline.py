@@ -22,7 +22,7 @@ def baseline_of(method: Method, scorer: Scorer, data: Data) -> np.ndarray:
     """
     _, first = scorer.values(data.batch(np.arange(1)))
     if method.baseline == "zero":
-        return np.zeros((1, *first.shape[1:]), first.dtype)
+        return np.zeros([1] * first.ndim, first.dtype)
     if method.baseline == "mean":
         total = np.zeros((1, *first.shape[1:]))
         for part in batches(np.arange(len(data)), scorer, TOGETHER):
@@ -34,6 +34,8 @@ def baseline_of(method: Method, scorer: Scorer, data: Data) -> np.ndarray:
     path = checks.path("baseline", method.baseline)
     if not path.is_file():
         raise UsageError(f"`baseline`: no such file: '{path}'", "zero, mean, or an .npy or .npz file")
+    if data.ragged:
+        raise UsageError(f"`baseline={path.name}`: the samples are of different lengths", "take zero")
     array = _read(path, scorer.subject.name)
     if array.shape == first.shape[1:]:
         array = array[None]

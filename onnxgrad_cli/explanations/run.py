@@ -69,9 +69,11 @@ class Run:
             UsageError: a setting does not fit, or there is no such class.
             OnnxgradError: they are not finite.
         """
-        parts = [self._explained(part) for part in batches(rows, self.scorer, TOGETHER)]
-        shapes = {part.values.shape[1:] for part in parts}
-        if len(shapes) > 1:
+        ragged = self.data.ragged  # then one by one: not every model is told what stands behind the end of a sample
+        parts = [self._explained(part) for part in batches(rows, self.scorer, 1 if ragged else TOGETHER)]
+        if ragged:
+            parts = _padded(parts)
+        if len({part.values.shape[1:] for part in parts}) > 1:
             raise UsageError("samples of different lengths can't be explained at once", "choose some with `sample`")
         values, classes, scores = (np.concatenate(each) for each in list(zip(*parts, strict=True))[:3])
         if not np.isfinite(values).all():
@@ -162,6 +164,16 @@ class Run:
         if len(asked) not in (0, 1, len(default)):
             raise UsageError(f"`{name}` has {len(asked)} sizes, and there are {len(default)} axes of places")
         return list(asked) * (len(default) if len(asked) == 1 else 1) if asked else default
+
+
+def _padded(parts: Sequence[Attributions]) -> list[Attributions]:
+    """The attributions of batches of tokens, with zeros behind the ends of those that are shorter."""
+    longest = max(part.values.shape[1] for part in parts)
+
+    def padded(values: np.ndarray) -> np.ndarray:
+        return np.pad(values, [(0, 0), (0, longest - values.shape[1]), *[(0, 0)] * (values.ndim - 2)])
+
+    return [part._replace(values=padded(part.values)) for part in parts]
 
 
 def _sizes(sizes: Sequence[int]) -> str:

@@ -17,8 +17,16 @@ from onnxgrad_cli.explanations.scorer import Scorer
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import in_words, is_float, shape_of, tensor_type
 from onnxgrad_cli.metadata import Term
-from onnxgrad_cli.training.data import Data, Preprocessing, Range, SampleOptions, open_data
-from onnxgrad_cli.training.data.normalization import normalizations, tell_known
+from onnxgrad_cli.training.data import (
+    Data,
+    Preprocessing,
+    Range,
+    SampleOptions,
+    SequenceOptions,
+    as_trained,
+    holds_text,
+    open_data,
+)
 from onnxgrad_cli.verification.feeds import index_limits
 
 TOGETHER = 32
@@ -67,7 +75,7 @@ def scored(graph: Graph, output: str | None, class_axis: int = 1) -> Scored:
 
 def open_samples(
     source: str | Path, model: ModelProto, graph: Graph, what: Scored, label: str | None, prefix: str,
-    how: SampleOptions, tell: Tell,
+    how: SampleOptions, sequences: SequenceOptions, tell: Tell,
 ) -> Data:  # fmt: skip
     """Open the data of a model, and of its labels if there are to be some.
 
@@ -79,6 +87,7 @@ def open_samples(
         label: what the data call the labels; None reads none.
         prefix: what names in the data have before the inputs' names.
         how: how columns become inputs.
+        sequences: how text and lists of tokens become samples; data of tokens need no tokenizer.
         tell: takes what is narrated.
 
     Raises:
@@ -101,14 +110,12 @@ def open_samples(
         terms = [Term("cross-entropy", what.output, label, 1.0, what.classes or 0, None, what.axis)]
     known = Preprocessing.of_model(model)
     path = checks.path("data", source)
-    data = open_data(path, inputs, ranges, prefix=prefix, terms=terms, samples=how, known=known, tell=tell)
-    if any(text.rpartition(":")[2] == "auto" for text in how.normalize):
-        raise UsageError("`normalize='auto'` is of the training data", "give their numbers: MEAN/STD")
-    floats = {name: kind for name, kind in fed.items() if is_float(kind)}
-    normal = normalizations(how.normalize, floats, data, data.normal, tell)
-    if not how.normalize:
-        tell_known(normal, "the training", tell)
-    return replace(data, normal=normal)
+    if sequences.tokenizer is not None and not holds_text(path, prefix):
+        sequences = replace(sequences, tokenizer=None)
+    data = open_data(
+        path, inputs, ranges, prefix=prefix, terms=terms, options=sequences, samples=how, known=known, tell=tell
+    )
+    return as_trained(data, fed, how, tell)
 
 
 def class_names(data: Data, model: ModelProto, what: Scored, label: str | None) -> Sequence[str]:

@@ -27,7 +27,7 @@ from onnxgrad_cli.files import ModelSource, own_model, save_bytes
 from onnxgrad_cli.files.arrays import write_npz
 from onnxgrad_cli.jobs.scores import UNPROVED, Verdict, file_for, proved_scorer
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.training.data import Data, SampleOptions
+from onnxgrad_cli.training.data import Data, SampleOptions, SequenceOptions
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def run_attack(
     subject = the_input(likely, path, typed(likely, path, options), wrt)
     if subject.inner:
         raise UsageError(f"'{subject.name}' is no input of floats: what is in between can't be fed", "name an input")
-    found = open_samples(data, proto, graph, what, label, prefix, samples or SampleOptions(), tell)
+    found = open_samples(data, proto, graph, what, label, prefix, samples or SampleOptions(), SequenceOptions(), tell)
     rows = chosen(found, sample)
     scorer, proof = proved_scorer(subject, name, what, found.batch_size, options, verify, tell)
     ball = Ball(fooling.epsilon, fooling.norm, *(fooling.clip or _range(found, subject.name, tell)))

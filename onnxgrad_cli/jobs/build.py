@@ -42,6 +42,7 @@ def run_build(
     test_data: str | Path | None = None,
     reports: Sequence[str | Path] = (),
     no_report: bool = False,
+    picture: str | Path | None = None,
     dump_passes: str | Path | None = None,
     stop_after: str | None = None,
     force: bool = False,
@@ -58,9 +59,11 @@ def run_build(
         weights: where the values of weights and state are: 'stored' in the model, as initializers that can be fed, or
             beside it: with 'inputs' they are inputs like any other, which JavaScript can feed; see `start_values`.
         verify: prove the gradients; by default where that takes a few seconds.
-        test_data: an .npz with arrays to prove them on, by input name; what is missing is drawn at random.
+        test_data: an .npz with arrays to prove them on, by input name, or data to train on, of which the first samples
+            are taken; what is missing is drawn at random.
         reports: files for the report, whose suffixes say the format; by default `<out>.report.md`.
         no_report: write no report.
+        picture: a page of HTML with the picture of the training model, to which reports in HTML link.
         dump_passes: a folder for the model as it is after each pass; its external data are not copied.
         stop_after: the pass to end after; the model as it is then is written, unproven.
         force: replace files that onnxgrad did not write.
@@ -88,7 +91,14 @@ def run_build(
     apart = weights == "inputs"
     if apart:
         _check_apart(options, stop_after, target, force)
-    attempt = BuildAttempt(request, target, checks.paths("reports", reports), no_report, keeps_original=packs)
+    attempt = BuildAttempt(
+        request,
+        target,
+        checks.paths("reports", reports),
+        no_report,
+        packs,
+        checks.path_or_none("picture", picture),
+    )
     result = attempt.run(partial(_packed if packs else _plain, attempt), attempt.dump)
     if result is None:
         return attempt.write_reports(attempt.report())

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import methodcaller
+from os.path import relpath
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 from onnx import ModelProto
@@ -34,7 +36,7 @@ from onnxgrad_cli.files.start_values import read_values, stage_values, with_valu
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.jobs.pass_dump import PassDump
-from onnxgrad_cli.jobs.proof_data import fit, read_data
+from onnxgrad_cli.jobs.proof_data import ProofData, fit
 from onnxgrad_cli.metadata import check_is_original, describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes import VERIFY, pipeline_for
@@ -46,6 +48,8 @@ from onnxgrad_cli.standard.gradient_operator import has_gradients
 from onnxgrad_cli.verification.proof import PROVED, Proof, Step, prove
 from onnxgrad_cli.verification.sizes import settle_sizes, wrong_shape
 from onnxgrad_cli.verification.written import Ran, difference, refused
+from onnxgrad_cli.view import draw
+from onnxgrad_cli.view.html import html
 
 AfterPass = Callable[[Pass, Graph, PassRecord], None]
 
@@ -87,6 +91,7 @@ class BuildAttempt:
         original: a copy of the inference model; None where neither the job nor the proof needs one.
         path: the file of the inference model; None is stdin.
         target: the file of the training model; None is stdout.
+        picture: the page with the picture of it; None where there is to be none.
         dump: what is done after each pass.
         files: the files read and written.
         proof: what the proof found; None where there was none.
@@ -104,14 +109,16 @@ class BuildAttempt:
         reports: Sequence[Path],
         no_report: bool,
         keeps_original: bool,
+        picture: Path | None = None,
     ) -> None:
         proto, path = own_model(request.model)
         check_is_no_mistake(proto, request.options)
         self.request, self.path, self.target = request, path, target
         self.reports = _report_files(self.target, reports, no_report)
-        _check_targets(self.target, self.reports, proto, path, request.force)
+        self.picture = _page_for(picture, self.target)
+        _check_targets(self.target, [*self.reports, *([picture] if picture else [])], proto, path, request.force)
         _check_words(request, self.reports)
-        self._data = read_data(request.test_data) if request.test_data else {}
+        self._data = ProofData.of(request.test_data)
         self.dump = PassDump(request.dump_passes, path, request.force, request.check, request.tell)
         graph = Graph(proto, path)
         self._tests = request.proves and (bool(request.verify) or is_quick(proto))
@@ -165,7 +172,7 @@ class BuildAttempt:
             check_ends(self.built.graph)
         request.tell("verifying the gradients", 1)
         roles = describe(trained)
-        data, sizes = fit(self._data, trained, roles, request.tell, request.test_data)
+        data, sizes = fit(self._data, trained, roles, request.tell)
         original = self.original if request.compares else None
         start = time.perf_counter()
         self.proof = prove(
@@ -219,6 +226,10 @@ class BuildAttempt:
                 )
                 for file in [*written, *beside]:
                     self.take_file(switch, file, "training model" if file == self.target else "weights")
+                if self.picture is not None:
+                    drawn = html(draw(model, self.path)).encode()
+                    switch.stage(self.picture, methodcaller("write", drawn))
+                    self.take_file(switch, self.picture, "picture")
                 report = self.report()
                 if beside:
                     report = replace(report, next=[report.next[0], in_javascript(report, self.target, beside[0])])
@@ -236,7 +247,8 @@ class BuildAttempt:
     def stage_reports(self, switch: Switch, report: Report) -> None:
         """Write a report to the files that are for it, which take their names with others."""
         for file in self.reports:
-            switch.stage(file, methodcaller("write", render(report, file.suffix[1:]).encode()))
+            page = "" if self.picture is None else quote(Path(relpath(self.picture, file.parent)).as_posix())
+            switch.stage(file, methodcaller("write", render(report, file.suffix[1:], page).encode()))
 
     def check_written(
         self, file: Path, model: ModelProto, step: Callable[[ModelProto], ModelProto] | None = None
@@ -297,6 +309,15 @@ def _report_files(target: Path | None, reports: Sequence[Path], no_report: bool)
     return [target.with_name(f"{target.name}.report.md")]
 
 
+def _page_for(picture: Path | None, target: Path | None) -> Path | None:
+    """The page for a picture of the training model."""
+    if picture is not None and picture.suffix.lower() != ".html":
+        raise UsageError(f"`picture`: '{picture}' is no page of HTML", "call it .html; `onnxgrad view` has other forms")
+    if picture is not None and target is None:
+        raise UsageError("`picture` is written beside the model, which goes to stdout", "name a file with `out`")
+    return picture
+
+
 def _check_targets(
     target: Path | None, reports: Sequence[Path], model: ModelProto, source: Path | None, force: bool
 ) -> None:
@@ -304,7 +325,7 @@ def _check_targets(
 
     Args:
         target: the file for the model; None is stdout.
-        reports: the files for the report.
+        reports: the files for what is written beside it.
         model, source: the model that is built from and its file: neither that file nor its weights are overwritten.
         force: replace files that onnxgrad did not write.
 

@@ -15,7 +15,7 @@ from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import ModelSource, load_external_data, own_model
 from onnxgrad_cli.files.start_values import lacking, values_beside, with_values
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.jobs.proof_data import fit, read_data
+from onnxgrad_cli.jobs.proof_data import ProofData, fit
 from onnxgrad_cli.metadata import describe, read_derived
 from onnxgrad_cli.verification.derived import prove_derived, roles_of
 from onnxgrad_cli.verification.proof import Proof, prove
@@ -35,7 +35,8 @@ def run_check(
 
     Args:
         model: the training model, or the model of derivatives; '-' is stdin.
-        data: an .npz with arrays for its inputs and weights, by name; what is missing is drawn at random.
+        data: an .npz with arrays for its inputs and weights, by name, or data to train on, of which the first samples
+            are taken; what is missing is drawn at random.
         original: the model that it was made from: what it computes is compared, and second derivatives need it.
         sizes: sizes of symbolic dimensions, for what is drawn.
         seed: of what is drawn.
@@ -54,7 +55,7 @@ def run_check(
     if elsewhere:
         proto = with_values(proto, values_beside(path, elsewhere))
     before = _with_own_weights(*own_model(original)) if original is not None else None
-    arrays, measured = fit(read_data(data) if data else {}, proto, roles, tell, data)
+    arrays, measured = fit(ProofData.of(data), proto, roles, tell, () if derived is None else derived.inputs)
     bound = {**(sizes or {}), **measured}
     if derived is not None:
         return prove_derived(proto, derived, path, before, arrays, bound, seed, force=True)

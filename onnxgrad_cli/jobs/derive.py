@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 from onnx import ModelProto
 
 from onnxgrad_cli.common import checks
@@ -19,7 +18,7 @@ from onnxgrad_cli.errors import CheckFailed, UsageError
 from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import STREAM, ModelSource, check_external_data, check_target, own_model, save_model
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.jobs.proof_data import fit, read_data
+from onnxgrad_cli.jobs.proof_data import ProofData, fit
 from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.metadata import read_derived
 from onnxgrad_cli.options import Options
@@ -69,7 +68,8 @@ def run_derive(
         loss_output, labels: with the flag Loss, the output that is the loss, and the inputs that get no gradient.
         options: shapes and modes, as for a build.
         verify: prove the derivatives; by default where that takes a few seconds.
-        test_data: an .npz with arrays to prove them on, by input name; what is missing is drawn at random.
+        test_data: an .npz with arrays to prove them on, by input name, or data to train on, of which the first samples
+            are taken; what is missing is drawn at random.
         force: replace a file that onnxgrad did not write.
         tell: takes what is narrated: what the model says of its sizes and does not keep, or could not be tested.
 
@@ -113,8 +113,7 @@ def run_derive(
             keep_outputs=DerivativeOptions.KeepOutputs in flags, path=path, options=options,
             cotangents=None if flags in (DerivativeOptions.Zero, DerivativeOptions.KeepOutputs) else cotangents(flags),
         )  # fmt: skip
-    test_data = checks.path_or_none("test_data", test_data)
-    data = read_data(test_data) if test_data else {}
+    data = ProofData.of(checks.path_or_none("test_data", test_data))
     runs = DerivativeOptions.KeepYieldOp not in flags  # else onnxruntime-training alone runs it
     judged = runs if verify is None else verify
     proof = proof_of(derived, proto, path, data, options, verify is True, tell) if judged else None
@@ -124,7 +123,7 @@ def run_derive(
 
 
 def proof_of(
-    model: ModelProto, original: ModelProto, path: Path | None, data: Mapping[str, np.ndarray], options: Options,
+    model: ModelProto, original: ModelProto, path: Path | None, data: ProofData, options: Options,
     demanded: bool, tell: Tell,
 ) -> Proof:  # fmt: skip
     """What became of the proof of a model of derivatives.
@@ -136,7 +135,7 @@ def proof_of(
     tell("verifying the derivatives", 1)
     said = read_derived(model)
     assert said is not None
-    arrays, sizes = fit(data, model, roles_of(model, said), tell)
+    arrays, sizes = fit(data, model, roles_of(model, said), tell, said.inputs)
     sizes = {**{symbol: size for symbol, size in options.dims.items() if size}, **sizes}
     proof = prove_derived(
         model, said, path, original, arrays, sizes, force=demanded, note=lambda check: tell(f"checking: {check}", 1)

@@ -21,19 +21,22 @@ from onnxgrad_cli.explanations.pictures import draw
 from onnxgrad_cli.explanations.run import Run
 from onnxgrad_cli.explanations.samples import chosen, class_names, open_samples, scored
 from onnxgrad_cli.explanations.subject import Subject, in_mode, the_input, the_layer, typed
+from onnxgrad_cli.explanations.tokens import Token, page
 from onnxgrad_cli.files import ModelSource, own_model, save_bytes
 from onnxgrad_cli.files.arrays import write_npz
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.jobs.scores import UNPROVED, Verdict, file_for, proved_scorer
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.training.data import Data, SampleOptions
+from onnxgrad_cli.training.data import Data, SampleOptions, SequenceOptions
+from onnxgrad_cli.training.data.lists import Lists
 from onnxgrad_cli.training.data.picture_layout import Layout, layout_of
+from onnxgrad_cli.training.data.text import Tokenizer
 
 UNSIGNED = frozenset({"saliency", "smoothgrad"})
 """Methods of which the largest magnitude over channels counts; of the others attributions add up."""
 
-ENDINGS = (".npz", ".npy", ".png")
+ENDINGS = (".npz", ".npy", ".png", ".html")
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class Explained:
         names: what the classes are called, if anything.
         gaps: of integrated gradients, how far each sum is from the difference of the scores, as a share; float64 (n,).
         tokens: the numbers of tokens, where attributions are of these; int64 (n, length).
+        texts: what the tokens of each sample stand for, up to its end, where a tokenizer says so.
+        lengths: how many tokens each sample has, int64 (n,).
         proof: the verdict on the gradients, and why.
         files: what was written.
     """
@@ -63,6 +68,8 @@ class Explained:
     names: Sequence[str] = ()
     gaps: np.ndarray | None = None
     tokens: np.ndarray | None = None
+    texts: list[list[str]] | None = None
+    lengths: np.ndarray | None = None
     proof: Verdict = UNPROVED
     files: list[Path] = field(default_factory=list)
 
@@ -71,6 +78,24 @@ class Explained:
         if channels is None:
             return self.values
         return np.abs(self.values).max(channels) if self.method in UNSIGNED else self.values.sum(channels)
+
+    def of_tokens(self) -> list[list[Token]] | None:
+        """The tokens of each sample with their attributions; None where it is no tokens that are explained."""
+        if self.tokens is None or self.lengths is None:
+            return None
+        texts = self.texts or [list(map(str, row)) for row in self.tokens.tolist()]
+        values = self.of_places(2)
+        return [
+            [Token(int(number), text, float(value)) for number, text, value in zip(*row, strict=False)][:length]
+            for *row, length in zip(self.tokens, texts, values, self.lengths.tolist(), strict=True)
+        ]
+
+    def name_of(self, row: int) -> str:
+        """What the class of a sample is called."""
+        found = self.classes[row]
+        if found.ndim:
+            return "of each place"
+        return self.names[found] if found < len(self.names) else str(found)
 
 
 @judged
@@ -88,6 +113,7 @@ def run_explain(
     prefix: str = "",
     sample: Sequence[int] = (),
     samples: SampleOptions | None = None,
+    sequences: SequenceOptions | None = None,
     options: Options | None = None,
     verify: bool | None = None,
     force: bool = False,
@@ -98,8 +124,8 @@ def run_explain(
     Args:
         model: the model; '-' is stdin.
         data: samples in any format of training data, or a single picture.
-        out: a .png of pictures, an .npz with `attributions`, `samples`, `classes` and `scores`, or an .npy of the
-            attributions; by default nothing is written.
+        out: a .png of pictures, an .html of tokens, an .npz with `attributions`, `samples`, `classes` and `scores`, of
+            tokens also `tokens` and `texts`, or an .npy of the attributions; by default nothing is written.
         method: how; by default saliency.
         class_: whose score: a number, 'argmax' (the model's own answer), or 'label'. Of an output with places besides
             classes it is the sum of all places' scores.
@@ -110,6 +136,7 @@ def run_explain(
         label, prefix: what the data call the labels, and have before the names of inputs.
         sample: the numbers of the samples that are explained; by default all, of a .png the first.
         samples: how columns become inputs, such as a normalization.
+        sequences: how text becomes tokens; the tokenizer also says what tokens that the data hold stand for.
         options: shapes and modes, as for a build.
         verify: prove the gradients; by default where that takes a few seconds.
         force: replace a file that onnxgrad did not write.
@@ -136,7 +163,8 @@ def run_explain(
     else:
         subject = the_input(proto, path, graph, wrt)
     named = label if class_ == "label" else None
-    found = open_samples(data, proto, graph, what, named, prefix, samples or SampleOptions(), tell)
+    sequences = sequences or SequenceOptions()
+    found = open_samples(data, proto, graph, what, named, prefix, samples or SampleOptions(), sequences, tell)
     rows = chosen(found, sample or ((0,) if pictured else ()))
     shown = _picture(graph, found, target) if target is not None and pictured else None
     scorer, proof = proved_scorer(subject, what.output, what, found.batch_size, options, verify, tell)
@@ -144,11 +172,13 @@ def run_explain(
     baseline = baseline_of(method, scorer, found) if needs else np.zeros(())
     run = Run(method, what, scorer, found, class_, named, graph, baseline)
     values = run.explain(rows, tell)
+    tokens, lengths = _tokens(subject, proto, found, rows)
+    texts = _texts(tokens, lengths, sequences.tokenizer)
     explained = Explained(
         method.name,
         visible(f"{run.words()}, of the score of {_class_words(class_)} of '{what.output}', by '{subject.name}'"),
         values.values, rows, values.classes, values.scores, class_names(found, proto, what, named), values.gaps,
-        _tokens(subject, proto, found, rows), proof,
+        tokens, texts, lengths, proof,
     )  # fmt: skip
     if target is not None:
         save_bytes(_drawn(explained, target, run, *shown) if shown else _arrays(explained, target), target)
@@ -162,13 +192,31 @@ def _class_words(class_: int | str) -> str:
     )
 
 
-def _tokens(subject: Subject, model: ModelProto, data: Data, rows: np.ndarray) -> np.ndarray | None:
-    """The tokens whose embeddings are explained."""
+def _tokens(
+    subject: Subject, model: ModelProto, data: Data, rows: np.ndarray
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """The tokens whose embeddings are explained, and how many each sample has."""
     lookup = next((n for n in model.graph.node if subject.name in n.output and n.op_type == "Gather"), None)
     if lookup is None or lookup.input[1] not in data.arrays:
+        return None, None
+    found, column = data.batch(rows)[lookup.input[1]], data.arrays[lookup.input[1]]
+    if found.ndim != 2:
+        return None, None
+    return found, column.lengths[data.rows(rows)] if isinstance(column, Lists) else np.full(len(rows), found.shape[1])
+
+
+def _texts(tokens: np.ndarray | None, lengths: np.ndarray | None, tokenizer: Path | None) -> list[list[str]] | None:
+    """What tokens stand for.
+
+    Raises:
+        UsageError: there are none, or the tokenizer can't be used.
+    """
+    if tokenizer is None:
         return None
-    found: np.ndarray = data.batch(rows)[lookup.input[1]]
-    return found if found.ndim == 2 else None
+    if tokens is None or lengths is None:
+        raise UsageError("`tokenizer`: what is explained are no tokens", "leave it out, or explain their embeddings")
+    names = Tokenizer(tokenizer)
+    return [names.texts(row[:length].tolist()) for row, length in zip(tokens, lengths, strict=True)]
 
 
 def _picture(graph: Graph, data: Data, target: Path) -> tuple[str, Layout]:
@@ -182,13 +230,35 @@ def _picture(graph: Graph, data: Data, target: Path) -> tuple[str, Layout]:
 
 def _arrays(found: Explained, target: Path) -> bytes:
     """Attributions alone, or with what they are of, by the ending of the file."""
+    if target.suffix.lower() == ".html":
+        return _token_page(found, target)
     stream = BytesIO()
     if target.suffix.lower() == ".npy":
         np.save(stream, found.values)
         return stream.getvalue()
     arrays = {"attributions": found.values, "samples": found.samples, "classes": found.classes, "scores": found.scores}
+    if found.tokens is not None:
+        arrays["tokens"] = found.tokens
+    if found.texts is not None:
+        length = 0 if found.tokens is None else found.tokens.shape[1]
+        arrays["texts"] = np.array([[*row, *[""] * (length - len(row))] for row in found.texts])
     write_npz(arrays, stream)
     return stream.getvalue()
+
+
+def _token_page(found: Explained, target: Path) -> bytes:
+    """The tokens in the colours of what they add.
+
+    Raises:
+        UsageError: it is no tokens that are explained.
+    """
+    tokens = found.of_tokens()
+    if tokens is None:
+        raise UsageError(f"'{target}' is a page of tokens, and what is explained are none", "write .png or .npz")
+    headings = [
+        f"sample {number}: {found.name_of(row)}, {found.scores[row]:.5g}" for row, number in enumerate(found.samples)
+    ]
+    return page(found.words, list(zip(headings, tokens, strict=True))).encode()
 
 
 def _drawn(found: Explained, target: Path, run: Run, name: str, layout: Layout) -> bytes:

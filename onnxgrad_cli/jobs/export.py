@@ -15,7 +15,7 @@ from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model, save_model
 from onnxgrad_cli.files.start_values import HeldValues, is_values, read_values
 from onnxgrad_cli.ir.types import Arrays
-from onnxgrad_cli.jobs.proof_data import read_data
+from onnxgrad_cli.jobs.proof_data import ProofData
 from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.metadata import Adapter, Quantized
 from onnxgrad_cli.training.adapters.branches import of_integers
@@ -60,7 +60,8 @@ def run_export(
         adaptable: write the model as it is, with empty factors in place of the adapters, which a runtime overrides.
         merge: add adapters into matrices that are stored as integers, too, and round these anew, which is lossy; what
             outputs lose is told. Else such an adapter stands beside its product.
-        test_data: an .npz file with inputs on which that is measured; else they are drawn at random.
+        test_data: an .npz with inputs on which that is measured, or data to train on, of which the first samples are
+            taken; else they are drawn at random.
         adapter: a file or folder for the adapters alone, see `AdapterTarget`; then the model is written only where
             `out`, `adaptable` or `merge` asks for it.
         use_ema: write the moving averages that `Options.ema` has kept, in place of the weights.
@@ -154,7 +155,9 @@ class _Trained:
         found, lost = requantized(
             self.model, self.adapters, self.weights, self.path, self.state, keep_mode, self.quantized
         )
-        data = read_data(test_data) if test_data is not None else {}
+        stored = {tensor.name for tensor in self.model.graph.initializer}
+        inputs = {value.name: value.type for value in self.model.graph.input if value.name not in stored}
+        data = ProofData.of(test_data).arrays(self.model, inputs, (), tell)
         worst = max(lost, key=lambda each: each.lost)
         tell(
             f"rounded into integers, which is lossy: {len(lost)} matrices, of '{worst.weight}' the most, "

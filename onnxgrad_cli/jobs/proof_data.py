@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -11,47 +12,103 @@ from onnx import ModelProto, TypeProto
 
 from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
-from onnxgrad_cli.ir.types import dtype_of, shape_of
-from onnxgrad_cli.metadata import Roles
+from onnxgrad_cli.ir.types import Arrays, dtype_of, shape_of
+from onnxgrad_cli.metadata import Roles, Term
+
+SAMPLES = 4
+"""Of data that hold samples to train on, how many a proof is made on: its runs take longer with each."""
 
 
-def read_data(path: Path) -> dict[str, np.ndarray]:
-    """The arrays in an .npz file.
+@dataclass(frozen=True)
+class ProofData:
+    """Arrays of a user: of an .npz all as they are, of other data to train on the first samples.
 
-    Raises:
-        OnnxgradError: it can't be read.
+    Attributes:
+        source: the file or folder; None where nothing is given.
+        whole: the arrays of an .npz.
     """
-    if not path.exists():
-        raise OnnxgradError(f"no such file: '{path}'")
-    from onnxgrad_cli.training.data import npz  # most builds have no data, and need not wait for this
 
-    try:
-        return npz.arrays_of(path)[0]
-    except UsageError as error:
-        raise OnnxgradError(error.message, error.hint, error.details) from None
+    source: Path | None = None
+    whole: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, path: Path | None) -> ProofData:
+        """What a user names, as far as it can be read before the model is known.
+
+        Raises:
+            OnnxgradError: it can't be read.
+        """
+        if path is None:
+            return cls()
+        if not path.exists():
+            raise OnnxgradError(f"no such file or folder: '{path}'")
+        from onnxgrad_cli.training.data import (
+            holds_samples,
+            npz,
+        )  # most builds have no data, and need not wait for this
+
+        if holds_samples(path):
+            return cls(path)
+        try:
+            return cls(path, npz.arrays_of(path)[0])
+        except UsageError as error:
+            raise OnnxgradError(error.message, error.hint, error.details) from None
+
+    def arrays(self, model: ModelProto, inputs: Mapping[str, TypeProto], terms: Sequence[Term], tell: Tell) -> Arrays:
+        """The arrays, by the names that they have in the data, or as samples are fed to a model.
+
+        Args:
+            model: which says how the data that it was trained on were prepared.
+            inputs: what of it samples may hold, with its types.
+            terms: its losses, which say what labels are.
+            tell: takes what is narrated.
+
+        Raises:
+            UsageError: samples can't be read, or don't fit.
+        """
+        if self.source is None or self.whole:
+            return dict(self.whole)
+        from onnxgrad_cli.training.data import Preprocessing, absent, open_data
+
+        gone = absent(self.source, inputs)
+        held = {name: kind for name, kind in inputs.items() if name not in gone or len(gone) == len(inputs)}
+        judged = [term for term in terms if term.label in held]
+        data = open_data(self.source, held, terms=judged, known=Preprocessing.of_model(model), tell=tell)
+        count = data.batch_size or min(len(data), SAMPLES)
+        if count < len(data):
+            tell(f"'{self.source}': the first {count} of {len(data):,} samples are taken", 0)
+        return data.batch(np.arange(count))
 
 
 def fit(
-    data: Mapping[str, np.ndarray], model: ModelProto, roles: Roles, tell: Tell, source: Path | None = None
-) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    data: ProofData, model: ModelProto, roles: Roles, tell: Tell, added: Collection[str] = ()
+) -> tuple[Arrays, dict[str, int]]:
     """The arrays that are inputs of a training model or a model of derivatives, in its types, and the sizes they give
     to its symbols.
+
+    Args:
+        data: what a user has given.
+        model: the model.
+        roles: of its inputs.
+        tell: takes what is narrated.
+        added: inputs that no sample holds.
 
     Raises:
         UsageError: none is an input, or one is of another shape or type, or holds a class or row that there is not.
     """
-    if not data:
+    if data.source is None:
         return {}, {}
     from onnxgrad_cli.training.data import ranges_of
     from onnxgrad_cli.training.data.validate import check_whole
 
     types = {value.name: value.type for value in model.graph.input}
+    given = data.arrays(model, {n: types[n] for n in roles.sampled if n not in added}, roles.losses, tell)
     ranges = ranges_of(model) if roles.losses else {}
     sizes: dict[str, int] = {}
-    fitting = {name: _fitted(name, data[name], types[name], sizes) for name in data if name in types}
+    fitting = {name: _fitted(name, given[name], types[name], sizes) for name in given if name in types}
     for name in filter(ranges.__contains__, fitting):
-        check_whole(source or Path("the data"), name, data[name], ranges[name])
-    unknown = [name for name in data if name not in fitting]
+        check_whole(data.source, name, given[name], ranges[name])
+    unknown = [name for name in given if name not in fitting]
     if not fitting:
         raise UsageError(
             f"no input of the model is called {' or '.join(repr(name) for name in unknown[:5])}",

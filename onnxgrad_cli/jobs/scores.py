@@ -15,6 +15,7 @@ from onnxgrad_cli.explanations.scorer import Scorer, differentiate_score
 from onnxgrad_cli.explanations.subject import Subject
 from onnxgrad_cli.files import check_target
 from onnxgrad_cli.jobs.derive import proof_of
+from onnxgrad_cli.jobs.proof_data import ProofData
 from onnxgrad_cli.options import Options
 
 ONE_BY_ONE = "note: samples are run one by one: they are not proven to be independent of others in a batch"
@@ -69,7 +70,7 @@ def proved_scorer(
     derived = differentiate_score(subject, score, what.axis, options)
     verdict = UNPROVED
     if verify is not False:
-        proof = proof_of(derived.model, subject.model, subject.path, {}, options, verify is True, tell)
+        proof = proof_of(derived.model, subject.model, subject.path, ProofData(), options, verify is True, tell)
         verdict = proof.verdict, proof.why
     scorer = Scorer(subject, what.output, derived, fixed)
     if not derived.independent:

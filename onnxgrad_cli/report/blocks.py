@@ -9,6 +9,10 @@ class Name(str):
     """A word of the user's (a tensor, a file, a command), to be shown as it is."""
 
 
+class Place(Name):
+    """The name of something in the model, a module, a node or a value, to which a picture of it may be opened."""
+
+
 Inline = str | tuple[str, ...]
 """A run of text: plain words and `Name`s."""
 
@@ -74,10 +78,16 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A whole document; `tone` is 'good', 'warn' or 'bad'."""
+    """A whole document.
+
+    Attributes:
+        tone: 'good', 'warn' or 'bad'.
+        picture: a link to the page with the picture of the model, in which places are; "" where there is none.
+    """
 
     title: Inline
     verdict: Inline
     tone: str
     glance: list[tuple[str, Inline]]
     sections: list[Section]
+    picture: str = ""

@@ -6,7 +6,19 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from onnxgrad_cli.cost import Cost
-from onnxgrad_cli.report.blocks import Block, Bullets, Course, Inline, Listing, Name, Page, Paragraph, Section, Table
+from onnxgrad_cli.report.blocks import (
+    Block,
+    Bullets,
+    Course,
+    Inline,
+    Listing,
+    Name,
+    Page,
+    Paragraph,
+    Place,
+    Section,
+    Table,
+)
 from onnxgrad_cli.report.glance import (
     adapters_in_words,
     glance,
@@ -80,7 +92,7 @@ def _weights(report: Report) -> Section:
         return Section("Trained weights", [])
     done = any(weight.gradient for weight in report.weights)
     rows: list[tuple[Inline, ...]] = [
-        (Name(w.name), w.dtype, shape(w.shape), number(w.count), percent(w.share), Name(w.gradient))
+        (Place(w.name), w.dtype, shape(w.shape), number(w.count), percent(w.share), Name(w.gradient))
         for w in report.weights
     ]
     total = sum(weight.count for weight in report.weights)
@@ -283,7 +295,7 @@ def _modules(cost: Cost) -> Iterator[Block]:
     """What each module takes, with its gradient."""
     total = cost.flops_forward + cost.flops_backward
     rows: list[tuple[Inline, ...]] = [
-        (Name(m.module) if m.module else "in no module", number(m.forward), number(m.backward),
+        (Place(m.module) if m.module else "in no module", number(m.forward), number(m.backward),
          percent((m.forward + m.backward) / total)) for m in cost.modules
     ]  # fmt: skip
     if rows:
@@ -307,7 +319,7 @@ def _memory(report: Report, cost: Cost) -> Iterator[Block]:
         yield Course(cost.memory, words)
     if report.recomputed:
         yield Paragraph(f"Computed again in the backward part: {recomputed_in_words(report.recomputed)}.")
-    rows = [(Name(k.name), Name(k.op), shape(k.shape), number(k.bytes)) for k in cost.kept]
+    rows = [(Place(k.name), Name(k.op), shape(k.shape), number(k.bytes)) for k in cost.kept]
     if rows:
         yield Paragraph("Kept are results of the forward part that the backward part reads. The largest of them:")
         yield Table(("value", "made by", "shape", "bytes"), rows, frozenset({3}))

@@ -1,13 +1,29 @@
-"""The report as one HTML page that needs nothing else: no script, no font, no image, light and dark."""
+"""The report as one HTML page that needs nothing else: no script, no font, no image, light and dark.
+
+Only a picture of the model is a page of its own, which is linked where it was written too.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from html import escape
+from urllib.parse import quote
 
 from onnxgrad_cli.common.visible import visible
-from onnxgrad_cli.report.blocks import Block, Bullets, Course, Inline, Listing, Name, Page, Paragraph, Picture, Table
+from onnxgrad_cli.report.blocks import (
+    Block,
+    Bullets,
+    Course,
+    Inline,
+    Listing,
+    Name,
+    Page,
+    Paragraph,
+    Picture,
+    Place,
+    Table,
+)
 from onnxgrad_cli.report.curve import area
 from onnxgrad_cli.report.words import pieces, plain
 
@@ -47,7 +63,7 @@ def _page(page: Page) -> Iterator[str]:
     for section in page.sections:
         yield f'<section id="{_anchor(section.title)}">\n<h2>{_inline(section.title)}</h2>'
         for block in section.blocks:
-            yield from _block(block)
+            yield from _block(block, page.picture)
         yield "</section>"
     yield "</body>\n</html>"
 
@@ -56,7 +72,7 @@ def _anchor(heading: str) -> str:
     return re.sub(r"\W+", "-", heading.lower())
 
 
-def _block(block: Block) -> Iterator[str]:
+def _block(block: Block, picture: str) -> Iterator[str]:
     match block:
         case Paragraph(text):
             yield f"<p>{_inline(text)}</p>"
@@ -69,19 +85,30 @@ def _block(block: Block) -> Iterator[str]:
         case Course(values, words):
             yield f"<figure>{area(values, words)}<figcaption>{escape(words)}</figcaption></figure>"
         case Table():
-            yield from _table(block)
+            yield from _table(block, picture)
 
 
-def _table(table: Table) -> Iterator[str]:
+def _table(table: Table, picture: str = "") -> Iterator[str]:
     def line(kind: str, row: tuple[Inline, ...]) -> str:
         side = (' class="n"' if i in table.right else "" for i in range(len(row)))
-        return f"<tr>{''.join(f'<{kind}{s}>{_inline(c)}</{kind}>' for s, c in zip(side, row, strict=True))}</tr>"
+        return (
+            f"<tr>{''.join(f'<{kind}{s}>{_inline(c, picture)}</{kind}>' for s, c in zip(side, row, strict=True))}</tr>"
+        )
 
     yield f'<div class="wide"><table>\n<thead>{line("th", table.head)}</thead>\n<tbody>'
     yield from (line("td", row) for row in table.rows)
     yield "</tbody></table></div>"
 
 
-def _inline(text: Inline) -> str:
-    found = ((escape(visible(piece)), isinstance(piece, Name)) for piece in pieces(text) if piece)
-    return "".join(f"<code>{shown}</code>" if is_name else shown for shown, is_name in found)
+def _inline(text: Inline, picture: str = "") -> str:
+    return "".join(_piece(piece, picture) for piece in pieces(text) if piece)
+
+
+def _piece(piece: str, picture: str) -> str:
+    """A word, a name, or a place with the way to it in the picture of the model."""
+    shown = escape(visible(piece))
+    if not isinstance(piece, Name):
+        return shown
+    if picture and isinstance(piece, Place):
+        shown = f'<a href="{escape(picture)}#{quote(visible(piece), safe="")}">{shown}</a>'
+    return f"<code>{shown}</code>"

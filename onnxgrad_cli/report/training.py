@@ -21,7 +21,7 @@ ENDS = {
 }
 """Why a run ends."""
 
-OF_THE_BUILD = {"What was asked", "Trained weights", "Adapters", "Not trained, and why", "Cautions", "Versions"}
+OF_THE_BUILD = {"What was asked", "Trained weights", "Adapters", "Not trained, and why", "Cautions", "Cost", "Versions"}
 """What the report of the training model says that matters here too."""
 
 

@@ -22,10 +22,19 @@ from onnxgrad_cli.metadata import Term, check_is_original, describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.training.class_metrics import Confusion
 from onnxgrad_cli.training.class_names import class_names, names_for
-from onnxgrad_cli.training.data import Batches, Data, SequenceOptions, input_types_of, names_in, open_data, ranges_of
+from onnxgrad_cli.training.data import (
+    Batches,
+    Data,
+    SampleOptions,
+    SequenceOptions,
+    as_trained,
+    input_types_of,
+    names_in,
+    open_data,
+    ranges_of,
+)
 from onnxgrad_cli.training.data.arrays import data_of
 from onnxgrad_cli.training.data.input_types import InputTypes, Range
-from onnxgrad_cli.training.data.normalization import tell_known
 from onnxgrad_cli.training.data.pasts import with_empty_pasts, with_sizes_of_pasts
 from onnxgrad_cli.training.data.preprocessing import Preprocessing
 from onnxgrad_cli.training.eval_model import EvalSession, make_eval_model
@@ -48,6 +57,7 @@ class Setting(KnownKeywords):
         provider, threads: what it runs on; see `Trainer`.
         prefix: what the names in the data have before those of the inputs.
         sequences: how text and lists of tokens become samples.
+        samples: how data become samples; a normalization that is not asked for is that of the training.
 
     Raises:
         UsageError: there is no such field, or a word, a number or a type does not fit.
@@ -58,6 +68,7 @@ class Setting(KnownKeywords):
     threads: int | None = None
     prefix: str = ""
     sequences: SequenceOptions = field(default_factory=SequenceOptions)
+    samples: SampleOptions = field(default_factory=SampleOptions)
 
     def __post_init__(self) -> None:
         checks.at_least("batch_size", self.batch_size, 1, whole=True)
@@ -66,6 +77,7 @@ class Setting(KnownKeywords):
         for name in ("provider", "prefix"):
             checks.text(name, getattr(self, name))
         checks.of_type("sequences", self.sequences, SequenceOptions, "SequenceOptions(...)")
+        checks.of_type("samples", self.samples, SampleOptions, "SampleOptions(...)")
 
     def open(
         self,
@@ -76,15 +88,31 @@ class Setting(KnownKeywords):
         tell: Tell,
         known: Preprocessing,
         finite: bool = True,
+        labels: Collection[str] = (),
     ) -> Data:
-        """Open data, and do to them what was done to those that the model was trained on; see `open_data`."""
-        tell_known(known.normal, "the training", tell)
+        """Open data, and do to them what was done to those that the model was trained on, or is asked for.
+
+        Args:
+            labels: what of the inputs is no input of the model.
+            source, inputs, ranges, terms, tell, known, finite: see `open_data`.
+        """
         if isinstance(source, Mapping):
-            return replace(data_of(source, inputs, ranges, finite), normal=known.normal)
-        return open_data(
-            source, inputs, ranges, prefix=self.prefix, finite=finite, terms=terms, options=self.sequences,
-            known=known, tell=tell,
-        )  # fmt: skip
+            data = replace(data_of(self._renamed(source, inputs), inputs, ranges, finite), normal=known.normal)
+        else:
+            data = open_data(
+                source, inputs, ranges, prefix=self.prefix, finite=finite, terms=terms, options=self.sequences,
+                samples=self.samples, known=known, tell=tell,
+            )  # fmt: skip
+        return as_trained(data, {n: kind for n, kind in inputs.items() if n not in labels}, self.samples, tell)
+
+    def _renamed(self, arrays: Mapping[str, np.ndarray], inputs: InputTypes) -> dict[str, np.ndarray]:
+        """Arrays by the inputs that they are to be."""
+        columns = self.samples.columns
+        for column, feed in columns.items():
+            for name, held, what in ((column, arrays, "arrays"), (feed, inputs, "inputs and labels")):
+                if name not in held:
+                    raise UsageError(f"`columns`: there is no '{name}' among the {what}", suggest(name, held, what))
+        return {columns.get(name, name): array for name, array in arrays.items()}
 
 
 @dataclass(frozen=True)
@@ -123,10 +151,12 @@ def evaluate(
     check_is_original(model)
     options = with_empty_pasts(model, options, lambda: _held(source), tell)
     found = make_eval_model(model, options, (), path, keep_mode=keep_mode, counted=True)
-    terms = describe(found.model).losses
+    roles = describe(found.model)
+    terms, labels = roles.losses, {n for n, role in roles.inputs.items() if role in ("label", "sample weight")}
     asked = metrics_of(metrics, terms)
     inputs = with_sizes_of_pasts(input_types_of(found.model), Graph(copied(found.model), path))
-    data = setting.open(source, inputs, ranges_of(found.model), terms, tell, Preprocessing.of_model(model))
+    known = Preprocessing.of_model(model)
+    data = setting.open(source, inputs, ranges_of(found.model), terms, tell, known, labels=labels)
     session = EvalSession.of(found, path, find_provider(setting.provider), setting.threads)
     batches = Batches(data, data.batch_size or setting.batch_size, shuffle=False, tell=tell)
     evaluator = Evaluator(session, data, batches, asked)

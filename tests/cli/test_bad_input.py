@@ -315,7 +315,7 @@ def test_data_that_do_not_fit(shell: Shell) -> None:
     np.savez("d.npz", zz=np.zeros(3))
     build = ("build", "mlp.onnx", *BUILD, "--test-data")
     refused(shell, 2, "no input of the model is called 'zz'", command=(*build, "d.npz"))
-    refused(shell, 1, "no such file: 'gone.npz'", command=(*build, "gone.npz"))
+    refused(shell, 1, "no such file or folder: 'gone.npz'", command=(*build, "gone.npz"))
     refused(shell, 1, "can't be read as an .npz file", command=(*build, "mlp.onnx"))
     for name, content in (("cut.npz", b"PK\x03\x04 cut short"), ("none.npz", b"")):
         Path(name).write_bytes(content)

@@ -150,6 +150,26 @@ def test_proof_on_given_data(shell: Shell) -> None:
     assert "not an input, left out: more" in result.err and "drawn at random: label" in result.err
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl", "npy"])
+def test_proof_on_the_first_samples_of_data_to_train_on(shell: Shell, form: str) -> None:
+    x = np.arange(28, dtype=np.float32).reshape(7, 4) / 10
+    if form == "csv":
+        rows = "\n".join(",".join(map(str, row)) for row in x)
+        Path("d.csv").write_text(f"x_0,x_1,x_2,x_3\n{rows}\n")
+    elif form == "jsonl":
+        Path("d.jsonl").write_text("".join(json.dumps({"x": row.tolist()}) + "\n" for row in x))
+    else:
+        Path("d.npy").mkdir()
+        np.save("d.npy/x.npy", x)
+    result = shell("build", "mlp.onnx", "--test-data", f"d.{form}", "--verify", "--json")
+    assert result.code == 0, result.err
+    assert "x [4, 4]" in json.dumps(result.json["proof"])
+    assert "the first 4 of 7 samples are taken" in result.err and "drawn at random: label" in result.err
+    assert shell("check", "mlp.train.onnx", "--data", f"d.{form}").code == 0
+    derived = shell("derive", "mlp.onnx", "--test-data", f"d.{form}", "--verify", "-o", "v.onnx")
+    assert derived.code == 0 and "the first 4 of 7" in derived.err
+
+
 def test_data_are_fitted_or_refused(shell: Shell) -> None:
     def code(**arrays: np.ndarray) -> int:
         np.savez("d.npz", **arrays)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import onnx
 import pytest
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from onnxgrad_cli.derivatives.independence import sample_axes
 from onnxgrad_cli.derivatives.kinds import derive
+from onnxgrad_cli.derivatives.sample_gradients import ALIGNED, Meetings
 from onnxgrad_cli.errors import UnsupportedError, UsageError
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.metadata import read_derived
@@ -204,3 +207,113 @@ def test_no_sample_is_seen_by_another_where_an_operator_is_said_to_keep_them_apa
             np.testing.assert_array_equal(here, there)
         else:
             np.testing.assert_array_equal(*(np.delete(each, 0, axis) for each in (here, there)))
+
+
+MET = """<ir_version: 10, opset_import: ["" : 18]> g (float[N, 3] x, int64[N, 2] t) => (float[N, O] y)
+<float[3, 3] w = {{1, -2, 3, 0.5, 4, -1, 2, 0.3, 1}}, float[1, 3] b = {{0.5, -1, 2}}, float[3] c = {{1, 0.2, -3}},
+ int64[1] first = {{0}}> {{ {} }}"""
+MEETINGS = {
+    "tied": "h = MatMul(x, w) a = Tanh(h) v = Transpose(w) u = MatMul(a, v) y = Add(u, b)",
+    "behind others": "v = Exp(w) p = ReduceSum<keepdims=0>(v, first) s = Mul(x, p) k = MatMul(v, w) y = MatMul(s, k)",
+    "in one node": "h = Gemm<transB=1>(x, w, b) u = MatMul(h, w) a = Tanh(u) y = Sub(b, a)",
+    "looked up": "e = Gather(w, t) h = Tanh(e) m = MatMul(h, w) y = ReduceSum<keepdims=0>(m, column1)",
+    "normalized": "n = LayerNormalization(x, c, b) u = MatMul(n, w) y = Add(n, u)",
+    "an equation": 'y = Einsum<equation="ni,ij->nj">(x, w)',
+    "unread by samples": "n = Neg(w) y = Tanh(x)",
+    "not separable": "h = MatMul(x, w) l = Cast<to=7>(t) g = GatherElements<axis=1>(w4, l) u = Add(h, b) "
+    "m = ReduceMean(g, column1) y = Mul(u, m)",
+}  # fmt: skip
+FOUR = ", float[4, 2] w4 = {1, 2, 3, 4, 5, 6, 7, 8}, int64[1] column1 = {1}> {"
+
+
+@pytest.mark.parametrize("name", MEETINGS)
+def test_where_samples_meet_weights(name: str) -> None:
+    """Against the gradients of each sample's own run."""
+    text = MET.format(MEETINGS[name]).replace("> {", FOUR, 1)
+    fixed = name == "not separable"
+    model = parser.parse_model(text.replace("[N,", "[4,") if fixed else text)
+    wrt = ["x", "w", "b", "c", *(["w4"] if fixed else [])]
+    rng = np.random.default_rng(5)
+    feeds = {"x": rng.standard_normal((4, 3)), "t": rng.integers(0, 2, (4, 2)), "y_grad": rng.standard_normal((4, 3))}
+    feeds = {key: x.astype(np.float32) if x.dtype.kind == "f" else x for key, x in feeds.items()}
+    found = run(derive(model, wrt=wrt, per_sample=True), feeds)
+    one = derive(model, wrt=wrt)
+    for i in range(4):
+        masked = {**feeds, "y_grad": feeds["y_grad"] * (np.arange(4) == i)[:, None].astype(np.float32)}
+        for weight, value in run(one, masked).items():
+            claim = found[weight][i]
+            np.testing.assert_allclose(claim, value[i] if weight == "x_grad" else value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_token_that_is_joined_to_each_sample() -> None:
+    """A weight that Expand repeats for each of them."""
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 18]> g (float[3, 2, 4] x) => (float[3, 3, 4] y)
+        <float[1, 1, 4] token = {1, -2, 0.5, 3}, int64[3] shape = {3, 1, 4}> {
+            e = Expand(token, shape) f = Concat<axis = 1>(e, x) y = Tanh(f)
+        }"""
+    )
+    rng = np.random.default_rng(1)
+    feeds = {
+        name: rng.standard_normal(shape).astype(np.float32) for name, shape in (("x", (3, 2, 4)), ("y_grad", (3, 3, 4)))
+    }
+    graph = open_model(model, None)
+    make_differentiable(graph, Options(), Training())
+    assert not Meetings(graph, ["token"], sample_axes(graph, ["y"])).mixed
+    found = run(derive(model, wrt="token", per_sample=True), feeds)["token_grad"]
+    token = onnx.numpy_helper.to_array(model.graph.initializer[0])
+    np.testing.assert_allclose(
+        found, (feeds["y_grad"][:, :1] * (1 - np.tanh(token) ** 2))[:, None], rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.slow
+def test_gradients_of_samples_take_a_time_that_is_linear_in_them() -> None:
+    """Sixteen times as many samples: about sixteen times as long, where it was 256 times."""
+    subject, _ = points("convolutional", 1)
+    session = Executor(derive(subject.model["any"], wrt=[*subject.weights], per_sample=True))
+
+    def seconds(batch: int) -> float:
+        _, inputs = points("convolutional", batch)
+        outputs = subject.module(*inputs.values()).detach().numpy()
+        feeds = {**arrays(inputs), "y_grad": outputs}
+        times = []
+        for _ in range(5):
+            start = time.process_time()
+            session(feeds)
+            times.append(time.process_time() - start)
+        return min(times)
+
+    assert seconds(1024) < 64 * seconds(64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [c for c in OPERATORS if c.op in ALIGNED and not c.domain], ids=str)
+def test_gradients_of_one_sample_are_those_that_all_samples_give(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each operator that reads weights beside samples, against the gradient of the whole batch for each sample."""
+    model = forward_model(case, False)
+    feeds = fed(model, sample(case))
+    _, *others = [value.name for value in model.graph.input]
+    for name in others:
+        if feeds[name].dtype.kind == "f":
+            model.graph.initializer.append(onnx.numpy_helper.from_array(feeds[name], name))
+    weights = [
+        tensor.name for tensor in model.graph.initializer if feeds.get(tensor.name, np.zeros(1)).dtype.kind == "f"
+    ]
+    weights = [name for name in weights if name in others]
+    if not weights:
+        pytest.skip("it reads nothing beside the samples")
+    found = []
+    for separable in (True, False):
+        if not separable:
+            monkeypatch.setattr(Meetings, "_separable", lambda self, node: False)
+        try:
+            derived = derive(model, of="y0", wrt=weights, per_sample=True)
+        except (UnsupportedError, UsageError):
+            pytest.skip("it mixes samples, or is not known not to")
+        rng = np.random.default_rng(0)
+        outputs = Executor(model, case.executor)(feeds)["y0"]
+        cotangent = {"y0_grad": rng.standard_normal(outputs.shape).astype(outputs.dtype)}
+        found.append(Executor(derived, case.executor)(fed(derived, {**feeds, **cotangent})))
+    for name, value in found[0].items():
+        np.testing.assert_allclose(value, found[1][name], rtol=1e-6, atol=1e-9)

@@ -15,6 +15,7 @@ from onnx import parser
 from onnxgrad_cli import (
     LossSpec,
     Options,
+    SampleOptions,
     Setting,
     Trainer,
     UsageError,
@@ -102,6 +103,47 @@ def test_what_suits_the_losses_is_measured_unasked_and_shown_as_a_table(shell: S
     assert names == ["loss", "accuracy:cls", "rmse:reg", "r2:reg", "cls:", "ant", "bee", "cat"]
     rows = [list(map(int, line.split()[1:])) for line in done.out.splitlines()[-3:]]
     assert np.sum(rows) == 45
+
+
+CODE = """
+import numpy as np
+
+def reverse(batch):
+    return {name: array[:, ::-1] if name == "x" else array for name, array in batch.items()}
+
+def wrong(scores, labels):
+    return np.mean(scores.argmax(1) != labels)
+"""
+
+
+def test_columns_are_mapped_normalised_and_transformed(shell: Shell) -> None:
+    (shell.folder / "code.py").write_text(CODE)
+    np.savez("named.npz", features=X * 2 + 1, **{name: ARRAYS[name] for name in ("kind", "size")})
+    how = ("--data", "named.npz", "--map", "features=x", "--normalize", "1/2", "--transform", "code.py:reverse")
+    cls, reg = outputs(np.ascontiguousarray(X[:, ::-1]))
+    done = shell("predict", "m.onnx", *how, "-o", "p.npz")
+    assert done.code == 0, done.err
+    np.testing.assert_allclose(np.load("p.npz")["reg"], reg, rtol=1e-4, atol=1e-4)
+    done = shell("evaluate", "m.onnx", *how, *LOSSES, "--metric", "code.py:wrong:cls", "--json")
+    assert done.code == 0, done.err
+    assert done.json["results"]["wrong:cls"] == pytest.approx(np.mean(cls.argmax(1) != ARRAYS["kind"]))
+    arrays = {"features": X * 2 + 1}
+    setting = Setting(samples=SampleOptions(columns={"features": "x"}, normalize=("1/2",)))
+    np.testing.assert_allclose(run_predict(two(), arrays, setting=setting).outputs["cls"], outputs()[0], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        ({"columns": {"feature": "x"}}, "no 'feature' among the arrays"),
+        ({"columns": {"features": "y"}}, "no 'y' among the inputs"),
+        ({"normalize": ("auto",)}, "is of the training data"),
+        ({"balance": True}, "are of training"),
+    ],
+)
+def test_what_can_not_be_done_to_samples_is_told(samples: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        run_predict(two(), {"features": X, "x": X}, setting=Setting(samples=SampleOptions(**samples)))
 
 
 def test_a_metric_of_an_output_says_which_epoch_is_best(shell: Shell) -> None:

@@ -18,6 +18,8 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 from onnxgrad_cli import LossSpec, Options, build
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.jobs.build import run_build
 from onnxgrad_cli.jobs.view import run_view
 from onnxgrad_cli.view import Drawing, Kind, draw
 from onnxgrad_cli.view.html import FOLDER, html
@@ -153,6 +155,23 @@ def test_the_layout_is_as_it_was_released() -> None:
     assert "Copyright (c) 2012-2014 Chris Pettitt" in html(draw(chain(2)))
 
 
+def test_a_report_links_into_the_picture_where_one_is_written(tmp_path: Path) -> None:
+    model, options = SAMPLES / "digits_mlp.onnx", Options(losses=(LossSpec("cross-entropy"),))
+    (tmp_path / "pages").mkdir()
+    plain, linked, picture = tmp_path / "plain.html", tmp_path / "pages" / "linked.html", tmp_path / "a picture.html"
+    run_build(model, tmp_path / "t.onnx", options, verify=False, reports=[plain])
+    report = run_build(model, tmp_path / "t.onnx", options, verify=False, reports=[linked], picture=picture)
+    assert '<a href=".."' not in plain.read_text() and ".html#" not in plain.read_text()
+    assert '<code><a href="../a%20picture.html#fc1.weight">fc1.weight</a></code>' in linked.read_text()
+    assert read(picture.read_text())["items"] == read(html(draw(onnx.load(tmp_path / "t.onnx"))))["items"]
+    assert [file.role for file in report.files if file.path == str(picture)] == ["picture"]
+    with pytest.raises(UsageError, match="no page of HTML"):
+        run_build(model, tmp_path / "t.onnx", options, picture=tmp_path / "p.svg")
+    (tmp_path / "mine.html").write_text("mine")
+    with pytest.raises(UsageError, match="force"):
+        run_build(model, tmp_path / "u.onnx", options, picture=tmp_path / "mine.html")
+
+
 # -- in Chromium ----------------------------------------------------------------------------------------------------
 
 
@@ -198,3 +217,30 @@ def test_the_page_in_chromium(program: list[str], name: str, tmp_path: Path) -> 
     else:
         assert name == "10"
     assert seen["closed"] and not seen["wide"] and seen["ground"] == "rgb(22, 25, 29)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tiny_transformer", "digits_cnn"])
+def test_links_of_a_report_lead_to_their_places_in_the_picture(program: list[str], name: str, tmp_path: Path) -> None:
+    """To each weight, to each module, or the one around it, and to what makes each value."""
+    files = tmp_path / "a report.html", tmp_path / "its picture.html"
+    run_build(SAMPLES / f"{name}.onnx", tmp_path / "t.onnx", Options(losses=(LossSpec("cross-entropy"),)), verify=False,
+              reports=[files[0]], picture=files[1])  # fmt: skip
+    follow = [program[0], program[1].replace("look.mjs", "follow.mjs"), *program[2:]]
+    done = subprocess.run([*follow, files[0]], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    model = onnx.load(tmp_path / "t.onnx")
+    weights, made = (
+        {t.name for t in model.graph.initializer},
+        {n: node for node in model.graph.node for n in node.output},
+    )
+    assert seen["errors"] == [] and len(seen["places"]) > 12
+    for text, heading, about, marked in seen["places"]:
+        assert marked == 1, text
+        if text in weights:
+            assert heading == text
+        elif text in made:
+            assert heading == made[text].op_type and made[text].name in about
+        else:
+            assert text.startswith(heading.replace("/", ".")) or heading.startswith(f"{text}.")

@@ -2,11 +2,11 @@
 
 from onnxgrad_cli.training.data.balance import balance
 from onnxgrad_cli.training.data.batches import Batches
-from onnxgrad_cli.training.data.dataset import Data, names_in, open_data
+from onnxgrad_cli.training.data.dataset import Data, absent, holds_samples, holds_text, names_in, open_data
 from onnxgrad_cli.training.data.hold_out import fraction_of, held_out
 from onnxgrad_cli.training.data.input_types import Range, input_types_of, ranges_of
 from onnxgrad_cli.training.data.part import Part
-from onnxgrad_cli.training.data.prepared import prepared
+from onnxgrad_cli.training.data.prepared import as_trained, prepared
 from onnxgrad_cli.training.data.preprocessing import Preprocessing
 from onnxgrad_cli.training.data.sample_options import SampleOptions
 from onnxgrad_cli.training.data.sequences import SequenceOptions
@@ -19,9 +19,13 @@ __all__ = [
     "Range",
     "SampleOptions",
     "SequenceOptions",
+    "absent",
+    "as_trained",
     "balance",
     "fraction_of",
     "held_out",
+    "holds_samples",
+    "holds_text",
     "input_types_of",
     "names_in",
     "open_data",

@@ -111,6 +111,11 @@ class Data:
             taken = _take(array, rows[start : start + step])
             yield np.asarray(taken)
 
+    @property
+    def ragged(self) -> bool:
+        """Whether samples may be of different lengths, so that some of a batch end before others."""
+        return any(isinstance(column, Lists) for column in self.arrays.values())
+
     def digest(self) -> str:
         """Eight digits that tell these samples from others: a CRC-32 of names, types, shapes and all bytes.
 
@@ -313,9 +318,9 @@ def _gathered(
     elif tokens is not None:
         _refuse_text(path, prefix + tokens)
     mapped = set(source.samples.columns.values())
-    absent = {prefix + name for name in columns}
-    absent |= _absent(path, {prefix + name for name in following(inputs, tokens, terms) if name not in mapped})
-    found = source.read({name: kind for name, kind in inputs.items() if prefix + name not in absent}, prefix)
+    gone = {prefix + name for name in columns}  # what follows from tokens is no column that is left over
+    gone |= absent(path, {prefix + name for name in following(inputs, tokens, terms) if name not in mapped})
+    found = source.read({name: kind for name, kind in inputs.items() if prefix + name not in gone}, prefix)
     columns |= found.arrays
     sequences = None
     if tokens in columns:
@@ -340,13 +345,23 @@ def names_in(source: str | Path) -> list[str] | None:
     return None if path.is_dir() and onnx_test_sets.folders(path) else _read(path, {}).others
 
 
-def _absent(path: Path, names: Collection[str]) -> set[str]:
-    """Of inputs those that data do not name: what follows from tokens is no column that is left over."""
+def holds_samples(path: Path) -> bool:
+    """Whether a file or folder is of a format of samples to train on, and no .npz, which may hold any arrays."""
+    return path.is_dir() or path.suffix.lower() in {*FORMATS, *SUFFIXES, ".parquet"} - {".npz"}
+
+
+def absent(path: Path, names: Collection[str]) -> set[str]:
+    """Of inputs those that data do not name; of data whose order tells, none."""
     held = names_in(path) if names else []
     if held is None:
         return set()
     parts = {name: (f"{name}_", f"{name}[") for name in names}
     return {name for name in names if name not in held and not any(each.startswith(parts[name]) for each in held)}
+
+
+def holds_text(path: Path, prefix: str = "") -> bool:
+    """Whether data have columns of text, which a tokenizer makes tokens of."""
+    return not {prefix + name for name in TEXTS}.isdisjoint(names_in(path) or ())
 
 
 def _refuse_text(path: Path, tokens: str) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from onnx import TypeProto
 
 from onnxgrad_cli.common.narration import Tell
+from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.training.data.augmentation import augmentations
@@ -58,3 +59,27 @@ def prepared(
         first = np.arange(min(len(samples), 2))
         samples.batch(first, Part(first, len(first)))  # what is wrong with it is told before the first step
     return samples, None if validation is None else replace(validation, normal=normal, transform=function)
+
+
+def as_trained(samples: Data, inputs: Mapping[str, TypeProto], options: SampleOptions, tell: Tell) -> Data:
+    """Data that are not trained on as they are fed: normalised as the model says of its training, or as is asked for.
+
+    Args:
+        samples: the data as they were opened.
+        inputs: what the model is fed besides labels, with its types.
+        options: what is asked for.
+        tell: takes what is narrated.
+
+    Raises:
+        UsageError: something of it can't be done to these inputs, or is of training alone.
+    """
+    if options.augment or options.balance:
+        raise UsageError("`augment` and `balance` are of training", "leave them out")
+    if any(text.rpartition(":")[2] == "auto" for text in options.normalize):
+        raise UsageError("`normalize='auto'` is of the training data", "give their numbers: MEAN/STD")
+    floats = {name: kind for name, kind in inputs.items() if is_float(kind)}
+    normal = normalizations(options.normalize, floats, samples, samples.normal, tell)
+    if not options.normalize:
+        tell_known(normal, "the training", tell)
+    function = None if options.transform is None else Transformed(options.transform, 0)
+    return replace(samples, normal=normal, transform=function)

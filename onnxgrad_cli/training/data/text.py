@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -83,6 +83,20 @@ class Tokenizer:
         """The number of a token that the configuration names, such as 'eos_token'."""
         text = self.settings.get(name)
         return None if text is None else self._tokenizer.token_to_id(text)
+
+    def texts(self, tokens: Iterable[int]) -> list[str]:
+        """What each token stands for: text, or the tokenizer's name of one that is none, or a part of a character."""
+        try:
+            return [self._text(token) for token in tokens]
+        except BaseException as error:
+            raise _as_error(error) from None
+
+    def _text(self, token: int) -> str:
+        name = self._tokenizer.id_to_token(token) if token >= 0 else None
+        if name is None:
+            return f"[{token}]"
+        found: str = self._tokenizer.decode([token], skip_special_tokens=False)
+        return found if found.strip() and "\ufffd" not in found else str(name)
 
     def encode(self, samples: Sequence[Text]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """The tokens of each sample, int32 (places,), and whether each is judged, bool (places,)."""

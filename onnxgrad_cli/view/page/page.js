@@ -425,12 +425,33 @@ function search() {
   });
   at('found').replaceChildren(...(rows.length ? rows : [html('li', 'nothing found')]));
 }
+// The path of a module, however its exporter writes it: 'layers.0/mlp/mlp.0' is layers.0.mlp.0.
+const dotted = (path) => path.split('/').filter(Boolean).reduce((found, part) => {
+  if (found.length && part.startsWith(`${found.at(-1)}.`)) found.pop();
+  return [...found, part];
+}, []).join('.');
+// The module of a path, the node that is all of it, or else the innermost module around it.
+function moduleOf(wanted) {
+  let best = -1, longest = 0;
+  for (let i = 1; i < items.length; i++) {
+    if (isRow(i)) continue;
+    const path = isGroup(i) ? dotted(title[i]) : dotted((items[i][4] ?? '').split('\n')[0].split('/').slice(0, -1).join('/'));
+    if (path === wanted) return i;
+    if (isGroup(i) && path.length > longest && wanted.startsWith(`${path}.`)) { best = i; longest = path.length; }
+  }
+  return best;
+}
+// The box that a value comes from.
+function maker(wanted) {
+  const edge = edges.find(([, , ...tensors]) => tensors.some((tensor) => tensor === wanted || tensor.startsWith(`${wanted}: `)));
+  return edge ? edge[0] : -1;
+}
 function visitHash() {
   let wanted = '';
   try { wanted = decodeURIComponent(location.hash.slice(1)); } catch { return; }
   const exact = wanted ? items.findIndex((item, i) => i && !isRow(i) && (item[2] === wanted || item[4]?.split('\n')[0] === wanted)) : -1;
-  const i = exact > 0 ? exact : find(wanted)[0];
-  if (i > 0) reveal(i);
+  const i = [exact, maker(wanted), moduleOf(wanted), find(wanted)[0]].find((found) => found > 0);
+  if (wanted && i) reveal(i);
 }
 
 // -- hands ----------------------------------------------------------------------------------------------------------
