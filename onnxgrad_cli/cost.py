@@ -207,28 +207,37 @@ def _by_operator(forward: Counter[str], backward: Counter[str]) -> list[Operator
 
 def _by_module(graph: Graph, where: list[str], facts: Facts) -> list[ModuleCost]:
     """The modules with what their nodes compute, at the deepest level that has no more than `MODULES` of them."""
-    module_of = module_finder(
-        [n for n, part in zip(graph.nodes, where, strict=True) if part == "model"], graph.initializers
-    )
-    paths: dict[str, tuple[str, ...]] = {}
-    found: list[tuple[tuple[str, ...], bool, int]] = []
-    for node, part in zip(graph.nodes, where, strict=True):
-        label = next((entry.value for entry in node.metadata_props if entry.key == FORWARD_OF), "")
-        path = module_of(node) if part == "model" else paths.get(label, ())
-        if part == "model":
-            paths[node.name or next(iter(node.output), "")] = path
-        if part != "optimizer":
-            own: Counter[str] = Counter()
-            _count(graph, node, facts, own, Counter())
-            found.append((path, part in FORWARD, own.total()))
-    deepest = max((len(path) for path, _, _ in found), default=0)
-    levels = ({path[:depth] for path, _, _ in found} for depth in range(1, deepest + 1))
-    depth = sum(1 for _ in takewhile(lambda level: len(level) <= MODULES, levels))
+    every = zip(graph.nodes, where, _modules(graph, where), strict=True)
+    counted = [(node, part, path) for node, part, path in every if part != "optimizer"]
+    depth = _depth([path for _, _, path in counted])
     sums: dict[tuple[str, ...], list[int]] = {}
-    for path, forward, count in found:
-        sums.setdefault(path[:depth], [0, 0])[not forward] += count
+    for node, part, path in counted:
+        own: Counter[str] = Counter()
+        _count(graph, node, facts, own, Counter())
+        sums.setdefault(path[:depth], [0, 0])[part not in FORWARD] += own.total()
     costs = [ModuleCost(path[-1] if path else "", *counts) for path, counts in sums.items() if any(counts)]
     return costs if len(costs) > 1 else []
+
+
+def _modules(graph: Graph, where: list[str]) -> list[tuple[str, ...]]:
+    """The path of the module of each node; a node of the backward part belongs to that of the one it differentiates."""
+    parts = list(zip(graph.nodes, where, strict=True))
+    module_of = module_finder([node for node, part in parts if part == "model"], graph.initializers)
+    paths: dict[str, tuple[str, ...]] = {}
+    found = []
+    for node, part in parts:
+        if part == "model":
+            path = paths[node.name or next(iter(node.output), "")] = module_of(node)
+        else:
+            path = paths.get(next((entry.value for entry in node.metadata_props if entry.key == FORWARD_OF), ""), ())
+        found.append(path)
+    return found
+
+
+def _depth(paths: list[tuple[str, ...]]) -> int:
+    """How deep a level of modules can be looked at that still has no more than `MODULES`."""
+    levels = ({path[:depth] for path in paths} for depth in range(1, max(map(len, paths), default=0) + 1))
+    return sum(1 for _ in takewhile(lambda level: len(level) <= MODULES, levels))
 
 
 def _memory(graph: Graph, facts: Facts) -> list[int]:
