@@ -243,30 +243,36 @@ def _by_operator(forward: Counter[str], backward: Counter[str]) -> list[Operator
 
 def _by_module(graph: Graph, steps: Sequence[Step], own: Sequence[int]) -> list[ModuleCost]:
     """The modules with what their nodes compute, at the deepest level that has no more than `MODULES` of them."""
-    nodes = [step.node for step in steps if step.part == "model"]
-    around = list(map(module_finder(nodes, graph.initializers), nodes))
-    if not any(around):
-        return []
-    paths = {node.name or next(iter(node.output), ""): path for node, path in zip(nodes, around, strict=True)}
-    model = iter(around)
-    found = [
-        (next(model) if step.part == "model" else paths.get(_forward_of(step.node), ()), step.part in FORWARD, count)
-        for step, count in zip(steps, own, strict=True)
-        if step.part != "optimizer"
-    ]
-    deepest = max(len(path) for path, _, _ in found)
-    levels = ({path[:depth] for path, _, _ in found} for depth in range(1, deepest + 1))
-    depth = sum(1 for _ in takewhile(lambda level: len(level) <= MODULES, levels))
+    every = zip(steps, _modules(graph, steps), own, strict=True)
+    counted = [(path, step.part in FORWARD, count) for step, path, count in every if step.part != "optimizer"]
+    depth = _depth([path for path, _, _ in counted])
     sums: dict[tuple[str, ...], list[int]] = {}
-    for path, forward, count in found:
+    for path, forward, count in counted:
         sums.setdefault(path[:depth], [0, 0])[not forward] += count
     costs = [ModuleCost(path[-1] if path else "", *counts) for path, counts in sums.items() if any(counts)]
     return costs if len(costs) > 1 else []
 
 
+def _modules(graph: Graph, steps: Sequence[Step]) -> list[tuple[str, ...]]:
+    """The path of the module of each node; a node of the backward part belongs to that of the one it differentiates."""
+    nodes = [step.node for step in steps if step.part == "model"]
+    around = list(map(module_finder(nodes, graph.initializers), nodes))
+    if not any(around):
+        return [()] * len(steps)
+    paths = {node.name or next(iter(node.output), ""): path for node, path in zip(nodes, around, strict=True)}
+    model = iter(around)
+    return [next(model) if step.part == "model" else paths.get(_forward_of(step.node), ()) for step in steps]
+
+
 def _forward_of(node: NodeProto) -> str:
     """The forward node that a node differentiates; "" where it says none."""
     return next((entry.value for entry in node.metadata_props if entry.key == FORWARD_OF), "")
+
+
+def _depth(paths: Sequence[tuple[str, ...]]) -> int:
+    """How deep a level of modules can be looked at that still has no more than `MODULES`."""
+    levels = ({path[:depth] for path in paths} for depth in range(1, max(map(len, paths), default=0) + 1))
+    return sum(1 for _ in takewhile(lambda level: len(level) <= MODULES, levels))
 
 
 def _memory(steps: Sequence[Step], outputs: Iterable[str], facts: Facts) -> list[int]:

@@ -1,15 +1,17 @@
 """Mutation testing of a module: mutmut changes it in many small ways, and each change must make a test fail.
 
     python -m tests.mutants onnxgrad_cli/ir/graph.py ['*remove_unused*' ...]
+    python -m tests.mutants onnxgrad_cli/emission --sample 150
 
-Patterns choose among the mutants' names, which hold those of functions and classes. What survives is shown as a
-difference: it gets a test, or a reason in docs/mutants.md. The work is done in a copy.
+Patterns choose among the mutants' names, which hold those of functions and classes; `--sample` takes some by chance.
+What survives is shown as a difference: it gets a test, or a reason in docs/mutants.md. The work is done in a copy.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -52,7 +54,7 @@ def prepare(module: str) -> None:
             shutil.copy2(ROOT / name, WORK / name)
     settings = {
         "source_paths": ["onnxgrad_cli"],
-        "only_mutate": [module],
+        "only_mutate": [module if module.endswith(".py") else f"{module}/*"],
         "also_copy": ["docs", "sample_models", "benchmarks", "README.md"],
         "pytest_add_cli_args": ["--numprocesses=0", "-p", "no:cacheprovider", "-m", "not slow", "-x"],
         "pytest_add_cli_args_test_selection": tests_of(module),
@@ -62,16 +64,30 @@ def prepare(module: str) -> None:
         file.write("\n[tool.mutmut]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
 
 
+def sample(mutmut: list[str], count: int, seed: int) -> list[str]:
+    """The names of so many mutants, by chance."""
+    none = subprocess.run([*mutmut, "run", "*none of them*"], cwd=WORK, check=False, capture_output=True, text=True)
+    metas = sorted((WORK / "mutants").rglob("*.meta"))  # written before it is found that no name looks like this
+    names = [name for meta in metas for name in json.loads(meta.read_text())["exit_code_by_key"]]
+    if not names:
+        sys.exit(none.stdout + none.stderr)
+    print(f"{min(count, len(names))} of {len(names)} mutants, seed {seed}", flush=True)
+    return random.Random(seed).sample(names, min(count, len(names)))
+
+
 def main() -> None:
     """Mutate a module and say what survived, then how many there are of each fate."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("module", help="path of a module, as onnxgrad_cli/ir/graph.py")
+    parser.add_argument("module", help="path of a module or folder, as onnxgrad_cli/ir/graph.py")
     parser.add_argument("names", nargs="*", help="patterns of the mutants' names; all by default")
+    parser.add_argument("--sample", type=int, metavar="N", help="N of all mutants by chance, in place of names")
+    parser.add_argument("--seed", type=int, default=0, help="of the chance")
     parser.add_argument("--workers", type=int, default=1)
     arguments = parser.parse_args()
     prepare(arguments.module)
     mutmut = [sys.executable, "-m", "mutmut"]
-    subprocess.run([*mutmut, "run", "--max-children", str(arguments.workers), *arguments.names], cwd=WORK, check=True)
+    names = sample(mutmut, arguments.sample, arguments.seed) if arguments.sample else arguments.names
+    subprocess.run([*mutmut, "run", "--max-children", str(arguments.workers), *names], cwd=WORK, check=True)
     found = subprocess.run(
         [*mutmut, "results", "--all", "true"], cwd=WORK, check=True, capture_output=True, text=True
     ).stdout

@@ -142,19 +142,27 @@ def _link(c: Coverage) -> str:
 
 
 def _row(c: Coverage) -> tuple[str, ...]:
-    own = [str(version) for version, kind in c.versions.items() if kind != "converted"]
-    older = [str(version) for version, kind in c.versions.items() if kind == "converted"]
-    versions = " ".join([*([f"({' '.join(older)})"] if older else []), *own])
     how = f"{c.kind}: `{c.source.removeprefix('onnxgrad_cli.')}`" if c.source else c.kind
-    zero = [o.name for o in c.operands if o.state == "zero"] if c.kind not in ("zero", "no float") else []
-    gradient = [o.name for o in c.operands if o.state == "gradient"]
-    right = c.cases.get("right", 0)
+    gradient = ", ".join(o.name for o in c.operands if o.state == "gradient")
+    zero = ", ".join(o.name for o in c.operands if o.state == "zero" and c.kind not in ("zero", "no float"))
+    return _link(c), _versions(c), how, gradient, zero, c.kink, _proof(c)
+
+
+def _versions(c: Coverage) -> str:
+    """The versions of the operator, and in brackets before them those that are converted first."""
+    older = " ".join(str(version) for version, kind in c.versions.items() if kind == "converted")
+    own = [str(version) for version, kind in c.versions.items() if kind != "converted"]
+    return " ".join([f"({older})"] * bool(older) + own)
+
+
+def _proof(c: Coverage) -> str:
+    """The rows and files that test the operator, and the published node tests."""
     own = [file for file in c.files if c.rows or "/definitions/" in file or "/prepare/" in file]  # others touch on it
     files = ", ".join(file.removeprefix("tests/") for file in own or c.files)
     proof = [f"{c.rows} rows in {files}" if c.rows else files] if files else []
     if c.cases:
-        proof.append(f"{right} of {sum(c.cases.values())} node tests")
-    return _link(c), versions, how, ", ".join(gradient), ", ".join(zero), c.kink, "; ".join(proof)
+        proof.append(f"{c.cases.get('right', 0)} of {sum(c.cases.values())} node tests")
+    return "; ".join(proof)
 
 
 def _differing(found: Sequence[Coverage]) -> list[tuple[str, ...]]:

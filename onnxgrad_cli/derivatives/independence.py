@@ -16,7 +16,7 @@ from onnxgrad_cli.errors import Refusal, UnsupportedError
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import reads
-from onnxgrad_cli.ir.types import Shape, shape_of
+from onnxgrad_cli.ir.types import Dim, Shape, shape_of
 
 HINT = "leave per-sample derivatives out: the others are right for any model"
 
@@ -29,10 +29,7 @@ def sample_axes(graph: Graph, outputs: Iterable[str]) -> dict[str, int]:
     Raises:
         UnsupportedError: samples mix on the way to one of `outputs`, or whether they do is not known.
     """
-    fed = [name for name in graph.input_names if name not in graph.initializers]
-    shapes = {name: shape_of(graph.types.get(name)) or () for name in fed}
-    batch = next((shape[0] for shape in shapes.values() if shape), None)
-    axes = {name: 0 for name, shape in shapes.items() if shape and shape[0] == batch}
+    batch, axes = _batch(graph)
     needed = graph.ancestors(outputs)
     refusals: list[Refusal] = []
     for node in graph.nodes:
@@ -50,7 +47,15 @@ def sample_axes(graph: Graph, outputs: Iterable[str]) -> dict[str, int]:
     return axes
 
 
-def _check_sizes(graph: Graph, node: NodeProto, axes: Sequence[int | None], batch: object) -> None:
+def _batch(graph: Graph) -> tuple[Dim | None, dict[str, int]]:
+    """The size of the batch, and the axis of the samples in each input that has it."""
+    fed = [name for name in graph.input_names if name not in graph.initializers]
+    shapes = {name: shape_of(graph.types.get(name)) or () for name in fed}
+    batch = next((shape[0] for shape in shapes.values() if shape), None)
+    return batch, {name: 0 for name, shape in shapes.items() if shape and shape[0] == batch}
+
+
+def _check_sizes(graph: Graph, node: NodeProto, axes: Sequence[int | None], batch: Dim | None) -> None:
     """Make sure that a result has as many slices as there are samples: one of one sample might be broadcast."""
     for name, axis in zip(node.output, axes, strict=False):
         shape = shape_of(graph.types.get(name)) if name and axis is not None else None

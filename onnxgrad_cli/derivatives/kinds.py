@@ -8,7 +8,8 @@ Jacobian of a gradient. Source: A. Griewank and A. Walther, Evaluating Derivativ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from onnx import ModelProto
@@ -22,7 +23,7 @@ from onnxgrad_cli.derivatives.jacobian import jacobian
 from onnxgrad_cli.derivatives.names import casadi_names, name_after
 from onnxgrad_cli.derivatives.sample_gradients import Meetings, sample_gradients
 from onnxgrad_cli.derivatives.scores import ClassChoice
-from onnxgrad_cli.derivatives.values import choose, floats, hold, split
+from onnxgrad_cli.derivatives.values import Chosen, choose, floats, hold, split
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import UsageError, suggest
@@ -205,25 +206,28 @@ def _opened(
     """A prepared model with the choice of what is differentiated by what, and the outputs that it has of its own."""
     inputs, initializers = float_inputs(graph), float_initializers(graph)
     known = [*inputs, *initializers]
-    default = known if kind == "vjp" else inputs
-    by = choose(wrt, known, graph, "`wrt`", SOURCES) if wrt else {}
-    chosen = {name for names in by.values() for name in names} if wrt else set(default)
-    inner = [name for name in graph.made() if name in chosen and name not in known]
+    by = choose(wrt, known, graph, "`wrt`", SOURCES) if wrt else {"": known if kind == "vjp" else inputs}
     ends = choose(of, graph.output_names, graph, "`of`", ENDS) if of else {}
-    derivative = DerivativeModel(
-        graph, [n for n in inputs if n in chosen], [n for n in initializers if n in chosen], options, inner
-    )
-    own = hold(graph, [*inner, *(name for names in ends.values() for name in names)])
+    chosen = _names(by)
+    inputs, initializers = _among(inputs, chosen), _among(initializers, chosen)
+    inner = _among(graph.made(), chosen.keys() - known)
+    derivative = DerivativeModel(graph, inputs, initializers, options, inner)
+    own = hold(graph, [*inner, *_names(ends)])
     derivative.prepare()
-    derivative.outputs = (
-        floats(ends, graph, "`of`", ENDS) if of else [name for name in derivative.outputs if name in own]
-    )
+    derivative.outputs = floats(ends, graph, "`of`", ENDS) if of else _among(derivative.outputs, own)
     if inner:
-        allowed = floats(by, graph, "`wrt`", SOURCES)
-        derivative.inner = [name for name in inner if name in allowed]
+        derivative.inner = _among(inner, floats(by, graph, "`wrt`", SOURCES))
         for name in derivative.inner:
             split(graph, name)
     return derivative, own
+
+
+def _names(chosen: Chosen) -> dict[str, None]:
+    return dict.fromkeys(itertools.chain.from_iterable(chosen.values()))
+
+
+def _among(names: Iterable[str], chosen: Collection[str]) -> list[str]:
+    return [name for name in names if name in chosen]
 
 
 SOURCES, ENDS = "float inputs and initializers", "float outputs"

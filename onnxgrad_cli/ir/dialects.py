@@ -232,21 +232,26 @@ def unknown_operators(model: ModelProto) -> str:
         What is wrong, "" for nothing; of operators in the domains of others it is not known what these have.
     """
     imported = {plain_domain(entry.domain) for entry in model.opset_import}
-    made = {(plain_domain(function.domain), function.name) for function in model.functions}
-    nodes: dict[tuple[str, str], str] = {}
-    for node in with_bodies(model.graph.node):
-        nodes.setdefault((plain_domain(node.domain), node.op_type), node.name or next(iter(node.output), ""))
-    foreign = [key for key in nodes if key[0] and key[0] not in imported and key not in made]
+    nodes = _calls(model)
+    foreign = next((key for key in nodes if key[0] and key[0] not in imported), None)
     if foreign:
-        domain, op_type = foreign[0]
-        return f"it imports no version of '{domain}', and uses its {op_type} ('{nodes[foreign[0]]}')"
+        return f"it imports no version of '{foreign[0]}', and uses its {foreign[1]} ('{nodes[foreign]}')"
     opset = _opset(model)
-    found = [n for domain, n in nodes if opset and not domain and (domain, n) not in made and not _is_known(n, opset)]
+    found = [op_type for domain, op_type in nodes if opset and not domain and not _is_known(op_type, opset)]
     if not found:
         return ""
     shown = ", ".join(f"{op_type} ('{nodes['', op_type]}'{_when(op_type, opset)})" for op_type in found[:5])
     more = f" and {len(found) - 5} more" if len(found) > 5 else ""
     return f"opset {opset} has no operator {shown}{more}"
+
+
+def _calls(model: ModelProto) -> dict[tuple[str, str], str]:
+    """The operators that are none of the model's own functions, (domain, name) -> the first node of each."""
+    made = {(plain_domain(function.domain), function.name) for function in model.functions}
+    nodes: dict[tuple[str, str], str] = {}
+    for node in with_bodies(model.graph.node):
+        nodes.setdefault((plain_domain(node.domain), node.op_type), node.name or next(iter(node.output), ""))
+    return {key: label for key, label in nodes.items() if key not in made}
 
 
 def _is_known(op_type: str, opset: int) -> bool:

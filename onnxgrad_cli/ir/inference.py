@@ -301,21 +301,28 @@ class _Beyond:
 
     def _hinted(self, name: str) -> TypeProto | None:
         """What the model stores of a value, where inference finds nothing: of an output, that may be a single size."""
-        graph = self.graph
-        hint, inferred = graph.hints[name].type, graph.types.get(name)
-        stored, known = shape_of(hint), shape_of(inferred)
-        meaning = self.borne | self.names if name in self.outputs else self.borne
-        said = [size if size in meaning or (isinstance(size, int) and size != 1) else None for size in stored or ()]
+        hint, inferred = self.graph.hints[name].type, self.graph.types.get(name)
+        known, said = shape_of(inferred), self._said(name, hint)
+        if known is None and said:
+            return self.graph.named(tensor_type(dtype_of(inferred) or dtype_of(hint), said))
         if known is None:
-            if not said:
-                scalar = stored is not None and self.makers[name].op_type.startswith("Reduce")
-                return hint if scalar or (inferred is None and stored is None) else None
-            return graph.named(tensor_type(dtype_of(inferred) or dtype_of(hint), said))
+            return hint if self._is_all_there_is(name, hint, inferred) else None
         if name not in self.outputs or len(said) != len(known):
             return None
         pairs = zip(known, said, strict=True)
         wider = [a if b is None or isinstance(a, int) or a in self.borne else b for a, b in pairs]
         return None if wider == list(known) else tensor_type(dtype_of(inferred), wider)
+
+    def _said(self, name: str, hint: TypeProto) -> list[Dim | None]:
+        """The sizes that the model stores of a value; None for those that say nothing."""
+        meaning = self.borne | self.names if name in self.outputs else self.borne
+        return [s if s in meaning or (isinstance(s, int) and s != 1) else None for s in shape_of(hint) or ()]
+
+    def _is_all_there_is(self, name: str, hint: TypeProto, inferred: TypeProto | None) -> bool:
+        """Whether to believe what is stored without sizes: of the sum of everything, or of what has no other type."""
+        if shape_of(hint) is None:
+            return inferred is None
+        return self.makers[name].op_type.startswith("Reduce")
 
 
 def _beyond(graph: Graph, node: NodeProto, makers: dict[str, NodeProto]) -> Types:

@@ -7,7 +7,7 @@ and Dropout drops. A model that is used is in inference mode: running statistics
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper
 
@@ -113,18 +113,23 @@ def put_in_inference(model: ModelProto) -> None:
             who runs the model says by it how it is meant.
     """
     nodes = list(with_bodies([*model.graph.node, *(node for function in model.functions for node in function.node)]))
+    shown = _shown(model, nodes)
+    reads = Counter(name for node in nodes for name in node.input)
+    switches = Counter(node.input[2] for node in nodes if is_dropout(node) and not is_for_inference(node))
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    fed = {value.name for value in model.graph.input} - stored.keys()
+    for owner in (model.graph, *model.functions):
+        _put(owner, reads.keys() | shown, fed if owner is model.graph else ())
+    gone = switches.keys() - (reads - switches).keys() - shown
+    for name in gone & stored.keys():
+        model.graph.initializer.remove(stored[name])
+
+
+def _shown(model: ModelProto, nodes: Iterable[NodeProto]) -> set[str]:
+    """What the graphs of a model take and return, those of bodies among them, and what its functions return."""
     graphs = [model.graph, *(body for node in nodes for body in subgraphs(node))]
     shown = {value.name for graph in graphs for value in (*graph.input, *graph.output)}
-    shown.update(name for function in model.functions for name in function.output)
-    before = Counter(name for node in nodes for name in node.input)
-    switches = Counter(node.input[2] for node in nodes if is_dropout(node) and not is_for_inference(node))
-    fed = {value.name for value in model.graph.input} - {tensor.name for tensor in model.graph.initializer}
-    _put(model.graph, before.keys() | shown, fed)
-    for function in model.functions:
-        _put(function, before.keys() | shown, ())
-    gone = {name for name, count in switches.items() if before[name] == count} - shown
-    for tensor in [tensor for tensor in model.graph.initializer if tensor.name in gone]:
-        model.graph.initializer.remove(tensor)
+    return shown.union(*(function.output for function in model.functions))
 
 
 def _put(owner: GraphProto | FunctionProto, read: Collection[str], fed: Collection[str]) -> None:

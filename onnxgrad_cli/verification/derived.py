@@ -219,34 +219,38 @@ def _function(derived: Derived, case: Case) -> tuple[Function | None, Found]:
         return None, Found("skipped", "the model does not compute what it differentiates: give it with --original")
     model, moves = perturbed(base, case.path, derived.inner)
     before = _only(base, derived.inner) if moves else None
-    options = Options(mode=cast(Mode, derived.mode))
     if derived.kind in SECOND:
-        gradient = _derive(model, derived, moves, case.path, options)
-        said = read_derived(gradient)
-        assert said is not None
-        proof = prove_derived(gradient, said, case.path, model, sizes=case.sizes, force=True)
-        if proof.verdict != PROVED:
-            return None, Found("failed" if proof.verdict == FAILED else "skipped", f"first derivatives: {proof.why}")
-        names = {added: name for name, added in moves.items()}
-        outputs = {names.get(x, x): output for x, output in zip(said.wrt, said.outputs, strict=True)}
-        return Function(gradient, outputs, moves, before), Found()
+        return _gradient(derived, case, model, moves, before)
     if case.original is not None and derived.mode != "keep":
-        model = _derive(model, derived, moves, case.path, options)
+        model = _derive(model, derived, moves, case.path)
     if not _made(model, derived.of):
         return None, Found("skipped", "the model does not compute what it differentiates: give it with --original")
     return Function(_only(model, derived.of), {name: name for name in derived.of}, moves, before), Found()
 
 
-def _derive(
-    original: ModelProto, derived: Derived, moves: Mapping[str, str], path: Path | None, options: Options
-) -> ModelProto:
+def _gradient(
+    derived: Derived, case: Case, model: ModelProto, moves: Mapping[str, str], before: ModelProto | None
+) -> tuple[Function | None, Found]:
+    """The first derivatives of a model, proved, of which second ones are differences."""
+    gradient = _derive(model, derived, moves, case.path)
+    said = read_derived(gradient)
+    assert said is not None
+    proof = prove_derived(gradient, said, case.path, model, sizes=case.sizes, force=True)
+    if proof.verdict != PROVED:
+        return None, Found("failed" if proof.verdict == FAILED else "skipped", f"first derivatives: {proof.why}")
+    names = {added: name for name, added in moves.items()}
+    outputs = {names.get(x, x): output for x, output in zip(said.wrt, said.outputs, strict=True)}
+    return Function(gradient, outputs, moves, before), Found()
+
+
+def _derive(original: ModelProto, derived: Derived, moves: Mapping[str, str], path: Path | None) -> ModelProto:
     """The gradient of the sum of the outputs, and these."""
     by = [moves.get(name, name) for name in derived.wrt]
     of, wrt = ([glob.escape(name) for name in names] for names in (derived.of, by))
     pick = derived.pick if derived.kind in SECOND and derived.pick else None
     return derive(
-        original, of=of, wrt=wrt, cotangents="ones", keep_outputs=True, path=path, options=options, class_=pick,
-        class_axis=derived.class_axis,
+        original, of=of, wrt=wrt, cotangents="ones", keep_outputs=True, path=path, class_=pick,
+        class_axis=derived.class_axis, options=Options(mode=cast(Mode, derived.mode)),
     )  # fmt: skip
 
 

@@ -71,14 +71,14 @@ def scan(
     op, gs, ys, *rest, body, num_scan_inputs,
     scan_input_axes, scan_input_directions, scan_output_axes, scan_output_directions,
 ):  # fmt: skip
-    inputs, outputs = len(body.input), len(body.output)
+    inputs = len(body.input)
     count = inputs - num_scan_inputs
     initial, xs, captured = rest[:count], rest[count:inputs], rest[inputs:]
     axes = scan_input_axes or [0] * len(xs)
     flips = scan_input_directions or [0] * len(xs)
     step = _Step(op, body, input_types(op.graph, op.node), gs, initial, captured, xs)
     rows = list(zip(step.rows, xs, axes, flips, strict=True))
-    rows += step.stacks(scan_output_axes or [0] * (outputs - count), scan_output_directions or [0] * (outputs - count))
+    rows += step.stacks(scan_output_axes, scan_output_directions)
     back = {k: g for k, name in enumerate(step.rows) if (g := step.cotangents.get(name)) is not None}
     new = step.close([], [], [], list(back.values()))
     read = set(_read_in(new))
@@ -292,7 +292,9 @@ class _Step(_Body):
             graph.types[each] = graph.named(stacked)
         return self.outer.val(each)
 
-    def stacks(self, axes: Sequence[int] = (), flips: Sequence[int] = ()) -> list[tuple[str, Val, int, int]]:
+    def stacks(
+        self, axes: Sequence[int] | None = None, flips: Sequence[int] | None = None
+    ) -> list[tuple[str, Val, int, int]]:
         """What is sliced besides the inputs: (name in the body, stacked values, their axis, their direction)."""
         given = [(name, g, axes[k] if axes else 0, flips[k] if flips else 0) for name, (g, k) in self.slices.items()]
         return given + [(name, stack, 0, 0) for name, stack in self.saved.items()]

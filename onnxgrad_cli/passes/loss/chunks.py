@@ -11,7 +11,7 @@ form in standard operators.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,7 +143,7 @@ def _head(graph: Graph, training: LossRecord, prediction: Val) -> _Head | None:
         return None
     makers, fed = graph.producers(), _fed(graph)
     trained = graph.ancestors(training.trained) & graph.initializers.keys()
-    nodes, inputs = dict[str, NodeProto](), dict[str, None]()
+    names, inputs = set[str](), dict[str, None]()
     waiting = [prediction.name]
     while waiting:
         name = waiting.pop()
@@ -151,19 +151,27 @@ def _head(graph: Graph, training: LossRecord, prediction: Val) -> _Head | None:
             inputs[name] = None
             continue
         node = makers.get(name)
-        if node is None or not _by_token(graph, node, fed):
+        if node is None or not _by_token(graph, node, fed) or _trains_a_matrix(graph, node, fed, trained):
             return None
-        if any(_is_thick(graph, other, trained) for other in graph.ancestors(set(node.input) - fed)):
-            return None
-        nodes[node.name] = node
+        names.add(node.name)
         waiting += [other for other in node.input if other in fed and other not in inputs]
-    own = {name for node in nodes.values() for name in node.output} - {prediction.name}
-    read_outside = {name for node in graph.nodes if node.name not in nodes for name in reads(node)}
-    if own & {*read_outside, *graph.output_names} or prediction.name in read_outside:
+    nodes = [node for node in graph.nodes if node.name in names]
+    if _is_read_elsewhere(graph, nodes, prediction.name) or not all(_has_tokens(graph, name) for name in inputs):
         return None
-    if any(len(shape_of(graph.types.get(name)) or ()) != 3 for name in inputs):
-        return None
-    return _Head([node for node in graph.nodes if node.name in nodes], list(inputs))
+    return _Head(nodes, list(inputs))
+
+
+def _is_read_elsewhere(graph: Graph, nodes: Sequence[NodeProto], logits: str) -> bool:
+    """Whether another node reads what nodes make, or the model returns something of it besides the logits."""
+    names = {node.name for node in nodes}
+    read = {name for node in graph.nodes if node.name not in names for name in reads(node)}
+    read.update(name for name in graph.output_names if name != logits)
+    return any(name in read for node in nodes for name in node.output)
+
+
+def _has_tokens(graph: Graph, name: str) -> bool:
+    """Whether a value is (N, T, .)."""
+    return len(shape_of(graph.types.get(name)) or ()) == 3
 
 
 def _fed(graph: Graph) -> set[str]:
@@ -180,8 +188,10 @@ def _is_wide(graph: Graph, name: str, prediction: Val) -> bool:
     return not shape or not isinstance(shape[-1], int) or shape[-1] == prediction.shape[-1]
 
 
-def _is_thick(graph: Graph, name: str, trained: set[str]) -> bool:
-    return name in trained and len(graph.initializers[name].dims) > 1 and min(graph.initializers[name].dims) > THIN
+def _trains_a_matrix(graph: Graph, node: NodeProto, fed: set[str], trained: set[str]) -> bool:
+    """Whether a whole matrix is trained that a stored operand of a node is made of."""
+    stored = graph.ancestors(set(node.input) - fed) & trained
+    return any(len(dims) > 1 and min(dims) > THIN for dims in (graph.initializers[name].dims for name in stored))
 
 
 def _by_token(graph: Graph, node: NodeProto, fed: set[str]) -> bool:
@@ -190,7 +200,7 @@ def _by_token(graph: Graph, node: NodeProto, fed: set[str]) -> bool:
         return False
     shapes = {name: shape_of(graph.types.get(name)) for name in node.input if name}
     stored = [shapes[name] for name in shapes if name not in fed]
-    if any(shape is None or (name in fed and len(shape) != 3) for name, shape in shapes.items()):
+    if any(shape is None or (name in fed and not _has_tokens(graph, name)) for name, shape in shapes.items()):
         return False
     if node.op_type == "MatMul":
         return node.input[0] in fed and node.input[1] not in fed and len(shapes[node.input[1]] or ()) == 2
