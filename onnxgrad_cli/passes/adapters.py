@@ -50,6 +50,19 @@ def parse_lora(text: str) -> LoraSpec:
         raise UsageError(f"`lora`: '{text}' is not of the form RANK[:ALPHA]", "such as 8, or 8:16") from None
 
 
+def adapters_asked(options: AdaptationOptions) -> bool:
+    """Whether there are to be adapters.
+
+    Raises:
+        UsageError: options say what they are to be like, and none asks for them.
+    """
+    own = {"lora_target": (), "lora_scaling": "lora", "lora_dropout": 0.0}
+    told = next((name for name, usual in own.items() if getattr(options, name) != usual), "")
+    if told and options.lora is None:
+        raise UsageError(f"`{told}`: no adapters are asked for", "ask for them with `lora=RANK`")
+    return options.lora is not None
+
+
 @dataclass(frozen=True)
 class Reader:
     """A product that reads a weight: the node, at which input, and whether through a transpose."""
@@ -74,7 +87,8 @@ class Reader:
 
 def _run(graph: Graph, options: AdaptationOptions, training: ParameterRecord) -> bool:
     """Freeze the chosen weights, and add an adapter to every product that reads one of them."""
-    spec = _checked(options)
+    spec = options.lora
+    assert spec is not None
     targets = _targets(graph, spec, options, training)
     random = np.random.default_rng(options.seed or 0)
     op = Op(graph)
@@ -88,20 +102,6 @@ def _run(graph: Graph, options: AdaptationOptions, training: ParameterRecord) ->
         training.not_trained[name] = "frozen: its adapter is trained"
     graph.set_nodes([each for node in graph.nodes for each in (node, *after.get(node.name, ()))])
     return True
-
-
-def _checked(options: AdaptationOptions) -> LoraSpec:
-    spec = options.lora
-    if spec is None:
-        raise UsageError(f"{_first_of(options)}: no adapters are asked for", "ask for them with `lora=RANK`")
-    return spec
-
-
-def _first_of(options: AdaptationOptions) -> str:
-    """An option that asks for something of adapters."""
-    if options.lora_target:
-        return "`lora_target`"
-    return "`lora_dropout`" if options.lora_dropout else "`lora_scaling`"
 
 
 # -- which weights --------------------------------------------------------------------------------------------------

@@ -79,12 +79,15 @@ def make_adaptable(model: ModelProto, adapters: Sequence[Adapter], values: Mappi
     Raises:
         UsageError: a product of the model reads such a matrix in a form that is not known, or a weight is no
             initializer.
+        OnnxgradError: the factors don't fit the matrix.
     """
     own = {adapter.weight: adapter for adapter in adapters}
     factors = {name for adapter in adapters for name in (adapter.a, adapter.b)}
     _open_alone(model)
     graph, branches = Graph(model), _Branches()
     for key, found in keys(_checked(model, adapters)).items():
+        for place in found:
+            place.of(own[place.weight], values)  # which fit
         names = name_a, name_b = f"{key}.lora_A.weight", f"{key}.lora_B.weight"
         for name, tensor in zip(names, _empty(found[0], values[own[found[0].weight].a].dtype), strict=True):
             _add_overridable(graph, name, tensor, f"{key}.rank")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.ir.graph import Graph
@@ -169,8 +169,9 @@ def _dtype(uses: Uses, weight: str, stored: Mapping[str, TensorProto]) -> int:
     """The type of a matrix as products read it: of one of integers, that of its scales."""
     if not is_integer(stored[weight]):
         return stored[weight].data_type
-    scales = (node.input[position + 1] for node, position in uses[weight] if len(node.input) > position + 1)
-    return next((stored[name].data_type for name in scales if name in stored), TensorProto.FLOAT)
+    beside = (node.input[position + 1] for node, position in uses[weight] if len(node.input) > position + 1)
+    scales = (stored[name] for name in beside if name in stored and not is_integer(stored[name]))
+    return next((scale.data_type for scale in scales), TensorProto.FLOAT)
 
 
 def readers_of(uses: Uses, weight: str) -> Iterator[Reader]:
@@ -183,8 +184,14 @@ def readers_of(uses: Uses, weight: str) -> Iterator[Reader]:
                 yield from (each for each in found if each.node.op_type not in LOOKUPS)
             elif kind == "MatMulNBits":  # which stores a row for each output
                 yield Reader(reader.node, reader.position, transposed=True)
-            elif kind not in LOOKUPS:
+            elif kind not in LOOKUPS and not _is_looked_up(uses, reader.node):
                 yield reader
+
+
+def _is_looked_up(uses: Uses, node: NodeProto) -> bool:
+    """Whether a node only lays out anew a table whose rows are looked up: bytes by blocks, as one of two axes."""
+    readers = uses.get(node.output[0], ()) if node.op_type == "Reshape" else ()
+    return bool(readers) and all(reader.op_type in LOOKUPS for reader, _ in readers)
 
 
 def is_product(reader: Reader) -> bool:
