@@ -38,11 +38,30 @@ GENAI = "onnxruntime-genai"
 
 @dataclass(frozen=True)
 class Factors:
-    """An adapter of a module: A of [rank, in], B of [out, rank], and what their product is multiplied with."""
+    """An adapter of a module: A of [rank, in], B of [out, rank], and what their product is multiplied with.
+
+    With DoRA `magnitude` of [out] holds the lengths that the sums of matrix and product are brought to.
+    """
 
     a: np.ndarray
     b: np.ndarray
     scale: float
+    magnitude: np.ndarray | None = None
+
+    def added_to(self, matrix: np.ndarray) -> np.ndarray:
+        """What a matrix of [out, in] comes to, in float64."""
+        a, b = (factor.astype(np.float64) for factor in (self.a, self.b))
+        total: np.ndarray = matrix.astype(np.float64) + self.scale * (b @ a)
+        return total if self.magnitude is None else total * self.gain(total)[:, None]
+
+    def gain(self, total: np.ndarray) -> np.ndarray:
+        """What DoRA multiplies the sums of matrix and product with, for each output."""
+        assert self.magnitude is not None
+        lengths = np.linalg.norm(total, axis=1)
+        if not lengths.all():
+            raise OnnxgradError("an adapter cancels all weights of an output: DoRA knows no direction of these")
+        found: np.ndarray = self.magnitude.astype(np.float64) / lengths
+        return found
 
 
 @dataclass(frozen=True)
@@ -104,13 +123,15 @@ class Place:
             a, b = a.T, b.T
         if self.swapped:
             a, b = b.T, a.T
-        if (a.shape, b.shape) != ((rank, self.shape[0]), (self.shape[1], rank)):
+        m = values[adapter.magnitude] if adapter.magnitude else None
+        fits = (a.shape, b.shape) == ((rank, self.shape[0]), (self.shape[1], rank))
+        if not fits or (m is not None and m.shape != (self.shape[1],)):
             raise OnnxgradError(
                 f"the adapter of '{self.weight}' does not fit: it is of rank {rank}, from {a.shape[-1]} to {len(b)}, "
                 f"and the matrix from {self.shape[0]} to {self.shape[1]}",
                 "this is another model than the one that was adapted",
             )
-        return Factors(a, b, adapter.scale)
+        return Factors(a, b, adapter.scale, m)
 
     def adapter(self, found: Factors, alpha: float, scaling: str = "lora") -> tuple[Adapter, dict[str, np.ndarray]]:
         """The adapter of its matrix, and its factors by name; the converse of `of`."""
@@ -120,8 +141,11 @@ class Place:
             a, b = a.T, b.T
         dtype = helper.tensor_dtype_to_np_dtype(self.dtype)
         a, b = (np.ascontiguousarray(factor, dtype).reshape(*factor.shape, *self.kernel) for factor in (a, b))
-        adapter = Adapter(self.weight, *names, len(found.a), alpha, scaling)
-        return adapter, dict(zip(names, (a, b), strict=True))
+        arrays = dict(zip(names, (a, b), strict=True))
+        magnitude = "" if found.magnitude is None else f"{self.weight}_lora_magnitude"
+        if found.magnitude is not None:
+            arrays[magnitude] = np.ascontiguousarray(found.magnitude, dtype)
+        return Adapter(self.weight, *names, len(found.a), alpha, scaling, magnitude), arrays
 
 
 def flat(factor: np.ndarray) -> np.ndarray:
