@@ -34,6 +34,7 @@ class Adapter:
         rank, alpha: as asked for.
         scaling: 'lora' divides alpha by the rank, 'rslora' by its square root, with which gradients keep their size
             whatever the rank (D. Kalajdzievski, A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA, 2023).
+        magnitude: with DoRA the lengths that the weights of each output are brought to, after the sum; else "".
     """
 
     weight: str
@@ -42,6 +43,12 @@ class Adapter:
     rank: int
     alpha: float
     scaling: str = "lora"
+    magnitude: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that is trained of it: both factors, and magnitudes if it has some."""
+        return (self.a, self.b, self.magnitude) if self.magnitude else (self.a, self.b)
 
     @property
     def scale(self) -> float:
@@ -172,6 +179,7 @@ class Roles:
         slots: what of the state is the optimizer's, and how it begins; the rest are running statistics, which begin as
             they are stored.
         quantized: what of the inference model's integers are floats.
+        held: values that count as constants in the gradients, though they depend on weights: norms of DoRA.
     """
 
     version: str
@@ -185,6 +193,7 @@ class Roles:
     adapters: tuple[Adapter, ...] = ()
     slots: dict[str, Slot] = field(default_factory=dict)
     quantized: Quantized = field(default_factory=Quantized)
+    held: tuple[str, ...] = ()
 
     @property
     def loss(self) -> str:
@@ -328,6 +337,8 @@ def write(model: ModelProto, found: Roles) -> None:
         ports["state"] = {name: asdict(slot) for name, slot in found.slots.items()}
     if found.quantized != Quantized():
         ports["quantized"] = asdict(found.quantized)
+    if found.held:
+        ports["held"] = found.held
     _rewrite(model, {LOSS: json.dumps(terms), ROLES: json.dumps(ports), VERSION: found.version})
 
 
@@ -400,6 +411,7 @@ def read(model: ModelProto) -> Roles:
             tuple(Adapter(**adapter) for adapter in ports.get("adapters", ())),
             {name: Slot(**{**slot, "shape": tuple(slot["shape"])}) for name, slot in ports.get("state", {}).items()},
             Quantized.of(ports["quantized"]) if "quantized" in ports else Quantized(),
+            tuple(ports.get("held", ())),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise OnnxgradError(f"the model's entry '{ROLES}' can't be read: {error}", "build it again") from error

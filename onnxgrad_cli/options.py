@@ -223,12 +223,14 @@ class AdapterOptions(_Part):
             'all-linear', as by default: all of MatMul and Gemm that would be trained or are stored as integers.
         lora_scaling: 'lora' divides alpha by the rank, 'rslora' by its square root.
         lora_dropout: the share of an adapter's input that is dropped at each step; of a trained model none is.
+        lora_dora: train with each adapter the lengths of an adapted matrix's weights, one for each output (DoRA).
     """
 
     lora: LoraSpec | None = None
     lora_target: tuple[str, ...] = ()
     lora_scaling: Scaling = "lora"
     lora_dropout: float = 0.0
+    lora_dora: bool = False
 
     def __post_init__(self) -> None:
         checks.of_type("lora", self.lora, (LoraSpec, type(None)), "LoraSpec(rank), or None,")
@@ -237,6 +239,12 @@ class AdapterOptions(_Part):
         checks.at_least("lora_dropout", self.lora_dropout, 0)
         if self.lora_dropout >= 1:
             raise UsageError(f"`lora_dropout={self.lora_dropout}`: nothing would be left", "0.05 is usual")
+        checks.of_type("lora_dora", self.lora_dora, bool, "True or False")
+        if self.lora_dora and self.lora_dropout:
+            raise UsageError(
+                "`lora_dora` does not go with `lora_dropout`, by which each product would be computed twice",
+                "leave one of them out",
+            )
         super().__post_init__()
 
 

@@ -75,7 +75,8 @@ class Activity:
                 return
         self._dependent.append(node)
         types = self.graph.types
-        floats = [n for n in node.output[:] if n and (n not in types or is_differentiable(types[n]))]
+        held = self.graph.held
+        floats = [n for n in node.output[:] if n and n not in held and (n not in types or is_differentiable(types[n]))]
         self.active.update(floats)
         if self.quantized or (rule is not None and rule.integers):
             self._spread_integers(node, rule, names, floats)

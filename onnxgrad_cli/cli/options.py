@@ -138,6 +138,8 @@ def what_to_build(command: Command) -> Command:
                      help="What divides alpha: the rank, or with rslora its square root."),
         click.option("--lora-dropout", type=click.FloatRange(0, 1, max_open=True), default=0.0, metavar="SHARE",
                      help="Drop this share of what goes into adapters, in training alone."),
+        click.option("--lora-dora", is_flag=True,
+                     help="Train the lengths of adapted weights, too, one for each output (DoRA)."),
         click.option("--grad-of-input", multiple=True, metavar="GLOB", help="Add the gradients of inputs."),
         click.option("--optimizer", metavar="NAME", default="",
                      help="Append a whole step of an optimizer; see `onnxgrad optimizers`."),

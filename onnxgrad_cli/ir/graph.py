@@ -43,6 +43,7 @@ class Graph:
         provenance: what the file says of where its tensors come from; nothing before `prepare` has asked it.
         settings: values that hold a setting of an operator that a definition may replace -> which.
         not_constant: values that may change at run time though they look constant, such as trained weights.
+        held: values that count as constants in derivatives, whatever they depend on.
         kernels: values that a definition has written -> the node with a kernel of its own that gives them, or products
             with them.
     """
@@ -68,6 +69,7 @@ class Graph:
         self.provenance = Provenance()
         self.settings: dict[str, str] = {}
         self.not_constant: set[str] = set()
+        self.held: set[str] = set()
         self.kernels: dict[str, NodeProto] = {}
         self._shared: dict[bytes, TypeProto] = {}
         self._pooled: set[str] = set()

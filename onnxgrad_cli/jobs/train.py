@@ -458,7 +458,7 @@ def _also_trained(options: Options, names: Sequence[str]) -> Options:
 def _own(original: ModelProto, trainer: TrainerBase) -> list[str]:
     """What a training changes of the model's own tensors: weights, those with adapters, running statistics."""
     roles, adapters = trainer.roles, trainer.roles.adapters
-    factors = {name for adapter in adapters for name in (adapter.a, adapter.b)}
+    factors = {name for adapter in adapters for name in adapter.names}
     kept = [name for name in roles.successors if name not in factors and name not in roles.slots]
     return [*stored_as(original, roles.quantized, kept), *(adapter.weight for adapter in adapters)]
 

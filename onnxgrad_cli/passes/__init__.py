@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.passes.adapters import ADAPTERS
+from onnxgrad_cli.passes.adapters import ADAPTERS, adapters_asked
 from onnxgrad_cli.passes.backward import BACKWARD
 from onnxgrad_cli.passes.cleanup import CLEANUP
 from onnxgrad_cli.passes.few_bits import FEW_BITS
@@ -38,13 +38,19 @@ def pipeline_for(options: Options) -> tuple[Pass, ...]:
     """The passes of a build.
 
     Raises:
-        UsageError: a target is asked for with what only standard operators can be written in.
+        UsageError: a target is asked for with what only standard operators can be written in, something of
+            adapters without them, or DoRA as a Gradient operator.
     """
     for option in ("as_gradient_op", "training_info"):
         if getattr(options, option) and options.target != STANDARD:
             raise UsageError(f"`target={options.target!r}` does not go with `{option}`", "leave one of them out")
+    if options.as_gradient_op and options.lora_dora:
+        raise UsageError(
+            "`lora_dora` does not go with `as_gradient_op`: the operator knows no norm that counts as a constant",
+            "leave one of them out",
+        )
     asked = {
-        ADAPTERS: bool(options.lora or options.lora_target or options.lora_dropout or options.lora_scaling != "lora"),
+        ADAPTERS: adapters_asked(options),
         LOSS_SCALE: options.loss_scale is not None,
         RECOMPUTE: options.recompute is not None,
         TARGET: options.target != STANDARD,

@@ -12,7 +12,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -29,6 +29,7 @@ from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import Shape, dtype_of, is_float, shape_of
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.options import AdaptationOptions, LoraSpec
+from onnxgrad_cli.passes.magnitudes import bias_apart, gains, squared_norms, store
 from onnxgrad_cli.passes.parameters.patterns import matching
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.quantized_matrices import is_transpose, quantized_matrices
@@ -50,6 +51,19 @@ def parse_lora(text: str) -> LoraSpec:
         raise UsageError(f"`lora`: '{text}' is not of the form RANK[:ALPHA]", "such as 8, or 8:16") from None
 
 
+def adapters_asked(options: AdaptationOptions) -> bool:
+    """Whether there are to be adapters.
+
+    Raises:
+        UsageError: options say what they are to be like, and none asks for them.
+    """
+    own = {"lora_target": (), "lora_scaling": "lora", "lora_dropout": 0.0, "lora_dora": False}
+    told = next((name for name, usual in own.items() if getattr(options, name) != usual), "")
+    if told and options.lora is None:
+        raise UsageError(f"`{told}`: no adapters are asked for", "ask for them with `lora=RANK`")
+    return options.lora is not None
+
+
 @dataclass(frozen=True)
 class Reader:
     """A product that reads a weight: the node, at which input, and whether through a transpose."""
@@ -64,6 +78,11 @@ class Reader:
         return {a.name: helper.get_attribute_value(a) for a in self.node.attribute}
 
     @property
+    def inputs_first(self) -> bool:
+        """Whether the weight, as the right-hand factor that is read here, has the axis of the inputs first."""
+        return self.node.op_type == "MatMul" or (self.node.op_type == "Gemm" and not self.settings.get("transB", 0))
+
+    @property
     def leads(self) -> bool:
         """Whether the input of the product meets the first axis of the weight as it is stored."""
         if self.node.op_type == "Conv":
@@ -74,34 +93,28 @@ class Reader:
 
 def _run(graph: Graph, options: AdaptationOptions, training: ParameterRecord) -> bool:
     """Freeze the chosen weights, and add an adapter to every product that reads one of them."""
-    spec = _checked(options)
+    spec = options.lora
+    assert spec is not None
     targets = _targets(graph, spec, options, training)
     random = np.random.default_rng(options.seed or 0)
     op = Op(graph)
-    after: dict[str, list[NodeProto]] = {}
+    before, after = dict[str, list[NodeProto]](), dict[str, list[NodeProto]]()
+    order = {node.name: place for place, node in enumerate(graph.nodes)}
     for name, weight in targets.items():
         adapter = _store(graph, name, weight, spec, options.lora_scaling, random)
+        gain = None
+        if weight.squares is not None:
+            first = min(weight.readers, key=lambda reader: order[reader.node.name])
+            adapter, before[first.node.name], gain = _with_magnitudes(op, adapter, first, weight)
         for reader in weight.readers:
-            after[reader.node.name] = _add(op, adapter, reader, options.lora_dropout)
+            after[reader.node.name] = _add(op, adapter, reader, options.lora_dropout, gain)
         training.adapters.append(adapter)
-        training.trained += [adapter.a, adapter.b]
+        training.trained += adapter.names
         training.not_trained[name] = "frozen: its adapter is trained"
-    graph.set_nodes([each for node in graph.nodes for each in (node, *after.get(node.name, ()))])
+    graph.set_nodes([
+        each for node in graph.nodes for each in (*before.get(node.name, ()), node, *after.get(node.name, ()))
+    ])  # fmt: skip
     return True
-
-
-def _checked(options: AdaptationOptions) -> LoraSpec:
-    spec = options.lora
-    if spec is None:
-        raise UsageError(f"{_first_of(options)}: no adapters are asked for", "ask for them with `lora=RANK`")
-    return spec
-
-
-def _first_of(options: AdaptationOptions) -> str:
-    """An option that asks for something of adapters."""
-    if options.lora_target:
-        return "`lora_target`"
-    return "`lora_dropout`" if options.lora_dropout else "`lora_scaling`"
 
 
 # -- which weights --------------------------------------------------------------------------------------------------
@@ -114,6 +127,9 @@ def _targets(graph: Graph, spec: LoraSpec, options: AdaptationOptions, training:
     twice = {name for name, count in products.items() if count > 1}
     judged = _leading_to(graph, training.predictions)
     reasons = {name: _obstacle(graph, name, weight, spec, training, twice, judged) for name, weight in found.items()}
+    if options.lora_dora:
+        found = {name: weight if reasons[name] else _measured(graph, weight) for name, weight in found.items()}
+        reasons = {name: reasons[name] or _without_directions(weight) for name, weight in found.items()}
     barred = {name: why for name, why in reasons.items() if why}
     if (barred and options.lora_target) or len(barred) == len(found):
         raise _no_adapters(barred, spec, "`lora_target`" if options.lora_target else "`lora`")
@@ -197,13 +213,15 @@ def _named(pattern: str, every: Mapping[str, _Weight], linear: set[str]) -> set[
 class _Weight:
     """A weight in the graph: its shape and type, the names of it and of views that are a matrix too, and their readers.
 
-    One that is stored as integers has the shape and type of what products read.
+    One that is stored as integers has the shape and type of what products read. With DoRA it has the squared norms of
+    the weights of each output, where these are at hand.
     """
 
     dims: Shape
     dtype: int
     names: list[str]
     readers: list[Reader]
+    squares: np.ndarray | None = None
 
     @property
     def products(self) -> set[str]:
@@ -266,6 +284,25 @@ def _obstacle(
     return ""
 
 
+def _measured(graph: Graph, weight: _Weight) -> _Weight:
+    reader = weight.readers[0]
+    return replace(weight, squares=squared_norms(graph, reader.node.input[reader.position], reader.inputs_first))
+
+
+def _without_directions(weight: _Weight) -> str:
+    """Why the weights of each output of a matrix have no directions that DoRA could train; "" if they have."""
+    if weight.squares is None:
+        return "what it is made of is not at hand"
+    if not np.isfinite(weight.squares).all():
+        return "it has numbers that are not finite"
+    if not weight.squares.all():
+        return f"the weights of its output {int(weight.squares.argmin())} are zeros, which have no direction"
+    for reader in weight.readers:
+        if reader.position == 0:
+            return f"'{reader.node.name}' ({reader.node.op_type}) multiplies with it from the left"
+    return "it is read the other way around, too" if len({reader.leads for reader in weight.readers}) > 1 else ""
+
+
 PRODUCTS = frozenset({("MatMul", 0), ("MatMul", 1), ("Gemm", 0), ("Gemm", 1), ("Conv", 1)})
 """Where a weight may stand that gets an adapter."""
 
@@ -302,7 +339,31 @@ def _store(
     return Adapter(name, *names, spec.rank, spec.rank if spec.alpha is None else spec.alpha, scaling)
 
 
-def _add(op: Op, adapter: Adapter, reader: Reader, dropout: float) -> list[NodeProto]:
+def _with_magnitudes(op: Op, adapter: Adapter, reader: Reader, weight: _Weight) -> tuple[Adapter, list[NodeProto], Val]:
+    """An adapter with magnitudes, the nodes that come before the first product, and what lengthens its outputs."""
+    assert weight.squares is not None
+    dtype = helper.tensor_dtype_to_np_dtype(weight.dtype)
+    magnitude, known = store(op.graph, adapter.weight, weight.squares, dtype)
+    adapter = replace(adapter, magnitude=magnitude)
+    op.scope, op.nodes = f"{reader.node.name}/magnitude", []
+    left, right = _sides(op, adapter, reader)
+    if left.rank > 2:
+        left, right = (op.Reshape(each, op.ints([0, -1]), shape=each.shape[:2]) for each in (left, right))
+    first, last = (op.transpose(left, [1, 0]), right) if reader.inputs_first else (right, op.transpose(left, [1, 0]))
+    gain = gains(op, adapter, known, op.val(reader.node.input[1]), first, last, reader.inputs_first)
+    return adapter, op.nodes, gain
+
+
+def _sides(op: Op, adapter: Adapter, reader: Reader) -> tuple[Val, Val]:
+    """The factors in the order in which their product has the shape of the weight, as it is read."""
+    a, b = op.val(adapter.a), op.val(adapter.b)
+    left, right = (a, b) if a.shape[1] == adapter.rank else (b, a)
+    if reader.transposed:
+        return op.transpose(right, [1, 0]), op.transpose(left, [1, 0])
+    return left, right
+
+
+def _add(op: Op, adapter: Adapter, reader: Reader, dropout: float, gain: Val | None) -> list[NodeProto]:
     """What a product gains by an adapter, as nodes that follow it."""
     graph, node = op.graph, reader.node
     op.scope = f"{node.name}/adapter"
@@ -312,14 +373,14 @@ def _add(op: Op, adapter: Adapter, reader: Reader, dropout: float) -> list[NodeP
     graph.types[base] = graph.types[result]
     if result in graph.declared_shapes:
         graph.declared_shapes.add(base)
-    a, b = op.val(adapter.a), op.val(adapter.b)
     x = op.val(node.input[1 - reader.position])
     if dropout:
         x, _ = op.Dropout(x, op.const(dropout, x), op.const(True), outputs=2)  # the mask is for the gradient
-    left, right = (a, b) if a.shape[1] == adapter.rank else (b, a)
-    if reader.transposed:
-        left, right = op.transpose(right, [1, 0]), op.transpose(left, [1, 0])
-    op.rename(_THROUGH[node.op_type](op, reader, x, left, right, op.val(base), adapter.scale), result)
+    bias, beta = bias_apart(node) if gain is not None else ("", 1.0)
+    y = _THROUGH[node.op_type](op, reader, x, *_sides(op, adapter, reader), op.val(base), adapter.scale)
+    if gain is not None:
+        y = _lengthened(op, y, gain, bias, beta, x.rank - 2 if node.op_type == "Conv" else 0)
+    op.rename(y, result)
     graph.types[result] = graph.types[base]
     return op.nodes
 
@@ -346,6 +407,13 @@ def _gemm(op: Op, reader: Reader, x: Val, left: Val, right: Val, base: Val, scal
 
 def _conv(op: Op, reader: Reader, x: Val, left: Val, right: Val, base: Val, scale: float) -> Val:
     return base + op.Conv(_scaled(op.Conv(x, right, **reader.settings), scale), left)
+
+
+def _lengthened(op: Op, y: Val, gain: Val, bias: str, beta: float, spatial: int) -> Val:
+    """The outputs times their gains, and then what a product adds; of a convolution, axes of space follow theirs."""
+    axes = range(1, 1 + spatial)
+    y = y * op.unsqueeze(gain, axes)
+    return y + _scaled(op.unsqueeze(op.val(bias), axes), beta) if bias else y
 
 
 def _scaled(thin: Val, scale: float) -> Val:

@@ -85,7 +85,12 @@ def _run(graph: Graph, options: NamingOptions, training: StepRecord) -> bool:
     training.slots = {
         names.get(name, name): replace(slot, of=names.get(slot.of, slot.of)) for name, slot in training.slots.items()
     }
-    training.adapters = [replace(a, a=names.get(a.a, a.a), b=names.get(a.b, a.b)) for a in training.adapters]
+    own = names.get
+    training.adapters = [
+        replace(each, a=own(each.a, each.a), b=own(each.b, each.b), magnitude=own(each.magnitude, each.magnitude))
+        for each in training.adapters
+    ]
+    graph.held = {names.get(name, name) for name in graph.held}
     training.integer_weights = [replace(w, weight=names.get(w.weight, w.weight)) for w in training.integer_weights]
     if training.chunks is not None:
         values = tuple(names.get(name, name) for name in training.chunks.values)

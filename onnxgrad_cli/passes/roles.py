@@ -55,6 +55,7 @@ def roles(graph: Graph, options: StepOptions, training: StepRecord) -> Roles:
         tuple(training.adapters),
         dict(training.slots),
         Quantized(tuple(training.integer_weights), tuple(training.learned_scales), dict(training.scale_copies)),
+        tuple(sorted(graph.held.intersection(graph.producers()))) if graph.held else (),
     )
 
 

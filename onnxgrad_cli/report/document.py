@@ -113,6 +113,8 @@ def _adapters(report: Report) -> Section:
     ]
     scale = report.adapters[0].scale
     text = f"{adapters_in_words(report)}. What the factors multiply to is added to the weight {scale:g} times."
+    if report.adapters[0].magnitude:
+        text += " The weights of each output are then brought to a trained length; their norms count as constants."
     head = ("frozen weight", "shape", "A", "shape", "B", "shape")
     return Section("Adapters", [Paragraph(text), Table(head, _short(rows, 6))])
 

@@ -110,10 +110,11 @@ def sizes_in_words(report: Report) -> str:
 
 def adapters_in_words(report: Report) -> str:
     """How many adapters there are, and what they save."""
-    factors = {name for adapter in report.adapters for name in (adapter.a, adapter.b)}
+    factors = {name for adapter in report.adapters for name in adapter.names}
     counts = {weight.name: weight.count for weight in report.weights if weight.name in factors}
     count = sum(counts.values())
     whole = sum(counts[adapter.a] * counts[adapter.b] // adapter.rank**2 for adapter in report.adapters)
     rank = report.adapters[0].rank
-    text = f"{len(report.adapters):,} of rank {rank}: {several(count, 'number')} instead of {number(whole)}"
+    kind = ", with magnitudes" if report.adapters[0].magnitude else ""
+    text = f"{len(report.adapters):,} of rank {rank}{kind}: {several(count, 'number')} instead of {number(whole)}"
     return text + f" ({percent(count / whole)})"

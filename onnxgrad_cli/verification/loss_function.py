@@ -13,10 +13,11 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, ValueInfoProto, helper, numpy_helper
 
 from onnxgrad_cli.execution.double import DoubleExecutor, widened
 from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import HALVES, Arrays, dtype_of, is_float
 from onnxgrad_cli.verification.feeds import DescribedModel, part
 from onnxgrad_cli.verification.slopes import SINGLE_STEPS, double_steps
@@ -82,6 +83,10 @@ class LossFunction(ScalarFunction):
         types = {value.name: helper.tensor_dtype_to_np_dtype(dtype_of(value.type)) for value in forward.graph.input}
         wide = {name: widened(x) for name, x in {**weights(described), **feeds}.items()}
         fixed = {name: x for name, x in wide.items() if name in types}
+        if roles.held:
+            forward, held = _held(forward, roles.held, fixed, exact)
+            types |= {name: x.dtype for name, x in held.items()}
+            fixed |= {name: widened(x) for name, x in held.items()}
         run = DoubleExecutor(forward) if exact else Executor(forward, fallback=False, threads=None)
         factor = math.prod(float(feeds[name]) for name, role in roles.inputs.items() if role == "loss gradient")
 
@@ -92,6 +97,29 @@ class LossFunction(ScalarFunction):
             return factor * float(run(values)[roles.loss])
 
         super().__init__(at, {name: wide[name] for name in roles.gradients}, exact, run)
+
+
+def _held(
+    forward: ModelProto, names: Sequence[str], feeds: Mapping[str, np.ndarray], exact: bool
+) -> tuple[ModelProto, Arrays]:
+    """A forward part with values that count as constants for inputs, and what they are on some feeds."""
+    there = {name for node in forward.graph.node for name in node.output}.intersection(names)
+    made = copied(forward)
+    del made.graph.output[:]
+    made.graph.output.extend(ValueInfoProto(name=name) for name in sorted(there))
+    made = part(made)
+    taken = {value.name: helper.tensor_dtype_to_np_dtype(dtype_of(value.type)) for value in made.graph.input}
+    run = DoubleExecutor(made) if exact else Executor(made, fallback=False, threads=None)
+    found = run({name: feeds[name] if exact else np.asarray(feeds[name], dtype) for name, dtype in taken.items()})
+    given = copied(forward)
+    kept = [node for node in given.graph.node if there.isdisjoint(node.output)]
+    del given.graph.node[:]
+    given.graph.node.extend(kept)
+    given.graph.input.extend(
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
+        for name, x in found.items()
+    )
+    return part(given), found
 
 
 def loss_function(

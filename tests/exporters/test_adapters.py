@@ -14,13 +14,15 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+import safetensors.numpy
 import torch
+from onnx import numpy_helper
 from torch import nn
 
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.jobs.export import run_export
-from onnxgrad_cli.metadata import Adapter
+from onnxgrad_cli.metadata import Adapter, describe
 from onnxgrad_cli.options import LoraSpec, Options
 from onnxgrad_cli.training.adapters.formats import AdapterTarget, read_adapters
 from onnxgrad_cli.training.adapters.merge import adaptable, merge
@@ -115,6 +117,52 @@ def test_peft_and_onnxruntime_compute_the_same(dynamo: bool, scaling: Any, tmp_p
     for source in ("theirs", "ours.onnx_adapter"):
         again = merge(model, *read_adapters(tmp_path / source, model))
         assert np.abs(run(again) - wanted).max() <= bound
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamo", [False, True])
+def test_dora_has_the_results_and_gradients_of_peft(dynamo: bool, tmp_path: Path) -> None:
+    """Of linear layers and a convolution with biases, by two exporters; magnitudes are no norms, and B is not zero."""
+    peft = package("peft")
+    if dynamo:
+        package("onnxscript")
+    torch.manual_seed(0)
+    net, x = Network().eval(), torch.randn(2, 3, 16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(net, (x,), tmp_path / "net.onnx", dynamo=dynamo, input_names=["x"], verbose=False)
+    model = onnx.load(tmp_path / "net.onnx")
+    asked = Options(lora=LoraSpec(3, 6.0), lora_dora=True, lora_target=("all-linear", "mix"), keep_outputs=True)
+    built = build(onnx.load(tmp_path / "net.onnx"), asked)
+    adapters = describe(built.model).adapters
+    assert len(adapters) == 8
+    stored = {t.name: numpy_helper.to_array(t) for t in built.model.graph.initializer}
+    drawn = {name: RNG.standard_normal(stored[name].shape) for adapter in adapters for name in adapter.names}
+    values = {name: (stored[name] + 0.1 * noise).astype(np.float32) for name, noise in drawn.items()}
+    AdapterTarget(f"peft:{tmp_path / 'theirs'}").save(model, adapters, values)
+    theirs = peft.PeftModel.from_pretrained(net, tmp_path / "theirs", is_trainable=True).eval()
+    wanted = theirs.double()(x.double())
+    label = torch.randn(wanted.shape)
+    torch.nn.functional.mse_loss(wanted, label.double()).backward()
+
+    bound = 1e-5 * float(wanted.detach().abs().max())
+    merged = ort.InferenceSession(merge(model, adapters, values).SerializeToString()).run(None, {"x": x.numpy()})[0]
+    assert np.abs(merged - wanted.detach().numpy()).max() <= bound
+    again = merge(model, *read_adapters(tmp_path / "theirs", model))
+    found = ort.InferenceSession(again.SerializeToString()).run(None, {"x": x.numpy()})[0]
+    assert np.abs(found - merged).max() <= bound
+
+    feeds = {"x": x.numpy(), built.training.labels[0]: label.numpy(), **values}
+    outputs = Executor(built.model, fallback=False)(feeds)
+    gradients = {name: outputs[f"{name}_grad"] for name in values}
+    AdapterTarget(f"peft:{tmp_path / 'gradients'}").save(model, adapters, gradients)
+    ours = safetensors.numpy.load_file(tmp_path / "gradients/adapter_model.safetensors")
+    own = {name.replace(".default", ""): leaf.grad for name, leaf in theirs.named_parameters() if leaf.requires_grad}
+    assert len(own) == len(ours) == 24
+    for name, gradient in own.items():
+        mine = ours.get(name, ours.get(name.removesuffix(".weight")))
+        assert mine is not None and gradient is not None
+        np.testing.assert_allclose(mine, gradient.numpy(), rtol=0, atol=1e-5 * float(gradient.abs().max()))
 
 
 @pytest.mark.slow

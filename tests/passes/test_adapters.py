@@ -706,7 +706,7 @@ def test_the_command(shell: Shell) -> None:
     assert len(report["adapters"]) == 8
     assert report["adapters"][0] == {
         "weight": "layers.0.q_proj.weight", "a": "layers.0.q_proj.weight_lora_A", "b": "layers.0.q_proj.weight_lora_B",
-        "rank": 4, "alpha": 8.0, "scaling": "lora",
+        "rank": 4, "alpha": 8.0, "scaling": "lora", "magnitude": "",
     }  # fmt: skip
     assert {step["status"] for step in report["proof"]["steps"]} == {"passed"}
     assert report["asked"]["options"]["--lora"] == "4:8"

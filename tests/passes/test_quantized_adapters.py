@@ -39,19 +39,19 @@ class Form:
     weight: str = "q"
 
 
-def few_bits(bits: int, block: int, zeros: bool = False, bias: bool = False) -> Form:
+def few_bits(bits: int, block: int, zeros: bool = False, bias: bool = False, columns: int = K) -> Form:
     """MatMulNBits: rows of an output each, packed into bytes, the low bits first, with a scale for each block."""
-    blocks = -(-K // block)
+    blocks = -(-columns // block)
     steps = RNG.integers(0, 2**bits, (N, blocks * block)).astype(np.uint8)
     scales = RNG.uniform(0.01, 0.1, (N, blocks)).astype(np.float32)
     shift = RNG.integers(0, 2**bits, (N, blocks)).astype(np.uint8) if zeros else np.full((N, blocks), 2 ** (bits - 1))
-    matrix = ((steps - np.repeat(shift, block, 1).astype(np.float32)) * np.repeat(scales, block, 1))[:, :K].T
+    matrix = ((steps - np.repeat(shift, block, 1).astype(np.float32)) * np.repeat(scales, block, 1))[:, :columns].T
     given = {"q": packed(steps, bits).reshape(N, blocks, -1), "s": scales.reshape(-1)}
     given |= {"z": packed(shift, bits).reshape(-1)} if zeros else {}
     given |= {"b": RNG.standard_normal(N).astype(np.float32)} if bias else {}
     names = ["x", "q", "s", "z" if zeros else "", "", "b" if bias else ""]
-    node = helper.make_node("MatMulNBits", names, ["y"], name="product", domain="com.microsoft", K=K, N=N, bits=bits,
-                            block_size=block)  # fmt: skip
+    node = helper.make_node("MatMulNBits", names, ["y"], name="product", domain="com.microsoft", K=columns, N=N,
+                            bits=bits, block_size=block)  # fmt: skip
     return Form([node], given, matrix, *([given["b"]] if bias else []))
 
 
@@ -216,6 +216,45 @@ def test_a_language_model_of_four_bits_learns(shell: Shell) -> None:
     assert not np.allclose(Executor(language_model(), fallback=False)(feeds)["logits"], wanted, rtol=1e-2)
 
 
+def test_a_matrix_in_an_unknown_form_is_told(shell: Shell) -> None:
+    """The columns of a first layer are in another order, which no definition knows; the second layer is adapted."""
+    model = language_model()
+    product = model.graph.node[2]
+    product.input.extend(["", "order"])
+    order = np.arange(K, dtype=np.int32)[::-1] // 16
+    model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(order), "order"))
+    del model.graph.node[5:]
+    model.graph.node.append(helper.make_node("Add", ["h", "t"], ["logits"]))
+    model.graph.output[0].type.tensor_type.shape.dim[2].dim_value = N
+    onnx.save(model, "ordered.onnx")
+    told = shell("build", "ordered.onnx", "--loss", "causal-lm", "--lora", "4", "-o", "t.onnx", "--json")
+    assert told.code == 0, told.err
+    reasons = {tensor["name"]: tensor["reason"] for tensor in told.json["not_trained"]}
+    why = "its weight is reordered or prepacked, as '/layers.0/self_attn/q_proj/MatMul' (MatMulNBits) reads it"
+    assert reasons["q1"] == why and reasons["q2"] == "frozen: its adapter is trained"
+    del model.graph.node[3:]
+    model.graph.node.append(helper.make_node("Identity", ["h"], ["logits"]))
+    onnx.save(model, "alone.onnx")
+    refused = shell("build", "alone.onnx", "--loss", "causal-lm", "--lora", "4", "-o", "u.onnx")
+    assert refused.code == 3 and f"q1: {why}" in refused.err
+
+
+def test_an_adapter_of_another_model_makes_no_base(shell: Shell) -> None:
+    """Of equal names, and of other sizes: nothing is written."""
+    words = ("--loss", "causal-lm", "--data", "text.npz", "--epochs", "1", "--lora", "4", "--lora-target", "head")
+    done = shell("train", "lm.onnx", *words, "-o", "taught.onnx", "--adapter", "a.safetensors")
+    assert done.code == 0, done.err
+    model = language_model()
+    head = next(tensor for tensor in model.graph.initializer if tensor.name == "head")
+    head.CopyFrom(numpy_helper.from_array(np.zeros((N, 13), np.float32), "head"))
+    model.graph.output[0].type.tensor_type.shape.dim[2].dim_value = 13
+    onnx.save(model, "other.onnx")
+    for way in ("--adaptable", "--merge"):
+        refused = shell("export", "a.safetensors", "--model", "other.onnx", way, "-o", "base.onnx")
+        assert refused.code == 1 and "this is another model than the one that was adapted" in refused.err
+        assert not Path("base.onnx").exists()
+
+
 def test_what_could_not_be_written_back_is_told_before_training(shell: Shell) -> None:
     """Under the estimator an operator on integers is trained as a float one; in the file it stays what it is."""
     model = language_model()
@@ -272,6 +311,41 @@ def test_a_head_whose_rows_are_embeddings_too(shell: Shell) -> None:
     assert np.abs(values[adapter.b]).max() > 0
 
 
+def test_bytes_that_are_looked_up_by_rows_too(shell: Shell) -> None:
+    """As onnxruntime-genai ties a head to its embeddings: the same bytes, of two axes where they are looked up."""
+    head = few_bits(4, 16, columns=48)
+    stored = head.stored | {"s": head.stored["s"].reshape(N, -1), "two_axes": np.array([N, -1])}
+    graph = helper.make_graph(
+        [
+            helper.make_node("Reshape", ["q", "two_axes"], ["rows"]),
+            helper.make_node("GatherBlockQuantized", ["rows", "ids", "s"], ["x"], domain="com.microsoft", bits=4,
+                             block_size=16, gather_axis=0, quantize_axis=1),
+            helper.make_node("Tanh", ["x"], ["t"]),
+            helper.make_node("MatMulNBits", ["t", "q", "s"], ["logits"], name="/lm_head/MatMul", domain="com.microsoft",
+                             K=48, N=N, bits=4, block_size=16),
+        ],
+        "g", [helper.make_tensor_value_info("ids", TensorProto.INT64, ["n", "t"])],
+        [helper.make_tensor_value_info("logits", 1, ["n", "t", N])],
+        [numpy_helper.from_array(values, name) for name, values in stored.items()],
+    )  # fmt: skip
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=10), "tied.onnx")
+    words = ("--loss", "causal-lm", "--data", "text.npz", "--epochs", "3", "--lora", "4", "--learning-rate", "0.02")
+    feeds = {"ids": np.arange(12)[None]}
+    for form in ("a.safetensors", "a.onnx_adapter", "folder"):
+        done = shell("train", "tied.onnx", *words, "-o", f"{form}.onnx", "--adapter", form)
+        assert done.code == 0, done.err
+        assert shell("export", form, "--model", "tied.onnx", "-o", "again.onnx", "--force").code == 0
+        before, wanted, found = (
+            Executor(onnx.load(name), fallback=False)(feeds)["logits"]
+            for name in ("tied.onnx", f"{form}.onnx", "again.onnx")
+        )
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+        assert np.abs(wanted - before).max() > 0.01
+    refused = shell("export", "a.safetensors", "--model", "tied.onnx", "--merge", "-o", "merged.onnx")
+    assert refused.code == 2 and "can't be rounded into it" in refused.err
+
+
 @pytest.mark.parametrize(
     ("targets", "adapted"),
     [
@@ -304,7 +378,9 @@ def test_modules_of_the_dynamo_exporter() -> None:
 
 
 def test_what_gets_no_adapter_is_told(shell: Shell) -> None:
-    """A rank that is too large for one matrix, and names that there are not."""
+    """A rank that is too large for one matrix, names that there are not, and targets without a rank."""
+    bare = shell("build", "lm.onnx", "--loss", "causal-lm", "--lora-target", "q_proj", "-o", "t.onnx")
+    assert bare.code == 2 and "--lora-target: no adapters are asked for" in bare.err
     told = shell("build", "lm.onnx", "--loss", "causal-lm", "--lora", "12", "-o", "t.onnx", "--json")
     assert told.code == 0, told.err
     reasons = {tensor["name"]: tensor["reason"] for tensor in told.json["not_trained"]}

@@ -26,7 +26,7 @@ from onnxgrad_cli.passes.parameters import presets
 from onnxgrad_cli.passes.parameters.constants import ConstantRoles
 from onnxgrad_cli.passes.parameters.patterns import matches, matching
 from onnxgrad_cli.passes.parameters.untie import owners_of
-from onnxgrad_cli.passes.quantized_matrices import quantized_matrices
+from onnxgrad_cli.passes.quantized_matrices import is_integer, quantized_matrices
 from onnxgrad_cli.record import SelectionRecord
 
 UNTIED = "no differentiable path ties it to the loss"
@@ -63,6 +63,7 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
     _refuse_untied(graph, training.predictions, tied, [n for n in by_name if n not in tied and n not in frozen])
     training.cautions.extend(_shared(graph, training.trained))
     training.not_trained.update(dict.fromkeys(_quantized(graph), QUANTIZED))
+    training.not_trained.update(_in_unknown_forms(graph))
     if not _is_any(graph, options, training):
         raise _nothing(graph, floats, training)
 
@@ -99,6 +100,16 @@ def _refuse_untied(graph: Graph, predictions: list[str], tied: set[str], untied:
 def _quantized(graph: Graph) -> list[str]:
     nodes = [node for node in graph.nodes if node.op_type == "DequantizeLinear"]
     return [node.input[0] for node in nodes if node.input[0] in graph.initializers]
+
+
+def _in_unknown_forms(graph: Graph) -> dict[str, str]:
+    """The matrices of integers that are read by nodes which no definition covers, and why."""
+    stored = {name for name, tensor in graph.initializers.items() if is_integer(tensor) and len(tensor.dims) > 1}
+    return {
+        name: f"{graph.unexpanded[node.name]}, as '{node.name}' ({node.op_type}) reads it"
+        for node in graph.nodes if node.name in graph.unexpanded
+        for name in node.input if name in stored
+    }  # fmt: skip
 
 
 def _unfit(

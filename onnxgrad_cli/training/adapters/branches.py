@@ -8,7 +8,8 @@ rank 0, with which the model computes what it did.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,10 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE
 from onnxgrad_cli.metadata import Adapter
+from onnxgrad_cli.passes.magnitudes import bias_apart
 from onnxgrad_cli.passes.quantized_matrices import is_integer
 from onnxgrad_cli.training.adapters.places import Factors, Place, flat, is_product, keys, places, readers_of
+from onnxgrad_cli.training.adapters.requantize import dequantized
 from onnxgrad_cli.training.run.export import stored_tensors
 
 
@@ -40,13 +43,16 @@ def check_branches(model: ModelProto, adapters: Sequence[Adapter]) -> None:
         _checked(model, beside)
 
 
-def add_branches(model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> None:
+def add_branches(
+    model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], path: Path | None = None
+) -> None:
     """Add adapters to an inference model, beside the products that they belong to.
 
     Args:
         model: the inference model; it is changed.
         adapters: their weights stay as they are.
         values: their factors, by name.
+        path: where the model was read from; external data are relative to it.
 
     Raises:
         UsageError: a product of the model reads such a matrix in a form that is not known.
@@ -61,7 +67,12 @@ def add_branches(model: ModelProto, adapters: Sequence[Adapter], values: Mapping
         for kind, array in zip("AB", arrays_of(place, found, factor), strict=True):
             names.append(graph.fresh(f"{place.weight}_lora_{kind}"))
             graph.add_initializer(names[-1], array)
-        branches.add(graph, place, names)
+        gain = ""
+        if found.magnitude is not None:
+            each = found.gain(replace(found, magnitude=None).added_to(dequantized(model, place, path)))
+            gain = graph.fresh(f"{place.weight}_lora_gain")
+            graph.add_initializer(gain, each.astype(found.a.dtype).reshape(-1, *(1 for _ in place.kernel)))
+        branches.add(graph, place, names, gain=gain)
     branches.write(graph)
 
 
@@ -79,12 +90,16 @@ def make_adaptable(model: ModelProto, adapters: Sequence[Adapter], values: Mappi
     Raises:
         UsageError: a product of the model reads such a matrix in a form that is not known, or a weight is no
             initializer.
+        OnnxgradError: the factors don't fit the matrix.
     """
+    refuse_magnitudes(adapters, "`adaptable`")
     own = {adapter.weight: adapter for adapter in adapters}
-    factors = {name for adapter in adapters for name in (adapter.a, adapter.b)}
+    factors = {name for adapter in adapters for name in adapter.names}
     _open_alone(model)
     graph, branches = Graph(model), _Branches()
     for key, found in keys(_checked(model, adapters)).items():
+        for place in found:
+            place.of(own[place.weight], values)  # which fit
         names = name_a, name_b = f"{key}.lora_A.weight", f"{key}.lora_B.weight"
         for name, tensor in zip(names, _empty(found[0], values[own[found[0].weight].a].dtype), strict=True):
             _add_overridable(graph, name, tensor, f"{key}.rank")
@@ -93,6 +108,19 @@ def make_adaptable(model: ModelProto, adapters: Sequence[Adapter], values: Mappi
     for name in values.keys() - factors:
         _override(graph, name)
     branches.write(graph)
+
+
+def refuse_magnitudes(adapters: Sequence[Adapter], option: str) -> None:
+    """Make sure that adapters are products of two factors, and no more: that is what onnxruntime takes at run time.
+
+    Raises:
+        UsageError: one is of DoRA.
+    """
+    if any(adapter.magnitude for adapter in adapters):
+        raise UsageError(
+            f"{option}: onnxruntime's adapters are products of two factors, and DoRA has magnitudes besides",
+            "write a file of onnxgrad or a folder of PEFT, or merge them into the model by `onnxgrad export`",
+        )
 
 
 def arrays_of(place: Place, found: Factors, scale: float) -> tuple[np.ndarray, np.ndarray]:
@@ -155,14 +183,20 @@ class _Branches:
         self._after: dict[str, list[NodeProto]] = {}
         self._bases: dict[str, str] = {}
 
-    def add(self, graph: Graph, place: Place, names: Sequence[str], alpha: float = 1.0) -> None:
-        """Prepare a branch whose factors have these names, and whose sum is multiplied with `alpha`."""
+    def add(self, graph: Graph, place: Place, names: Sequence[str], alpha: float = 1.0, gain: str = "") -> None:
+        """Prepare a branch whose factors have these names, and whose sum is multiplied with `alpha`.
+
+        With a `gain` all that the product gives is multiplied with that, but for what it adds in the end.
+        """
         result = place.reader.node.output[0]
         branch = _Branch(graph, result, [])
         wide = _product(branch, place, names, alpha)
         self._bases[result] = graph.fresh(f"{result}_base")
         total = [self._bases[result], wide]
-        branch.nodes.append(helper.make_node("Add", total, [result], name=graph.fresh(f"{result}/adapter")))
+        if gain:
+            total = _lengthened(branch, place, total, gain)
+        last = "Add" if len(total) > 1 else "Identity"
+        branch.nodes.append(helper.make_node(last, total, [result], name=graph.fresh(f"{result}/adapter")))
         self._after[result] = branch.nodes
 
     def write(self, graph: Graph) -> None:
@@ -175,6 +209,19 @@ class _Branches:
                 node.output[0] = self._bases[result]
         graph.set_nodes(nodes)
         graph.commit()
+
+
+def _lengthened(branch: _Branch, place: Place, total: Sequence[str], gain: str) -> list[str]:
+    """A sum times a gain, and what the product has added before."""
+    bias, beta = bias_apart(place.reader.node)
+    y = [branch.write("Mul", branch.write("Add", *total), gain)]
+    if not bias:
+        return y
+    if place.kernel:
+        shape = branch.graph.fresh("shape")
+        branch.graph.add_initializer(shape, np.array([-1, *(1 for _ in place.kernel)]))
+        bias = branch.write("Reshape", bias, shape)
+    return [*y, bias if beta == 1 else branch.write("Mul", bias, _constant(branch.graph, beta, gain))]
 
 
 def _product(branch: _Branch, place: Place, names: Sequence[str], alpha: float) -> str:

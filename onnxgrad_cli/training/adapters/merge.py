@@ -16,6 +16,7 @@ from onnxgrad_cli.ir.modes import put_in_inference
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.metadata import Adapter, Quantized
 from onnxgrad_cli.training.adapters.branches import add_branches, make_adaptable, of_integers
+from onnxgrad_cli.training.adapters.places import Factors
 from onnxgrad_cli.training.adapters.requantize import Rounded, requantize
 from onnxgrad_cli.training.run.export import read_stored, with_weights
 from onnxgrad_cli.training.run.integers import as_integers
@@ -53,7 +54,7 @@ def merge(
     for adapter in beside:
         _check_whole(adapter, values)
     if beside:
-        add_branches(found, beside, values)
+        add_branches(found, beside, values, path)
     if not keep_mode:
         put_in_inference(found)
     return found
@@ -122,7 +123,7 @@ def merged(
 ) -> dict[str, np.ndarray]:
     """The new values of the model's own weights: W + alpha / rank times the product of the factors, and those of
     `values` that are no factors, as they are; see `merge`. Of what is stored as integers there is no new value."""
-    factors = {name for adapter in adapters for name in (adapter.a, adapter.b)}
+    factors = {name for adapter in adapters for name in adapter.names}
     after = {name: array for name, array in values.items() if name not in factors}
     beside = of_integers(model, adapters)
     adapters = [adapter for adapter in adapters if adapter not in beside]
@@ -144,23 +145,31 @@ def _read(model: ModelProto, names: Collection[str], path: Path | None) -> dict[
 
 
 def _check_whole(adapter: Adapter, values: Mapping[str, np.ndarray]) -> None:
-    for name in (adapter.a, adapter.b):
+    for name in adapter.names:
         if name not in values:
             raise OnnxgradError(f"the adapter of '{adapter.weight}' is incomplete: there is no '{name}'")
 
 
 def _sum(weight: np.ndarray, adapter: Adapter, values: Mapping[str, np.ndarray]) -> np.ndarray:
-    """W + alpha / rank times the product of the factors, computed in float64 and rounded once."""
+    """W + alpha / rank times the product of the factors, with DoRA at the lengths it trained; rounded once."""
     _check_whole(adapter, values)
     a, b = values[adapter.a], values[adapter.b]
     rank, dims = adapter.rank, weight.shape
     shapes = [(*dims[:1], rank, *dims[2:]), (rank, *dims[1:])]
     left, right = (a, b) if a.shape == shapes[0] else (b, a)
-    if [left.shape, right.shape] != shapes:
+    outputs = dims[1] if left is a else dims[0]
+    fits = [left.shape, right.shape] == shapes
+    if not fits or (adapter.magnitude and values[adapter.magnitude].shape != (outputs,)):
         raise OnnxgradError(
             f"the adapter of '{adapter.weight}' does not fit: the weight is {list(dims)}, its factors are "
             f"{list(a.shape)} and {list(b.shape)}",
             "this is another model than the one that was adapted",
         )
-    product = left.astype(np.float64).reshape(-1, rank) @ right.astype(np.float64).reshape(rank, -1)
-    return (weight.astype(np.float64) + adapter.scale * product.reshape(dims)).astype(weight.dtype)
+    inputs_first = left is a
+    left, right, matrix = left.reshape(-1, rank), right.reshape(rank, -1), weight.reshape(dims[0], -1)
+    magnitude = values[adapter.magnitude] if adapter.magnitude else None
+    if inputs_first:
+        total = Factors(left.T, right.T, adapter.scale, magnitude).added_to(matrix.T).T
+    else:
+        total = Factors(right, left, adapter.scale, magnitude).added_to(matrix)
+    return total.reshape(dims).astype(weight.dtype)

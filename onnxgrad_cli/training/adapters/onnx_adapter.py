@@ -17,7 +17,7 @@ from onnx import ModelProto
 from onnxgrad_cli.errors import OnnxgradError, suggest
 from onnxgrad_cli.execution.session import load_onnxruntime
 from onnxgrad_cli.metadata import Adapter, tool_version
-from onnxgrad_cli.training.adapters.branches import arrays_of, factors_of
+from onnxgrad_cli.training.adapters.branches import arrays_of, factors_of, refuse_magnitudes
 from onnxgrad_cli.training.adapters.own_file import check_factors
 from onnxgrad_cli.training.adapters.places import Place, keys, places
 from onnxgrad_cli.training.adapters.together import together
@@ -50,11 +50,13 @@ def onnx_adapter_bytes(model: ModelProto, adapters: Sequence[Adapter], values: M
         values: their factors, and weights that were trained in full.
 
     Raises:
+        UsageError: an adapter has more than two factors.
         OnnxgradError: a factor is missing or does not fit, or the type of one has no place there.
     """
     check_factors(adapters, values)
+    refuse_magnitudes(adapters, "`adapter`")
     own = {adapter.weight: adapter for adapter in adapters}
-    factors = {name for adapter in adapters for name in (adapter.a, adapter.b)}
+    factors = {name for adapter in adapters for name in adapter.names}
     tensors = {name: array for name, array in values.items() if name not in factors}
     for key, (place, *_) in keys(places(model, own.keys())).items():
         found = place.of(own[place.weight], values)

@@ -3,7 +3,7 @@
 A safetensors file with the factors, `<weight>_lora_A` and `<weight>_lora_B`, and what else was trained: weights in
 full, running statistics. Its metadata say which weight each pair belongs to, with rank and alpha. For a weight of
 [out, in] (Gemm with transB, Linear behind a Transpose, Conv) the factors are those that peft calls `lora_A.weight` and
-`lora_B.weight`; for one of [in, out] they are the transposes of these.
+`lora_B.weight`; for one of [in, out] they are the transposes of these. With DoRA there is `<weight>_lora_magnitude`.
 """
 
 from __future__ import annotations
@@ -82,10 +82,12 @@ def check_factors(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray])
         OnnxgradError: one is missing, or is no pair of matrices of the adapter's rank.
     """
     for adapter in adapters:
-        for name in (adapter.a, adapter.b):
+        for name in adapter.names:
             if name not in values:
                 raise OnnxgradError(f"the adapter of '{adapter.weight}' is incomplete: '{name}' is missing")
         shapes = [values[name].shape for name in (adapter.a, adapter.b)]
         if any(len(shape) < 2 or adapter.rank not in shape[:2] for shape in shapes):
             sizes = " and ".join(str(list(shape)) for shape in shapes)
             raise OnnxgradError(f"the adapter of '{adapter.weight}' is of rank {adapter.rank}, its factors of {sizes}")
+        if adapter.magnitude and values[adapter.magnitude].ndim != 1:
+            raise OnnxgradError(f"the adapter of '{adapter.weight}' has magnitudes that are no vector")

@@ -2,7 +2,7 @@
 
 `adapter_model.safetensors` holds `base_model.model.<module>.lora_A.weight` of [rank, in] and `lora_B.weight` of
 [out, rank], not scaled; `adapter_config.json` says by what their product is multiplied. What of a configuration makes
-PEFT compute something else than that is refused.
+PEFT compute something else than that is refused. With DoRA there is `lora_magnitude_vector`, too, of [out].
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from onnxgrad_cli.training.run.tensors import read_bytes, safetensors
 CONFIG, MODEL, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 """The files of a folder."""
 
-_KEY = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
+_KEY = re.compile(r"base_model\.model\.(.+)\.lora_(?:(A|B)\.weight|(magnitude_vector)(?:\.weight)?)")
+MAGNITUDE = "magnitude_vector"
+"""What PEFT calls the magnitudes of DoRA, beside factors A and B."""
+
 _TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 
 STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
@@ -61,12 +64,13 @@ def peft_bytes(model: ModelProto, adapters: Sequence[Adapter], values: Mapping[s
     """
     check_factors(adapters, values)
     found = dict(_modules(model, adapters, values))
+    dora = bool(adapters[0].magnitude)
     rank = Counter(adapter.rank for adapter, _ in found.values()).most_common(1)[0][0]
     alpha = Counter(adapter.alpha for adapter, _ in found.values()).most_common(1)[0][0]
     config = {
         "peft_type": "LORA", "task_type": None, "base_model_name_or_path": None, "inference_mode": True,
         "r": rank, "lora_alpha": _whole(alpha), "lora_dropout": 0.0, "bias": "none", "fan_in_fan_out": False,
-        "init_lora_weights": True, "use_rslora": adapters[0].scaling == "rslora", "use_dora": False,
+        "init_lora_weights": True, "use_rslora": adapters[0].scaling == "rslora", "use_dora": dora,
         "target_modules": sorted(found), "modules_to_save": None,
         "rank_pattern": {_exactly(name): a.rank for name, (a, _) in found.items() if a.rank != rank},
         "alpha_pattern": {_exactly(name): _whole(a.alpha) for name, (a, _) in found.items() if a.alpha != alpha},
@@ -75,6 +79,8 @@ def peft_bytes(model: ModelProto, adapters: Sequence[Adapter], values: Mapping[s
     for name, (_, factors) in found.items():
         for kind, array in (("A", factors.a), ("B", factors.b)):
             tensors[f"base_model.model.{name}.lora_{kind}.weight"] = array
+        if factors.magnitude is not None:
+            tensors[f"base_model.model.{name}.lora_magnitude_vector"] = factors.magnitude
     return {MODEL: _safetensors(tensors), CONFIG: (json.dumps(config, indent=2) + "\n").encode()}
 
 
@@ -83,7 +89,11 @@ def _modules(
 ) -> Iterator[tuple[str, tuple[Adapter, Factors]]]:
     """The modules of which adapters are, each with its own and the factors in the shapes of the module's layer."""
     own = {adapter.weight: adapter for adapter in adapters}
-    others = sorted(values.keys() - {name for adapter in adapters for name in (adapter.a, adapter.b)})
+    if len({bool(adapter.magnitude) for adapter in adapters}) > 1:
+        raise UsageError(
+            "`adapter`: in a folder of PEFT all adapters are of DoRA, or none", "write a .safetensors file"
+        )
+    others = sorted(values.keys() - {name for adapter in adapters for name in adapter.names})
     hint = "write an .onnx_adapter or a .safetensors file, which need no modules"
     if others:
         raise UsageError(f"`adapter`: a folder of PEFT has no place for '{others[0]}', which was trained in full", hint)
@@ -103,9 +113,11 @@ def _modules(
         start = 0
         for name, size in place.parts or ((place.module, place.shape[1]),):
             b = found.b[start : start + size]
+            m = None if found.magnitude is None else found.magnitude[start : start + size]
+            m = m.reshape(1, -1, *place.kernel) if m is not None and place.kernel else m
             start += size
             a, b = (np.ascontiguousarray(factor).reshape(*factor.shape, *place.kernel) for factor in (found.a, b))
-            yield name, (adapter, Factors(a, b, found.scale))
+            yield name, (adapter, Factors(a, b, found.scale, m))
 
 
 def _exactly(module: str) -> str:
@@ -154,16 +166,22 @@ def load_peft(folder: Path, model: ModelProto) -> tuple[list[Adapter], dict[str,
 
 
 def _at(
-    folder: Path, config: Mapping[str, Any], place: Place, own: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    folder: Path, config: Mapping[str, Any], place: Place, own: Mapping[str, Mapping[str, np.ndarray]]
 ) -> tuple[Adapter, dict[str, np.ndarray]]:
     """The adapter of a place, of those of the modules that it stands for."""
-    parts = {name: _module(folder, config, place, name, *pair) for name, pair in own.items()}
+    parts = {name: _module(folder, config, place, name, found) for name, found in own.items()}
     if not place.parts:
         ((found, alpha),) = parts.values()
         return place.adapter(found, alpha, _scaling(config))
     rank, start = sum(len(found.a) for found, _ in parts.values()), 0
     a, b = np.zeros((rank, place.shape[0])), np.zeros((place.shape[1], rank))
     rows = 0
+    if config.get("use_dora") and len(parts) < len(place.parts):
+        lacking = next(name for name, _ in place.parts if name not in parts)
+        raise OnnxgradError(
+            f"'{folder}' has DoRA of '{next(iter(parts))}' and none of '{lacking}', which are one matrix here",
+            "merge the adapter into its model with PEFT, and export that",
+        )
     for name, size in place.parts:
         if name in parts:
             found, _ = parts[name]
@@ -171,17 +189,21 @@ def _at(
             a[rows:end], b[start : start + size, rows:end] = found.a, found.b.astype(np.float64) * found.scale
             rows = end
         start += size
-    return place.adapter(Factors(a, b, 1.0), rank)
+    lengths = [each for name, _ in place.parts if name in parts and (each := parts[name][0].magnitude) is not None]
+    return place.adapter(Factors(a, b, 1.0, np.concatenate(lengths) if lengths else None), rank)
 
 
 def _module(
-    folder: Path, config: Mapping[str, Any], place: Place, name: str, a: np.ndarray, b: np.ndarray
+    folder: Path, config: Mapping[str, Any], place: Place, name: str, own: Mapping[str, np.ndarray]
 ) -> tuple[Factors, float]:
     """The factors of a module, and its alpha."""
     rank = _of(config, "rank_pattern", name, config["r"])
     alpha = _of(config, "alpha_pattern", name, config["lora_alpha"])
     out = dict(place.parts).get(name, place.shape[1])
     shapes = [(rank, place.shape[0], *place.kernel), (out, rank, *place.kernel)]
+    a, b, m = own["A"], own["B"], own.get(MAGNITUDE)
+    if (m is not None) != bool(config.get("use_dora")) or (m is not None and m.size != out):
+        raise OnnxgradError(f"'{folder}' has not the magnitudes of '{name}' that its configuration says")
     if [a.shape, b.shape] != shapes:
         raise OnnxgradError(
             f"'{folder}' does not fit the model: '{name}' goes from {place.shape[0]} to {out}, "
@@ -189,7 +211,7 @@ def _module(
             "it is an adapter of another model",
         )
     adapter = Adapter(place.weight, "", "", rank, alpha, _scaling(config))
-    return Factors(flat(a), flat(b), adapter.scale), alpha
+    return Factors(flat(a), flat(b), adapter.scale, None if m is None else m.reshape(-1)), alpha
 
 
 def _scaling(config: Mapping[str, Any]) -> str:
@@ -226,7 +248,8 @@ def _config(path: Path) -> dict[str, Any]:
     alphas = [config.get("lora_alpha"), *(patterns[1].values() if isinstance(patterns[1], dict) else [None])]
     if not all(map(_is_rank, ranks)) or not all(map(_is_alpha, alphas)):
         raise OnnxgradError(f"'{path}' does not say which rank and which alpha its adapters have")
-    uses = [name for name, value in config.items() if value and name.startswith("use_") and name != "use_rslora"]
+    known = ("use_rslora", "use_dora")
+    uses = [name for name, value in config.items() if value and name.startswith("use_") and name not in known]
     strange = [*uses, *(name for name in STRANGE if config.get(name))]
     strange += ["init_lora_weights"] * (config.get("init_lora_weights") not in STARTS)
     if strange or config.get("bias", "none") != "none":
@@ -245,8 +268,8 @@ def _is_alpha(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30
 
 
-def _factors(path: Path, pickled: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """The factors A and B of each module."""
+def _factors(path: Path, pickled: Path) -> dict[str, dict[str, np.ndarray]]:
+    """The factors A and B of each module, and its magnitudes if it has some."""
     if pickled.exists() and not path.exists():
         raise OnnxgradError(
             f"'{pickled}' is a pickle, which can run code and is not read", "save the adapter as safetensors with PEFT"
@@ -269,8 +292,8 @@ def _factors(path: Path, pickled: Path) -> dict[str, tuple[np.ndarray, np.ndarra
                 else "merge the adapter into its model with PEFT, and export that",
             )
         array = np.frombuffer(tensor["data"], _TYPES[tensor["dtype"]]).reshape(tensor["shape"])
-        found.setdefault(match[1], {})[match[2]] = array
-    alone = next((module for module, pair in found.items() if len(pair) < 2), None)
+        found.setdefault(match[1], {})[match[2] or match[3]] = array
+    alone = next((module for module, own in found.items() if not {"A", "B"} <= own.keys()), None)
     if alone is not None or not found:
-        raise OnnxgradError(f"'{path}' is incomplete: '{alone}' has one factor" if found else f"'{path}' is empty")
-    return {module: (pair["A"], pair["B"]) for module, pair in found.items()}
+        raise OnnxgradError(f"'{path}' is incomplete: '{alone}' lacks a factor" if found else f"'{path}' is empty")
+    return found

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.ir.graph import Graph
@@ -38,11 +38,30 @@ GENAI = "onnxruntime-genai"
 
 @dataclass(frozen=True)
 class Factors:
-    """An adapter of a module: A of [rank, in], B of [out, rank], and what their product is multiplied with."""
+    """An adapter of a module: A of [rank, in], B of [out, rank], and what their product is multiplied with.
+
+    With DoRA `magnitude` of [out] holds the lengths that the sums of matrix and product are brought to.
+    """
 
     a: np.ndarray
     b: np.ndarray
     scale: float
+    magnitude: np.ndarray | None = None
+
+    def added_to(self, matrix: np.ndarray) -> np.ndarray:
+        """What a matrix of [out, in] comes to, in float64."""
+        a, b = (factor.astype(np.float64) for factor in (self.a, self.b))
+        total: np.ndarray = matrix.astype(np.float64) + self.scale * (b @ a)
+        return total if self.magnitude is None else total * self.gain(total)[:, None]
+
+    def gain(self, total: np.ndarray) -> np.ndarray:
+        """What DoRA multiplies the sums of matrix and product with, for each output."""
+        assert self.magnitude is not None
+        lengths = np.linalg.norm(total, axis=1)
+        if not lengths.all():
+            raise OnnxgradError("an adapter cancels all weights of an output: DoRA knows no direction of these")
+        found: np.ndarray = self.magnitude.astype(np.float64) / lengths
+        return found
 
 
 @dataclass(frozen=True)
@@ -104,13 +123,15 @@ class Place:
             a, b = a.T, b.T
         if self.swapped:
             a, b = b.T, a.T
-        if (a.shape, b.shape) != ((rank, self.shape[0]), (self.shape[1], rank)):
+        m = values[adapter.magnitude] if adapter.magnitude else None
+        fits = (a.shape, b.shape) == ((rank, self.shape[0]), (self.shape[1], rank))
+        if not fits or (m is not None and m.shape != (self.shape[1],)):
             raise OnnxgradError(
                 f"the adapter of '{self.weight}' does not fit: it is of rank {rank}, from {a.shape[-1]} to {len(b)}, "
                 f"and the matrix from {self.shape[0]} to {self.shape[1]}",
                 "this is another model than the one that was adapted",
             )
-        return Factors(a, b, adapter.scale)
+        return Factors(a, b, adapter.scale, m)
 
     def adapter(self, found: Factors, alpha: float, scaling: str = "lora") -> tuple[Adapter, dict[str, np.ndarray]]:
         """The adapter of its matrix, and its factors by name; the converse of `of`."""
@@ -120,8 +141,11 @@ class Place:
             a, b = a.T, b.T
         dtype = helper.tensor_dtype_to_np_dtype(self.dtype)
         a, b = (np.ascontiguousarray(factor, dtype).reshape(*factor.shape, *self.kernel) for factor in (a, b))
-        adapter = Adapter(self.weight, *names, len(found.a), alpha, scaling)
-        return adapter, dict(zip(names, (a, b), strict=True))
+        arrays = dict(zip(names, (a, b), strict=True))
+        magnitude = "" if found.magnitude is None else f"{self.weight}_lora_magnitude"
+        if found.magnitude is not None:
+            arrays[magnitude] = np.ascontiguousarray(found.magnitude, dtype)
+        return Adapter(self.weight, *names, len(found.a), alpha, scaling, magnitude), arrays
 
 
 def flat(factor: np.ndarray) -> np.ndarray:
@@ -169,8 +193,9 @@ def _dtype(uses: Uses, weight: str, stored: Mapping[str, TensorProto]) -> int:
     """The type of a matrix as products read it: of one of integers, that of its scales."""
     if not is_integer(stored[weight]):
         return stored[weight].data_type
-    scales = (node.input[position + 1] for node, position in uses[weight] if len(node.input) > position + 1)
-    return next((stored[name].data_type for name in scales if name in stored), TensorProto.FLOAT)
+    beside = (node.input[position + 1] for node, position in uses[weight] if len(node.input) > position + 1)
+    scales = (stored[name] for name in beside if name in stored and not is_integer(stored[name]))
+    return next((scale.data_type for scale in scales), TensorProto.FLOAT)
 
 
 def readers_of(uses: Uses, weight: str) -> Iterator[Reader]:
@@ -183,8 +208,14 @@ def readers_of(uses: Uses, weight: str) -> Iterator[Reader]:
                 yield from (each for each in found if each.node.op_type not in LOOKUPS)
             elif kind == "MatMulNBits":  # which stores a row for each output
                 yield Reader(reader.node, reader.position, transposed=True)
-            elif kind not in LOOKUPS:
+            elif kind not in LOOKUPS and not _is_looked_up(uses, reader.node):
                 yield reader
+
+
+def _is_looked_up(uses: Uses, node: NodeProto) -> bool:
+    """Whether a node only lays out anew a table whose rows are looked up: bytes by blocks, as one of two axes."""
+    readers = uses.get(node.output[0], ()) if node.op_type == "Reshape" else ()
+    return bool(readers) and all(reader.op_type in LOOKUPS for reader, _ in readers)
 
 
 def is_product(reader: Reader) -> bool:

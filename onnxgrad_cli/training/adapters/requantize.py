@@ -21,9 +21,12 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.steps import spread
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.passes.adapters import Uses, views_of
-from onnxgrad_cli.training.adapters.places import LOOKUPS, places
+from onnxgrad_cli.training.adapters.places import LOOKUPS, Place, places
 from onnxgrad_cli.training.run.export import read_stored, stored_tensors
 from onnxgrad_cli.training.run.integers import LIMITS
+
+DEQUANTIZED = frozenset({("DequantizeLinear", 0), ("MatMulNBits", 1)})
+"""Where a node reads integers that it makes floats of."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,11 @@ class _Grid:
 
     def floats(self, integers: np.ndarray, scales: np.ndarray) -> np.ndarray:
         return (integers - self.zeros[self.block]) * scales[self.block]
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """The floats that the integers stand for, float64."""
+        return self.floats(self.integers, self.scales.astype(np.float64))
 
     def nearest(self, floats: np.ndarray, scales: np.ndarray) -> np.ndarray:
         steps = np.divide(floats, scales[self.block], where=scales[self.block] != 0, out=np.zeros_like(floats))
@@ -111,16 +119,33 @@ def requantize(
             continue
         nodes = _readers(uses, place.weight)
         grid = _grid(model, nodes[0], place.weight, stored, path)
-        factors = place.of(own[place.weight], values)
-        added = factors.scale * (factors.b.astype(np.float64) @ factors.a.astype(np.float64))
-        added = added.T if place.reader.leads else added
-        before = grid.floats(grid.integers, grid.scales.astype(np.float64))
-        scales, integers = _rounded(grid, before + added)
-        error = grid.floats(integers, scales.astype(np.float64)) - before - added
-        found[place.weight] = Rounded(place.weight, float(np.linalg.norm(error) / (np.linalg.norm(added) or 1.0)))
+        factors, before = place.of(own[place.weight], values), grid.matrix
+        wanted = factors.added_to(before.T).T if place.reader.leads else factors.added_to(before)
+        scales, integers = _rounded(grid, wanted)
+        error, added = grid.floats(integers, scales.astype(np.float64)) - wanted, np.linalg.norm(wanted - before)
+        found[place.weight] = Rounded(place.weight, float(np.linalg.norm(error) / (added or 1.0)))
         _replace(stored[place.weight], grid.store(integers))
         _store_scales(model, nodes, uses, stored, scales)
     return list(found.values())
+
+
+def dequantized(model: ModelProto, place: Place, path: Path | None = None) -> np.ndarray:
+    """The floats that a stored matrix of integers stands for, [out, in], float64.
+
+    Args:
+        model: the inference model.
+        place: a product that reads the matrix.
+        path: where the model was read from; external data are relative to it.
+
+    Raises:
+        UsageError: it is stored in a form that is not known.
+    """
+    stored = {name: tensor for tensor, name in stored_tensors(model.graph)}
+    nodes = [node for node, at in Graph(model).uses()[place.weight] if (node.op_type, at) in DEQUANTIZED]
+    if not nodes:
+        raise _unfit(place.weight, "no node is known that makes floats of it")
+    found = _grid(model, nodes[0], place.weight, stored, path).matrix
+    return found.T if place.reader.leads else found.reshape(len(found), -1)
 
 
 def _rounded(grid: _Grid, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

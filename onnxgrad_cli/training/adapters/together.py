@@ -34,7 +34,8 @@ def together(found: Iterable[Read], known: Iterable[Place]) -> tuple[list[Adapte
     for place, adapter, factors in found:
         if not all(np.isfinite(array).all() for array in factors.values()):
             raise OnnxgradError(f"the adapter of '{place.module or place.weight}' holds numbers that are not finite")
-        if (a := min(factors.values(), key=lambda array: array.size)).shape[:2] == (adapter.rank, adapter.rank):
+        both = (factors[adapter.a], factors[adapter.b])
+        if (a := min(both, key=lambda array: array.size)).shape[:2] == (adapter.rank, adapter.rank):
             raise OnnxgradError(
                 f"the adapter of '{place.module or place.weight}' is of rank {adapter.rank}, and the matrix of "
                 f"{list(a.shape)}: it is no low-rank adapter",
@@ -55,6 +56,10 @@ def _parted(module: str, place: Place) -> OnnxgradError:
 
 def _same(one: Adapter, other: Adapter, values: dict[str, np.ndarray], factors: dict[str, np.ndarray]) -> bool:
     """Whether two adapters of a matrix add the same to it, but for what scaling one factor or the other rounds."""
+    if bool(one.magnitude) != bool(other.magnitude):
+        return False
+    if one.magnitude and not np.array_equal(values[one.magnitude], factors[other.magnitude]):
+        return False
     left, right = _on_vectors(one, values), _on_vectors(other, factors)
     return left.shape == right.shape and bool(np.abs(left - right).max() <= 1e-5 * np.abs(left).max())
 

@@ -46,11 +46,12 @@ def are_adapters(value: Any) -> bool:
     """Whether a list describes adapters, as checkpoints and files of adapters have it."""
     forms: dict[str, Form] = {
         "weight": _text, "a": _text, "b": _text, "rank": _count, "alpha": is_number,
-        "scaling": lambda value: value in get_args(Scaling),
+        "scaling": lambda value: value in get_args(Scaling), "magnitude": lambda value: isinstance(value, str),
     }  # fmt: skip
     assert set(forms) == {field.name for field in fields(Adapter)}
+    usual = {"scaling": "lora", "magnitude": ""}
     return isinstance(value, list) and all(
-        isinstance(each, dict) and _has({"scaling": "lora", **each}, forms) and each["rank"] > 0 for each in value
+        isinstance(each, dict) and _has({**usual, **each}, forms) and each["rank"] > 0 for each in value
     )
 
 

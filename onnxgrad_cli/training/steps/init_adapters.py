@@ -20,7 +20,7 @@ def as_asked(options: Options, adapters: Sequence[Adapter]) -> Options:
     Raises:
         UsageError: the adapters are of several kinds, which options can't ask for.
     """
-    kinds = {(adapter.rank, adapter.alpha, adapter.scaling) for adapter in adapters}
+    kinds = {(adapter.rank, adapter.alpha, adapter.scaling, bool(adapter.magnitude)) for adapter in adapters}
     ranks = {rank for rank, *_ in kinds}
     wanted = options.lora.rank if options.lora else None
     if len(ranks) > 1 or (wanted is not None and ranks != {wanted}):
@@ -29,13 +29,21 @@ def as_asked(options: Options, adapters: Sequence[Adapter]) -> Options:
             f"`adapter_from`: the adapters are of rank {told}, and a training has one rank", _whole(wanted)
         )
     if options.lora is not None:
+        if {dora for *_, dora in kinds} != {options.lora_dora}:
+            has, wants = ("have no", "asks for") if options.lora_dora else ("have", "has none without")
+            raise UsageError(
+                f"`adapter_from`: the adapters {has} magnitudes, and the training {wants} `lora_dora`",
+                "leave `lora` and `lora_dora` out, and the training is of their kind",
+            )
         return options
     if len(kinds) > 1:
         raise UsageError("`adapter_from`: the adapters have several factors alpha", "choose one with `lora=RANK:ALPHA`")
-    ((rank, alpha, scaling),) = kinds
+    ((rank, alpha, scaling, dora),) = kinds
     names = tuple(adapter.weight for adapter in adapters)
     kind: Scaling = "rslora" if scaling == "rslora" else "lora"
-    return replace(options, lora=LoraSpec(rank, alpha), lora_scaling=kind, lora_target=options.lora_target or names)
+    return replace(
+        options, lora=LoraSpec(rank, alpha), lora_scaling=kind, lora_dora=dora, lora_target=options.lora_target or names
+    )
 
 
 def _whole(wanted: int | None) -> str:
@@ -52,7 +60,7 @@ def begin_from(trainer: TrainerBase, adapters: Sequence[Adapter], values: Mappin
             factors don't fit.
     """
     own = {adapter.weight: adapter for adapter in trainer.roles.adapters}
-    factors = {name for adapter in adapters for name in (adapter.a, adapter.b)}
+    factors = {name for adapter in adapters for name in adapter.names}
     begun: dict[str, np.ndarray] = {}
     for adapter in adapters:
         if adapter.weight not in own:
@@ -63,6 +71,8 @@ def begin_from(trainer: TrainerBase, adapters: Sequence[Adapter], values: Mappin
         to = own[adapter.weight]
         begun[to.a] = values[adapter.a].astype(trainer.buffers[to.a].array.dtype)
         scaled = values[adapter.b].astype(np.float64) * (adapter.scale / to.scale)
+        if adapter.magnitude:
+            begun[to.magnitude] = values[adapter.magnitude].astype(trainer.buffers[to.magnitude].array.dtype)
         begun[to.b] = scaled.astype(trainer.buffers[to.b].array.dtype)
     for name in values.keys() - factors:
         if name not in trainer.buffers:

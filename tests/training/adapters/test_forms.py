@@ -164,7 +164,7 @@ def tensor(name: str, array: np.ndarray | None) -> Callable[[dict[str, Any], Arr
 
 A = "base_model.model.net.0.lora_A.weight"
 STRANGE: dict[str, tuple[Callable[[dict[str, Any], Arrays], None], str]] = {
-    "dora": (changed(use_dora=True), "describes more than two factors: use_dora"),
+    "dora": (changed(use_dora=True), "has not the magnitudes of 'net.0' that its configuration says"),
     "of tomorrow": (changed(use_wonder={"a": 1}), "describes more than two factors: use_wonder"),
     "pissa": (changed(init_lora_weights="pissa"), "init_lora_weights"),
     "a bias": (changed(bias="all"), "more than two factors: bias"),
@@ -181,12 +181,12 @@ STRANGE: dict[str, tuple[Callable[[dict[str, Any], Arrays], None], str]] = {
     "patterns that take for ever": (changed(rank_pattern={"(a+)+b": 2}), "a pattern that is no module's name"),
     "patterns of text": (changed(rank_pattern="x"), "does not say which rank"),
     "another shape": (tensor(A, np.zeros((2, 7), np.float32)), "'net.0' goes from 6 to 8"),
-    "one factor": (tensor(A, None), "'net.0' has one factor"),
+    "one factor": (tensor(A, None), "'net.0' lacks a factor"),
     "another tensor": (tensor("base_model.model.net.0.weight", np.zeros(3)), "which is no factor of a layer"),
     "integers": (tensor(A, np.zeros((2, 6), np.int8)), "of I8, which is no factor"),
     "not a number": (tensor(A, np.full((2, 6), np.nan, np.float32)), "numbers that are not finite"),
     "another module": (
-        tensor("base_model.model.nit.0.lora_A.weight", np.zeros((2, 6), np.float32)), "'nit.0' has one factor"),
+        tensor("base_model.model.nit.0.lora_A.weight", np.zeros((2, 6), np.float32)), "'nit.0' lacks a factor"),
 }  # fmt: skip
 
 
