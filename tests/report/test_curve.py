@@ -132,6 +132,7 @@ def test_the_report_has_the_curves_of_metrics_and_rate_and_the_confusion_of_the_
     for picture in ("curve", "metric-1", "metric-2", "rate"):
         assert f"({picture}.svg)" in report
     assert page.count("<svg") == 4 and "<script" not in page
+    assert "<code>accuracy</code>, <code>f1-macro</code>" in page
 
 
 def test_no_curve_of_one_epoch(shell: Shell) -> None:
