@@ -41,7 +41,8 @@ VARIABLES = {
     "`ONNXGRAD_COMMAND_OPTION`": "is an option: `ONNXGRAD_BUILD_LOSS=mae` is `onnxgrad build --loss mae`. Of a flag "
     "1 or 0; of an option that can be repeated several values, separated by blanks",
     "`NO_COLOR`": "set to anything: no colours",
-    "`COLUMNS`": "how wide the help and tables are, where no terminal says it",
+    "`TERM`": "`dumb`: no colours, and nothing that moves",
+    "`COLUMNS`": "how wide help, tables and lines are, in place of what the terminal says",
     "`GITHUB_ACTIONS`": "`true`: errors and warnings are annotated, and names give no commands to the runner",
     "`GITHUB_STEP_SUMMARY`": "the file to which a workflow's table is added",
     f"`{VARIABLE}`": "set by the scripts of `onnxgrad completion` alone",

@@ -29,5 +29,5 @@ def completion(ctx: click.Context, /, shell: str) -> int:
     script = kind(ctx.find_root().command, {}, "onnxgrad", VARIABLE).source()
     console = ctx.find_object(Console)
     assert console is not None
-    console.result({"shell": shell, "script": script}, script)
+    console.result({"shell": shell, "script": script}, script, verbatim=True)
     return 0

@@ -19,6 +19,7 @@ import click
 
 from onnxgrad_cli.cli.document import Problem, document
 from onnxgrad_cli.cli.failures import chain
+from onnxgrad_cli.cli.fitting import fitting, is_plain, width_of
 from onnxgrad_cli.cli.github import harmless, on_github, tell_github
 from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.streams import abandon
@@ -108,15 +109,16 @@ class Console:
         """
         self._warnings[in_flags(text)] = None
         if tell and self.level >= 0:
-            _narrate(visible(in_flags(text)), _colored("warning:", "yellow"))
+            _narrate(visible(in_flags(text)), "warning:", "yellow")
 
-    def result(self, data: object, text: str, asked: bool = True) -> None:
+    def result(self, data: object, text: str, asked: bool = True, verbatim: bool = False) -> None:
         """Print a result on stdout: `text`, or at the end `data` as JSON.
 
         Args:
             data: what JSON can say, and lists, tuples and mappings of it.
             text: the same for people.
             asked: whether the text is what the command is for; else it tells what was done, which -q silences.
+            verbatim: whether its lines are for a program, and are never broken.
 
         Raises:
             OSError: stdout takes nothing.
@@ -124,7 +126,7 @@ class Console:
         if self.json:
             self._result = data
         elif asked or self.level >= 0:
-            self.print(text)
+            self.print(text if verbatim else fitting(text, sys.stdout))
 
     def print(self, text: str, newline: bool = True) -> None:
         """Print lines on stdout.
@@ -167,11 +169,11 @@ class Console:
     def tell(self, problem: Mapping[str, Any], of: str = "") -> None:
         """Print on stderr what the `error` of a document says, `of` whatever stands before it."""
         hints = dict.fromkeys(text for text in (problem["hint"], *(r["hint"] for r in problem["refusals"])) if text)
-        _narrate(visible(f"{of}{problem['message']}"), _colored("error:", "red"))
+        _narrate(visible(f"{of}{problem['message']}"), "error:", "red")
         for text in problem["details"]:
             _narrate(f"  {visible(text)}")
         for text in hints:
-            _narrate(visible(text), _colored("hint:", "cyan"))
+            _narrate(visible(text), "hint:", "cyan")
 
     def failed(
         self,
@@ -203,7 +205,10 @@ class Console:
         seconds = time.perf_counter() - self._start
         if self.done and self.level >= 0:
             word = OUTCOMES.get(code, self.done)
-            _narrate(visible(f"| {seconds:.2f} s | {self.command}"), _colored(word, COLORS.get(word, "green")))
+            lines = [visible(f"| {seconds:.2f} s | {self.command}"), f"| {seconds:.2f} s"]
+            width = width_of(sys.stderr)  # what does not fit stands above as it was typed, and can be copied there
+            fits = width is None or len(f"{word} {lines[0]}") <= width
+            _narrate(lines[0 if fits else 1], word, COLORS.get(word, "green"))
         if on_github():
             told = document(self.name, code, self._result, self._problem, list(self._warnings))
             for line in tell_github(told, self.models, self.arguments, seconds, self.done):
@@ -229,9 +234,10 @@ class Console:
         return code
 
 
-def _narrate(text: str, head: str = "") -> None:
-    """Print a line on stderr, after what was coloured; where nobody can take it, nobody is told."""
-    _echo(harmless(f"{head} {text}" if head else text))
+def _narrate(text: str, head: str = "", color: str = "") -> None:
+    """Print a line on stderr, after a coloured head; where nobody can take it, nobody is told."""
+    line = fitting(f"{head} {text}" if head else text, sys.stderr)
+    _echo(harmless(_colored(head, color) + line[len(head) :]))
 
 
 def _echo(line: str) -> None:
@@ -280,7 +286,8 @@ def in_words(refusal: Refusal) -> Refusal:
 
 
 def _colored(text: str, color: str) -> str:
-    return text if "NO_COLOR" in os.environ else click.style(text, fg=color, bold=True)
+    plain = not text or is_plain(sys.stderr) or os.environ.get("NO_COLOR")
+    return text if plain else click.style(text, fg=color, bold=True)
 
 
 def speaks(command: Command) -> Command:

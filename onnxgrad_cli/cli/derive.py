@@ -10,6 +10,7 @@ import click
 from onnxgrad_cli.cli.console import Console, speaks, table
 from onnxgrad_cli.cli.options import MODEL, how_to_read, options
 from onnxgrad_cli.common.choices import Derivative, DerivativeNames
+from onnxgrad_cli.common.visible import visible
 
 FLAGS = {"keep-yield-op": "KeepYieldOp", "keep-outputs": "KeepOutputs", "fill-grad": "FillGrad", "loss": "Loss"}
 
@@ -96,13 +97,12 @@ def derive(console: Console, /, model: str, out: str | None, flags: tuple[str, .
     if not to_stdout:
         ports = _ports(derived)
         rows = [(kind, name, of) for kind, each in ports.items() for name, of in each.items()]
-        rows += [("file", str(file), "") for file in files]
         verdict = {"verdict": proof.verdict, "why": proof.why} if proof else {"verdict": "not proved", "why": UNASKED}
-        rows.append(("proof", verdict["verdict"], verdict["why"]))
         what = _of_what(derived)
-        rows.append(("what", what, ""))
+        lines = [table(("", "name", "type"), rows), *(f"file    {visible(str(file))}" for file in files)]
+        lines += [f"proof   {'  '.join(filter(None, map(visible, verdict.values())))}", f"what    {visible(what)}"]
         result = {**ports, "of": what, "files": [str(file) for file in files], "proof": verdict}
-        console.result(result, table(("", "name", "type"), rows), asked=False)
+        console.result(result, "\n".join(lines), asked=False)
     return 0
 
 

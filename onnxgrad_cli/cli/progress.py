@@ -6,7 +6,6 @@ In a pipe there are plain lines alone, one for each epoch, and nothing that move
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from onnxgrad_cli.cli.console import Console
+from onnxgrad_cli.cli.fitting import fitting, is_plain
 from onnxgrad_cli.common.streams import abandon
 from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.common.wording import in_flags
@@ -31,7 +31,7 @@ REFRESH = 0.1
 
 def is_terminal() -> bool:
     """Whether a terminal that can move its cursor shows what is told."""
-    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    return not is_plain(sys.stderr)
 
 
 @contextmanager
@@ -148,7 +148,7 @@ def above(console: Console, terminal: Terminal) -> Iterator[None]:
 
     def say(text: str) -> None:
         try:
-            terminal.print(Text(text), soft_wrap=True)
+            terminal.print(Text(fitting(text, sys.stderr)), soft_wrap=True)
         except OSError:
             abandon(sys.stderr)
 

@@ -25,9 +25,16 @@ COLUMNS, SMOOTH = 600, 50
 """Points of a line at most, and the share of all steps, one in so many, whose mean is a point of the smooth line."""
 
 STYLE = """
+.curve { max-width: 100%; height: auto; } .curve rect { fill: #fff; }
 .curve text { font: 11px system-ui, sans-serif; fill: #444; } .curve .h { font-size: 14px; font-weight: 700; }
 .curve path { fill: none; stroke: #ddd; stroke-linejoin: round; } .curve .raw { stroke: #9ec5fe; }
 .curve .loss { stroke: #0b5ed7; stroke-width: 2; } .curve .val { stroke: #d9480f; } .curve circle { fill: #d9480f; }
+@media (max-width: 600px) { .curve text { font-size: 14px; } }
+@media (prefers-color-scheme: dark) {
+  .curve rect { fill: #16191d; } .curve text { fill: #ccc; } .curve path { stroke: #444; }
+  .curve .raw { stroke: #355c8f; }
+  .curve .loss { stroke: #6ea8fe; } .curve .val { stroke: #ff9466; } .curve circle { fill: #ff9466; }
+}
 """
 
 Point = tuple[float, float]
@@ -116,7 +123,7 @@ def _lines(curve: Curve, caption: str) -> Iterator[str]:
 
     yield f'<svg class="curve" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}"'
     yield f' width="{WIDTH:.0f}" height="{HEIGHT:.0f}" role="img">\n<title>{_text(caption)}</title>'
-    yield f'<style>{STYLE}</style>\n<rect width="100%" height="100%" fill="#fff"/>'
+    yield f'<style>{STYLE}</style>\n<rect width="100%" height="100%"/>'
     yield f'<text class="h" x="{LEFT:.0f}" y="22">{_text(caption)}</text>'
     for value in _ticks(min(shown), max(shown), scale is math.log):
         y = place((1, value))[1]

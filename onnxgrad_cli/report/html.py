@@ -35,7 +35,8 @@ h1 { font-size: 1.7rem; line-height: 1.25; } h2 { font-size: 1.2rem; margin-top:
 .verdict { border-left: .35rem solid var(--tone); background: var(--soft); padding: .7rem 1rem; font-weight: 600; }
 .good { --tone: var(--good); } .bad { --tone: var(--bad); } .warn { --tone: var(--warn); }
 nav { display: flex; flex-wrap: wrap; gap: .2rem 1rem; font-size: .9rem; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; margin: .8rem 0; }
+.wide { overflow: auto; max-height: 40rem; } @media print { .wide { max-height: none; } }
+th { position: sticky; top: 0; background: Canvas; } table { border-collapse: collapse; margin: .8rem 0; }
 th, td { text-align: left; vertical-align: top; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line); }
 th { font-size: .85rem; font-weight: 600; } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 code, pre { font: .88em/1.5 ui-monospace, monospace; background: var(--soft); border-radius: .25rem; }

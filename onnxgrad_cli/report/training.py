@@ -9,7 +9,7 @@ from onnxgrad_cli.report import document
 from onnxgrad_cli.report.blocks import Block, Inline, Name, Page, Paragraph, Picture, Section, Table
 from onnxgrad_cli.report.curve import Curve, svg
 from onnxgrad_cli.report.model import Report
-from onnxgrad_cli.report.words import figure, number, seconds, several
+from onnxgrad_cli.report.words import figure, names, number, seconds, several
 
 PICTURE = "curve.svg"
 """The file beside the report with the picture of the curve."""
@@ -98,7 +98,7 @@ def _sections(run: Run) -> Iterator[Section]:
     yield Section("Epochs", [Table(("epoch", *map(_words, names), ""), rows, frozenset(range(1 + len(names))))])
     if run.confusion:
         yield Section("Confusion of classes", list(_confusion(run.confusion)))
-    rows = [(Name(option), Name(str(value))) for option, value in run.course.items()]
+    rows = [(Name(option), _setting(value)) for option, value in run.course.items()]
     yield Section("How it was trained", [Table(("option", "value"), rows)])
     rows = [(use, Name(source), number(samples)) for use, (source, samples) in run.data.items()]
     yield Section("Data", [Table(("used for", "from", "samples"), rows, frozenset({2}))])
@@ -118,6 +118,11 @@ def _confusion(found: Mapping[str, tuple[Sequence[str], Sequence[Sequence[int]]]
             (Name(label), *map(number, row)) for label, row in zip(classes, counts, strict=True)
         ]
         yield Table(("", *classes), rows, frozenset(range(1, 1 + len(classes))))
+
+
+def _setting(value: object) -> Inline:
+    """What an option was given; of several values each."""
+    return names([str(each) for each in value], len(value)) if isinstance(value, list | tuple) else Name(str(value))
 
 
 def _words(name: str) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import pty
 import re
 import subprocess
 import threading
@@ -18,6 +16,7 @@ from onnxgrad_cli.report.words import figure
 from onnxgrad_cli.training.run.watch import Judged, Stepped
 from tests.cli_harness import PROGRAM, Shell
 from tests.jobs.test_train import shell as shell
+from tests.terminal import record
 
 EPOCH = Judged(
     45, 90, 1, 2, 1e-3, {"loss": 0.693147, "val_loss": 3e-6, "val_accuracy": 0.8125, "val_f1-macro": 0.75},
@@ -90,47 +89,22 @@ def test_the_bar_has_epoch_step_loss_and_rate_and_messages_stand_above_it(
     assert all(len(line) <= width for line in shown)
 
 
-def on_a_terminal(*words: object, **environment: str) -> str:
-    """What a command shows on a terminal of 80 columns."""
-    import fcntl
-    import struct
-    import termios
-
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    variables = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
-    command = [*PROGRAM, *map(str, words)]
-    with subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, env={**variables, "TERM": "xterm", **environment}
-    ) as process:
-        os.close(theirs)
-        shown = b""
-        try:
-            while part := os.read(ours, 65536):
-                shown += part
-        except OSError:  # the other side is closed
-            pass
-        os.close(ours)
-        assert process.wait() == 0, shown
-    return shown.decode()
-
-
 TRAIN = ("train", "mlp.onnx", "--data", "data.npz", "--val", "0.2", "--epochs", "2", "--threads", "1", "-o", "t.onnx")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=["xterm", "NO_COLOR", "dumb"])
 def test_on_a_terminal(shell: Shell, environment: dict[str, str]) -> None:
-    shown = on_a_terminal(*TRAIN, **environment)
-    plain = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown))
-    epochs = [line for line in plain if re.match(r"epoch \d/2  loss ", line)]
-    assert len(epochs) == 2 and "10 of 50 samples are held out for validation" in plain
+    shown = record(*TRAIN, **environment)
+    assert shown.code == 0, shown.sent
+    epochs = [line for line in shown.lines if re.match(r"epoch \d/2  loss ", line)]
+    assert len(epochs) == 2 and "10 of 50 samples are held out for validation" in shown.lines
     moves = environment.get("TERM") != "dumb"
-    assert ("━" in shown) is moves and ("\x1b[2K" in shown) is moves
-    assert bool(re.search(r"\x1b\[[0-9;]*3\dm", shown)) is ("NO_COLOR" not in environment)
+    assert ("━" in shown.sent) is moves and ("\x1b[2K" in shown.sent) is moves
+    assert not any("━" in line for line in shown.stays()), "the bar goes when it is over"
     if moves:
-        assert any(line.startswith("epoch 2 of 2, best by validation loss, ") for line in plain)
-        assert not any(line.startswith("epoch  loss") for line in plain)  # what was told is not told again
+        assert any(line.startswith("epoch 2 of 2, best by validation loss, ") for line in shown.stays())
+        assert not any(line.startswith("epoch  loss") for line in shown.lines)  # what was told is not told again
 
 
 def test_in_a_pipe_there_are_plain_lines(shell: Shell) -> None:

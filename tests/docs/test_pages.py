@@ -23,6 +23,7 @@ OWN_TESTS = {  # pages that a test of their own runs, or that only measure
     "from-onnxruntime-training.md",
     "tutorials/classifier.md",
     "tutorials/language-model.md",
+    "tutorials/mnist.md",
     "tutorials/pictures.md",
     "parallel-training.md",
     "pictures.md",

@@ -133,6 +133,7 @@ def test_the_report_has_the_curves_of_metrics_and_rate_and_the_confusion_of_the_
         assert f"({picture}.svg)" in report
     assert page.count("<svg") == 5 and "<script" not in page  # four curves, and memory over time
     assert "operations by module" in page or "operations by operator" in page
+    assert "<code>accuracy</code>, <code>f1-macro</code>" in page
 
 
 def test_no_curve_of_one_epoch(shell: Shell) -> None:

@@ -6,8 +6,6 @@ import base64
 import hashlib
 import json
 import re
-import shutil
-import subprocess
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from onnxgrad_cli.jobs.view import run_view
 from onnxgrad_cli.view import Drawing, Kind, draw
 from onnxgrad_cli.view.html import FOLDER, html
 from onnxgrad_cli.view.tree import WIDEST, Branch, tree
-from tests.older_runtime import Absent
 from tests.view.test_view import WEIRD
 from tests.web import javascript
 
@@ -175,19 +172,6 @@ def test_a_report_links_into_the_picture_where_one_is_written(tmp_path: Path) ->
 # -- in Chromium ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def program() -> list[str]:
-    """What looks at a page: node, the packages, Chromium."""
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("there is no Chromium: apt-get install chromium")
-    try:
-        node = javascript.node()
-    except Absent as why:
-        pytest.skip(str(why))
-    return [node, str(Path(__file__).parent / "look.mjs"), str(javascript.FOLDER / "node_modules"), chromium]
-
-
 MODELS = {
     "10": (lambda: chain(10), 14),
     "700": (lambda: chain(700, scoped=True), 200),
@@ -200,13 +184,11 @@ MODELS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_the_page_in_chromium(program: list[str], name: str, tmp_path: Path) -> None:
+def test_the_page_in_chromium(name: str, tmp_path: Path) -> None:
     """It opens in under 3 seconds; zooms, pans, searches, unfolds and folds by keys; fits a telephone, in the dark."""
     make, opened = MODELS[name]
     (tmp_path / "page.html").write_text(html(draw(make())))
-    done = subprocess.run([*program, tmp_path / "page.html", tmp_path], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
+    seen = javascript.looked(Path(__file__).parent / "look.mjs", tmp_path / "page.html", tmp_path)
     assert seen["errors"] == [] and seen["moves"] == [True, True, True]
     assert seen["seconds"] < 3
     assert 0 < seen["first"] <= opened

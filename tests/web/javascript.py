@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.older_runtime import ROOT, Absent
 
@@ -29,3 +34,20 @@ def node() -> str:
         if done.returncode:
             raise Absent(f"onnxruntime-node can't be installed: {done.stderr.strip().splitlines()[-1:]}")
     return found
+
+
+def looked(script: Path, page: Path, out: Path) -> Any:
+    """What a script sees of a page in Chromium; its pictures go to the folder `out`.
+
+    The test that asks is skipped where Node or Chromium is missing.
+    """
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("there is no Chromium: apt-get install chromium")
+    try:
+        program = [node(), str(script), str(FOLDER / "node_modules"), chromium]
+    except Absent as why:
+        pytest.skip(str(why))
+    done = subprocess.run([*program, page, out], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
