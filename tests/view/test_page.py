@@ -203,15 +203,12 @@ def test_the_page_in_chromium(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny_transformer", "digits_cnn"])
-def test_links_of_a_report_lead_to_their_places_in_the_picture(program: list[str], name: str, tmp_path: Path) -> None:
+def test_links_of_a_report_lead_to_their_places_in_the_picture(name: str, tmp_path: Path) -> None:
     """To each weight, to each module, or the one around it, and to what makes each value."""
     files = tmp_path / "a report.html", tmp_path / "its picture.html"
     run_build(SAMPLES / f"{name}.onnx", tmp_path / "t.onnx", Options(losses=(LossSpec("cross-entropy"),)), verify=False,
               reports=[files[0]], picture=files[1])  # fmt: skip
-    follow = [program[0], program[1].replace("look.mjs", "follow.mjs"), *program[2:]]
-    done = subprocess.run([*follow, files[0]], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
+    seen = javascript.looked(Path(__file__).parent / "follow.mjs", files[0])
     model = onnx.load(tmp_path / "t.onnx")
     weights, made = (
         {t.name for t in model.graph.initializer},

@@ -36,8 +36,8 @@ def node() -> str:
     return found
 
 
-def looked(script: Path, page: Path, out: Path) -> Any:
-    """What a script sees of a page in Chromium; its pictures go to the folder `out`.
+def looked(script: Path, page: Path, *out: Path) -> Any:
+    """What a script sees of a page in Chromium; if it takes pictures, they go to the folder `out`.
 
     The test that asks is skipped where Node or Chromium is missing.
     """
@@ -48,6 +48,6 @@ def looked(script: Path, page: Path, out: Path) -> Any:
         program = [node(), str(script), str(FOLDER / "node_modules"), chromium]
     except Absent as why:
         pytest.skip(str(why))
-    done = subprocess.run([*program, page, out], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*program, page, *out], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
