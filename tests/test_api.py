@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
-from inspect import get_annotations
+from inspect import get_annotations, isfunction
 from pathlib import Path
 from typing import Any, get_args
 
@@ -47,6 +47,7 @@ from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.losses import LOSSES, loss
 from onnxgrad_cli.optimizers import OPTIMIZERS, optimizer
 from onnxgrad_cli.targets import TARGETS
+from onnxgrad_cli.training.metrics import METRICS
 from tests.cli.test_cli import shell
 from tests.cli_harness import Shell
 
@@ -373,6 +374,32 @@ def test_a_model_may_come_from_anywhere(source: str, tmp_path: Path) -> None:
     assert before is None or given == before
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_other_job_takes_a_model_from_anywhere(source: str, shell: Shell) -> None:
+    onnx.save(model(), "net.onnx")
+    np.savez("d.npz", x=np.eye(3, dtype=np.float32), label=np.zeros((3, 2), np.float32))
+    assert run_build("net.onnx", "t.onnx", Options(optimizer="sgd"), weights="inputs", no_report=True).status == "built"
+    assert run_build("net.onnx", "plain.onnx", no_report=True).status == "built"
+    given, built, plain = (SOURCES[source](Path(f"{name}.onnx")) for name in ("net", "t", "plain"))
+    predicted = onnxgrad_cli.run_predict(given, {"x": np.eye(3, dtype=np.float32)}, "p.npz")
+    np.testing.assert_array_equal(predicted.outputs["y"], [[1, 3], [3, 5], [5, 7]])
+    assert onnxgrad_cli.run_evaluate(given, "d.npz").results["loss"] == pytest.approx(118 / 6)
+    assert onnxgrad_cli.doctor(given).status == "differentiable"
+    assert onnxgrad_cli.run_artifacts(given, "art", Options(optimizer="sgd")).status == "built"
+    assert onnxgrad_cli.run_check(plain).verdict == "proved"
+    assert onnxgrad_cli.run_explain(given, "d.npz").values.shape == (3, 3)
+    assert len(onnxgrad_cli.run_attack(given, "d.npz").samples) == 3
+    assert onnxgrad_cli.run_expand(given, "expanded.onnx")
+    assert onnxgrad_cli.run_train(given, "d.npz", "trained.onnx", course=Course(epochs=1), run="run")
+    assert onnxgrad_cli.run_export("run", given, "exported.onnx")
+    assert onnx.load("exported.onnx").graph == onnx.load("trained.onnx").graph
+    assert onnxgrad_cli.run_view(given, "net.svg")[1] == Path("net.svg").read_text()
+    assert set(onnxgrad_cli.get_train_initializer(given)) == {"w", "b"}
+    if source in ("path", "str"):  # the values of its weights lie in a file beside it
+        assert onnxgrad_cli.run_pack(built, "site", data="d.npz")
+
+
 def test_what_has_no_file_needs_a_name_for_what_is_written(tmp_path: Path) -> None:
     for job in (run_build, run_derive, run_tune):
         with pytest.raises(UsageError, match="`out`: there is no file beside which to write"):
@@ -418,9 +445,36 @@ TAKE_A_MODEL: dict[str, Callable[[Any], object]] = {
     "gradcheck": lambda it: gradcheck(it, {}),
     "random_feed": random_feed,
     "open_artifacts": onnxgrad_cli.open_artifacts,
+    "run_evaluate": lambda it: onnxgrad_cli.run_evaluate(it, "d.npz"),
+    "run_evaluate on": lambda it: onnxgrad_cli.run_evaluate("net.onnx", it),
+    "run_predict": lambda it: onnxgrad_cli.run_predict(it, "d.npz"),
+    "run_predict on": lambda it: onnxgrad_cli.run_predict("net.onnx", it),
+    "save_checkpoint": lambda it: onnxgrad_cli.save_checkpoint(it, it),
     "Trainer": Trainer,
 }
 """What takes a model, a file or a folder."""
+
+TAKE_WORDS: dict[str, Callable[[Any], object]] = {
+    "definition": lambda it: onnxgrad_cli.definition(it)(lambda op, x: x),
+    "definition of": onnxgrad_cli.definition("Own"),
+    "gradient_definition": lambda it: onnxgrad_cli.gradient_definition(it, "Own"),
+    "lookup": onnxgrad_cli.lookup,
+    "loss": lambda it: loss(it)(lambda op, prediction, label: prediction),
+    "loss of": loss("own"),
+    "metric": lambda it: onnxgrad_cli.metric(it, higher=True)(lambda: None),
+    "metric of": onnxgrad_cli.metric("own", higher=True),
+    "no_gradient": onnxgrad_cli.no_gradient,
+    "optimizer": lambda it: optimizer(it)(lambda op, weight, gradient, state: weight),
+    "optimizer of": optimizer("own"),
+    "parse_schedule": lambda it: onnxgrad_cli.parse_schedule(it, 0.1, 10),
+    "refuse": lambda it: onnxgrad_cli.refuse(it, "why"),
+    "rule": lambda it: onnxgrad_cli.rule(it)(lambda op, g, y, x: g),
+    "rule of": onnxgrad_cli.rule("Own"),
+    "Schedule": lambda it: onnxgrad_cli.Schedule(it, 0.1, 10),
+    "stop_gradient": lambda it: onnxgrad_cli.stop_gradient(it, [0]),
+    "stop_gradient at": lambda it: onnxgrad_cli.stop_gradient("Add", it),
+}
+"""What takes names and functions."""
 
 
 def test_a_wrong_thing_is_refused_in_words(shell: Shell) -> None:
@@ -435,6 +489,25 @@ def test_a_wrong_thing_is_refused_in_words(shell: Shell) -> None:
                 call(wrong)
             assert found.value.message and "object" not in found.value.message, (name, wrong)
     assert {name for name in shell.files() if not name.startswith("folder")} == set(before)
+
+
+@pytest.mark.parametrize("name", TAKE_WORDS)
+def test_a_wrong_word_is_refused_and_nothing_is_registered(name: str) -> None:
+    tables = (LOSSES, OPTIMIZERS, METRICS)
+    known = [list(table) for table in tables]
+    with onnxgrad_cli.scoped():
+        rules = list(onnxgrad_cli.all_rules())
+        for wrong in (3, None, -2.5):
+            with pytest.raises(onnxgrad_cli.OnnxgradError) as found:
+                TAKE_WORDS[name](wrong)
+            assert found.value.message and "object" not in found.value.message, (name, wrong)
+        assert list(onnxgrad_cli.all_rules()) == rules and [list(table) for table in tables] == known
+
+
+def test_every_public_function_is_given_a_wrong_thing() -> None:
+    functions = {name for name in onnxgrad_cli.__all__ if isfunction(getattr(onnxgrad_cli, name))}
+    given = {name.partition(" ")[0] for name in (*TAKE_A_MODEL, *TAKE_WORDS)}
+    assert functions - given == {"all_rules", "scoped"}, "these two take nothing"
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from typing import Any
 
 import onnx
 
+from onnxgrad_cli.common import checks
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.ir.domains import full_name, plain_domain
 
@@ -110,6 +111,7 @@ class Signature:
     def of(function: Callable[..., Any]) -> Signature:
         """Read the signature of a rule, `rule(op, g|gs, y|ys, x0, x1, ..., *, attribute, ...)`."""
         if function not in _SIGNATURES:
+            checks.function(function, "a rule")
             parameters = list(inspect.signature(function).parameters.values())
             names = [parameter.name for parameter in parameters]
             if len(names) < 3 or names[1] not in ("g", "gs") or names[2] not in ("y", "ys"):
@@ -124,6 +126,7 @@ class Signature:
     def of_definition(function: Callable[..., Any]) -> Signature:
         """Read the signature of a definition, `definition(op, x0, x1, ..., *, attribute=default, ...)`."""
         if function not in _SIGNATURES:
+            checks.function(function, "a definition")
             _SIGNATURES[function] = Signature._after(1, list(inspect.signature(function).parameters.values()))
         return _SIGNATURES[function]
 
@@ -183,7 +186,7 @@ def rule(
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         Signature.of(function)
-        for name in op_type.split():
+        for name in _names(op_type):
             last = versions[1] or _newest(domain)
             _add(Rule(name, plain_domain(domain), (versions[0], last), function, kink, needs_opset, integers), override)
         return function
@@ -193,7 +196,7 @@ def rule(
 
 def no_gradient(op_types: str, *, domain: str = "", kink: str = "", override: bool = False) -> None:
     """Declare operators whose derivative is zero by mathematics: shapes, indices, comparisons, steps."""
-    for name in op_types.split():
+    for name in _names(op_types):
         _add(Rule(name, plain_domain(domain), (1, _newest(domain)), None, kink), override)
 
 
@@ -206,7 +209,7 @@ def refuse(op_types: str, reason: str, hint: str = "", *, domain: str = "", over
         domain: their domain; "" is ai.onnx.
         override: replace existing rules instead of refusing.
     """
-    for name in op_types.split():
+    for name in _names(op_types):
         versions = (1, _newest(domain))
         _add(Rule(name, plain_domain(domain), versions, None, integers=True, refusal=reason, hint=hint), override)
 
@@ -227,8 +230,9 @@ def stop_gradient(op_types: str, inputs: Iterable[int], *, domain: str = "") -> 
         OnnxgradError: a position is no position of the operator's, or models that have it are converted to another.
     """
     _load()
+    checks.of_type("inputs", inputs, Iterable, "a list of positions")
     positions = frozenset(inputs)
-    for name in op_types.split():
+    for name in _names(op_types):
         key = (plain_domain(domain), name)
         _check_stopped(*key, positions)
         _STOPPED[key] = _STOPPED.get(key, frozenset()) | positions
@@ -288,12 +292,18 @@ def definition(
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         Signature.of_definition(function)
-        for name in op_type.split():
+        for name in _names(op_type):
             last = versions[1] or _LAST
             _add(Definition(name, plain_domain(domain), (versions[0], last), function, needs_opset), override)
         return function
 
     return register
+
+
+def _names(op_types: str) -> list[str]:
+    """Operators, separated by spaces."""
+    checks.text("op_type", op_types)
+    return op_types.split()
 
 
 def _newest(domain: str) -> int:
@@ -324,6 +334,7 @@ def lookup(op_type: str, domain: str = "", opset: int = NEWEST_OPSET) -> Rule | 
     _load()
     key = (op_type, plain_domain(domain), opset)
     if key not in _FOUND:
+        checks.text("op_type", op_type)
         _FOUND[key] = _find(_RULES, *key)
     return _FOUND[key]
 

@@ -19,7 +19,7 @@ import click
 
 from onnxgrad_cli.cli.document import Problem, document
 from onnxgrad_cli.cli.failures import chain
-from onnxgrad_cli.cli.fitting import fitting, is_plain, width_of
+from onnxgrad_cli.cli.fitting import fitting, is_dumb, width_of
 from onnxgrad_cli.cli.github import harmless, on_github, tell_github
 from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.streams import abandon
@@ -286,8 +286,7 @@ def in_words(refusal: Refusal) -> Refusal:
 
 
 def _colored(text: str, color: str) -> str:
-    plain = not text or is_plain(sys.stderr) or os.environ.get("NO_COLOR")
-    return text if plain else click.style(text, fg=color, bold=True)
+    return text if not text or is_dumb() or os.environ.get("NO_COLOR") else click.style(text, fg=color, bold=True)
 
 
 def speaks(command: Command) -> Command:

@@ -12,9 +12,9 @@ _GAP = re.compile(r"(?<=\S)  +(?=\S)")
 """What stands between two columns of a line."""
 
 
-def is_plain(stream: TextIO) -> bool:
-    """Whether what is sent there is shown as it is: in a file, a pipe, a terminal that obeys nothing."""
-    return not stream.isatty() or os.environ.get("TERM") == "dumb"
+def is_dumb() -> bool:
+    """Whether the terminal, if there is one, shows all that it is sent, and obeys nothing."""
+    return os.environ.get("TERM") == "dumb"
 
 
 def width_of(stream: TextIO) -> int | None:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from onnxgrad_cli.cli.console import Console
-from onnxgrad_cli.cli.fitting import fitting, is_plain
+from onnxgrad_cli.cli.fitting import fitting, is_dumb
 from onnxgrad_cli.common.streams import abandon
 from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.common.wording import in_flags
@@ -31,7 +31,7 @@ REFRESH = 0.1
 
 def is_terminal() -> bool:
     """Whether a terminal that can move its cursor shows what is told."""
-    return not is_plain(sys.stderr)
+    return sys.stderr.isatty() and not is_dumb()
 
 
 @contextmanager

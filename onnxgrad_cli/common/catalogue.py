@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
+from onnxgrad_cli.common import checks
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 
 T = TypeVar("T")
@@ -47,6 +48,7 @@ class Catalogue(Generic[T]):
         Raises:
             OnnxgradError: there is one of this name, and `override` is not said.
         """
+        checks.text("name", name)
         if name in self._found and not override:
             raise OnnxgradError(f"two {self._plural} are called '{name}'", "pass override=True to replace the first")
         self._found[name] = thing

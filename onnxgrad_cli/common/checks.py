@@ -118,6 +118,16 @@ def flag(name: str, value: object) -> None:
     of_type(name, value, bool, "True or False")
 
 
+def function(value: object, what: str) -> None:
+    """Refuse what can't be called; `what` says what it was given as.
+
+    Raises:
+        UsageError: it is no function.
+    """
+    if not callable(value):
+        raise UsageError(f"{what}: {value!r} is no function", "decorate a function, or give one by its name")
+
+
 def text(name: str, value: object, optional: bool = False) -> None:
     """Refuse what is no string, nor, with `optional`, None.
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrad_cli.common import checks
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 
 Floats = np.ndarray | None
@@ -87,6 +88,7 @@ def declared(function: Callable[..., Any], docs: Mapping[str, str] | None, what:
     Raises:
         OnnxgradError: one is not documented, or of an unknown kind; `what` names the function.
     """
+    checks.function(function, what)
     keywords = _keywords(function)
     if {p.name for p in keywords} != set(docs or {}) or any(_kind(p) not in KINDS for p in keywords):
         raise OnnxgradError(

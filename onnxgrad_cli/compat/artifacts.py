@@ -186,8 +186,10 @@ def save_checkpoint(path: str | Path, trainer: TrainerBase) -> None:
     Raises:
         OnnxgradError: it can't be written.
     """
+    path = checks.path("path", path)
+    checks.of_type("trainer", trainer, TrainerBase, "a trainer")
     values = {name: buffer.read() for name, buffer in trainer.buffers.items()}
-    save_tensors(checks.path("path", path), values, {"progress": _said(values, trainer.roles, trainer.steps)})
+    save_tensors(path, values, {"progress": _said(values, trainer.roles, trainer.steps)})
 
 
 def _said(values: Mapping[str, np.ndarray], roles: Roles, steps: int, nominal: bool = False) -> dict[str, Any]:

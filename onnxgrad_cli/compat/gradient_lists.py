@@ -16,6 +16,7 @@ import onnx
 from onnx import numpy_helper
 
 from onnxgrad_cli.autodiff.registry import NEWEST_OPSET, rule
+from onnxgrad_cli.common import checks
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import OnnxgradError
@@ -57,6 +58,8 @@ def gradient_definition(
 
     Source: the form is that of `onnxruntime.training.ortmodule`, where it was called `register_gradient`.
     """
+    for argument, given in (("domain", domain), ("op_type", op_type)):
+        checks.text(argument, given)
     if attributes or domain == ATEN:
         raise OnnxgradError(
             f"{'::'.join((domain, op_type, *attributes))}: a gradient of PyTorch's ATen operator",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.narration import Tell, silent
@@ -42,5 +42,6 @@ def run_evaluate(
         OnnxgradError: a file can't be read, or onnxruntime fails.
     """
     metrics = checks.tuple_of("metrics", metrics, str, "such as metrics=('accuracy',)")
+    data = data if isinstance(data, Mapping) else checks.path("data", data)
     proto, path = own_model(model)
     return evaluate(proto, path, data, options or Options(), metrics, setting or Setting(), keep_mode, tell)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -69,6 +69,7 @@ def run_predict(
         OnnxgradError: a file can't be read or written, or onnxruntime fails.
     """
     outputs = checks.tuple_of("outputs", outputs, str, "such as outputs=('logits',)")
+    data = data if isinstance(data, Mapping) else checks.path("data", data)
     proto, path = own_model(model)
     target = None if out is None and path is None else target_of(model, out, "predictions", ".npz")
     if target is not None:

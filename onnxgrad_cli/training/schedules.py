@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.catalogue import Catalogue, Documented
 from onnxgrad_cli.common.settings import Length, Option, declared, exactly, require, spelled
 from onnxgrad_cli.errors import OnnxgradError, UsageError
@@ -105,7 +106,9 @@ class Schedule:
         Raises:
             UsageError: an option is unknown or does not fit, or the rate is no positive number.
         """
-        require(math.isfinite(base) and base > 0, f"learning_rate must be above 0, not {base}")
+        checks.of_type("kind", kind, Kind, "one of SCHEDULES, such as parse_schedule takes by name,")
+        require(checks.is_number(base, 0.0) and base > 0, f"learning_rate must be above 0, not {base!r}")
+        checks.at_least("steps", steps, 0, whole=True)
         given, before = in_steps({**(options or {})}, (*kind.options, *WARM_UP), epoch), {o.name for o in WARM_UP}
         warming = exactly(WARM_UP, {name: given.pop(name) for name in before & given.keys()}, "warm-up")
         self.kind, self.base, self.steps = kind, base, max(steps, 1)
@@ -156,6 +159,7 @@ def parse_schedule(text: str, base: float, steps: int, epoch: int | None = None)
     Raises:
         UsageError: there is no such schedule, or an option does not fit.
     """
+    checks.text("schedule", text)
     name, options = spelled(text)
     return Schedule(SCHEDULES.lookup(name), base, steps, options, epoch)
 

@@ -381,6 +381,9 @@ def test_internal_error(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_colour_unless_on_a_terminal(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b" not in (result := shell("build", "mlp.onnx")).out + result.err
     monkeypatch.setattr("click._compat.isatty", lambda stream: True)
+    monkeypatch.setenv("TERM", "dumb")
+    assert "\x1b[" not in shell("build", "gone.onnx").err
+    monkeypatch.setenv("TERM", "xterm")
     assert "\x1b[" in shell("build", "gone.onnx").err
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[" not in shell("build", "gone.onnx").err

@@ -86,7 +86,7 @@ def test_interrupted_and_killed_it_ends_where_it_would_have(shell: Shell) -> Non
             [*PROGRAM, *command, "-o", "parts.onnx", *more], env=environment, stderr=subprocess.PIPE, text=True
         ) as process:
             while epochs(log) < begun + 3:
-                assert process.poll() is None
+                assert process.poll() is None, process.communicate()[1]
                 time.sleep(0.01)
             process.send_signal(number)
             said = process.communicate()[1]
