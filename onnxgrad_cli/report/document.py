@@ -27,7 +27,7 @@ from onnxgrad_cli.report.glance import (
     recomputed_in_words,
     sizes_in_words,
 )
-from onnxgrad_cli.report.model import GOOD, KINDS, Operator, Report
+from onnxgrad_cli.report.model import KINDS, Operator, Report
 from onnxgrad_cli.report.words import names, number, percent, pieces, quoted, scaled, seconds, several, shape
 from onnxgrad_cli.verification.proof import FAILED, NOT_PROVED, PROVED
 
@@ -37,8 +37,7 @@ MOST = 300
 
 def page(report: Report) -> Page:
     """The report as a document."""
-    tone = "good" if report.status in GOOD else "warn" if report.status == "stopped" else "bad"
-    return Page(title(report), report.verdict, tone, list(glance(report)), list(sections(report)))
+    return Page(title(report), report.verdict, report.tone, list(glance(report)), list(sections(report)))
 
 
 def title(report: Report) -> Inline:

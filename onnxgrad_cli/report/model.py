@@ -15,7 +15,7 @@ from onnxgrad_cli.errors import Caution, Refusal
 from onnxgrad_cli.ir.types import Shape
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.record import Recomputed, Targeted
-from onnxgrad_cli.verification.proof import Proof
+from onnxgrad_cli.verification.proof import PROVED, Proof
 
 FORMAT = 1
 """The version of the JSON keys: it grows when one changes its meaning or goes away."""
@@ -111,9 +111,6 @@ class Operator:
     derivative: str
     optimizer: int = 0
 
-
-GOOD = frozenset({"built", "differentiable"})
-"""The statuses of a report without trouble."""
 
 KINDS = {
     "training mode": "Training mode: what the model says of a sample depends on the others of its batch, or on chance",
@@ -218,6 +215,13 @@ class Report:
     versions: dict[str, str] = field(default_factory=dict)
     next: list[Next] = field(default_factory=list)
     format: int = FORMAT
+
+    @property
+    def tone(self) -> str:
+        """How the verdict sounds: 'good', 'warn' (of a model that nobody has proved, or no whole one) or 'bad'."""
+        if self.status == "differentiable" or (self.status == "built" and self.proof and self.proof.verdict == PROVED):
+            return "good"
+        return "warn" if self.status in ("built", "stopped") else "bad"
 
     @property
     def compact(self) -> bool:

@@ -10,7 +10,7 @@ from onnxgrad_cli.report.blocks import Block, Bullets, Course, Inline, Listing, 
 from onnxgrad_cli.report.curve import bars
 from onnxgrad_cli.report.document import sections, title
 from onnxgrad_cli.report.glance import glance
-from onnxgrad_cli.report.model import GOOD, Report
+from onnxgrad_cli.report.model import Report
 from onnxgrad_cli.report.words import names, plain
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ def _table(table: Table) -> Iterator[str]:
         yield "  ".join(padded).rstrip()
 
 
+COLORS = {"good": "green", "warn": "yellow", "bad": "red"}
+
 MOST_REFUSALS = 25
 
 
@@ -69,7 +71,7 @@ def summary(report: Report) -> RenderableType:
     from rich.table import Table as Grid
     from rich.text import Text
 
-    style = "green" if report.status in GOOD else "yellow" if report.status == "stopped" else "red"
+    style = COLORS[report.tone]
     grid = Grid.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")

@@ -164,22 +164,28 @@ def test_files_are_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("proof", "status", "words"),
+    ("proof", "status", "words", "tone"),
     [
-        (None, "built", "not proved: no proof was asked for"),
-        (Proof("skipped", "300 MB of weights"), "built", "not proved: 300 MB of weights"),
-        (Proof(steps=[Step("onnx checker", "passed", "full check", 0.1)]), "built", "proved: every check passed"),
+        (None, "built", "not proved: no proof was asked for", "warn"),
+        (Proof("skipped", "300 MB of weights"), "built", "not proved: 300 MB of weights", "warn"),
+        (
+            Proof(steps=[Step("onnx checker", "passed", "full check", 0.1)]),
+            "built",
+            "proved: every check passed",
+            "good",
+        ),
         (
             Proof(steps=[Step("a", "passed", "", 0.1), Step("b", "skipped", "random", 0.1)]),
             "built",
             "not proved: b: random",
+            "warn",
         ),
-        (Proof("failed", steps=[Step("gradients", "failed", "wrong: w1", 0.1)]), "check failed", "do not train"),
+        (Proof("failed", steps=[Step("gradients", "failed", "wrong: w1", 0.1)]), "check failed", "do not train", "bad"),
     ],
 )
-def test_the_verdict_follows_the_proof(proof: Proof | None, status: str, words: str) -> None:
+def test_the_verdict_follows_the_proof(proof: Proof | None, status: str, words: str, tone: str) -> None:
     report = make_report(built=build(mlp()), proof=proof)
-    assert report.status == status
+    assert (report.status, report.tone) == (status, tone)
     assert words in report.verdict
     for kind in FORMATS:
         assert words in render(report, kind)
