@@ -35,7 +35,9 @@ PAGES = {"10": build_of(10), "700": build_of(700), "20000": build_of(20_000), "t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name == "20000" else ()) for name in PAGES]
+)
 def test_the_report_in_chromium(name: str, tmp_path: Path) -> None:
     """It opens in under 3 seconds, fits a telephone, scrolls within its long tables, and its links lead somewhere."""
     seen = javascript.looked(LOOK, PAGES[name](tmp_path), tmp_path)
