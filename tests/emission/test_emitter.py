@@ -135,6 +135,20 @@ def test_what_was_broadcast_is_decided_at_run_time_where_symbols_differ(
     np.testing.assert_allclose(found, X.sum(gone, keepdims=True), rtol=1e-6)
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_where_one_axis_may_be_broadcast_the_others_stay(size: int) -> None:
+    text = '<ir_version: 8, opset_import: ["": 18]> g (float[a, b, 4] x, float[e, 4] row) => () {}'
+    graph = Graph(onnx.parser.parse_model(text))
+    infer_types(graph)
+    op = Op(graph)
+    op.constant_axes = True
+    result = op.sum_to(op.val("x"), op.val("row"))
+    graph.nodes.extend(op.nodes)
+    graph.add_output(result.name, result.type)
+    (found,) = ReferenceEvaluator(graph.commit()).run(None, {"x": X, "row": np.zeros((size, 4), np.float32)})
+    np.testing.assert_allclose(found, X.sum(0) if size == 3 else X.sum((0, 1))[None], rtol=1e-6)
+
+
 def test_what_was_broadcast_may_be_empty() -> None:
     text = '<ir_version: 8, opset_import: ["": 18]> g (float[a, b, c] x, float[d, e] row) => () {}'
     graph = Graph(onnx.parser.parse_model(text))
