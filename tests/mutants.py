@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 WORK = ROOT / "build" / "mutants"
@@ -25,14 +28,27 @@ TESTS = {
     "onnxgrad_cli/ir": "tests/ir tests/passes/prepare tests/emission tests/test_builder.py",
     "onnxgrad_cli/ir/graph.py": "tests/ir",
     "onnxgrad_cli/ir/renaming.py": "tests/ir",
-    "onnxgrad_cli/emission": "tests/emission tests/autodiff/test_fusions.py tests/autodiff/test_kernel_variants.py",
+    "onnxgrad_cli/emission": "tests/emission tests/autodiff/rules/test_control.py tests/autodiff/test_fusions.py "
+    "tests/autodiff/test_kernel_variants.py",
     "onnxgrad_cli/autodiff/reverse.py": "tests/autodiff/test_reverse.py tests/autodiff/test_registry.py "
     "tests/autodiff/test_custom_operator.py tests/autodiff/test_fusions.py tests/test_builder.py",
     "onnxgrad_cli/passes/parameters": "tests/passes/parameters",
     "onnxgrad_cli/passes/rematerialization": "tests/passes/rematerialization",
     "onnxgrad_cli/training/loop.py": "tests/training/test_loop.py",
 }
-"""Folder or module -> the tests that concern it and take seconds, of which those that reach a mutant are run on it."""
+"""Folder or module -> the tests that concern it and take seconds, of which those that reach a mutant are run on it.
+
+They run in this order, until one fails: what is tested closely stands first, and what takes long last.
+"""
+
+MODULE = "MUTATED_MODULE"
+"""The variable that tells the tests which module is mutated."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Bring the tests of a mutant, which mutmut names in no order, into that of TESTS."""
+    rooms = tests_of(os.environ[MODULE])
+    items.sort(key=lambda item: next(i for i, room in enumerate(rooms) if item.nodeid.startswith(room)))
 
 
 def tests_of(module: str) -> list[str]:
@@ -56,7 +72,16 @@ def prepare(module: str) -> None:
         "source_paths": ["onnxgrad_cli"],
         "only_mutate": [module if module.endswith(".py") else f"{module}/*"],
         "also_copy": ["docs", "sample_models", "benchmarks", "README.md"],
-        "pytest_add_cli_args": ["--numprocesses=0", "-p", "no:cacheprovider", "-m", "not slow", "-x"],
+        "pytest_add_cli_args": [
+            "--numprocesses=0",
+            "-p",
+            "tests.mutants",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            "not slow",
+            "-x",
+        ],
         "pytest_add_cli_args_test_selection": tests_of(module),
         "process_isolation": "forkserver",
     }
@@ -85,6 +110,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     arguments = parser.parse_args()
     prepare(arguments.module)
+    os.environ[MODULE] = arguments.module
     mutmut = [sys.executable, "-m", "mutmut"]
     names = sample(mutmut, arguments.sample, arguments.seed) if arguments.sample else arguments.names
     subprocess.run([*mutmut, "run", "--max-children", str(arguments.workers), *names], cwd=WORK, check=True)

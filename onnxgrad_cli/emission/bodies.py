@@ -70,8 +70,7 @@ def scan(
 
     inputs = [given(v, v.shape) for v in states], [given(v, v.shape[1:]) for v in steps]
     after, results = body(inner, *inputs)
-    made = {name for node in inner.nodes for name in node.output}
-    outputs = [v if v.name in made else inner.Identity(v) for v in (*after, *results)]
+    outputs = _apart(inner, [*after, *results])
 
     def declare(values: Iterable[Val]) -> list[ValueInfoProto]:
         return [onnx.helper.make_value_info(v.name, v.type or TypeProto()) for v in values]
@@ -90,6 +89,18 @@ def scan(
     )
     found = list(found) if len(outputs) > 1 else [found]
     return found[: len(states)], found[len(states) :]
+
+
+def _apart(inner: Op, values: Iterable[Val]) -> list[Val]:
+    """Values as outputs of a body: its nodes make each, and none is there twice; onnxruntime would leave one unset."""
+    made = {name for node in inner.nodes for name in node.output}
+    outputs: dict[str, Val] = {}
+    for value in values:
+        while value.name not in made or value.name in outputs:
+            value = inner.Identity(value)
+            made.add(value.name)
+        outputs[value.name] = value
+    return list(outputs.values())
 
 
 def _unrolled(

@@ -51,7 +51,7 @@ def run(op: Op, result: Val, x: np.ndarray = X) -> np.ndarray:
 
 
 WRITTEN: dict[str, tuple[Callable[[Op, Val, Val], Val], Callable[[np.ndarray, np.ndarray], Any]]] = {
-    "operators": (lambda op, x, r: (2 - x) / r + x * 3 - -x, lambda x, r: (2 - x) / r + x * 3 + x),
+    "operators": (lambda op, x, r: 1 + (2 - x) / r + x * 3 - -x, lambda x, r: 1 + (2 - x) / r + x * 3 + x),
     "power": (lambda op, x, r: x**2, lambda x, r: x**2),
     "product": (lambda op, x, r: op.swap_last(x) @ r, lambda x, r: np.swapaxes(x, 1, 2) @ r),
     "comparison": (lambda op, x, r: op.Where(x > r, x, r), np.maximum),
@@ -112,22 +112,41 @@ def test_what_is_written_is_what_numpy_computes(name: str, symbolic: bool, opset
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("constant_axes", [False, True])
 @pytest.mark.parametrize("shape", [(2, 3, 4), (2, 1, 4), (1, 3, 1), (1, 1, 1)])
-def test_what_was_broadcast_is_decided_at_run_time_where_symbols_differ(shape: tuple[int, ...]) -> None:
+def test_what_was_broadcast_is_decided_at_run_time_where_symbols_differ(
+    shape: tuple[int, ...], constant_axes: bool
+) -> None:
     text = '<ir_version: 8, opset_import: ["": 18]> g (float[a, b, c] x, float[d, e, f] row) => () {}'
     graph = Graph(onnx.parser.parse_model(text))
     infer_types(graph)
     op = Op(graph)
+    op.constant_axes = constant_axes
     result = op.sum_to(op.val("x"), op.val("row"))
     assert [caution.kind for caution in op.cautions] == ["run-time sum"]
     assert result.known_shape == op.val("row").known_shape
-    (summed,) = [node.output[0] for node in op.nodes if node.op_type == "ReduceSum"]
-    assert len(op.val(summed).shape) == 3
+    (summed,) = [node for node in op.nodes if node.op_type == "ReduceSum"]
+    assert len(op.val(summed.output[0]).shape) == 3
+    assert (summed.input[1] in graph.initializers) == constant_axes
     graph.nodes.extend(op.nodes)
     graph.add_output(result.name, result.type)
     (found,) = ReferenceEvaluator(graph.commit()).run(None, {"x": X, "row": np.zeros(shape, np.float32)})
     gone = tuple(axis for axis, size in enumerate(shape) if size == 1)
     np.testing.assert_allclose(found, X.sum(gone, keepdims=True), rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_where_one_axis_may_be_broadcast_the_others_stay(size: int) -> None:
+    text = '<ir_version: 8, opset_import: ["": 18]> g (float[a, b, 4] x, float[e, 4] row) => () {}'
+    graph = Graph(onnx.parser.parse_model(text))
+    infer_types(graph)
+    op = Op(graph)
+    op.constant_axes = True
+    result = op.sum_to(op.val("x"), op.val("row"))
+    graph.nodes.extend(op.nodes)
+    graph.add_output(result.name, result.type)
+    (found,) = ReferenceEvaluator(graph.commit()).run(None, {"x": X, "row": np.zeros((size, 4), np.float32)})
+    np.testing.assert_allclose(found, X.sum(0) if size == 3 else X.sum((0, 1))[None], rtol=1e-6)
 
 
 def test_what_was_broadcast_may_be_empty() -> None:
@@ -196,6 +215,61 @@ def test_what_is_known_is_not_computed() -> None:
     assert not op.nodes
 
 
+def test_a_shape_is_read_at_run_time_only_where_it_must_be() -> None:
+    """One size that has a symbol follows from the others; several ones have to be those of the operand's own axes."""
+    text = '<ir_version: 8, opset_import: ["": 15]> g (float[6, N] x, float[N, 6] one, float[M, 6, N] two) => () {}'
+    graph = Graph(onnx.parser.parse_model(text))
+    infer_types(graph)
+    for like, kinds in (("one", ["Reshape"]), ("two", ["Shape", "Reshape"])):
+        op = Op(graph)
+        assert op.reshape_like(op.val("x"), op.val(like)).shape == op.val(like).shape
+        assert [node.op_type for node in op.nodes] == kinds
+    op = Op(graph)
+    op.dim(op.val("x"), 1)
+    assert [node.op_type for node in op.nodes] == ["Shape"], "from opset 15 on it reads a single size"
+
+
+def test_the_sizes_of_zeros_are_known_as_far_as_they_are_given() -> None:
+    op = emitter(symbolic=True)
+    assert op.zeros([2, op.size(op.val("x"), 1)], op.val("x")).shape[0] == 2
+
+
+def test_a_shape_that_inference_would_not_find_is_declared() -> None:
+    op = emitter(symbolic=True)
+    declared = op.Reshape(op.val("x"), op.Shape(op.val("x")), shape=["a", "b", "c"])
+    found = op.max(op.val("x"), [1])
+    assert declared.name in op.graph.declared_shapes and found.name not in op.graph.declared_shapes
+
+
+SCATTERED = {1: [[1], [0], [1]], -1: [[1], [0], [1]], 0: [[1, 2]]}
+"""Axis -> places of one number along it at each place elsewhere, in a tensor of 3 x 2."""
+
+
+@pytest.mark.parametrize("summed", [0, 1, -1])
+@pytest.mark.parametrize("axis", SCATTERED)
+def test_a_sum_along_what_one_number_was_scattered_is_that_number(axis: int, summed: int) -> None:
+    op, places = emitter(), np.array(SCATTERED[axis])
+    updates = np.random.default_rng(2).standard_normal(places.shape).astype(np.float32)
+    zeros = np.zeros((3, 2), np.float32)
+    given = op.const(updates)
+    result = op.sum(op.scatter(op.const(zeros), op.const(places), given, axis), [summed])
+    np.put_along_axis(zeros, places, updates, axis)
+    assert (result.name == given.name) == (axis % 2 == summed % 2)
+    np.testing.assert_array_equal(run(op, op.Identity(result)), zeros.sum(summed, keepdims=True))
+
+
+def test_a_node_from_elsewhere_is_typed_and_an_operator_has_the_defaults_of_its_schema() -> None:
+    op = emitter()
+    node = onnx.helper.make_node("Concat", ["x", "x"], ["y"], axis=1)
+    assert shape_of(op.infer(node)["y"]) == (2, 6, 4)
+    assert op.attributes("Softmax") == {"axis": -1} and op.attributes("Nothing", "of.nobody") == {}
+
+
+def test_a_refusal_has_its_reason_and_a_hint() -> None:
+    found = emitter().no("it has none", "leave it")
+    assert (found.reason, found.hint) == ("it has none", "leave it")
+
+
 def test_the_same_is_written_once_and_what_is_drawn_is_not() -> None:
     op = emitter()
     x = op.val("x")
@@ -215,6 +289,7 @@ def test_nodes_say_what_they_are_for() -> None:
     op.Exp(op.val("x"))
     (node,) = op.nodes
     assert node.name == "grad/layer/Exp"
+    assert emitter().Exp(op.val("x")).name == "Exp_out"
     assert {entry.key: entry.value for entry in node.metadata_props} == {ROLE: "backward", FORWARD: "layer"}
 
 

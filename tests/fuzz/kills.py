@@ -333,6 +333,8 @@ def full(rng: Random, place: Path) -> campaign.Played:
     def limit() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+        sys.dont_write_bytecode = True  # else Python keeps a module that was cut off, for all who follow
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         for number, name in ((1, "stdout"), (2, "stderr")):  # pipes know no limit
             reader, writer = os.pipe()
             if os.fork() == 0:

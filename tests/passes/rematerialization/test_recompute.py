@@ -491,13 +491,32 @@ def test_a_value_that_is_read_twice_at_every_step_is_copied_once() -> None:
     assert done is not None and done.nodes == 30
 
 
+def written(built: TrainingModel) -> list[onnx.NodeProto]:
+    """The copies of a model, and what holds them and other nodes back."""
+    return [node for node in built.model.graph.node if node.name.startswith("recompute/")]
+
+
 def test_what_is_written_belongs_to_the_backward_part() -> None:
     """Copies, and what holds them and other nodes back."""
-    nodes = made(small("h = Mul(x, w) a = Tanh(h) b = Sin(a) y = Tanh(b)"), "elementwise").model.graph.node
-    written = [node for node in nodes if node.name.startswith("recompute/")]
-    assert {"Tanh", "Sin", "Reshape", "Slice", "Expand"} <= {node.op_type for node in written}
-    for node in written:
+    nodes = written(made(small("h = Mul(x, w) a = Tanh(h) b = Sin(a) y = Tanh(b)"), "elementwise"))
+    assert {"Tanh", "Sin", "Reshape", "Slice", "Expand"} <= {node.op_type for node in nodes}
+    for node in nodes:
         assert {entry.value for entry in node.metadata_props if entry.key == ROLE} == {"backward"}
+
+
+def test_no_two_copies_wait_for_the_same() -> None:
+    """What one has waited for is there when the next one's turn comes."""
+    waited = [name for node in written(made(exported(blocks(4)), "elementwise")) if node.op_type == "Concat"
+              for name in node.input]  # fmt: skip
+    assert len(waited) > 20 and len(set(waited)) == len(waited)
+
+
+def test_what_waits_has_the_type_that_it_had() -> None:
+    built = made(exported(blocks(2)), "elementwise")
+    nodes, types = written(built), built.graph.types
+    zeros = {node.output[0] for node in nodes if node.op_type == "Expand"}
+    held = [node for node in nodes if node.op_type == "Reshape" and node.input[1] in zeros]
+    assert held and all(types[node.output[0]] == types[node.input[0]] for node in held)
 
 
 def test_an_output_that_is_absent_is_absent_in_the_copy() -> None:
