@@ -493,7 +493,7 @@ class RematerializationOptions(OutputOptions, MemoryOptions):
     """What decides which values are computed again."""
 
 
-class GradientNodeOptions(GradientOptions, RematerializationOptions, OptimizerOptions):
+class GradientNodeOptions(GradientOptions, RematerializationOptions, OptimizerOptions, AdapterOptions):
     """What a Gradient node in place of the backward part can say, and what it can't."""
 
 

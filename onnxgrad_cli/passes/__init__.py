@@ -38,17 +38,12 @@ def pipeline_for(options: Options) -> tuple[Pass, ...]:
     """The passes of a build.
 
     Raises:
-        UsageError: a target is asked for with what only standard operators can be written in, something of
-            adapters without them, or DoRA as a Gradient operator.
+        UsageError: a target is asked for with what only standard operators can be written in, or something of
+            adapters without them.
     """
     for option in ("as_gradient_op", "training_info"):
         if getattr(options, option) and options.target != STANDARD:
             raise UsageError(f"`target={options.target!r}` does not go with `{option}`", "leave one of them out")
-    if options.as_gradient_op and options.lora_dora:
-        raise UsageError(
-            "`lora_dora` does not go with `as_gradient_op`: the operator knows no norm that counts as a constant",
-            "leave one of them out",
-        )
     asked = {
         ADAPTERS: adapters_asked(options),
         LOSS_SCALE: options.loss_scale is not None,

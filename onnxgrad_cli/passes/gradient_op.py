@@ -85,6 +85,11 @@ def _refuse_what_it_can_not_say(options: GradientNodeOptions) -> None:
         raise UsageError("`as_gradient_op` does not go with `loss_scale`", "a Gradient starts from ones")
     if options.recompute is not None:
         raise UsageError("`as_gradient_op` does not go with `recompute`", "what a Gradient keeps is up to its runtime")
+    if options.lora_dora:
+        raise UsageError(
+            "`as_gradient_op` does not go with `lora_dora`",
+            "a Gradient is the derivative itself, in which the norms of weights move: leave one of the two out",
+        )
     if options.quantization != "refuse":
         raise UsageError(
             f"`as_gradient_op` does not go with `quantization={options.quantization!r}`",

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import safetensors.numpy
 from onnx import numpy_helper
 
 from onnxgrad_cli.cli import run
+from onnxgrad_cli.execution.executor import Executor
 from tests.exporters.chat import PACKAGES, write_chat_model
 from tests.exporters.genai import COMMON, HEAD
 
@@ -164,3 +166,27 @@ def test_a_chat_is_learned(name: str, precision: str, tmp_path: Path) -> None:
         exactly = np.array([each["taught"]["logits"] for each in said_by_genai(exact(base), adapter)])
         _, wanted = logits_of_peft(tmp_path / name, theirs, tokens, matrices(file))
         assert np.abs(exactly - wanted).max() <= 1e-5 * size
+
+
+@pytest.mark.slow
+def test_dora_of_packed_projections_is_pefts(tmp_path: Path) -> None:
+    """The builder's one product for queries, keys and values: magnitudes of three modules, of a float base."""
+    file = write_chat_model("llama", "fp32", tmp_path, [message["content"] for chat in CHATS for message in chat])
+    chats, theirs, tuned = tmp_path / "chat.jsonl", tmp_path / "theirs", tmp_path / "tuned.onnx"
+    chats.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in CHATS))
+    train = ["train", file, "--lora", 8, "--lora-dora", "--loss", "causal-lm", "--data", chats, "--tokenizer"]
+    train += [file.parent, "--optimizer", "adamw", "--learning-rate", 0.01, "--epochs", 3, "-o", tuned]
+    assert run([str(word) for word in [*train, "--adapter", f"peft:{theirs}"]]) == 0
+    names = safetensors.numpy.load_file(theirs / "adapter_model.safetensors")
+    assert sum(name.endswith(".k_proj.lora_magnitude_vector") for name in names) == COMMON["num_hidden_layers"]
+
+    ids = list(range(3, 12))
+    before, wanted = logits_of_peft(tmp_path / "llama", theirs, [ids])
+    model = onnx.load(tuned)
+    feeds = {"input_ids": np.array([ids]), "attention_mask": np.ones((1, len(ids)), np.int64)}
+    for value in model.graph.input:
+        if value.name.startswith("past_key_values"):
+            feeds[value.name] = np.zeros((1, COMMON["num_key_value_heads"], 0, HEAD), np.float32)
+    found = Executor(model, fallback=False)(feeds)["logits"][:, -1]
+    size = np.abs(wanted).max()
+    assert np.abs(found - wanted).max() <= 1e-5 * size < 0.01 * np.abs(wanted - before).max()

@@ -126,7 +126,7 @@ def zero_output() -> Form:
     [
         (zero_output(), {}, "the weights of its output 3 are zeros, which have no direction"),
         (quantized.FORMS["on the left"], {}, "multiplies with it from the left"),
-        (FORMS["floats"], {"as_gradient_op": True}, "`lora_dora` does not go with `as_gradient_op`"),
+        (FORMS["floats"], {"as_gradient_op": True}, "`as_gradient_op` does not go with `lora_dora`"),
         (FORMS["floats"], {"lora": None}, "`lora_dora`: no adapters are asked for"),
     ],
 )

@@ -28,7 +28,7 @@ CLOSE = 1e-5
 """How far the scale of a bias may be from a product of two others, relative to it, and still be that product."""
 
 
-def put_fake_quantizers(graph: Graph, training: ParameterRecord) -> None:
+def put_fake_quantizers(graph: Graph, training: ParameterRecord) -> dict[str, np.ndarray]:
     """Write float weights, and QuantizeLinear behind them, where DequantizeLinear reads integers that are stored.
 
     What is stored as int32, as biases are, becomes a float weight alone: no runtime quantizes to int32. Integers that
@@ -37,6 +37,9 @@ def put_fake_quantizers(graph: Graph, training: ParameterRecord) -> None:
     Args:
         graph: typed; changed in place, and typed again.
         training: takes the weights, and what was done, if anything was.
+
+    Returns:
+        For each float that is stored as int32 its scale, so that it broadcasts with it.
     """
     stored = [node for node in graph.nodes if _is_stored(graph, node)]
     several = _read_otherwise(graph, stored)
@@ -45,18 +48,19 @@ def put_fake_quantizers(graph: Graph, training: ParameterRecord) -> None:
         text = f"integers that are not only dequantized, or in several ways, stay as they are: {', '.join(several)}"
         training.cautions.append(Caution("note", "quantization", text))
     if not chosen:
-        return
+        return {}
     read = [name for node in stored for name in node.input]
     writer = _Floats(graph, training)
     graph.set_nodes([each for node in graph.nodes for each in (writer(node) if id(node) in chosen else [node])])
     rename(graph.nodes, writer.renamed)
-    plain = sum(dtype_of(graph.types[weight.tensor]) == TensorProto.INT32 for weight in training.integer_weights)
+    plain = len(writer.steps)
     graph.drop_unread(read)
     infer_types(graph)
     count = len(training.integer_weights) - plain
     text = f"{count} stored integer weights are floats again, quantized as they are read"
-    text += f"; {plain} stored as int32 are floats and are not quantized" if plain else ""
+    text += f"; {plain} stored as int32 are floats that are rounded as they are read" if plain else ""
     training.cautions.append(Caution("note", "quantization", text))
+    return writer.steps
 
 
 def _is_stored(graph: Graph, node: NodeProto) -> bool:
@@ -89,6 +93,7 @@ class _Floats:
         self.uses, self.makers = graph.uses(), graph.producers()
         self.written: dict[str, str] = {}
         self.renamed: dict[str, str] = {}
+        self.steps: dict[str, np.ndarray] = {}
 
     def __call__(self, node: NodeProto) -> list[NodeProto]:
         """The node, which reads a quantized float weight now, and before it the quantizer, unless that is there."""
@@ -103,6 +108,8 @@ class _Floats:
             factors = _factors(graph, node, self.uses, self.makers) if plain else ((), 1.0)
             graph.store(name, _values(graph, node))
             self.training.integer_weights.append(_described(graph, node, name, *factors))
+            if plain:
+                self.steps[name] = _step(graph, node)
         if plain:
             self.renamed[node.output[0]] = self.written[integers]
             return []
@@ -133,6 +140,14 @@ def _values(graph: Graph, node: NodeProto) -> np.ndarray:
         steps = steps - spread(zero[0].astype(np.float32), steps.shape, **form)
     values = steps * spread(scale.astype(np.float32), steps.shape, **form)
     return values.astype(helper.tensor_dtype_to_np_dtype(dtype_of(graph.types[node.output[0]])))
+
+
+def _step(graph: Graph, node: NodeProto) -> np.ndarray:
+    """The scale of a DequantizeLinear, so that it broadcasts with what that gives."""
+    folder = str(graph.path.parent) if graph.path else ""
+    scale = numpy_helper.to_array(graph.initializers[node.input[1]], folder).astype(np.float32)
+    form = {attribute.name: attribute.i for attribute in node.attribute if attribute.name in ("axis", "block_size")}
+    return spread(scale, list(graph.initializers[node.input[0]].dims), **form)
 
 
 def _described(graph: Graph, node: NodeProto, name: str, factors: tuple[str, ...], times: float) -> IntegerWeight:

@@ -17,6 +17,7 @@ from onnxgrad_cli.passes.parameters.select import select
 from onnxgrad_cli.passes.parameters.untie import untie
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.prepare.admit import admit
+from onnxgrad_cli.passes.prepare.biases import round_biases
 from onnxgrad_cli.passes.prepare.fake_quantizers import put_fake_quantizers
 from onnxgrad_cli.passes.prepare.learned_scales import learn_scales
 from onnxgrad_cli.passes.prepare.mode import apply_mode
@@ -37,14 +38,15 @@ def _run(graph: Graph, options: PreparationOptions, training: PreparationRecord)
     if options.straight_through:
         write_out_quantized(graph)
     make_differentiable(graph, options, training, opset_of_losses(options))
-    if options.straight_through and not options.lora:  # adapters leave what is stored as it is
-        put_fake_quantizers(graph, training)
+    lora = options.lora is not None  # adapters leave what is stored as it is
+    biases = put_fake_quantizers(graph, training) if options.straight_through and not lora else {}
     if options.quantization == "lsq":
         learn_scales(graph, training)
     untie(graph, options.untie)
     training.inputs = [name for name in graph.input_names if name not in graph.initializers]
     training.predictions = resolve_outputs(graph, options)
     select(graph, options, training)
+    round_biases(graph, training, biases)
     return True
 
 

@@ -78,6 +78,21 @@ def test_a_weight_moves_in_float_and_is_read_in_steps() -> None:
     np.testing.assert_allclose(found["y"], X @ read + BIAS * BIAS_SCALE, rtol=1e-5, atol=1e-5)
 
 
+def test_a_bias_moves_in_float_and_is_read_as_the_file_will_hold_it() -> None:
+    """Bit for bit, of whatever size; its gradient is that of what is read, as if that were not rounded."""
+    trained = build(model(), STE).model
+    (name,) = [t.name for t in trained.graph.initializer if list(t.dims) == [3] and t.name.startswith("b")]
+    run = Executor(trained, fallback=False)
+    feeds = {"x": np.zeros((5, 4), np.float32), "t": RNG.normal(size=(5, 3)).astype(np.float32)}
+    for size in 10.0 ** np.arange(-6, 5, 0.25):
+        bias = (RNG.normal(size=3) * size).astype(np.float32)
+        read = np.rint(bias / BIAS_SCALE).astype(np.int32).astype(np.float32) * BIAS_SCALE
+        found = run({**feeds, name: bias})
+        assert np.array_equal(found["y"], np.tile(read, (5, 1)))
+        expected = (2 / 15 * (read - feeds["t"].astype(np.float64))).sum(0)
+        np.testing.assert_allclose(found[f"{name}_grad"], expected, rtol=1e-4, atol=1e-5)
+
+
 def test_without_the_estimator_the_integers_stay() -> None:
     with pytest.raises(UnsupportedError, match="w_quantized: quantized: integers have no gradient") as error:
         build(model(), Options())

@@ -38,14 +38,12 @@ def trained(given: ModelProto, options: Options = LSQ, steps: int = 3) -> tuple[
         trainer.step({"x": X, "target": TARGET}, 0.05)
     weights = trainer.weights()
     after = merge(given, (), weights, quantized=describe(built.model).quantized)
-    rounded = dict(weights)  # of the biases, what the integers of the file stand for
     new = stored(after)
-    for name in BIASES:
+    for name in BIASES:  # the integers of the file stand for something else than what moves in float
         scale = new.get(f"{name}_quantized_scale")
         if name in weights and scale is not None:
-            rounded[name] = (new[f"{name}_quantized"] * scale).astype(np.float32)
-            assert np.abs(rounded[name] - weights[name]).max() <= scale.max() * 0.5001
-    fed = {name: array for name, array in rounded.items() if name in describe(built.model).inputs}
+            assert 0 < np.abs(new[f"{name}_quantized"] * scale - weights[name]).max() <= scale.max() * 0.5001
+    fed = {name: array for name, array in weights.items() if name in describe(built.model).inputs}
     outputs = Executor(built.model, fallback=False)(
         {"x": X, "target": TARGET, "learning_rate": np.zeros((), np.float32), **fed}
     )
