@@ -35,7 +35,7 @@ ARGUMENTS = frozenset(
         "infer_by_run init inputs keep_mode keep_outputs kind l1 l2 label labels layer learning_rate log lora "
         "lora_dropout lora_scaling lora_target loss_chunks loss_options loss_output loss_scale losses max_length "
         "max_steps merge method metrics mode names new_data noise nominal_checkpoint norm normalize of optimizer "
-        "optimizer_options ort out output outputs pack pad_id patience per_sample prefix preset provider "
+        "optimizer_options ort out output outputs pack pad_id patience per_sample picture prefix preset provider "
         "quantization recompute reduction repeats reports reset resize resume roles run runtime sample "
         "sample_weight save_every schedule seed shapes start step_size steps stop_after stride target targeted "
         "test_data threads tokenizer train train_last training_info transform tuned untie use_ema val val_prefix "
