@@ -98,25 +98,31 @@ def derive(console: Console, /, model: str, out: str | None, flags: tuple[str, .
         ports = _ports(derived)
         rows = [(kind, name, of) for kind, each in ports.items() for name, of in each.items()]
         verdict = {"verdict": proof.verdict, "why": proof.why} if proof else {"verdict": "not proved", "why": UNASKED}
-        what = _of_what(derived)
         lines = [table(("", "name", "type"), rows), *(f"file    {visible(str(file))}" for file in files)]
-        lines += [f"proof   {'  '.join(filter(None, map(visible, verdict.values())))}", f"what    {visible(what)}"]
-        result = {**ports, "of": what, "files": [str(file) for file in files], "proof": verdict}
+        lines += [f"proof   {'  '.join(filter(None, map(visible, verdict.values())))}"]
+        lines += [f"what    {visible(_of_what(derived, MOST))}"]
+        result = {**ports, "of": _of_what(derived, most=None), "files": [str(file) for file in files], "proof": verdict}
         console.result(result, "\n".join(lines), asked=False)
     return 0
 
 
-def _of_what(model: Any) -> str:
-    """What is differentiated by what, in words."""
+MOST = 8
+"""Names that are told of what is differentiated by; the table has them all."""
+
+
+def _of_what(model: Any, most: int | None) -> str:
+    """What is differentiated by what, in words, with so many names."""
     from onnxgrad_cli.metadata import read_derived
 
     said = read_derived(model)
     assert said is not None
     of = ", ".join(said.of)
-    score = f"the score of {'class ' if said.pick.isdigit() else ''}{said.pick} of " if said.pick else ""
+    classes = {"argmax": "the best class", "label": "the labelled class"}
+    score = f"the score of {classes.get(said.pick, f'class {said.pick}')} of " if said.pick else ""
     total = "the sum of " if said.kind in ("hvp", "hessian") else ""
     each = ", of each sample alone" if said.per_sample is not None else ""
-    return f"{said.kind} of {total}{score}{of} by {', '.join(said.wrt)}{each}"
+    more = f" and {len(said.wrt) - most} more" if most is not None and len(said.wrt) > most else ""
+    return f"{said.kind} of {total}{score}{of} by {', '.join(said.wrt[:most])}{more}{each}"
 
 
 def _ports(model: Any) -> dict[str, dict[str, str]]:

@@ -63,7 +63,12 @@ class Catalogue(Generic[T]):
         if name not in self._found:
             hint = suggest(name, self._found, self._plural)
             raise UsageError(
-                f"there is no {self._kind} '{name}'", f"{hint}; {self._otherwise}" if self._otherwise else hint
+                f"there is no {self._kind} '{name}'",
+                hint
+                if not self._otherwise
+                else f"{hint} {self._otherwise}"
+                if hint.endswith("?")
+                else f"{hint}; {self._otherwise}",
             )
         return self._found[name]
 

@@ -42,7 +42,7 @@ def choose(
         if not hits:
             reason = _inside(graph, pattern)
             raise UsageError(
-                f"{option}: '{pattern}' {reason}" if reason else f"{option}: '{pattern}' matches no {kind[:-1]}",
+                f"{option}: '{pattern}' {reason or f'matches none of the {kind}, and no value in between'}",
                 "name a value outside" if reason else _near(pattern, known, graph, kind),
             )
         found[pattern] = hits
@@ -59,7 +59,7 @@ def floats(chosen: Chosen, graph: Graph, option: str, kind: str) -> list[str]:
         if not any(is_float(graph.types.get(name)) for name in names):
             known = in_words(graph.types.get(names[0])) or "of unknown type"
             raise UsageError(
-                f"{option}: '{pattern}' matches no {kind[:-1]}: '{names[0]}' is {known}", "name a float value"
+                f"{option}: '{pattern}' matches none of the {kind}: '{names[0]}' is {known}", "name a float value"
             )
     return list(dict.fromkeys(name for each in chosen.values() for name in each if is_float(graph.types.get(name))))
 

@@ -37,6 +37,7 @@ from onnxgrad_cli.report.training import Run, page
 from onnxgrad_cli.training.adapters.branches import check_branches
 from onnxgrad_cli.training.adapters.formats import AdapterTarget, read_adapters
 from onnxgrad_cli.training.adapters.merge import merge
+from onnxgrad_cli.training.class_names import names_for
 from onnxgrad_cli.training.data import (
     Batches,
     Data,
@@ -328,7 +329,10 @@ class _Run:
             {term.output: matrix_of(self.original, term, each) for term, each in taken},
             self.preprocessing,
         )
-        return {name: (names.classes.get(name, each.classes), each.counts) for name, each in matrices.items()}
+        return {
+            name: (names_for(names.classes, len(each.counts), name) or each.classes, each.counts)
+            for name, each in matrices.items()
+        }
 
     def adapter_values(self, weights: Arrays, state: Arrays) -> Arrays:
         """What a file of adapters holds: their factors, weights that are trained in full, running statistics."""

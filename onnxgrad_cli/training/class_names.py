@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from onnx import ModelProto
 
@@ -39,8 +39,14 @@ def _listed(classes: object) -> list[str]:
     return [str(name) for name in classes] if isinstance(classes, list) else []
 
 
-def names_for(found: Mapping[str, list[str]], count: int, *names: str) -> list[str]:
-    """The names of so many classes: of the first of some tensors that has any, else the only ones there are; or []."""
+def names_for(found: Mapping[str, Sequence[str]], count: int, *names: str) -> list[str]:
+    """The names of so many classes: of the first of some tensors that has any, else the only ones there are; or [].
+
+    Classes of such a tensor beyond those that have names are called by their numbers.
+    """
+    own = next((found[name] for name in names if found.get(name)), None)
+    if own is not None and len(own) < count:
+        return [*own, *map(str, range(len(own), count))]
     of_one = next(iter(found.values())) if len(found) == 1 else []
-    listed = next((found[name] for name in names if name in found), of_one)
-    return listed if len(listed) == count else []
+    listed = of_one if own is None else own
+    return list(listed) if len(listed) == count else []

@@ -149,9 +149,13 @@ def test_around_bodies_and_functions(flag: bool) -> None:
 @pytest.mark.parametrize(
     ("text", "arguments", "message"),
     [
-        (NET, {"wrt": ["hh"]}, "`wrt`: 'hh' matches no float input.*"),
-        (NET, {"of": ["best"]}, "'best' matches no float output: 'best' is int64"),
-        (NET, {"wrt": ["best"]}, "'best' matches no float inputs and initializer: 'best' is int64"),
+        (
+            NET,
+            {"wrt": ["hh"]},
+            "`wrt`: 'hh' matches none of the float inputs and initializers, and no value in between",
+        ),
+        (NET, {"of": ["best"]}, "'best' matches none of the float outputs: 'best' is int64"),
+        (NET, {"wrt": ["best"]}, "'best' matches none of the float inputs and initializers: 'best' is int64"),
         (BODY, {"wrt": ["t1"]}, "'t1' is made in a body of 'choice' \\(If\\)"),
         (BODY, {"of": ["s"]}, "'s' is made in the function 'twice'"),
     ],

@@ -64,7 +64,7 @@ def test_a_label_that_is_no_class_ends_the_run(label: int) -> None:
         ({"class_": -1}, "there is no class '-1'"),
         ({"class_": "best"}, "there is no class 'best'"),
         ({"class_": 1, "class_axis": 2}, "no axis 2 of classes"),
-        ({"class_": 1, "of": "j"}, "'j' matches no float output"),
+        ({"class_": 1, "of": "j"}, "'j' matches none of the float outputs"),
     ],
 )
 def test_what_is_no_class_is_refused(arguments: dict[str, int | str], message: str) -> None:

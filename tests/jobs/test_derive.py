@@ -128,9 +128,9 @@ def test_nothing_is_overwritten(shell: Shell) -> None:
         (("--loss-output", "total"), 2, "with --option loss alone"),
         (("--option", "loss", "--loss-output", "y"), 2, "not one float number"),
         (("--option", "loss", "--loss-output", "best"), 2, "not one float number"),
-        (("--of", "best"), 2, "--of: 'best' matches no float output"),
+        (("--of", "best"), 2, "--of: 'best' matches none of the float outputs"),
         (("--wrt", "scale"), 2, "did you mean layer.scale?"),
-        (("--wrt", "every"), 2, "matches no float input"),
+        (("--wrt", "every"), 2, "matches none of the float inputs"),
     ],
 )
 def test_refused(shell: Shell, arguments: tuple[str, ...], code: int, text: str) -> None:
@@ -187,7 +187,7 @@ def test_a_score_by_an_inner_value_of_each_sample_by_casadis_name(shell: Shell) 
     arguments = "--kind jacobian --of y --class argmax --wrt scaled --per-sample --names casadi --verify".split()
     result = shell("derive", "squares.onnx", *arguments, "-o", "d.onnx")
     assert result.code == 0, result.err
-    assert "jacobian of the score of argmax of y by scaled, of each sample alone" in result.out
+    assert "jacobian of the score of the best class of y by scaled, of each sample alone" in result.out
     best = (X * X * SCALE + X).argmax(1)
     np.testing.assert_allclose(run("d.onnx", x=X, z=X)["jac_y_score_scaled"], np.eye(2)[best])
     assert shell("check", "d.onnx", "--original", "squares.onnx").code == 0

@@ -260,12 +260,26 @@ def test_arrays_that_do_not_fit_are_refused(arrays: dict[str, np.ndarray]) -> No
         ({"names": "{1: 'b', 5: 'c'}"}, []),
         ({"names": "__import__('os')"}, []),
         ({"onnxgrad_classes": '["a", "b"]'}, []),
+        ({"onnxgrad_classes": '{"cls": ["a", "b"]}'}, ["a", "b", "2"]),
+        ({"onnxgrad_classes": '{"cls": ["a", "b", "c", "d"]}'}, []),
         ({"onnxgrad_classes": "{"}, []),
         ({}, []),
     ],
 )  # fmt: skip
 def test_names_of_classes_in_metadata(metadata: dict[str, Any], names: list[str]) -> None:
     assert names_for(class_names(two(**metadata)), 3, "cls", "kind") == names
+
+
+def test_data_may_name_fewer_classes_than_the_model_tells_apart(shell: Shell) -> None:
+    rows = [f"{','.join(map(str, x))},{['ant', 'bee'][i % 2]}" for i, x in enumerate(X)]
+    Path("d.csv").write_text("\n".join(["x_0,x_1,x_2,x_3,kind", *rows]))
+    onnx.save(two(), "m.onnx")
+    loss = ("--loss", "cross-entropy:cls:kind", "--epochs", "1", "-o", "t.onnx")
+    done = shell("train", "m.onnx", "--data", "d.csv", "--val", "d.csv", *loss)
+    assert done.code == 0, done.err
+    assert "| `2`" in Path("t.onnx.run/report.md").read_text()
+    found = shell("evaluate", "t.onnx", "--data", "d.csv", *loss[:2], "--json")
+    assert found.json["confusion"]["cls"]["classes"] == ["ant", "bee", "2"]
 
 
 def test_data_are_prepared_as_those_of_the_training(shell: Shell) -> None:

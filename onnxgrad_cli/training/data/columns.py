@@ -44,19 +44,30 @@ def choose(path: Path, names: Sequence[str], inputs: InputTypes) -> tuple[Chosen
     if len(wide) == 1 and left:
         chosen[wide[0]] = left
     for feed, found in chosen.items():
-        _check_width(path, feed, found, inputs)
+        _check_width(path, feed, found, inputs, [name for name in inputs if name not in chosen])
     return chosen, _left(names, chosen)
 
 
-def _check_width(path: Path, feed: str, found: Sequence[str], inputs: InputTypes) -> None:
-    """Make sure that an input gets as many columns as it takes; a column of its own name may hold lists."""
+def _check_width(path: Path, feed: str, found: Sequence[str], inputs: InputTypes, others: Sequence[str]) -> None:
+    """Make sure that an input gets as many columns as it takes; a column of its own name may hold lists.
+
+    `others` are the inputs that no column is called as: one of these may be among them.
+    """
     wanted = width(inputs, feed)
     if wanted not in (None, len(found)) and list(found) != [feed]:
         raise UsageError(
             f"'{path}': '{feed}' is {in_words(inputs[feed])} and takes {wanted} columns, there "
             f"{'is' if len(found) == 1 else 'are'} {len(found)}: {_listed(found)}",
-            f"call them {feed}_0 to {feed}_{wanted - 1}" if wanted else None,
+            _advice(feed, wanted, others),
         )
+
+
+def _advice(feed: str, wanted: int | None, others: Sequence[str]) -> str | None:
+    """What to do about an input that gets columns too many or too few."""
+    if not wanted:
+        return None
+    named = f"call them {feed}_0 to {feed}_{wanted - 1}"
+    return f"{named}; `columns` says which one is '{others[0]}', as COLUMN={others[0]}" if others else named
 
 
 def width(inputs: InputTypes, feed: str) -> int | None:
