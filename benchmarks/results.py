@@ -37,9 +37,9 @@ Written by `python -m benchmarks.results` from what `python -m benchmarks.train_
 one batch in float32. Each system has a process of its own. They take turns, in {rounds} rounds, each from rest: a turn
 ends when the threads of its process no longer spin. The order of a round is drawn from a seed, and the next round goes
 through it backwards, so no system always follows the same one. Times are medians in milliseconds. A ratio is ours to
-theirs, below 1 where ours is faster: to PyTorch's eager mode, with the faster of its two AdamWs, and to {older};
-in brackets the quartiles of the rounds' ratios, and behind them the ratio of the fastest rounds. Memory is a process's
-peak in megabytes, beyond its imports.
+theirs, below 1 where ours is faster: to PyTorch's eager mode, with the faster of its two AdamWs, and to
+{older}; in brackets the quartiles of the rounds' ratios, and behind them the ratio of the
+fastest rounds. Memory is a process's peak in megabytes, beyond its imports.
 
 Measured on: {machine}.
 

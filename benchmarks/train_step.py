@@ -1,6 +1,6 @@
 """What a step of training costs, beside PyTorch's eager mode and onnxruntime-training 1.19.2 in the same run.
 
-    python -m benchmarks.train_step [--repeat N] [--minutes M] [--threads N ...] [--kind gradients adamw]
+    python -m benchmarks.train_step [--repeat N] [--minutes M [--least N]] [--threads N ...] [--kind gradients adamw]
                                     [--only NAME ...] [--against torch older openvino openvino-provider] [--json FILE]
     python -m benchmarks.train_step --profile NAME [--kind gradients|adamw] [--threads N]
 
@@ -10,7 +10,7 @@ optimizer and with the fused one, and onnxruntime-training, in an environment of
 OpenVINO and onnxruntime's provider for it run the same training model, which is then built for the batch's shapes
 (docs/runtimes.md). Figures are medians, and ratios to the faster of PyTorch's two; memory is a process's peak beyond
 its imports. The losses of the first two steps must agree, and so must the norm of all gradients. With --minutes, each
-row has an equal share of what is left of them: it ends with the round in which that is spent, but not before the third.
+row has an equal share of what is left of them: it ends with the round in which that is spent, but has --least rounds.
 --profile tells where a step's time goes.
 """
 
@@ -113,7 +113,14 @@ def start(name: str, row: Row, kind: Kind, threads: int, files: tuple[Path, Path
 
 
 def compare(
-    row: Row, kind: Kind, threads: int, repeat: int, against: Sequence[str], folder: Path, until: float = math.inf
+    row: Row,
+    kind: Kind,
+    threads: int,
+    repeat: int,
+    against: Sequence[str],
+    folder: Path,
+    until: float = math.inf,
+    least: int = 3,
 ) -> dict[str, Any]:
     """What a step takes each system: seconds in each round, megabytes; or why it can't take it.
 
@@ -125,6 +132,7 @@ def compare(
         against: the peers.
         folder: for files; what it has already of the row, whatever the kind, is taken.
         until: the reading of `time.monotonic` at which no further round begins.
+        least: rounds that there are all the same.
 
     Raises:
         AssertionError: two don't compute the same.
@@ -146,7 +154,7 @@ def compare(
                     raise
                 found[name] = {"refused": str(reason)}
         agree(row.name, workers)
-        times = rounds({name: worker.block for name, worker in workers.items()}, repeat, until=until)
+        times = rounds({name: worker.block for name, worker in workers.items()}, repeat, until=until, least=least)
         for name, worker in workers.items():
             found[name] = {"seconds": times[name], "megabytes": worker.memory()}
     return {"name": row.name, "net": row.net, "kind": kind, "threads": threads, "systems": found}
@@ -179,8 +187,8 @@ def measure(arguments: argparse.Namespace) -> None:
             for kind, threads in cases:
                 until = time.monotonic() + (end - time.monotonic()) / left
                 left -= 1
-                found = compare(row, kind, threads, arguments.repeat, arguments.against, Path(folder), until)
-                rows.append(found)
+                given = (arguments.repeat, arguments.against, Path(folder), until, arguments.least)
+                rows.append(found := compare(row, kind, threads, *given))
                 print(results.line(found), flush=True)
                 if arguments.json:
                     arguments.json.write_text(json.dumps({"machine": results.machine(), "rows": rows}, indent=1))
@@ -191,6 +199,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeat", type=int, default=7, help="rounds in which each system has its turn")
     parser.add_argument("--minutes", type=float, default=math.inf, help="that all takes, about")
+    parser.add_argument("--least", type=int, default=3, help="rounds of each row, be there time or not")
     parser.add_argument("--threads", type=int, nargs="*", default=[2], help="of each")
     parser.add_argument("--kind", nargs="*", choices=KINDS, default=KINDS, help="without or with the optimizer")
     parser.add_argument("--only", nargs="*", help="networks, or parts of rows' names")

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from onnx import NodeProto, TensorProto, helper
-from onnx.reference import ReferenceEvaluator
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
@@ -94,6 +93,8 @@ def _computed(graph: Graph, node: NodeProto) -> bool:
         return False
     if not any(dtype_of(graph.types.get(name)) == TensorProto.DOUBLE for name in (*node.input, *node.output)):
         return False
+    from onnx.reference import ReferenceEvaluator  # its import takes longer than a small build
+
     for name, array in zip(node.output, ReferenceEvaluator(node).run(None, arrays), strict=True):
         graph.add_initializer(name, array)
     return True
