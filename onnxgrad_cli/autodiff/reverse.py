@@ -139,7 +139,8 @@ class _Walk:
         except Refused as refused:
             self.refuse(node, refused.reason, refused.hint)
         except Unknown as unknown_fact:
-            self.refuse(node, str(unknown_fact), "fix the model's shapes with `dims` or `shapes`")
+            reason = f"{unknown_fact}{_other_ranks(op.graph, node)}"
+            self.refuse(node, reason, "fix the model's shapes with `dims` or `shapes`")
         except UnsupportedError as inner:
             self.refusals.extend(inner.refusals)
         else:
@@ -205,6 +206,12 @@ def _stop_caution(node: NodeProto, position: int) -> Caution:
         f"'{node.input[position]}': stop_gradient declares so"
     )
     return Caution("note", label, text)
+
+
+def _other_ranks(graph: Graph, node: NodeProto) -> str:
+    """What is known of a value that a node reads or makes and that has one rank here and another there."""
+    names = (name for name in (*node.input, *node.output) if name in graph.ranks)
+    return next((f"; '{name}' has {graph.ranks[name]}" for name in names), "")
 
 
 def _why_unknown(node: NodeProto, graph: Graph) -> tuple[str, str]:

@@ -44,6 +44,9 @@ def sizes_to_try(shapes: Mapping[str, Shape], model: ModelProto, apart: bool = F
     Then come the sizes that constant shapes in the model have: an exporter's example may have left them there. Then
     those that stored vectors and matrices demand, and those of signals.
 
+    Where a symbol leads an input and stands elsewhere in another, as a batch does in the states of a recurrent network,
+    sizes at which it is small come after all others.
+
     Of language models, a symbol may be the sum of others, by an exporter's convention ('past_sequence_length +
     sequence_length', or 'total_sequence_length' beside these two); and what is past may be empty.
 
@@ -56,12 +59,15 @@ def sizes_to_try(shapes: Mapping[str, Shape], model: ModelProto, apart: bool = F
     if any(node.op_type in OF_SQUARES for node in with_bodies(model.graph.node)):
         yield from ({symbol: size for symbol in leading} for size in SIZES[:2])
         return
-    for size, (small, large), most in _in_order(model, apart):
-        batches, others = itertools.count(LEADING, small), itertools.count(size, size * large)
-        sizes = {symbol: next(batches if leads else others) for symbol, leads in leading.items()}
-        for found in _with_pasts(sizes):
-            if all(math.prod(shape) <= most for shape in sized(shapes, found).values()):
-                yield found
+    first = {symbol_at(name, 0, str(shape[0])) for name, shape in shapes.items() if shape}
+    somewhere = {symbol: symbol in first for symbol in leading}
+    for leads in (leading,) if leading == somewhere else (leading, somewhere):
+        for size, (small, large), most in _in_order(model, apart):
+            batches, others = itertools.count(LEADING, small), itertools.count(size, size * large)
+            sizes = {symbol: next(batches if leads[symbol] else others) for symbol in leads}
+            for found in _with_pasts(sizes):
+                if all(math.prod(shape) <= most for shape in sized(shapes, found).values()):
+                    yield found
 
 
 def _in_order(model: ModelProto, apart: bool) -> Iterator[tuple[int, tuple[int, int], float]]:

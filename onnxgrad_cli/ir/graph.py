@@ -38,6 +38,7 @@ class Graph:
         confirmed: those of `assumed` that a run of the model has confirmed.
         follows_shapes: whether onnx is to follow the integers that make shapes: not where they fill the memory.
         observed: types that were read off a run of the model; their sizes have no names.
+        ranks: values that have other ranks at other sizes -> which, in words.
         multiples: symbols that we have made for a multiple of another one, as (factor, symbol).
         original_names: every name of a value or node that the model had before anything was done to it.
         provenance: what the file says of where its tensors come from; nothing before `prepare` has asked it.
@@ -60,6 +61,7 @@ class Graph:
         self.confirmed: set[str] = set()
         self.follows_shapes = True
         self.observed: dict[str, TypeProto] = {}
+        self.ranks: dict[str, str] = {}
         self.multiples: dict[str, tuple[int, str]] = {}
         self.initializers: dict[str, TensorProto] = {t.name: t for t in proto.graph.initializer}
         self.original_names = frozenset(node_names(proto.graph))

@@ -57,6 +57,13 @@ def test_sizes_apart_come_before_those_that_are_alike() -> None:
     assert sized(shapes, {"n": 5}) == {"x": [5, 2, 2], "z": [2, 2, 3]}
 
 
+def test_a_batch_of_states_is_small_in_the_end() -> None:
+    shapes = {"sound": ("batch", "time"), "state": (2, "batch", 128)}
+    found = [(sizes["batch"], sizes["time"]) for sizes in sizes_to_try(shapes, EMPTY)]
+    assert found[: len(SIZES)] == [(size, size) for size in SIZES]
+    assert found[-len(SIZES) - 2 :] == [(2, size) for size in (*SIZES, 512, 1024)]
+
+
 def test_matrices_that_must_be_square_are_so() -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 20]> g (float[N, M] x) => (float y) { y = Det(x) }'

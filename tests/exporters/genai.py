@@ -4,7 +4,8 @@
 
 It wants onnxruntime-genai, transformers and PyTorch, and nothing from the network: the models are tiny, and so is their
 tokenizer, which is made in place. Prints a row for each model: its name, the verdict, by how much the training model's
-outputs differ from the original's, and what the gradients were held against. Exits 1 when a model is not proved.
+outputs differ from the original's, and what the gradients were held against. Exits 1 when a model is not proved that
+can be, or is proved that can't.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ HEAD = 16  # of no other size does onnxruntime rotate on the CPU
 PRECISIONS = {"fp32": "cpu", "fp16": "cuda", "int8": "cpu", "int4": "cpu"}
 """What the builder writes, and for which kind of processor it does."""
 
-PROVED = "Built and checked: every check passed."
+FOR_CUDA = frozenset({"qwen3-fp16"})
+"""Models that hold what onnxruntime has on no CPU: there is nothing to compare with but PyTorch."""
 
 COMMON: dict[str, Any] = {
     "vocab_size": WORDS, "hidden_size": SIZE, "intermediate_size": 96, "num_hidden_layers": LAYERS,
@@ -155,6 +157,11 @@ def reference(name: str, folder: Path, data: Mapping[str, np.ndarray]) -> tuple[
     return float(loss.detach()), dict(model.named_parameters())[FIRST].grad.numpy()
 
 
+def is_as_expected(model: str, verdict: dict[str, Any]) -> bool:
+    """Whether a model is proved, or not where it can't be."""
+    return ((verdict.get("proof") or {}).get("verdict") == "proved") != (model in FOR_CUDA)
+
+
 def row(name: str, verdict: dict[str, Any]) -> str:
     """A model's row of the table."""
     steps = {step["name"]: step["detail"] for step in (verdict.get("proof") or {}).get("steps", ())}
@@ -169,12 +176,12 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("models", nargs="*", metavar="NAME-PRECISION", default=MODELS)
     asked = parser.parse_args()
-    unproved = 0
+    surprises = 0
     for model in asked.models:
         verdict = judge(write_model(*model.split("-"), asked.folder))
-        unproved += verdict["verdict"] != PROVED
+        surprises += not is_as_expected(model, verdict)
         print(row(model, verdict), flush=True)
-    return int(unproved > 0)
+    return int(surprises > 0)
 
 
 if __name__ == "__main__":

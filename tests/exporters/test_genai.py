@@ -7,7 +7,18 @@ import onnx
 import pytest
 
 from onnxgrad_cli.execution.executor import Executor
-from tests.exporters.genai import CONFIGURATIONS, FIRST, MODELS, PROVED, judge, prompt, reference, row, write_model
+from tests.exporters.genai import (
+    CONFIGURATIONS,
+    FIRST,
+    FOR_CUDA,
+    MODELS,
+    is_as_expected,
+    judge,
+    prompt,
+    reference,
+    row,
+    write_model,
+)
 
 
 @pytest.fixture(scope="module")
@@ -17,15 +28,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("genai")
 
 
-FOR_CUDA = {"qwen3-fp16"}
-"""Models that hold what onnxruntime has on no CPU: there is nothing to compare with but PyTorch."""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_a_model_of_the_builder_is_proved(model: str, folder: Path) -> None:
     verdict = judge(write_model(*model.split("-"), folder))
-    assert (verdict["verdict"] == PROVED) != (model in FOR_CUDA), row(model, verdict)
+    assert is_as_expected(model, verdict), row(model, verdict)
     steps = {step["name"]: step["status"] for step in verdict["proof"]["steps"]}
     assert steps.pop("computes what the original computes") == ("skipped" if model in FOR_CUDA else "passed")
     assert set(steps.values()) == {"passed"}

@@ -117,13 +117,12 @@ def svm_regressor(
         raise Unknown(f"its kernel {kernel_type} is not known")
     if post_transform != "NONE":
         raise Unknown(f"onnxruntime's kernel leaves its post_transform {post_transform} out")
-    x = _rows(op, x)
-    k = (
-        x
-        if not n_supports
-        else _kernel(op, x, kernel_type, kernel_params, np.reshape(_floats(support_vectors), [n_supports, -1]))
-    )
+    k = _rows(op, x)
+    if n_supports:
+        k = _kernel(op, k, kernel_type, kernel_params, np.reshape(_floats(support_vectors), [n_supports, -1]))
     column = np.reshape(_floats(coefficients), [-1, 1])
+    if isinstance(k.shape[1], int) and k.shape[1] != len(column):
+        raise Unknown(f"it has {len(column)} coefficients for {k.shape[1]} {'vectors' if n_supports else 'columns'}")
     return k @ op.weight("coefficients", column) + op.weight("rho", _floats(rho)[:1])
 
 
@@ -144,8 +143,11 @@ def svm_classifier(
         raise Unknown(f"its post_transform {post_transform} is not known")
     if prob_a or prob_b:
         raise Unknown("the kernel iterates to its probabilities, to thousandths; without them, scores can be trained")
-    k = _kernel(op, _rows(op, x), kernel_type, kernel_params, np.reshape(_floats(support_vectors), [sum(counts), -1]))
     first, second = np.triu_indices(len(counts), 1)
+    given, needed = (len(coefficients), len(rho)), (sum(counts) * (len(counts) - 1), len(first))
+    if given != needed:
+        raise Unknown(f"it has {given[0]} coefficients and {given[1]} of rho, and needs {needed[0]} and {needed[1]}")
+    k = _kernel(op, _rows(op, x), kernel_type, kernel_params, np.reshape(_floats(support_vectors), [sum(counts), -1]))
     scores = k @ _of_pairs(op, coefficients, np.repeat(range(len(counts)), counts), first, second)
     scores = scores + op.weight("rho", _floats(rho))
     for_first = op.cast(scores > 0.0, scores)
@@ -166,6 +168,8 @@ def _of_pairs(op: Op, coefficients: Numbers, owner: np.ndarray, first: np.ndarra
 
 def _kernel(op: Op, x: Val, kind: str, parameters: Numbers, vectors: np.ndarray) -> Val:
     """K(x, s) of every row of x with every support vector s."""
+    if isinstance(x.shape[1], int) and x.shape[1] != vectors.shape[1]:
+        raise Unknown(f"its input has {x.shape[1]} columns, and its support vectors {vectors.shape[1]}")
     s = op.weight("support_vectors", vectors)
     gamma, zero, degree = [*(parameters or ()), 0.0, 0.0, 0.0][:3]
     if kind == "RBF":

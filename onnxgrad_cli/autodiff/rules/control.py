@@ -35,7 +35,7 @@ Cotangents = Mapping[str, "Val | None"]
 @rule("If")
 def if_(op, gs, ys, condition, *captured, then_branch, else_branch):
     wanted = {x.name: x for x in captured if op.wants(x)}
-    sides = [_Side(op, branch, gs, wanted) for branch in (then_branch, else_branch)]
+    sides = [_Side(op, branch, gs, ys, wanted) for branch in (then_branch, else_branch)]
     tied = [x for name, x in wanted.items() if any(side.cotangents[name] is not None for side in sides)]
     if not tied:
         return [None] * (1 + len(captured))
@@ -185,12 +185,23 @@ def _draws(graph: GraphProto) -> bool:
     return any(node.op_type in RANDOM or any(map(_draws, subgraphs(node))) for node in graph.node)
 
 
-class _Side(_Body):
-    """One branch of an If, and the cotangents of what it captures."""
+def _ranks(*values: Val) -> list[int | None]:
+    return [None if value.known_shape is None else len(value.known_shape) for value in values]
 
-    def __init__(self, op: Op, branch: GraphProto, gs: Sequence[Val | None], wanted: Iterable[str]) -> None:
+
+class _Side(_Body):
+    """One branch of an If, and the cotangents of what it captures: none of a branch that is never taken.
+
+    That is one which returns another rank than the If has: where a rank was read off a run, it is kept to.
+    """
+
+    def __init__(
+        self, op: Op, branch: GraphProto, gs: Sequence[Val | None], ys: Sequence[Val | None], wanted: Iterable[str]
+    ) -> None:
         super().__init__(op, branch, [])
-        outputs = zip(self.inner.output_names, gs, strict=False)
+        ranks = [_ranks(self.op.val(name), y) for name, y in zip(self.inner.output_names, ys, strict=False) if y]
+        taken = not any(None not in (mine, its) and mine != its for mine, its in ranks)
+        outputs = zip(self.inner.output_names, gs if taken else (), strict=False)
         # the branch knows the shape of its own output best: the If has one for both
         seeds = [(name, self.outside(g, self.inner.types[name])) for name, g in outputs if g is not None]
         self.differentiate(seeds, wanted)

@@ -171,7 +171,7 @@ def _nothing(graph: Graph, floats: list[str], training: SelectionRecord) -> Unsu
         return UnsupportedError(
             "the model has no float initializer: there is nothing to train",
             refusals,
-            hint="gradients of its float inputs can be had with `grad_of_input='*'`",
+            hint=None if refusals else "gradients of its float inputs can be had with `grad_of_input='*'`",
         )
     reasons = [f"{name}: {reason}" for name, reason in list(training.not_trained.items())[:20]]
     hint = "choose weights with `train=GLOB`"
@@ -181,11 +181,17 @@ def _nothing(graph: Graph, floats: list[str], training: SelectionRecord) -> Unsu
 
 
 def _never_differentiated(graph: Graph) -> Iterator[Refusal]:
-    """The nodes whose operators are refused by name, behind which no weight can be trained."""
+    """The nodes behind which no weight can be trained: refused by name, or not covered by their definition.
+
+    Those of the second kind may have weights among their attributes, which only a definition would make tensors of.
+    """
     for node in graph.nodes:
         rule = registry.lookup(node.op_type, node.domain, graph.opset(node.domain) or 1)
+        operator = full_name(node.op_type, node.domain)
         if rule is not None and rule.refusal:
-            yield Refusal(node.name, full_name(node.op_type, node.domain), rule.refusal, rule.hint)
+            yield Refusal(node.name, operator, rule.refusal, rule.hint)
+        elif node.name in graph.unexpanded:
+            yield Refusal(node.name, operator, graph.unexpanded[node.name])
 
 
 def _tied(graph: Graph, outputs: list[str], read: Callable[[NodeProto], list[str]] = open_reads) -> set[str]:

@@ -6,18 +6,21 @@ Of what is read off, ranks alone are believed, not sizes: they are other ones in
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import NodeProto
+from onnx import NodeProto, TypeProto
 
 from onnxgrad_cli.autodiff.differentiation import Cautions
 from onnxgrad_cli.common.wording import listed
+from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.execution.limits import unasked
 from onnxgrad_cli.execution.observation import Probe, fed_shapes, is_quick
-from onnxgrad_cli.execution.sizes import sized, sizes_to_try
+from onnxgrad_cli.execution.sizes import sized, sizes_to_try, summed
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import reads
@@ -36,8 +39,10 @@ RUNS = 2
 def observe_ranks(graph: Graph, training: Cautions, asked: bool | None = None) -> bool:
     """Find the ranks that inference has lost, where the model runs; whether there are any.
 
+    A value may have another one where a size is 1, as behind what squeezes: it is told, and `keep_ranks` sees to it.
+
     Args:
-        graph: the graph; what is found is kept in `observed`.
+        graph: the graph; what is found is kept in `observed`, and in `ranks` what has no one rank.
         training: gets a caution.
         asked: run the model however large it is (True), or not at all (False); by default where that is quick.
     """
@@ -46,15 +51,100 @@ def observe_ranks(graph: Graph, training: Cautions, asked: bool | None = None) -
     varying = _of_any_rank(graph)
     lost = [name for name in graph.made() if name and _is_lost(graph, name) and name not in varying]
     with unasked(limited=not asked):
-        found = _observed(graph, lost) if lost else {}
-    if not found:
-        return False
+        runs = _runs(graph, lost, ones=True) if lost else []
+    usual = [run for run in runs if not run.one]
+    arrays = usual[0].values if usual else {}
+    found = {name: x for name, x in arrays.items() if isinstance(x, np.ndarray) and name not in graph.ranks}
+    graph.ranks |= {name: told for name in found if (told := _apart(name, usual))}
+    found = {name: x for name, x in found.items() if name not in graph.ranks}
     for name, array in found.items():
-        dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
-        graph.observed[name] = tensor_type(dtype, [None] * array.ndim)
-    text = f"read off a run of the model, as they could not be inferred: the numbers of axes of {listed(found)}"
-    training.cautions.append(Caution("note", "shapes", text))
-    return True
+        graph.observed[name] = _type_of(array)
+    if found:
+        text = f"read off a run of the model, as they could not be inferred: the numbers of axes of {listed(found)}"
+        training.cautions.append(Caution("note", "shapes", text))
+    training.cautions.extend(_elsewhere(graph, found, runs))
+    return bool(found)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run of the model.
+
+    Attributes:
+        fed: the shapes of the inputs.
+        values: what was fetched.
+        one: the symbol that alone was set to 1; "" in a usual run.
+    """
+
+    fed: Mapping[str, Sequence[int]]
+    values: Arrays
+    one: str = ""
+
+
+def _apart(name: str, runs: Sequence[_Run]) -> str:
+    """How many axes a value has in runs, in words, where these are not as many in each; else ""."""
+    ranks = {np.ndim(run.values[name]): run for run in runs}
+    told = (f"{rank} axes where the inputs are {_sizes(run.fed)}" for rank, run in sorted(ranks.items()))
+    return ", and ".join(told) if len(ranks) > 1 else ""
+
+
+def _sizes(fed: Mapping[str, Sequence[int]]) -> str:
+    return ", ".join(f"{name} {list(shape)}" for name, shape in fed.items())
+
+
+def _elsewhere(graph: Graph, found: Arrays, runs: Sequence[_Run]) -> Iterator[Caution]:
+    """What a user should know of values that have another rank where a symbol is 1: of the first one of each symbol."""
+    told = set[str]()
+    for name in graph.made():
+        for run in runs if name in found else ():
+            rank, usual = np.ndim(run.values[name]), found[name].ndim
+            if run.one and rank != usual and run.one not in told:
+                told.add(run.one)
+                text = (
+                    f"it has {rank} axes where {run.one} is 1, and {usual} else: the training model is for other "
+                    "sizes, and ends with an error at 1; `dims` fixes a size, to build one for that"
+                )
+                yield Caution("note", name, text)
+
+
+def keep_ranks(graph: Graph) -> None:
+    """Let a run end with an error in which a value has other ranks than were read off, or taken from what is stored.
+
+    Gradients are written for these ranks. Of what follows from such a value nothing needs to be asked.
+    """
+    taken = {*graph.observed, *(name for name, known in graph.assumed.items() if shape_of(known) is not None)}
+    first = [
+        name
+        for node in graph.nodes
+        for name in node.output
+        if name in taken and taken.isdisjoint(reads(node)) and shape_of(graph.types.get(name)) is not None
+    ]
+    for name in first:
+        _keep_rank(graph, name)
+
+
+def _keep_rank(graph: Graph, name: str) -> None:
+    """Put behind a value what has its shape by its first axes: of too few one can't be taken, of too many the numbers
+    don't fit."""
+    made = graph.fresh(f"{name}_made")
+    at = next(i for i, node in enumerate(graph.nodes) if name in node.output)
+    maker = graph.nodes[at]
+    maker.output[:] = [made if output == name else output for output in maker.output]
+    known = graph.types[name]
+    graph.observed[made] = tensor_type(dtype_of(known), [None] * len(shape_of(known) or ()))
+    graph.types[made] = known
+    op = Op(graph)
+    op.scope = op.forward = f"{name}/rank"
+    value = op.val(made)
+    shape = op.Gather(op.Shape(value), op.const(np.arange(value.rank)), axis=0)
+    op.rename(op.Reshape(value, shape), name)
+    graph.types[name] = known
+    graph.set_nodes([*graph.nodes[: at + 1], *op.nodes, *graph.nodes[at + 1 :]])
+
+
+def _type_of(array: np.ndarray) -> TypeProto:
+    """The element type and the rank of an array."""
+    return tensor_type(onnx.helper.np_dtype_to_tensor_dtype(array.dtype), [None] * array.ndim)
 
 
 def _of_any_rank(graph: Graph) -> set[str]:
@@ -100,11 +190,10 @@ def check_hints(graph: Graph, training: Cautions, asked: bool | None = None) -> 
         return False
     with unasked(limited=not asked):
         runs = _runs(graph, tested)
-    wrong = {name for shapes, run in runs for name in tested if not _agrees(graph, name, run[name], shapes)}
+    wrong = {name for run in runs for name in tested if not _agrees(graph, name, run.values[name], run.fed)}
     for name in sorted(wrong):
         del graph.hints[name]
-        array = runs[0][1][name]
-        graph.observed[name] = tensor_type(onnx.helper.np_dtype_to_tensor_dtype(array.dtype), [None] * array.ndim)
+        graph.observed[name] = _type_of(runs[0].values[name])
         text = f"the model stores that '{name}' is {in_words(graph.assumed[name])}; a run contradicts it"
         training.cautions.append(Caution("note", name, text))
     if runs:
@@ -122,17 +211,12 @@ def _agrees(graph: Graph, name: str, array: np.ndarray, fed: Mapping[str, Sequen
     return len(shape) == array.ndim and all(a in (None, b) for a, b in zip(known, array.shape, strict=True))
 
 
-def _observed(graph: Graph, names: list[str]) -> dict[str, np.ndarray]:
-    """The values of names in a run, those that have the same rank in a second one at other sizes."""
-    runs = [arrays for _, arrays in _runs(graph, names)]
-    arrays = runs[0] if runs else {}
-    kept = {name: x for name, x in arrays.items() if isinstance(x, np.ndarray)}
-    return {name: x for name, x in kept.items() if all(np.ndim(run[name]) == x.ndim for run in runs)}
+def _runs(graph: Graph, names: list[str], ones: bool = False) -> list[_Run]:
+    """Runs at different sizes, which fetch the values of names; none where the model does not run.
 
-
-def _runs(graph: Graph, names: list[str]) -> list[tuple[Mapping[str, Sequence[int]], Arrays]]:
-    """Runs at different sizes: the shapes of the inputs, and the values of names; none where the model does not run."""
-    runs: list[tuple[Mapping[str, Sequence[int]], Arrays]] = []
+    With `ones`, those of the first one follow, with each symbol set to 1 alone, where the model runs so.
+    """
+    runs: list[_Run] = []
     shapes = fed_shapes(graph.proto)
     if shapes is None:
         return []
@@ -141,16 +225,20 @@ def _runs(graph: Graph, names: list[str]) -> list[tuple[Mapping[str, Sequence[in
     except Exception:  # onnxruntime's exceptions share no base class; it need not take what we take
         return []
     tried: list[Mapping[str, Sequence[int]]] = []
+    base: dict[str, int] = {}
     for sizes in sizes_to_try(shapes, graph.proto, apart=True):
         fed = sized(shapes, sizes)
         few = all(math.prod(shape) <= FEW for shape in fed.values())
         if fed in tried or (max(sizes.values(), default=0) > LARGEST and not few):
             continue
         tried.append(fed)
-        try:
-            runs.append((fed, probe(fed)))
-        except Exception:  # sizes that don't fit: others may
-            continue
+        with suppress(Exception):  # sizes that don't fit: others may
+            runs.append(_Run(fed, probe(fed)))
+            base = base or sizes
         if len(runs) == RUNS:
             break
+    for symbol in base if ones else ():
+        fed = sized(shapes, summed({**base, symbol: 1}))
+        with suppress(Exception):
+            runs.append(_Run(fed, probe(fed), symbol))
     return runs

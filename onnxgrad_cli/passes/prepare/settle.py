@@ -8,7 +8,7 @@ from __future__ import annotations
 from onnxgrad_cli.autodiff.differentiation import Cautions
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
-from onnxgrad_cli.passes.prepare.by_run import check_hints, observe_ranks
+from onnxgrad_cli.passes.prepare.by_run import check_hints, keep_ranks, observe_ranks
 from onnxgrad_cli.passes.prepare.declarations import set_hints_aside, settle_hints
 from onnxgrad_cli.passes.prepare.downgrade import downgrade, opset_limit
 from onnxgrad_cli.passes.prepare.expand import expand
@@ -42,6 +42,7 @@ def settle(graph: Graph, training: Cautions, opset: int = OLDEST_OPSET, by_run: 
         normalise(graph)
         infer_and_fold(graph)
     downgrade(graph, limit, training)
+    keep_ranks(graph)
     settle_hints(graph, training)
 
 

@@ -75,11 +75,12 @@ def _hoist(
         copy.name = names[name]
         graph.initializers[copy.name] = copy
     overridable = [tensor for tensor in body.initializer if tensor.name not in found]
-    nodes = [node for node in body.node if not names.keys() & set(node.output)]
-    rename(nodes, names)
-    del body.initializer[:], body.node[:]
+    for position in reversed(range(len(body.node))):  # in place: bodies of the other nodes have their turn yet
+        if names.keys() & set(body.node[position].output):
+            del body.node[position]
+    rename(body.node, names)
+    del body.initializer[:]
     body.initializer.extend(overridable)
-    body.node.extend(nodes)
     for name in dict.fromkeys(returned):  # a body returns its own values only
         body.node.add(op_type="Identity", name=graph.fresh(f"{name}/Identity"), input=[names[name]], output=[name])
 

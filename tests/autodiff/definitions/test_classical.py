@@ -238,7 +238,17 @@ def test_of_a_map_of_probabilities_the_tensor_is_judged() -> None:
         ),
         ("LinearRegressor", {"coefficients": A[0], **LOGISTIC}, "leaves its post_transform LOGISTIC of one target out"),
         ("LinearRegressor", {"coefficients": A[0], "targets": 3}, "make no 3 linear functions"),
+        ("LinearClassifier", {**CLASSES, "coefficients": A.ravel()[:11]}, "11 coefficients and 3 intercepts make no 3"),
+        ("LinearClassifier", {**CLASSES, "intercepts": B[:2]}, "it has 3 classes and 2 intercepts"),
+        (
+            "LinearClassifier",
+            {**CLASSES, "coefficients": A[:, :3].ravel()},
+            "4 columns, and its coefficients are for 3",
+        ),
         ("SVMRegressor", {**SVM, "one_class": 1}, "the sign of a function"),
+        ("SVMRegressor", {**SVM, "coefficients": ALPHA[:5]}, "it has 5 coefficients for 6 vectors"),
+        ("SVMRegressor", {**SVM, "support_vectors": VECTORS[:, :3].ravel()}, "4 columns, and its support vectors 3"),
+        ("SVMClassifier", {**MACHINE, **HALVES, "rho": B}, "it has 6 coefficients and 3 of rho, and needs 6 and 1"),
         ("SVMRegressor", {**SVM, "post_transform": "LOGISTIC"}, "leaves its post_transform LOGISTIC out"),
         ("SVMClassifier", {**MACHINE, **HALVES, **LOGISTIC}, "its post_transform LOGISTIC is not known"),
         ("SVMClassifier", {**MACHINE, **HALVES, "prob_a": [-1.5], "prob_b": [0.25]}, "iterates to its probabilities"),
@@ -246,10 +256,12 @@ def test_of_a_map_of_probabilities_the_tensor_is_judged() -> None:
         ("Normalizer", {"norm": "L3"}, "norm L3 is not known"),
     ],
 )
-def test_refusals(op_type: str, attributes: dict[str, Any], why: str) -> None:
+@pytest.mark.parametrize("before", [True, False])
+def test_refusals(op_type: str, attributes: dict[str, Any], why: str, before: bool) -> None:
+    """Whether there is another weight or not: the node's own are attributes, and no tensors before it is understood."""
     with pytest.raises(UnsupportedError, match=why):
-        outputs = ("l", "y") if op_type == "SVMClassifier" else ("y",)
-        build(model_of(op_type, outputs, before=True, **attributes), Options(losses=(LossSpec("mse", output="y"),)))
+        outputs = ("l", "y") if op_type.endswith("Classifier") else ("y",)
+        build(model_of(op_type, outputs, before, **attributes), Options(losses=(LossSpec("mse", output="y"),)))
 
 
 def test_trees_are_refused_by_name_where_nothing_else_is() -> None:

@@ -309,6 +309,43 @@ def test_weights_in_bodies_are_trained() -> None:
         np.testing.assert_allclose(found, right.grad)
 
 
+def test_weights_of_bodies_in_bodies_are_hoisted_too(rng: np.random.Generator) -> None:
+    """The nodes of a body are written anew where it has constants, and those of a body in it with them."""
+    inner = [
+        helper.make_graph([constant("v", np.full(3, factor)), node("Mul", ["x", "v"], ["a"])], "in", [], [value("a")])
+        for factor in (3.0, 5.0)
+    ]
+    yes = helper.make_graph(
+        [
+            constant("b", np.ones(3)),
+            node("If", ["deep"], ["d"], then_branch=inner[0], else_branch=inner[1]),
+            node("Add", ["d", "b"], ["e"]),
+        ],
+        "yes",
+        [],
+        [value("e")],
+    )
+    no = helper.make_graph([node("Sin", ["x"], ["f"])], "no", [], [value("f")])
+    made = model(
+        [node("If", ["which"], ["y"], then_branch=yes, else_branch=no)], {"x": ["n", 3], "which": [], "deep": []},
+        {"y": ["n", 3]}, bools=("which", "deep"),
+    )  # fmt: skip
+    built = build(made, Options())
+    assert len(built.training.trained) == 3
+    x = rng.standard_normal((2, 3))
+    run = Executor(built.model, fallback=False)
+    for deep, factor in ((True, 3.0), (False, 5.0)):
+        got = run({"x": x, "which": np.array(True), "deep": np.array(deep), "label": np.zeros((2, 3))})
+        y = 2 * (factor * x + 1) / 6
+        gradients = [got[f"{name}_grad"] for name in built.training.trained]
+        expected = [y.sum(0), (y * x).sum(0), np.zeros(3)]
+        assert all(any(np.allclose(each, found) for found in gradients) for each in expected)
+
+
+def constant(name: str, array: np.ndarray) -> NodeProto:
+    return node("Constant", [], [name], value=numpy_helper.from_array(array))
+
+
 def test_a_weight_in_a_body_keeps_its_name_and_its_role() -> None:
     values = {"scale": 1.5, "shift": 0.5, "mean": 0.1, "var": 0.9}
     body = helper.make_graph(

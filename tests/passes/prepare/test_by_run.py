@@ -8,7 +8,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.builder import build
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import UnsupportedError, UsageError
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.types import Shape, tensor_type
 from onnxgrad_cli.options import Options
@@ -59,12 +59,62 @@ def test_a_rank_is_read_off_a_run(stored: Shape | None, told: str) -> None:
     built = build(model)
     assert any(told in caution.text for caution in built.training.cautions)
     run, forward = Executor(built.model, fallback=False), Executor(squeezed(), fallback=False)
+    with pytest.raises(Exception, match="rank"):  # of one axis less: no gradient rather than that of another network
+        run({"x": np.ones((4, 1, 3), np.float32), "label": np.ones((4, 1, 2), np.float32)})
     for sizes, out in (((4, 5, 3), (4, 5, 2)), ((7, 2, 3), (7, 2, 2))):
         x, label = np.float32(RNG.standard_normal(sizes)), np.float32(RNG.standard_normal(out))
         y = forward({"x": x})["y"].astype(np.float64)
         expected = np.tensordot(np.tanh(x), 2 * (y - label) / y.size, ((0, 1), (0, 1)))
         got = run({"x": x, "label": label})["w_grad"]
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
+
+
+def behind(condition: str, tail: str, taken: str = "Squeeze(h, i)") -> ModelProto:
+    """A product whose middle axis goes on a condition of its size, and what comes of it."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+    g (float[n, c, 4] x) => (float[n, 1] y)
+    <float[3] b = {{0.5, -1, 2}}, int64[1] i = {{1}}, int64[1] k = {{1}}, int64[1] dozen = {{12}}> {{
+      h = MatMul(x, w)
+      s = Shape<start = 1, end = 2>(h)
+      q = {condition}
+      z = If(q) <then_branch = t () => (u) {{ u = {taken} }}, else_branch = e () => (v) {{ v = Identity(h) }}>
+      {tail}
+    }}""")
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(RNG.standard_normal((4, 3))), "w"))
+    return model
+
+
+SUMMED = "r = Add(z, b) a = Tanh(r) f = Flatten(a) y = ReduceMean<axes = [1], keepdims = 1>(f)"
+
+
+def test_a_rank_that_a_size_of_one_changes_is_kept_to() -> None:
+    """As TorchScript exports squeeze(1): a bias after it has its gradient summed over one axis less."""
+    torch = pytest.importorskip("torch")
+    model = behind("Equal(s, k)", SUMMED)
+    built = build(model)
+    told = [caution.text for caution in built.training.cautions if caution.subject == "z"]
+    assert len(told) == 1 and "2 axes where c is 1, and 3 else" in told[0] and "`dims`" in told[0]
+    stored = {tensor.name: np.array(numpy_helper.to_array(tensor)) for tensor in model.graph.initializer}
+    for middle, training in ((2, built.model), (5, built.model), (1, build(model, Options(dims={"c": 1})).model)):
+        x, label = np.float32(RNG.standard_normal((3, middle, 4))), np.float32(RNG.standard_normal((3, 1)))
+        w, b = (torch.tensor(stored[name], requires_grad=True) for name in ("w", "b"))
+        y = torch.tanh((torch.tensor(x) @ w).squeeze(1) + b).flatten(1).mean(1, keepdim=True)
+        torch.mean((y - torch.tensor(label)) ** 2).backward()
+        got = Executor(training, fallback=False)({"x": x, "label": label})
+        np.testing.assert_allclose(got["b_grad"], b.grad.numpy(), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(got["w_grad"], w.grad.numpy(), rtol=1e-4, atol=1e-6)
+    with pytest.raises(Exception, match="z/rank"):
+        Executor(built.model, fallback=False)(
+            {"x": np.ones((3, 1, 4), np.float32), "label": np.ones((3, 1), np.float32)}
+        )
+
+
+def test_ranks_of_several_sizes_are_told() -> None:
+    """Of more than twelve rows the mean is taken."""
+    tail, mean = SUMMED.replace("Tanh(r)", "Softmax<axis = -1>(r)"), "ReduceMean<axes = [1], keepdims = 0>(h)"
+    model = behind("Greater(s, dozen)", tail, mean)
+    with pytest.raises(UnsupportedError, match=r"; 'r' has 2 axes where .*16.*, and 3 axes where .*\[2, 8, 4\]"):
+        build(model)
 
 
 def test_without_a_run_it_is_refused() -> None:
