@@ -304,10 +304,11 @@ def _write_sum(op, x, column, updates):
     gathered = op.gathered(updates)
     forms = ("gathered", "flat") if gathered and suits_gathered(x, gathered[0], column.shape[0]) else ("flat",)
     form = op.variant("sum", forms, forms[0])
-    x, column, updates, *gathered = (forward.val(v.name) for v in (x, column, updates, *(gathered or ())))
+    x, column, updates = (forward.val(v.name) for v in (x, column, updates))
     rows = _vector(forward, column, 0)
-    if form == "gathered":
-        result = x + forward.cast(sum_gathered(forward, x, *gathered, rows), x)
+    if gathered and form == "gathered":
+        source, picks = (forward.val(v.name) for v in gathered)
+        result = x + forward.cast(sum_gathered(forward, x, source, picks, rows), x)
     else:
         result = add_flat(forward, x, updates, rows)
     (name,) = op.node.output

@@ -65,8 +65,9 @@ def add_rows(op: Op, zeros: Val, g: Val, rows: Val, axis: int, shared: bool = Fa
         return _one_hot_product(op, zeros, g, rows, size, axis)
     gathered = op.gathered(g) if axis == 0 else None
     form = _form(op, zeros, count, shared, gathered) if axis == 0 else "expanded"
-    if form == "gathered":
-        return op.cast(sum_gathered(op, zeros, *gathered, rows), zeros)
+    if gathered and form == "gathered":
+        source, picks = gathered
+        return op.cast(sum_gathered(op, zeros, source, picks, rows), zeros)
     if form == "sorted":
         return _sorted_product(op, zeros, g, rows, _row_width(zeros))
     if form == "flat":
