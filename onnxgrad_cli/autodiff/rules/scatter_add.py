@@ -113,7 +113,11 @@ def add_flat(op: Op, table: Val, g: Val, rows: Val) -> Val:
 
 
 def suits_gathered(table: Val, source: Val, count: int | str) -> bool:
-    """Whether `sum_gathered` is the fastest form to add `count` rows, gathered from `source`, to a table."""
+    """Whether `sum_gathered` is the fastest form to add `count` rows, gathered from `source`, to a table.
+
+    Against the other forms, forward and backward, one thread: 0.4 for 32,768 rows of 128 into 4,096, 0.7 of 64, 1 for
+    2,048 of 64 into 512; but 1.2 for 512 of 64 into 128, 1.4 for 32,768 of 32 into 4,096.
+    """
     width = _row_width(table)
     large = (_number(count) + _number(table.shape[0])) * width >= LARGE
     matrices = table.rank == source.rank == 2 and table.shape[1] == source.shape[1]

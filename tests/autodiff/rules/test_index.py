@@ -12,6 +12,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.autodiff.reverse import differentiate
+from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
@@ -194,6 +195,21 @@ def test_rows_sent_along_edges_are_gathered_as_they_are_added_up(kind: str) -> N
             np.testing.assert_allclose(found["y0"], total**2, rtol=1e-9, atol=1e-9)
             np.testing.assert_allclose(found["g_grad_x"], wanted[0], rtol=1e-9, atol=1e-9)
             np.testing.assert_allclose(found["g_grad_s"], wanted[1], rtol=1e-9, atol=1e-9)
+
+
+def test_second_derivatives_of_rows_sent_along_edges() -> None:
+    model = derive(message_passing(), kind="hvp")
+    assert "TopK" in operators(model)
+    i, j = rng.integers(-9, 9, 300), rng.integers(-20, 20, 300)
+    shapes = {"x": (9, 64), "s": (20, 64), "x_vector": (9, 64), "s_vector": (20, 64)}
+    feeds = {name: normal(*shape) for name, shape in shapes.items()}
+    x, s, *directions = (torch.tensor(array, requires_grad=True) for array in feeds.values())
+    sent = x.scatter_add(0, torch.tensor(i % 9)[:, None].expand(300, 64), s[torch.tensor(j % 20)])
+    first = torch.autograd.grad((sent**2).sum(), [x, s], create_graph=True)
+    wanted = torch.autograd.grad(first, [x, s], directions)
+    found = Executor(model, fallback=False)({**feeds, "i": i, "j": j})
+    for name, want in zip("xs", wanted, strict=True):
+        agree(found[f"{name}_hvp"], want.detach().numpy(), 1e-12)
 
 
 def test_what_is_not_finite_stays_at_its_node_and_an_edge_from_nowhere_is_refused() -> None:

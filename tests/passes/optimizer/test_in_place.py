@@ -52,8 +52,8 @@ def is_slot(roles: Roles, name: str) -> bool:
 
 
 def waits_for_all_readers(model: onnx.ModelProto, name: str, successor: str) -> bool:
-    """Whether the successor of a state is computed from all that read the state; by one of these itself if that takes an
-    element for each element, as runtimes do in place on their own."""
+    """Whether the successor of a state is computed from all that read the state; by one of these itself only where that
+    takes an element for each element, as runtimes do in place on their own."""
     graph = Graph(model)
     makers, reached, names = graph.producers(), [], [successor]
     while names:
