@@ -49,6 +49,15 @@ class Op(Peepholes):
             self._makers = self.graph.producers()
         return self._makers.get(x.name)
 
+    def gathered(self, x: Val) -> tuple[Val, Val] | None:
+        """The tensor and the vector of indices that a value is the Gather of, along axis 0; None where it is none."""
+        maker = self.maker(x)
+        if maker is None or maker.op_type != "Gather":
+            return self._taken.get(x.name)
+        axis = next((a.i for a in maker.attribute if a.name == "axis"), 0)
+        source, indices = (self.val(name) for name in maker.input)
+        return (source, indices) if axis == 0 and indices.known_shape and indices.rank == 1 else None
+
     def wants(self, x: Val | None) -> bool:
         """Whether anybody wants the cotangent of `x`."""
         return x is not None and self.wanted(x.name)

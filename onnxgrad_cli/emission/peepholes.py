@@ -32,6 +32,7 @@ class Peepholes(Reductions):
         super().__init__(graph)
         self._unexpanded: dict[str, Val] = {}  # result of an Expand -> its operand
         self._scattered: dict[str, tuple[Val, Val, int]] = {}  # scattered onto zeros -> indices, updates, axis
+        self._taken: dict[str, tuple[Val, Val]] = {}  # rows that were taken -> the tensor, the vector of indices
 
     def rewritten(
         self, op_type: str, operands: list[Val | None], attributes: dict[str, Any]
@@ -85,6 +86,14 @@ class Peepholes(Reductions):
         """An operand of one element with `rank` axes."""
         return self.reshape(x, [1] * rank) if x.const is None else self.const(x.const.reshape([1] * rank))
 
+    # -- rows that are summed again -------------------------------------------------------------------------
+
+    def take(self, x: Val, rows: Val) -> Val:
+        """The rows of `x`, which `Op.gathered` then tells where they are to be added up: `rows` is a vector."""
+        result = self.Gather(x, rows, axis=0)
+        self._taken[result.name] = (x, rows)
+        return result
+
     # -- scatter-onto ---------------------------------------------------------------------------------------
 
     def scatter(self, zeros: Val, places: Val, updates: Val, axis: int, repeats: bool = True) -> Val:
@@ -122,9 +131,10 @@ class Peepholes(Reductions):
         return updates if axes[0] % x.rank == axis and list(updates.shape) == one and "?" not in one else None
 
     def rename_all(self, results: Mapping[str, Val]) -> None:
-        """Call each result by the name before it; what was scattered bears its old name no longer."""
+        """Call each result by the name before it; what was scattered or taken bears its old name no longer."""
         super().rename_all(results)
         self._scattered.clear()
+        self._taken.clear()
 
 
 def _is_single(x: Val) -> bool:

@@ -28,8 +28,10 @@ def portable_form(op: Op, name: str, default: str) -> str | None:
     """The form of a gradient that all runtimes have kernels for; None where the default is one.
 
     A convolution with the samples as its channels is none: OpenVINO has no groups of an unknown number, and WebGPU
-    computes some numbers of channels wrongly.
+    computes some numbers of channels wrongly. Sums whose number of parts is found at run time are untried there.
     """
+    if default == "gathered":
+        return "sorted" if name == "row sums" else "flat"
     if name == "steps":
         return "unrolled"
     if name == "weight gradient" and default == "convolution":

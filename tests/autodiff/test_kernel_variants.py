@@ -52,6 +52,23 @@ def conv(*image: int | str, weight: Shape, **attributes: object) -> ModelProto:
     return one_node("Conv", {"x": image, "w": weight}, **attributes)
 
 
+def edges() -> ModelProto:
+    """Rows of w, taken by i, are added to those of x that i names."""
+    nodes = [
+        helper.make_node("Gather", ["w", "i"], ["sent"], name="send"),
+        helper.make_node("Unsqueeze", ["i", "one"], ["column"]),
+        helper.make_node("Shape", ["sent"], ["shape"]),
+        helper.make_node("Expand", ["column", "shape"], ["places"]),
+        helper.make_node("ScatterElements", ["x", "places", "sent"], ["y"], name="sum", reduction="add"),
+    ]
+    given = [helper.make_tensor_value_info(name, FLOAT, (90, 64)) for name in "xw"]
+    given.append(helper.make_tensor_value_info("i", onnx.TensorProto.INT64, ("N",)))
+    one = onnx.numpy_helper.from_array(np.array([1]), "one")
+    graph = helper.make_graph(nodes, "edges", given, [onnx.ValueInfoProto(name="y")], [one])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    return onnx.shape_inference.infer_shapes(model)
+
+
 LSTM = {"x": (4, "B", 3), "w": (2, 20, 3), "r": (2, 20, 5), "b": (2, 40), "": (), "h": (2, "B", 5), "c": (2, "B", 5)}
 MODELS = {
     "padded": conv("N", 3, 7, 6, weight=(5, 3, 3, 2), pads=[1, 0, 2, 1]),
@@ -67,6 +84,7 @@ MODELS = {
     "pool": one_node("MaxPool", {"x": ("N", 2, 6, 4)}, kernel_shape=[3, 2], strides=[3, 2]),
     "overlapping pool": one_node("MaxPool", {"x": ("N", 3, "H", "W")}, kernel_shape=[3, 2], pads=[1, 0, 1, 1]),
     "rows": one_node("Gather", {"w": (90, 64), "i": ("N", 5)}, {"i": onnx.TensorProto.INT64}),
+    "edges": edges(),
     "many": one_node("Gather", {"w": (5000, 64), "i": ("N", 5)}, {"i": onnx.TensorProto.INT64}),
 }
 FORMS = {
@@ -75,7 +93,8 @@ FORMS = {
     "LSTM gates": ("kept", "recomputed"),
     **{f"{kind} steps": ("scan", "unrolled") for kind in ("LSTM", "GRU", "RNN")},
     "MaxPool gradient": ("indices", "compared"),
-    "Gather row sums": ("sorted", "flat", "expanded"),
+    "ScatterElements sum": ("gathered", "flat"),
+    "Gather row sums": ("gathered", "sorted", "flat", "expanded"),
 }
 
 
@@ -132,6 +151,12 @@ def test_forms_agree(name: str, batch: int) -> None:
             for each, want in default.items():
                 size = np.abs(want).max(initial=1e-6)
                 np.testing.assert_allclose(found[each], want, rtol=0, atol=2e-5 * size, err_msg=f"{form}: {each}")
+
+
+@pytest.mark.parametrize(("target", "counted"), [("standard", True), ("portable", False)])
+def test_parts_are_counted_at_run_time_where_that_is_known_to_work(target: str, counted: bool) -> None:
+    model = derive(edges(), options=Options(target=target))
+    assert ("NonZero" in {node.op_type for node in model.graph.node}) == counted
 
 
 POOLS = {
