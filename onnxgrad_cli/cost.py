@@ -8,8 +8,8 @@ runs only (a branch, the step after gathered gradients) counts as if it did at e
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from operator import attrgetter
@@ -19,6 +19,7 @@ import onnx
 from onnx import ModelProto, NodeProto, TypeProto
 
 from onnxgrad_cli.errors import OnnxgradError, Unknown
+from onnxgrad_cli.ir.execution_order import run_order
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import fixed_trips, follow_shapes, input_types, inside
 from onnxgrad_cli.ir.modules import module_finder
@@ -75,8 +76,8 @@ class Cost:
         kept: the largest of them.
         operators: the FLOPs by operator, dearest first.
         modules: the FLOPs by module, in the model's order; empty where nothing tells modules apart.
-        memory: the bytes of all values that are still to be read, after each node in the model's order, or after the
-            one in each of 200 runs of nodes at which they are most; without weights and inputs.
+        memory: the bytes of all values that are still to be read, after each node in the order in which onnxruntime
+            runs them, or after the one in each of 200 runs of nodes at which they are most; without weights and inputs.
         branches: how many If there are, in bodies too; of each the dearer branch counts.
         uncounted: operator -> nodes whose cost is unknown: loops of unknown length, and values of unknown rank.
     """
@@ -114,6 +115,12 @@ LARGEST = 8
 VIEWS = frozenset("Flatten Identity Reshape Squeeze Unsqueeze".split())
 """Operators whose output is their input's memory under another shape."""
 
+IN_PLACE = frozenset(
+    "Abs Add Cast Ceil Clip Cos Div Elu Erf Exp Floor Identity LeakyRelu Log Mul Neg Not Pow Reciprocal Relu Sigmoid "
+    "Sign Sin Softmax Softplus Sqrt Sub Sum Tanh Where".split()
+)
+"""Operators whose result runtimes write over an operand of its size that nobody reads any more."""
+
 MOVES = VIEWS | frozenset(
     "Cast CastLike Compress Concat ConcatFromSequence Constant ConstantOfShape DepthToSpace Expand EyeLike Gather "
     "GatherElements GatherND MaxUnpool NonZero OneHot OptionalGetElement Pad Range ReverseSequence SequenceAt Shape "
@@ -135,10 +142,7 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
         training: what the passes know of it.
         sizes: symbol -> size; see `Cost.assumed` for those without one.
     """
-    sizes = sizes or {}
-    own = _input_symbols(graph)
-    given = {symbol: int(sizes[symbol]) for symbol in own if symbol in sizes}
-    assumed, facts = _with_sizes(graph, given, [symbol for symbol in own if symbol not in given])
+    given, assumed, facts = known_sizes(graph, sizes or {})
     where = parts(graph, training)
     flops, uncounted = _operations(graph, where, facts)
     kept, unknown = _kept(graph, where, facts)
@@ -231,25 +235,45 @@ def _by_module(graph: Graph, where: list[str], facts: Facts) -> list[ModuleCost]
     return costs if len(costs) > 1 else []
 
 
-def _memory(graph: Graph, facts: Facts) -> list[int]:
-    """The bytes of all values alive after each node; a view is the memory of what it shows."""
+def live_bytes(
+    nodes: Sequence[NodeProto], outputs: Iterable[str], facts: Facts, elsewhere: Collection[str] = ()
+) -> list[int]:
+    """The bytes of all values alive after each node, in the order in which onnxruntime runs them.
+
+    A value is alive from the node that makes it to the last one that reads it; a view is the memory of what it shows,
+    and a result of an elementwise operator takes the place of an operand that nobody reads any more, as runtimes have
+    it. Weights and inputs don't count.
+
+    Args:
+        nodes: those of a training model, or some of them.
+        outputs: values that stay alive to the end.
+        facts: the size of every value; what has none counts as nothing.
+        elsewhere: values that are written to memory which is there already.
+    """
+    nodes = run_order(nodes)
     owner: dict[str, str] = {}
     last: dict[str, int] = {}
-    for i, node in enumerate(graph.nodes):
+    for i, node in enumerate(nodes):
         if node.op_type in VIEWS and not node.domain:
             owner[node.output[0]] = owner.get(node.input[0], node.input[0])
         last.update((owner.get(name, name), i) for name in reads(node))
-    last.update((owner.get(name, name), len(graph.nodes)) for name in graph.output_names)
-    ending: dict[int, list[int]] = defaultdict(list)
+    last.update((owner.get(name, name), len(nodes)) for name in outputs)
+    sizes: dict[str, int] = {}
     alive, course = 0, []
-    for i, node in enumerate(graph.nodes):
-        for name in node.output:
-            if name and name not in owner:
-                size = _known_bytes([name], facts)[0]
-                alive += size
-                ending[last.get(name, i)].append(size)
-        course.append(alive)
-        alive -= sum(ending.pop(i, ()))
+    for i, node in enumerate(nodes):
+        made = [name for name in node.output if name and name not in owner]
+        sizes |= {name: _known_bytes([name], facts)[0] for name in made if name not in elsewhere}
+        read = {owner.get(name, name) for name in reads(node)}
+        gone = [sizes.pop(name, 0) for name in read if last[name] == i]
+        new = [sizes.get(name, 0) for name in made]
+        course.append(alive + sum(new) - (new[0] if node.op_type in IN_PLACE and new[0] in gone else 0))
+        alive += sum(new) - sum(gone) - sum(sizes.pop(name, 0) for name in made if name not in last)
+    return course
+
+
+def _memory(graph: Graph, facts: Facts) -> list[int]:
+    """The course of `live_bytes`: of each of `COURSE` runs of nodes the most."""
+    course = live_bytes(graph.nodes, graph.output_names, facts)
     size = -(-len(course) // COURSE) or 1
     return [max(course[i : i + size]) for i in range(0, len(course), size)]
 
@@ -336,11 +360,23 @@ def _is_known(value_type: TypeProto | None) -> bool:
     return shape is not None and all(isinstance(size, int) for size in shape)
 
 
-def _with_sizes(graph: Graph, given: Mapping[str, int], free: Sequence[str]) -> tuple[dict[str, int], Facts]:
-    """Sizes for the symbols that have none, and what is known with them: the least of which no value is too short.
+def known_sizes(graph: Graph, sizes: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int], Facts]:
+    """What is known of a graph's values.
 
-    A convolution makes a negative size of an input that is shorter than its kernel.
+    A convolution makes a negative size of an input shorter than its kernel: symbols without a size get the least
+    one of which no value is too short.
+
+    Args:
+        graph: the model, typed.
+        sizes: symbol -> size; those of other graphs don't matter.
+
+    Returns:
+        The sizes of the symbols in the inputs' types that have one, those that were assumed for the others, and what
+        is known of each value with them.
     """
+    own = _input_symbols(graph)
+    given = {symbol: int(sizes[symbol]) for symbol in own if symbol in sizes}
+    free = [symbol for symbol in own if symbol not in given]
     ones = dict.fromkeys(free, 1)
     facts = Facts(graph, {**given, **ones})
     if facts.too_short:
@@ -348,8 +384,8 @@ def _with_sizes(graph: Graph, given: Mapping[str, int], free: Sequence[str]) -> 
         for assumed in larger:
             longer = Facts(graph, {**given, **assumed})
             if not longer.too_short:
-                return assumed, longer
-    return ones, facts
+                return given, assumed, longer
+    return given, ones, facts
 
 
 class Facts(dict[str, Fact]):
