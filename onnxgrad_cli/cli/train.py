@@ -17,6 +17,7 @@ from onnxgrad_cli.cli.code import FUNCTION, Typed, TypedFunction, function_loade
 from onnxgrad_cli.cli.console import Console, speaks, table
 from onnxgrad_cli.cli.options import MODEL, Pair, options, what_to_build
 from onnxgrad_cli.cli.progress import is_terminal, training
+from onnxgrad_cli.common.byte_sizes import bytes_of
 from onnxgrad_cli.common.choices import LogForm, Resize
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 
@@ -154,6 +155,12 @@ NOT_HERE = {
     metavar="STEPS",
     help="Write a checkpoint every so many steps, besides that after each epoch.",
 )
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    help="What a step may take, such as 500MB, beyond what the process and its data take: what to compute again, and "
+    "how many runs a step takes, is chosen so.",
+)
 @click.option("--use-ema", is_flag=True, help="Judge and write the averages that --ema keeps, not the last weights.")
 @click.option(
     "--run",
@@ -183,6 +190,8 @@ def train(console: Console, /, model: str, data: str, out: str | None, seed: int
     sequences = SequenceOptions(**{field.name: values.pop(field.name) for field in dataclasses.fields(SequenceOptions)})
     samples = _samples(values)
     values["metrics"] = tuple(metric_name(text) for text in values["metrics"])
+    if values["memory"] is not None:
+        values["memory"] = bytes_of(values["memory"], "`memory`")
     names = [field.name for field in dataclasses.fields(Course) if field.name in values]
     course = Course(seed=seed or 0, sequences=sequences, samples=samples, **{name: values.pop(name) for name in names})
     where = {
