@@ -8,8 +8,8 @@ runs only (a branch, the step after gathered gradients) counts as if it did at e
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from operator import attrgetter
@@ -19,6 +19,7 @@ import onnx
 from onnx import ModelProto, NodeProto, TypeProto
 
 from onnxgrad_cli.errors import OnnxgradError, Unknown
+from onnxgrad_cli.ir.execution_order import run_order
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import fixed_trips, follow_shapes, input_types, inside
 from onnxgrad_cli.ir.modules import module_finder
@@ -75,8 +76,8 @@ class Cost:
         kept: the largest of them.
         operators: the FLOPs by operator, dearest first.
         modules: the FLOPs by module, in the model's order; empty where nothing tells modules apart.
-        memory: the bytes of all values that are still to be read, after each node in the model's order, or after the
-            one in each of 200 runs of nodes at which they are most; without weights and inputs.
+        memory: the bytes of all values that are still to be read, after each node in the order in which onnxruntime
+            runs them, or after the one in each of 200 runs of nodes at which they are most; without weights and inputs.
         branches: how many If there are, in bodies too; of each the dearer branch counts.
         uncounted: operator -> nodes whose cost is unknown: loops of unknown length, and values of unknown rank.
     """
@@ -114,6 +115,12 @@ LARGEST = 8
 VIEWS = frozenset("Flatten Identity Reshape Squeeze Unsqueeze".split())
 """Operators whose output is their input's memory under another shape."""
 
+IN_PLACE = frozenset(
+    "Abs Add Cast Ceil Clip Cos Div Elu Erf Exp Floor Identity LeakyRelu Log Mul Neg Not Pow Reciprocal Relu Sigmoid "
+    "Sign Sin Softmax Softplus Sqrt Sub Sum Tanh Where".split()
+)
+"""Operators whose result runtimes write over an operand of its size that nobody reads any more."""
+
 MOVES = VIEWS | frozenset(
     "Cast CastLike Compress Concat ConcatFromSequence Constant ConstantOfShape DepthToSpace Expand EyeLike Gather "
     "GatherElements GatherND MaxUnpool NonZero OneHot OptionalGetElement Pad Range ReverseSequence SequenceAt Shape "
@@ -135,11 +142,8 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
         training: what the passes know of it.
         sizes: symbol -> size; see `Cost.assumed` for those without one.
     """
-    sizes = sizes or {}
-    own = _input_symbols(graph)
-    given = {symbol: int(sizes[symbol]) for symbol in own if symbol in sizes}
-    assumed, facts = _with_sizes(graph, given, [symbol for symbol in own if symbol not in given])
-    steps = _steps(graph, training)
+    given, assumed, facts = known_sizes(graph, sizes or {})
+    steps = steps_of(graph.nodes, parts(graph, training))
     flops, flops_of, uncounted = _operations(graph, steps, facts)
     kept, unknown = _kept(steps, facts)
     uncounted.update(unknown)
@@ -187,10 +191,10 @@ class Step(NamedTuple):
     shows: str
 
 
-def _steps(graph: Graph, training: StepRecord) -> list[Step]:
-    """The nodes of a training model, in order."""
+def steps_of(nodes: Iterable[NodeProto], where: Iterable[str]) -> list[Step]:
+    """Nodes, in order, each of its part of a training model."""
     found = []
-    for node, part in zip(graph.nodes, parts(graph, training), strict=True):
+    for node, part in zip(nodes, where, strict=False):
         op_type, made = node.op_type, node.output[:]
         is_view = op_type in VIEWS and not node.domain
         made = [name for name in made if name] if "" in made else made
@@ -275,8 +279,23 @@ def _depth(paths: Sequence[tuple[str, ...]]) -> int:
     return sum(1 for _ in takewhile(lambda level: len(level) <= MODULES, levels))
 
 
-def _memory(steps: Sequence[Step], outputs: Iterable[str], facts: Facts) -> list[int]:
-    """The bytes of all values alive after each node; a view is the memory of what it shows."""
+def live_bytes(
+    steps: Sequence[Step], outputs: Iterable[str], facts: Facts, elsewhere: Collection[str] = ()
+) -> list[int]:
+    """The bytes of all values alive after each node, in the order in which onnxruntime runs them.
+
+    A value is alive from the node that makes it to the last one that reads it; a view is the memory of what it shows,
+    and a result of an elementwise operator takes the place of an operand that nobody reads any more, as runtimes have
+    it. Weights and inputs don't count.
+
+    Args:
+        steps: the nodes of a training model, or some of them.
+        outputs: values that stay alive to the end.
+        facts: the size of every value; what has none counts as nothing.
+        elsewhere: values that are written to memory which is there already.
+    """
+    order = run_order([step.reads for step in steps], [step.made for step in steps])
+    steps = [steps[at] for at in order]
     owner: dict[str, str] = {}
     last: dict[str, int] = {}
     for i, step in enumerate(steps):
@@ -285,16 +304,24 @@ def _memory(steps: Sequence[Step], outputs: Iterable[str], facts: Facts) -> list
         for name in step.reads:
             last[owner.get(name, name)] = i
     last.update((owner.get(name, name), len(steps)) for name in outputs)
-    ending: dict[int, list[int]] = defaultdict(list)
+    sizes: dict[str, int] = {}
     alive, course = 0, []
     for i, step in enumerate(steps):
-        for name in step.made:
-            if name not in owner:
-                size = _known_bytes((name,), facts)[0]
-                alive += size
-                ending[last.get(name, i)].append(size)
-        course.append(alive)
-        alive -= sum(ending.pop(i, ()))
+        made = [name for name in step.made if name not in owner]
+        for name in made:
+            if name not in elsewhere:
+                sizes[name] = _known_bytes((name,), facts)[0]
+        read = {owner.get(name, name) for name in step.reads}
+        gone = [sizes.pop(name, 0) for name in read if last[name] == i]
+        new = [sizes.get(name, 0) for name in made]
+        course.append(alive + sum(new) - (new[0] if step.op_type in IN_PLACE and new[0] in gone else 0))
+        alive += sum(new) - sum(gone) - sum(sizes.pop(name, 0) for name in made if name not in last)
+    return course
+
+
+def _memory(steps: Sequence[Step], outputs: Iterable[str], facts: Facts) -> list[int]:
+    """The course of `live_bytes`: of each of `COURSE` runs of nodes the most."""
+    course = live_bytes(steps, outputs, facts)
     size = -(-len(course) // COURSE) or 1
     return [max(course[i : i + size]) for i in range(0, len(course), size)]
 
@@ -380,11 +407,23 @@ def _is_known(value_type: TypeProto | None) -> bool:
     return shape is not None and all(isinstance(size, int) for size in shape)
 
 
-def _with_sizes(graph: Graph, given: Mapping[str, int], free: Sequence[str]) -> tuple[dict[str, int], Facts]:
-    """Sizes for the symbols that have none, and what is known with them: the least of which no value is too short.
+def known_sizes(graph: Graph, sizes: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int], Facts]:
+    """What is known of a graph's values.
 
-    A convolution makes a negative size of an input that is shorter than its kernel.
+    A convolution makes a negative size of an input shorter than its kernel: symbols without a size get the least
+    one of which no value is too short.
+
+    Args:
+        graph: the model, typed.
+        sizes: symbol -> size; those of other graphs don't matter.
+
+    Returns:
+        The sizes of the symbols in the inputs' types that have one, those that were assumed for the others, and what
+        is known of each value with them.
     """
+    own = _input_symbols(graph)
+    given = {symbol: int(sizes[symbol]) for symbol in own if symbol in sizes}
+    free = [symbol for symbol in own if symbol not in given]
     ones = dict.fromkeys(free, 1)
     facts = Facts(graph, {**given, **ones})
     if facts.too_short:
@@ -392,8 +431,8 @@ def _with_sizes(graph: Graph, given: Mapping[str, int], free: Sequence[str]) -> 
         for assumed in larger:
             longer = Facts(graph, {**given, **assumed})
             if not longer.too_short:
-                return assumed, longer
-    return ones, facts
+                return given, assumed, longer
+    return given, ones, facts
 
 
 class Facts(dict[str, Fact]):

@@ -226,9 +226,12 @@ class Roles:
         return {slot.of: name for name, slot in self.slots.items() if slot.kind == AVERAGE}
 
     def begun(self, stored: Collection[str]) -> dict[str, np.ndarray]:
-        """What the optimizer's state holds before the first step, of what is not in `stored`."""
+        """What the optimizer's state holds before the first step, of what is not in `stored`.
+
+        The arrays can't be written, and take no memory: each is one number, seen in a shape.
+        """
         return {
-            name: np.full(slot.shape, slot.initial, slot.dtype)
+            name: np.broadcast_to(np.array(slot.initial, slot.dtype), slot.shape)
             for name, slot in self.slots.items()
             if name not in stored
         }

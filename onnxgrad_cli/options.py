@@ -279,7 +279,7 @@ class OptimizerOptions(_Part):
             16 bits don't vanish; 'dynamic' adapts it; None: none.
         ema: how much of the exponential moving average of the weights stays at a step; None: none is kept.
         embed_state: store the optimizer's state as it is before the first step, so that it need not be fed; of weights
-            beyond a gigabyte it is described only.
+            beyond 256 MB it is described only.
     """
 
     optimizer: str = ""

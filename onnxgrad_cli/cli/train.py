@@ -18,6 +18,7 @@ from onnxgrad_cli.cli.console import Console, speaks, table
 from onnxgrad_cli.cli.options import MODEL, options, what_to_build
 from onnxgrad_cli.cli.progress import is_terminal, training
 from onnxgrad_cli.cli.samples import columns_to_samples, sample_options
+from onnxgrad_cli.common.byte_sizes import bytes_of
 from onnxgrad_cli.common.choices import LogForm
 from onnxgrad_cli.errors import OnnxgradError
 
@@ -133,6 +134,12 @@ NOT_HERE = {
     metavar="STEPS",
     help="Write a checkpoint every so many steps, besides that after each epoch.",
 )
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    help="What a step may take, such as 500MB, beyond what the process and its data take: what to compute again, and "
+    "how many runs a step takes, is chosen so.",
+)
 @click.option("--use-ema", is_flag=True, help="Judge and write the averages that --ema keeps, not the last weights.")
 @click.option(
     "--run",
@@ -163,6 +170,8 @@ def train(console: Console, /, model: str, data: str, out: str | None, seed: int
     changes = tuple(each.strip() for each in (values.pop("augment") or "").split(",") if each.strip())
     samples = sample_options(values, augment=changes, balance=values.pop("balance"))
     values["metrics"] = tuple(metric_name(text) for text in values["metrics"])
+    if values["memory"] is not None:
+        values["memory"] = bytes_of(values["memory"], "`memory`")
     names = [field.name for field in dataclasses.fields(Course) if field.name in values]
     course = Course(seed=seed or 0, sequences=sequences, samples=samples, **{name: values.pop(name) for name in names})
     where = {

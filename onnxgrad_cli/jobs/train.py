@@ -22,9 +22,10 @@ from onnxgrad_cli.common.wording import flag_of
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.endless import check_ends
 from onnxgrad_cli.execution.judged import judged
-from onnxgrad_cli.execution.session import find_provider
+from onnxgrad_cli.execution.session import CPU, find_provider
 from onnxgrad_cli.files import STREAM, ModelSource, Switch, check_target, own_model, save_bytes, stage_model
 from onnxgrad_cli.ir.types import Arrays
+from onnxgrad_cli.jobs.memory_plan import Plan, planned
 from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.metadata import Adapter, check_is_original, tool_version
 from onnxgrad_cli.options import Options
@@ -103,6 +104,8 @@ class Course(KnownKeywords):
         sequences: how text and lists of tokens become samples.
         samples: how data become samples: columns, names of classes, pictures, normalization, balance.
         classes: how many the last layer is to tell apart, with weights drawn anew; None: as many as it does.
+        memory: the bytes that a step may take, beyond what the process and its data take: what is computed again, and
+            in how many runs a step is taken, is then chosen so; None: no limit.
         reset: glob patterns of trained weights that are drawn anew, by `init`, or 'xavier' where that is 'keep'.
 
     Raises:
@@ -130,11 +133,12 @@ class Course(KnownKeywords):
     samples: SampleOptions = field(default_factory=SampleOptions)
     classes: int | None = None
     reset: tuple[str, ...] = ()
+    memory: int | None = None
 
     def __post_init__(self) -> None:
         for name, low in (("epochs", 1), ("batch_size", 1), ("eval_every", 0), ("save_every", 0)):
             checks.at_least(name, getattr(self, name), low, whole=True)
-        for name in ("max_steps", "patience"):
+        for name in ("max_steps", "patience", "memory"):
             if getattr(self, name) is not None:
                 checks.at_least(name, getattr(self, name), 1, whole=True)
         if self.threads is not None:
@@ -371,8 +375,8 @@ def _ready(
     original, path = own_model(model)
     check_is_original(original)
     begun = None if adapter_from is None else read_adapters(adapter_from, original, tell)
-    target = _target(model, original, path, out, adapter, force)
-    built, options = _built(original, path, options, course, data, begun, tell)
+    target, asked = _target(model, original, path, out, adapter, force), course
+    built, options, course = _built(original, path, options, course, data, begun, link, tell)
     trainer = _trainer(built, course, link)
     check_stored(original, _own(original, trainer))
     check_branches(original, trainer.roles.adapters)
@@ -391,6 +395,8 @@ def _ready(
     batches = Batches(
         samples, course.batch_size, course.seed, rank=link.rank, world=link.world, weights=weights, tell=tell
     )
+    if course.batch_size != asked.batch_size and (rest := len(samples) % asked.batch_size):
+        tell(f"the last {rest} samples of an epoch are of one step with the first ones of the next", 0)
     if options.accumulate > len(batches):
         raise UsageError(
             f"`accumulate={options.accumulate}`: an epoch has {len(batches)} batches, so it would take no step",
@@ -432,9 +438,10 @@ def _target(
 
 def _built(
     original: ModelProto, path: Path | None, options: Options, course: Course, data: str | Path,
-    begun: tuple[Sequence[Adapter], Arrays] | None, tell: Tell,
-) -> tuple[TrainingModel, Options]:  # fmt: skip
-    """The training model, and the options with what follows from `begun`, adapters that it begins with, and the data.
+    begun: tuple[Sequence[Adapter], Arrays] | None, link: Communicator, tell: Tell,
+) -> tuple[TrainingModel, Options, Course]:  # fmt: skip
+    """The training model, and options and course with what follows from `begun`, adapters that it begins with, from the
+    data, and from the memory that there is.
 
     The original gets the head that is asked for.
     """
@@ -444,12 +451,42 @@ def _built(
         fresh = with_classes(original, options.losses[0].output or options.output, course.classes, course.seed)
         options = _also_trained(options, fresh)
     options = with_empty_pasts(original, options, lambda: names_in(data), tell)
-    built = build(original, options, path=path)
+    if course.memory is None:
+        built = build(original, options, path=path)
+    else:
+        plan = _within(course.memory, original, path, options, course, link, tell)
+        built, options = plan.built, plan.options
+        course = _in_runs(course, plan.runs)
     check_ends(built.graph)
     for caution in built.training.cautions:
         if caution.subject == MODE:
             tell(f"caution: {caution}", 0)
-    return built, options
+    return built, options, course
+
+
+def _within(
+    limit: int, original: ModelProto, path: Path | None, options: Options, course: Course, link: Communicator,
+    tell: Tell,
+) -> Plan:  # fmt: skip
+    """A way to take a step within a limit of memory."""
+    if link.world > 1 or find_provider(course.provider) != CPU:
+        raise UsageError("`memory` is foretold of one process on the processor", "leave it out")
+    whole = "" if course.schedule == "constant" else "the schedule counts runs"
+    return planned(
+        lambda asked: build(original, asked, path=path),
+        options, limit, course.batch_size, course.threads, whole, tell,
+    )  # fmt: skip
+
+
+def _in_runs(course: Course, runs: int) -> Course:
+    """The course with as many runs for a step: what is counted in steps is so many more runs."""
+    return replace(
+        course,
+        batch_size=course.batch_size // runs,
+        max_steps=None if course.max_steps is None else course.max_steps * runs,
+        eval_every=course.eval_every * runs,
+        save_every=course.save_every * runs,
+    )
 
 
 def _also_trained(options: Options, names: Sequence[str]) -> Options:

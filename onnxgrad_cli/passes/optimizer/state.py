@@ -1,7 +1,7 @@
 """What an optimizer remembers from step to step: inputs of the model, each with a description of how it begins.
 
 Such an input is stored too, as an overridable initializer, unless the state is not to be embedded, or the weights are
-so large that the zeros it begins with would take gigabytes.
+so large that the zeros it begins with would be most of a large file.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from onnxgrad_cli.metadata import Slot
 from onnxgrad_cli.options import StepOptions
 from onnxgrad_cli.record import SelectionRecord
 
-LARGE = 1 << 30
-"""The bytes of weights from which on state is not stored."""
+LARGE = 1 << 28
+"""The bytes of weights from which on state is not stored: it can take twice as many, and whoever opens the file reads
+them twice over."""
 
 
 class OptimizerState:

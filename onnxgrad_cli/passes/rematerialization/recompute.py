@@ -11,6 +11,7 @@ from typing import get_args
 
 from onnx import NodeProto
 
+from onnxgrad_cli.common.byte_sizes import bytes_of
 from onnxgrad_cli.common.choices import Recomputation
 from onnxgrad_cli.cost import Cost, Facts, cost
 from onnxgrad_cli.errors import Caution, UsageError, suggest
@@ -30,7 +31,6 @@ AUTO = "auto"
 """The pattern that stands for the layers of the network."""
 
 FORM = "`recompute` takes elementwise, block:auto, block:GLOB or budget:SIZE"
-UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def parse_recompute(text: str) -> RecomputeSpec:
@@ -45,25 +45,9 @@ def parse_recompute(text: str) -> RecomputeSpec:
         raise UsageError(f"{FORM}, not '{text}'", suggest(word, KINDS, "kinds"))
     if bool(rest) != (kind != ELEMENTWISE):
         raise UsageError(f"{FORM}, not '{text}'", "such as block:'*layer*/output' or budget:512MB")
-    return RecomputeSpec(kind, rest if kind == BLOCK else "", _size(rest) if kind == BUDGET else 0)
-
-
-def _size(text: str) -> int:
-    """The bytes that a text such as '512MB' names.
-
-    Raises:
-        UsageError: it is no number, negative, or of an unknown unit.
-    """
-    number = text.rstrip("".join(UNITS).lower() + "".join(UNITS).upper())
-    unit = {each.lower(): size for each, size in UNITS.items()}.get(text[len(number) :].strip().lower() or "b")
-    try:
-        size = float(number)
-    except ValueError:
-        size = -1.0
-    if unit is None or not 0 <= size < float("inf"):
-        hint = f"a number and one of {', '.join(UNITS)}, such as 512MB"
-        raise UsageError(f"`recompute` budget takes a size, not '{text}'", hint)
-    return int(size * unit)
+    return RecomputeSpec(
+        kind, rest if kind == BLOCK else "", bytes_of(rest, "`recompute` budget") if kind == BUDGET else 0
+    )
 
 
 def _run(graph: Graph, options: RematerializationOptions, training: Training) -> bool:

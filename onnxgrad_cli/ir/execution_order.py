@@ -1,0 +1,38 @@
+"""The order in which onnxruntime runs nodes, which is not that of the file.
+
+It walks back from the nodes whose results no node reads, the last one of the file first, and runs what each of them
+needs before the next. The last gradient of a file so comes first, with all that it needs, and the gradients of other
+weights wait until then. A file in which those stand last that have their operands first was measured and is no better:
+a small BERT then has 47 MB alive at the most, not 71, but MobileNetV2 850, not 632; and processes took 1.01 (BERT-base,
+ResNet-50) to 1.25 times (MobileNetV2) as much, the small BERT too, for gradients lay between values that come and go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def run_order(reads: Sequence[Sequence[str]], made: Sequence[Sequence[str]]) -> list[int]:
+    """The order in which onnxruntime runs nodes by default, where its optimizer leaves them as they are.
+
+    Args:
+        reads: the values that each node reads, in bodies too.
+        made: the values that each node makes.
+
+    Source: GraphViewer and Graph::ReverseDFSFrom, onnxruntime/core/graph.
+    """
+    makers = {name: at for at, names in enumerate(made) for name in names}
+    needs = [sorted({makers[name] for name in names if name in makers}) for names in reads]
+    needed = {at for each in needs for at in each}
+    stack = [(at, False) for at in range(len(needs)) if at not in needed]
+    seen: set[int] = set()
+    found: list[int] = []
+    while stack:
+        at, ready = stack.pop()
+        if ready:
+            found.append(at)
+        elif at not in seen:
+            seen.add(at)
+            stack.append((at, True))
+            stack.extend((each, False) for each in needs[at] if each not in seen)
+    return found

@@ -1,0 +1,81 @@
+"""`train --memory`: what is chosen, what is said of it, and that what is learnt is the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from onnxgrad_cli.common.byte_sizes import bytes_of
+from onnxgrad_cli.errors import UsageError
+from tests.cli_harness import Shell
+
+pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
+
+MODEL = str(Path(__file__).parents[2] / "sample_models" / "digits_cnn.onnx")
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    np.savez("data.npz", x=rng.standard_normal((256, 1, 8, 8)).astype(np.float32), y=rng.integers(0, 10, 256))
+    return Shell(tmp_path, capsys)
+
+
+ARGUMENTS = ("--data", "data.npz", "--loss", "cross-entropy", "--label", "y", "--epochs", "2", "--batch-size", "128",
+             "--threads", "1")  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_same_is_learnt_in_more_runs(shell: Shell) -> None:
+    plain = shell("train", MODEL, *ARGUMENTS, "-o", "plain.onnx")
+    tight = shell("train", MODEL, *ARGUMENTS, "-o", "tight.onnx", "--memory", "29MB")
+    assert plain.code == tight.code == 0, tight.err
+    assert "--recompute elementwise and 8 runs a step; as asked it would take 32.0 MB" in tight.err
+    one, other = (
+        {t.name: numpy_helper.to_array(t) for t in onnx.load(name).graph.initializer}
+        for name in ("plain.onnx", "tight.onnx")
+    )
+    for name, array in one.items():
+        np.testing.assert_allclose(other[name], array, rtol=1e-3, atol=2e-5)
+    before = {t.name: numpy_helper.to_array(t) for t in onnx.load(MODEL).graph.initializer}
+    assert any(np.abs(array - before[name]).max() > 1e-3 for name, array in one.items())
+
+
+def test_what_can_not_be_kept_to_is_refused_with_figures(shell: Shell) -> None:
+    result = shell("train", MODEL, *ARGUMENTS[:-4], "--batch-size", "2", "-o", "out.onnx", "--memory", "20MB")
+    assert result.code == 2
+    held = 2 * 3 * 13_802 * 4 / 1e3  # kB: weights and two slots, the present ones and the next
+    told = re.search(r"20.0 MB are allowed: weights and state take (\d+) kB, a run ", result.err)
+    assert told is not None and held <= int(told[1]) < 1.02 * held  # and running statistics, constants
+    assert "--freeze" in result.err
+    assert not Path("out.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (("--mode", "train"), "samples of a batch are not proven independent"),
+        (("--schedule", "cosine"), "the schedule counts runs"),
+    ],
+)
+def test_a_batch_is_shared_only_where_that_changes_nothing(shell: Shell, more: tuple[str, ...], why: str) -> None:
+    result = shell("train", MODEL, *ARGUMENTS, *more, "-o", "out.onnx", "--memory", "29MB")
+    assert result.code == 2
+    assert why in result.err
+
+
+@pytest.mark.parametrize(("text", "size"), [("500MB", 500_000_000), ("1.5 GiB", 3 << 29), ("7", 7), ("2kb", 2000)])
+def test_sizes(text: str, size: int) -> None:
+    assert bytes_of(text, "`memory`") == size
+
+
+@pytest.mark.parametrize("text", ["", "MB", "-1MB", "nan", "5XB"])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(UsageError, match="`memory` takes a size"):
+        bytes_of(text, "`memory`")
