@@ -314,7 +314,7 @@ def live_bytes(
         read = {owner.get(name, name) for name in step.reads}
         gone = [sizes.pop(name, 0) for name in read if last[name] == i]
         new = [sizes.get(name, 0) for name in made]
-        course.append(alive + sum(new) - (new[0] if step.op_type in IN_PLACE and new[0] in gone else 0))
+        course.append(alive + sum(new) - (new[0] if step.op_type in IN_PLACE and new and new[0] in gone else 0))
         alive += sum(new) - sum(gone) - sum(sizes.pop(name, 0) for name in made if name not in last)
     return course
 

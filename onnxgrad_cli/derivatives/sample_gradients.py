@@ -54,13 +54,13 @@ class Meetings:
                 continue
             if axes.keys().isdisjoint(node.output):
                 self._sources.update(dict.fromkeys(node.output, behind))
-            elif self._separable(node):
+            elif self.separable(node):
                 self.nodes.append(node)
             else:
                 mixed |= behind
         self.mixed = [name for name in weights if name in mixed]
 
-    def _separable(self, node: NodeProto) -> bool:
+    def separable(self, node: NodeProto) -> bool:
         """Whether each operand without samples is the same for all of them, or repeats itself along their axis."""
         return all(self.operand(node, position) is not None for position, name in enumerate(node.input) if name)
 

@@ -306,7 +306,7 @@ def test_gradients_of_one_sample_are_those_that_all_samples_give(case: Case, mon
     found = []
     for separable in (True, False):
         if not separable:
-            monkeypatch.setattr(Meetings, "_separable", lambda self, node: False)
+            monkeypatch.setattr(Meetings, "separable", lambda self, node: False)
         try:
             derived = derive(model, of="y0", wrt=weights, per_sample=True)
         except (UnsupportedError, UsageError):

@@ -54,13 +54,20 @@ def test_gradients_of_weights_and_scales_are_pytorchs(
         scale, zero = leaves[f"{name}_scale"], own[f"{name}_zero_point"]
         return learned(v, scale, zero, LIMITS[str(zero.dtype)], shared, axis=0)
 
+    def rounded(layer: str, operand: str) -> torch.Tensor:
+        """A bias as the file holds it, in steps of both scales; the rounding counts as a constant."""
+        bias, step = leaves[f"{layer}_bias"], leaves[f"{operand}_scale"] * leaves[f"{layer}_weight_scale"]
+        return bias + (torch.round(bias / step) * step - bias).detach()
+
     channels = (4, 5) if per_channel else (1, 1)
     x = fake(torch.tensor(X), "x", 2 * 8 * 8)
-    c = F.conv2d(x, fake(leaves["conv_weight"], "conv_weight", 72 / channels[0]), leaves["conv_bias"], padding=1)
+    weight = fake(leaves["conv_weight"], "conv_weight", 72 / channels[0])
+    c = F.conv2d(x, weight, rounded("conv", "x"), padding=1)
     shared = 4 * 8 * 8 + 2 * 4 * 4 * 4  # before and behind MaxPool, and flattened
     r = fake(c, "r", shared)  # the quantizer has left out Relu, as no integer is negative
     p = fake(fake(F.max_pool2d(r, 2), "r", shared).flatten(1), "r", shared)
-    y = fake(F.linear(p, fake(leaves["fc_weight"], "fc_weight", 320 / channels[1]), leaves["fc_bias"]), "y", 5)
+    weight = fake(leaves["fc_weight"], "fc_weight", 320 / channels[1])
+    y = fake(F.linear(p, weight, rounded("fc", "r")), "y", 5)
     F.mse_loss(y, torch.tensor(TARGET)).backward()
     np.testing.assert_allclose(found["y"], y.detach(), rtol=1e-5, atol=1e-5)
     for name, leaf in leaves.items():
