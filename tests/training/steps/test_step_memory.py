@@ -92,4 +92,4 @@ def test_it_is_about_what_a_process_takes(
     taken = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     foretold = step_memory(built, {"batch": batch}, 2).peak
     print(f"{foretold / 1e6:.0f} MB foretold, {taken / 1e6:.0f} MB taken: {foretold / taken:.2f}")
-    assert 0.9 <= foretold / taken <= 1.6  # too much rather than too little: a limit is to be kept
+    assert 0.95 <= foretold / taken <= 1.6  # too much rather than too little: a limit is to be kept
