@@ -27,6 +27,11 @@ PADDED = (
     "write its pads out",
 )
 
+SHORT = (
+    "its window is longer than the padded image, of which runtimes make one window or none",
+    "fix the model's shapes to larger ones, or export it with a window that fits",
+)
+
 
 @rule("MaxPool", kink="the first maximum of the window in row-major order takes all", needs_opset=16)
 def max_pool(op, g, ys, x, *, auto_pad, ceil_mode, dilations, kernel_shape, pads, storage_order, strides):
@@ -85,10 +90,20 @@ def _compared(op, g, y, x, win, late, ceil_mode):
 
 def _reach(win, x, g, ceil_mode):
     """The pads behind an image with which no window hangs over."""
-    over = [
-        win.strides[i] - 1 if rest is None else max(-rest, 0) for i, rest in enumerate(windows.remainder(win, x, g))
-    ]
-    return [end + more * bool(ceil_mode) for end, more in zip(win.ends, over, strict=True)]
+    return [end + _overhang(win, i, x, g, ceil_mode) for i, end in enumerate(win.ends)]
+
+
+def _overhang(win, i, x, g, ceil_mode):
+    """How far a window may hang over the pads behind an image, along one axis.
+
+    Without ceil_mode none does but the one of an image shorter than it: onnxruntime, and onnx's type inference, count
+    windows as (size - extent) / stride + 1, and round towards 0 where the text of ONNX says floor.
+    """
+    rest = windows.remainder(win, x, g)[i]
+    if rest is not None:
+        return max(-rest, 0)
+    most = win.strides[i] - 1
+    return most if ceil_mode else max(min(most, win.extents[i] - win.begins[i] - win.ends[i] - 1), 0)
 
 
 def _scatter(op, g, indices, x):
@@ -165,6 +180,9 @@ def _unlike(win, x, g, ceil_mode, auto_pad):
     """Why (reason, hint) the windows that run are not those that were inferred; None where they are."""
     if ceil_mode and not _outputs_known(win, x, g):
         return BEYOND
+    short = any(rest is not None and rest < 0 for rest in windows.remainder(win, x, g))
+    if short and not ceil_mode and not auto_pad.startswith("SAME"):
+        return SHORT
     wide = zip(win.sizes, win.extents, win.strides, strict=True)
     if auto_pad.startswith("SAME") and any(k != extent or s > k + 1 for k, extent, s in wide):
         return PADDED
@@ -196,10 +214,13 @@ def _taps_inside(win, i, outputs, size, count_include_pad):
 
 def _counts(op, win, i, x, g, late, ceil_mode, count_include_pad):
     """The same for all windows, as a factor of g's type that broadcasts to it: a number where all are equal."""
-    padded = late or win.begins[i] or win.ends[i]
-    if (late or not ceil_mode) and (count_include_pad or not padded):
+    whole = count_include_pad or not (late or win.begins[i] or win.ends[i])
+    over = 0 if late else _overhang(win, i, x, g, ceil_mode)
+    if whole and not over:
         return float(win.kernel[i])
     axis = 2 + i
+    if whole and not ceil_mode:
+        return op.cast(_first_holds(op, win, i, x), g)
     outputs = op.steps(op.dim(g, axis))
     if late:
         begin = op.Gather(late[0], op.ints([i]))
@@ -208,6 +229,14 @@ def _counts(op, win, i, x, g, late, ceil_mode, count_include_pad):
     else:
         counts = _taps_inside(win, i, outputs, op.dim(x, axis), count_include_pad)
     return op.cast(op.reshape(counts, [-1, *[1] * (g.rank - axis - 1)]), g)
+
+
+def _first_holds(op, win, i, x):
+    """How many elements, with pads, the first window averages along one axis: fewer than others in a short image."""
+    more = win.begins[i] + win.ends[i] + win.dilations[i] - 1
+    reach = op.dim(x, 2 + i) + more if more else op.dim(x, 2 + i)
+    taps = reach / win.dilations[i] if win.dilations[i] > 1 else reach
+    return op.Min(taps, op.ints([win.kernel[i]]))
 
 
 @rule("GlobalAveragePool")

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from onnxgrad_cli.autodiff.rules import conv
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.options import Options
 from tests.harness import Case, Const, const, forward_model, with_gradient
 
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -19,7 +20,7 @@ MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
-def gradients(op, arrays, attrs, symbolic=False, threads=1, opset=18, outputs=1, seed=0):
+def gradients(op, arrays, attrs, symbolic=False, threads=1, opset=18, outputs=1, seed=0, target="standard"):
     """Forward value, cotangent and gradients of a node, in float32 on onnxruntime."""
     inputs = [a if a is None or isinstance(a, Const) else np.asarray(a, np.float32) for a in arrays]
     case = Case(op, inputs, attrs, opset=opset, outputs=outputs)
@@ -27,7 +28,7 @@ def gradients(op, arrays, attrs, symbolic=False, threads=1, opset=18, outputs=1,
     feeds = {f"x{i}": a for i, a in enumerate(inputs) if isinstance(a, np.ndarray)}
     y = Executor(model, threads=threads, fallback=False)(feeds)["y0"]
     g = np.random.default_rng(seed).standard_normal(y.shape).astype(np.float32)
-    backward = with_gradient(model, list(feeds), ["y0"], "g_")
+    backward = with_gradient(model, list(feeds), ["y0"], "g_", Options(target=target))
     result = Executor(backward, threads=threads, fallback=False)({**feeds, "g_y0": g})
     return y, g, [result[f"g_grad_{name}"] for name in feeds]
 
@@ -225,6 +226,40 @@ def test_global_lp_pool(p, shape):
         compare(torch_pool, "GlobalLpPool", [x], {"p": p}, symbolic=symbolic)
 
 
+def only_window(x, kernel, dilations, value=0.0):
+    """The elements [N, C, elements] of a window that begins where an image does, `value` where it hangs over."""
+    extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    over = [max(extent - size, 0) for extent, size in zip(extents, x.shape[2:], strict=True)]
+    taps = (slice(0, extent, d) for extent, d in zip(extents, dilations, strict=True))
+    return padded(x, [0] * len(over), over, value)[(..., *taps)].flatten(2)
+
+
+@pytest.mark.parametrize("target", ["standard", "portable"])
+@pytest.mark.parametrize("op", ["AveragePool", "LpPool", "MaxPool"])
+@pytest.mark.parametrize(("sizes", "kernel", "strides", "pads", "dilations"), [
+    ((1, 2), [3, 2], [3, 2], [0, 0], [1, 1]), ((2,), [5], [4], [1], [1]), ((3, 4), [2, 2], [3, 3], [0, 0], [3, 2]),
+    ((2, 1, 2), [5, 1, 3], [4, 1, 3], [1, 0, 0], [1, 1, 1]),
+])  # fmt: skip
+def test_a_window_longer_than_the_image(op, sizes, kernel, strides, pads, dilations, target):
+    """Sizes known at run time may be so small; of what there is, onnxruntime makes a window that PyTorch refuses."""
+    attrs = {"kernel_shape": kernel, "strides": strides, "pads": pads * 2, "dilations": dilations}
+
+    def torch_pool(x, include=0.0):
+        edge = -torch.inf if op == "MaxPool" else 0.0
+        y = only_window(padded(x, pads, pads, edge), kernel, dilations, edge)
+        if op == "AveragePool":
+            y = y.sum(2) / only_window(padded(torch.ones_like(x), pads, pads, include), kernel, dilations).sum(2)
+        else:
+            y = y.amax(2) if op == "MaxPool" else y.norm(2, dim=2)
+        return y.reshape(*y.shape, *[1] * len(sizes))
+
+    x = np.random.default_rng(0).permutation(6 * int(np.prod(sizes))).reshape(2, 3, *sizes) + 1.0
+    compare(torch_pool, op, [x], attrs, symbolic=True, opset=22, target=target)
+    if op == "AveragePool":
+        attrs["count_include_pad"] = 1
+        compare(lambda x: torch_pool(x, 1.0), op, [x], attrs, symbolic=True, opset=22, target=target)
+
+
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("seed", range(30))
 def test_lp_pool(seed, symbolic):
@@ -418,6 +453,8 @@ def test_the_weight_of_an_empty_batch_has_a_gradient_of_zeros(op, x, w, attrs):
          False, "start beyond the image"),
         (Case("LpPool", [(1, 1, 6)], {"kernel_shape": [2], "strides": [3], "ceil_mode": 1, "pads": [0, 1]}), False,
          "start beyond the image"),
+        *((Case(op, [(1, 1, 6, 2)], {"kernel_shape": [1, 5], "strides": [1, 4], "pads": [0, 1, 0, 1]}), False,
+           "longer than the padded image") for op in ("AveragePool", "LpPool", "MaxPool")),
         (Case("ConvTranspose", [(1, 1, 4), (1, 1, 2)], {"strides": [3], "auto_pad": "SAME_UPPER"}), False, "disagree"),
         *((Case(op, [(1, 1, 6)], {"kernel_shape": [k], "strides": [s], "dilations": [d], "auto_pad": "SAME_UPPER"},
                 opset=22), late, "pads as nobody else")
