@@ -100,9 +100,6 @@ MODELS = (
         exact=True,
     ),
     Packaged(
-        RAPID, "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx", {"x": ((1, 3, 64, 96), 0)}, NOISY, exact=True
-    ),
-    Packaged(
         RAPID,
         "rapidocr_onnxruntime/models/ch_ppocr_mobile_v2.0_cls_infer.onnx",
         {"x": ((1, 3, 48, 192), 0)},

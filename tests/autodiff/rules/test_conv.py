@@ -237,12 +237,13 @@ def only_window(x, kernel, dilations, value=0.0):
 @pytest.mark.parametrize("target", ["standard", "portable"])
 @pytest.mark.parametrize("op", ["AveragePool", "LpPool", "MaxPool"])
 @pytest.mark.parametrize(("sizes", "kernel", "strides", "pads", "dilations"), [
-    ((1, 2), [3, 2], [3, 2], [0, 0], [1, 1]), ((2,), [5], [4], [1], [1]), ((3, 4), [2, 2], [3, 3], [0, 0], [3, 2]),
+    ((1, 2), [3, 2], [3, 2], [0, 0], [1, 1]), ((2,), [5], [4], [1], [1]), ((3, 3), [2, 2], [3, 3], [0, 0], [3, 2]),
     ((2, 1, 2), [5, 1, 3], [4, 1, 3], [1, 0, 0], [1, 1, 1]),
 ])  # fmt: skip
-def test_a_window_longer_than_the_image(op, sizes, kernel, strides, pads, dilations, target):
+@pytest.mark.parametrize(("ceil", "symbolic"), [(0, True), (1, True), (1, False)])
+def test_a_window_longer_than_the_image(op, sizes, kernel, strides, pads, dilations, target, ceil, symbolic):
     """Sizes known at run time may be so small; of what there is, onnxruntime makes a window that PyTorch refuses."""
-    attrs = {"kernel_shape": kernel, "strides": strides, "pads": pads * 2, "dilations": dilations}
+    attrs = {"kernel_shape": kernel, "strides": strides, "pads": pads * 2, "dilations": dilations, "ceil_mode": ceil}
 
     def torch_pool(x, include=0.0):
         edge = -torch.inf if op == "MaxPool" else 0.0
@@ -254,10 +255,10 @@ def test_a_window_longer_than_the_image(op, sizes, kernel, strides, pads, dilati
         return y.reshape(*y.shape, *[1] * len(sizes))
 
     x = np.random.default_rng(0).permutation(6 * int(np.prod(sizes))).reshape(2, 3, *sizes) + 1.0
-    compare(torch_pool, op, [x], attrs, symbolic=True, opset=22, target=target)
+    compare(torch_pool, op, [x], attrs, symbolic=symbolic, opset=22, target=target)
     if op == "AveragePool":
         attrs["count_include_pad"] = 1
-        compare(lambda x: torch_pool(x, 1.0), op, [x], attrs, symbolic=True, opset=22, target=target)
+        compare(lambda x: torch_pool(x, 1.0), op, [x], attrs, symbolic=symbolic, opset=22, target=target)
 
 
 @pytest.mark.parametrize("symbolic", [False, True])
