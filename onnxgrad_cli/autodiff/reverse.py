@@ -17,12 +17,13 @@ from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.autodiff.activity import Activity, reads_by_position, stopped
 from onnxgrad_cli.autodiff.differentiation import Differentiation
 from onnxgrad_cli.autodiff.fusions import find_fusions
+from onnxgrad_cli.autodiff.operand_sizes import contradiction
 from onnxgrad_cli.autodiff.rule_call import Refused, call_rule, misfit
 from onnxgrad_cli.emission import bodies
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.fusion import Fusion
 from onnxgrad_cli.emission.values import No, Val
-from onnxgrad_cli.errors import Caution, Refusal, Unknown, UnsupportedError
+from onnxgrad_cli.errors import Caution, InternalError, Refusal, Unknown, UnsupportedError
 from onnxgrad_cli.ir.domains import full_name, is_standard, short_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import reads
@@ -143,6 +144,11 @@ class _Walk:
             self.refuse(node, reason, "fix the model's shapes with `dims` or `shapes`")
         except UnsupportedError as inner:
             self.refusals.extend(inner.refusals)
+        except InternalError:
+            reason = contradiction(op.graph, node)
+            if not reason:
+                raise
+            self.refuse(node, reason, "export the model again")
         else:
             self.record(node, rule, stopped_before)
 

@@ -16,6 +16,11 @@ _IGNORABLE = re.compile(
 """What shows nothing although Python counts it as printable: fillers, and selectors of variants."""
 
 
+def decoded(text: str | bytes) -> str:
+    r"""A text of a model file: protobuf gives out what is no UTF-8 as bytes, which become escapes, `\xff`."""
+    return text if isinstance(text, str) else text.decode(errors="backslashreplace")
+
+
 def visible(text: str) -> str:
     r"""The text on one line, with what can't be seen as escapes of Python: `\x1b`, `\u202e`, `\n`."""
     return _replaced(text, lambda c: c.encode("unicode_escape").decode())

@@ -6,15 +6,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto
 
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.domains import STANDARD, plain_domain
+from onnxgrad_cli.ir.einsum import is_equation
 from onnxgrad_cli.ir.nodes import reads, with_bodies
 
 NEVER = 1 << 30
@@ -176,7 +178,7 @@ def _unlike_any_dialect(model: ModelProto) -> str:
     for entry in model.opset_import:
         if not 0 <= entry.version <= NEVER or (not entry.version and plain_domain(entry.domain) in used):
             return f"it imports version {entry.version} of '{entry.domain or STANDARD}'"
-    if found := unknown_operators(model) or _unbound_attribute(model) or _absent_of_many(model):
+    if found := unknown_operators(model) or _unbound_attribute(model) or _fatal(model):
         return found
     if not _opset(model) and any(not node.domain for node in model.graph.node):
         return "it imports no opset of the standard, and each runtime takes another one then"
@@ -201,17 +203,47 @@ def _give_shapes(model: ModelProto) -> None:
             tensor.shape.SetInParent()
 
 
-def _absent_of_many(model: ModelProto) -> str:
-    """An absent input among as many as there are, as of Min, which the checker lets pass; onnxruntime dies of it."""
-    opset = _opset(model)
-    for node in with_bodies(model.graph.node):
-        if "" not in node.input or node.domain or not _is_known(node.op_type, opset):
-            continue
-        inputs = onnx.defs.get_schema(node.op_type, opset).inputs if not is_of_onnxruntime(node.op_type, opset) else ()
-        if len(inputs) == 1 and inputs[0].option == onnx.defs.OpSchema.FormalParameterOption.Variadic:
-            label = node.name or next(iter(node.output), node.op_type)
-            return f"an input of node '{label}' ({node.op_type}) is absent"
+def fatal_node(nodes: Iterable[NodeProto], opset: int) -> str:
+    """What is wrong with a node, or one in a body, that onnx's checker lets pass and that libraries fall over.
+
+    Args:
+        nodes: the nodes, those of the standard's domain under its short name.
+        opset: the version of the standard's operators.
+
+    Returns:
+        A sentence, "" where there is no such node.
+    """
+    for node in with_bodies(nodes):
+        fault = _absent_of_many(node, opset) or _odd_equation(node)
+        if fault:
+            return f"node '{node.name or next(iter(node.output), node.op_type)}' ({node.op_type}) {fault}"
     return ""
+
+
+def _fatal(model: ModelProto) -> str:
+    """The same of a model and its functions."""
+    parts = ((part.node, _opset(owner)) for part, owner in ((model.graph, model), *((f, f) for f in model.functions)))
+    return next(filter(None, itertools.starmap(fatal_node, parts)), "")
+
+
+def _absent_of_many(node: NodeProto, opset: int) -> str:
+    """An absent input among as many as there are, as of Min: onnxruntime ends the process as it runs the node."""
+    if "" not in node.input or node.domain or is_of_onnxruntime(node.op_type, opset):
+        return ""
+    if not onnx.defs.has(node.op_type, max_inclusive_version=opset):
+        return ""
+    inputs = onnx.defs.get_schema(node.op_type, opset).inputs
+    many = bool(inputs) and inputs[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic
+    absent = [at for at, name in enumerate(node.input) if not name and at >= len(inputs) - 1]
+    return f"lacks its input {absent[0]}" if many and absent else ""
+
+
+def _odd_equation(node: NodeProto) -> str:
+    """An equation of Einsum that is none: onnx's inference of shapes, in onnxruntime too, never ends for some."""
+    if node.op_type != "Einsum" or node.domain:
+        return ""
+    given = (a.s.decode(errors="backslashreplace") for a in node.attribute if a.name == "equation" and a.s)
+    return next((f"has the equation '{text}', which is none" for text in given if not is_equation(text)), "")
 
 
 def _unbound_attribute(model: ModelProto) -> str:
@@ -273,6 +305,6 @@ def _when(op_type: str, opset: int) -> str:
     return f", given up at opset {min(gone)}" if gone else ""
 
 
-def _opset(model: ModelProto) -> int:
-    """The opset of the standard's domain, 0 where the model imports none."""
+def _opset(model: ModelProto | FunctionProto) -> int:
+    """The opset of the standard's domain, 0 where a model or a function imports none."""
     return next((entry.version for entry in model.opset_import if not plain_domain(entry.domain)), 0)

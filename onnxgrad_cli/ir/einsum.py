@@ -13,6 +13,9 @@ from typing import Protocol
 from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.types import Dim, Shape
 
+TERM = r"[A-Za-z]*(\.{3}[A-Za-z]*)?"
+WELL_FORMED = re.compile(rf"{TERM}(,{TERM})*(->{TERM})?")
+
 
 class Operand(Protocol):
     """A value that has a name and a known rank."""
@@ -24,6 +27,11 @@ class Operand(Protocol):
     @property
     def shape(self) -> Shape:
         """The dimensions, symbols as strings."""
+
+
+def is_equation(text: str) -> bool:
+    """Whether a text is one: terms of letters and at most one ellipsis, between commas, the output's after an arrow."""
+    return WELL_FORMED.fullmatch(text.replace(" ", "")) is not None
 
 
 def parse_equation(equation: str, operands: Sequence[Operand]) -> tuple[list[str], str]:

@@ -9,6 +9,7 @@ from onnx import ModelProto, NodeProto
 
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.narration import Tell, silent
+from onnxgrad_cli.common.visible import decoded
 from onnxgrad_cli.common.wording import in_flags
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.execution.judged import judged
@@ -81,7 +82,7 @@ def _origin(model: ModelProto) -> Origin:
     sizes = {dim.dim_param: None for value in fed for dim in value.type.tensor_type.shape.dim if dim.dim_param}
     return Origin(
         exporter=_exporter(model),
-        producer=f"{model.producer_name} {model.producer_version}".strip() or "unnamed",
+        producer=f"{decoded(model.producer_name)} {decoded(model.producer_version)}".strip() or "unnamed",
         ir_version=model.ir_version,
         domains={plain_domain(entry.domain): entry.version for entry in model.opset_import},
         operators=dict(Counter(_name(node) for node in with_bodies(graph.node)).most_common()),
@@ -113,7 +114,8 @@ def _exporter(model: ModelProto) -> str:
     said = provenance(model)
     if said.by_pytorch:
         return NEWER if said.learned or said.fixed else OLDER
-    return PROGRAMS.get(model.producer_name, model.producer_name or "an unnamed program")
+    name = decoded(model.producer_name)
+    return PROGRAMS.get(name, name or "an unnamed program")
 
 
 def _repaired(origin: Origin, built: TrainingModel, report: Report) -> Iterator[str]:

@@ -13,6 +13,7 @@ from onnx import NodeProto, TensorProto
 
 from onnxgrad_cli.autodiff.definitions.preview import PREVIEW
 from onnxgrad_cli.autodiff.reverse import differentiate, or_zero
+from onnxgrad_cli.common.visible import decoded
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.graph import Graph
@@ -33,20 +34,16 @@ def xs_zs_y(node: NodeProto) -> tuple[list[str], list[str], str]:
     What is no UTF-8 is the name of none, and is given so that it can be told.
     """
     given = {attribute.name: attribute for attribute in node.attribute}
-    xs, zs = (list(map(_text, given[key].strings)) if key in given else [] for key in ("xs", "zs"))
-    return xs, zs, _text(given["y"].s) if "y" in given else ""
-
-
-def _text(name: bytes) -> str:
-    return name.decode(errors="backslashreplace")
+    xs, zs = (list(map(decoded, given[key].strings)) if key in given else [] for key in ("xs", "zs"))
+    return xs, zs, decoded(given["y"].s) if "y" in given else ""
 
 
 def rename_named(node: NodeProto, identifier: Callable[[str], str]) -> None:
     """Call what a node names in its attributes, if it is a Gradient, by other names."""
     for attribute in node.attribute if is_gradient(node) else ():
-        attribute.strings[:] = [identifier(_text(name)).encode() for name in attribute.strings]
+        attribute.strings[:] = [identifier(decoded(name)).encode() for name in attribute.strings]
         if attribute.HasField("s"):
-            attribute.s = identifier(_text(attribute.s)).encode()
+            attribute.s = identifier(decoded(attribute.s)).encode()
 
 
 def _run(graph: Graph, options: GradientNodeOptions, training: StepRecord) -> bool:

@@ -22,6 +22,7 @@ from onnxgrad_cli import build
 from onnxgrad_cli.errors import InternalError, OnnxgradError
 from onnxgrad_cli.execution import limits
 from onnxgrad_cli.files import read_model
+from onnxgrad_cli.ir.einsum import is_equation
 from onnxgrad_cli.jobs.build import inspect, run_build
 from onnxgrad_cli.jobs.view import run_view
 from onnxgrad_cli.metadata import Roles
@@ -104,7 +105,37 @@ def test_an_absent_input_among_many(shell: Shell) -> None:
     model = mlp()
     model.graph.node[1].op_type = "Sum"
     model.graph.node[1].input.append("")
-    refused(shell, model, "'k' (Sum) is absent")
+    refused(shell, model, f"'k' (Sum) lacks its input {len(model.graph.node[1].input) - 1}")
+
+
+def in_function(body: str, call: str = "y = f.m(x)", attributes: str = "") -> onnx.ModelProto:
+    return onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17, "f": 1]>
+    g (float[2, 2] x) => (float[2, 2] y) {{ {call} }}
+    <domain: "f", opset_import: ["": 17]> m {attributes} (a, b) => (c) {{ {body} }}""")
+
+
+def test_an_absent_input_among_many_in_a_function(shell: Shell) -> None:
+    """onnxruntime ends the process of the first, and of the second too, which lacks it by its call alone."""
+    refused(shell, in_function('c = Sum(a, "")'), "'c' (Sum) lacks its input 1")
+    refused(shell, in_function("c = Sum(a, b)"), "(Sum) lacks its input 1")
+
+
+@pytest.mark.parametrize("equation", ["[a-z", "a.b", "...a..", "a...b...", "ab->a->b", "a1", "ab;ba", "a\xe9"])
+def test_an_equation_that_is_none(shell: Shell, equation: str) -> None:
+    """For the first four onnx's inference of shapes never ends, and onnxruntime's, which is the same."""
+    model = in_function('c = Einsum<equation = "E">(a)')
+    model.functions[0].node[0].attribute[0].s = equation.encode()
+    refused(shell, model, "'c' (Einsum) has the equation", "which is none")
+    model = in_function("c = Einsum<equation: string = @e>(a)", 'y = f.m<e = "E">(x)', "<e>")
+    model.graph.node[0].attribute[0].s = equation.encode()
+    refused(shell, model, "(Einsum) has the equation", "which is none")
+
+
+@pytest.mark.parametrize("equation", ["ij->ji", " i j -> j i ", "...", "...i->i...", "i...j", "ii", "ij->"])
+def test_an_equation(equation: str) -> None:
+    """What is one is so for numpy too."""
+    np.einsum(equation, np.ones((2, 2)))
+    assert is_equation(equation) and is_equation(f"{equation.partition('->')[0]},ab")
 
 
 def test_axes_without_an_axis(shell: Shell) -> None:

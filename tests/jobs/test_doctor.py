@@ -150,6 +150,20 @@ def test_what_stands_in_the_way(shell: Shell) -> None:
     assert f"\nin the way    {result.json['error'].splitlines()[0]}" in shell("doctor", "wrong.onnx").out
 
 
+def test_an_exporter_whose_name_is_no_utf8(shell: Shell) -> None:
+    """protobuf gives it out as bytes; the rest of the file is as good as any."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17], producer_name: "tool">
+    g (float[2, 2] x) => (float[2, 2] y) <float[2, 2] w = {1, 2, 3, 5}> { y = MatMul(x, w) }""")
+    Path("m.onnx").write_bytes(model.SerializeToString().replace(b"tool", b"t\xe9ol"))
+    result = shell("doctor", "m.onnx", "--json")
+    assert (result.code, result.json["status"], result.json["origin"]["producer"]) == (
+        0,
+        "differentiable",
+        "t\\xe9ol",
+    )
+    assert "\nwritten by    t\\xe9ol, opset 17" in shell("doctor", "m.onnx").out
+
+
 def test_a_file_that_is_no_model(shell: Shell) -> None:
     Path("net.onnx").write_bytes(b"no model")
     assert shell("doctor", "net.onnx").code == 1

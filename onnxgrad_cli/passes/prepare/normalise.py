@@ -6,6 +6,8 @@ import numpy as np
 import onnx
 from onnx import NodeProto, numpy_helper
 
+from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.ir.dialects import fatal_node
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.passes.prepare.declarations import forget_placeholders
@@ -16,10 +18,16 @@ from onnxgrad_cli.targets.standard import to_standard
 
 
 def normalise(graph: Graph) -> None:
-    """Inline functions, hold constants as initializers, and name every node."""
+    """Inline functions, hold constants as initializers, and name every node.
+
+    Raises:
+        OnnxgradError: a node lacks an input, or has an equation that is none; a call of a function may make such.
+    """
     to_standard(graph.proto, graph.nodes)
     inline(graph, _constant_tensor)
     check_depth(graph.nodes)
+    if fault := fatal_node(graph.nodes, graph.opset() or 0):
+        raise OnnxgradError(f"the model is no valid ONNX model: {fault}", "export it again")
     forget_placeholders(graph)
     _hoist_constants(graph)
     separate_outputs(graph)

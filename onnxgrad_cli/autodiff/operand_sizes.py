@@ -1,0 +1,66 @@
+"""Whether the sizes of a node's operands fit each other, by the definitions of operators that onnx does not hold to.
+
+Its inference asks nothing of the bias of an LSTM, nor of a Gemm of which one operand is unknown: what contradicts its
+definition comes to light only where a rule computes with it.
+
+Source: https://onnx.ai/onnx/operators/, Gemm, GRU, LSTM and RNN.
+"""
+
+from __future__ import annotations
+
+import re
+
+import onnx
+from onnx import NodeProto
+
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.types import shape_of
+
+DEFINITIONS = {
+    "GRU": "t b i, d 3h i, d 3h h, d 6h, b, d b h -> t d b h, d b h",
+    "LSTM": "t b i, d 4h i, d 4h h, d 8h, b, d b h, d b h, d 3h -> t d b h, d b h, d b h",
+    "RNN": "t b i, d h i, d h h, d 2h, b, d b h -> t d b h, d b h",
+}
+"""The axes of the operands and of the results, as for Einsum; `4h` is four times the size of h."""
+
+PRODUCT = "{a}, {b}, -> m n"
+"""Of Gemm, whose third operand may be of fewer axes."""
+
+
+def contradiction(graph: Graph, node: NodeProto) -> str:
+    """What is wrong with the sizes of a node's operands and results by the definition of its operator.
+
+    Args:
+        graph: has the types of the values.
+        node: the node; recurrent ones lie with time first.
+
+    Returns:
+        A sentence with the first value that does not fit those before it; "" where all may fit, or where the operator
+        is one that onnx's inference holds to its definition.
+    """
+    operands, _, results = _definition(node).partition(" -> ")
+    if not operands:
+        return ""
+    sizes: dict[str, int] = {}
+    pairs = [*zip(node.input, operands.split(","), strict=False), *zip(node.output, results.split(","), strict=False)]
+    for name, axes in pairs:
+        shape = shape_of(graph.types.get(name))
+        wanted = re.findall(r"(\d*)([a-z])", axes)
+        if shape is None or not wanted:
+            continue
+        fits = len(shape) == len(wanted)
+        for size, (times, label) in zip(shape, wanted, strict=False):
+            if isinstance(size, int):
+                fits &= size == sizes.setdefault(label, size // int(times or 1)) * int(times or 1)
+        if not fits:
+            known = ", ".join(f"{label} = {sizes[label]}" for _, label in wanted if label in sizes)
+            given = ", ".join(map(str, shape))
+            return f"'{name}' has the sizes [{given}], its definition asks for [{', '.join(axes.split())}] with {known}"
+    return ""
+
+
+def _definition(node: NodeProto) -> str:
+    if node.op_type != "Gemm" or node.domain:
+        return DEFINITIONS.get(node.op_type, "") if not node.domain else ""
+    given = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    return PRODUCT.format(a="k m" if given.get("transA") else "m k", b="n k" if given.get("transB") else "k n")

@@ -1,0 +1,100 @@
+"""Operands that contradict their operator's definition are told by the node, as onnxruntime refuses to run on them."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import ModelProto, TensorProto, helper
+
+from onnxgrad_cli import Options, UnsupportedError, build
+from onnxgrad_cli.autodiff.operand_sizes import contradiction
+from onnxgrad_cli.errors import InternalError
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import infer_types
+
+T, B, N, H = 3, 2, 5, 4
+STATE = [1, B, H]
+NODES = {
+    "Gemm": ([[3, 5], [4, 5]], {"transB": 1}),
+    "GRU": ([[T, B, N], [1, 3 * H, N], [1, 3 * H, H], [1, 6 * H], [B], STATE], {"hidden_size": H}),
+    "LSTM": (
+        [[T, B, N], [1, 4 * H, N], [1, 4 * H, H], [1, 8 * H], [B], STATE, STATE, [1, 3 * H]],
+        {"hidden_size": H},
+    ),
+    "RNN": ([[T, B, N], [1, H, N], [1, H, H], [1, 2 * H], [B], STATE], {"hidden_size": H}),
+}  # fmt: skip
+CASES = [(op_type, at) for op_type, (shapes, _) in NODES.items() for at in range(len(shapes))]
+
+
+def model_of(op_type: str, shapes: list[list[int]], **attributes: int) -> ModelProto:
+    names = [f"x{i}" for i in range(len(shapes))]
+    dtypes = [TensorProto.INT32 if len(shape) == 1 and shape != [1] else TensorProto.FLOAT for shape in shapes]
+    inputs = map(helper.make_tensor_value_info, names, dtypes, shapes)
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    node = helper.make_node(op_type, names, ["y"], name="node", **attributes)
+    graph = helper.make_graph([node], "g", list(inputs), [y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def runs(model: ModelProto) -> bool:
+    """Whether onnxruntime runs it."""
+    types = {TensorProto.FLOAT: np.float32, TensorProto.INT32: np.int32}
+    kinds = {value.name: value.type.tensor_type for value in model.graph.input}
+    feeds = {n: np.ones([d.dim_value for d in k.shape.dim], types[k.elem_type]) for n, k in kinds.items()}
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)
+    except Exception:  # onnxruntime's exceptions share no base class
+        return False
+    return True
+
+
+def judged(model: ModelProto) -> str:
+    graph = Graph(model)
+    for value in model.graph.input:
+        graph.types[value.name] = value.type
+    return contradiction(graph, model.graph.node[0])
+
+
+FITTING = [(op_type, *parts) for op_type, parts in NODES.items()]
+
+
+@pytest.mark.parametrize(("op_type", "shapes", "attributes"), [*FITTING, ("Gemm", [[5, 3], [5, 4]], {"transA": 1})])
+def test_operands_that_fit(op_type: str, shapes: list[list[int]], attributes: dict[str, int]) -> None:
+    model = model_of(op_type, shapes, **attributes)
+    assert runs(model) and not judged(model)
+    graph = Graph(model)
+    infer_types(graph)
+    assert not contradiction(graph, graph.nodes[0])
+
+
+@pytest.mark.parametrize(("op_type", "at"), CASES)
+def test_an_operand_that_is_too_long(op_type: str, at: int) -> None:
+    shapes, attributes = NODES[op_type]
+    wrong = [[*shape[:-1], shape[-1] + (i == at)] for i, shape in enumerate(shapes)]
+    model = model_of(op_type, wrong, **attributes)
+    assert not runs(model) and "its definition asks for" in judged(model)
+
+
+def test_the_node_is_named() -> None:
+    """Nothing is known of what a foreign operator returns, so onnx does not see that the product has 3 columns."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17, "nowhere": 1]>
+    g (float[2, 4] x) => (float[2, 4] y) <float[4] v = {1, 2, 3, 4}, float[2, 3] w = {1, 2, 3, 4, 5, 6}>
+    { h = Mul(x, v) k = nowhere.Unheard(h) y = Gemm(k, w) }""")
+    with pytest.raises(UnsupportedError) as caught:
+        build(model)
+    reasons = {refusal.op_type: refusal.reason for refusal in caught.value.refusals}
+    assert "has the sizes [2, 4], its definition asks for [m, n] with m = 2, n = 3" in reasons["Gemm"]
+
+
+def test_a_fault_of_a_rule_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise InternalError("internal: unforeseen")
+
+    monkeypatch.setattr("onnxgrad_cli.autodiff.reverse.call_rule", fails)
+    shapes, attributes = NODES["Gemm"]
+    with pytest.raises(InternalError, match="unforeseen"):
+        build(model_of("Gemm", shapes, **attributes), Options(grad_of_input=["*"]))
