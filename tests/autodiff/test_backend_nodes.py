@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 from onnx.backend.test.case import node as published
 
 from onnxgrad_cli.autodiff import registry
@@ -205,6 +205,10 @@ def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
     if apply_mode(graph, Options(), Training()):
         infer_types(graph)
     model = graph.commit()
+    for name, known in graph.observed.items():  # ranks that a run has told, which inference finds no more
+        sizes = [f"{name}_{axis}" for axis in range(len(shape_of(known) or ()))]
+        if name not in declared:
+            model.graph.value_info.append(helper.make_value_info(name, tensor_type(dtype_of(known), sizes)))
     for value in model.graph.output:
         found, said = graph.types.get(value.name), declared[value.name]
         if shape_of(found) is None:
