@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import faulthandler
 import json
-import math
 import os
 import re
 import resource
@@ -22,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 10
-"""Of the processor, for a case: six of them may go to runs that nobody has asked for (`execution.limits`), and more for
-a larger model."""
+"""Of the processor, for a case: six of them may go to runs that nobody has asked for (`execution.limits`)."""
 
 WALL_SECONDS = 300
 """For one that waits for ever; the machine may have other work."""
@@ -58,20 +56,19 @@ class Outcome:
     told: str = ""
 
 
-def run(arguments: Sequence[str], place: Path, written: Sequence[str] = (), more: float = 0) -> Outcome:
+def run(arguments: Sequence[str], place: Path, written: Sequence[str] = ()) -> Outcome:
     """Run the command in place/out, and judge what it did.
 
     Args:
         arguments: of the command.
         place: a folder in which there are folders `in`, `out` and `tmp`; all that lies around is watched.
         written: the files in `out` that there are at exit code 0 and not else.
-        more: seconds of the processor beyond `SECONDS`, as runs of a larger model are given by the limits.
     """
     around = place.parent
     (place / "said").mkdir()
     before = _snapshot(around, place / "out", place / "said")
     old = {name for name in written if (place / "out" / name).exists()}
-    status, seconds = _forked(arguments, place, SECONDS + math.ceil(more))
+    status, seconds = _forked(arguments, place)
     said = {name: text_of(place / "said" / name) for name in ("stdout", "stderr", "stack", "error", "opened", "code")}
     outcome = _ended(status, seconds, said)
     told = said["stdout"] + said["stderr"]
@@ -126,7 +123,7 @@ def _ended(status: int, seconds: float, said: dict[str, str]) -> Outcome:
     return outcome
 
 
-def _forked(arguments: Sequence[str], place: Path, limit: int) -> tuple[int, float]:
+def _forked(arguments: Sequence[str], place: Path) -> tuple[int, float]:
     """Run the command in a child; its wait status, and how long it took."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -134,7 +131,7 @@ def _forked(arguments: Sequence[str], place: Path, limit: int) -> tuple[int, flo
     child = os.fork()
     if child == 0:
         try:
-            _child(arguments, place, limit)
+            _child(arguments, place)
         finally:
             os._exit(99)
     while time.monotonic() - start < WALL_SECONDS:
@@ -163,7 +160,7 @@ def survives(act: Callable[[], object]) -> bool:
     return os.waitpid(child, 0)[1] == 0
 
 
-def _child(arguments: Sequence[str], place: Path, limit: int) -> None:
+def _child(arguments: Sequence[str], place: Path) -> None:
     """Run the command, then open what it wrote; never returns."""
     said = place / "said"
     os.chdir(place / "out")
@@ -181,7 +178,7 @@ def _child(arguments: Sequence[str], place: Path, limit: int) -> None:
     faulthandler.enable(stack)
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     faulthandler.register(signal.SIGXCPU, stack, chain=True)
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 2))
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 2))
     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _spy(said / "error")

@@ -15,8 +15,6 @@ import onnx
 from onnx import ModelProto
 
 import onnxgrad_cli
-from onnxgrad_cli.execution.limits import Patience
-from onnxgrad_cli.execution.observation import weight_bytes
 from onnxgrad_cli.execution.session import load_onnxruntime
 from tests.fuzz import campaign, case, commands, hostile, models, raw
 from tests.fuzz.corpus import Corpus, Seed
@@ -49,7 +47,7 @@ class Files:
     def __call__(self, rng: Random, place: Path) -> campaign.Played:
         """Play one case."""
         seed = self._corpus.draw(rng)
-        name, more = seed.name, _allowed(seed.model)
+        name = seed.name
         story = self._mutated(seed, rng) if rng.random() < 0.85 else []
         data = hostile.with_broken_text(seed.model.SerializeToString())
         if not story:
@@ -60,7 +58,7 @@ class Files:
         can_train = _write(seed, data, place / "in", file)
         can_train &= not any("a loop of 1000000 " in each for each in story)  # each step may well take seconds
         words, written = commands.draw(rng, seed, file, can_train)
-        outcome = case.run(words, place, written, more)
+        outcome = case.run(words, place, written)
         shown = " ".join(words).replace("*", "'*'")
         return campaign.Played(outcome, f"{name}\n" + "\n".join(story) + f"\ncd out; onnxgrad {shown}")
 
@@ -75,14 +73,6 @@ class Files:
             if case.survives(lambda: onnx.checker.check_model(seed.model)):
                 break
         return story
-
-
-def _allowed(model: ModelProto) -> float:
-    """Seconds that unasked runs of a model may take beyond those that runs of any model may."""
-    patience = Patience()
-    least = patience.left
-    patience.allow(weight_bytes(model), len(model.graph.node))
-    return patience.left - least
 
 
 def _write(seed: Seed, data: bytes, folder: Path, file: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -92,21 +91,6 @@ def test_a_fault_is_noticed(planted: Planted, said: str, place: Path, monkeypatc
     monkeypatch.setattr(case, "SECONDS", 1)
     found = faults(place, monkeypatch, planted, ["out.onnx"])
     assert said in found if said else not found
-
-
-def slow(arguments: Sequence[str]) -> int:
-    until = time.process_time() + 1.2
-    while time.process_time() < until:
-        pass
-    print("done")
-    return 2
-
-
-@pytest.mark.slow
-def test_a_larger_model_may_take_longer(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(case, "SECONDS", 1)
-    monkeypatch.setattr(cli, "run", slow)
-    assert case.run(["build", "../in/model.onnx"], place, more=0.5).kind == "exit 2"
 
 
 def test_equal_seeds_make_equal_cases() -> None:
