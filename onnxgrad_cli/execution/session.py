@@ -34,6 +34,10 @@ SILENT = 4
 FEW_BITS = frozenset({TensorProto.INT4, TensorProto.UINT4, TensorProto.INT2, TensorProto.UINT2})
 """Integers that onnxruntime computes with as others only."""
 
+TWO_BITS = frozenset({TensorProto.INT2, TensorProto.UINT2})
+"""Integers of which onnxruntime makes a wrong product where their columns are no multiple of four: its optimizer packs
+them for MatMulNBits as if four of one column always filled a byte."""
+
 OPTIMIZED_FOR_MANY_RUNS, OPTIMIZED_FOR_FEW_RUNS = 20_000, 5_000
 """Nodes beyond which onnxruntime runs a model as it stands, in a session that trains and in one that runs a few times.
 The time of its optimizations grows with the square of the nodes: 17 s for 10,000 nodes (1.5 s without), and over a
@@ -177,6 +181,8 @@ def start_session(
     # by default what is multiplied with an integer weight is quantized too
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     _keep_quantizers(runtime, options, model)
+    if any(tensor.data_type in TWO_BITS for tensor in model.graph.initializer):
+        _at_most_basic(runtime, options)
     if any(map(_on_integers, model.graph.node)):  # else it fails at weights that are dequantized alone
         options.add_session_config_entry(EXACT_INTEGERS, "1")
     if file is None:
@@ -221,9 +227,14 @@ def _keep_quantizers(runtime: ModuleType, options: onnxruntime.SessionOptions, m
     if not quantizers:
         return
     options.add_session_config_entry("session.disable_quant_qdq", "1")
+    if not FEW_BITS.isdisjoint(_made_by(quantizers, model)):
+        _at_most_basic(runtime, options)
+
+
+def _at_most_basic(runtime: ModuleType, options: onnxruntime.SessionOptions) -> None:
+    """Let onnxruntime's optimizer do what changes no number, and no more."""
     levels = runtime.GraphOptimizationLevel
-    few = not FEW_BITS.isdisjoint(_made_by(quantizers, model))
-    if few and options.graph_optimization_level != levels.ORT_DISABLE_ALL:
+    if options.graph_optimization_level != levels.ORT_DISABLE_ALL:
         options.graph_optimization_level = levels.ORT_ENABLE_BASIC
 
 
