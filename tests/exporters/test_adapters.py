@@ -76,18 +76,24 @@ def random_factors(model: onnx.ModelProto, options: Options) -> tuple[list[Adapt
     return built.training.adapters, {n: (RNG.standard_normal(s) * 0.3).astype(np.float32) for n, s in shapes.items()}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dynamo", [False, True])
-@pytest.mark.parametrize("scaling", ["lora", "rslora"])
-def test_peft_and_onnxruntime_compute_the_same(dynamo: bool, scaling: Any, tmp_path: Path) -> None:
-    peft = package("peft")
+def exported(path: Path, dynamo: bool) -> tuple[nn.Module, torch.Tensor]:
+    """The network and its input, written by one of the two exporters."""
     if dynamo:
         package("onnxscript")
     torch.manual_seed(0)
     net, x = Network().eval(), torch.randn(2, 3, 16)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(net, (x,), tmp_path / "net.onnx", dynamo=dynamo, input_names=["x"], verbose=False)
+        torch.onnx.export(net, (x,), path, dynamo=dynamo, input_names=["x"], verbose=False)
+    return net, x
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamo", [False, True])
+@pytest.mark.parametrize("scaling", ["lora", "rslora"])
+def test_peft_and_onnxruntime_compute_the_same(dynamo: bool, scaling: Any, tmp_path: Path) -> None:
+    peft = package("peft")
+    net, x = exported(tmp_path / "net.onnx", dynamo)
     model = onnx.load(tmp_path / "net.onnx")
     asked = Options(lora=LoraSpec(3, 6.0), lora_scaling=scaling, lora_target=("all-linear", "mix"))
     adapters, values = random_factors(onnx.load(tmp_path / "net.onnx"), asked)
@@ -124,13 +130,7 @@ def test_peft_and_onnxruntime_compute_the_same(dynamo: bool, scaling: Any, tmp_p
 def test_dora_has_the_results_and_gradients_of_peft(dynamo: bool, tmp_path: Path) -> None:
     """Of linear layers and a convolution with biases, by two exporters; magnitudes are no norms, and B is not zero."""
     peft = package("peft")
-    if dynamo:
-        package("onnxscript")
-    torch.manual_seed(0)
-    net, x = Network().eval(), torch.randn(2, 3, 16)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(net, (x,), tmp_path / "net.onnx", dynamo=dynamo, input_names=["x"], verbose=False)
+    net, x = exported(tmp_path / "net.onnx", dynamo)
     model = onnx.load(tmp_path / "net.onnx")
     asked = Options(lora=LoraSpec(3, 6.0), lora_dora=True, lora_target=("all-linear", "mix"), keep_outputs=True)
     built = build(onnx.load(tmp_path / "net.onnx"), asked)
