@@ -16,6 +16,7 @@ from onnx import ModelProto
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files.contents import check_contents
 from onnxgrad_cli.files.external_data import check_external_data, external_tensors, restate_references, tensors
+from onnxgrad_cli.files.genai_config import note_kind
 from onnxgrad_cli.ir.dialects import complaint, mend
 from onnxgrad_cli.ir.functions import check_growth
 from onnxgrad_cli.ir.skeleton import copied, skeleton
@@ -56,7 +57,9 @@ def load_model(path: str | Path) -> tuple[ModelProto, Path | None]:
     else:
         source = Path(path)
         where, data = f"'{path}'", _read(source)
-    return _checked(_parse(data, where), where, source), source
+    model = _checked(_parse(data, where), where, source)
+    note_kind(model, source)
+    return model, source
 
 
 def read_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto, Path | None]:

@@ -13,6 +13,9 @@ from onnxgrad_cli.ir.nodes import FORWARD
 SCOPES = "pkg.torch.onnx.name_scopes"
 """The metadata in which PyTorch's newer exporter keeps the modules around a node, and the node's own name."""
 
+GENAI, GENAI_KIND = "onnxruntime-genai", "onnxruntime-genai.type"
+"""The producer that calls modules otherwise than transformers does, and the metadata with what kind of model it is."""
+
 VIEWS = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators whose result is a weight still."""
 

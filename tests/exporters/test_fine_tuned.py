@@ -180,9 +180,28 @@ def test_dora_of_packed_projections_is_pefts(tmp_path: Path) -> None:
     names = safetensors.numpy.load_file(theirs / "adapter_model.safetensors")
     assert sum(name.endswith(".k_proj.lora_magnitude_vector") for name in names) == COMMON["num_hidden_layers"]
 
+    check_against_peft("llama", tmp_path)
+
+
+@pytest.mark.slow
+def test_modules_that_are_one_in_transformers(tmp_path: Path) -> None:
+    """Phi-3 has one matrix for gate and up, where the builder writes two, and one for queries, keys and values."""
+    file = write_chat_model("phi3", "fp32", tmp_path, [message["content"] for chat in CHATS for message in chat])
+    chats, theirs, tuned = tmp_path / "chat.jsonl", tmp_path / "theirs", tmp_path / "tuned.onnx"
+    chats.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in CHATS))
+    train = ["train", file, "--lora", 8, "--loss", "causal-lm", "--data", chats, "--tokenizer", file.parent]
+    train += ["--optimizer", "adamw", "--learning-rate", 0.01, "--epochs", 3, "-o", tuned]
+    assert run([str(word) for word in [*train, "--adapter", f"peft:{theirs}"]]) == 0
+    names = safetensors.numpy.load_file(theirs / "adapter_model.safetensors")
+    assert sum(name.endswith(".gate_up_proj.lora_A.weight") for name in names) == COMMON["num_hidden_layers"]
+    check_against_peft("phi3", tmp_path)
+
+
+def check_against_peft(name: str, tmp_path: Path) -> None:
+    """PEFT with the folder 'theirs' computes what 'tuned.onnx' does, which has a float base."""
     ids = list(range(3, 12))
-    before, wanted = logits_of_peft(tmp_path / "llama", theirs, [ids])
-    model = onnx.load(tuned)
+    before, wanted = logits_of_peft(tmp_path / name, tmp_path / "theirs", [ids])
+    model = onnx.load(tmp_path / "tuned.onnx")
     feeds = {"input_ids": np.array([ids]), "attention_mask": np.ones((1, len(ids)), np.int64)}
     for value in model.graph.input:
         if value.name.startswith("past_key_values"):

@@ -11,6 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,15 @@ from onnx import ModelProto
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 from onnxgrad_cli.metadata import VERSION, Adapter, tool_version
+from onnxgrad_cli.training.adapters.module_names import (
+    Arrays,
+    as_built,
+    in_transformers,
+    kind_of,
+    nothing,
+    scaled_to,
+    side_by_side,
+)
 from onnxgrad_cli.training.adapters.own_file import check_factors
 from onnxgrad_cli.training.adapters.places import Factors, Place, flat, keys, places
 from onnxgrad_cli.training.adapters.together import Read, together
@@ -63,7 +73,7 @@ def peft_bytes(model: ModelProto, adapters: Sequence[Adapter], values: Mapping[s
         OnnxgradError: a factor is missing or does not fit.
     """
     check_factors(adapters, values)
-    found = dict(_modules(model, adapters, values))
+    found = in_transformers(model, dict(_modules(model, adapters, values)))
     dora = bool(adapters[0].magnitude)
     rank = Counter(adapter.rank for adapter, _ in found.values()).most_common(1)[0][0]
     alpha = Counter(adapter.alpha for adapter, _ in found.values()).most_common(1)[0][0]
@@ -98,7 +108,7 @@ def _modules(
     if others:
         raise UsageError(f"`adapter`: a folder of PEFT has no place for '{others[0]}', which was trained in full", hint)
     named = keys(places(model, own.keys()))
-    met = Counter(name for key in named.values() for name in key[0].names)
+    met = Counter(name for key in named.values() for name in key[0].sizes)
     barred = [
         f"{place.weight}: {why}" for key, (place, *_) in named.items()
         if (why := place.obstacle or ("" if key == place.module else f"'{place.module}' has another matrix, too"))
@@ -111,7 +121,7 @@ def _modules(
     for place, *_ in named.values():
         adapter, found = own[place.weight], place.of(own[place.weight], values)
         start = 0
-        for name, size in place.parts or ((place.module, place.shape[1]),):
+        for name, size in place.sizes.items():
             b = found.b[start : start + size]
             m = None if found.magnitude is None else found.magnitude[start : start + size]
             m = m.reshape(1, -1, *place.kernel) if m is not None and place.kernel else m
@@ -147,59 +157,56 @@ def load_peft(folder: Path, model: ModelProto) -> tuple[list[Adapter], dict[str,
         OnnxgradError: a file is missing or damaged, holds more than factors, or is of modules that the model has not.
     """
     config = _config(folder / CONFIG)
-    factors = _factors(folder / MODEL, folder / PICKLE)
+    stored = _factors(folder / MODEL, folder / PICKLE)
     known = places(model)
     layers = [key[0] for name, key in keys(known).items() if name == key[0].module and not key[0].obstacle]
-    there = {name: place for place in layers for name in place.names}
-    unknown = sorted(factors.keys() - there.keys())
+    there = {name: size for place in layers for name, size in place.sizes.items()}
+    factors, called = as_built(kind_of(model), stored, there)
+    unknown = sorted(stored.keys() - called.values())
     if unknown:
         raise OnnxgradError(
             f"'{folder}' has an adapter of '{unknown[0]}', and the model has no such module",
-            suggest(unknown[0], there, "modules"),
+            suggest(unknown[0], set(called.values()), "modules"),
         )
     found: list[Read] = []
     for place in layers:
-        own = {name: factors[name] for name in place.names if name in factors}
+        own = {name: factors[name] for name in place.sizes if name in factors}
         if own:
-            found.append((place, *_at(folder, config, place, own)))
+            found.append((place, *_at(folder, config, place, own, called)))
     return together(found, known)
 
 
 def _at(
-    folder: Path, config: Mapping[str, Any], place: Place, own: Mapping[str, Mapping[str, np.ndarray]]
+    folder: Path, config: Mapping[str, Any], place: Place, own: Mapping[str, Arrays], called: Mapping[str, str]
 ) -> tuple[Adapter, dict[str, np.ndarray]]:
     """The adapter of a place, of those of the modules that it stands for."""
-    parts = {name: _module(folder, config, place, name, found) for name, found in own.items()}
+    parts = {name: _module(folder, config, place, name, found, called[name]) for name, found in own.items()}
     if not place.parts:
         ((found, alpha),) = parts.values()
         return place.adapter(found, alpha, _scaling(config))
-    rank, start = sum(len(found.a) for found, _ in parts.values()), 0
-    a, b = np.zeros((rank, place.shape[0])), np.zeros((place.shape[1], rank))
-    rows = 0
     if config.get("use_dora") and len(parts) < len(place.parts):
         lacking = next(name for name, _ in place.parts if name not in parts)
         raise OnnxgradError(
             f"'{folder}' has DoRA of '{next(iter(parts))}' and none of '{lacking}', which are one matrix here",
             "merge the adapter into its model with PEFT, and export that",
         )
-    for name, size in place.parts:
-        if name in parts:
-            found, _ = parts[name]
-            end = rows + len(found.a)
-            a[rows:end], b[start : start + size, rows:end] = found.a, found.b.astype(np.float64) * found.scale
-            rows = end
-        start += size
+    first = next(found for found, _ in parts.values())
+    wide = {
+        name: replace(found, b=found.b.astype(np.float64)) for name, (found, _) in parts.items()
+    }  # rounded but once
+    pairs = {name: scaled_to(found, 1.0) for name, found in wide.items()}
+    a, b = side_by_side([pairs.get(name, nothing(size, first.a)) for name, size in place.parts])
     lengths = [each for name, _ in place.parts if name in parts and (each := parts[name][0].magnitude) is not None]
-    return place.adapter(Factors(a, b, 1.0, np.concatenate(lengths) if lengths else None), rank)
+    return place.adapter(Factors(a, b, 1.0, np.concatenate(lengths) if lengths else None), len(a))
 
 
 def _module(
-    folder: Path, config: Mapping[str, Any], place: Place, name: str, own: Mapping[str, np.ndarray]
+    folder: Path, config: Mapping[str, Any], place: Place, name: str, own: Arrays, called: str
 ) -> tuple[Factors, float]:
     """The factors of a module, and its alpha."""
-    rank = _of(config, "rank_pattern", name, config["r"])
-    alpha = _of(config, "alpha_pattern", name, config["lora_alpha"])
-    out = dict(place.parts).get(name, place.shape[1])
+    rank = _of(config, "rank_pattern", called, config["r"])
+    alpha = _of(config, "alpha_pattern", called, config["lora_alpha"])
+    out = place.sizes[name]
     shapes = [(rank, place.shape[0], *place.kernel), (out, rank, *place.kernel)]
     a, b, m = own["A"], own["B"], own.get(MAGNITUDE)
     if (m is not None) != bool(config.get("use_dora")) or (m is not None and m.size != out):

@@ -10,14 +10,13 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.modules import module_path
+from onnxgrad_cli.ir.modules import GENAI, module_path
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.passes.adapters import PRODUCTS as PASSES_PRODUCTS, Reader, Uses, views_of
 from onnxgrad_cli.passes.quantized_matrices import is_integer
@@ -31,9 +30,6 @@ LOOKUPS = frozenset({"Gather", "GatherBlockQuantized"})
 
 WEIGHT = re.compile(r"(^|\.)q?weight")
 """What the one matrix of a layer is called, whatever a quantizer adds: 'weight_quantized', 'MatMul.weight_Q4'."""
-
-GENAI = "onnxruntime-genai"
-"""The producer that shortens names of modules, and may have made one product of three."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +89,10 @@ class Place:
         """Whether the product is x W: else it is W x, or a convolution, whose factors stand before what they meet."""
         return not self.kernel and self.reader.position == 1
 
-    @cached_property
-    def names(self) -> list[str]:
-        """The modules that its adapter is of."""
-        return [name for name, _ in self.parts] or [self.module]
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The modules that its adapter is of, in order, each with its number of outputs."""
+        return dict(self.parts) or {self.module: self.shape[1]}
 
     @property
     def obstacle(self) -> str:
@@ -245,11 +241,14 @@ def _named(
     around, _, last = path.rpartition(".")
     module = f"{around.removesuffix('attn')}self_attn.{last}" if around.endswith(".attn") else path
     queries, keys = heads.get(around, (0, 0))
-    if last != "qkv_proj" or queries + 2 * keys < 1:
+    if last == "qkv_proj":
+        counts = {"q": queries, "k": keys, "v": keys}
+    else:
+        counts = {"gate": 1, "up": 1} if last == "gate_up_proj" else {}
+    if not sum(counts.values()):
         return module, ()
-    size = outputs // (queries + 2 * keys)
-    own = module.removesuffix(last)
-    return module, tuple((f"{own}{kind}_proj", size * n) for kind, n in (("q", queries), ("k", keys), ("v", keys)))
+    size, own = outputs // sum(counts.values()), module.removesuffix(last)
+    return module, tuple((f"{own}{kind}_proj", size * n) for kind, n in counts.items())
 
 
 # -- names in files ---------------------------------------------------------------------------------------------------
