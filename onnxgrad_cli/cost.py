@@ -401,7 +401,7 @@ class Fact(NamedTuple):
 _ELEMENTS, _IS_FLOAT = attrgetter("elements"), attrgetter("is_float")
 
 
-def _is_known(value_type: TypeProto | None) -> bool:
+def is_known(value_type: TypeProto | None) -> bool:
     """Whether a type has a shape, and every size of it is a number."""
     shape = shape_of(value_type)
     return shape is not None and all(isinstance(size, int) for size in shape)
@@ -471,7 +471,7 @@ class Facts(dict[str, Fact]):
         for value in (*bare.graph.input, *bare.graph.output):
             self._put_sizes(value.type)
         exact = self._inferred(graph, bare)
-        more = [value for value in stated if not _is_known(exact.get(value.name)) and self._put_sizes(value.type)]
+        more = [value for value in stated if not is_known(exact.get(value.name)) and self._put_sizes(value.type)]
         if not more:
             return exact
         bare.graph.value_info.extend(more)  # what only its statement tells: its symbols are known by now
@@ -482,7 +482,7 @@ class Facts(dict[str, Fact]):
         for dim in value_type.tensor_type.shape.dim:
             if not dim.HasField("dim_value") and (dim.dim_param or "?") in self._sizes:
                 dim.dim_value = self._sizes[dim.dim_param or "?"]
-        return _is_known(value_type)
+        return is_known(value_type)
 
     def _inferred(self, graph: Graph, bare: ModelProto) -> dict[str, TypeProto]:
         """The types of a model whose inputs have sizes, from which follow those of the graph's other symbols."""

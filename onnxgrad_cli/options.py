@@ -66,8 +66,9 @@ class LoraSpec:
 class RecomputeSpec:
     """What to compute again in the backward part, as asked for.
 
-    `kind` is 'elementwise', 'block' (all between values or nodes that `pattern` names, or with 'auto' all of a layer)
-    or 'budget' (as much as it takes until no more than `size` bytes are kept).
+    `kind` is 'elementwise', 'block' (all between values or nodes that `pattern` names, or with 'auto' all of a layer),
+    'budget' (as much as it takes until no more than `size` bytes are kept) or 'optimal' (the same with the fewest
+    operations, by a solver).
 
     Raises:
         UsageError: there is no such kind, a block has no pattern, or the size is negative.
@@ -85,7 +86,8 @@ class RecomputeSpec:
             raise UsageError(f"`recompute`: a pattern goes with the kind 'block', and with it alone: {self!r}")
 
     def __str__(self) -> str:
-        return {"block": f"block:{self.pattern}", "budget": f"budget:{self.size}B"}.get(self.kind, self.kind)
+        sized = f"{self.kind}:{self.size}B"
+        return {"block": f"block:{self.pattern}", "budget": sized, "optimal": sized}.get(self.kind, self.kind)
 
 
 @dataclass(frozen=True)

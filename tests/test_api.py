@@ -180,7 +180,7 @@ def test_a_wrong_option_is_refused_when_it_is_made(case: str) -> None:
         (lambda: LoraSpec(0), "a rank of 0 leaves nothing to train"),
         (lambda: LoraSpec(8.0), "`lora=8.0`: a rank is wanted, not a float"),
         (lambda: LoraSpec(2, -1.0), "alpha must be a positive number, not -1.0"),
-        (lambda: RecomputeSpec("blocks"), "`kind='blocks'` is none of 'elementwise', 'block' and 'budget'"),
+        (lambda: RecomputeSpec("blocks"), "`kind='blocks'` is none of 'elementwise', 'block', 'budget' and 'optimal'"),
         (lambda: RecomputeSpec("block"), "a pattern goes with the kind 'block'"),
         (lambda: RecomputeSpec("budget", size=-1), "`size=-1`: a whole number of 0 or more is wanted"),
         (lambda: Group("*", {"lr": -1}), "lr takes a factor of the learning rate, not -1"),

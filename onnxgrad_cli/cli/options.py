@@ -166,7 +166,7 @@ def what_to_build(command: Command) -> Command:
                      help="How weights begin: as they are stored, or drawn anew; of `build` with --training-info."),
         click.option("--seed", type=click.IntRange(0, SEEDS - 1),
                      help="Of all random numbers: drawn weights, adapters, and in a training the order and Dropout."),
-        click.option("--recompute", metavar="elementwise|block:auto|block:GLOB|budget:SIZE",
+        click.option("--recompute", metavar="elementwise|block:auto|block:GLOB|budget:SIZE|optimal:SIZE",
                      help="Save memory: compute values again in the backward part instead of keeping them."),
         click.option("--loss-chunks", type=click.IntRange(1), metavar="N",
                      help="Save memory: the loss of a language model by N chunks of its tokens, one after the other "

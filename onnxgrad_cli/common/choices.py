@@ -8,7 +8,7 @@ from typing import Literal
 Reduction = Literal["mean", "sum"]
 Preset = Literal["bias", "norm", "head"]
 Init = Literal["keep", "xavier", "he", "normal"]
-Recomputation = Literal["elementwise", "block", "budget"]
+Recomputation = Literal["elementwise", "block", "budget", "optimal"]
 Yield = Literal["ones", "input", "keep"]
 Mode = Literal["keep", "train", "eval"]
 Quantization = Literal["refuse", "ste", "lsq"]

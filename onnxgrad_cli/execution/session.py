@@ -5,15 +5,18 @@ Weights and state are no part of the model of such a session: they are bound, an
 
 from __future__ import annotations
 
+import ctypes
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
+import onnx
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from onnxgrad_cli.common import checks
@@ -116,11 +119,13 @@ def open_session(
     threads: int | None = None,
     *,
     alternating: bool = False,
+    written: Path | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> onnxruntime.InferenceSession:
     """A session that trains a model or evaluates it on data, with many runs.
 
     Args:
-        model, path, provider, threads, alternating: see `start_session`.
+        model, path, provider, threads, alternating, written, sizes: see `start_session`.
 
     Raises:
         UsageError: `threads` are more than this machine can use.
@@ -129,7 +134,7 @@ def open_session(
     if threads is not None:
         checks.threads(threads)
     try:
-        return start_session(model, path, provider, threads, alternating=alternating)
+        return start_session(model, path, provider, threads, alternating=alternating, written=written, sizes=sizes)
     except Exception as error:  # of many kinds, none of them public
         raise OnnxgradError(f"onnxruntime can't run the model: {str(error).strip()}", _hint(model, error)) from error
 
@@ -152,6 +157,8 @@ def start_session(
     alternating: bool = False,
     optimized: int = OPTIMIZED_FOR_MANY_RUNS,
     file: Path | None = None,
+    written: Path | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> onnxruntime.InferenceSession:
     """A session on a model; what refuses the model is onnxruntime's own error.
 
@@ -164,6 +171,8 @@ def start_session(
             way of the other.
         optimized: the number of nodes beyond which onnxruntime does not optimize the model.
         file: a file that holds the model, which is opened as whoever has the file does.
+        written: where onnxruntime writes the model as it runs it.
+        sizes: symbol -> size, of which onnxruntime may make use.
 
     Raises:
         Exception: onnxruntime refuses the model; its exceptions share no public base class.
@@ -188,6 +197,10 @@ def start_session(
     if file is None:
         folder = path.parent if path else Path()
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.absolute()))
+    for symbol, size in (sizes or {}).items():
+        options.add_free_dimension_override_by_name(symbol, size)
+    if written is not None:
+        options.optimized_model_filepath = str(written)
     providers: list[str | tuple[str, dict[str, str]]] = [CPU]
     if provider != CPU:  # OpenVINO's has threads of its own
         own = {"num_of_threads": str(threads)} if provider == OPENVINO and threads is not None else {}
@@ -197,6 +210,26 @@ def start_session(
     if provider not in session.get_providers():  # onnxruntime goes on without it, and says so in its log alone
         raise RuntimeError(f"it can't load {provider}: a library that it needs is missing, or of another version")
     return session
+
+
+def as_run(
+    model: ModelProto, path: Path | None = None, threads: int | None = None, sizes: Mapping[str, int] | None = None
+) -> ModelProto:
+    """A model as onnxruntime runs it on the processor: what its optimizer has made of it, its nodes in their order.
+
+    Args:
+        model: the model.
+        sizes: symbol -> size; onnxruntime then computes in advance what follows from the sizes alone.
+        path: where the model was read from; external data are relative to it.
+        threads: see `start_session`.
+
+    Raises:
+        OnnxgradError: onnxruntime refuses the model.
+    """
+    with TemporaryDirectory() as folder:
+        written = Path(folder) / "model.onnx"
+        open_session(model, path, threads=threads, written=written, sizes=sizes)
+        return onnx.load(written)
 
 
 def _opened(runtime: Any, model: ModelProto, source: bytes | str, options: Any, providers: list[Any]) -> Any:
@@ -245,6 +278,17 @@ def _made_by(quantizers: Sequence[NodeProto], model: ModelProto) -> Iterator[int
     yield from (tensor.data_type for tensor in model.graph.initializer if tensor.name in zeros)
     constants = (node for node in model.graph.node if node.op_type == "Constant" and node.output[0] in zeros)
     yield from (attribute.t.data_type for node in constants for attribute in node.attribute)
+
+
+def trim() -> None:
+    """Give back to the system what lies free in the memory of the process, where the C library can.
+
+    What was read of a file and copied from there lies free after that, as much as the file holds, and glibc keeps it.
+    Source: malloc_trim(3).
+    """
+    trim_all = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim_all is not None:
+        trim_all(0)
 
 
 def feed(binding: onnxruntime.IOBinding, name: str, array: np.ndarray) -> None:

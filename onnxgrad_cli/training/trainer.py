@@ -15,7 +15,7 @@ from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.execution.session import CPU, Buffer, open_session, take_out
+from onnxgrad_cli.execution.session import CPU, Buffer, open_session, take_out, trim
 from onnxgrad_cli.files import ModelSource, read_model
 from onnxgrad_cli.files.start_values import lacking, values_beside
 from onnxgrad_cli.metadata import describe
@@ -98,6 +98,7 @@ class Trainer(TrainerBase):
             self._step = WholeStep(copy, roles, self._sides, scalars, start)
         else:
             self._step = SlicedStep(parts, self._sides, self._successors, scalars, start)
+        trim()
         self._unbroken = nullcontext if parts is None else uninterrupted  # of overlapping sides one is there at a time
 
     @property

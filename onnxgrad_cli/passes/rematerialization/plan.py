@@ -2,7 +2,8 @@
 
 This is activation checkpointing (T. Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016,
 arXiv:1604.06174): a few forward values are stored, and what the backward part reads besides is recomputed from these,
-segment by segment. Three strategies choose the stored values: `plan_elementwise`, `plan_blocks` and `plan_budget`.
+segment by segment. Strategies choose the stored values: `plan_elementwise`, `plan_blocks`, `plan_budget` and
+that of `solver`.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class Plan:
             if not self.can_run_twice(node):
                 return None
             nodes[id(node)] = node
-            operands = _computed(self.flow, node)
+            operands = computed(self.flow, node)
             stored.update(filter(self.is_available, operands))
             missing = [operand for operand in operands if not self.is_available(operand)]
             if any(self.flow.segments[operand] != self.flow.segments[name] for operand in missing):
@@ -109,7 +110,7 @@ class Plan:
         return Recomputation(list(nodes.values()), stored)
 
 
-def _computed(flow: Dataflow, node: NodeProto) -> list[str]:
+def computed(flow: Dataflow, node: NodeProto) -> list[str]:
     """The operands of a node that are not in memory anyway."""
     return [name for name in node.input if name and not flow.is_resident(name)]
 
@@ -147,7 +148,7 @@ def plan_blocks(flow: Dataflow, boundaries: Collection[str]) -> Plan:
             if not plan.can_run_twice(node):
                 stored.add(root)
                 continue
-            operands = _computed(flow, node)
+            operands = computed(flow, node)
             inside = {operand for operand in operands if flow.segments[operand] == flow.segments[name]}
             needed |= inside
             stored.update(flow.storage(operand) for operand in operands if operand not in inside)
@@ -172,7 +173,7 @@ def plan_budget(flow: Dataflow, budget: int, sizes: Facts, total: int) -> Plan:
     """
     plan = Plan(flow)
     must_store, recomputed = plan.must_store, set[str]()
-    size = {root: _bytes(root, sizes) for root in plan.groups}
+    size = {root: size_of(root, sizes) for root in plan.groups}
 
     def way(root: str) -> Recomputation | None:
         """How `root` is recomputed from what is stored besides it."""
@@ -181,7 +182,7 @@ def plan_budget(flow: Dataflow, budget: int, sizes: Facts, total: int) -> Plan:
         plan.stored.add(root)
         return found
 
-    prices = {root: _flops(found, sizes) / size[root] for root in plan.groups if size[root] and (found := way(root))}
+    prices = {root: flops_of(found, sizes) / size[root] for root in plan.groups if size[root] and (found := way(root))}
     for root in sorted(prices, key=prices.__getitem__):
         if total <= budget or prices[root] == inf:
             break
@@ -201,7 +202,7 @@ def _of_other_segments(plan: Plan, root: str, recomputation: Recomputation) -> I
     return (plan.flow.storage(name) for name in recomputation.operands if segments[name] not in own)
 
 
-def _flops(recomputation: Recomputation, sizes: Facts) -> float:
+def flops_of(recomputation: Recomputation, sizes: Facts) -> float:
     """The operations of a recomputation; infinitely many where nobody can tell."""
     try:
         return sum(node_flops(node, sizes) for node in recomputation.nodes)
@@ -209,7 +210,8 @@ def _flops(recomputation: Recomputation, sizes: Facts) -> float:
         return inf
 
 
-def _bytes(name: str, sizes: Facts) -> int:
+def size_of(name: str, sizes: Facts) -> int:
+    """The bytes of a value; 0 where nobody can tell."""
     try:
         return sizes.bytes(name)
     except LookupError:

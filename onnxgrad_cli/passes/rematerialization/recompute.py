@@ -23,18 +23,20 @@ from onnxgrad_cli.passes.rematerialization import rewrite
 from onnxgrad_cli.passes.rematerialization.dataflow import LONGEST_CHAIN, Dataflow
 from onnxgrad_cli.passes.rematerialization.layers import ends_of_layers
 from onnxgrad_cli.passes.rematerialization.plan import Plan, plan_blocks, plan_budget, plan_elementwise
+from onnxgrad_cli.passes.rematerialization.solver import plan_optimal
 from onnxgrad_cli.record import Recomputed, Training
 
 KINDS: tuple[Recomputation, ...] = get_args(Recomputation)
-ELEMENTWISE, BLOCK, BUDGET = KINDS
+ELEMENTWISE, BLOCK, BUDGET, OPTIMAL = KINDS
+SIZED = (BUDGET, OPTIMAL)
 AUTO = "auto"
 """The pattern that stands for the layers of the network."""
 
-FORM = "`recompute` takes elementwise, block:auto, block:GLOB or budget:SIZE"
+FORM = "`recompute` takes elementwise, block:auto, block:GLOB, budget:SIZE or optimal:SIZE"
 
 
 def parse_recompute(text: str) -> RecomputeSpec:
-    """Read `elementwise`, `block:auto`, `block:GLOB` or `budget:SIZE`, such as budget:512MB.
+    """Read `elementwise`, `block:auto`, `block:GLOB`, `budget:SIZE` or `optimal:SIZE`, such as budget:512MB.
 
     Raises:
         UsageError: it is none of these.
@@ -46,7 +48,7 @@ def parse_recompute(text: str) -> RecomputeSpec:
     if bool(rest) != (kind != ELEMENTWISE):
         raise UsageError(f"{FORM}, not '{text}'", "such as block:'*layer*/output' or budget:512MB")
     return RecomputeSpec(
-        kind, rest if kind == BLOCK else "", bytes_of(rest, "`recompute` budget") if kind == BUDGET else 0
+        kind, rest if kind == BLOCK else "", bytes_of(rest, f"`recompute` {kind}") if kind in SIZED else 0
     )
 
 
@@ -80,8 +82,10 @@ def _plan(
         flow.must_store.update(name for node in flow.forward if node.name in own for name in node.output if name)
     if spec.kind == BLOCK:
         return plan_blocks(flow, boundaries)
-    if spec.kind == BUDGET:
-        return plan_budget(flow, spec.size, Facts(graph, before.assumed), before.kept_bytes)
+    if spec.kind in SIZED:
+        budget = (spec.size, Facts(graph, {**before.sizes, **before.assumed}), before.kept_bytes)
+        found = plan_budget(flow, *budget)
+        return plan_optimal(found, *budget) if spec.kind == OPTIMAL else found
     return plan_elementwise(flow)
 
 
@@ -93,11 +97,11 @@ def _shortfalls(spec: RecomputeSpec, done: Recomputed, assumed: Mapping[str, int
         done: what was reached.
         assumed: the sizes with which symbols count that nobody gave one.
     """
-    if not done.nodes and (spec.kind != BUDGET or done.kept_before > spec.size):
+    if not done.nodes and (spec.kind not in SIZED or done.kept_before > spec.size):
         yield "there is nothing that could be computed again"
-    elif spec.kind == BUDGET and done.kept > spec.size:
+    elif spec.kind in SIZED and done.kept > spec.size:
         yield f"{done.kept:,} bytes stay, for the rest can't be computed again from them; try block:GLOB"
-    if spec.kind == BUDGET and assumed:
+    if spec.kind in SIZED and assumed:
         sizes = ", ".join(f"{symbol} = {size}" for symbol, size in assumed.items())
         yield f"bytes were counted with {sizes}; `dims=NAME=SIZE` gives a size"
 

@@ -273,7 +273,7 @@ SIZES = "a number and one of B, kB, MB, GB, KiB, MiB, GiB, such as 512MB"
     ("text", "message", "hint"),
     [
         ("elementwize", "not 'elementwize'", "did you mean elementwise?"),
-        ("", "not ''", "kinds: elementwise, block, budget"),
+        ("", "not ''", "kinds: elementwise, block, budget, optimal"),
         ("block", "not 'block'", FORMS),
         ("elementwise:3", "not 'elementwise:3'", FORMS),
         ("budget:lots", "takes a size, not 'lots'", SIZES),

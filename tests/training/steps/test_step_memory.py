@@ -66,7 +66,7 @@ def test_values_grow_with_the_batch_and_shrink_with_recomputation() -> None:
         perceptron(64, 16), Options(losses=OPTIONS.losses, optimizer="adamw", recompute=RecomputeSpec("elementwise"))
     )
     one, two = (step_memory(plain, {"batch": size}).values for size in (1024, 2048))
-    assert 1.9 < two / one < 2.0
+    assert 1.8 < two / one < 2.1
     assert one >= 2 * 16 * 1024 * 64 * 4  # two values of each layer are kept
     assert step_memory(again, {"batch": 1024}).values < 0.8 * one
 
@@ -92,4 +92,4 @@ def test_it_is_about_what_a_process_takes(
     taken = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     foretold = step_memory(built, {"batch": batch}, 2).peak
     print(f"{foretold / 1e6:.0f} MB foretold, {taken / 1e6:.0f} MB taken: {foretold / taken:.2f}")
-    assert 0.95 <= foretold / taken <= 1.6  # too much rather than too little: a limit is to be kept
+    assert 0.93 <= foretold / taken <= 1.07  # 0.95 to 1.05, and what machines differ by

@@ -1,0 +1,157 @@
+"""The plan of recomputation that takes the fewest operations within a budget, found by a solver.
+
+P. Jain et al., Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization, MLSys 2020, arXiv:1910.02653,
+chooses what is in memory at every step of a run, with as many unknowns as the nodes have pairs. Here every value is
+stored from the forward part on or computed again once, before its first use, as `rewrite` does it. So there are two
+unknowns for a node, and networks of thousands of nodes are solved in seconds: by HiGHS (Q. Huangfu, J. A. J. Hall,
+Parallelizing the dual revised simplex method, Mathematical Programming Computation 10, 2018), which scipy has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
+from onnx import NodeProto
+
+from onnxgrad_cli.cost import Facts, node_flops
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.passes.rematerialization.plan import Plan, computed, flops_of, size_of
+
+SECONDS = 20.0
+"""What the solver may take; the best plan that it has found until then is kept to, if it beats the heuristic's."""
+
+GAP = 1e-3
+"""The share of the operations by which a plan may lie above the least that the solver holds possible."""
+
+Terms = dict[int, float]
+
+
+@dataclass
+class _Program:
+    """An integer program: unknowns that are 0 or 1, and rows of which each says that a sum is at least a number.
+
+    Attributes:
+        cost: of each unknown what 1 costs.
+        fixed: unknown -> its value, where that is known.
+        rows: the sums, by unknown, and the least that each may be.
+    """
+
+    cost: list[float] = field(default_factory=list)
+    fixed: dict[int, int] = field(default_factory=dict)
+    rows: list[tuple[Terms, float]] = field(default_factory=list)
+
+    def unknown(self, cost: float = 0.0) -> int:
+        """A new unknown."""
+        self.cost.append(cost)
+        return len(self.cost) - 1
+
+    def solved(self, more: list[tuple[Terms, float]], cost: np.ndarray) -> np.ndarray | None:
+        """The values with the least cost; None where there are none, or the time ends before any is found."""
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import coo_array
+
+        rows = [*self.rows, *more]
+        entries = [(i, unknown, factor) for i, (terms, _) in enumerate(rows) for unknown, factor in terms.items()]
+        at, unknowns, factors = map(np.array, zip(*entries, strict=True))
+        sums = coo_array((factors.astype(float), (at, unknowns)), shape=(len(rows), len(cost))).tocsr()
+        low, high = np.zeros(len(cost)), np.ones(len(cost))
+        for unknown, value in self.fixed.items():
+            low[unknown] = high[unknown] = value
+        found = milp(
+            cost / (cost.max() or 1.0),
+            integrality=np.ones(len(cost)),
+            bounds=Bounds(low, high),
+            constraints=LinearConstraint(sums, np.array([least for _, least in rows]), np.inf),
+            options={"time_limit": SECONDS, "mip_rel_gap": GAP},
+        )
+        return None if found.x is None else found.x > 0.5
+
+
+def plan_optimal(heuristic: Plan, budget: int, sizes: Facts, total: int) -> Plan:
+    """Recompute with the fewest operations so that no more than `budget` bytes are stored, or as few as can be.
+
+    Args:
+        heuristic: what `plan_budget` has found, which is taken where the solver finds nothing better.
+        budget, sizes, total: see `plan_budget`.
+
+    Raises:
+        UsageError: the solver is not installed.
+    """
+    try:
+        import scipy.optimize  # noqa: F401
+    except ImportError as error:
+        hint = "pip install 'onnxgrad[solver]', or `recompute=budget:SIZE`, which plans without it"
+        raise UsageError("`recompute` optimal takes the package scipy", hint) from error
+    plan = Plan(heuristic.flow)
+    everything = sum(size_of(root, sizes) for root in plan.groups)
+    if total <= budget or not plan.groups:
+        return plan
+    program, kept = _program(plan, sizes)
+    weight = {unknown: size_of(root, sizes) for root, unknown in kept.items()}
+    allowed = budget - (total - everything)
+    fewest, cost = np.zeros(len(program.cost)), np.array(program.cost)
+    fewest[list(weight)] = list(weight.values())
+    found = program.solved([_at_most(weight, allowed)], cost)
+    if found is None:
+        least = program.solved([], fewest)
+        if least is None:
+            return heuristic
+        found = program.solved([_at_most(weight, float(fewest @ least))], cost)
+    if found is None:
+        return heuristic
+    plan.stored = {root for root, unknown in kept.items() if found[unknown]}
+    return min(heuristic, plan, key=lambda each: _price(each, sizes, allowed))
+
+
+def _price(plan: Plan, sizes: Facts, allowed: int) -> tuple[int, float]:
+    """What a plan stores beyond what it may, and the operations that it adds."""
+    again = plan.recomputation(plan.recomputed)
+    stored = sum(size_of(root, sizes) for root in plan.stored)
+    return max(stored - allowed, 0), inf if again is None else flops_of(again, sizes)
+
+
+def _program(plan: Plan, sizes: Facts) -> tuple[_Program, dict[str, int]]:
+    """The program of a plan, and its unknown for each value without view: whether that is stored.
+
+    What runs again reads what is stored, or of its own segment what runs again too.
+    """
+    flow, program = plan.flow, _Program()
+    forward = [node for node in flow.forward if any(not flow.is_resident(name) for name in node.output if name)]
+    runs = {name: unknown for node in forward for unknown in [_runs_again(program, plan, node, sizes)]
+            for name in node.output if name}  # fmt: skip
+    kept: dict[str, int] = {}
+    for name in runs:
+        if (root := flow.storage(name)) not in kept and not flow.is_resident(root):
+            kept[root] = program.unknown()
+    must_store = plan.must_store
+    program.fixed.update((kept[root], 1) for root in plan.groups if root in must_store or not size_of(root, sizes))
+    for root, names in plan.groups.items():
+        program.rows += [({kept[root]: 1.0, runs[name]: 1.0}, 1.0) for name in names]
+    for node in forward:
+        again = runs[next(filter(None, node.output))]
+        for name in dict.fromkeys(computed(flow, node)):
+            row = {kept[flow.storage(name)]: 1.0, again: -1.0}
+            if flow.segments[name] == flow.segments[next(filter(None, node.output))]:
+                row[runs[name]] = 1.0
+            program.rows.append((row, 0.0))
+    return program, kept
+
+
+def _runs_again(program: _Program, plan: Plan, node: NodeProto, sizes: Facts) -> int:
+    """The unknown that says whether a node runs again; one operation for each kernel, lest what is free be copied."""
+    try:
+        unknown = program.unknown(1.0 + node_flops(node, sizes))
+    except LookupError:
+        unknown = program.unknown()
+        program.fixed[unknown] = 0
+    if not plan.can_run_twice(node):
+        program.fixed[unknown] = 0
+    return unknown
+
+
+def _at_most(weight: dict[int, int], most: float) -> tuple[Terms, float]:
+    """The row that keeps a sum to `most`, in units of which it is of the size of 1."""
+    unit = max(max(weight.values()), 1)
+    return {unknown: -size / unit for unknown, size in weight.items() if size}, -most / unit
