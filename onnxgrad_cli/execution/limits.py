@@ -11,9 +11,10 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any
+from contextvars import ContextVar, copy_context
+from typing import Any, TypeVar
 
 from onnxgrad_cli.common.memory import GB, limited_memory
 from onnxgrad_cli.errors import OnnxgradError
@@ -30,6 +31,10 @@ MEMORY = 4 * GB
 
 WITHOUT_MEMORY = ("bad_alloc", "Failed to allocate memory")
 """What onnxruntime's errors say where there is no memory left."""
+
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class OverLimit(OnnxgradError):
@@ -151,6 +156,22 @@ def run_limited(run: Callable[..., Sequence[Any]], feeds: dict[str, Any], option
         given = () if options is None else (options(),)
         with patience.taking(), _WATCH.over(Stopping(patience, *given)):
             return run(None, feeds, *given)
+
+
+def at_once(run: Callable[[T], R], values: Sequence[T]) -> list[R]:
+    """What a function that runs a model makes of some values, computed at the same time; together within the limits.
+
+    Args:
+        run: the function; its runs share nothing that they change.
+        values: what it is computed of.
+
+    Raises:
+        OverLimit: a run was cut short, or one before it was.
+        Exception: that of the first run that raises.
+    """
+    with limited(), ThreadPoolExecutor(len(values)) as pool:  # which ends when all have
+        runs = [pool.submit(copy_context().run, run, value) for value in values]
+        return [each.result() for each in runs]
 
 
 class Stopping:

@@ -349,6 +349,30 @@ def test_runs_take_their_time_from_one_budget(monkeypatch: pytest.MonkeyPatch) -
         limits.run_limited(run, {"seconds": 0.0})
 
 
+def test_runs_at_the_same_time_have_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2, timeout=30)
+
+    def run(seconds: float) -> float:
+        def work(names: None, feeds: dict[str, float]) -> list[float]:
+            both.wait()  # for the other
+            end = time.process_time() + seconds
+            while time.process_time() < end:
+                pass
+            return [seconds]
+
+        return limits.run_limited(work, {})[0]
+
+    monkeypatch.setattr(limits, "SECONDS", 0.4)
+    with limits.unasked():
+        assert limits.at_once(run, [0.0, 0.1]) == [0.0, 0.1]
+        with pytest.raises(limits.OverLimit, match=r"0\.4 s"):
+            limits.at_once(run, [0.0, 5.0])
+        with pytest.raises(limits.OverLimit):
+            limits.at_once(run, [0.0, 0.0])
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    assert soft == resource.RLIM_INFINITY
+
+
 def test_runs_of_larger_models_may_take_longer() -> None:
     patience = limits.Patience()
     larger = ((0, 0, 6), (4 * 10**6, 0, 8), (10**6, 0, 8), (10**6, 200, 11.5), (0, 90, 11.5), (10**12, 0, 60))
