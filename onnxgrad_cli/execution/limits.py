@@ -20,11 +20,16 @@ from onnxgrad_cli.common.memory import GB, limited_memory
 from onnxgrad_cli.errors import OnnxgradError
 
 SECONDS, MOST_SECONDS = 6.0, 60.0
-"""Of the processor: for one run, and for all of a job whose model is small; for all of any job."""
+"""Of the processor, where the work of runs is not known: for one, and for all of a job whose model is small; for all of
+any job."""
 
 SECONDS_PER_BYTE, SECONDS_PER_NODE, FEW_NODES = 0.5e-6, 0.05, 100
 """What a proof may take more for each byte of weights, and for each node of the file beyond a few: most real models
 take a second."""
+
+SECONDS_PER_OPERATION, MOST_FOR_OPERATIONS = 3e-8, 300.0
+"""What runs may take more for each floating-point operation that is known of one: a proof takes some twenty runs, of
+which the slowest do a billion operations in two seconds, so that this is ten times what is needed."""
 
 MEMORY = 4 * GB
 """Bytes beyond what the process has when a session is opened or run."""
@@ -54,16 +59,25 @@ class Patience:
     Attributes:
         spent: by which limit one was; "" while none was.
         left: seconds of the processor that runs may still take in all.
+        each: those that one of them may take.
     """
 
     def __init__(self) -> None:
         self.spent = ""
-        self.left = self._given = SECONDS
+        self.left = self.each = self._given = SECONDS
 
-    def allow(self, weights: int, nodes: int) -> None:
-        """Let all runs together take as long as may be for so many bytes of weights and so many nodes of a file."""
+    def allow(self, weights: int, nodes: int, operations: int = 0) -> None:
+        """Let runs take as long as may be for a model.
+
+        Args:
+            weights: its bytes.
+            nodes: those of its file.
+            operations: floating-point operations that are known of one run.
+        """
         more = SECONDS_PER_BYTE * weights + SECONDS_PER_NODE * max(nodes - FEW_NODES, 0)
-        given = min(SECONDS + more, MOST_SECONDS)
+        work = min(SECONDS_PER_OPERATION * operations, MOST_FOR_OPERATIONS)
+        given = min(SECONDS + more, MOST_SECONDS) + work
+        self.each = max(SECONDS + work, self.each)
         self.left += max(given - self._given, 0)
         self._given = max(given, self._given)
 
@@ -76,7 +90,7 @@ class Patience:
         finally:
             self.left = min(self.left, left - (time.process_time() - start))
             if self.left <= 0 and not self.spent:
-                self.spent = f"{self._given:g} s"
+                self.spent = f"{self._given:.3g} s"
 
 
 _shared: ContextVar[Patience | None] = ContextVar("shared", default=None)
@@ -180,11 +194,12 @@ class Stopping:
     def __init__(self, patience: Patience, options: Any = None) -> None:
         self._patience, self._options = patience, options
         self._thread = threading.get_ident()
-        self.deadline = time.process_time() + min(SECONDS, patience.left)
+        self._given = patience.each
+        self.deadline = time.process_time() + min(patience.each, patience.left)
 
     def __call__(self) -> None:
         """Stop the run."""
-        self._patience.spent = f"{SECONDS:g} s"
+        self._patience.spent = f"{self._given:.3g} s"
         if self._options is not None:
             self._options.terminate = True
         else:
