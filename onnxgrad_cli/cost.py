@@ -171,6 +171,17 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
     )
 
 
+def operations(graph: Graph, sizes: Mapping[str, int]) -> int:
+    """The floating-point operations of one run of a graph, as far as they are known.
+
+    Args:
+        graph: the model, typed.
+        sizes: symbol -> size; see `Cost.assumed` for those without one.
+    """
+    _, _, facts = known_sizes(graph, sizes)
+    return sum(sum(_count(graph, node, facts, Counter()).values()) for node in graph.nodes)
+
+
 class Step(NamedTuple):
     """A node and what is asked of it again and again, read once: each look into a node copies its words.
 

@@ -13,6 +13,15 @@ except ImportError:  # Windows
 GB = 2**30
 
 
+def taken_memory() -> int:
+    """The bytes of addresses that the process has; 0 on systems other than Linux, which do not tell."""
+    try:
+        with open("/proc/self/statm", "rb", buffering=0) as sizes:  # asked thousands of times: the shortest way
+            return int(sizes.read().split()[0]) * resource.getpagesize()
+    except (OSError, ValueError):
+        return 0
+
+
 @contextmanager
 def limited_memory(more: int) -> Iterator[None]:
     """Let the process take at most so many bytes more than it has; what wants more fails.
@@ -20,14 +29,12 @@ def limited_memory(more: int) -> Iterator[None]:
     numpy and onnx raise MemoryError then, and onnxruntime an error of its own. Only Linux tells a process what it has,
     so elsewhere there is no limit; a lower one that the user has set stays.
     """
-    try:
-        with open("/proc/self/statm", "rb", buffering=0) as sizes:  # asked thousands of times: the shortest way
-            pages = int(sizes.read().split()[0])
-    except (OSError, ValueError):
+    there = taken_memory()
+    if not there:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = pages * resource.getpagesize() + more
+    limit = there + more
     if soft != resource.RLIM_INFINITY and soft <= limit:
         yield
         return

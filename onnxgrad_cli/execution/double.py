@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import groupby
+from threading import Lock
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,6 +31,7 @@ class DoubleExecutor:
 
     Args:
         model: the model, in whatever floats; not changed.
+        beside: whether it also runs twice at the same time: then threads without work leave the processor to others.
 
     Raises:
         Exception: neither can run it, which shows at the first run.
@@ -37,7 +40,7 @@ class DoubleExecutor:
     _single: ClassVar[set[tuple[str, str]]] = set()
     """Operators that have turned out to have no float64 kernel on onnxruntime, by domain; for good, in this process."""
 
-    def __init__(self, model: ModelProto) -> None:
+    def __init__(self, model: ModelProto, beside: bool = False) -> None:
         bare, self._fed = session.take_out(model, values_of_inputs(model, FLOATS), None)
         self._model = to_double(bare)
         unfold_convolutions(self._model)
@@ -45,8 +48,8 @@ class DoubleExecutor:
         self.inputs = {value.name: dtype_of(value.type) for value in graph.input}
         self._stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
         self._outputs = [value.name for value in graph.output]
-        self._pieces = [_Piece(self._model, list(graph.node), self._outputs)]
-        self._last = self._last_reads()
+        self._beside = beside
+        self._pieces = [_Piece(self._model, list(graph.node), self._outputs, beside)]
 
     @property
     def name(self) -> str:
@@ -65,18 +68,18 @@ class DoubleExecutor:
         """The model's outputs by name; what is not fed has its stored value."""
         types = {name: helper.tensor_dtype_to_np_dtype(self.inputs[name]) for name in self._fed if name not in feeds}
         values = {**self._stored, **{name: self._fed[name].astype(dtype) for name, dtype in types.items()}, **feeds}
-        at = 0
-        while at < len(self._pieces):
-            piece = self._pieces[at]
+        at, pieces = 0, self._pieces  # never changed, as there may be runs at the same time
+        last = self._last_reads(pieces)
+        while at < len(pieces):
             try:
-                values |= piece(values)
+                values |= pieces[at](values)
             except _NoKernel as error:
                 self._single.update(error.operators)
-                self._pieces[at : at + 1] = self._split(piece)
-                self._last = self._last_reads()
+                self._pieces = pieces = [*pieces[:at], *self._split(pieces[at]), *pieces[at + 1 :]]
+                last = self._last_reads(pieces)
                 continue
             at += 1
-            for name in self._last.get(at, ()):
+            for name in last.get(at, ()):
                 values.pop(name, None)
         return {name: values[name] for name in self._outputs}
 
@@ -84,16 +87,16 @@ class DoubleExecutor:
         """A piece cut where an operator has no kernel; where none of them is known to lack one, none is trusted."""
         known = any(map(self._is_single, piece.nodes))
         for by_reference, nodes in groupby(piece.nodes, self._is_single):
-            yield _Piece(self._model, list(nodes), self._outputs, by_reference or not known)
+            yield _Piece(self._model, list(nodes), self._outputs, self._beside, by_reference or not known)
 
     def _is_single(self, node: NodeProto) -> bool:
         """Whether a node, or one in its bodies, is of an operator without a kernel."""
         return not self._single.isdisjoint((inner.domain, inner.op_type) for inner in with_bodies([node]))
 
-    def _last_reads(self) -> dict[int, list[str]]:
+    def _last_reads(self, pieces: Sequence[_Piece]) -> dict[int, list[str]]:
         """The values that nobody reads any more after so many pieces; those in between would fill the memory."""
         last: dict[str, int] = {}
-        for position, piece in enumerate(self._pieces, 1):
+        for position, piece in enumerate(pieces, 1):
             last.update(dict.fromkeys(piece.inputs, position))
         gone: dict[int, list[str]] = {}
         for name, position in last.items():
@@ -119,9 +122,14 @@ class _Piece:
     """Some nodes of a model that run together; how, is decided at the first run, when the types are known."""
 
     def __init__(
-        self, model: ModelProto, nodes: list[NodeProto], outputs: Sequence[str], by_reference: bool = False
+        self,
+        model: ModelProto,
+        nodes: list[NodeProto],
+        outputs: Sequence[str],
+        beside: bool,
+        by_reference: bool = False,
     ) -> None:
-        self.nodes, self.by_reference = nodes, by_reference
+        self.nodes, self.by_reference, self._beside = nodes, by_reference, beside
         self._model = model
         made = {name for node in nodes for name in node.output if name}
         self.inputs = sorted(set(read_by(nodes)) - made)
@@ -129,6 +137,7 @@ class _Piece:
         read = {name for node in model.graph.node if id(node) not in readers for name in reads(node)}
         self.outputs = sorted(made.intersection(read.union(outputs)))
         self._run: Callable[..., Any] | None = None
+        self._alone = Lock() if by_reference else nullcontext()  # its evaluators keep what they run in themselves
 
     def __call__(self, values: Mapping[str, np.ndarray]) -> Arrays:
         """What other pieces read of this one.
@@ -142,7 +151,8 @@ class _Piece:
             if self._run is None:
                 self._run = self._opened(feeds)
             options = None if self.by_reference else session.load_onnxruntime().RunOptions
-            return dict(zip(self.outputs, run_limited(self._run, feeds, options), strict=True))
+            with self._alone:
+                return dict(zip(self.outputs, run_limited(self._run, feeds, options), strict=True))
         except (errors.NotImplemented, errors.RuntimeException) as error:
             raise _NoKernel(_without_kernel(str(error), self._model, self.nodes)) from error
 
@@ -154,7 +164,7 @@ class _Piece:
             return evaluator(model).run
         few = session.OPTIMIZED_FOR_FEW_RUNS
         with limited():
-            return session.start_session(model, alternating=True, optimized=few).run
+            return session.start_session(model, alternating=True, beside=self._beside, optimized=few).run
 
 
 def _array(x: Any) -> Any:

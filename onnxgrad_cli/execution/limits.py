@@ -11,25 +11,35 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any
+from contextvars import ContextVar, copy_context
+from typing import Any, TypeVar
 
 from onnxgrad_cli.common.memory import GB, limited_memory
 from onnxgrad_cli.errors import OnnxgradError
 
 SECONDS, MOST_SECONDS = 6.0, 60.0
-"""Of the processor: for one run, and for all of a job whose model is small; for all of any job."""
+"""Of the processor, where the work of runs is not known: for one, and for all of a job whose model is small; for all of
+any job."""
 
 SECONDS_PER_BYTE, SECONDS_PER_NODE, FEW_NODES = 0.5e-6, 0.05, 100
 """What a proof may take more for each byte of weights, and for each node of the file beyond a few: most real models
 take a second."""
+
+SECONDS_PER_OPERATION, MOST_FOR_OPERATIONS = 3e-8, 300.0
+"""What runs may take more for each floating-point operation that is known of one: a proof takes some twenty runs, of
+which the slowest do a billion operations in two seconds, so that this is ten times what is needed."""
 
 MEMORY = 4 * GB
 """Bytes beyond what the process has when a session is opened or run."""
 
 WITHOUT_MEMORY = ("bad_alloc", "Failed to allocate memory")
 """What onnxruntime's errors say where there is no memory left."""
+
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class OverLimit(OnnxgradError):
@@ -49,16 +59,25 @@ class Patience:
     Attributes:
         spent: by which limit one was; "" while none was.
         left: seconds of the processor that runs may still take in all.
+        each: those that one of them may take.
     """
 
     def __init__(self) -> None:
         self.spent = ""
-        self.left = self._given = SECONDS
+        self.left = self.each = self._given = SECONDS
 
-    def allow(self, weights: int, nodes: int) -> None:
-        """Let all runs together take as long as may be for so many bytes of weights and so many nodes of a file."""
+    def allow(self, weights: int, nodes: int, operations: int = 0) -> None:
+        """Let runs take as long as may be for a model.
+
+        Args:
+            weights: its bytes.
+            nodes: those of its file.
+            operations: floating-point operations that are known of one run.
+        """
         more = SECONDS_PER_BYTE * weights + SECONDS_PER_NODE * max(nodes - FEW_NODES, 0)
-        given = min(SECONDS + more, MOST_SECONDS)
+        work = min(SECONDS_PER_OPERATION * operations, MOST_FOR_OPERATIONS)
+        given = min(SECONDS + more, MOST_SECONDS) + work
+        self.each = max(SECONDS + work, self.each)
         self.left += max(given - self._given, 0)
         self._given = max(given, self._given)
 
@@ -71,7 +90,7 @@ class Patience:
         finally:
             self.left = min(self.left, left - (time.process_time() - start))
             if self.left <= 0 and not self.spent:
-                self.spent = f"{self._given:g} s"
+                self.spent = f"{self._given:.3g} s"
 
 
 _shared: ContextVar[Patience | None] = ContextVar("shared", default=None)
@@ -153,17 +172,34 @@ def run_limited(run: Callable[..., Sequence[Any]], feeds: dict[str, Any], option
             return run(None, feeds, *given)
 
 
+def at_once(run: Callable[[T], R], values: Sequence[T]) -> list[R]:
+    """What a function that runs a model makes of some values, computed at the same time; together within the limits.
+
+    Args:
+        run: the function; its runs share nothing that they change.
+        values: what it is computed of.
+
+    Raises:
+        OverLimit: a run was cut short, or one before it was.
+        Exception: that of the first run that raises.
+    """
+    with limited(), ThreadPoolExecutor(len(values)) as pool:  # which ends when all have
+        runs = [pool.submit(copy_context().run, run, value) for value in values]
+        return [each.result() for each in runs]
+
+
 class Stopping:
     """Ends a run when it is time: onnxruntime's by a flag that it looks at between nodes, Python's by an exception."""
 
     def __init__(self, patience: Patience, options: Any = None) -> None:
         self._patience, self._options = patience, options
         self._thread = threading.get_ident()
-        self.deadline = time.process_time() + min(SECONDS, patience.left)
+        self._given = patience.each
+        self.deadline = time.process_time() + min(patience.each, patience.left)
 
     def __call__(self) -> None:
         """Stop the run."""
-        self._patience.spent = f"{SECONDS:g} s"
+        self._patience.spent = f"{self._given:.3g} s"
         if self._options is not None:
             self._options.terminate = True
         else:

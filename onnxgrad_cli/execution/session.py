@@ -155,6 +155,7 @@ def start_session(
     threads: int | None = None,
     *,
     alternating: bool = False,
+    beside: bool = False,
     optimized: int = OPTIMIZED_FOR_MANY_RUNS,
     file: Path | None = None,
     written: Path | None = None,
@@ -169,6 +170,7 @@ def start_session(
         threads: how many the processor uses; None is onnxruntime's choice.
         alternating: whether another session runs next: then the threads of this one don't spin for more work, in the
             way of the other.
+        beside: whether it runs twice at the same time: then its threads never spin.
         optimized: the number of nodes beyond which onnxruntime does not optimize the model.
         file: a file that holds the model, which is opened as whoever has the file does.
         written: where onnxruntime writes the model as it runs it.
@@ -187,6 +189,8 @@ def start_session(
         options.intra_op_num_threads = threads
     if alternating:
         options.add_session_config_entry("session.force_spinning_stop", "1")
+    if beside:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     # by default what is multiplied with an integer weight is quantized too
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     _keep_quantizers(runtime, options, model)

@@ -16,10 +16,12 @@ from onnx import ModelProto
 
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.narration import Tell, silent
+from onnxgrad_cli.cost import operations
 from onnxgrad_cli.errors import CheckFailed, OnnxgradError, UnsupportedError, UsageError, suggest
 from onnxgrad_cli.execution.endless import check_ends
 from onnxgrad_cli.execution.limits import unasked
 from onnxgrad_cli.execution.observation import is_quick
+from onnxgrad_cli.execution.sizes import sizes_to_try
 from onnxgrad_cli.files import (
     STREAM,
     ModelSource,
@@ -35,6 +37,7 @@ from onnxgrad_cli.files import (
 from onnxgrad_cli.files.start_values import read_values, stage_values, with_values
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.skeleton import copied
+from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.jobs.pass_dump import PassDump
 from onnxgrad_cli.jobs.proof_data import ProofData, fit
 from onnxgrad_cli.metadata import check_is_original, describe
@@ -177,6 +180,7 @@ class BuildAttempt:
         start = time.perf_counter()
         self.proof = prove(
             trained, roles, self.path, original, data, sizes, force=bool(request.verify),
+            operations=self._operations(sizes),
             note=lambda check: request.tell(f"checking: {check}", 1), keep=self._ran.append,
         )  # fmt: skip
         nodes = len(self.built.graph.nodes)
@@ -188,6 +192,13 @@ class BuildAttempt:
                 f"the training model is not proved, as was asked for: {self.proof.why}",
                 "the model was not written; without `verify=True` it is, with that as its verdict",
             )
+
+    def _operations(self, sizes: Mapping[str, int]) -> int:
+        """Those of one run of the training model, at the first sizes that its proof tries."""
+        graph = self.built.graph
+        shapes = {value.name: shape_of(value.type) or () for value in graph.proto.graph.input}
+        drawn = next(sizes_to_try(shapes, graph.proto), {})
+        return operations(graph, {**drawn, **sizes})
 
     def report(self) -> Report:
         """The report on what was asked and done."""

@@ -23,7 +23,6 @@ from onnxgrad_cli.verification.loss_function import (
     moved,
     narrowest,
     nearby,
-    weights,
 )
 
 ELSEWHERE = 1e-2
@@ -133,7 +132,7 @@ def _elsewhere(case: Case) -> Found:
     if case.drawn is not None:
         drawn = random_feeds(case.described, case.rng, case.drawn, masked=False)
         case.feeds = {**case.feeds, **drawn, **case.data}
-    here = {**weights(case.described), **case.feeds}
+    here = {**case.described.weights, **case.feeds}
     case.feeds = {**case.feeds, **{name: _off_zero(here[name], case.rng) for name in case.roles.gradients}}
     case.outputs = case.run(case.feeds)
     point = _point(case)

@@ -22,7 +22,7 @@ class Case:
     """What a proof is about, and what its checks have made of it so far.
 
     Attributes:
-        model, roles, path, data, sizes, force: see `prove`.
+        model, roles, path, data, sizes, force, operations: see `prove`.
         original: the inference model it was made from; None where it is not compared.
         rng: draws the random data and directions.
         described: the training model with its weights, as it is run.
@@ -40,6 +40,7 @@ class Case:
     sizes: Mapping[str, int]
     rng: np.random.Generator
     force: bool
+    operations: int = 0
     described: DescribedModel = field(init=False)
     run: Executor = field(init=False)
     feeds: Arrays = field(init=False)

@@ -24,6 +24,9 @@ from onnxgrad_cli.verification.forward_parts import computes_the_original
 from onnxgrad_cli.verification.judgement import off
 from onnxgrad_cli.verification.original import Original, with_weights
 
+MOST_OPERATIONS = 200 * 10**9
+"""Floating-point operations of one run up to which a model is proved unasked: four times those of a ResNet-50."""
+
 TARGETED = 1e-2
 """How far the operators of a target may be from the standard's, in float32, relative to a result's largest entry."""
 
@@ -37,6 +40,8 @@ def _is_valid(case: Case) -> Found:
 def _is_quick(case: Case) -> Found:
     """Whether the model is proved unasked, in seconds."""
     large = too_large(case.model)
+    if case.operations > MOST_OPERATIONS:
+        large = f"{case.operations / 1e9:,.0f} billion operations in a run"
     if large and not case.force:
         return Found(ends=True, leaves_unproved=f"{large}: ask for it with --verify")
     return NOTHING

@@ -36,7 +36,7 @@ from onnxgrad_cli.verification.checks import OPENING, ORIGINAL
 from onnxgrad_cli.verification.feeds import part, random_feeds
 from onnxgrad_cli.verification.findings import in_words
 from onnxgrad_cli.verification.judgement import Judge
-from onnxgrad_cli.verification.loss_function import ScalarFunction, nearby, weights
+from onnxgrad_cli.verification.loss_function import ScalarFunction, nearby
 from onnxgrad_cli.verification.original import Original
 from onnxgrad_cli.verification.perturbation import perturbed
 from onnxgrad_cli.verification.proof import FAILED, PROVED, Proof, checked
@@ -411,7 +411,7 @@ class _Measure:
         if self._function.before is not None and self._still_for is not self._case.feeds:
             run = DoubleExecutor(self._function.before)
             try:
-                values = run(run.widened({**weights(self._case.described), **self._case.feeds}))
+                values = run(run.widened({**self._case.described.weights, **self._case.feeds}))
             except Exception as error:  # the executors' exceptions share no base class
                 raise _Unmeasured(f"inner values can't be had in float64: {str(error).strip()[:300]}") from error
             self._zeros = {name: np.zeros(values[name].shape) for name in self._function.moves}
@@ -420,7 +420,7 @@ class _Measure:
 
     def _values(self, moved: Arrays) -> Arrays:
         """The outputs of the function, by what they are called in the derivatives."""
-        weights_there = {**weights(self._case.described), **self._case.feeds}
+        weights_there = {**self._case.described.weights, **self._case.feeds}
         named = {self._function.moves.get(name, name): x for name, x in {**self._still(), **moved}.items()}
         feeds = {**self._run.widened(weights_there), **named}
         try:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import onnx
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.sizes import sized, sizes_to_try
@@ -24,6 +25,12 @@ class DescribedModel:
 
     model: ModelProto
     roles: Roles
+
+    @cached_property
+    def weights(self) -> Arrays:
+        """The stored values of what has a gradient; each look into the model would copy them."""
+        stored = {tensor.name: tensor for tensor in self.model.graph.initializer}
+        return {name: numpy_helper.to_array(stored[name]) for name in self.roles.gradients if name in stored}
 
 
 def first_run(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -126,14 +127,15 @@ class Judge:
         self.loss, self._claims, self._noise, self._rng = loss, claims, noise, rng
         self._by_entry = by_entry
         self._sizes = {name: _rms(loss.point[name]) or 1.0 for name in claims}
-        influences = {name: _rms(claims[name]) * np.sqrt(claims[name].size) * self._sizes[name] for name in claims}
+        entries = {name: _rms(claim) for name, claim in claims.items()}
+        influences = {name: entries[name] * np.sqrt(claims[name].size) * self._sizes[name] for name in claims}
         present = [influence for influence in influences.values() if influence > 0]
         typical = float(np.median(present)) if present else 0.0
         self._amplitudes = {
             name: float(np.clip(typical / influence, SHORTEST, LONGEST)) if influence > 0 else 1.0
             for name, influence in influences.items()
         }
-        shares = {n: max((_rms(e[n]) for e in noise), default=0.0) / max(_rms(claims[n]), 1e-300) for n in claims}
+        shares = {n: max((_rms(e[n]) for e in noise), default=0.0) / max(entries[n], 1e-300) for n in claims}
         self._groups = [[n for n in claims if low <= shares[n] < high] for low, high in pairwise((0.0, *NOISE, np.inf))]
         self._amplitudes.update(dict.fromkeys(self._groups[-1], 1.0))
         self._trials = 0
@@ -207,7 +209,8 @@ class Judge:
         total = sum(map(abs, shares.values()))
         agreed = NOTHING_MORE * total + noise
         loss = self.loss
-        measured = slope(lambda step: loss.moved(ways, step), loss.value, loss.steps(total), agreed, loss.digits)
+        along = partial(loss.moved, ways)
+        measured = slope(along, loss.value, loss.steps(total), agreed, loss.digits, loss.each)
         size = max(abs(claimed), abs(measured.value)) if not self.loss.exact else total
         allowed = measured.doubt + 8 * noise + self.loss.tolerance * size
         return Trial(claimed, measured.value, allowed, shares, measured.kink / 2)

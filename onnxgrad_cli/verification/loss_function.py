@@ -13,20 +13,26 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from onnx import ModelProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, ValueInfoProto, helper
 
+from onnxgrad_cli.common.memory import taken_memory
 from onnxgrad_cli.execution.double import DoubleExecutor, widened
 from onnxgrad_cli.execution.executor import Executor
-from onnxgrad_cli.ir.skeleton import copied
+from onnxgrad_cli.execution.limits import MEMORY, at_once
+from onnxgrad_cli.ir.skeleton import copied, without_initializers
 from onnxgrad_cli.ir.types import HALVES, Arrays, dtype_of, is_float
 from onnxgrad_cli.verification.feeds import DescribedModel, part
-from onnxgrad_cli.verification.slopes import SINGLE_STEPS, double_steps
+from onnxgrad_cli.verification.slopes import SINGLE_STEPS, Each, double_steps
 
 FAITHFUL = {4: 1e-4, 2: 2e-2}
 """How far the losses in float64 and in the model's own precision may be apart, by the bytes of its narrowest floats."""
 
 MUST_SHOW = {True: 0.01, False: 0.2}
 """The size of a fault, relative to a gradient, that must not hide: by slopes in float64, or in float32."""
+
+
+LARGEST_OF_TWO = MEMORY // 4
+"""Bytes that one run may take where two are computed at the same time."""
 
 
 class ScalarFunction:
@@ -45,6 +51,7 @@ class ScalarFunction:
         fault: the size of a fault, relative to a gradient, that must not hide.
         tolerance: how far a claimed slope may be off besides all that is measured: kernels approximate functions.
         name: what computes it, and in which precision.
+        each: how it is computed at several steps.
     """
 
     def __init__(
@@ -56,6 +63,7 @@ class ScalarFunction:
         self.fault = MUST_SHOW[exact]
         self.tolerance = 2e-6 if exact else 5e-2
         self.name = f"{run.name} in {'float64' if exact else 'float32'}"
+        self.each: Each = map
 
     def steps(self, slope: float) -> Sequence[Sequence[float]]:
         """The steps that differences take where the slope is about so large, relative to the size of what moves."""
@@ -63,7 +71,13 @@ class ScalarFunction:
 
     def moved(self, ways: Mapping[str, np.ndarray], step: float) -> float:
         """The function `step` along a direction."""
-        return self._at({name: self.point[name] + step * way for name, way in ways.items()})
+        return self._at({name: _sum(self.point[name], step * way) for name, way in ways.items()})
+
+
+def _sum(x: np.ndarray, more: np.ndarray) -> np.ndarray:
+    """The sum of two arrays, where the second is."""
+    more += x
+    return more
 
 
 class LossFunction(ScalarFunction):
@@ -79,15 +93,16 @@ class LossFunction(ScalarFunction):
     """
 
     def __init__(self, described: DescribedModel, feeds: Mapping[str, np.ndarray], exact: bool) -> None:
-        roles, forward = described.roles, part(described.model, described.roles.loss)
+        roles = described.roles
+        forward = part(without_initializers(described.model, described.weights), roles.loss)
         types = {value.name: helper.tensor_dtype_to_np_dtype(dtype_of(value.type)) for value in forward.graph.input}
-        wide = {name: widened(x) for name, x in {**weights(described), **feeds}.items()}
+        wide = {name: widened(x) for name, x in {**described.weights, **feeds}.items()}
         fixed = {name: x for name, x in wide.items() if name in types}
         if roles.held:
             forward, held = _held(forward, roles.held, fixed, exact)
             types |= {name: x.dtype for name, x in held.items()}
             fixed |= {name: widened(x) for name, x in held.items()}
-        run = DoubleExecutor(forward) if exact else Executor(forward, fallback=False, threads=None)
+        run = DoubleExecutor(forward, beside=True) if exact else Executor(forward, fallback=False, threads=None)
         factor = math.prod(float(feeds[name]) for name, role in roles.inputs.items() if role == "loss gradient")
 
         def at(moved: Arrays) -> float:
@@ -96,7 +111,10 @@ class LossFunction(ScalarFunction):
                 values = {name: np.asarray(x, types[name]) for name, x in values.items()}
             return factor * float(run(values)[roles.loss])
 
+        before = taken_memory()
         super().__init__(at, {name: wide[name] for name in roles.gradients}, exact, run)
+        if exact and taken_memory() - before <= LARGEST_OF_TWO:  # in float32 one run takes all processors
+            self.each = at_once
 
 
 def _held(
@@ -144,7 +162,7 @@ def loss_function(
 def nearby(described: DescribedModel, feeds: Mapping[str, np.ndarray], rng: np.random.Generator) -> Arrays:
     """Feeds that differ from some in the last digits of their floats, weights included."""
     types = {value.name: value.type for value in described.model.graph.input}
-    values = {**weights(described), **feeds}
+    values = {**described.weights, **feeds}
     return {**feeds, **{name: in_last_digits(x, rng) for name, x in values.items() if is_float(types[name])}}
 
 
@@ -156,13 +174,12 @@ def in_last_digits(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 def moved(x: np.ndarray, rng: np.random.Generator, share: float) -> np.ndarray:
     """An array whose entries differ from those of another by up to a share of each."""
-    return np.asarray(x * (1 + share * (2 * rng.random(x.shape) - 1)), x.dtype)
-
-
-def weights(described: DescribedModel) -> Arrays:
-    """The stored values of what has a gradient."""
-    stored = {tensor.name: tensor for tensor in described.model.graph.initializer}
-    return {name: numpy_helper.to_array(stored[name]) for name in described.roles.gradients if name in stored}
+    factors = rng.random(x.shape)
+    factors *= 2  # in place, as what follows: there may be two hundred megabytes of them
+    factors -= 1
+    factors *= share
+    factors += 1
+    return np.asarray(x * factors, x.dtype)
 
 
 def narrowest(model: ModelProto) -> int:

@@ -92,6 +92,7 @@ def prove(
     sizes: Mapping[str, int] | None = None,
     seed: int = 0,
     force: bool = False,
+    operations: int = 0,
     note: Callable[[str], object] = str,
     keep: Callable[[Ran], object] | None = None,
 ) -> Proof:
@@ -105,11 +106,14 @@ def prove(
         sizes: sizes of symbolic dimensions for random data.
         seed: of the random data and directions.
         force: check large models too, which takes longer than a few seconds.
+        operations: floating-point operations that are known of one run.
         note: gets the name of each check as it begins.
         keep: gets the run of the model, if it came to one, with which the file that is written is compared.
     """
     before = Original(original, path) if original is not None else None
-    case = Case(model, roles, path, before, dict(data or {}), sizes or {}, np.random.default_rng(seed), force)
+    case = Case(
+        model, roles, path, before, dict(data or {}), sizes or {}, np.random.default_rng(seed), force, operations
+    )
     proof = checked(case, CHECKS, note)
     if keep and case.ran:
         keep(case.ran)
@@ -122,7 +126,7 @@ def checked(case: Case, checks: Iterable[tuple[str, Check]], note: Callable[[str
     with unasked(limited=not case.force) as patience:
         if patience is not None:
             stored = case.original.model if case.original is not None else case.model
-            patience.allow(weight_bytes(case.model), len(stored.graph.node))
+            patience.allow(weight_bytes(case.model), len(stored.graph.node), case.operations)
         for name, check in checks:
             note(name)
             start = time.perf_counter()

@@ -8,7 +8,7 @@ of both. The choice looks at measures alone, never at the gradient that is to be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -63,8 +63,17 @@ class _Difference:
     """The slope to the right less that to the left."""
 
 
+Each = Callable[[Callable[[float], float], Sequence[float]], Iterable[float]]
+"""Computes a function at several steps, as `map` does; it may be at the same time."""
+
+
 def slope(
-    function: Callable[[float], float], here: float, steps: Sequence[Sequence[float]], agreed: float, digits: float
+    function: Callable[[float], float],
+    here: float,
+    steps: Sequence[Sequence[float]],
+    agreed: float,
+    digits: float,
+    each: Each = map,
 ) -> Slope:
     """The slope of a function of one number at 0.
 
@@ -74,13 +83,14 @@ def slope(
         steps: groups of steps; the next group is taken where those before it disagree.
         agreed: how far slopes may be apart to agree.
         digits: the relative distance of two neighbouring values of the function.
+        each: computes the function on the two sides of a step.
     """
 
     rounding = digits * abs(here)
     found: list[_Difference] = []
     best: Slope | None = None
     for group in steps:
-        found += [_difference(function, here, step) for step in group]
+        found += [_difference(each(function, (step, -step)), here, step) for step in group]
         found.sort(key=lambda difference: -difference.step)
         best = _alone(found[0], rounding) if len(found) == 1 else _of_neighbours(found, rounding)
         if best.gap + best.rounding <= agreed:
@@ -106,6 +116,6 @@ def _of_neighbours(found: Sequence[_Difference], rounding: float) -> Slope:
     return Slope(short.central, gap(best), kink, rounding / short.step)
 
 
-def _difference(function: Callable[[float], float], here: float, step: float) -> _Difference:
-    right, left = function(step), function(-step)
+def _difference(ends: Iterable[float], here: float, step: float) -> _Difference:
+    right, left = ends
     return _Difference(step, (right - left) / (2 * step), (right - 2 * here + left) / step)

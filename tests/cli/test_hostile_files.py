@@ -289,6 +289,21 @@ def endless() -> ModelProto:
     return model
 
 
+def unforeseen() -> ModelProto:
+    """A model with such a loop, whose iterations are known only when it runs."""
+    model = endless()
+    loop = next(node for node in model.graph.node if node.op_type == "Loop")
+    made = onnx.parser.parse_graph("""g (float[n, 4] x) => (int64[1, 1] rounds)
+        <float zero = {0}> { least = ReduceMin(x) none = Mul(least, zero) whole = Cast<to = 7>(none)
+        rounds = Add(three, whole) }""")
+    model.graph.initializer.extend(made.initializer)
+    loop.input[0] = "rounds"
+    nodes = [*made.node, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
 def expanding() -> ModelProto:
     """A model of which a run takes 8 GB."""
     model = mlp()
@@ -300,7 +315,9 @@ def expanding() -> ModelProto:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system tells a process how much it has")
-@pytest.mark.parametrize(("model", "what"), [(endless, "0.2 s"), (expanding, "4 GB of memory")])
+@pytest.mark.parametrize(
+    ("model", "what"), [(endless, "billion operations"), (unforeseen, "0.2 s"), (expanding, "4 GB of memory")]
+)
 def test_what_no_machine_can_run_is_not_proved(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, model: Callable[[], ModelProto], what: str
 ) -> None:
@@ -349,12 +366,54 @@ def test_runs_take_their_time_from_one_budget(monkeypatch: pytest.MonkeyPatch) -
         limits.run_limited(run, {"seconds": 0.0})
 
 
+def test_runs_at_the_same_time_have_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2, timeout=30)
+
+    def run(seconds: float) -> float:
+        def work(names: None, feeds: dict[str, float]) -> list[float]:
+            both.wait()  # for the other
+            end = time.process_time() + seconds
+            while time.process_time() < end:
+                pass
+            return [seconds]
+
+        return limits.run_limited(work, {})[0]
+
+    monkeypatch.setattr(limits, "SECONDS", 0.4)
+    with limits.unasked():
+        assert limits.at_once(run, [0.0, 0.1]) == [0.0, 0.1]
+        with pytest.raises(limits.OverLimit, match=r"0\.4 s"):
+            limits.at_once(run, [0.0, 5.0])
+        with pytest.raises(limits.OverLimit):
+            limits.at_once(run, [0.0, 0.0])
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    assert soft == resource.RLIM_INFINITY
+
+
 def test_runs_of_larger_models_may_take_longer() -> None:
     patience = limits.Patience()
     larger = ((0, 0, 6), (4 * 10**6, 0, 8), (10**6, 0, 8), (10**6, 200, 11.5), (0, 90, 11.5), (10**12, 0, 60))
     for size, nodes, seconds in larger:
         patience.allow(size, nodes)
-        assert patience.left == seconds
+        assert patience.left == seconds and patience.each == 6
+    patience.allow(10**12, 0, 10**9)
+    assert patience.left == 90 and patience.each == 36
+    patience.allow(0, 0, 10**15)
+    assert patience.left == patience.each == 306
+
+
+@pytest.mark.parametrize(("size", "verdict"), [(256, "proved"), (10**5, "not proved")])
+def test_what_is_proved_unasked_is_decided_by_the_work_in_it(shell: Shell, size: int, verdict: str) -> None:
+    """The file is small, and each of its products takes 10^11 operations at the larger size."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]> g (float[n, 4] x) => (float[n, 4] y)
+        <float[4, 4] w = {1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1}>
+        { h = MatMul(x, w) t = Transpose(h) square = MatMul(h, t) y = MatMul(square, h) }""")
+    onnx.save(model, shell.folder / "m.onnx")
+    result = shell("build", "m.onnx", "--dim", f"n={size}", "--json")
+    assert result.code == 0, result.err
+    proof = result.json["proof"]
+    assert proof["verdict"] == verdict
+    assert ("billion operations in a run" in proof["why"]) == (verdict != "proved")
 
 
 def test_a_gradient_of_no_text(shell: Shell) -> None:

@@ -9,6 +9,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.execution.double import DoubleExecutor
+from onnxgrad_cli.execution.limits import at_once
 
 SHAPES = [
     ((2, 4, 9), (6, 4, 3), 1),
@@ -87,3 +88,16 @@ def test_pieces_on_both_executors_make_one_network() -> None:
     expected = torch.exp(torch.nn.functional.elu(torch.tanh(torch.special.erf(a))) + a).numpy()
     for _ in range(2):
         np.testing.assert_allclose(run({"x": x})["y"], expected, rtol=1e-12)
+
+
+def test_two_runs_at_the_same_time_are_those_one_after_the_other() -> None:
+    """Cut in pieces, of which onnx.reference runs some."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]> g (float[n, 4] x) => (float[1, 1] y) {
+        a = HardSigmoid(x) b = MatMul(a, a) c = HardSigmoid(b) y = ReduceSum(c) }""")
+    rng = np.random.default_rng(0)
+    points = [{"x": rng.standard_normal((4, 4))} for _ in range(8)]
+    alone, beside = DoubleExecutor(model), DoubleExecutor(model, beside=True)
+    expected = [alone(point)["y"] for point in points]
+    for _ in range(5):
+        assert [found["y"] for found in at_once(beside, points)] == expected
+    assert "onnx.reference" in beside.name and "onnxruntime" in beside.name
