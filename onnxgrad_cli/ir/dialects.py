@@ -17,7 +17,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetId
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.domains import STANDARD, plain_domain
 from onnxgrad_cli.ir.einsum import is_equation
-from onnxgrad_cli.ir.nodes import reads, with_bodies
+from onnxgrad_cli.ir.nodes import reads, subgraphs, with_bodies
 
 NEVER = 1 << 30
 OF_ONNXRUNTIME = {"LayerNormalization": 17, "SimplifiedLayerNormalization": NEVER, "ThresholdedRelu": 10}
@@ -218,7 +218,7 @@ def fatal_node(nodes: Iterable[NodeProto], opset: int) -> str:
         A sentence, "" where there is no such node.
     """
     for node in with_bodies(nodes):
-        fault = _absent_of_many(node, opset) or _odd_equation(node)
+        fault = _absent_of_many(node, opset) or _odd_equation(node) or _short_body(node)
         if fault:
             return f"node '{node.name or next(iter(node.output), node.op_type)}' ({node.op_type}) {fault}"
     return ""
@@ -272,6 +272,15 @@ def _odd_equation(node: NodeProto) -> str:
         return ""
     given = (a.s.decode(errors="backslashreplace") for a in node.attribute if a.name == "equation" and a.s)
     return next((f"has the equation '{text}', which is none" for text in given if not is_equation(text)), "")
+
+
+def _short_body(node: NodeProto) -> str:
+    """A body of If, Loop or Scan that hands out too little: of none at all onnx's inference does not tell."""
+    if node.domain or node.op_type not in ("If", "Loop", "Scan"):
+        return ""
+    wanted = len(node.output) + (node.op_type == "Loop")  # whether it goes on
+    found = (len(body.output) for body in subgraphs(node))
+    return next((f"has a body with {count} outputs, and needs {wanted} of it" for count in found if count < wanted), "")
 
 
 def _unbound_attribute(model: ModelProto) -> str:

@@ -109,6 +109,24 @@ def test_an_absent_input_among_many(shell: Shell) -> None:
     refused(shell, model, f"'k' (Sum) lacks its input {len(model.graph.node[1].input) - 1}")
 
 
+@pytest.mark.parametrize(
+    ("node", "told"),
+    [
+        (
+            "z, y = Scan <num_scan_inputs = 1, body: graph = b (float s, float v) => () { o = Add(s, v) }> (k, x)",
+            "needs 2",
+        ),
+        ("y = Loop <body: graph = b (int64 i, bool t, float[2] s) => () { o = Relu(s) }> (n, c, x)", "needs 2"),
+        ("y = If <then_branch: graph = b () => () {}, else_branch: graph = e () => () {}> (c)", "needs 1"),
+    ],
+)
+def test_a_body_that_hands_out_nothing(shell: Shell, node: str, told: str) -> None:
+    """onnx's checker lets it pass, and onnxruntime opens the first."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+    g (float[2] x) => (float[2] y) <float k = {{0}}, bool c = {{1}}, int64 n = {{3}}> {{ {node} }}""")
+    refused(shell, model, "has a body with 0 outputs", told)
+
+
 def in_function(body: str, call: str = "y = f.m(x)", attributes: str = "") -> onnx.ModelProto:
     return onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17, "f": 1]>
     g (float[2, 2] x) => (float[2, 2] y) {{ {call} }}
