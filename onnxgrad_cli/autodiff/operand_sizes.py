@@ -1,9 +1,11 @@
 """Whether the sizes of a node's operands fit each other, by the definitions of operators that onnx does not hold to.
 
 Its inference asks nothing of the bias of an LSTM, nor of a Gemm of which one operand is unknown: what contradicts its
-definition comes to light only where a rule computes with it.
+definition comes to light only where a rule computes with it. Nor does it ask whether a number of groups divides the
+channels: then a rule computes with sizes that do not exist.
 
-Source: https://onnx.ai/onnx/operators/, Gemm, GRU, LSTM and RNN.
+Source: https://onnx.ai/onnx/operators/, Conv, ConvTranspose, DepthToSpace, Gemm, GroupNormalization, GRU, LSTM, RNN,
+SpaceToDepth and Split.
 """
 
 from __future__ import annotations
@@ -25,6 +27,46 @@ DEFINITIONS = {
 
 PRODUCT = "{a}, {b}, -> m n"
 """Of Gemm, whose third operand may be of fewer axes."""
+
+DIVISORS: dict[str, tuple[str, int, dict[int, tuple[int, ...]]]] = {
+    "Conv": ("group", 1, {0: (1,), 1: (0,)}),
+    "ConvTranspose": ("group", 1, {0: (1,), 1: (0,)}),
+    "DepthToSpace": ("blocksize", 2, {0: (1,)}),
+    "GroupNormalization": ("num_groups", 1, {0: (1,)}),
+    "SpaceToDepth": ("blocksize", 1, {0: (2, 3)}),
+}
+"""Operator -> an attribute, a power of it, and operand -> the axes whose sizes that power divides."""
+
+
+def misdivision(graph: Graph, node: NodeProto) -> str:
+    """Which attribute of a node does not divide the sizes, or count the results, that its definition says it does.
+
+    Args:
+        graph: has the types of the values; a size that is unknown passes.
+        node: the node.
+
+    Returns:
+        A sentence; "" where all fit.
+    """
+    given = {attribute.name: attribute.i for attribute in node.attribute}
+    if node.domain:
+        return ""
+    if node.op_type == "Split" and given.get("num_outputs", len(node.output)) != len(node.output):
+        return f"its num_outputs is {given['num_outputs']}, and it has {len(node.output)} outputs"
+    if node.op_type not in DIVISORS:
+        return ""
+    name, power, operands = DIVISORS[node.op_type]
+    parts = given.get(name, 1)
+    if parts < 1:
+        return f"its {name} is {parts}"
+    for position, axes in operands.items():
+        shape = shape_of(graph.types.get(node.input[position])) or ()
+        for axis in axes:
+            size = shape[axis] if axis < len(shape) else None
+            if isinstance(size, int) and size % parts**power:
+                what = f"axis {axis} of '{node.input[position]}', which has {size} elements"
+                return f"its {name} {parts} does not divide {what}" + (" into blocks" if power > 1 else "")
+    return ""
 
 
 def contradiction(graph: Graph, node: NodeProto) -> str:

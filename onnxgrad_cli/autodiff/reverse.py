@@ -17,7 +17,7 @@ from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.autodiff.activity import Activity, reads_by_position, stopped
 from onnxgrad_cli.autodiff.differentiation import Differentiation
 from onnxgrad_cli.autodiff.fusions import find_fusions
-from onnxgrad_cli.autodiff.operand_sizes import contradiction
+from onnxgrad_cli.autodiff.operand_sizes import contradiction, misdivision
 from onnxgrad_cli.autodiff.rule_call import Refused, call_rule, misfit
 from onnxgrad_cli.emission import bodies
 from onnxgrad_cli.emission.emitter import Op
@@ -128,6 +128,9 @@ class _Walk:
         op.scope, op.forward = f"grad/{label}", label
         gs = tuple([self.cotangent(name) if name else None for name in outputs])
         if rule is None or rule.refusal or not any(gs):
+            return
+        if reason := misdivision(op.graph, node):
+            self.refuse(node, reason, "export the model again")
             return
         if (fusion := self.fusions.get(outputs[0])) and self.visit_fusion(fusion, gs[0]):
             return

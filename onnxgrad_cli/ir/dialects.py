@@ -17,13 +17,16 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetId
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.domains import STANDARD, plain_domain
 from onnxgrad_cli.ir.einsum import is_equation
-from onnxgrad_cli.ir.nodes import reads, with_bodies
+from onnxgrad_cli.ir.nodes import reads, subgraphs, with_bodies
 
 NEVER = 1 << 30
 OF_ONNXRUNTIME = {"LayerNormalization": 17, "SimplifiedLayerNormalization": NEVER, "ThresholdedRelu": 10}
 """Operators that onnxruntime has in the standard's domain at every opset, in the form of today, and the opset from
 which the standard has them. Its optimizer writes the first two, as do onnxruntime.transformers and onnxruntime-genai.
 """
+
+STASHING = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
+"""Those of them that have an attribute stash_type, the type in which they compute."""
 
 FIRST_WITHOUT = 10
 GIVEN_UP = frozenset({"Affine", "Crop", "ImageScaler", "ParametricSoftplus", "Scale", "ScaledTanh"})
@@ -190,8 +193,9 @@ def _in_domains(model: ModelProto) -> None:
     for node in _all_nodes(model):
         if not node.domain and is_of_onnxruntime(node.op_type, _opset(model)):
             node.domain = "com.microsoft"
-    if all(entry.domain != "com.microsoft" for entry in model.opset_import):
-        model.opset_import.add(domain="com.microsoft", version=UNIMPORTED["com.microsoft"])
+    for owner in (model, *model.functions):
+        if all(entry.domain != "com.microsoft" for entry in owner.opset_import):
+            owner.opset_import.add(domain="com.microsoft", version=UNIMPORTED["com.microsoft"])
 
 
 def _give_shapes(model: ModelProto) -> None:
@@ -214,7 +218,7 @@ def fatal_node(nodes: Iterable[NodeProto], opset: int) -> str:
         A sentence, "" where there is no such node.
     """
     for node in with_bodies(nodes):
-        fault = _absent_of_many(node, opset) or _odd_equation(node)
+        fault = _absent_of_many(node, opset) or _odd_equation(node) or _short_body(node)
         if fault:
             return f"node '{node.name or next(iter(node.output), node.op_type)}' ({node.op_type}) {fault}"
     return ""
@@ -223,7 +227,31 @@ def fatal_node(nodes: Iterable[NodeProto], opset: int) -> str:
 def _fatal(model: ModelProto) -> str:
     """The same of a model and its functions."""
     parts = ((part.node, _opset(owner)) for part, owner in ((model.graph, model), *((f, f) for f in model.functions)))
-    return next(filter(None, itertools.starmap(fatal_node, parts)), "")
+    precisions = (_unset_precision(model, function) for function in model.functions)
+    return next(filter(None, itertools.chain(itertools.starmap(fatal_node, parts), precisions)), "")
+
+
+def _unset_precision(model: ModelProto, function: FunctionProto) -> str:
+    """A normalization of onnxruntime's own in a function, without a stash_type: onnxruntime ends the process on it.
+
+    In a graph it takes the default.
+    """
+    for node in with_bodies(function.node):
+        if node.domain or node.op_type not in STASHING or not is_of_onnxruntime(node.op_type, _opset(function)):
+            continue
+        given = next((a for a in node.attribute if a.name == "stash_type"), None)
+        if given is None or (given.ref_attr_name and not _always_given(model, function, given.ref_attr_name)):
+            label = f"node '{node.name or next(iter(node.output), '')}' ({node.op_type}) in function '{function.name}'"
+            return f"{label} has no stash_type, without which onnxruntime can't read it there"
+    return ""
+
+
+def _always_given(model: ModelProto, function: FunctionProto, attribute: str) -> bool:
+    """Whether an attribute of a function has a value at each call."""
+    key = (function.domain, function.name)
+    calls = (node for node in _all_nodes(model) if (node.domain, node.op_type) == key)
+    has_default = any(a.name == attribute for a in function.attribute_proto)
+    return has_default or all(any(a.name == attribute for a in call.attribute) for call in calls)
 
 
 def _absent_of_many(node: NodeProto, opset: int) -> str:
@@ -244,6 +272,15 @@ def _odd_equation(node: NodeProto) -> str:
         return ""
     given = (a.s.decode(errors="backslashreplace") for a in node.attribute if a.name == "equation" and a.s)
     return next((f"has the equation '{text}', which is none" for text in given if not is_equation(text)), "")
+
+
+def _short_body(node: NodeProto) -> str:
+    """A body of If, Loop or Scan that hands out too little: of none at all onnx's inference does not tell."""
+    if node.domain or node.op_type not in ("If", "Loop", "Scan"):
+        return ""
+    wanted = len(node.output) + (node.op_type == "Loop")  # whether it goes on
+    found = (len(body.output) for body in subgraphs(node))
+    return next((f"has a body with {count} outputs, and needs {wanted} of it" for count in found if count < wanted), "")
 
 
 def _unbound_attribute(model: ModelProto) -> str:

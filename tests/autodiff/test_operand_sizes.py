@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 import pytest
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli import Options, UnsupportedError, build
 from onnxgrad_cli.autodiff.operand_sizes import contradiction
@@ -98,3 +99,52 @@ def test_a_fault_of_a_rule_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes, attributes = NODES["Gemm"]
     with pytest.raises(InternalError, match="unforeseen"):
         build(model_of("Gemm", shapes, **attributes), Options(grad_of_input=["*"]))
+
+
+def channels(node: str) -> onnx.ModelProto:
+    """A model of one node that reads h[2, 8, 4, 4]."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 21]>
+    g (float[2, 8, 4, 4] x) => (float[p, q, r, t] y) <float[8] s = {{1, 2, 1, 2, 1, 2, 1, 2}}>
+    {{ h = Mul(x, k) {node} }}""")
+    for name, shape in {"k": (4,), "w": (8, 8, 1, 1), "v": (8, 4, 1, 1)}.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("node", "told"),
+    [
+        ("y = GroupNormalization <num_groups = -2> (h, s, s)", "its num_groups is -2"),
+        ("y = GroupNormalization <num_groups = 3> (h, s, s)", "its num_groups 3 does not divide axis 1 of 'h'"),
+        ("y = GroupNormalization <num_groups = 16> (h, s, s)", "its num_groups 16 does not divide axis 1 of 'h'"),
+        ("y = SpaceToDepth <blocksize = 3> (h)", "its blocksize 3 does not divide axis 2 of 'h'"),
+        ("y = DepthToSpace <blocksize = 4> (h)", "which has 8 elements into blocks"),
+        ("y = Conv <group = 3> (h, w)", "its group 3 does not divide axis 1 of 'h'"),
+        ("y, z = Split <axis = 1, num_outputs = 3> (h)", "its num_outputs is 3, and it has 2 outputs"),
+    ],
+)
+def test_an_attribute_that_does_not_fit_the_sizes(node: str, told: str) -> None:
+    """onnxruntime opens these models, and runs none of them; their gradients were of sizes that do not exist."""
+    model = channels(node)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    with pytest.raises(Exception, match="ONNXRuntimeError"):
+        session.run(None, {"x": np.ones((2, 8, 4, 4), np.float32)})
+    with pytest.raises(UnsupportedError, match=told):
+        build(model)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        "y = GroupNormalization <num_groups = 8> (h, s, s)",
+        "y = SpaceToDepth <blocksize = 4> (h)",
+        "y = DepthToSpace <blocksize = 2> (h)",
+        "y = Conv <group = 2> (h, v)",
+        "y = ConvTranspose <group = 4> (h, v)",
+        "y, z, u = Split <axis = 1, num_outputs = 3> (h)",
+    ],
+)
+def test_an_attribute_that_fits_the_sizes(node: str) -> None:
+    model = channels(node)
+    trained = build(model).model
+    onnxruntime.InferenceSession(trained.SerializeToString())

@@ -15,13 +15,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli import build
 from onnxgrad_cli.errors import InternalError, OnnxgradError
 from onnxgrad_cli.execution import limits
-from onnxgrad_cli.files import read_model
+from onnxgrad_cli.files import check_structure, read_model
 from onnxgrad_cli.ir.einsum import is_equation
 from onnxgrad_cli.jobs.build import inspect, run_build
 from onnxgrad_cli.jobs.view import run_view
@@ -108,6 +109,24 @@ def test_an_absent_input_among_many(shell: Shell) -> None:
     refused(shell, model, f"'k' (Sum) lacks its input {len(model.graph.node[1].input) - 1}")
 
 
+@pytest.mark.parametrize(
+    ("node", "told"),
+    [
+        (
+            "z, y = Scan <num_scan_inputs = 1, body: graph = b (float s, float v) => () { o = Add(s, v) }> (k, x)",
+            "needs 2",
+        ),
+        ("y = Loop <body: graph = b (int64 i, bool t, float[2] s) => () { o = Relu(s) }> (n, c, x)", "needs 2"),
+        ("y = If <then_branch: graph = b () => () {}, else_branch: graph = e () => () {}> (c)", "needs 1"),
+    ],
+)
+def test_a_body_that_hands_out_nothing(shell: Shell, node: str, told: str) -> None:
+    """onnx's checker lets it pass, and onnxruntime opens the first."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+    g (float[2] x) => (float[2] y) <float k = {{0}}, bool c = {{1}}, int64 n = {{3}}> {{ {node} }}""")
+    refused(shell, model, "has a body with 0 outputs", told)
+
+
 def in_function(body: str, call: str = "y = f.m(x)", attributes: str = "") -> onnx.ModelProto:
     return onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17, "f": 1]>
     g (float[2, 2] x) => (float[2, 2] y) {{ {call} }}
@@ -118,6 +137,27 @@ def test_an_absent_input_among_many_in_a_function(shell: Shell) -> None:
     """onnxruntime ends the process of the first, and of the second too, which lacks it by its call alone."""
     refused(shell, in_function('c = Sum(a, "")'), "'c' (Sum) lacks its input 1")
     refused(shell, in_function("c = Sum(a, b)"), "(Sum) lacks its input 1")
+
+
+def normalized(op_type: str, opset: int, call: str = "", attributes: str = "", given: str = "") -> onnx.ModelProto:
+    return onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": {opset}, "f": 1]>
+    g (float[2, 2] x) => (float[2, 2] y) <float[2] s = {{1, 2}}> {{ y = f.m{call}(x, s) }}
+    <domain: "f", opset_import: ["": {opset}]> m {attributes} (a, b) => (c) {{ c = {op_type} {given} (a, b) }}""")
+
+
+@pytest.mark.parametrize(("op_type", "opset"), [("LayerNormalization", 14), ("SimplifiedLayerNormalization", 17)])
+def test_a_normalization_of_onnxruntime_in_a_function(shell: Shell, op_type: str, opset: int) -> None:
+    """Without a stash_type onnxruntime ends the process there; with one it reads the model, as it does outside."""
+    told = (f"'c' ({op_type}) in function 'm'", "stash_type")
+    referred = {"attributes": "<t>", "given": "<stash_type: int = @t>"}
+    refused(shell, normalized(op_type, opset, given="<epsilon = 0.1>"), *told)
+    refused(shell, normalized(op_type, opset, **referred), *told)
+    for model in (
+        normalized(op_type, opset, "<t = 1>", **referred),
+        normalized(op_type, opset, given="<stash_type = 1>"),
+    ):
+        assert onnxruntime.InferenceSession(model.SerializeToString()).get_outputs()[0].name == "y"
+        check_structure(model)
 
 
 @pytest.mark.parametrize("equation", ["[a-z", "a.b", "...a..", "a...b...", "ab->a->b", "a1", "ab;ba", "a\xe9"])

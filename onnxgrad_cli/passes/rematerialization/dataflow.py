@@ -77,6 +77,7 @@ class Dataflow:
         self.forward, self.backward = graph.nodes[:start], graph.nodes[start:]
         self.producers = {name: node for node in self.forward for name in node.output if name}
         self.data_dependent = _data_dependent(graph)
+        self._viewed = self._find_views()
         if ends is not None:
             self.segments = Segments.between(self.forward, ends(self.forward))
         else:
@@ -159,11 +160,15 @@ class Dataflow:
 
     def storage(self, name: str) -> str:
         """The value whose memory `name` shares: the one that it is a view of, or `name` itself."""
-        while (node := self.producers.get(name)) is not None and node.op_type in VIEWS and not node.domain:
-            if any(other in self.data_dependent for other in node.input[1:]):
-                break
-            name = node.input[0]
-        return name
+        return self._viewed.get(name, name)
+
+    def _find_views(self) -> dict[str, str]:
+        """Forward value that is a view -> the value that is none at the end of the chain of views behind it."""
+        found: dict[str, str] = {}
+        for name, node in self.producers.items():
+            if node.op_type in VIEWS and not node.domain and self.data_dependent.isdisjoint(node.input[1:]):
+                found[name] = found.get(node.input[0], node.input[0])
+        return found
 
     def is_resident(self, name: str) -> bool:
         """Whether a value is in memory whatever the backward part reads: fed, stored, or computed without data."""

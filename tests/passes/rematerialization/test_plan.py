@@ -6,6 +6,7 @@ one operation. The difference of prediction and label, `Sub_out` of the loss, is
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable
 
 import pytest
@@ -17,7 +18,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.rematerialization.dataflow import LONGEST_CHAIN, Dataflow
-from onnxgrad_cli.passes.rematerialization.plan import Plan, Recomputation, plan_blocks, plan_budget
+from onnxgrad_cli.passes.rematerialization.plan import Plan, Recomputation, plan_blocks, plan_budget, plan_elementwise
 
 DIFFERENCE = "loss/mse/Sub_out"
 
@@ -46,6 +47,29 @@ def made(recomputation: Recomputation | None) -> list[str]:
     """What the nodes that run again make, each as often as it runs."""
     assert recomputation is not None
     return sorted(name for node in recomputation.nodes for name in node.output)
+
+
+def calls_of(count: int) -> int:
+    """The calls that the planning of a chain of views makes."""
+    chain = "".join(f"v{i + 1} = Identity(v{i}) " for i in range(count))
+    _, flow = differentiated(f"v0 = Mul(x, w) {chain} y = Exp(v{count})")
+    calls = 0
+
+    def count_call(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count_call)
+    try:
+        plan_elementwise(flow)
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+def test_views_of_views_are_planned_in_linear_time() -> None:
+    assert calls_of(200) < 2.5 * calls_of(100)
 
 
 DIAMOND = "h = Mul(x, w) a = Sin(h) b = Add(a, h) c = Add(a, b) d = Sub(c, b) y = Exp(d)"
