@@ -8,7 +8,7 @@ runs only (a branch, the step after gathered gradients) counts as if it did at e
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -144,6 +144,7 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
     """
     given, assumed, facts = known_sizes(graph, sizes or {})
     steps = steps_of(graph.nodes, parts(graph, training))
+    count = Counter(step.part for step in steps)
     flops, flops_of, uncounted = _operations(graph, steps, facts)
     kept, unknown = _kept(steps, facts)
     uncounted.update(unknown)
@@ -155,7 +156,7 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
         sizes=given,
         assumed=assumed,
         at_run_time=facts.guesses,
-        nodes={part: sum(step.part == part for step in steps) for part in (*FORWARD, "backward", "optimizer")},
+        nodes={part: count[part] for part in (*FORWARD, "backward", "optimizer")},
         flops_forward=flops["forward"].total(),
         flops_backward=flops["backward"].total(),
         flops_optimizer=flops["optimizer"].total(),
@@ -315,18 +316,18 @@ def live_bytes(
         for name in step.reads:
             last[owner.get(name, name)] = i
     last.update((owner.get(name, name), len(steps)) for name in outputs)
-    sizes: dict[str, int] = {}
+    ending: dict[int, list[int]] = defaultdict(list)
     alive, course = 0, []
     for i, step in enumerate(steps):
-        made = [name for name in step.made if name not in owner]
-        for name in made:
-            if name not in elsewhere:
-                sizes[name] = _known_bytes((name,), facts)[0]
-        read = {owner.get(name, name) for name in step.reads}
-        gone = [sizes.pop(name, 0) for name in read if last[name] == i]
-        new = [sizes.get(name, 0) for name in made]
-        course.append(alive + sum(new) - (new[0] if step.op_type in IN_PLACE and new and new[0] in gone else 0))
-        alive += sum(new) - sum(gone) - sum(sizes.pop(name, 0) for name in made if name not in last)
+        gone, unread = ending.pop(i, ()), 0
+        new = [0 if name in owner or name in elsewhere else _known_bytes((name,), facts)[0] for name in step.made]
+        for name, size in zip(step.made, new, strict=True):
+            if name in last:
+                ending[last[name]].append(size)
+            else:
+                unread += size
+        course.append(alive + sum(new) - (new[0] if new and new[0] in gone and step.op_type in IN_PLACE else 0))
+        alive += sum(new) - sum(gone) - unread
     return course
 
 

@@ -87,7 +87,6 @@ def nbytes(tensor: TensorProto) -> int:
 
 
 @functools.cache
-@functools.cache
 def itemsize(dtype: int) -> int:
     """The size of an element in bytes, of a TensorProto.DataType."""
     return int(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(dtype)).itemsize)

@@ -51,8 +51,6 @@ from onnxgrad_cli.standard.gradient_operator import has_gradients
 from onnxgrad_cli.verification.proof import PROVED, Proof, Step, prove
 from onnxgrad_cli.verification.sizes import settle_sizes, wrong_shape
 from onnxgrad_cli.verification.written import Ran, difference, refused
-from onnxgrad_cli.view import draw
-from onnxgrad_cli.view.html import html
 
 AfterPass = Callable[[Pass, Graph, PassRecord], None]
 
@@ -238,7 +236,7 @@ class BuildAttempt:
                 for file in [*written, *beside]:
                     self.take_file(switch, file, "training model" if file == self.target else "weights")
                 if self.picture is not None:
-                    drawn = html(draw(model, self.path)).encode()
+                    drawn = _page_of(model, self.path).encode()
                     switch.stage(self.picture, methodcaller("write", drawn))
                     self.take_file(switch, self.picture, "picture")
                 report = self.report()
@@ -327,6 +325,14 @@ def _page_for(picture: Path | None, target: Path | None) -> Path | None:
     if picture is not None and target is None:
         raise UsageError("`picture` is written beside the model, which goes to stdout", "name a file with `out`")
     return picture
+
+
+def _page_of(model: ModelProto, path: Path | None) -> str:
+    """The page with the picture of a model; most builds want none, and don't import what draws it."""
+    from onnxgrad_cli.view import draw
+    from onnxgrad_cli.view.html import html
+
+    return html(draw(model, path))
 
 
 def _check_targets(
