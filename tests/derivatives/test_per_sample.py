@@ -11,6 +11,7 @@ import torch
 from onnx import ModelProto, parser
 from torch import Tensor
 
+from onnxgrad_cli.common.choices import Derivative
 from onnxgrad_cli.derivatives.independence import sample_axes
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.derivatives.sample_gradients import ALIGNED, Meetings
@@ -245,6 +246,22 @@ def test_where_samples_meet_weights(name: str) -> None:
             np.testing.assert_allclose(claim, value[i] if weight == "x_grad" else value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", MEETINGS)
+def test_jacobians_where_samples_meet_weights(name: str) -> None:
+    """Against the whole batch's, of which a sample's results have their own block."""
+    text = MET.format(MEETINGS[name]).replace("> {", FOUR, 1)
+    fixed = name == "not separable"
+    model = parser.parse_model(text.replace("[N,", "[4,") if fixed else text)
+    wrt = ["x", "w", "b", "c", *(["w4"] if fixed else [])]
+    rng = np.random.default_rng(7)
+    feeds = {"x": rng.standard_normal((4, 3)).astype(np.float32), "t": rng.integers(0, 2, (4, 2))}
+    found = run(derive(model, "jacobian", wrt=wrt, per_sample=True), feeds)
+    whole = run(derive(model, "jacobian", wrt=wrt), feeds)
+    for key, value in whole.items():
+        own = value[np.arange(4), :, np.arange(4)] if key.endswith("_x") else value
+        np.testing.assert_allclose(found[key], own, rtol=1e-5, atol=1e-6)
+
+
 def test_a_token_that_is_joined_to_each_sample() -> None:
     """A weight that Expand repeats for each of them."""
     model = parser.parse_model(
@@ -268,15 +285,16 @@ def test_a_token_that_is_joined_to_each_sample() -> None:
 
 
 @pytest.mark.slow
-def test_gradients_of_samples_take_a_time_that_is_linear_in_them() -> None:
+@pytest.mark.parametrize("kind", ["vjp", "jacobian"])
+def test_derivatives_of_samples_by_weights_take_a_time_that_is_linear_in_them(kind: Derivative) -> None:
     """Sixteen times as many samples: about sixteen times as long, where it was 256 times."""
     subject, _ = points("convolutional", 1)
-    session = Executor(derive(subject.model["any"], wrt=[*subject.weights], per_sample=True))
+    session = Executor(derive(subject.model["any"], kind, wrt=[*subject.weights], per_sample=True))
 
     def seconds(batch: int) -> float:
         _, inputs = points("convolutional", batch)
         outputs = subject.module(*inputs.values()).detach().numpy()
-        feeds = {**arrays(inputs), "y_grad": outputs}
+        feeds = {**arrays(inputs), **({"y_grad": outputs} if kind == "vjp" else {})}
         times = []
         for _ in range(5):
             start = time.process_time()
