@@ -34,6 +34,7 @@ from onnxgrad_cli.cli.pack import pack
 from onnxgrad_cli.cli.passes import passes
 from onnxgrad_cli.cli.predict import predict
 from onnxgrad_cli.cli.schedules import schedules
+from onnxgrad_cli.cli.swallowed import refuse_swallowed
 from onnxgrad_cli.cli.train import train
 from onnxgrad_cli.cli.tune import tune
 from onnxgrad_cli.cli.verify_op import verify_op
@@ -156,6 +157,8 @@ def _invoke(console: Console, arguments: Sequence[str]) -> int:
         from click.shell_completion import shell_complete
 
         return shell_complete(cli, {}, "onnxgrad", VARIABLE, instruction)
+    if console.name in cli.commands:
+        refuse_swallowed(cli.commands[console.name], arguments[1:])
     try:
         with cli.make_context("onnxgrad", list(arguments), obj=console) as context:
             return int(cli.invoke(context) or 0)

@@ -8,6 +8,7 @@ import click
 
 from onnxgrad_cli.cli.console import Console, speaks, table
 from onnxgrad_cli.cli.options import MODEL, how_to_read, options
+from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.cli.samples import on_samples, sample_options, shown
 from onnxgrad_cli.common.choices import Attack, Norm
 from onnxgrad_cli.errors import UsageError
@@ -55,7 +56,8 @@ def attack(console: Console, /, model: str, data: str, out: str | None, clip: st
     fooling = Fooling(clip=_clip(clip), **{name: values.pop(name) for name in SETTINGS})
     own = {name: values.pop(name) for name in ("label", "output")}  # which options of a build are called, too
     samples, built = sample_options(values), options(values)
-    found = run_attack(model, data, out, fooling, samples=samples, options=built, tell=console.say, **own, **values)
+    with working(console) as tell:
+        found = run_attack(model, data, out, fooling, samples=samples, options=built, tell=tell, **own, **values)
     success = found.success
     result = {
         "method": fooling.method, "what": found.words, "samples": len(found.samples), "success": success,

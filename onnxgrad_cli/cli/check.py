@@ -9,6 +9,7 @@ import click
 
 from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.options import DIM
+from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.cli.several import run_several, takes_several
 from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.errors import CheckFailed
@@ -44,7 +45,8 @@ def check(
     from onnxgrad_cli.jobs.check import run_check
     from onnxgrad_cli.verification.proof import NOT_PROVED, PROVED
 
-    proof = run_check(models[0], data=data, original=original, sizes=dict(dim), seed=seed, tell=console.say)
+    with working(console) as tell:
+        proof = run_check(models[0], data=data, original=original, sizes=dict(dim), seed=seed, tell=tell)
     console.done = proof.verdict
     lines = [visible(f"{step.status:8}{step.name}: {step.detail} ({step.seconds:.2f} s)") for step in proof.steps]
     failures = [f"{step.name}: {step.detail}" for step in proof.steps if step.status == "failed"]

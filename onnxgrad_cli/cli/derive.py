@@ -9,6 +9,7 @@ import click
 
 from onnxgrad_cli.cli.console import Console, speaks, table
 from onnxgrad_cli.cli.options import MODEL, how_to_read, options
+from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.common.choices import Derivative, DerivativeNames
 from onnxgrad_cli.common.visible import visible
 
@@ -93,7 +94,8 @@ def derive(console: Console, /, model: str, out: str | None, flags: tuple[str, .
     from onnxgrad_cli.jobs.derive import run_derive
 
     flag = reduce(or_, (DerivativeOptions[FLAGS[name]] for name in flags), DerivativeOptions.Zero)
-    derived, files, proof = run_derive(model, out, flags=flag, options=options(values), tell=console.say, **values)
+    with working(console) as tell:
+        derived, files, proof = run_derive(model, out, flags=flag, options=options(values), tell=tell, **values)
     if not to_stdout:
         ports = _ports(derived)
         rows = [(kind, name, of) for kind, each in ports.items() for name, of in each.items()]

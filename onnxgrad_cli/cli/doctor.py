@@ -9,6 +9,7 @@ import click
 
 from onnxgrad_cli.cli.console import EXIT_CODES, Console, speaks
 from onnxgrad_cli.cli.options import options, what_to_build
+from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.cli.several import run_several, takes_several
 
 
@@ -28,7 +29,8 @@ def doctor(console: Console, /, models: tuple[str, ...], jobs: int, **values: An
     from onnxgrad_cli.jobs.doctor import doctor as run
     from onnxgrad_cli.report.diagnosis import in_words
 
-    found = run(models[0], options(values), command=console.command, tell=console.say)
+    with working(console) as tell:
+        found = run(models[0], options(values), command=console.command, tell=tell)
     console.result(asdict(found), in_words(found))
     if EXIT_CODES[found.status]:
         console.failed(found.error or found.verdict, found.hint or None, refusals=found.refusals)

@@ -8,6 +8,7 @@ import click
 
 from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.options import MODEL
+from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.common.visible import visible
 
 STREAM = "-"
@@ -44,7 +45,8 @@ def expand(console: Console, model: str, out: str | None, keep_outputs: bool, fo
         more = len(piece.bindings) - MOST
         return [*said, f"  ... and {more} more"] if more > 0 else said
 
-    pieces = run_expand(model, out, keep_outputs=keep_outputs, force=force, tell=console.say)
+    with working(console) as tell:
+        pieces = run_expand(model, out, keep_outputs=keep_outputs, force=force, tell=tell)
     if not to_stdout:
         data = [dataclasses.asdict(piece) for piece in pieces]
         console.result(data, "\n".join(visible(line) for piece in pieces for line in lines(piece)), asked=False)

@@ -11,6 +11,7 @@ import click
 
 from onnxgrad_cli.cli.console import Console, show, speaks, table
 from onnxgrad_cli.cli.options import MODEL, how_to_read, options
+from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.cli.samples import Sizes, on_samples, sample_options, shown
 from onnxgrad_cli.common.choices import Explanation
 from onnxgrad_cli.common.visible import visible
@@ -112,9 +113,10 @@ def explain(console: Console, /, model: str, data: str, out: str | None, **value
     own = {name: values.pop(name) for name in ("label", "output")}  # which options of a build are called, too
     sequences = SequenceOptions(**{name: values.pop(name) for name in ("tokenizer", "max_length")})
     samples, built = sample_options(values), options(values)
-    found = run_explain(
-        model, data, out, method, samples=samples, sequences=sequences, options=built, tell=console.say, **own, **values
-    )
+    with working(console) as tell:
+        found = run_explain(
+            model, data, out, method, samples=samples, sequences=sequences, options=built, tell=tell, **own, **values
+        )
     each = [
         {
             "sample": int(sample),

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from onnxgrad_cli.cli.console import Console, speaks
+from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.common.visible import visible
 
 
@@ -62,7 +63,8 @@ def export(console: Console, /, weights: Path, model: str, out: str | None, **ho
     console.done = "exported"
     from onnxgrad_cli.jobs.export import run_export
 
-    found = run_export(weights, model, out, tell=console.say, **how)
+    with working(console) as tell:
+        found = run_export(weights, model, out, tell=tell, **how)
     files = [str(file) for file in found]
     if files:
         console.result({"files": files}, "\n".join(map(visible, files)), asked=False)

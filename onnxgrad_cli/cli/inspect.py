@@ -8,6 +8,7 @@ import click
 
 from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.options import options, what_to_build
+from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.cli.several import run_several, takes_several
 
 
@@ -22,4 +23,6 @@ def inspect(console: Console, /, models: tuple[str, ...], jobs: int, **values: A
         return run_several(console, models, jobs)
     from onnxgrad_cli.jobs.build import inspect as run
 
-    return console.report(run(models[0], options(values), command=console.command, tell=console.say))
+    with working(console) as tell:
+        report = run(models[0], options(values), command=console.command, tell=tell)
+    return console.report(report)

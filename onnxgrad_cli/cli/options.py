@@ -125,7 +125,7 @@ def what_to_build(command: Command) -> Command:
         click.option("--freeze", multiple=True, metavar="GLOB",
                      help="Don't train the weights of these names, or of modules so called."),
         click.option("--untie", multiple=True, metavar="GLOB",
-                     help="Give each of several modules that read a weight of these names a copy of its own."),
+                     help="Give modules that share a weight of these names ('*': any) a copy of their own each."),
         click.option("--preset", type=click.Choice(get_args(Preset)), multiple=True,
                      help="Train only biases, normalizations, or the last layer. Such choices add up."),
         click.option("--train-last", type=click.IntRange(min=1), default=None, metavar="N",

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from onnxgrad_cli.cli.console import Console, speaks
+from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.common.visible import visible
 
 FILE = click.Path(path_type=Path)
@@ -39,6 +40,7 @@ def pack(console: Console, /, train: str, out: Path, **how: Any) -> int:
     console.done = "packed"
     from onnxgrad_cli.jobs.pack import run_pack
 
-    files = [str(file) for file in run_pack(train, out, tell=console.say, **how)]
+    with working(console) as tell:
+        files = [str(file) for file in run_pack(train, out, tell=tell, **how)]
     console.result({"files": files}, "\n".join(map(visible, files)), asked=False)
     return 0

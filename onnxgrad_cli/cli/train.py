@@ -140,6 +140,12 @@ NOT_HERE = {
     help="What a step may take, such as 500MB, beyond what the process and its data take: what to compute again, and "
     "how many runs a step takes, is chosen so.",
 )
+@click.option(
+    "--picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.html",
+    help="Draw the training model on a page, to which the run's report in HTML links.",
+)
 @click.option("--use-ema", is_flag=True, help="Judge and write the averages that --ema keeps, not the last weights.")
 @click.option(
     "--run",
@@ -175,7 +181,8 @@ def train(console: Console, /, model: str, data: str, out: str | None, seed: int
     names = [field.name for field in dataclasses.fields(Course) if field.name in values]
     course = Course(seed=seed or 0, sequences=sequences, samples=samples, **{name: values.pop(name) for name in names})
     where = {
-        name: values[name] for name in ("val", "adapter", "adapter_from", "run", "resume", "new_data", "log", "force")
+        name: values[name]
+        for name in ("val", "adapter", "adapter_from", "run", "resume", "new_data", "log", "picture", "force")
     }
     with _together(console) as link:
         built = options({**values, "seed": seed})

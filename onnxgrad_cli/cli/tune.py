@@ -10,6 +10,7 @@ import click
 
 from onnxgrad_cli.cli.console import Console, speaks, table
 from onnxgrad_cli.cli.options import DIM, MODEL, options, what_to_build
+from onnxgrad_cli.cli.progress import working
 
 
 @click.command(short_help="Measure which forms of gradients are the fastest here.")
@@ -38,9 +39,8 @@ def tune(
     console.done = "tuned"
     from onnxgrad_cli.jobs.tune import run_tune
 
-    found, file = run_tune(
-        model, out, options(values), sizes=dict(size), threads=threads, repeat=repeat, tell=console.say
-    )
+    with working(console) as tell:
+        found, file = run_tune(model, out, options(values), sizes=dict(size), threads=threads, repeat=repeat, tell=tell)
     data = {"measured": [dataclasses.asdict(each) for each in found], "file": str(file)}
     rows = [
         (each.place, each.default, each.best, f"{each.milliseconds[each.best] / each.milliseconds[each.default]:.2f}")

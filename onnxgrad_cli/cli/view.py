@@ -6,6 +6,7 @@ import click
 
 from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.options import MODEL
+from onnxgrad_cli.cli.progress import working
 
 
 @click.command(short_help="Draw a model.")
@@ -42,7 +43,8 @@ def view(
     from onnxgrad_cli.jobs.view import run_view
     from onnxgrad_cli.view.mermaid import too_large
 
-    drawing, text = run_view(model, out, kind, limit=limit, depth=depth, force=force)
+    with working(console):
+        drawing, text = run_view(model, out, kind, limit=limit, depth=depth, force=force)
     if console.json or out not in (None, "-"):
         console.result(asdict(drawing), drawing.caption, asked=False)
     else:

@@ -7,17 +7,17 @@ rows in front, or else as the body of a Scan.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from onnx import NodeProto
 
 from onnxgrad_cli.autodiff.differentiation import Differentiation
 from onnxgrad_cli.autodiff.reverse import differentiate
-from onnxgrad_cli.derivatives.vectorize import vectorized
+from onnxgrad_cli.derivatives.sample_gradients import Meetings, sample_gradients
+from onnxgrad_cli.derivatives.vectorize import split, vectorized
 from onnxgrad_cli.emission import bodies
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import Shape
 
 LARGEST = 1 << 21
@@ -26,15 +26,18 @@ perceptron of 64-128-10: 3.4 times as fast with 80 x 1,024 elements, 1.3 times w
 640 x 8,192; and the Scan holds the result and one row of the rest. A size that is not known counts as one."""
 
 
-def jacobian(op: Op, y: Val, wanted: Sequence[str], training: Differentiation, per_sample: bool = False) -> list[Val]:
+def jacobian(
+    op: Op, y: Val, wanted: Sequence[str], training: Differentiation, meetings: Meetings | None = None
+) -> list[Val]:
     """Emit the derivatives of every element of `y` with respect to every element of each x of `wanted`.
 
     Args:
-        per_sample: axis 0 of `y` and of each x is that of samples, which are independent. What one of `y` has of
-            another's x is zero: a unit vector is taken for all samples at once, and those zeros are left out.
+        meetings: given where axis 0 of `y` is that of samples, which are independent, and where they meet the weights
+            of `wanted`. What one of `y` has of another's x is zero: a unit vector is taken for all samples at once, and
+            those zeros are left out.
 
     Returns:
-        For each x a value of shape [*y, *x]; if `per_sample`, of [samples, *y, *x] without their axes 0.
+        For each x a value of shape [*y, *x]; with `meetings`, of [samples, *y, *x] without the axes 0 of samples.
 
     Raises:
         UnsupportedError: nodes between them have no proven derivative.
@@ -42,22 +45,26 @@ def jacobian(op: Op, y: Val, wanted: Sequence[str], training: Differentiation, p
     graph, one = op.graph, Op(op.graph)
     seed = graph.fresh(f"{y.name}_unit")
     graph.types[seed] = graph.types[y.name]
-    found = differentiate(graph, {y.name: one.val(seed)}, wanted, one, training)
+    seeds = {y.name: one.val(seed)}
+    if meetings is None:
+        found = differentiate(graph, seeds, wanted, one, training)
+    else:
+        found = sample_gradients(one, seeds, wanted, meetings, training)
     names = list(dict.fromkeys(cotangent.name for x in wanted if (cotangent := found[x]) is not None))
     dependent, invariant = split(one.nodes, [seed])
     op.nodes.extend(invariant)
     some = names and 0 not in y.shape
-    stacked = dict(zip(names, _stack(op, dependent, seed, y, names, per_sample), strict=True)) if some else {}
+    stacked = dict(zip(names, _stack(op, dependent, seed, y, names, meetings is not None), strict=True)) if some else {}
     derivatives = []
     for x, cotangent in ((op.val(name), found[name]) for name in wanted):
-        ranges = ((y, 0), (x, int(per_sample)))
-        sizes = [op.size(v, axis) for v, first in ranges for axis in range(first, v.rank)]
+        first = int(meetings is not None and x.name in meetings.axes)
+        sizes = [op.size(v, axis) for v, start in ((y, 0), (x, first)) for axis in range(start, v.rank)]
         rows = stacked[cotangent.name] if cotangent and stacked else None
-        if rows is not None and per_sample:
-            rows = rows if rows.rank > x.rank else op.unsqueeze(rows, [0])
+        if rows is not None and meetings is not None:
+            rows = rows if rows.rank > x.rank + 1 - first else op.unsqueeze(rows, [0])
             rows = op.transpose(rows, [1, 0, *range(2, rows.rank)])
         rows = op.zeros(sizes, x) if rows is None else op.reshape(rows, sizes)
-        derivatives.append(op.state(rows, [*y.shape, *x.shape[per_sample:]]))
+        derivatives.append(op.state(rows, [*y.shape, *x.shape[first:]]))
     return derivatives
 
 
@@ -100,15 +107,3 @@ def _stack(op: Op, nodes: Sequence[NodeProto], seed: str, y: Val, names: Sequenc
 def _known_size(shape: Shape | None) -> int:
     """The number of elements, as far as it is known."""
     return math.prod(size for size in shape or () if isinstance(size, int))
-
-
-def split(nodes: Sequence[NodeProto], names: Iterable[str]) -> tuple[list[NodeProto], list[NodeProto]]:
-    """The nodes whose results depend on one of these values, and the others."""
-    reached = set(names)
-    dependent: list[NodeProto] = []
-    others: list[NodeProto] = []
-    for node in nodes:
-        depends = not reached.isdisjoint(reads(node))
-        (dependent if depends else others).append(node)
-        reached.update(node.output if depends else ())
-    return dependent, others

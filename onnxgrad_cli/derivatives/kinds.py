@@ -9,7 +9,7 @@ Jacobian of a gradient. Source: A. Griewank and A. Walther, Evaluating Derivativ
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from onnx import ModelProto
@@ -161,26 +161,24 @@ def _set_apart(derivative: DerivativeModel, kind: Derivative) -> None:
 
 def _each_gradient(derivative: DerivativeModel, cotangents: Yield) -> list[str]:
     """Append the gradients of each sample's outputs times its cotangents: its own by inputs, and one by each weight."""
-    graph, training, axes = derivative.graph, derivative.training, derivative.axes
-    apart = derivative.said["per_sample"]
-    weights = [name for name in derivative.wanted if name not in apart]
+    graph = derivative.graph
     given = {y: derivative.add_input(f"{y}_grad", y) for y in derivative.outputs} if cotangents == "input" else {}
-    meetings = Meetings(graph, weights, axes)
-    linear = [name for name in weights if name not in meetings.mixed]
+    meetings = _meetings(derivative)
     found: dict[str, Val | None] = _by_all_samples(derivative, given, meetings.mixed) if meetings.mixed else {}
     op = Op(graph)
     seeds = {y: op.val(given[y]) if given else op.fill(1.0, op.val(y)) for y in derivative.outputs}
-    made = [name for node in meetings.nodes for name in node.output if name in axes]
-    known = differentiate(graph, seeds, [*apart, *made], op, training)
-    found |= {x: known[x] for x in apart}
-    if not set(made).isdisjoint(training.partial):
-        training.partial = [name for name in derivative.wanted if name in {*training.partial, *linear}]
-    found |= sample_gradients(op, known, linear, meetings, axes, training)
+    others = [x for x in derivative.wanted if x not in meetings.mixed]
+    found |= sample_gradients(op, seeds, others, meetings, derivative.training)
     samples = op.size(op.val(derivative.outputs[0]), 0)
-    for name in weights:
-        x = op.val(name)
-        found[name] = found[name] or op.zeros([samples, *(op.size(x, axis) for axis in range(x.rank))], x)
+    for x in (op.val(name) for name in derivative.wanted if name not in derivative.axes):
+        found[x.name] = found[x.name] or op.zeros([samples, *(op.size(x, axis) for axis in range(x.rank))], x)
     return _results(derivative, op, {f"{x}_grad": (found[x], x) for x in derivative.wanted})
+
+
+def _meetings(derivative: DerivativeModel) -> Meetings:
+    """Where samples meet the weights by which their derivatives are asked for."""
+    axes = derivative.axes
+    return Meetings(derivative.graph, [name for name in derivative.wanted if name not in axes], axes)
 
 
 def _by_all_samples(
@@ -308,23 +306,19 @@ def _seeds(op: Op, values: Mapping[str, Val | None], cotangents: Mapping[str, st
 
 
 def _rows(derivative: DerivativeModel, values: Mapping[str, Val]) -> list[str]:
-    op = Op(derivative.graph)
+    """Append the Jacobians of values by each x: of each sample by its own and by weights, or of all by all."""
+    op, wanted = Op(derivative.graph), derivative.wanted
+    meetings = _meetings(derivative) if derivative.axes else None
+    mixed = meetings.mixed if meetings else wanted
     found: dict[str, tuple[Val | None, str]] = {}
     for stem, value in values.items():
-        for x, rows in _blocks(derivative, op, value):
-            found[f"{stem}{x}"] = rows, x
+        rows: dict[str, Val] = {}
+        for names, where in ([x for x in wanted if x not in mixed], meetings), (mixed, None):
+            if names:
+                blocks = jacobian(op, op.val(value.name), names, derivative.training, where)
+                rows |= zip(names, blocks, strict=True)
+        found |= {f"{stem}{x}": (rows[x], x) for x in wanted}
     return _results(derivative, op, found)
-
-
-def _blocks(derivative: DerivativeModel, op: Op, value: Val) -> Iterator[tuple[str, Val]]:
-    """The Jacobians of a value by each x: of each sample by its own, or of all by all."""
-    apart = derivative.said.get("per_sample", ())
-    found: dict[str, Val] = {}
-    for names in ([x for x in derivative.wanted if (x in apart) is own] for own in (True, False)):
-        if names:
-            rows = jacobian(op, op.val(value.name), names, derivative.training, per_sample=names[0] in apart)
-            found |= zip(names, rows, strict=True)
-    yield from ((x, found[x]) for x in derivative.wanted)
 
 
 def _results(derivative: DerivativeModel, op: Op, values: Mapping[str, tuple[Val | None, str]]) -> list[str]:

@@ -17,8 +17,7 @@ from onnx import NodeProto
 
 from onnxgrad_cli.autodiff.differentiation import Differentiation
 from onnxgrad_cli.autodiff.reverse import differentiate
-from onnxgrad_cli.derivatives.jacobian import split
-from onnxgrad_cli.derivatives.vectorize import vectorized
+from onnxgrad_cli.derivatives.vectorize import split, vectorized
 from onnxgrad_cli.emission import bodies
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
@@ -32,6 +31,7 @@ class Meetings:
     """The nodes in which samples meet weights.
 
     Attributes:
+        axes: the axis of the samples, of each value that depends on them: see `sample_axes`.
         nodes: those that can be written for one sample.
         mixed: the weights that some other one reads.
     """
@@ -41,9 +41,9 @@ class Meetings:
 
         Args:
             weights: what is differentiated by.
-            axes: the axis of the samples, of each value that depends on them: see `sample_axes`.
+            axes: see the attribute.
         """
-        self._graph, self._axes = graph, axes
+        self._graph, self.axes = graph, axes
         self._sources: dict[str, frozenset[str]] = {name: frozenset([name]) for name in weights}
         self._makers = graph.producers()
         self.nodes: list[NodeProto] = []
@@ -67,13 +67,13 @@ class Meetings:
     def operand(self, node: NodeProto, position: int) -> Operand | None:
         """How one sample reads an operand of a node; None where that is not known."""
         name = node.input[position]
-        if name in self._axes:
-            return Operand(self._axes[name], True)
+        if name in self.axes:
+            return Operand(self.axes[name], True)
         shape, result = (shape_of(self._graph.types.get(each)) for each in (name, node.output[0]))
         align = ALIGNED.get(node.op_type) if is_standard(node.domain) else None
         if align is None or shape is None or result is None:
             return None
-        axis = self._axes[node.output[0]]
+        axis = self.axes[node.output[0]]
         at = align(Place(node, position, shape, len(result), axis))
         if at is None or shape[at] == 1:
             return Operand()
@@ -109,32 +109,45 @@ class Operand(NamedTuple):
 
 
 def sample_gradients(
+    op: Op, seeds: Mapping[str, Val], wanted: Sequence[str], meetings: Meetings, training: Differentiation
+) -> dict[str, Val | None]:
+    """Emit the gradients that each sample has.
+
+    Args:
+        op: where they are written, after the forward part.
+        seeds: value -> its cotangent, of the whole batch.
+        wanted: by what: values with samples on their axis 0, and weights, none of the mixed ones.
+        meetings: where samples meet these weights.
+        training: where the rules used are recorded.
+
+    Returns:
+        For a value with samples its gradient, in which each has its own; for a weight a value of shape
+        [samples, *weight]. None where it is zero by mathematics.
+    """
+    axes = meetings.axes
+    weights = [name for name in wanted if name not in axes]
+    made = [name for node in meetings.nodes for name in node.output if name in axes]
+    known = differentiate(op.graph, seeds, [*(name for name in wanted if name in axes), *made], op, training)
+    if not set(made).isdisjoint(training.partial):
+        training.partial += weights
+    found = _at_weights(op, {name: known[name] for name in made}, weights, meetings, training)
+    return {name: known[name] if name in axes else found[name] for name in wanted}
+
+
+def _at_weights(
     op: Op,
     cotangents: Mapping[str, Val | None],
     weights: Sequence[str],
     meetings: Meetings,
-    axes: Mapping[str, int],
     training: Differentiation,
 ) -> dict[str, Val | None]:
-    """Emit the gradient by each weight that each sample has.
-
-    Args:
-        op: where they are written, after the forward part.
-        cotangents: those of what the nodes of `meetings` make, of the whole batch; None where one is zero.
-        weights: by what; none of the mixed ones.
-        meetings: where samples meet these weights.
-        axes: see `Meetings`.
-        training: where the rules used are recorded.
-
-    Returns:
-        weight -> a value of shape [samples, *weight]; None where it is zero by mathematics.
-    """
+    """The gradient by each weight that each sample has, from the cotangents of what the nodes of `meetings` make."""
     graph, one = op.graph, Op(op.graph)
-    single = _Single(graph, meetings, axes)
+    single = _Single(graph, meetings)
     for node in meetings.nodes:
         single.write(node)
     seeds = {
-        made: one.val(single.slice(cotangent.name, axes[name]))
+        made: one.val(single.slice(cotangent.name, meetings.axes[name]))
         for name, made in single.results.items()
         if (cotangent := cotangents.get(name)) is not None
     }
@@ -159,8 +172,8 @@ class _Single:
         slices: value of one sample -> that of all, and the axis on which they are.
     """
 
-    def __init__(self, graph: Graph, meetings: Meetings, axes: Mapping[str, int]) -> None:
-        self._graph, self._meetings, self._axes = graph, meetings, axes
+    def __init__(self, graph: Graph, meetings: Meetings) -> None:
+        self._graph, self._meetings, self._axes = graph, meetings, meetings.axes
         self._known: dict[str, str] = {}
         self.nodes: list[NodeProto] = []
         self.firsts: list[NodeProto] = []

@@ -17,7 +17,7 @@ from onnx import NodeProto
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
-from onnxgrad_cli.ir.nodes import FORWARD, captured
+from onnxgrad_cli.ir.nodes import FORWARD, captured, reads
 from onnxgrad_cli.ir.types import Shape
 
 
@@ -49,6 +49,18 @@ def vectorized(op: Op, nodes: Sequence[NodeProto], rows: Mapping[str, Val], name
         return None
     op.nodes.extend(trial.nodes)
     return [op.val(value.name) for value in found]
+
+
+def split(nodes: Sequence[NodeProto], names: Iterable[str]) -> tuple[list[NodeProto], list[NodeProto]]:
+    """The nodes whose results depend on one of these values, and the others."""
+    reached = set(names)
+    dependent: list[NodeProto] = []
+    others: list[NodeProto] = []
+    for node in nodes:
+        depends = not reached.isdisjoint(reads(node))
+        (dependent if depends else others).append(node)
+        reached.update(node.output if depends else ())
+    return dependent, others
 
 
 class _Vectorizer:

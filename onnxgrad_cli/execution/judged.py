@@ -26,7 +26,7 @@ from onnxgrad_cli.files import ModelSource, load_external_data, own_model
 from onnxgrad_cli.files.reading import not_text
 from onnxgrad_cli.ir.dialects import complaint, mend
 from onnxgrad_cli.ir.skeleton import skeleton
-from onnxgrad_cli.ir.types import is_external
+from onnxgrad_cli.ir.types import is_external, shape_of
 
 SIZES_TRIED = 6
 """Sizes of its inputs at which a model must fail, to be at fault."""
@@ -54,23 +54,27 @@ def judged(job: Callable[P, R]) -> Callable[P, R]:
                 failure = error
             given = inspect.signature(job).bind(*args, **keywords).arguments
             with unasked():
-                fault = _fault(next(iter(given.values())), given.get("path"))
+                fault, hint = _fault(next(iter(given.values())), given.get("path"))
         if not fault:
             raise failure
-        raise OnnxgradError(fault, "export it again") from failure
+        raise OnnxgradError(fault, hint) from failure
 
     return run
 
 
-def _fault(source: ModelSource, path: Path | None) -> str:
-    """What others have against a model; "" for nothing."""
+def _fault(source: ModelSource, path: Path | None) -> tuple[str, str]:
+    """What others have against a model, "" for nothing, and what to do about it."""
     model, path = own_model(source, path)
     fault = not_text(model)
     if not fault:
         bare = skeleton(model)
         mend(bare)
         fault = complaint(bare, full=True) or _refusal(model, path)
-    return f"the model is no valid ONNX model: {fault}" if fault else _stumble(model, path)
+    if fault:
+        return f"the model is no valid ONNX model: {fault}", "export it again"
+    free = {d for value in model.graph.input for d in shape_of(value.type) or () if isinstance(d, str) and d != "?"}
+    hint = f"export it again, or fix sizes that it takes for free by mistake with `dims`: {', '.join(sorted(free))}"
+    return _stumble(model, path), hint if free else "export it again"
 
 
 def _refusal(model: ModelProto, path: Path | None) -> str:

@@ -70,7 +70,10 @@ class Run:
             OnnxgradError: they are not finite.
         """
         ragged = self.data.ragged  # then one by one: not every model is told what stands behind the end of a sample
-        parts = [self._explained(part) for part in batches(rows, self.scorer, 1 if ragged else TOGETHER)]
+        parts: list[Attributions] = []
+        for part in batches(rows, self.scorer, 1 if ragged else TOGETHER):
+            tell(f"explaining: {sum(len(each.values) for each in parts)} of {len(rows)} samples are done", 1)
+            parts.append(self._explained(part))
         if ragged:
             parts = _padded(parts)
         if len({part.values.shape[1:] for part in parts}) > 1:

@@ -189,7 +189,10 @@ def run_attack(
     rows = chosen(found, sample)
     scorer, proof = proved_scorer(subject, name, what, found.batch_size, options, verify, tell)
     ball = Ball(fooling.epsilon, fooling.norm, *(fooling.clip or _range(found, subject.name, tell)))
-    parts = [_fooled(part, scorer, found, what, label, fooling, ball) for part in batches(rows, scorer, TOGETHER)]
+    parts: list[dict[str, np.ndarray]] = []
+    for part in batches(rows, scorer, TOGETHER):
+        tell(f"attacking: {sum(len(each['x']) for each in parts)} of {len(rows)} samples are done", 1)
+        parts.append(_fooled(part, scorer, found, what, label, fooling, ball))
     arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     flat = int(arrays.pop("flat").sum())
     if flat:

@@ -116,7 +116,7 @@ class BuildAttempt:
         check_is_no_mistake(proto, request.options)
         self.request, self.path, self.target = request, path, target
         self.reports = _report_files(self.target, reports, no_report)
-        self.picture = _page_for(picture, self.target)
+        self.picture = page_for(picture, self.target)
         _check_targets(self.target, [*self.reports, *([picture] if picture else [])], proto, path, request.force)
         _check_words(request, self.reports)
         self._data = ProofData.of(request.test_data)
@@ -318,8 +318,16 @@ def _report_files(target: Path | None, reports: Sequence[Path], no_report: bool)
     return [target.with_name(f"{target.name}.report.md")]
 
 
-def _page_for(picture: Path | None, target: Path | None) -> Path | None:
-    """The page for a picture of the training model."""
+def page_for(picture: Path | None, target: Path | None) -> Path | None:
+    """The page for a picture of the training model.
+
+    Args:
+        picture: what is asked for; None: there is to be none.
+        target: the file of the model beside which it is written; None is stdout.
+
+    Raises:
+        UsageError: it is no page, or there is no file beside which it could be.
+    """
     if picture is not None and picture.suffix.lower() != ".html":
         raise UsageError(f"`picture`: '{picture}' is no page of HTML", "call it .html; `onnxgrad view` has other forms")
     if picture is not None and target is None:

@@ -57,10 +57,14 @@ def run_check(
     before = _with_own_weights(*own_model(original)) if original is not None else None
     arrays, measured = fit(ProofData.of(data), proto, roles, tell, () if derived is None else derived.inputs)
     bound = {**(sizes or {}), **measured}
+
+    def note(check: str) -> None:
+        tell(f"checking: {check}", 1)
+
     if derived is not None:
-        return prove_derived(proto, derived, path, before, arrays, bound, seed, force=True)
+        return prove_derived(proto, derived, path, before, arrays, bound, seed, force=True, note=note)
     check_ends(Graph(proto))
-    return prove(proto, roles, path, before, arrays, bound, seed, force=True)
+    return prove(proto, roles, path, before, arrays, bound, seed, force=True, note=note)
 
 
 def _with_own_weights(model: ModelProto, path: Path | None) -> ModelProto:

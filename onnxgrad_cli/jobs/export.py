@@ -164,6 +164,7 @@ class _Trained:
             f"{worst.lost:.0%} of what its adapter adds",
             0,
         )
+        tell("measuring what is lost", 1)
         for each in measured(self.model, self.merged(keep_mode), found, self.path, data):
             tell(f"{each}, on {'given' if data else 'drawn'} data", 0)
         return found

@@ -7,8 +7,10 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from os.path import relpath
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from onnx import ModelProto
@@ -25,6 +27,7 @@ from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.execution.session import CPU, find_provider
 from onnxgrad_cli.files import STREAM, ModelSource, Switch, check_target, own_model, save_bytes, stage_model
 from onnxgrad_cli.ir.types import Arrays
+from onnxgrad_cli.jobs.build_attempt import page_for
 from onnxgrad_cli.jobs.memory_plan import Plan, planned
 from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.metadata import Adapter, check_is_original, tool_version
@@ -75,6 +78,8 @@ from onnxgrad_cli.training.steps.init_weights import init_weights
 from onnxgrad_cli.training.steps.parallel import ParallelTrainer, agree
 from onnxgrad_cli.training.trainer import Trainer
 from onnxgrad_cli.verification.written import check_opens
+from onnxgrad_cli.view import draw
+from onnxgrad_cli.view.html import html as drawn
 
 
 @dataclass(frozen=True)
@@ -203,6 +208,7 @@ def run_train(
     tell: Tell = silent,
     watch: Watch = unwatched,
     log: Sequence[LogForm] = (),
+    picture: str | Path | None = None,
     communicator: Communicator | None = None,
 ) -> Trained:
     """Train the model in a file on data in others, and write it with the weights that were found.
@@ -226,6 +232,7 @@ def run_train(
         watch: takes what is told of each step and each judgement, see `Stepped` and `Judged`.
         log: the forms in which the log is written to the run's folder besides train.jsonl: 'csv' is train.csv,
             'tensorboard' a folder that TensorBoard shows.
+        picture: a page of HTML with the picture of the training model, to which the report in HTML links.
         communicator: connects this process to others that train with it; then each takes its part of every batch,
             and the process of rank 0 evaluates and writes for all.
 
@@ -247,6 +254,9 @@ def run_train(
         model, data, val, out, options or Options(), course or Course(), written, adapter_from, force, link, tell,
         run if resume else None, resume,
     )  # fmt: skip
+    picture = page_for(checks.path_or_none("picture", picture), target)
+    if picture is not None:
+        check_target(picture, ready.original, ready.path, force)
     place = run or _run_of(target)
     with rank_zero_folder(place, link) as folder, asked_to_stop(link, place, tell) as stop:
         loop = ready.loop(folder, stop, watch, log)
@@ -262,8 +272,8 @@ def run_train(
     found = Trained(reason, epochs, best, by, ready.trainer.steps, time.perf_counter() - start, [folder.path])
     if reason == "stopped" or link.rank:
         return found
-    found = replace(found, files=[*ready.write(target, written, force), folder.path])
-    _report(folder, ready, found)
+    found = replace(found, files=[*ready.write(target, written, force), *([picture] if picture else []), folder.path])
+    _report(folder, ready, found, picture)
     return found
 
 
@@ -564,7 +574,8 @@ def _fingerprint(built: TrainingModel, prepared: str) -> str:
     return f"{check:08x}"
 
 
-def _report(folder: RunFolder, ready: _Run, found: Trained) -> None:
+def _report(folder: RunFolder, ready: _Run, found: Trained, picture: Path | None) -> None:
+    """Write the reports to the run's folder, and the picture of the training model to its page."""
     told = asdict(ready.course)
     told |= told.pop("sequences") | _shown(told.pop("samples"))
     asked = {flag_of(name): value for name, value in told.items() if value}
@@ -577,7 +588,10 @@ def _report(folder: RunFolder, ready: _Run, found: Trained) -> None:
         [str(file) for file in found.files], Curve.of(log), Curve.others(log), ready.confusion(),
         make_report(built=ready.built),
     )  # fmt: skip
-    document = page(run)
+    link = "" if picture is None else quote(Path(relpath(picture, folder.path)).as_posix())
+    document = replace(page(run), picture=link)
+    if picture is not None:
+        save_bytes(drawn(draw(ready.built.model, ready.path)).encode(), picture)
     written = {"report.md": markdown(document), "report.html": html(document)}
     for name, text in {**written, **{picture.file: picture.svg for picture in run.pictures}}.items():
         save_bytes(text.encode(), folder.path / name)

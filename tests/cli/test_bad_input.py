@@ -54,6 +54,32 @@ def refused(shell: Shell, code: int, *words: str, command: tuple[object, ...]) -
     return result.err
 
 
+# -- the command line ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (
+            ("--untie", "--loss", "mse"),
+            ["--untie wants a value, GLOB, and '--loss' is another option", "--untie=--loss"],
+        ),
+        (("-o", "--force"), ["-o wants a value, FILE, and '--force' is another option", "--out=--force"]),
+        (("--untie",), ["'--untie' requires an argument"]),
+    ],
+)
+def test_an_option_without_its_value_takes_no_other_option_for_it(
+    shell: Shell, typed: tuple[str, ...], words: list[str]
+) -> None:
+    refused(shell, 2, *words, command=("build", "mlp.onnx", *typed))
+
+
+def test_a_value_may_look_like_an_option_where_it_is_meant(shell: Shell) -> None:
+    assert shell("build", "mlp.onnx", "--label=--loss", "-o", "out/train.onnx").code == 0
+    assert "--loss" in {value.name for value in onnx.load("out/train.onnx").graph.input}
+    refused(shell, 1, "no such file", command=("inspect", "--", "--label"))
+
+
 # -- the model's file ---------------------------------------------------------------------------------------
 
 

@@ -6,15 +6,19 @@ import io
 import re
 import subprocess
 import threading
+from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
+import rich.status
 from rich.console import Console as Terminal
 
 from onnxgrad_cli.cli import progress
 from onnxgrad_cli.cli.console import Console
 from onnxgrad_cli.report.words import figure
 from onnxgrad_cli.training.run.watch import Judged, Stepped
-from tests.cli_harness import PROGRAM, Shell
+from tests.cli_harness import MLP, PROGRAM, Shell, save
 from tests.jobs.test_train import shell as shell
 from tests.terminal import record
 
@@ -157,3 +161,61 @@ def test_in_a_pipe_nothing_is_told_of_what_takes_long(monkeypatch: pytest.Monkey
     console = Console()
     with progress.working(console, 0.0) as tell:
         assert tell == console.say
+
+
+SLOW = {
+    "attack": "--data data.npz",
+    "build": "-o other.onnx",
+    "check": "",
+    "derive": "-o derived.onnx",
+    "doctor": "",
+    "evaluate": "--data data.npz",
+    "expand": "-o expanded.onnx",
+    "explain": "--data data.npz",
+    "export": "--model mlp.onnx",
+    "inspect": "",
+    "predict": "--data data.npz",
+    "tune": "--repeat 1 --size batch=2",
+    "view": "-o mlp.svg",
+}
+SUBJECTS = {"check": "train.onnx", "export": "weights.safetensors"}
+
+
+class AtOnce(threading.Timer):
+    """A timer that does not wait."""
+
+    def __init__(self, interval: float, function: Callable[[], object]) -> None:
+        super().__init__(0, function)
+
+    def start(self) -> None:
+        self.function()
+
+
+@pytest.mark.parametrize("command", SLOW)
+def test_every_command_that_may_take_long_tells_what_it_does(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors.numpy import save_file
+
+    shown: list[str] = []
+
+    class Line(rich.status.Status):
+        def start(self) -> None:
+            shown.append("begun")
+
+        def stop(self) -> None:
+            shown.append("ended")
+
+    monkeypatch.chdir(tmp_path)
+    shell, rng = Shell(tmp_path, capsys), np.random.default_rng(0)
+    save(MLP, tmp_path / "mlp.onnx")
+    if command == "check":
+        assert shell("build", "mlp.onnx", "-o", "train.onnx", "-q").code == 0
+    np.savez("data.npz", x=rng.random((8, 4), np.float32), label=rng.random((8, 2), np.float32))
+    save_file({"b1": np.zeros(3, np.float32)}, "weights.safetensors")
+    monkeypatch.setattr(progress, "is_terminal", lambda: True)
+    monkeypatch.setattr(rich.status, "Status", Line)
+    monkeypatch.setattr(threading, "Timer", AtOnce)
+    found = shell(command, SUBJECTS.get(command, "mlp.onnx"), *SLOW[command].split())
+    assert found.code == 0, found.err
+    assert shown == ["begun", "ended"]

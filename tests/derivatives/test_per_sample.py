@@ -11,6 +11,7 @@ import torch
 from onnx import ModelProto, parser
 from torch import Tensor
 
+from onnxgrad_cli.common.choices import Derivative
 from onnxgrad_cli.derivatives.independence import sample_axes
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.derivatives.sample_gradients import ALIGNED, Meetings
@@ -186,14 +187,15 @@ FIRST = {(case.op, case.domain): case for case in reversed(OPERATORS)}
 @pytest.mark.slow
 @pytest.mark.parametrize("case", FIRST.values(), ids=str)
 def test_no_sample_is_seen_by_another_where_an_operator_is_said_to_keep_them_apart(case: Case) -> None:
-    """Another first sample changes no other one's results on onnxruntime."""
+    """Another first sample changes no other one's results on onnxruntime; where they may mix, that is refused."""
     model = forward_model(case, False)
     graph = open_model(model, None)
     make_differentiable(graph, Options(), Training())
     try:
         axes = sample_axes(graph, graph.output_names)
-    except UnsupportedError:
-        pytest.skip("it mixes samples, or is not known not to")
+    except UnsupportedError as error:
+        assert error.refusals
+        return
     feeds = fed(model, sample(case))
     other = {
         name: np.concatenate([x[:1][..., ::-1] * 0.5, x[1:]]) if axes.get(name) == 0 and x.dtype.kind == "f" else x
@@ -245,6 +247,49 @@ def test_where_samples_meet_weights(name: str) -> None:
             np.testing.assert_allclose(claim, value[i] if weight == "x_grad" else value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", MEETINGS)
+def test_jacobians_where_samples_meet_weights(name: str) -> None:
+    """Against the whole batch's, of which a sample's results have their own block."""
+    text = MET.format(MEETINGS[name]).replace("> {", FOUR, 1)
+    fixed = name == "not separable"
+    model = parser.parse_model(text.replace("[N,", "[4,") if fixed else text)
+    wrt = ["x", "w", "b", "c", *(["w4"] if fixed else [])]
+    rng = np.random.default_rng(7)
+    feeds = {"x": rng.standard_normal((4, 3)).astype(np.float32), "t": rng.integers(0, 2, (4, 2))}
+    found = run(derive(model, "jacobian", wrt=wrt, per_sample=True), feeds)
+    whole = run(derive(model, "jacobian", wrt=wrt), feeds)
+    for key, value in whole.items():
+        own = value[np.arange(4), :, np.arange(4)] if key.endswith("_x") else value
+        np.testing.assert_allclose(found[key], own, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("op", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+def test_a_recurrent_network_met_by_samples(op: str, gates: int) -> None:
+    """Whose samples are on axis 1 of what it reads, against the gradients of each sample's own run."""
+    rng = np.random.default_rng(2)
+    shapes = {"w": (1, 3 * gates, 2), "r": (1, 3 * gates, 3), "b": (1, 6 * gates)}
+    model = parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]> g (float[N, 5, 2] x) => (float[N, 3] y)
+        <int64[1] first = {{0}}> {{
+            t = Transpose<perm = [1, 0, 2]>(x) s, h = {op}<hidden_size = 3>(t, w, r, b) y = Squeeze(h, first)
+        }}"""
+    )
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
+        for name, shape in shapes.items()
+    )
+    graph = open_model(model, None)
+    make_differentiable(graph, Options(), Training())
+    assert not Meetings(graph, [*shapes], sample_axes(graph, ["y"])).mixed
+    feeds = {"x": rng.standard_normal((4, 5, 2)), "y_grad": rng.standard_normal((4, 3))}
+    feeds = {name: value.astype(np.float32) for name, value in feeds.items()}
+    found, one = run(derive(model, wrt=[*shapes], per_sample=True), feeds), derive(model, wrt=[*shapes])
+    for i in range(4):
+        alone = {name: value[i : i + 1] for name, value in feeds.items()}
+        for weight, value in run(one, alone).items():
+            np.testing.assert_allclose(found[weight][i], value, rtol=1e-5, atol=1e-6)
+
+
 def test_a_token_that_is_joined_to_each_sample() -> None:
     """A weight that Expand repeats for each of them."""
     model = parser.parse_model(
@@ -268,15 +313,16 @@ def test_a_token_that_is_joined_to_each_sample() -> None:
 
 
 @pytest.mark.slow
-def test_gradients_of_samples_take_a_time_that_is_linear_in_them() -> None:
+@pytest.mark.parametrize("kind", ["vjp", "jacobian"])
+def test_derivatives_of_samples_by_weights_take_a_time_that_is_linear_in_them(kind: Derivative) -> None:
     """Sixteen times as many samples: about sixteen times as long, where it was 256 times."""
     subject, _ = points("convolutional", 1)
-    session = Executor(derive(subject.model["any"], wrt=[*subject.weights], per_sample=True))
+    session = Executor(derive(subject.model["any"], kind, wrt=[*subject.weights], per_sample=True))
 
     def seconds(batch: int) -> float:
         _, inputs = points("convolutional", batch)
         outputs = subject.module(*inputs.values()).detach().numpy()
-        feeds = {**arrays(inputs), "y_grad": outputs}
+        feeds = {**arrays(inputs), **({"y_grad": outputs} if kind == "vjp" else {})}
         times = []
         for _ in range(5):
             start = time.process_time()
@@ -287,33 +333,47 @@ def test_gradients_of_samples_take_a_time_that_is_linear_in_them() -> None:
     assert seconds(1024) < 64 * seconds(64)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [c for c in OPERATORS if c.op in ALIGNED and not c.domain], ids=str)
-def test_gradients_of_one_sample_are_those_that_all_samples_give(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each operator that reads weights beside samples, against the gradient of the whole batch for each sample."""
+SAMPLES_ELSEWHERE = {"GRU", "Gather", "GatherElements", "LSTM", "RNN"}
+"""Operators whose rows have their samples on another axis, or in their indices; tests of their own have these."""
+
+
+def weights_beside_samples(case: Case) -> list[str]:
+    """The operands of floats behind the first one of a row, which are taken for weights."""
     model = forward_model(case, False)
     feeds = fed(model, sample(case))
-    _, *others = [value.name for value in model.graph.input]
-    for name in others:
-        if feeds[name].dtype.kind == "f":
-            model.graph.initializer.append(onnx.numpy_helper.from_array(feeds[name], name))
-    weights = [
-        tensor.name for tensor in model.graph.initializer if feeds.get(tensor.name, np.zeros(1)).dtype.kind == "f"
-    ]
-    weights = [name for name in weights if name in others]
-    if not weights:
-        pytest.skip("it reads nothing beside the samples")
-    found = []
-    for separable in (True, False):
-        if not separable:
-            monkeypatch.setattr(Meetings, "separable", lambda self, node: False)
-        try:
-            derived = derive(model, of="y0", wrt=weights, per_sample=True)
-        except (UnsupportedError, UsageError):
-            pytest.skip("it mixes samples, or is not known not to")
-        rng = np.random.default_rng(0)
-        outputs = Executor(model, case.executor)(feeds)["y0"]
-        cotangent = {"y0_grad": rng.standard_normal(outputs.shape).astype(outputs.dtype)}
-        found.append(Executor(derived, case.executor)(fed(derived, {**feeds, **cotangent})))
-    for name, value in found[0].items():
-        np.testing.assert_allclose(value, found[1][name], rtol=1e-6, atol=1e-9)
+    return [value.name for value in model.graph.input[1:] if feeds[value.name].dtype.kind == "f"]
+
+
+def kept_apart(case: Case, weights: list[str]) -> ModelProto | None:
+    """The gradients of each sample by the weights of a row; None where its samples are not known to be independent."""
+    model = forward_model(case, False)
+    feeds = fed(model, sample(case))
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(feeds[name], name) for name in weights)
+    try:
+        return derive(model, of="y0", wrt=weights, per_sample=True)
+    except (UnsupportedError, UsageError):
+        return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", sorted(ALIGNED.keys() - SAMPLES_ELSEWHERE))
+def test_gradients_of_one_sample_are_those_that_all_samples_give(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each operator that reads weights beside samples, against the gradient of the whole batch for each sample."""
+    compared = 0
+    for case in (row for row in OPERATORS if row.op == op and not row.domain):
+        weights = weights_beside_samples(case)
+        derived = kept_apart(case, weights) if weights else None
+        if derived is None:
+            continue
+        with monkeypatch.context() as patched:
+            patched.setattr(Meetings, "separable", lambda self, node: False)
+            one_by_one = kept_apart(case, weights)
+        assert one_by_one is not None
+        feeds = fed(forward_model(case, False), sample(case))
+        outputs = Executor(forward_model(case, False), case.executor)(feeds)["y0"]
+        cotangent = np.random.default_rng(0).standard_normal(outputs.shape).astype(outputs.dtype)
+        results = [Executor(m, case.executor)(fed(m, {**feeds, "y0_grad": cotangent})) for m in (derived, one_by_one)]
+        for name, value in results[0].items():
+            np.testing.assert_allclose(value, results[1][name], rtol=1e-6, atol=1e-9, err_msg=str(case))
+        compared += 1
+    assert compared, "no row has samples beside weights"

@@ -31,8 +31,9 @@ def test_a_model_that_no_data_fit_is_at_fault() -> None:
     """No multiple of 4 is 35, but neither onnx nor onnxruntime says so before it runs."""
     model = model_of("y = Reshape(x, s)")
     for job in (stumbles, divides):
-        with pytest.raises(OnnxgradError, match=r"runs on no data that are drawn for it: .*Reshape"):
+        with pytest.raises(OnnxgradError, match=r"runs on no data that are drawn for it: .*Reshape") as raised:
             job(model)
+        assert raised.value.hint == "export it again, or fix sizes that it takes for free by mistake with `dims`: n"
 
 
 def test_a_fault_of_a_job_stays_its_own() -> None:

@@ -250,6 +250,17 @@ def test_a_copy_that_becomes_a_weight_of_its_own_in_an_old_file() -> None:
     np.testing.assert_array_equal(session.run(None, {"x": np.zeros((1, 2), np.float32)})[0], [[11, 22]])
 
 
+def test_labels_of_tokens_where_classes_are_looked_for_on_another_axis() -> None:
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[n, t, 2] x) => (float[n, t, 3] y) <float[2, 3] w = {1, 2, 3, 4, 5, 6}> { y = MatMul(x, w) }""")
+    feeds = {"x": np.zeros((4, 5, 2), np.float32), "label": np.zeros((4, 5), np.int64)}
+    with pytest.raises(OnnxgradError) as raised:
+        Trainer(training(model), threads=1).step(feeds)
+    assert raised.value.hint and "the last axis of 'y'" in raised.value.hint
+    assert "class-axis=-1" in raised.value.hint
+    Trainer(training(model, loss_options={"class_axis": -1}), threads=1).step(feeds)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     model = exported(network())
     trainer = Trainer(training(model), threads=1)

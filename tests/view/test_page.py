@@ -18,6 +18,7 @@ from onnx import ModelProto, helper, numpy_helper
 from onnxgrad_cli import LossSpec, Options, build
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.jobs.build import run_build
+from onnxgrad_cli.jobs.train import Course, run_train
 from onnxgrad_cli.jobs.view import run_view
 from onnxgrad_cli.view import Drawing, Kind, draw
 from onnxgrad_cli.view.html import FOLDER, html
@@ -167,6 +168,20 @@ def test_a_report_links_into_the_picture_where_one_is_written(tmp_path: Path) ->
     (tmp_path / "mine.html").write_text("mine")
     with pytest.raises(UsageError, match="force"):
         run_build(model, tmp_path / "u.onnx", options, picture=tmp_path / "mine.html")
+
+
+def test_the_report_of_a_training_links_into_the_picture(tmp_path: Path) -> None:
+    model, data, picture = SAMPLES / "digits_mlp.onnx", SAMPLES / "digits.npz", tmp_path / "a picture.html"
+    course = Course(max_steps=2, prefix="train_")
+    asked = Options(losses=(LossSpec("cross-entropy"),), label="y")
+    found = run_train(model, data, tmp_path / "t.onnx", asked, course, picture=picture)
+    assert picture in found.files
+    report = (tmp_path / "t.onnx.run" / "report.html").read_text()
+    assert '<a href="../a%20picture.html#fc1.weight">fc1.weight</a>' in report
+    assert "fc1.weight" in json.dumps(read(picture.read_text())["items"])
+    with pytest.raises(UsageError, match="is no page of HTML"):
+        run_train(model, data, tmp_path / "u.onnx", asked, course, picture=tmp_path / "p.svg")
+    assert not (tmp_path / "u.onnx.run").exists()
 
 
 # -- in Chromium ----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ are swapped, and nothing is copied.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -229,7 +229,19 @@ class TrainerBase:
     def _failed(self, feeds: Mapping[str, np.ndarray], error: Exception) -> OnnxgradError:
         given = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in feeds.items())
         wanted = ", ".join(f"{name} {in_words(value_type)}" for name, value_type in self.inputs.items())
-        return OnnxgradError(f"the step fails: {str(error).strip()}", f"it was fed {given}; it takes {wanted}")
+        hint = f"it was fed {given}; it takes {wanted}"
+        return OnnxgradError(f"the step fails: {str(error).strip()}", "; ".join([hint, *self._other_axes(feeds)]))
+
+    def _other_axes(self, feeds: Mapping[str, np.ndarray]) -> Iterator[str]:
+        """What to do about labels that don't fit the axis on which a loss takes the classes."""
+        for term in self.roles.losses:
+            sizes = zip(shape_of(self.inputs.get(term.label)) or (), np.shape(feeds.get(term.label, ())), strict=False)
+            if (
+                term.ignore_index is not None
+                and term.class_axis == 1
+                and any(isinstance(d, int) and d != n for d, n in sizes)
+            ):
+                yield f"if the last axis of '{term.output}' is that of the classes: `loss_options=class-axis=-1`"
 
     def _take(self, loss: float) -> float:
         """Go on to what the step has written, or stay where its loss is no finite number."""
