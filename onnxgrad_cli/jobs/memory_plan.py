@@ -83,7 +83,7 @@ def _ways(build: Build, options: Options, batch_size: int, threads: int | None, 
 
     def way(options: Options, runs: int) -> Plan:
         built = build(options)
-        return Plan(options, built, runs, step_memory(built, _sizes(built, batch_size // runs), threads))
+        return Plan(options, built, runs, step_memory(built, _sizes(built, batch_size // runs)))
 
     begun: list[Plan] = []
     for spec in (options.recompute, *(() if options.recompute else KINDS)):

@@ -16,7 +16,7 @@ from onnxgrad_cli.cost import known_sizes, live_bytes, steps_of
 from onnxgrad_cli.ir.skeleton import without_initializers
 from onnxgrad_cli.ir.types import nbytes
 from onnxgrad_cli.metadata import describe
-from onnxgrad_cli.training.steps.sliced import SHIFT, parts_of
+from onnxgrad_cli.training.steps.sliced import parts_of
 
 SESSION = 48 * 10**6
 """Bytes that sessions take for themselves."""
@@ -47,13 +47,12 @@ class StepMemory:
         return self.held + int(self.values * (1 + LOST)) + SESSION
 
 
-def step_memory(built: TrainingModel, sizes: Mapping[str, int], threads: int | None = None) -> StepMemory:
+def step_memory(built: TrainingModel, sizes: Mapping[str, int]) -> StepMemory:
     """Foretell what memory a step of `Trainer` takes on the processor.
 
     Args:
         built: a training model with an optimizer.
         sizes: symbol -> size, that of the batch among them.
-        threads: how many the step uses; see `Trainer`.
     """
     graph = built.graph
     _, assumed, facts = known_sizes(graph, sizes)
@@ -61,10 +60,10 @@ def step_memory(built: TrainingModel, sizes: Mapping[str, int], threads: int | N
     state = {name: facts.bytes(name) for name in replaced}
     constants = sum(nbytes(tensor) for name, tensor in graph.initializers.items() if name not in replaced)
     shapes = {name: np.broadcast_to(np.float32(0), facts[name].shape) for name in replaced}
-    sliced = parts_of(without_initializers(built.model, replaced), shapes, threads)
-    overlapping = {name for row in sliced.rows for name in row} if sliced else set()
-    twice = sum(size for name, size in state.items() if name not in overlapping)
-    held = sum(state.values()) + twice + constants + SHIFT * (len(sliced.rows) if sliced else 0)
+    sliced = parts_of(without_initializers(built.model, replaced), shapes)
+    in_place = sliced.in_place if sliced else set()
+    twice = sum(size for name, size in state.items() if name not in in_place)
+    held = sum(state.values()) + twice + constants
     run = sliced.gradient.graph if sliced else graph.proto.graph
     steps = steps_of(run.node if sliced else graph.nodes, repeat(""))
     course = live_bytes(steps, [value.name for value in run.output], facts, set(replaced.values()))
