@@ -1,6 +1,7 @@
 """Where the time of a step goes: by part, by operator, and by the nodes that take most of it.
 
-onnxruntime's own profile of some steps, summed up. Nodes are those that it runs, after its optimizations.
+onnxruntime's own profile of some steps, summed up. Nodes are those that it runs, after its optimizations; what a
+`Trainer` updates with numpy is none of them, but part of a step's time.
 """
 
 from __future__ import annotations

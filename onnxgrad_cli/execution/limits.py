@@ -27,9 +27,9 @@ SECONDS_PER_BYTE, SECONDS_PER_NODE, FEW_NODES = 0.5e-6, 0.05, 100
 """What a proof may take more for each byte of weights, and for each node of the file beyond a few: most real models
 take a second."""
 
-SECONDS_PER_OPERATION, MOST_FOR_OPERATIONS = 3e-8, 300.0
+SECONDS_PER_OPERATION, MOST_FOR_OPERATIONS = 3e-8, 120.0
 """What runs may take more for each floating-point operation that is known of one: a proof takes some twenty runs, of
-which the slowest do a billion operations in two seconds, so that this is ten times what is needed."""
+which the slowest do a billion operations in two seconds, so that this is ten times what is needed, or at the most four times."""
 
 MEMORY = 4 * GB
 """Bytes beyond what the process has when a session is opened or run."""

@@ -24,7 +24,7 @@ from onnxgrad_cli.training.inference import Evaluated, Predictor, Setting, Sourc
 from onnxgrad_cli.training.run.interrupt import uninterrupted
 from onnxgrad_cli.training.schedules import Schedule
 from onnxgrad_cli.training.steps.base import RATE, NotFinite, TrainerBase, loosen, numpy_type
-from onnxgrad_cli.training.steps.sliced import SHIFT, SlicedStep, parts_of
+from onnxgrad_cli.training.steps.sliced import SlicedStep, parts_of
 from onnxgrad_cli.training.steps.whole import WholeStep
 
 if TYPE_CHECKING:
@@ -82,24 +82,24 @@ class Trainer(TrainerBase):
         values |= roles.begun(values)
         types = {value.name: value.type for value in (*copy.graph.input, *copy.graph.output)}
         inputs = {name: types[name] for name in roles.sampled}
-        in_memory = provider == CPU  # elsewhere memory has no addresses to slice it by
-        parts = parts_of(copy, values, threads) if in_memory else None
+        in_memory = provider == CPU  # else arrays don't lie where the weights do
+        parts = parts_of(copy, values) if in_memory else None
         self._seed = loosen(copy if parts is None else parts.gradient, seed)
-        super().__init__(roles, inputs, values, provider, parts.rows if parts else (), SHIFT)
+        super().__init__(roles, inputs, values, provider, parts.in_place if parts else ())
         scalars = {name: Buffer(np.zeros((), numpy_type(types[name])), provider) for name in (roles.loss, *rates)}
         self._rate = scalars[rates[0]]
 
-        def start(part: ModelProto, own: int | None = None) -> onnxruntime.InferenceSession:
-            return open_session(part, path, provider, own or threads, alternating=parts is not None)
+        def start(part: ModelProto) -> onnxruntime.InferenceSession:
+            return open_session(part, path, provider, threads, alternating=parts is not None)
 
         self._step: WholeStep | SlicedStep
         self._unbroken: Callable[[], AbstractContextManager[None]]
         if parts is None:
             self._step = WholeStep(copy, roles, self._sides, scalars, start)
         else:
-            self._step = SlicedStep(parts, self._sides, self._successors, scalars, start)
+            self._step = SlicedStep(parts, self._sides, self._successors, scalars, start, threads)
         trim()
-        self._unbroken = nullcontext if parts is None else uninterrupted  # of overlapping sides one is there at a time
+        self._unbroken = nullcontext if parts is None else uninterrupted  # what is half updated is lost
 
     @property
     def sessions(self) -> list[onnxruntime.InferenceSession]:

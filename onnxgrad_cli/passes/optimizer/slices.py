@@ -1,7 +1,7 @@
 """Part an optimizer's step into what it does to each element of a weight, and what is done once for all of them.
 
-What is done to each element can be done to a slice of a weight at a time: then what lies between is a slice and stays
-in the processor's cache, and the next weights can take the place of the last ones.
+What is done to each element can be done to a slice of a weight at a time, and in place: then what lies between is a
+slice and stays in the processor's cache, and the next weights can take the place of the last ones.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from onnxgrad_cli import metadata
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.ir.skeleton import copied
-from onnxgrad_cli.ir.types import dtype_of, shape_of
+from onnxgrad_cli.ir.types import FLOATS, dtype_of, shape_of
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.passes.optimizer.split import behind, narrowed
 
@@ -26,7 +27,8 @@ ELEMENTWISE = frozenset(
 )
 """Operators of which an element of the result takes one element of each operand."""
 
-LENGTH = "n"
+COMPUTED = FLOATS | {TensorProto.BOOL}
+"""The types of what these compute: a quotient of integers is another thing."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +37,20 @@ class Update:
 
     Attributes:
         weight: its name.
-        model: from vectors of one length and scalars to vectors of this length; equal for weights that are alike.
-        vectors, scalars: input of the model -> what it is in the training model; the former are of the weight's shape.
-        outputs: output of the model -> the weight or slot that it replaces, the weight first.
+        nodes: elementwise ones, in order, with the names of the training model.
+        dtypes: of what they compute.
+        vectors, scalars: what they read, the former of the weight's shape.
+        constants: scalars that are known.
+        outputs: what replaces -> the weight or slot that it replaces, the weight first.
     """
 
     weight: str
-    model: ModelProto
-    vectors: dict[str, str]
-    scalars: dict[str, str]
-    outputs: dict[str, str]
+    nodes: tuple[NodeProto, ...]
+    dtypes: Mapping[str, np.dtype]
+    vectors: tuple[str, ...]
+    scalars: tuple[str, ...]
+    constants: Mapping[str, np.ndarray]
+    outputs: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,7 @@ def slice_optimizer(optimizer: ModelProto, large: int) -> Slices | None:
 
     Args:
         optimizer: that of the halves that `split` gives; not changed.
-        large: the elements from which a weight is sliced.
+        large: the elements from which a weight is sliced, more than one.
 
     Returns:
         The parts; None where no weight of this size has a step that is elementwise but for scalars.
@@ -142,7 +148,8 @@ class _Chain:
             self.vectors.append(name)
             fed = name not in self._graph.initializers or name in self._graph.input_names
             return fed and name not in self._foreign  # which its own update may have written by then
-        reached = node.op_type in ELEMENTWISE and all(map(self._reaches, node.input))
+        kind = dtype_of(self._graph.types[name])
+        reached = node.op_type in ELEMENTWISE and kind in COMPUTED and all(map(self._reaches, node.input))
         self.nodes.append(node)
         return reached
 
@@ -152,27 +159,13 @@ class _Chain:
         return {name for node in self.nodes for name in node.output}
 
     def update(self) -> Update:
-        """The nodes as a model of vectors; names are given in the order of nodes, so that like chains become equal."""
-        names: dict[str, str] = {"": ""}
-        nodes: list[NodeProto] = []
-        for node in self.nodes:
-            name = f"optimizer/{node.op_type}_{len(nodes)}"
-            copy = NodeProto(name=name, op_type=node.op_type, domain=node.domain, attribute=node.attribute)
-            copy.input.extend(names.setdefault(name, f"v{len(names)}") for name in node.input)
-            copy.output.extend(names.setdefault(name, f"v{len(names)}") for name in node.output)
-            nodes.append(copy)
-        vectors = {names[name]: name for name in self.vectors}
-        constants = {name: self._graph.constant(name) for name in self.scalars}
-        scalars = {names[name]: name for name in self.scalars if constants[name] is None}
-        inputs = [self._info(inner, name, [LENGTH]) for inner, name in vectors.items()]
-        inputs += [self._info(inner, name, []) for inner, name in scalars.items()]
-        outputs = {names[name]: replaced for name, replaced in self.outputs.items()}
-        results = [self._info(names[name], name, [LENGTH]) for name in self.outputs]
-        stored = [numpy_helper.from_array(a.reshape(()), names[n]) for n, a in constants.items() if a is not None]
-        body = helper.make_graph(nodes, "update", inputs, results, stored)
-        model = helper.make_model(body, opset_imports=self._graph.proto.opset_import)
-        model.ir_version = self._graph.proto.ir_version
-        return Update(self.outputs[next(iter(self.outputs))], model, vectors, scalars, outputs)
+        """The chain, told from the graph."""
+        known = {name: self._graph.constant(name) for name in self.scalars}
+        constants = {name: array.reshape(()) for name, array in known.items() if array is not None}
+        scalars = tuple(name for name in self.scalars if name not in constants)
+        dtypes = {name: self._dtype(name) for node in self.nodes for name in node.output}
+        weight = next(iter(self.outputs.values()))
+        return Update(weight, tuple(self.nodes), dtypes, tuple(self.vectors), scalars, constants, self.outputs)
 
-    def _info(self, inner: str, name: str, shape: list[str]) -> ValueInfoProto:
-        return helper.make_tensor_value_info(inner, dtype_of(self._graph.types[name]), shape)
+    def _dtype(self, name: str) -> np.dtype:
+        return np.dtype(helper.tensor_dtype_to_np_dtype(dtype_of(self._graph.types[name])))

@@ -24,7 +24,7 @@ from onnxgrad_cli.ir.types import nbytes, tensor_type
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.passes.optimizer.split import narrowed
 from onnxgrad_cli.training.steps.arena import after_runs
-from onnxgrad_cli.training.steps.sliced import SHIFT, parts_of
+from onnxgrad_cli.training.steps.sliced import parts_of
 
 PROCESS = 20 * 10**6
 """Bytes that the first sessions of a process take: 13 MB of code that nothing has read before, threads and their
@@ -77,10 +77,10 @@ def step_memory(built: TrainingModel, sizes: Mapping[str, int], threads: int | N
     state = {name: facts.bytes(name) for name in replaced}
     constants = sum(nbytes(tensor) for name, tensor in graph.initializers.items() if name not in replaced)
     shapes = {name: np.broadcast_to(np.float32(0), facts[name].shape) for name in replaced}
-    sliced = parts_of(model, shapes, threads)
-    overlapping = {name for row in sliced.rows for name in row} if sliced else set()
-    twice = sum(size for name, size in state.items() if name not in overlapping)
-    held = sum(state.values()) + twice + constants + SHIFT * (len(sliced.rows) if sliced else 0)
+    sliced = parts_of(model, shapes)
+    in_place = sliced.in_place if sliced else set()
+    twice = sum(size for name, size in state.items() if name not in in_place)
+    held = sum(state.values()) + twice + constants
     part = sliced.gradient if sliced else narrowed(model, {roles.loss, *replaced.values()})
     run = as_run(part, graph.path, threads)
     sized = as_run(part, graph.path, threads, {**sizes, **assumed})

@@ -1,4 +1,4 @@
-"""Steps in slices are the steps of the whole in one run, to the last bit, and their two sides share memory."""
+"""Steps in slices are the steps of the whole in one run, to the last bit, and weights are updated in place."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 import onnx.parser
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.optimizers import OPTIMIZERS
 from onnxgrad_cli.options import Group, Options
-from onnxgrad_cli.passes.optimizer.slices import slice_optimizer
+from onnxgrad_cli.passes.optimizer.slices import ELEMENTWISE, Update, slice_optimizer
 from onnxgrad_cli.passes.optimizer.split import split
 from onnxgrad_cli.training import trainer
 from onnxgrad_cli.training.steps import sliced as sliced_steps
-from onnxgrad_cli.training.steps.overlapping_buffers import overlapping_buffers
+from onnxgrad_cli.training.steps.elementwise import FUNCTIONS, InPlace, Scratch
 from onnxgrad_cli.training.steps.sliced import parts_of
 from onnxgrad_cli.training.trainer import NotFinite, Trainer
 
@@ -67,7 +67,6 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sliced_steps, "SLICE", 7)
     monkeypatch.setattr(sliced_steps, "LARGE", 12)  # b is not sliced
     monkeypatch.setattr(sliced_steps, "MANY", 12)
-    monkeypatch.setattr(trainer, "SHIFT", 7 * 8)
 
 
 def both(model: TrainingModel) -> tuple[Trainer, Trainer]:
@@ -79,13 +78,8 @@ def both(model: TrainingModel) -> tuple[Trainer, Trainer]:
 
 
 def in_slices(trainer: Trainer) -> bool:
-    """Whether the optimizer has sessions of its own: one of what is not sliced, and those of slices."""
+    """Whether the optimizer has a session of its own, for what is not sliced."""
     return len(trainer.sessions) > 1
-
-
-def updates(trainer: Trainer) -> list[onnxruntime.InferenceSession]:
-    """The sessions that update slices of weights."""
-    return trainer.sessions[2:]
 
 
 def contents(of: Trainer) -> dict[str, np.ndarray]:
@@ -112,13 +106,13 @@ def test_steps_are_those_of_the_whole(optimizer: str, options: dict[str, Any]) -
 
 @pytest.mark.usefixtures("small_slices")
 def test_threads_that_share_the_weights_take_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three threads two have a weight, for b is not sliced; each has rows of its own, which it goes along alone."""
+    """Of a and c, 88 numbers in slices of 7, each thread takes the next slice that is left; b is not sliced."""
     model = built("adamw")
     one, whole = both(model)
     values = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.model.graph.initializer}
-    shared = parts_of(model.model, values, 3)
-    assert shared is not None
-    assert shared.rows == [["a"], ["a_m"], ["a_v"], ["c"], ["c_m"], ["c_v"]]
+    parts = parts_of(model.model, values)
+    assert parts is not None
+    assert parts.in_place == {"a", "a_m", "a_v", "c", "c_m", "c_v"}
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     several = Trainer(model)
     for _ in range(5):
@@ -132,14 +126,14 @@ def test_threads_that_share_the_weights_take_the_same_steps(monkeypatch: pytest.
 def test_a_thread_that_breaks_off_is_told_of(monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     trainer, calls = Trainer(built("adamw")), itertools.count()
-    run = onnxruntime.InferenceSession.run_with_iobinding
+    run = InPlace.run
 
-    def broken(self: onnxruntime.InferenceSession, *args: Any) -> None:
-        if self in updates(trainer) and next(calls) == failing:
+    def broken(self: InPlace, *args: Any) -> None:
+        if next(calls) == failing:
             raise RuntimeError("no memory")
         run(self, *args)
 
-    monkeypatch.setattr(onnxruntime.InferenceSession, "run_with_iobinding", broken)
+    monkeypatch.setattr(InPlace, "run", broken)
     with pytest.raises(OnnxgradError, match="no memory"):
         trainer.step(batch(), 0.1)
 
@@ -176,16 +170,10 @@ def test_what_is_no_step_of_each_element_is_left_whole(optimizer: str, options: 
     assert slice_optimizer(split(built(optimizer, **options).model).optimizer, 2) is None
 
 
-def test_weights_that_are_alike_share_a_model() -> None:
-    parts = slice_optimizer(split(built("adamw").model).optimizer, 2)
+def test_updates_are_those_of_their_groups() -> None:
+    parts = slice_optimizer(split(built("adamw", group=(Group("a", {"weight_decay": 0.0}),)).model).optimizer, 2)
     assert parts is not None
-    assert [update.weight for update in parts.updates] == ["a", "b", "c"]
-    assert len({update.model.SerializeToString() for update in parts.updates}) == 1
-    grouped = built("adamw", group=(Group("a", {"weight_decay": 0.0}),))
-    parts = slice_optimizer(split(grouped.model).optimizer, 12)
-    assert parts is not None
-    assert [update.weight for update in parts.updates] == ["a", "c"]
-    assert len({update.model.SerializeToString() for update in parts.updates}) == 2
+    assert [(update.weight, len(update.nodes)) for update in parts.updates] == [("a", 12), ("b", 13), ("c", 13)]
 
 
 @pytest.mark.usefixtures("small_slices")
@@ -195,15 +183,87 @@ def test_small_models_are_left_whole(name: str, monkeypatch: pytest.MonkeyPatch)
     assert not in_slices(Trainer(built("adamw"), threads=1))
 
 
-def test_two_places_of_a_row_overlap() -> None:
-    tensors = {f"t{i}": ((3, i), np.dtype(kind)) for i, kind in enumerate(("f4", "f2", "f8", "i8", "f4"), 1)}
-    far, near = overlapping_buffers(tensors, 100)
-    for name, (shape, dtype) in tensors.items():
-        for places in (far, near):
-            assert (places[name].shape, places[name].dtype) == (shape, dtype)
-            assert places[name].ctypes.data % 64 == 0
-        assert far[name].ctypes.data - near[name].ctypes.data == 128
-    assert np.shares_memory(far["t2"], near["t3"])
+@pytest.mark.usefixtures("small_slices")
+def test_weights_stay_where_they_are() -> None:
+    first, second = both(built("adamw"))
+    for each, stays in ((first, True), (second, False)):
+        place = each.buffers["a"].array.ctypes.data
+        each.step(batch(), 0.1)
+        assert (each.buffers["a"].array.ctypes.data == place) is stays
+
+
+def operands(kinds: str) -> tuple[list[Any], list[np.ndarray]]:
+    """Types of operands, b for bool, f for float, and arrays of theirs, among them what is not finite."""
+    rng, odd = np.random.default_rng(0), np.array([0.0, -0.0, np.inf, -np.inf, np.nan], np.float32)
+    arrays = [rng.standard_normal(64).astype("f") for _ in kinds]
+    for i, (kind, array) in enumerate(zip(kinds, arrays, strict=True)):
+        array[i : i + 5] = odd
+        arrays[i] = array > 0 if kind == "b" else array
+    return [helper.np_dtype_to_tensor_dtype(array.dtype) for array in arrays], arrays
+
+
+TAKEN = {"And": "bb", "Or": "bb", "Not": "b", "Where": "bff", "Max": "fff", "Min": "fff", "Sum": "fff"}
+TAKEN |= dict.fromkeys(("Abs", "Cast", "Exp", "Log", "Neg", "Reciprocal", "Sign", "Sqrt", "Tanh"), "f")
+EXACT = ELEMENTWISE - {"Exp", "Log", "Tanh", "Pow"}
+
+
+@pytest.mark.parametrize("op_type", sorted(ELEMENTWISE))
+def test_functions_are_onnxruntimes_kernels(op_type: str) -> None:
+    """Also where the result lies in the place of an operand."""
+    types, arrays = operands(TAKEN.get(op_type, "ff"))
+    if op_type == "Clip":
+        types, arrays = [TensorProto.FLOAT] * 3, [arrays[0], np.array(-0.5, "f"), np.array(0.5, "f")]
+        arrays[0] = np.nan_to_num(arrays[0], posinf=1.0, neginf=-1.0)
+    names = [f"x{i}" for i in range(len(arrays))]
+    attributes = {"to": TensorProto.FLOAT16} if op_type == "Cast" else {}
+    node = helper.make_node(op_type, names, ["y"], **attributes)
+    given = [helper.make_tensor_value_info(n, t, a.shape) for n, t, a in zip(names, types, arrays, strict=True)]
+    graph = helper.make_graph([node], "g", given, [helper.make_empty_tensor_value_info("y")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    wanted = onnxruntime.InferenceSession(shape_inference.infer_shapes(model).SerializeToString()).run(
+        None, dict(zip(names, arrays, strict=True))
+    )[0]
+    for i in [None, *range(len(arrays))]:
+        taken = [array.copy() for array in arrays]
+        out = np.empty_like(wanted) if i is None else taken[i]
+        if out.dtype == wanted.dtype and out.shape == wanted.shape:
+            with np.errstate(all="ignore"):
+                FUNCTIONS[op_type](*taken, out)
+            np.testing.assert_allclose(out, wanted, rtol=0 if op_type in EXACT else 1e-6)
+
+
+def test_what_is_read_after_its_update_is_replaced_in_the_end() -> None:
+    """And a value in scratch memory stays there as long as somebody reads it."""
+    update = Update(
+        "w",
+        tuple(
+            helper.make_node(op_type, read, [made])
+            for op_type, read, made in [
+                ("Mul", ["m", "share"], "t"),
+                ("Add", ["t", "g"], "m_next"),
+                ("Mul", ["m_next", "g"], "u"),
+                ("Sub", ["w", "u"], "w_next"),
+                ("Mul", ["w", "t"], "p"),
+                ("Add", ["p", "m"], "v_next"),
+            ]
+        ),
+        dict.fromkeys(["t", "m_next", "u", "w_next", "p", "v_next"], np.dtype("f")),
+        ("w", "g", "m"),
+        ("share",),
+        {},
+        {"w_next": "w", "m_next": "m", "v_next": "v"},
+    )
+    rng = np.random.default_rng(0)
+    given = {name: rng.standard_normal(10).astype("f") for name in "wgmv"} | {"share": np.array(0.5, "f")}
+    values = {name: array.copy() for name, array in given.items()}
+    scratch = Scratch(8)
+    for start in (0, 8):
+        InPlace(update).run(values, start, min(start + 8, 10), scratch)
+    w, g, m, share = (given[name] for name in ("w", "g", "m", "share"))
+    t = m * share
+    wanted = {"w": w - (t + g) * g, "m": t + g, "v": w * t + m, "g": g}
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(values[name], array, name)
 
 
 @pytest.mark.usefixtures("small_slices")
@@ -230,14 +290,13 @@ def test_a_loss_that_is_no_number_changes_nothing() -> None:
 @pytest.mark.usefixtures("small_slices")
 def test_an_interrupt_waits_for_the_end_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = both(built("adamw"))
-    run = onnxruntime.InferenceSession.run_with_iobinding
+    run = InPlace.run
 
-    def interrupted(self: onnxruntime.InferenceSession, *args: Any) -> None:
-        if self in updates(first):
-            signal.raise_signal(signal.SIGINT)
+    def interrupted(self: InPlace, *args: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
         run(self, *args)
 
-    monkeypatch.setattr(onnxruntime.InferenceSession, "run_with_iobinding", interrupted)
+    monkeypatch.setattr(InPlace, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         first.step(batch(), 0.1)
     second.step(batch(), 0.1)
@@ -248,14 +307,11 @@ def test_an_interrupt_waits_for_the_end_of_the_step(monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("small_slices")
 def test_a_step_that_breaks_off_says_that_the_weights_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = both(built("adamw"))
-    run = onnxruntime.InferenceSession.run_with_iobinding
 
-    def broken(self: onnxruntime.InferenceSession, *args: Any) -> None:
-        if self in updates(first):
-            raise RuntimeError("no memory")
-        run(self, *args)
+    def broken(self: InPlace, *args: Any) -> None:
+        raise RuntimeError("no memory")
 
-    monkeypatch.setattr(onnxruntime.InferenceSession, "run_with_iobinding", broken)
+    monkeypatch.setattr(InPlace, "run", broken)
     with pytest.raises(OnnxgradError, match="no memory") as caught:
         first.step(batch(), 0.1)
     assert "checkpoint" in caught.value.hint

@@ -55,9 +55,9 @@ OPTIONS = Options(losses=(LossSpec("mse"),), optimizer="adamw")
 def test_weights_and_state_are_counted_once_where_updates_are_sliced() -> None:
     small, large = (build(perceptron(width, 4), OPTIONS) for width in (64, 768))
     weights = 4 * 64 * 64 * 4
-    assert step_memory(small, {"batch": 8}, 2).held >= 2 * 3 * weights  # weights and two slots, both sides
+    assert step_memory(small, {"batch": 8}).held >= 2 * 3 * weights  # weights and two slots, both sides
     weights = 4 * 768 * 768 * 4
-    assert 3 * weights < step_memory(large, {"batch": 8}, 2).held < 4 * weights
+    assert 3 * weights < step_memory(large, {"batch": 8}).held < 4 * weights
 
 
 def test_values_grow_with_the_batch_and_shrink_with_recomputation() -> None:
@@ -90,6 +90,6 @@ def test_it_is_about_what_a_process_takes(
     np.savez(tmp_path / "batch.npz", **feeds)
     command = [sys.executable, "-c", MEASURED, str(tmp_path / "train.onnx"), str(tmp_path / "batch.npz")]
     taken = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    foretold = step_memory(built, {"batch": batch}, 2).peak
+    foretold = step_memory(built, {"batch": batch}).peak
     print(f"{foretold / 1e6:.0f} MB foretold, {taken / 1e6:.0f} MB taken: {foretold / taken:.2f}")
     assert 0.93 <= foretold / taken <= 1.07  # 0.95 to 1.05, and what machines differ by
