@@ -29,7 +29,8 @@ take a second."""
 
 SECONDS_PER_OPERATION, MOST_FOR_OPERATIONS = 3e-8, 120.0
 """What runs may take more for each floating-point operation that is known of one: a proof takes some twenty runs, of
-which the slowest do a billion operations in two seconds, so that this is ten times what is needed, or at the most four times."""
+which the slowest do a billion operations in two seconds, so that this is ten times what is needed, or
+for the largest four times."""
 
 MEMORY = 4 * GB
 """Bytes beyond what the process has when a session is opened or run."""

@@ -39,8 +39,8 @@ def check_contents(model: ModelProto, where: str) -> None:
         where: what the model is called in errors.
 
     Raises:
-        OnnxgradError: a tensor stores more or less than it declares, or in a way that nobody reads; or a value has more
-            axes than arrays have.
+        OnnxgradError: a tensor stores more or less than it declares, in a way that nobody reads, or what is no text;
+            or a value has more axes than arrays have.
     """
     graph = model.graph
     for value in (*graph.input, *graph.output, *graph.value_info):
@@ -71,7 +71,17 @@ def _fault(tensor: TensorProto) -> str:
     stored, needed, unit = _stored(tensor)
     if stored != needed:
         return f"declares the sizes {_shown(dims)}, which need {needed:,} {unit}, and stores {stored:,}"
+    if not all(map(_is_text, tensor.string_data)):
+        return "has a string that is no UTF-8, as ONNX wants strings to be"
     return ""
+
+
+def _is_text(string: bytes) -> bool:
+    try:
+        string.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _stored(tensor: TensorProto) -> tuple[int, int, str]:

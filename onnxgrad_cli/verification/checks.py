@@ -25,7 +25,8 @@ from onnxgrad_cli.verification.judgement import off
 from onnxgrad_cli.verification.original import Original, with_weights
 
 MOST_OPERATIONS = 100 * 10**9
-"""Floating-point operations of one run up to which a model is proved unasked: twice those of a ResNet-50 with its gradients, at a batch of two."""
+"""Floating-point operations of one run up to which a model is proved unasked: twice those of a ResNet-50 and its
+gradients at a batch of two."""
 
 TARGETED = 1e-2
 """How far the operators of a target may be from the standard's, in float32, relative to a result's largest entry."""

@@ -178,7 +178,7 @@ def _child(arguments: Sequence[str], place: Path) -> None:
     faulthandler.enable(stack)
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     faulthandler.register(signal.SIGXCPU, stack, chain=True)
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 2))
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, 2 * SECONDS + 2))
     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _spy(said / "error")
@@ -192,6 +192,9 @@ def _child(arguments: Sequence[str], place: Path) -> None:
         traceback.print_exc()
         code = 70
     (said / "code").write_text(str(code))
+    taken = resource.getrusage(resource.RUSAGE_SELF)
+    both = int(taken.ru_utime + taken.ru_stime) + SECONDS  # the command's own time is over: to open its results is ours
+    resource.setrlimit(resource.RLIMIT_CPU, (both, 2 * SECONDS + 2))
     if code == 0:
         (said / "opened").write_text(
             json.dumps(_unopened(arguments, place, (said / "stdout").read_text("utf-8", "replace")))
