@@ -29,7 +29,7 @@ Terms = dict[int, float]
 
 
 @dataclass
-class _Program:
+class Program:
     """An integer program: unknowns that are 0 or 1, and rows of which each says that a sum is at least a number.
 
     Attributes:
@@ -112,12 +112,12 @@ def _price(plan: Plan, sizes: Facts, allowed: int) -> tuple[int, float]:
     return max(stored - allowed, 0), inf if again is None else flops_of(again, sizes)
 
 
-def _program(plan: Plan, sizes: Facts) -> tuple[_Program, dict[str, int]]:
+def _program(plan: Plan, sizes: Facts) -> tuple[Program, dict[str, int]]:
     """The program of a plan, and its unknown for each value without view: whether that is stored.
 
     What runs again reads what is stored, or of its own segment what runs again too.
     """
-    flow, program = plan.flow, _Program()
+    flow, program = plan.flow, Program()
     forward = [node for node in flow.forward if any(not flow.is_resident(name) for name in node.output if name)]
     runs = {name: unknown for node in forward for unknown in [_runs_again(program, plan, node, sizes)]
             for name in node.output if name}  # fmt: skip
@@ -139,7 +139,7 @@ def _program(plan: Plan, sizes: Facts) -> tuple[_Program, dict[str, int]]:
     return program, kept
 
 
-def _runs_again(program: _Program, plan: Plan, node: NodeProto, sizes: Facts) -> int:
+def _runs_again(program: Program, plan: Plan, node: NodeProto, sizes: Facts) -> int:
     """The unknown that says whether a node runs again; one operation for each kernel, lest what is free be copied."""
     try:
         unknown = program.unknown(1.0 + node_flops(node, sizes))
