@@ -19,6 +19,7 @@ class Recomputed:
         nodes: how many nodes run twice.
         kept_before, kept: bytes of forward values that the backward part reads, without and with it.
         flops: the operations that it adds.
+        trade: what else could be had: bytes kept and operations added, from all kept to the fewest.
     """
 
     asked: str
@@ -26,6 +27,7 @@ class Recomputed:
     kept_before: int
     kept: int
     flops: int
+    trade: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

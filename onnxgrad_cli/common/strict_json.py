@@ -1,6 +1,7 @@
 """JSON as its standard has it, in which nothing is invisible.
 
-What is no finite number is null: Python writes NaN, which other readers refuse.
+What is no finite number is null: Python writes NaN, which other readers refuse. Bytes are what protobuf gives out for a
+text that is no UTF-8: such a name is written with its bytes as `\\xff`.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ def dumps(value: Any, indent: int | None = None) -> str:
     """A value as JSON.
 
     Args:
-        value: mappings, lists and tuples of numbers, text and None.
+        value: mappings, lists and tuples of numbers, text, bytes and None.
         indent: how far what is inside something is moved in; None puts all on one line.
     """
-    return visible_json(json.dumps(_finite(value), allow_nan=False, ensure_ascii=False, indent=indent))
+    return visible_json(json.dumps(_plain(value), allow_nan=False, ensure_ascii=False, indent=indent))
 
 
-def _finite(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
+        return {_plain(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
+        return [_plain(each) for each in value]
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -75,6 +75,8 @@ class ShapeOps(NodeEmitter):
             if x.known_shape == tuple(dims):
                 return x
             literal = self._literal_zeros() if 0 in dims and -1 not in dims else None
+            if 0 in dims and -1 not in dims and literal is None:  # there is nothing in it that could be laid out
+                return self.zeros(dims, x)
             return self.Reshape(x, self.ints(dims), allowzero=literal)  # type: ignore[arg-type]
         shape = [dim if isinstance(dim, int) and dim > 0 else None for dim in dims]
         literal = None if -1 in [dim for dim in dims if isinstance(dim, int)] else self._literal_zeros()
@@ -84,9 +86,11 @@ class ShapeOps(NodeEmitter):
         """`x` in the shape of `like`, without reading `like` at run time where its symbols can be had from `x`."""
         if self.same_shape(x, like):
             return x
-        dims = self._dims_like(x, like)
+        dims, shape = self._dims_like(x, like), like.known_shape
         if dims:
-            return self.Reshape(x, self.ints(dims), shape=like.known_shape)
+            return self.Reshape(x, self.ints(dims), shape=shape)
+        if shape is not None and 0 in shape and all(isinstance(dim, int) for dim in shape):
+            return self.reshape(x, shape)  # type: ignore[arg-type]
         return self.Reshape(x, self.shape(like), allowzero=self._literal_zeros(), shape=like.known_shape)
 
     def _dims_like(self, x: Val, like: Val) -> list[int] | None:

@@ -65,7 +65,26 @@ class Course:
     words: str
 
 
-Block = Paragraph | Table | Bullets | Listing | Picture | Course
+@dataclass(frozen=True)
+class Trade:
+    """How much of one quantity is to be had for how much of another.
+
+    Attributes:
+        axes: what the two are, with their units.
+        pairs: what may be had, in order.
+        taken: what was taken, which need not be one of these.
+        words: what it shows.
+        few: some of the pairs, where there are no pictures.
+    """
+
+    axes: tuple[str, str]
+    pairs: tuple[tuple[int, int], ...]
+    taken: tuple[int, int]
+    words: str
+    few: Table
+
+
+Block = Paragraph | Table | Bullets | Listing | Picture | Course | Trade
 
 
 @dataclass(frozen=True)

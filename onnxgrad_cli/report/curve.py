@@ -14,6 +14,7 @@ from typing import Any
 
 from onnxgrad_cli.common.checks import is_number
 from onnxgrad_cli.common.visible import visible
+from onnxgrad_cli.report.words import scaled
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -102,6 +103,42 @@ def area(values: Sequence[float], caption: str) -> str:
         f"<title>{_text(caption)}</title>"
         f'<path d="M2 96{steps}V96z" fill="#0b5ed7" fill-opacity=".25" stroke="#0b5ed7"/></svg>'
     )
+
+
+def trade(axes: tuple[str, str], pairs: Sequence[Point], taken: Point, caption: str) -> str:
+    """What may be had of one quantity for how much of another, and what was taken, as an `svg` element for HTML.
+
+    Args:
+        axes: what the quantities are: the first one goes to the right, the second one up.
+        pairs: in order; joined by a line.
+        taken: one more, which is marked.
+        caption: what the picture shows, for those who don't see it.
+    """
+    width, height = max(x for x, _ in (*pairs, taken)) or 1, max(y for _, y in (*pairs, taken)) or 1
+
+    def place(point: Point) -> str:
+        x = LEFT + point[0] / width * (WIDTH - LEFT - RIGHT)
+        return f"{x:.1f} {HEIGHT - BOTTOM - point[1] / height * (HEIGHT - TOP - BOTTOM):.1f}"
+
+    x, y = place(taken).split()
+    marks = [f'<circle cx="{x}" cy="{y}" r="2.5" fill="#0b5ed7"/>' for x, y in (place(p).split() for p in pairs)]
+    frame = f"M{LEFT:.1f} {TOP:.1f}V{HEIGHT - BOTTOM:.1f}H{WIDTH - RIGHT:.1f}"
+    words = [
+        (LEFT - 6, TOP + 4, "end", scaled(height, "")), (LEFT - 6, HEIGHT - BOTTOM + 4, "end", "0"),
+        (WIDTH - RIGHT, HEIGHT - BOTTOM + 16, "end", scaled(width, "")), (LEFT, TOP - 12, "start", axes[1]),
+        (WIDTH - RIGHT, HEIGHT - 6, "end", axes[0]),
+    ]  # fmt: skip
+    texts = [
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="11" fill="currentColor">{_text(text)}</text>'
+        for x, y, anchor, text in words
+    ]
+    return "".join([
+        f'<svg class="course" viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img"><title>{_text(caption)}</title>',
+        f'<path d="{frame}" fill="none" stroke="currentColor" stroke-opacity=".4"/>',
+        f'<path d="M{"L".join(map(place, pairs))}" fill="none" stroke="#0b5ed7"/>', *marks, *texts,
+        f'<circle class="taken" cx="{x}" cy="{y}" r="6" fill="none" stroke="#d9480f" stroke-width="2">',
+        "<title>taken</title></circle></svg>",
+    ])  # fmt: skip
 
 
 def svg(curve: Curve, caption: str) -> str:

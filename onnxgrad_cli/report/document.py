@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from onnxgrad_cli.cost import Cost
+from onnxgrad_cli.record import Recomputed
 from onnxgrad_cli.report.blocks import (
     Block,
     Bullets,
@@ -18,6 +19,7 @@ from onnxgrad_cli.report.blocks import (
     Place,
     Section,
     Table,
+    Trade,
 )
 from onnxgrad_cli.report.glance import (
     adapters_in_words,
@@ -320,10 +322,22 @@ def _memory(report: Report, cost: Cost) -> Iterator[Block]:
         yield Course(cost.memory, words)
     if report.recomputed:
         yield Paragraph(f"Computed again in the backward part: {recomputed_in_words(report.recomputed)}.")
+        if len(report.recomputed.trade) > 1:
+            yield _trade(report.recomputed)
     rows = [(Place(k.name), Name(k.op), shape(k.shape), number(k.bytes)) for k in cost.kept]
     if rows:
         yield Paragraph("Kept are results of the forward part that the backward part reads. The largest of them:")
         yield Table(("value", "made by", "shape", "bytes"), rows, frozenset({3}))
+
+
+def _trade(done: Recomputed) -> Trade:
+    """What memory costs in operations, and where the plan that was taken stands."""
+    every = -(-len(done.trade) // 6)
+    few = dict.fromkeys((*done.trade[::every], done.trade[-1]))
+    rows: list[tuple[Inline, ...]] = [(scaled(kept, "B"), scaled(flops, "FLOP")) for kept, flops in few]
+    words = "What memory costs: the bytes kept, and the operations added for that by `budget`"
+    table = Table(("kept, by `budget`", "operations added"), rows, frozenset({0, 1}))
+    return Trade(("bytes kept", "operations added"), done.trade, (done.kept, done.flops), words, table)
 
 
 def _proof(report: Report) -> Section:

@@ -23,8 +23,9 @@ from onnxgrad_cli.report.blocks import (
     Picture,
     Place,
     Table,
+    Trade,
 )
-from onnxgrad_cli.report.curve import area
+from onnxgrad_cli.report.curve import area, trade
 from onnxgrad_cli.report.words import pieces, plain
 
 STYLE = """
@@ -85,6 +86,8 @@ def _block(block: Block, picture: str) -> Iterator[str]:
             yield f'<div class="wide">{svg}</div>'
         case Course(values, words):
             yield f"<figure>{area(values, words)}<figcaption>{escape(words)}</figcaption></figure>"
+        case Trade(axes, pairs, taken, words):
+            yield f"<figure>{trade(axes, pairs, taken, words)}<figcaption>{escape(words)}</figcaption></figure>"
         case Table():
             yield from _table(block, picture)
 

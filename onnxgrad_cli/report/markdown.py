@@ -6,7 +6,19 @@ import re
 from collections.abc import Iterator
 
 from onnxgrad_cli.common.visible import visible
-from onnxgrad_cli.report.blocks import Block, Bullets, Course, Inline, Listing, Name, Page, Paragraph, Picture, Table
+from onnxgrad_cli.report.blocks import (
+    Block,
+    Bullets,
+    Course,
+    Inline,
+    Listing,
+    Name,
+    Page,
+    Paragraph,
+    Picture,
+    Table,
+    Trade,
+)
 from onnxgrad_cli.report.curve import bars
 from onnxgrad_cli.report.words import pieces
 
@@ -41,6 +53,8 @@ def _block(block: Block) -> Iterator[str]:
             yield f"![{_words(words)}]({file})"
         case Course(values, words):
             yield from (_line(words), "", "```text", bars(values), "```")
+        case Trade(few=few):
+            yield from _table(few)
         case Table():
             yield from _table(block)
 

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from onnxgrad_cli.report.blocks import Block, Bullets, Course, Inline, Listing, Paragraph, Table
+from onnxgrad_cli.report.blocks import Block, Bullets, Course, Inline, Listing, Paragraph, Table, Trade
 from onnxgrad_cli.report.curve import bars
 from onnxgrad_cli.report.document import sections, title
 from onnxgrad_cli.report.glance import glance
@@ -44,6 +44,8 @@ def _block(block: Block) -> Iterator[str]:
             yield textwrap.indent(words.rstrip("\n"), "    ")
         case Course(values, words):
             yield from (*textwrap.wrap(words, WIDTH), bars(values))
+        case Trade(few=few):
+            yield from _table(few)
         case Table():
             yield from _table(block)
 

@@ -595,6 +595,14 @@ def test_static_size_of_zero() -> None:
         assert value.shape == (0, 3, 0, 3)
 
 
+def test_static_size_of_zero_before_reshape_could_say_it() -> None:
+    """From opset 14 on Reshape has `allowzero`; fuzzing has found that the rules took it for granted."""
+    model = parser.parse_model("""<ir_version: 7, opset_import: ["": 13]>
+        none (float[2,0,4] x) => (float[2,1,4] y) <int64[1] axes = {1}> { y = ReduceSum <keepdims = 1> (x, axes) }""")
+    (value,) = run(derive(model, "jacobian"), {"x": np.zeros((2, 0, 4), np.float32)}).values()
+    assert value.shape == (2, 1, 4, 2, 0, 4)
+
+
 def test_derivative_of_a_derivative(form: str) -> None:
     """The Jacobian of the product with the Hessian, both derived, is the third derivative times the vector."""
     model = small("cube (double[2] x) => (double[2] y) { q = Mul (x, x)  y = Mul (q, x) }")

@@ -31,7 +31,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import LOSS, ROLES, VERSION, Role, describe
-from onnxgrad_cli.options import Options
+from onnxgrad_cli.options import Options, RecomputeSpec
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.report import FORMATS, File, Report, make_report, render, summary
 from onnxgrad_cli.verification.proof import Proof, Step
@@ -604,6 +604,17 @@ def test_json_is_the_whole_tree() -> None:
     built, error = refused()
     refusals = json.loads(render(make_report(built=built, error=error), "json"))["refusals"]
     assert [Refusal(**refusal) for refusal in refusals] == told(error.refusals)
+
+
+def test_what_memory_costs_is_drawn_and_told() -> None:
+    options = Options(losses=[LossSpec("mse")], recompute=RecomputeSpec("budget", size=1))
+    report = make_report(built=build(mlp(), options))
+    done = report.recomputed
+    assert done is not None and done.trade[0] == (done.kept_before, 0) and done.trade[-1] == (done.kept, done.flops)
+    assert 'class="taken"' in render(report, "html")
+    for kind in ("md", "txt"):
+        assert "operations added" in render(report, kind)
+    assert json.loads(render(report, "json"))["recomputed"]["trade"] == [list(pair) for pair in done.trade]
 
 
 def test_text_has_every_weight_on_a_line() -> None:

@@ -172,6 +172,33 @@ def plan_budget(flow: Dataflow, budget: int, sizes: Facts, total: int) -> Plan:
             are computed of weights alone and are in memory anyway.
     """
     plan = Plan(flow)
+    if total > budget:
+        for left, _ in _freed(plan, sizes, total):
+            if left <= budget:
+                break
+    return plan
+
+
+def trade(flow: Dataflow, sizes: Facts, total: int) -> list[tuple[int, float]]:
+    """What `plan_budget` has to offer: the bytes that stay stored, from all to the fewest, and the operations for that.
+
+    Args:
+        flow, sizes, total: see `plan_budget`.
+    """
+    found, again = [(total, 0.0)], dict[int, NodeProto]()
+    for left, recomputation in _freed(Plan(flow), sizes, total):
+        new = {id(node): node for node in recomputation.nodes if id(node) not in again}
+        again |= new
+        found.append((left, found[-1][1] + sum(node_flops(node, sizes) for node in new.values())))
+    return found
+
+
+def _freed(plan: Plan, sizes: Facts, total: int) -> Iterator[tuple[int, Recomputation]]:
+    """Let group after group be recomputed, first what frees most bytes for an operation.
+
+    Yields:
+        The bytes that stay stored, and how the group is recomputed.
+    """
     must_store, recomputed = plan.must_store, set[str]()
     size = {root: size_of(root, sizes) for root in plan.groups}
 
@@ -184,7 +211,7 @@ def plan_budget(flow: Dataflow, budget: int, sizes: Facts, total: int) -> Plan:
 
     prices = {root: flops_of(found, sizes) / size[root] for root in plan.groups if size[root] and (found := way(root))}
     for root in sorted(prices, key=prices.__getitem__):
-        if total <= budget or prices[root] == inf:
+        if prices[root] == inf:
             break
         if root in must_store or (found := way(root)) is None:
             continue
@@ -192,7 +219,7 @@ def plan_budget(flow: Dataflow, budget: int, sizes: Facts, total: int) -> Plan:
         total -= size[root]
         must_store.update(_of_other_segments(plan, root, found))
         recomputed.update(name for node in found.nodes for name in node.output)
-    return plan
+        yield total, found
 
 
 def _of_other_segments(plan: Plan, root: str, recomputation: Recomputation) -> Iterator[str]:

@@ -6,7 +6,7 @@ recomputed, `rewrite` writes the nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import get_args
 
 from onnx import NodeProto
@@ -22,7 +22,7 @@ from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.rematerialization import rewrite
 from onnxgrad_cli.passes.rematerialization.dataflow import LONGEST_CHAIN, Dataflow
 from onnxgrad_cli.passes.rematerialization.layers import ends_of_layers
-from onnxgrad_cli.passes.rematerialization.plan import Plan, plan_blocks, plan_budget, plan_elementwise
+from onnxgrad_cli.passes.rematerialization.plan import Plan, plan_blocks, plan_budget, plan_elementwise, trade
 from onnxgrad_cli.passes.rematerialization.solver import plan_optimal
 from onnxgrad_cli.record import Recomputed, Training
 
@@ -31,6 +31,9 @@ ELEMENTWISE, BLOCK, BUDGET, OPTIMAL = KINDS
 SIZED = (BUDGET, OPTIMAL)
 AUTO = "auto"
 """The pattern that stands for the layers of the network."""
+
+OFFERS = 40
+"""How many plans the report shows beside the one that was taken, at most."""
 
 FORM = "`recompute` takes elementwise, block:auto, block:GLOB, budget:SIZE or optimal:SIZE"
 
@@ -58,35 +61,56 @@ def _run(graph: Graph, options: RematerializationOptions, training: Training) ->
     results = [training.loss, *training.gradients.values(), *training.state.values()]
     graph.remove_unused([*results, *training.yielded.values()])  # zero gradients alone need no seed, passes do
     before = cost(graph, training)
-    plan = _plan(graph, options, training, spec, before)
+    sizes = Facts(graph, {**before.sizes, **before.assumed})
+    offers = trade(_flow(graph, options, training), sizes, before.kept_bytes)
+    plan = _plan(graph, options, training, spec, sizes, before)
     count = rewrite.write_recomputation(plan)
     after = cost(graph, training)
     added = after.flops_backward - before.flops_backward
-    training.recomputed = Recomputed(str(spec), count, before.kept_bytes, after.kept_bytes, added)
+    training.recomputed = Recomputed(str(spec), count, before.kept_bytes, after.kept_bytes, added, _thinned(offers))
     for text in _shortfalls(spec, training.recomputed, before.assumed):
         training.cautions.append(Caution("note", "", f"`recompute={spec}`: {text}"))
     return count > 0
 
 
 def _plan(
-    graph: Graph, options: RematerializationOptions, training: Training, spec: RecomputeSpec, before: Cost
+    graph: Graph, options: RematerializationOptions, training: Training, spec: RecomputeSpec, sizes: Facts, before: Cost
 ) -> Plan:
-    """The plan that `spec` asks for; `before` is what the model costs without recomputation."""
+    """The plan that `spec` asks for; `before` is what the model costs without recomputation, of values of `sizes`."""
     by_layers = spec.kind == BLOCK and spec.pattern == AUTO
     boundaries = _boundaries(graph, training, spec) if spec.kind == BLOCK and not by_layers else set()
     longest = None if spec.kind == BLOCK else LONGEST_CHAIN
-    flow = Dataflow(graph, training, boundaries, longest, _layers if by_layers else None)
+    flow = _flow(graph, options, training, boundaries, longest, _layers if by_layers else None)
+    if spec.kind == BLOCK:
+        return plan_blocks(flow, boundaries)
+    if spec.kind in SIZED:
+        budget = (spec.size, sizes, before.kept_bytes)
+        found = plan_budget(flow, *budget)
+        return plan_optimal(found, *budget) if spec.kind == OPTIMAL else found
+    return plan_elementwise(flow)
+
+
+def _thinned(offers: Sequence[tuple[int, float]]) -> tuple[tuple[int, int], ...]:
+    """Some of the offers, the first and the last among them."""
+    every = -(-len(offers) // OFFERS)
+    return tuple((kept, int(flops)) for kept, flops in dict.fromkeys((*offers[::every], offers[-1])))
+
+
+def _flow(
+    graph: Graph,
+    options: RematerializationOptions,
+    training: Training,
+    boundaries: Collection[str] = (),
+    longest: int | None = LONGEST_CHAIN,
+    layers: Callable[[Sequence[NodeProto]], list[int]] | None = None,
+) -> Dataflow:
+    """The dataflow of a model, and what of it has to be stored; see `Dataflow`."""
+    flow = Dataflow(graph, training, boundaries, longest, layers)
     flow.must_store.update(training.state.values(), graph.output_names if options.keep_outputs else ())
     if training.chunks is not None:  # they are gone before the backward part of the rest begins
         own = frozenset().union(*training.chunks.nodes)
         flow.must_store.update(name for node in flow.forward if node.name in own for name in node.output if name)
-    if spec.kind == BLOCK:
-        return plan_blocks(flow, boundaries)
-    if spec.kind in SIZED:
-        budget = (spec.size, Facts(graph, {**before.sizes, **before.assumed}), before.kept_bytes)
-        found = plan_budget(flow, *budget)
-        return plan_optimal(found, *budget) if spec.kind == OPTIMAL else found
-    return plan_elementwise(flow)
+    return flow
 
 
 def _shortfalls(spec: RecomputeSpec, done: Recomputed, assumed: Mapping[str, int]) -> Iterator[str]:

@@ -105,7 +105,8 @@ def _check_names(source: Path, found: Found, inputs: InputTypes) -> None:
     if missing:
         wanted = ", ".join(f"'{name}' ({in_words(inputs[name])})" for name in missing)
         hint = suggest(missing[0], found.others, "names there") if found.others else "nothing else is there"
-        raise UsageError(f"'{source}' has no {wanted}", f"{hint}; the model is fed {', '.join(inputs)}")
+        fed = f"the model is fed {', '.join(inputs)}"
+        raise UsageError(f"'{source}' has no {wanted}", f"{hint} {fed}" if hint.endswith("?") else f"{hint}; {fed}")
 
 
 def _check_type(source: Path, name: str, array: np.ndarray | Pictures, inputs: InputTypes) -> None:

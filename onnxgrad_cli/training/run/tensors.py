@@ -25,6 +25,9 @@ HALVES = "bfloat16"
 CHECKSUMS = "checksums"
 """The entry with a CRC-32 of each array's bytes, by name, and as 'words' one of the other entries."""
 
+FEW_BITS = frozenset({"int2", "uint2", "int4", "uint4", "float4_e2m1fn"})
+"""Types of numpy that share bytes in ONNX, and that the library does not know."""
+
 KNOWN = frozenset({"progress", "onnxgrad.adapters", HALVES, CHECKSUMS})
 """The entries that files of onnxgrad have: another one is one of these whose name was damaged."""
 
@@ -47,9 +50,15 @@ def tensor_bytes(tensors: Mapping[str, np.ndarray], words: Mapping[str, Any]) ->
     """What `save_tensors` writes.
 
     Raises:
-        OnnxgradError: the package safetensors is missing.
+        OnnxgradError: the package safetensors is missing, or the form has no such type: one of four bits.
     """
     library = _library()
+    few = next((name for name, array in tensors.items() if str(array.dtype) in FEW_BITS), "")
+    if few:
+        raise OnnxgradError(
+            f"'{few}' is of {tensors[few].dtype}, which safetensors does not store",
+            "leave it an initializer, which no input of the model overrides",
+        )
     halves = [name for name, array in tensors.items() if array.dtype == ml_dtypes.bfloat16]
     plain = {name: array.view(np.uint16) if name in halves else array for name, array in tensors.items()}
     plain = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in plain.items()}

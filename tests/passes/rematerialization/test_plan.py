@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable
+from itertools import pairwise
 
 import pytest
 from onnx import TensorProto, parser
@@ -18,7 +19,16 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.rematerialization.dataflow import LONGEST_CHAIN, Dataflow
-from onnxgrad_cli.passes.rematerialization.plan import Plan, Recomputation, plan_blocks, plan_budget, plan_elementwise
+from onnxgrad_cli.passes.rematerialization.plan import (
+    Plan,
+    Recomputation,
+    flops_of,
+    plan_blocks,
+    plan_budget,
+    plan_elementwise,
+    size_of,
+    trade,
+)
 
 DIFFERENCE = "loss/mse/Sub_out"
 
@@ -165,3 +175,18 @@ def test_a_budget_leaves_alone_what_has_no_known_size_or_price() -> None:
     built, flow = differentiated(nodes)
     built.graph.types["i"] = tensor_type(TensorProto.FLOAT, None)
     assert budget(built, flow, 10**6).stored == {"e", "i", DIFFERENCE}
+
+
+def test_what_memory_costs() -> None:
+    """Each offer is what the plan of that budget stores and adds, in operations of one element each."""
+    built, flow = differentiated("a = Mul(x, w) b = Tanh(a) c = Exp(b) d = Mul(c, b) y = Sin(d)")
+    total, facts = cost(built.graph, built.training).kept_bytes, Facts(built.graph, {})
+    offers = trade(flow, facts, total)
+    assert offers[0] == (total, 0.0) and len(offers) > 2
+    for (more, less), (kept, flops) in pairwise(offers):
+        assert kept < more and flops > less
+    for kept, flops in offers:
+        plan = plan_budget(flow, kept, facts, total)
+        assert total - kept == sum(size_of(root, facts) for root in plan.groups.keys() - plan.stored)
+        again = plan.recomputation(plan.recomputed)
+        assert again is not None and flops_of(again, facts) == flops

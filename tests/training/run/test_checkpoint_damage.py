@@ -8,6 +8,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -223,3 +224,10 @@ def test_a_best_checkpoint_of_another_run_is_not_taken(shell: Shell) -> None:
     Path("b/best.safetensors").write_bytes(Path("a/best.safetensors").read_bytes())
     told = shell(*RUN, "--epochs", "1", "--val", "0.5", "--run", "b", "--resume")
     assert told.code == 1 and "its best checkpoint is not that of epoch 1" in told.err
+
+
+def test_a_type_that_the_form_has_not(tmp_path: Path) -> None:
+    """Of a model of few bits whose packed weight is an input, too, for which a checkpoint has a start value."""
+    with pytest.raises(OnnxgradError, match="'w' is of uint4, which safetensors does not store"):
+        save_tensors(tmp_path / "c.safetensors", {"w": np.zeros(4, ml_dtypes.uint4)}, {})
+    assert not list(tmp_path.iterdir())
