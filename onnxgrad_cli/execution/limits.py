@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
 from typing import Any, TypeVar
 
@@ -151,6 +151,17 @@ def limited() -> Iterator[Patience | None]:
         if patience.spent:
             raise OverLimit(patience.spent) from None
         raise
+
+
+@contextmanager
+def counted() -> Iterator[None]:
+    """Count the time of what is inside, as the drawing of data, as that of runs, if these have a limit.
+
+    Raises:
+        OverLimit: there is none left.
+    """
+    with limited() as patience, nullcontext() if patience is None else patience.taking():
+        yield
 
 
 def run_limited(run: Callable[..., Sequence[Any]], feeds: dict[str, Any], options: Any = None) -> Sequence[Any]:

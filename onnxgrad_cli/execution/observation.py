@@ -9,6 +9,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto, helper
 
 from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.execution.limits import counted
 from onnxgrad_cli.files import load_external_data
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import Arrays, Shape, dtype_of, is_external, is_float, nbytes, shape_of
@@ -98,12 +99,17 @@ class Probe:
             Exception: onnxruntime's own, where the model does not run on them.
         """
         types = fed_types(self.model)
+
+        def drawn(fill: int) -> Arrays:
+            with counted():
+                return {name: _drawn(dtype_of(types[name]), shape, fill) for name, shape in shapes.items()}
+
         try:
-            outputs = self._run({name: _drawn(dtype_of(types[name]), shape, 0) for name, shape in shapes.items()})
+            outputs = self._run(drawn(0))
         except Exception:  # onnxruntime's exceptions share no base class
             if all(is_float(value_type) for value_type in types.values()):
                 raise
-            outputs = self._run({name: _drawn(dtype_of(types[name]), shape, 1) for name, shape in shapes.items()})
+            outputs = self._run(drawn(1))
         return dict(zip(self.names, outputs.values(), strict=True))
 
 

@@ -507,6 +507,33 @@ def test_tensors_that_belong_to_no_weight(shell: Shell) -> None:
     refused(shell, model, "4 tensors, where there are 3 of each weight", code=3)
 
 
+def test_an_output_that_is_named_twice_and_has_no_type(shell: Shell) -> None:
+    """What a run has told of its rank is kept to by nodes, which need a type."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18, "acme": 1]>
+        g (float[batch, 3] x) => (float[batch, 1] y) <float[3, 1] w = {1, 2, 3}> { y = acme.Gemm(x, w) }""")
+    other = model.graph.output.add(name="y").type.tensor_type
+    other.elem_type = 0
+    other.shape.dim.add(dim_value=3)
+    other.shape.dim.add()
+    onnx.save(model, "m.onnx")
+    result = shell("build", "m.onnx", "--loss", "mse", "--dim", "batch=2")
+    assert result.code == 3 and "makes no floats" in result.err
+
+
+def test_a_draw_of_data_is_of_the_time_of_runs() -> None:
+    with limits.one_patience(), limits.unasked() as patience:
+        assert patience is not None
+        left = patience.left
+        with limits.counted():
+            sum(i * i for i in range(10**6))
+        assert patience.left < left - 0.01
+        patience.spent = "6 s"
+        with pytest.raises(limits.OverLimit), limits.counted():
+            pass
+    with limits.counted():
+        pass
+
+
 def test_an_output_that_is_named_twice(shell: Shell) -> None:
     model = mlp()
     model.graph.output.append(model.graph.output[0])

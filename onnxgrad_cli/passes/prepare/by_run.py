@@ -117,7 +117,10 @@ def keep_ranks(graph: Graph) -> None:
         name
         for node in graph.nodes
         for name in node.output
-        if name in taken and taken.isdisjoint(reads(node)) and shape_of(graph.types.get(name)) is not None
+        if name in taken
+        and taken.isdisjoint(reads(node))
+        and shape_of(graph.types.get(name)) is not None
+        and dtype_of(graph.types[name])  # which a file may leave out
     ]
     for name in first:
         _keep_rank(graph, name)
