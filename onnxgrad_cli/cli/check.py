@@ -21,14 +21,14 @@ from onnxgrad_cli.errors import CheckFailed
     "--data",
     type=click.Path(path_type=Path),
     metavar="DATA",
-    help="Arrays for its inputs and weights, by name: an .npz, or the first samples of data that `onnxgrad train` "
-    "reads.  [default: random ones]",
+    help="Arrays for the inputs and weights of every TRAIN, by name: an .npz, or the first samples of data that "
+    "`onnxgrad train` reads.  [default: random ones]",
 )
 @click.option(
     "--original",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="MODEL",
-    help="The model that it was made from: compare the two; second derivatives need it.",
+    help="The model that they were made from: compare the two; second derivatives need it.",
 )
 @click.option("--dim", type=DIM, multiple=True, help="Size of a symbolic dimension of random data.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of random data and directions.")

@@ -173,9 +173,10 @@ def _colored(head: str, tokens: Sequence[Token]) -> Text:
 
 def _lines(found: Explained, each: list[dict[str, Any]]) -> Iterator[str]:
     yield found.words
-    head = ["sample", "class", "score", *(["off by"] if found.gaps is not None else [])]
+    classes = [] if found.alone else ["class"]
+    head = ["sample", *classes, "score", *(["off by"] if found.gaps is not None else [])]
     rows = [
-        [str(row["sample"]), found.name_of(number), f"{row['score']:.5g}",
+        [str(row["sample"]), *(found.name_of(number) for _ in classes), f"{row['score']:.5g}",
          *([f"{row['gap']:.1%}"] if "gap" in row else [])]
         for number, row in enumerate(each[:ROWS])
     ]  # fmt: skip

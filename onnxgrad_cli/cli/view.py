@@ -43,8 +43,8 @@ def view(
     from onnxgrad_cli.jobs.view import run_view
     from onnxgrad_cli.view.mermaid import too_large
 
-    with working(console):
-        drawing, text = run_view(model, out, kind, limit=limit, depth=depth, force=force)
+    with working(console) as tell:
+        drawing, text = run_view(model, out, kind, limit=limit, depth=depth, force=force, tell=tell)
     if console.json or out not in (None, "-"):
         console.result(asdict(drawing), drawing.caption, asked=False)
     else:

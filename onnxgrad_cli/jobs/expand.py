@@ -97,10 +97,12 @@ def run_expand(
     for piece, _ in found:
         if piece.path != STREAM:
             check_target(Path(piece.path), proto, path, force)
+    tell("writing operators out", 1)
     expanded = [expand_operators(each, path) for _, each in found]
     if target is None:
         save_model(expanded[0], STREAM)
     else:
+        tell("writing the model, and opening what was written", 1)
         with Switch(target) as switch:
             for (piece, _), each in zip(found, expanded, strict=True):
                 stage_model(switch, each, Path(piece.path), path, check=check_opens(each, proto, path))

@@ -56,6 +56,7 @@ class Explained:
         texts: what the tokens of each sample stand for, up to its end, where a tokenizer says so.
         lengths: how many tokens each sample has, int64 (n,).
         proof: the verdict on the gradients, and why.
+        alone: whether the output is one number, so that it is itself what is explained, and no class of it.
         files: what was written.
     """
 
@@ -71,6 +72,7 @@ class Explained:
     texts: list[list[str]] | None = None
     lengths: np.ndarray | None = None
     proof: Verdict = UNPROVED
+    alone: bool = False
     files: list[Path] = field(default_factory=list)
 
     def of_places(self, channels: int | None) -> np.ndarray:
@@ -91,7 +93,9 @@ class Explained:
         ]
 
     def name_of(self, row: int) -> str:
-        """What the class of a sample is called."""
+        """What the class of a sample is called; "score" where there is one number alone."""
+        if self.alone:
+            return "score"
         found = self.classes[row]
         if found.ndim:
             return "of each place"
@@ -174,11 +178,12 @@ def run_explain(
     values = run.explain(rows, tell)
     tokens, lengths = _tokens(subject, proto, found, rows)
     texts = _texts(tokens, lengths, sequences.tokenizer)
+    alone = what.classes == 1 and class_ == "argmax"
     explained = Explained(
         method.name,
-        visible(f"{run.words()}, of the score of {_class_words(class_)} of '{what.output}', by '{subject.name}'"),
+        visible(f"{run.words()}, of {'' if alone else _class_words(class_)}'{what.output}', by '{subject.name}'"),
         values.values, rows, values.classes, values.scores, class_names(found, proto, what, named), values.gaps,
-        tokens, texts, lengths, proof,
+        tokens, texts, lengths, proof, alone,
     )  # fmt: skip
     if target is not None:
         save_bytes(_drawn(explained, target, run, *shown) if shown else _arrays(explained, target), target)
@@ -187,9 +192,8 @@ def run_explain(
 
 
 def _class_words(class_: int | str) -> str:
-    return {"argmax": "the class that the model finds", "label": "the labelled class"}.get(
-        str(class_), f"class {class_}"
-    )
+    words = {"argmax": "the class that the model finds", "label": "the labelled class"}
+    return f"the score of {words.get(str(class_), f'class {class_}')} of "
 
 
 def _tokens(

@@ -100,6 +100,7 @@ def run_export(
         else:
             found = trained.merged(keep_mode)
         _write_preprocessing(source, found)
+        tell("writing the model, and opening what was written", 1)
         files += save_model(found, target or STREAM, path, force, check=check_opens(found, proto, path))
     if alone is not None:
         files += alone.save(proto, trained.adapters, trained.stored)

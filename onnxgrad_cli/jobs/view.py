@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import STREAM, ModelSource, check_target, read_model, save_bytes
@@ -21,6 +22,7 @@ def run_view(
     limit: int = 150,
     depth: int | None = None,
     force: bool = False,
+    tell: Tell = silent,
 ) -> tuple[Drawing, str]:
     """Draw the model in a file.
 
@@ -32,6 +34,7 @@ def run_view(
             whole model, and opens so.
         depth: fold at this depth of its modules instead.
         force: replace a file that onnxgrad did not write.
+        tell: takes what is narrated.
 
     Returns:
         The drawing as it was folded, and the picture as text.
@@ -46,6 +49,7 @@ def run_view(
     if target is not None:
         check_target(target, proto, path, force)
     whole = draw(proto, path)
+    tell("laying out the picture", 1)
     drawing = fold(whole, limit, depth)
     text = html(whole, limit, depth) if kind == "html" else render(drawing, kind)  # a page folds and unfolds itself
     if target is not None:

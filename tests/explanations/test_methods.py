@@ -6,15 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx import numpy_helper, parser
 
 from onnxgrad_cli.common.choices import Explanation
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.explanations.method import Method
 from onnxgrad_cli.jobs.explain import Explained, run_explain
+from tests.cli.test_cli import shell
+from tests.cli_harness import Shell
 from tests.explanations import nets
+
+__all__ = ["shell"]  # the fixture
 
 X = nets.samples()
 LABELS = np.array([3, 0, 4, 1, 1])
@@ -152,3 +158,16 @@ def test_what_does_not_fit_is_refused(files: tuple[Path, Path], settings: dict[s
     with pytest.raises(UsageError) as caught:
         run_explain(*files, method=Method(**settings), verify=False)
     assert says in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_a_single_number_is_no_class(shell: Shell, tmp_path: Path) -> None:
+    weights = np.float32([[0.5], [-2.0], [3.0]])
+    text = '<ir_version: 10, opset_import: ["" : 21]> price (float[n,3] x) => (float[n,1] y) {y = MatMul(x, w)}'
+    model = parser.parse_model(text)
+    model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    onnx.save(model, tmp_path / "price.onnx")
+    np.savez(tmp_path / "d.npz", x=np.float32([[1, 2, 3], [4, 5, 6]]))
+    said = shell("explain", "price.onnx", "--data", "d.npz", "-o", "a.npy").out
+    assert "of 'y', by 'x'" in said
+    assert "class" not in said
+    np.testing.assert_allclose(np.load(tmp_path / "a.npy"), np.abs(weights.T).repeat(2, 0), **CLOSE)
