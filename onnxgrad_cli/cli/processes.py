@@ -93,10 +93,15 @@ class Run:
             said = json.loads(out)
         except ValueError:  # it ended without a word
             last = err.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {self._process.returncode}"]
-            said = document(self.name, 1, None, Problem(f"the process ended: {last[0]}"), [])
+            code, why = (130, "interrupted") if self._asked else (1, f"the process ended: {last[0]}")
+            said = document(self.name, code, None, Problem(why), [])
         head = {"version": said.pop("version"), "command": said.pop("command"), "model": self.model}
-        self.said = {**head, **said}
-        self.said |= {"verdict": self.verdict, "seconds": round(self.seconds, 3), "files": _written(said["result"])}
+        tail = {
+            "verdict": _verdict(self.name, said),
+            "seconds": round(self.seconds, 3),
+            "files": _written(said["result"]),
+        }
+        self.said = {**head, **said, **tail}
 
     def end(self, number: int) -> None:
         """Send it a signal, and begin it no more."""
@@ -105,14 +110,14 @@ class Run:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
-    @property
-    def verdict(self) -> str:
-        """What came of it, in a word or a line."""
-        error, found = self.said["error"], self.said["result"] or {}
-        status = found.get("verdict" if self.name == "check" else "status") or self.said["status"]
-        proof = found.get("proof") if self.name == "build" else None
-        words = [status, *([proof["verdict"]] if proof else [])]
-        return ", ".join(words) if not error or found else f"{self.said['status']}: {error['message']}"
+
+def _verdict(name: str, said: Mapping[str, Any]) -> str:
+    """What came of a run, in a word or a line."""
+    error, found = said["error"], said["result"] or {}
+    status = found.get("verdict" if name == "check" else "status") or said["status"]
+    proof = found.get("proof") if name == "build" else None
+    words = [status, *([proof["verdict"]] if proof else [])]
+    return ", ".join(words) if not error or found else f"{said['status']}: {error['message']}"
 
 
 def _written(result: Any) -> list[str]:

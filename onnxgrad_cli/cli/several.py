@@ -64,11 +64,10 @@ def run_several(console: Console, models: Sequence[str], jobs: int, targets: Map
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GITHUB_")}
     runs = [Run(console.name, model, words(console.name, model, options, targets), environment) for model in models]
     try:
-        for run in ended(runs, jobs):
-            console.models.append(run.said)
-            console.say(f"{len(console.models)}/{len(models)} {run.model}: {run.verdict} ({run.seconds:.1f} s)")
-    finally:  # after an interrupt too: what has ended by then is told
-        console.models.sort(key=lambda said: models.index(said["model"]))
+        for count, run in enumerate(ended(runs, jobs), start=1):
+            console.say(f"{count}/{len(models)} {run.model}: {run.said['verdict']} ({run.seconds:.1f} s)")
+    finally:  # after an interrupt too: what came of each that was begun is told
+        console.models.extend(run.said for run in runs if run.said)
         console.result(console.models, table(HEAD, [_row(said) for said in console.models]), asked=False)
     code = max(said["exit_code"] for said in console.models)
     if code:

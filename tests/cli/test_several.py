@@ -65,15 +65,16 @@ def test_an_interrupt_ends_all_and_leaves_nothing(shell: Shell) -> None:
     program.send_signal(signal.SIGINT)
     out, err = program.communicate(timeout=60)
     assert program.returncode == 130 and "error: interrupted" in err and "Traceback" not in err, err
-    ended = [line.partition(": ")[0].split()[1] for line in (first + err).splitlines() if "/4 " in line]
-    assert {path.name for path in Path("out").glob("*.onnx")} >= {f"{Path(n).stem}.train.onnx" for n in ended}
+    told = {line.partition(": ")[0].split()[1] for line in (first + err).splitlines() if "/4 " in line}
     time.sleep(0.5)
     assert not list(Path("out").glob("*.tmp*")), "what was being written is gone"
-    assert validated_models(out) == sorted(ended)
-
-
-def validated_models(out: str) -> list[str]:
-    return sorted(each["model"] for each in validated(json.loads(out))["result"])
+    result = validated(json.loads(out))["result"]
+    done = {each["model"] for each in result if each["exit_code"] == 0}
+    assert told <= done and {each["exit_code"] for each in result} <= {0, 130}
+    files = {
+        path.name for path in Path("out").glob("*.onnx")
+    }  # one may be written whole, and interrupted before it says
+    assert files >= {f"{Path(name).stem}.train.onnx" for name in done}
 
 
 @pytest.mark.parametrize(
