@@ -91,6 +91,11 @@ class Loop:
         return whole if self.max_steps is None else min(whole, self.max_steps)
 
     @property
+    def _reached(self) -> int:
+        """How many epochs there are to be, of which `max_steps` may cut the last."""
+        return math.ceil(self.steps / len(self.batches))
+
+    @property
     def _results(self) -> list[str]:
         """What is said of an epoch, by name."""
         return ["loss", *(f"val_{name}" for name in self.evaluator.names)] if self.evaluator else ["loss"]
@@ -232,7 +237,7 @@ class Loop:
         self._pace.add(part.whole, seconds)
         step, epoch = self.trainer.steps, len(self.progress.epochs) + 1
         log.add({"step": step, "epoch": epoch, "loss": loss, "rate": self._rate, "seconds": round(seconds, 6)})
-        self.watch(Stepped(step, self.steps, epoch, self.epochs, loss, self._rate))
+        self.watch(Stepped(step, self.steps, epoch, self._reached, loss, self._rate))
 
     def _between(self, log: Log) -> None:
         """What comes between two steps of an epoch: judgements that decide nothing, checkpoints."""
@@ -291,7 +296,7 @@ class Loop:
     def _tell(self, epoch: int, found: Mapping[str, float], ends: bool, best: bool) -> None:
         step, of, pace = self.trainer.steps, self.steps, self._pace
         left = pace.left(of - step)
-        self.watch(Judged(step, of, epoch, self.epochs, self._rate, found, pace.speed, left, ends, best))
+        self.watch(Judged(step, of, epoch, self._reached, self._rate, found, pace.speed, left, ends, best))
 
     def _is_best(self, found: dict[str, float]) -> bool:
         value = found[self.watched]

@@ -401,6 +401,13 @@ def test_a_run_of_so_many_steps_ends_within_an_epoch_which_no_checkpoint_counts(
     run.trainer.load.assert_not_called()
 
 
+@pytest.mark.parametrize(("steps", "epochs"), [(1, 1), (2, 1), (3, 2), (4, 2), (None, 2)])
+def test_the_epochs_that_are_told_are_those_that_so_many_steps_reach(steps, epochs):
+    run = Steps([1.0] * 4, max_steps=steps)
+    run.loop.run()
+    assert {event.epochs for event in run.watched} == {epochs}
+
+
 @pytest.mark.parametrize(("steps", "taken", "reason"), [(2, 2, "max steps"), (4, 4, "done"), (9, 4, "done")])
 def test_a_run_of_as_many_steps_as_epochs_have_is_a_run_of_epochs(steps, taken, reason):
     run = Steps([1.0] * 4, max_steps=steps)
