@@ -101,12 +101,12 @@ def run(arguments: Sequence[str], place: Path, written: Sequence[str] = ()) -> O
 def _ended(status: int, seconds: float, said: dict[str, str]) -> Outcome:
     """What the end of the process means."""
     stack = _ours(said["stack"])
+    opening = "opening the result: " if said["code"] else ""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number in (signal.SIGXCPU, signal.SIGKILL):
-            return Outcome("hang", [f"hang: {stack}"])
+            return Outcome("hang", [f"hang: {opening}{stack}"])
         why = next((line for line in said["stderr"].splitlines() if "what()" in line or "ssert" in line), "")
-        opening = "opening the result: " if said["code"] else ""
         return Outcome(
             "death", [f"death: {opening}{signal.Signals(number).name}: {_plain(why)} {'' if opening else stack}"]
         )
@@ -210,11 +210,11 @@ def _unopened(arguments: Sequence[str], place: Path, told: str) -> list[str]:
     faults = {
         path.name: why
         for path in sorted((place / "out").rglob("*.onnx"))
-        if path.parent.name != "passes" and _refusal(path, optimize=True) and (why := _refusal(path))
+        if path.parent.name != "passes" and (why := _refusal(path)) and _refusal(path, optimize=True)
     }
-    if "--as-gradient-op" in arguments or (
-        PROVED not in told and _refusal(place / "out" / _model_of(arguments), optimize=True)
-    ):
+    if not faults or "--as-gradient-op" in arguments:
+        return []
+    if PROVED not in told and _refusal(place / "out" / _model_of(arguments), optimize=True):
         return []
     return [f"does not open: {arguments[0]}: {name}: {_plain(why)}" for name, why in faults.items()]
 
@@ -225,7 +225,10 @@ def _model_of(arguments: Sequence[str]) -> str:
 
 
 def _refusal(path: Path, optimize: bool = False) -> str:
-    """Why onnxruntime does not open a model; "" if it does. Its optimizer refuses some that it opens without."""
+    """Why onnxruntime does not open a model; "" if it does.
+
+    Its optimizer refuses some that it opens without, and takes seconds where a transpose can move along a long chain.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
