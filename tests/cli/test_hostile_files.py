@@ -507,6 +507,18 @@ def test_tensors_that_belong_to_no_weight(shell: Shell) -> None:
     refused(shell, model, "4 tensors, where there are 3 of each weight", code=3)
 
 
+def test_a_state_of_other_sizes_than_its_weight(shell: Shell) -> None:
+    """onnx compares no sizes of optimizers, and arithmetic would broadcast the first."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17, "ai.onnx.preview.training": 1]>
+    g (float r, int64 t, float[2] x, float[1] g, float[2] h) => (float[2] y) <float[2] w = {1, 2}> {
+        a = Mul(x, w) y, z = ai.onnx.preview.training.Momentum<alpha: float = 0.5, beta: float = 0.5,
+            mode: string = "standard", norm_coefficient: float = 0.0>(r, t, a, g, h)
+    }""")
+    refused(shell, model, "'g' has the sizes [1], and its tensor 'a' has [2]", code=3)
+    model.graph.input[3].type.tensor_type.shape.dim[0].dim_value = 3
+    refused(shell, model, "'g' has the sizes [3], and its tensor 'a' has [2]", code=3)
+
+
 def test_an_output_that_is_named_twice_and_has_no_type(shell: Shell) -> None:
     """What a run has told of its rank is kept to by nodes, which need a type."""
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18, "acme": 1]>

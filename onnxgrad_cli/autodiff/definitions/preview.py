@@ -12,6 +12,7 @@ from onnxgrad_cli.autodiff.registry import definition, refuse
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
+from onnxgrad_cli.ir.types import Dim
 from onnxgrad_cli.optimizers.adaptive import mean_weight
 
 PREVIEW = "ai.onnx.preview.training"
@@ -64,11 +65,21 @@ def momentum(op, rate, step, *values, alpha, beta, mode, norm_coefficient):
 
 
 def _each(values: Sequence[Val], kinds: int) -> list[tuple[Val, ...]]:
-    """The values of each tensor, of which all of one kind come after the other."""
+    """The values of each tensor, of which all of one kind come after the other; they are of its sizes."""
     count, rest = divmod(len(values), kinds)
     if rest:
         raise Unknown(f"it has {len(values)} tensors, where there are {kinds} of each weight")
-    return [tuple(values[i::count]) for i in range(count)]
+    tensors = [tuple(values[i::count]) for i in range(count)]
+    for x, *others in tensors:
+        for other in others:
+            if other.rank != x.rank or any(map(_unequal, other.shape, x.shape)):
+                sizes = [", ".join(map(str, each.shape)) for each in (other, x)]
+                raise Unknown(f"'{other.name}' has the sizes [{sizes[0]}], and its tensor '{x.name}' has [{sizes[1]}]")
+    return tensors
+
+
+def _unequal(a: Dim, b: Dim) -> bool:
+    return isinstance(a, int) and isinstance(b, int) and a != b
 
 
 def _by_kind(updated: Sequence[tuple[Val, ...]]) -> list[Val]:
