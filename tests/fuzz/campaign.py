@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
+from heapq import nlargest
 from pathlib import Path
 from random import Random
 
@@ -41,12 +42,15 @@ class Campaign:
         name: the program's.
         kinds: how many cases ended how.
         faults: how often each fault was seen.
+        sizes: of the smallest case with each fault, in bytes.
+        slowest: the time of the processor that cases took, and their numbers; those few that took most.
     """
 
     name: str
     kinds: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     sizes: dict[str, int] = field(default_factory=dict)
+    slowest: list[tuple[float, int]] = field(default_factory=list)
 
     def play(self, play: Callable[[Random, Path], Played], numbers: list[int], seed: int) -> None:
         """Play cases, each from its own random numbers, in a folder of its own."""
@@ -57,6 +61,7 @@ class Campaign:
                     (place / folder).mkdir(parents=True)
                 played = play(Random(f"{self.name} {seed} {number}"), place)
                 self.kinds[played.outcome.kind] += 1
+                self.slowest = nlargest(5, [*self.slowest, (played.outcome.seconds, number)])
                 for fault in played.outcome.faults:
                     self.faults[fault] += 1
                     self._keep(
@@ -86,6 +91,7 @@ class Campaign:
             f"{sum(self.kinds.values())} cases: "
             + ", ".join(f"{count} {kind}" for kind, count in self.kinds.most_common())
         )
+        print("slowest: " + ", ".join(f"case {number} {seconds:.1f} s" for seconds, number in self.slowest))
         for fault, count in self.faults.most_common():
             print(f"{count:6}  {self.sizes[fault]:7} B  {self.folder(fault)}  {fault}")
         print(

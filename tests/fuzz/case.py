@@ -49,11 +49,14 @@ class Outcome:
     Attributes:
         kind: in a word, for the counts.
         faults: what is wrong with it, each a line: equal causes are equal lines.
+        told: the end of what it said.
+        seconds: of the processor.
     """
 
     kind: str
     faults: list[str] = field(default_factory=list)
     told: str = ""
+    seconds: float = 0.0
 
 
 def run(arguments: Sequence[str], place: Path, written: Sequence[str] = ()) -> Outcome:
@@ -70,7 +73,8 @@ def run(arguments: Sequence[str], place: Path, written: Sequence[str] = ()) -> O
     old = {name for name in written if (place / "out" / name).exists()}
     status, seconds = _forked(arguments, place)
     said = {name: text_of(place / "said" / name) for name in ("stdout", "stderr", "stack", "error", "opened", "code")}
-    outcome = _ended(status, seconds, said)
+    outcome = _ended(status, said)
+    outcome.seconds = seconds
     told = said["stdout"] + said["stderr"]
     outcome.told = (said["stderr"] + said["stack"])[-3000:]
     judge = outcome.faults.append
@@ -98,7 +102,7 @@ def run(arguments: Sequence[str], place: Path, written: Sequence[str] = ()) -> O
     return outcome
 
 
-def _ended(status: int, seconds: float, said: dict[str, str]) -> Outcome:
+def _ended(status: int, said: dict[str, str]) -> Outcome:
     """What the end of the process means."""
     stack = _ours(said["stack"])
     opening = "opening the result: " if said["code"] else ""
@@ -124,7 +128,7 @@ def _ended(status: int, seconds: float, said: dict[str, str]) -> Outcome:
 
 
 def _forked(arguments: Sequence[str], place: Path) -> tuple[int, float]:
-    """Run the command in a child; its wait status, and how long it took."""
+    """Run the command in a child; its wait status, and how much time of the processor it took."""
     sys.stdout.flush()
     sys.stderr.flush()
     start = time.monotonic()
@@ -135,15 +139,15 @@ def _forked(arguments: Sequence[str], place: Path) -> tuple[int, float]:
         finally:
             os._exit(99)
     while time.monotonic() - start < WALL_SECONDS:
-        done, status = os.waitpid(child, os.WNOHANG)
+        done, status, usage = os.wait4(child, os.WNOHANG)
         if done:
-            return status, time.monotonic() - start
+            return status, usage.ru_utime + usage.ru_stime
         time.sleep(0.005)
     os.kill(child, signal.SIGABRT)  # faulthandler tells where it stands
     time.sleep(0.5)
     os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return int(signal.SIGKILL), WALL_SECONDS
+    _, _, usage = os.wait4(child, 0)
+    return int(signal.SIGKILL), usage.ru_utime + usage.ru_stime
 
 
 def survives(act: Callable[[], object]) -> bool:

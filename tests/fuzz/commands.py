@@ -11,9 +11,12 @@ LOSSES = ("mse", "mse", "mae", "cross-entropy", "bce-logits", "huber", "nll", "i
 OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "momentum", "rmsprop")
 CHOICES = (
     ["--mode", "train"], ["--mode", "eval"], ["--grad-of-input", "*"], ["--quantization", "ste"], ["--init", "he"],
-    ["--recompute", "elementwise"],
-    ["--lora", "2"], ["--preset", "bias"], ["--train-last", "1"], ["--clip-norm", "1"], ["--loss-scale", "dynamic"],
-    ["--target", "ort-cpu"],
+    ["--recompute", "elementwise"], ["--recompute", "block:auto"], ["--recompute", "budget:1kB"],
+    ["--quantization", "lsq"], ["--target", "portable"], ["--target", "ort-cuda"], ["--untie", "*"],
+    ["--lora", "2"], ["--lora", "1", "--lora-target", "*"], ["--lora", "2", "--lora-dora"],
+    ["--lora", "2", "--lora-dropout", "0.5"], ["--train", "*"], ["--loss-chunks", "2"], ["--l1", "0.1"],
+    ["--preset", "norm"], ["--preset", "bias"], ["--train-last", "1"], ["--clip-norm", "1"], ["--clip-value", "1"],
+    ["--loss-scale", "dynamic"], ["--target", "ort-cpu"],
     ["--l2", "0.1"], ["--accumulate", "2"], ["--ema", "0.9"], ["-vv"], ["--reduction", "sum"],
     ["--sample-weight", "sw"], ["--freeze", "*b*"], ["--dim", "batch=2"],
 )  # fmt: skip
@@ -21,23 +24,28 @@ OF_BUILD = (
     ["--training-info"], ["--no-verify"], ["--verify"], ["--identifiers"], ["--as-gradient-op"],
     ["--dump-passes", "passes"],
     ["--test-data", "../in/data.npz"], ["--infer-by-run"], ["--stop-after", "prepare"],
+    ["--yield", "input"], ["--yield", "keep"], ["--weights", "inputs"], ["--keep-outputs"], ["--picture", "p.html"],
+    ["--no-embed-state"],
 )  # fmt: skip
 
+OF_MODELS = ("build",) * 8 + ("derive",) * 3 + ("inspect", "doctor", "expand", "view", "view", "check", "tune")
+WITH_DATA = ("train",) * 4 + ("evaluate", "evaluate", "predict", "explain", "explain", "attack", "export")
+OF_TRAINING_MODELS = ("check",) * 4 + ("expand", "view", "doctor", "build", "pack", "pack")
+DATA = ["--data", "../in/data.npz"]
 
-def draw(rng: Random, seed: Seed, model: str, can_train: bool) -> tuple[list[str], list[str]]:
+
+def draw(rng: Random, seed: Seed, model: str, has_data: bool) -> tuple[list[str], list[str]]:
     """A command line, and the files that it writes when all goes well.
 
     Args:
         model: the name of the file in ../in.
         seed: what was mutated.
-        can_train: whether there are data for it at ../in/data.npz.
+        has_data: whether there are data for it at ../in/data.npz.
     """
-    kinds = (
-        ("build",) * 8 + ("inspect", "doctor", "derive", "derive", "expand", "view", "view", "check") + ("train",) * 3
-    )
-    kind = rng.choice(("check", "check", "check", "expand", "view", "doctor", "build") if seed.is_training else kinds)
-    kind = "build" if kind == "train" and not can_train else kind
+    kind = rng.choice(OF_TRAINING_MODELS if seed.is_training else OF_MODELS + WITH_DATA * has_data)
     words, written = _DRAWN[kind](rng, seed)
+    if kind == "export":
+        return ["export", "../in/weights.safetensors", "--model", f"../in/{model}", *words], written
     if model != "model.onnx" and rng.random() < 0.5:
         words, written = ([word.replace("out.onnx", f"out{model}") for word in each] for each in (words, written))
     return [kind, f"../in/{model}", *words, *(["--json"] * (rng.random() < 0.15))], written
@@ -69,8 +77,46 @@ def _train(rng: Random, seed: Seed) -> tuple[list[str], list[str]]:
 
 
 def _derive(rng: Random, seed: Seed) -> tuple[list[str], list[str]]:
-    kind = rng.choice((["--kind", "jvp"], ["--kind", "hvp"], ["--kind", "jacobian"], ["--kind", "hessian"], [], []))
-    return [*kind, "-o", "out.onnx"], ["out.onnx"]
+    words = [*rng.choice((["--kind", "jvp"], ["--kind", "hvp"], ["--kind", "jacobian"], ["--kind", "hessian"], [], []))]
+    values = [name for node in seed.model.graph.node for name in node.output]
+    for choice in (["--wrt", "*"], ["--of", rng.choice(values or ["*"])], ["--wrt", rng.choice(values or ["*"])]):
+        words += choice * (rng.random() < 0.15)
+    for choice in (["--per-sample"], ["--class", rng.choice(("0", "argmax", "label"))], ["--names", "casadi"]):
+        words += choice * (rng.random() < 0.15)
+    return [*words, "-o", "out.onnx"], ["out.onnx"]
+
+
+def _evaluate(rng: Random, seed: Seed) -> tuple[list[str], list[str]]:
+    return [*DATA, "--loss", seed.loss, *rng.choice(([], ["--metric", "accuracy"], ["--metric", "rmse"]))], []
+
+
+def _predict(rng: Random, seed: Seed) -> tuple[list[str], list[str]]:
+    out = rng.choice(("out.npz", "out.csv"))
+    return [*DATA, "-o", out, *rng.choice(([], ["--batch-size", "2"]))], [out]
+
+
+def _explain(rng: Random, seed: Seed) -> tuple[list[str], list[str]]:
+    method = rng.choice(("saliency", "smoothgrad", "integrated-gradients", "grad-cam", "occlusion"))
+    few = {"smoothgrad": ["--repeats", "2"], "integrated-gradients": ["--steps", "2"]}.get(method, [])
+    out = rng.choice(("out.npz", "out.html", "out.png"))
+    return [*DATA, "--method", method, *few, "--class", rng.choice(("0", "argmax", "label")), "-o", out], [out]
+
+
+def _attack(rng: Random, seed: Seed) -> tuple[list[str], list[str]]:
+    way = rng.choice((["--method", "fgsm"], ["--method", "pgd", "--steps", "2"], ["--norm", "2"], ["--targeted", "1"]))
+    return [*DATA, *way, "-o", "out.npz"], ["out.npz"]
+
+
+def _check(rng: Random, seed: Seed) -> tuple[list[str], list[str]]:
+    return rng.choice(([], [], ["--dim", "batch=2"], DATA, ["--original", "../in/model.onnx"])), []
+
+
+def _tune(rng: Random, seed: Seed) -> tuple[list[str], list[str]]:
+    return ["--loss", seed.loss, "--repeat", "1", "--threads", "1", "-o", "out.toml"], []
+
+
+def _pack(rng: Random, seed: Seed) -> tuple[list[str], list[str]]:
+    return [*DATA, *["--ort"] * (rng.random() < 0.3), "-o", "page"], []
 
 
 def _view(rng: Random, seed: Seed) -> tuple[list[str], list[str]]:
@@ -88,5 +134,12 @@ _DRAWN = {
     "derive": _derive,
     "view": _view,
     "expand": lambda rng, seed: (["-o", "out.onnx"], ["out.onnx"]),
-    "check": lambda rng, seed: (rng.choice(([], [], ["--dim", "batch=2"])), []),
+    "check": _check,
+    "evaluate": _evaluate,
+    "predict": _predict,
+    "explain": _explain,
+    "attack": _attack,
+    "tune": _tune,
+    "pack": _pack,
+    "export": lambda rng, seed: (["-o", "out.onnx", *["--keep-mode"] * (rng.random() < 0.2)], ["out.onnx"]),
 }

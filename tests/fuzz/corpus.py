@@ -106,7 +106,8 @@ def _training_model(build: tuple[str, ...]) -> bytes:
 
 
 def _built(build: tuple[str, ...]) -> Seed:
-    return Seed(f"build {' '.join(build)}", ModelProto.FromString(_training_model(build)), is_training=True)
+    arrays = sample(Path(f"sample_models/{build[0]}.onnx")).arrays
+    return Seed(f"build {' '.join(build)}", ModelProto.FromString(_training_model(build)), {}, arrays, is_training=True)
 
 
 def _node_test(rng: Random) -> Seed:

@@ -7,12 +7,14 @@ import importlib
 import os
 import pkgutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
 import numpy as np
 import onnx
-from onnx import ModelProto
+from onnx import ModelProto, numpy_helper
+from safetensors.numpy import save_file
 
 import onnxgrad_cli
 from onnxgrad_cli.execution.session import load_onnxruntime
@@ -55,9 +57,9 @@ class Files:
                 data, how = raw.mutate(data, rng, self._corpus.draw(rng).model.SerializeToString())
                 story.append(how)
         file = rng.choice(hostile.FILES) if rng.random() < 0.1 else "model.onnx"
-        can_train = _write(seed, data, place / "in", file)
-        can_train &= not any("a loop of 1000000 " in each for each in story)  # each step may well take seconds
-        words, written = commands.draw(rng, seed, file, can_train)
+        has_data = _write(seed, data, place / "in", file)
+        has_data &= not any("a loop of 1000000 " in each for each in story)  # each step may well take seconds
+        words, written = commands.draw(rng, seed, file, has_data)
         outcome = case.run(words, place, written)
         shown = " ".join(words).replace("*", "'*'")
         return campaign.Played(outcome, f"{name}\n" + "\n".join(story) + f"\ncd out; onnxgrad {shown}")
@@ -88,7 +90,19 @@ def _write(seed: Seed, data: bytes, folder: Path, file: str) -> bool:
     (folder / "loop").symlink_to("loop")
     (folder / "link.bin").symlink_to("../evil.bin")
     (folder / file).write_bytes(data)
+    _write_weights(seed, folder)
     return _write_data(seed, folder)
+
+
+def _write_weights(seed: Seed, folder: Path) -> None:
+    """What `export` puts in the place of the weights."""
+    weights = {}
+    for tensor in seed.model.graph.initializer:
+        with suppress(Exception):  # it is no tensor any longer
+            weights[tensor.name] = numpy_helper.to_array(tensor, str(folder))
+    floats = {name: -x for name, x in weights.items() if x.dtype == np.float32}
+    with suppress(Exception):  # nor is its name a text
+        save_file(floats, folder / "weights.safetensors")
 
 
 def _write_data(seed: Seed, folder: Path) -> bool:
