@@ -74,6 +74,7 @@ class ParameterRecord(Cautions):
         adapters: the low-rank adapters, whose factors are trained.
         grad_of_input: the inputs that get a gradient.
         predictions: the output that each loss judges.
+        may_be_none: whether there may be nothing to differentiate by, as where a loss is only computed.
         integer_weights: the weights that the model stores as integers and that are floats now.
         learned_scales: the scales of quantizers that are trained unless they are left out by name.
         scale_copies: scales of the model that are no more, each with the one of the same value in its place.
@@ -86,6 +87,7 @@ class ParameterRecord(Cautions):
     adapters: list[Adapter] = field(default_factory=list)
     grad_of_input: list[str] = field(default_factory=list)
     predictions: list[str] = field(default_factory=list)
+    may_be_none: bool = False
     integer_weights: list[IntegerWeight] = field(default_factory=list)
     learned_scales: list[str] = field(default_factory=list)
     scale_copies: dict[str, str] = field(default_factory=dict)

@@ -76,6 +76,7 @@ def make_eval_model(
     mode: Mode = "keep" if keep_mode else "eval"
     whole = replace(options, mode=mode, lora_dropout=0.0, optimizer="", optimizer_options={}, loss_chunks=1)
     built = TrainingModel(Graph(copy, path), whole)
+    built.training.may_be_none = True
     built.run(stop_after="loss")
     graph, training = built.graph, built.training
     compared = list(dict.fromkeys([*training.predictions, *outputs]))

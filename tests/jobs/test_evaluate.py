@@ -171,6 +171,17 @@ def test_metrics_that_do_not_fit_are_told_before_a_step(shell: Shell, words: tup
         assert "epoch 1" not in done.err
 
 
+def test_a_model_without_anything_to_train_is_measured_too(shell: Shell) -> None:
+    """As one of which all weights are integers, or which only sorts scores."""
+    onnx.save(parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[batch, 4] x) => (float[batch, 4] y) { r = Round(x) y = Softmax(r) }"""), "bare.onnx")  # fmt: skip
+    np.savez("best.npz", x=X, label=np.round(X).argmax(1))
+    result = shell("evaluate", "bare.onnx", "--data", "best.npz", "--loss", "cross-entropy", "--json")
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["result"]["results"]["accuracy"] == 1.0
+    assert shell("build", "bare.onnx", "--loss", "cross-entropy").code == 3
+
+
 def test_a_training_model_is_refused(shell: Shell) -> None:
     assert shell("build", "m.onnx", *LOSSES, "--no-verify", "-o", "t.onnx").code == 0
     for command in ("evaluate", "predict"):

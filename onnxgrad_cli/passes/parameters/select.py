@@ -41,7 +41,8 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
 
     Raises:
         UsageError: a pattern or a preset names nothing.
-        UnsupportedError: a chosen tensor is not tied to the loss, or nothing is left to differentiate by.
+        UnsupportedError: a chosen tensor is not tied to the loss, or nothing is left to differentiate by, where
+            something must be.
     """
     floats = _weights(graph)
     tied = _tied(graph, training.predictions)
@@ -64,7 +65,7 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
     training.cautions.extend(_shared(graph, training.trained))
     training.not_trained.update(dict.fromkeys(_quantized(graph), QUANTIZED))
     training.not_trained.update(_in_unknown_forms(graph))
-    if not _is_any(graph, options, training):
+    if not (training.may_be_none or _is_any(graph, options, training)):
         raise _nothing(graph, floats, training)
 
 
