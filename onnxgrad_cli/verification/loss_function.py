@@ -126,9 +126,10 @@ def _held(
     del made.graph.output[:]
     made.graph.output.extend(ValueInfoProto(name=name) for name in sorted(there))
     made = part(made)
-    taken = {value.name: helper.tensor_dtype_to_np_dtype(dtype_of(value.type)) for value in made.graph.input}
+    types = {value.name: helper.tensor_dtype_to_np_dtype(dtype_of(value.type)) for value in made.graph.input}
+    fed = {name: dtype for name, dtype in types.items() if name in feeds}  # an optimizer's state has values
     run = DoubleExecutor(made) if exact else Executor(made, fallback=False, threads=None)
-    found = run({name: feeds[name] if exact else np.asarray(feeds[name], dtype) for name, dtype in taken.items()})
+    found = run({name: feeds[name] if exact else np.asarray(feeds[name], dtype) for name, dtype in fed.items()})
     given = copied(forward)
     kept = [node for node in given.graph.node if there.isdisjoint(node.output)]
     del given.graph.node[:]

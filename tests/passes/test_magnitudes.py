@@ -115,6 +115,14 @@ def test_a_model_of_identifiers_is_proved() -> None:
     assert len(roles.held) == 1 and prove(model, roles).verdict == "proved"
 
 
+@pytest.mark.parametrize("more", [{}, {"accumulate": 2, "ema": 0.9}, {"loss_scale": "dynamic"}])
+def test_a_step_of_an_optimizer_is_proved(more: dict[str, Any]) -> None:
+    """Its state has values, and is neither fed nor a weight."""
+    model = build(quantized.model_of(FORMS["floats"]), replace(DORA, optimizer="adamw", **more)).model
+    roles = describe(model)
+    assert roles.held and "state" in roles.inputs.values() and prove(model, roles).verdict == "proved"
+
+
 def zero_output() -> Form:
     matrix = MATRIX.copy()
     matrix[:, 3] = 0
