@@ -164,7 +164,8 @@ def _asked(graph: Graph, options: AdaptationOptions, training: ParameterRecord) 
     """
     uses = graph.uses()
     quantized = {name: _weight(graph, uses, values) for name, values in quantized_matrices(graph).items()}
-    floats = [n for n, t in graph.initializers.items() if len(t.dims) > 1 and is_float(graph.types[n])]
+    stored = graph.initializers.items()
+    floats = [n for n, t in stored if len(t.dims) > 1 and is_float(graph.types[n]) and not graph.added(n)]
     every = {name: _weight(graph, uses, [name]) for name in floats} | quantized
     flat = {name for name in training.adaptable if name in every and len(every[name].dims) == 2}
     linear = {name for name in flat | quantized.keys() if every[name].products & {"MatMul", "Gemm"}}

@@ -29,6 +29,7 @@ from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.gradient_op import is_gradient, rename_named, xs_zs_y
 from onnxgrad_cli.passes.identifiers import as_identifier
 from onnxgrad_cli.passes.loss.append import fed_first
+from onnxgrad_cli.passes.prepare.declarations import set_hints_aside
 from onnxgrad_cli.passes.prepare.normalise import name_nodes
 from onnxgrad_cli.standard.initialization import initialization, initializer
 
@@ -95,6 +96,7 @@ def pack(original: ModelProto, built: TrainingModel) -> ModelProto:
     _check_fit(original, trained, [*training.trained, *training.state], training.slots)
     fresh, model = _fresh(built), copied(original)
     _part_names(model.graph.node, fresh)
+    _correct(model.graph, built.graph)
     model.ir_version = max(model.ir_version, FIRST_WITH_TRAINING)
     for entry in trained.opset_import:
         if entry.domain not in {known.domain for known in model.opset_import}:
@@ -117,6 +119,16 @@ def pack(original: ModelProto, built: TrainingModel) -> ModelProto:
 def _fresh(built: TrainingModel) -> Callable[[str], str]:
     """Draws names that nothing in the training model bears; identifiers, if those are asked for."""
     return lambda stem: built.graph.fresh(as_identifier(stem) if built.options.identifiers else stem)
+
+
+def _correct(inference: GraphProto, built: Graph) -> None:
+    """Leave out what the model stores of inner values and was found wrong, and declare its outputs as they are."""
+    stored = [value for value in inference.value_info if value.name in built.hints]
+    del inference.value_info[:]
+    inference.value_info.extend(stored)
+    for value in inference.output:
+        if shape_of(value.type) is not None and value.name not in built.hints and value.name in built.types:
+            value.type.CopyFrom(built.types[value.name])
 
 
 def _part_names(nodes: Iterable[NodeProto], fresh: Callable[[str], str]) -> None:
@@ -356,6 +368,7 @@ def _defined(graph: GraphProto) -> Iterator[str]:
 def _type_faults(
     made: Graph, variables: Mapping[str, TensorProto], binding: Iterable[StringStringEntryProto]
 ) -> Iterator[str]:
+    set_hints_aside(made)  # exporters store some that are wrong, and nothing that runs a model reads them
     infer_types(made)
     for pair in binding:
         have, want = made.types.get(pair.value), variables[pair.key]

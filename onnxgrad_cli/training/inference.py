@@ -14,12 +14,15 @@ from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
+from onnxgrad_cli.execution.endless import check_ends
 from onnxgrad_cli.execution.session import find_provider, open_session
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.skeleton import copied
+from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.skeleton import copied, skeleton
 from onnxgrad_cli.ir.types import in_words
 from onnxgrad_cli.metadata import Term, check_is_original, describe
 from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.prepare.normalise import normalise
 from onnxgrad_cli.training.class_metrics import Confusion
 from onnxgrad_cli.training.class_names import class_names, names_for
 from onnxgrad_cli.training.data import (
@@ -149,6 +152,7 @@ def evaluate(
 ) -> Evaluated:  # fmt: skip
     """The loss of an inference model and its metrics on data; see `run_evaluate`."""
     check_is_original(model)
+    _check_ends(model)
     options = with_empty_pasts(model, options, lambda: _held(source), tell)
     found = make_eval_model(model, options, (), path, keep_mode=keep_mode, counted=True)
     roles = describe(found.model)
@@ -165,6 +169,15 @@ def evaluate(
     results = evaluator.measure({}, taken)
     samples = len(batches) * batches.size if batches.drop_last else len(data)
     return Evaluated(results, samples, {term.output: matrix_of(model, term, each) for term, each in taken})
+
+
+def _check_ends(model: ModelProto) -> None:
+    """Make sure that no loop of a model goes on for ever; see `check_ends`. One without loops is not looked through."""
+    nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+    if any(node.op_type == "Loop" for node in with_bodies(nodes)):
+        graph = Graph(skeleton(model))
+        normalise(graph)
+        check_ends(graph)
 
 
 def _held(source: Source) -> Collection[str] | None:
@@ -191,6 +204,7 @@ class Predictor:
     ) -> None:
         """See `run_predict`."""
         check_is_original(model)
+        _check_ends(model)
         self.outputs, self._names = _asked(model, outputs, tell), class_names(model)
         stored = {tensor.name for tensor in model.graph.initializer}
         inputs = {value.name: value.type for value in model.graph.input if value.name not in stored}

@@ -10,7 +10,7 @@ import onnx.parser
 import pytest
 from onnx import ModelProto
 
-from onnxgrad_cli import Options, build, run_build, run_check
+from onnxgrad_cli import Options, build, run_build, run_check, run_evaluate, run_predict
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.execution.endless import check_ends
 from onnxgrad_cli.jobs.train import run_train
@@ -55,6 +55,20 @@ def test_what_never_ends_is_not_trained(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="no step would come to an end"):
         run_train(tmp_path / "m.onnx", tmp_path / "d.npz")
     assert {path.name for path in tmp_path.iterdir()} == {"m.onnx", "d.npz"}
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["initializers", "constants"])
+def test_what_never_ends_is_not_run_on_data(held: bool) -> None:
+    model = looping("many", "yes", "c")
+    if held:  # as exporters write them
+        for tensor in list(model.graph.initializer):
+            model.graph.node.insert(0, onnx.helper.make_node("Constant", [], [tensor.name], value=tensor))
+        del model.graph.initializer[:]
+    data = {"x": np.zeros((2, 3), "f"), "label": np.zeros((2, 3), "f")}
+    for act in (run_predict, run_evaluate):
+        with pytest.raises(UnsupportedError, match="no step would come to an end"):
+            act(model, data)
+    assert run_predict(looping("few", "yes", "c"), data).samples == 2
 
 
 def test_what_never_ends_is_not_proved_when_that_is_asked_for(tmp_path: Path) -> None:

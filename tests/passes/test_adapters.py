@@ -588,6 +588,17 @@ def test_convolutions_that_are_no_product(nodes: str, w: tuple[int, ...], words:
         build(model, Options(lora=LoraSpec(1), lora_target=("w",)))
 
 
+def test_what_was_computed_at_build_is_no_weight() -> None:
+    """Zeros to add to, as in a graph network, are stored where preparation has folded them."""
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[2, 3] x) => (float[2, 4] y) <int64[2] sizes = {2, 4}> {
+            h = MatMul(x, w) zeros = ConstantOfShape(sizes) y = Sub(zeros, h)
+        }""")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((3, 4), "f"), "w"))
+    built = build(model, Options(lora=LoraSpec(1), lora_target=("*",)))
+    assert [adapter.weight for adapter in describe(built.model).adapters] == ["w"]
+
+
 def test_a_weight_in_a_body_is_refused() -> None:
     text = """
     <ir_version: 10, opset_import: ["" : 18]> g (float[n, 4] x, bool c) => (float[n, 4] y) {

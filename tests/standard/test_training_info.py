@@ -440,6 +440,21 @@ def test_a_second_training_information_is_refused(shell: Shell) -> None:
     assert "onnxgrad expand" in result.err
 
 
+@pytest.mark.parametrize("what", ["inner value", "output"])
+def test_wrong_shapes_that_exporters_store_are_left_out(what: str, shell: Shell) -> None:
+    """onnx's checker and inference believe them; onnxruntime finds its own."""
+    model = onnx.parser.parse_model(MLP)
+    first = model.graph.node[0].output[0]
+    wrong = model.graph.output[0] if what == "output" else model.graph.value_info.add(name=first)
+    wrong.CopyFrom(helper.make_tensor_value_info(wrong.name, TensorProto.FLOAT, [7]))
+    onnx.save(model, "wrong.onnx")
+    result = shell("build", "wrong.onnx", "--training-info", "--optimizer", "sgd", "-o", "described.onnx")
+    assert result.code == 0 and "every check passed" in result.out, result.err
+    described = onnx.load("described.onnx")
+    assert len(described.graph.node) == len(model.graph.node) and not described.graph.value_info
+    onnx.checker.check_model(described, full_check=True)
+
+
 # -- the rules of the standard ----------------------------------------------------------------------------------------
 
 

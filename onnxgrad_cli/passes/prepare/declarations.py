@@ -108,7 +108,7 @@ def set_hints_aside(graph: Graph) -> None:
 
 
 def settle_hints(graph: Graph, training: Cautions) -> None:
-    """Declare again what agrees with what was inferred, and tell what does not, and what is taken on trust."""
+    """Declare again what agrees with what was inferred, tell what is taken on trust, and forget what is wrong."""
     proto = graph.proto.graph
     outputs = {value.name: value for value in proto.output if value.name in graph.hints}
     borne = {dim.dim_param for dim in _dims(proto.input)}
@@ -122,6 +122,8 @@ def settle_hints(graph: Graph, training: Cautions) -> None:
         elif found is None or found == hint.type or _follows(hint.type, found, None):
             proto.value_info.append(hint)
     _tell(graph, wrong, training)
+    for name in wrong:
+        del graph.hints[name]
 
 
 def _contradict(stored: TypeProto, found: TypeProto | None, borne: Container[str]) -> bool:
