@@ -53,7 +53,7 @@ def draw(rng: Random, seed: Seed, model: str, has_data: bool) -> tuple[list[str]
 
 def _what_to_build(rng: Random, choices: Sequence[list[str]], loss: str) -> list[str]:
     words = ["--loss", loss]
-    for choice in rng.sample(choices, rng.choice((0, 0, 1, 1, 2))):
+    for choice in rng.sample(choices, rng.choice((0, 0, 1, 1, 2, 3))):
         words += choice
     return words + ["--optimizer", rng.choice(OPTIMIZERS)] * (rng.random() < 0.3)
 

@@ -155,6 +155,11 @@ class ConstantRoles:
         reached = self._reached(name)
         return self._by_place(name, reached) or self._by_values(name, reached)
 
+    def infinite(self, name: str) -> str:
+        """Why `name` can't be trained though it was asked for: masks are filled with what no step changes; or ""."""
+        values = self._values(name)
+        return "it has infinite values, which no step changes" if values is not None and np.isinf(values).any() else ""
+
     def _at(self, name: str, node: NodeProto, position: int) -> str:
         """Why the initializer is a constant where `node` reads it as its input `position`, or ""."""
         op_type = node.op_type

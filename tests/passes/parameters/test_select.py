@@ -46,6 +46,19 @@ def test_scalars_are_constants_unless_named() -> None:
     assert training(text, train=("temp*",)).trained == ["temperature"]
 
 
+def test_what_fills_a_mask_is_not_trained_where_all_is_asked_for() -> None:
+    """Its gradient may be right, and its next value is no number."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 18]>
+    g (float[N, 2] x, bool[N, 2] mask) => (float[N, 2] y) <float[2] w = {1, 2}>
+    { h = Mul(x, w) m = Where(mask, h, fill) y = Softmax(m) }""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(-np.inf), "fill"))
+    found = build(model, Options(train=("*",))).training
+    assert found.trained == ["w"] and "infinite" in found.not_trained["fill"]
+    with pytest.raises(UnsupportedError) as caught:
+        build(model, Options(train=("fill",)))
+    assert "fill: it has infinite values" in str(caught.value)
+
+
 def test_running_statistics_are_not_trained() -> None:
     found = training("""
     g (float[N, 2] x) => (float[N, 2] y)
