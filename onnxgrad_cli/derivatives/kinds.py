@@ -323,9 +323,9 @@ def _rows(derivative: DerivativeModel, values: Mapping[str, Val]) -> list[str]:
 
 def _results(derivative: DerivativeModel, op: Op, values: Mapping[str, tuple[Val | None, str]]) -> list[str]:
     """Append the nodes, in which each value gets its name; what is zero by mathematics is zeros like another value."""
-    names = [
-        op.rename(value or op.fill(0.0, op.val(like)), derivative.graph.fresh(name)).name
-        for name, (value, like) in values.items()
-    ]
+    found = {
+        derivative.graph.fresh(name): value or op.fill(0.0, op.val(like)) for name, (value, like) in values.items()
+    }
+    op.rename_all(found)
     derivative.graph.nodes.extend(op.nodes)
-    return names
+    return list(found)

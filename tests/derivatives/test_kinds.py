@@ -21,8 +21,10 @@ from torch.nn import functional as F
 
 from onnxgrad_cli.derivatives import jacobian
 from onnxgrad_cli.derivatives.kinds import KINDS, derive
+from onnxgrad_cli.emission import nodes
 from onnxgrad_cli.errors import UnsupportedError, UsageError
 from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.renaming import rename
 from tests.autodiff.rows import ROWS as OPERATORS
 from tests.harness import Case, fed, forward_model, sample
 
@@ -654,3 +656,18 @@ def test_the_model_that_is_given_stays_as_it_was() -> None:
     for kind in KINDS:
         derive(model, kind, keep_outputs=True)
     assert model.SerializeToString() == before
+
+
+def test_results_are_named_in_one_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A walk for each of them made a Hessian by many weights take a time that was quadratic in their number."""
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[2] a, float[2] b, float[2] c, float[2] d) => (float[2] y) {
+            ab = Mul(a, b) cd = Mul(c, d) p = Mul(ab, cd) y = Tanh(p)
+        }""")
+    walks = []
+    monkeypatch.setattr(nodes, "rename", lambda *given: walks.append(given) or rename(*given))
+    derive(model, "hessian", wrt="a")
+    few = len(walks)
+    walks.clear()
+    derive(model, "hessian", wrt="*")
+    assert len(walks) - few <= 3, "one for each further row that is written in a loop"
