@@ -438,6 +438,9 @@ class _Measure:
         if pick.isdigit():
             return np.take(values, int(pick), axis)
         which = values.argmax(axis) if pick == "argmax" else self._case.feeds[self._derived.label]
+        if list(np.shape(which)) != np.delete(values.shape, axis).tolist():
+            places = ", ".join(map(str, np.shape(which)))
+            raise _Unmeasured(f"the labels are [{places}], the scores of the classes {list(values.shape)}")
         return np.take_along_axis(values, np.expand_dims(which, axis), axis).squeeze(axis)
 
     def _total(self, factors: Arrays, moved: Arrays) -> float:

@@ -71,3 +71,14 @@ def test_what_is_no_class_is_refused(arguments: dict[str, int | str], message: s
     with pytest.raises(UsageError, match=message) as raised:
         derive(parser.parse_model(NET), **{"of": "y", **arguments})  # type: ignore[arg-type]
     assert raised.value.hint
+
+
+def test_labels_of_other_sizes_than_the_scores_prove_nothing() -> None:
+    """A runtime takes fewer labels than there are places, and scores the first ones."""
+    original = parser.parse_model(NET)
+    model = derive(original, of="y", wrt="x", class_="label", cotangents="input")
+    said = read_derived(model)
+    assert said is not None
+    data = {"x": X, **INDEX, "label": np.array([1, 2]), "y_score_grad": np.ones(2)}
+    proof = prove_derived(model, said, original=original, data=data)
+    assert proof.verdict != "proved" and "the labels are [2], the scores of the classes [3, 4]" in str(proof)
