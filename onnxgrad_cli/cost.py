@@ -230,18 +230,19 @@ def _operations(
     the operators whose cost is unknown."""
     flops: dict[str, Counter[str]] = {"forward": Counter(), "backward": Counter(), "optimizer": Counter()}
     own, uncounted = list[int](), Counter[str]()
-    known: dict[tuple[object, ...], Flops] = {}
+    known: dict[tuple[object, ...], int] = {}
     for step in steps:
-        alike = _alike(step.node, facts)
-        counts = known.get(alike) if alike else None
-        if counts is None:
-            counts = _count(graph, step.node, facts, uncounted)
-            if alike and counts:
-                known[alike] = counts
         total = flops["forward" if step.part in FORWARD else step.part]
-        for op_type, count in counts.items():
-            total[op_type] += count
+        alike = _alike(step.node, facts)
+        if alike in known:
+            total[step.op_type] += known[alike]
+            own.append(known[alike])
+            continue
+        counts = _count(graph, step.node, facts, uncounted)
+        total.update(counts)
         own.append(sum(counts.values()))
+        if alike and counts:
+            known[alike] = own[-1]
     return flops, own, uncounted
 
 
@@ -250,9 +251,9 @@ def _alike(node: Node, facts: Facts) -> tuple[object, ...]:
     if node.attribute or node.op_type in MOVES or node.op_type in EXACT or node.op_type.startswith(PARTLY_READ):
         return ()
     try:
-        read = [id(facts[name]) if name else 0 for name in node.input]
-        return (node.op_type, node.domain, *read, "->", *[id(facts[name]) for name in node.output if name])
-    except LookupError:
+        known = facts.__getitem__
+        return (node.op_type, node.domain, *map(id, map(known, node.input)), "->", *map(id, map(known, node.output)))
+    except LookupError:  # something is unknown, or left out
         return ()
 
 

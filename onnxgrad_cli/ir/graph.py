@@ -28,7 +28,6 @@ class Graph:
 
     Attributes:
         proto: the model; its `graph.node` is stale until `commit()`.
-        nodes: the nodes in topological order.
         types: the type of every value whose type is known.
         initializers: every initializer by name (views into `proto`; values may be external).
         path: where the model was read from, if it was a file: external data are relative to it.
@@ -53,7 +52,7 @@ class Graph:
     def __init__(self, proto: ModelProto, path: Path | None = None) -> None:
         self.proto = proto
         self.path = path
-        self.nodes: list[Node] = list(map(Node.read, proto.graph.node))
+        self._nodes: list[Node] | None = None
         self.types: dict[str, TypeProto] = {}
         self.unexpanded: dict[str, str] = {}
         self.declared_shapes: set[str] = set()
@@ -80,6 +79,22 @@ class Graph:
         self._symbols = itertools.count(1 + max((int(n) for n in borne if n.isdecimal()), default=0))
         self._fed = {value.name for value in proto.graph.input}
         self._outer: Graph | None = None
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes in topological order, read when they are first asked for."""
+        if self._nodes is None:
+            self._nodes = list(map(Node.read, self.proto.graph.node))
+        return self._nodes
+
+    @nodes.setter
+    def nodes(self, nodes: list[Node]) -> None:
+        self._nodes = nodes
+
+    def read_again(self) -> None:
+        """Take nodes and initializers as they stand in the model, which was changed there."""
+        self._nodes = None
+        self.initializers = {tensor.name: tensor for tensor in self.proto.graph.initializer}
 
     def opset(self, domain: str = "") -> int | None:
         """The version of `domain` that the model imports; None when it does not."""
@@ -267,8 +282,9 @@ class Graph:
             for name in self._pooled - live:
                 del self.initializers[name]
             self._pooled.clear()
-        del graph.node[:]
-        write(self.nodes, graph.node)
+        if self._nodes is not None:
+            del graph.node[:]
+            write(self._nodes, graph.node)
         return self.proto
 
     def skeleton(self) -> ModelProto:

@@ -48,8 +48,10 @@ def module_finder(nodes: Collection[Node], weights: Collection[str]) -> Callable
 
 def _weight_module(node: Node, weights: Collection[str]) -> tuple[str, ...]:
     """The modules of the first weight that a node reads, by the weight's name: `layers.0.fc.weight`."""
-    dotted = next((name for name in node.input if "." in name and name in weights), "")
-    return tuple(accumulate(dotted.split(".")[:-1], "{}.{}".format))
+    for name in node.input:
+        if "." in name and name in weights:
+            return tuple(accumulate(name.split(".")[:-1], "{}.{}".format))
+    return ()
 
 
 def _noted(node: Node) -> tuple[str, ...]:
@@ -67,6 +69,8 @@ def _noted(node: Node) -> tuple[str, ...]:
 
 def folders(name: str) -> tuple[str, ...]:
     """The folders of a name with slashes, outermost first, each with its whole path."""
+    if "/" not in name:
+        return ()
     parts = [part for part in name.split("/")[:-1] if part]
     return tuple("/".join(parts[: i + 1]) for i in range(len(parts)))
 

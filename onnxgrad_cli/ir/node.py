@@ -25,7 +25,7 @@ class Node:
         op_type, domain: the operator.
         name: of the node.
         input, output: names of values; "" is one that is left out.
-        attribute: the attributes, each of which may be shared with other nodes as long as it has no graph in it.
+        attribute: the attributes, which no other node shares: they are changed where they are.
         metadata: keys and words about the node; it is replaced, never changed, for nodes share it.
     """
 
@@ -46,7 +46,7 @@ class Node:
         self.name = name
         self.input = list(input)
         self.output = list(output)
-        self.attribute: MutableSequence[AttributeProto] = list(attribute)
+        self.attribute: MutableSequence[AttributeProto] = list(map(_copied, attribute)) if attribute else []
         self.metadata: Mapping[str, str] = _NOTHING if metadata is None else metadata
         self._message: NodeProto | None = None
 
@@ -73,10 +73,18 @@ class Node:
         """The node as a message: the one that it was read from, brought up to date, or a new one."""
         message = self._message
         if message is None:
-            return NodeProto(**self._fields())
-        for field in ("op_type", "domain", "name"):
-            if getattr(message, field) != getattr(self, field):
-                setattr(message, field, getattr(self, field))
+            return NodeProto(
+                op_type=self.op_type, input=self.input, output=self.output, name=self.name, domain=self.domain,
+                attribute=self.attribute, metadata_props=_entries(self.metadata),
+            )  # fmt: skip
+        if message.op_type != self.op_type:
+            message.op_type = self.op_type
+        if message.domain != self.domain:
+            message.domain = self.domain
+            if not self.domain:
+                message.ClearField("domain")
+        if message.name != self.name:
+            message.name = self.name
         if message.input[:] != self.input:
             message.input[:] = self.input
         if message.output[:] != self.output:
@@ -84,13 +92,6 @@ class Node:
         if _told(message) != self.metadata:
             set_metadata(message, self.metadata)
         return message
-
-    def _fields(self) -> dict[str, Any]:
-        """What a new message is made of."""
-        return {
-            "op_type": self.op_type, "input": self.input, "output": self.output, "name": self.name,
-            "domain": self.domain, "attribute": self.attribute, "metadata_props": _entries(self.metadata),
-        }  # fmt: skip
 
     def __repr__(self) -> str:
         return f"{', '.join(self.output)} = {self.op_type}({', '.join(self.input)})"
@@ -120,11 +121,18 @@ def messages(nodes: Iterable[Node | NodeProto]) -> list[NodeProto]:
 
 def write(nodes: Iterable[Node], field: Any) -> None:
     """Append nodes to the field of a message that holds nodes."""
+    said: Mapping[str, str] = {}
+    entries: list[StringStringEntryProto] = []
     for node in nodes:
-        if node._message is None:
-            field.add(**node._fields())
-        else:
+        if node._message is not None:
             field.append(node.message())
+            continue
+        if node.metadata is not said:  # as many nodes say the same
+            said, entries = node.metadata, _entries(node.metadata)
+        field.add(
+            op_type=node.op_type, input=node.input, output=node.output, name=node.name, domain=node.domain,
+            attribute=node.attribute, metadata_props=entries,
+        )  # fmt: skip
 
 
 def metadata(node: Node | NodeProto) -> Mapping[str, str]:
@@ -152,6 +160,12 @@ def _told(message: NodeProto) -> Mapping[str, str]:
 
 
 _NOTHING: Mapping[str, str] = {}
+
+
+def _copied(attribute: AttributeProto) -> AttributeProto:
+    copy = AttributeProto()
+    copy.CopyFrom(attribute)
+    return copy
 
 
 def _entries(metadata: Mapping[str, str]) -> list[StringStringEntryProto]:

@@ -43,8 +43,7 @@ def make_identifiers(graph: Graph, keep: Collection[str] = ()) -> dict[str, str]
         return names[name]
 
     _rename(graph.commit().graph, identifier)
-    graph.set_nodes(graph.proto.graph.node)
-    graph.initializers = {tensor.name: tensor for tensor in graph.proto.graph.initializer}
+    graph.read_again()
     graph.types = {names.get(name, name): value_type for name, value_type in graph.types.items()}
     return names
 

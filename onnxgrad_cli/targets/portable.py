@@ -14,7 +14,7 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Refusal, UnsupportedError
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.node import ROLE, Node, metadata_of
+from onnxgrad_cli.ir.node import ROLE, Node, as_message, metadata_of
 from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
 
 FORMS = {
@@ -97,7 +97,7 @@ def _computed(graph: Graph, node: Node) -> bool:
         return False
     from onnx.reference import ReferenceEvaluator  # its import takes longer than a small build
 
-    for name, array in zip(node.output, ReferenceEvaluator(node).run(None, arrays), strict=True):
+    for name, array in zip(node.output, ReferenceEvaluator(as_message(node)).run(None, arrays), strict=True):
         graph.add_initializer(name, array)
     return True
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from onnx import FunctionProto, ModelProto, helper
+from onnx import FunctionProto, ModelProto, NodeProto, helper
 
 from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.graph import Graph
@@ -48,9 +48,12 @@ def call(graph: Graph, node: Node, function: FunctionProto, attributes: Mapping[
         graph.use_domain(function.domain)
 
 
-def _uncall(node: Node) -> None:
+def _uncall(node: Node | NodeProto) -> None:
     """Make of a function's call the operator that it stands for."""
-    node.domain = ""
+    if isinstance(node, Node):
+        node.domain = ""
+    else:
+        node.ClearField("domain")
     for attribute in [a for a in node.attribute if a.name.startswith(OWN)]:
         node.attribute.remove(attribute)
 

@@ -141,6 +141,17 @@ def test_work_goes_on_after_a_commit(graph: Graph) -> None:
     assert graph.proto.graph.node[0].op_type == "Add"
 
 
+def test_nodes_are_read_when_they_are_asked_for(graph: Graph) -> None:
+    graph.proto.graph.node[0].name = "early"
+    assert graph.commit().graph.node[0].name == graph.nodes[0].name == "early"
+    graph.nodes[0].input[0] = "other"
+    assert graph.commit().graph.node[0].input[0] == "other"
+    graph.proto.graph.node[0].name = "late"
+    assert graph.nodes[0].name == "early"
+    graph.read_again()
+    assert graph.nodes[0].name == "late" and graph.uses()["other"] == [(graph.nodes[0], 0)]
+
+
 def test_a_rewritten_skeleton_is_adopted() -> None:
     """Nodes, opsets and new constants are the skeleton's; weights and what was noted of a node stay."""
     model = onnx.parser.parse_model(TEXT)

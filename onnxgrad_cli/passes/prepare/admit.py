@@ -45,8 +45,7 @@ def admit(graph: Graph, options: ShapeOptions) -> list[Caution]:
         OnnxgradError: it has operators of domains that it does not import, or that its opset has not.
     """
     cautions = mend(graph.commit())
-    graph.set_nodes(graph.proto.graph.node)
-    graph.initializers = {tensor.name: tensor for tensor in graph.proto.graph.initializer}
+    graph.read_again()
     _refuse_unknown_opset(graph)
     unknown = unknown_operators(graph.proto)  # of a file it is known that there are none
     if unknown:
