@@ -10,20 +10,22 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import onnx
-from onnx import ModelProto, NodeProto, TypeProto
+from onnx import ModelProto, TypeProto
 
 from onnxgrad_cli.errors import OnnxgradError, Unknown
 from onnxgrad_cli.ir.execution_order import run_order
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import fixed_trips, follow_shapes, input_types, inside
 from onnxgrad_cli.ir.modules import module_finder
-from onnxgrad_cli.ir.nodes import FORWARD as FORWARD_OF, reads, subgraphs, with_bodies
+from onnxgrad_cli.ir.node import FORWARD as FORWARD_OF, Node, metadata_of
+from onnxgrad_cli.ir.nodes import reads, subgraphs, with_bodies
 from onnxgrad_cli.ir.types import dtype_of, is_float, itemsize, nbytes, shape_of
 from onnxgrad_cli.record import StepRecord, parts
 from onnxgrad_cli.targets.standard import standard_domain
@@ -128,6 +130,9 @@ MOVES = VIEWS | frozenset(
 )
 """Operators that move numbers and compute none."""
 
+SCATTER, REDUCE = PARTLY_READ = ("Scatter", "Reduce")
+"""What the names of operators begin with that compute with some of what they read."""
+
 FORWARD = ("model", "loss")
 """The parts of a training model that come before its backward part."""
 
@@ -146,7 +151,7 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
     steps = steps_of(graph.nodes, parts(graph, training))
     count = Counter(step.part for step in steps)
     flops, flops_of, uncounted = _operations(graph, steps, facts)
-    kept, unknown = _kept(steps, facts)
+    kept_bytes, kept, unknown = _kept(steps, facts)
     uncounted.update(unknown)
     weight_bytes = sum(nbytes(graph.initializers[name]) for name in training.trained)
     input_bytes, unknown_inputs = _known_bytes(training.grad_of_input, facts)
@@ -162,8 +167,8 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
         flops_optimizer=flops["optimizer"].total(),
         weight_bytes=weight_bytes,
         gradient_bytes=weight_bytes + input_bytes,
-        kept_bytes=sum(value.bytes for value in kept),
-        kept=sorted(kept, key=lambda value: -value.bytes)[:LARGEST],
+        kept_bytes=kept_bytes,
+        kept=kept,
         operators=_by_operator(flops["forward"], flops["backward"]),
         modules=_by_module(graph, steps, flops_of),
         memory=_memory(steps, graph.output_names, facts),
@@ -195,7 +200,7 @@ class Step(NamedTuple):
         shows: the value whose memory its result is, under another shape; "" where it is no view.
     """
 
-    node: NodeProto
+    node: Node
     op_type: str
     part: str
     reads: list[str]
@@ -203,7 +208,7 @@ class Step(NamedTuple):
     shows: str
 
 
-def steps_of(nodes: Iterable[NodeProto], where: Iterable[str]) -> list[Step]:
+def steps_of(nodes: Iterable[Node], where: Iterable[str]) -> list[Step]:
     """Nodes, in order, each of its part of a training model."""
     found = []
     for node, part in zip(nodes, where, strict=False):
@@ -225,13 +230,31 @@ def _operations(
     the operators whose cost is unknown."""
     flops: dict[str, Counter[str]] = {"forward": Counter(), "backward": Counter(), "optimizer": Counter()}
     own, uncounted = list[int](), Counter[str]()
+    known: dict[tuple[object, ...], int] = {}
     for step in steps:
-        counts = _count(graph, step.node, facts, uncounted)
         total = flops["forward" if step.part in FORWARD else step.part]
-        for op_type, count in counts.items():
-            total[op_type] += count
+        alike = _alike(step.node, facts)
+        if alike in known:
+            total[step.op_type] += known[alike]
+            own.append(known[alike])
+            continue
+        counts = _count(graph, step.node, facts, uncounted)
+        total.update(counts)
         own.append(sum(counts.values()))
+        if alike and counts:
+            known[alike] = own[-1]
     return flops, own, uncounted
+
+
+def _alike(node: Node, facts: Facts) -> tuple[object, ...]:
+    """What is the same for nodes that compute one number for each element; () of others."""
+    if node.attribute or node.op_type in MOVES or node.op_type in EXACT or node.op_type.startswith(PARTLY_READ):
+        return ()
+    try:
+        known = facts.__getitem__
+        return (node.op_type, node.domain, *map(id, map(known, node.input)), "->", *map(id, map(known, node.output)))
+    except LookupError:  # something is unknown, or left out
+        return ()
 
 
 def _input_symbols(graph: Graph) -> list[str]:
@@ -259,7 +282,10 @@ def _by_operator(forward: Counter[str], backward: Counter[str]) -> list[Operator
 
 def _by_module(graph: Graph, steps: Sequence[Step], own: Sequence[int]) -> list[ModuleCost]:
     """The modules with what their nodes compute, at the deepest level that has no more than `MODULES` of them."""
-    every = zip(steps, _modules(graph, steps), own, strict=True)
+    modules = _modules(graph, steps)
+    if not any(modules):
+        return []
+    every = zip(steps, modules, own, strict=True)
     counted = [(path, step.part in FORWARD, count) for step, path, count in every if step.part != "optimizer"]
     depth = _depth([path for path, _, _ in counted])
     sums: dict[tuple[str, ...], list[int]] = {}
@@ -280,9 +306,9 @@ def _modules(graph: Graph, steps: Sequence[Step]) -> list[tuple[str, ...]]:
     return [next(model) if step.part == "model" else paths.get(_forward_of(step.node), ()) for step in steps]
 
 
-def _forward_of(node: NodeProto) -> str:
+def _forward_of(node: Node) -> str:
     """The forward node that a node differentiates; "" where it says none."""
-    return next((entry.value for entry in node.metadata_props if entry.key == FORWARD_OF), "")
+    return metadata_of(node, FORWARD_OF)
 
 
 def _depth(paths: Sequence[tuple[str, ...]]) -> int:
@@ -317,17 +343,19 @@ def live_bytes(
             last[owner.get(name, name)] = i
     last.update((owner.get(name, name), len(steps)) for name in outputs)
     ending: dict[int, list[int]] = defaultdict(list)
-    alive, course = 0, []
+    alive, course, sizes = 0, list[int](), facts.bytes_or_nothing
     for i, step in enumerate(steps):
         gone, unread = ending.pop(i, ()), 0
-        new = [0 if name in owner or name in elsewhere else _known_bytes((name,), facts)[0] for name in step.made]
-        for name, size in zip(step.made, new, strict=True):
+        added = first = 0
+        for name in reversed(step.made):
+            first = 0 if name in owner or name in elsewhere else sizes(name)
+            added += first
             if name in last:
-                ending[last[name]].append(size)
+                ending[last[name]].append(first)
             else:
-                unread += size
-        course.append(alive + sum(new) - (new[0] if new and new[0] in gone and step.op_type in IN_PLACE else 0))
-        alive += sum(new) - sum(gone) - unread
+                unread += first
+        course.append(alive + added - (first if first in gone and step.op_type in IN_PLACE else 0))
+        alive += added - sum(gone) - unread
     return course
 
 
@@ -338,7 +366,7 @@ def _memory(steps: Sequence[Step], outputs: Iterable[str], facts: Facts) -> list
     return [max(course[i : i + size]) for i in range(0, len(course), size)]
 
 
-def _count(graph: Graph, node: NodeProto, facts: Facts, uncounted: Counter[str]) -> Flops:
+def _count(graph: Graph, node: Node, facts: Facts, uncounted: Counter[str]) -> Flops:
     """The FLOPs of a node and of its bodies, by operator; where they are unknown, the node is added to `uncounted`."""
     try:
         if node.op_type in BODIES:
@@ -349,7 +377,7 @@ def _count(graph: Graph, node: NodeProto, facts: Facts, uncounted: Counter[str])
         return {}
 
 
-def _count_bodies(graph: Graph, node: NodeProto, facts: Facts, uncounted: Counter[str]) -> Flops:
+def _count_bodies(graph: Graph, node: Node, facts: Facts, uncounted: Counter[str]) -> Flops:
     """Those of the dearer branch of an If, or of the body of a loop as often as it runs."""
     types = input_types(graph, node)
     bodies = [inside(graph, body, types) for body in subgraphs(node)]
@@ -364,7 +392,7 @@ def _count_bodies(graph: Graph, node: NodeProto, facts: Facts, uncounted: Counte
     return {op_type: times * count for op_type, count in dearest.items()}
 
 
-def _times(graph: Graph, node: NodeProto, body: Graph, facts: Facts) -> int:
+def _times(graph: Graph, node: Node, body: Graph, facts: Facts) -> int:
     """How often a body runs in one run of its node; raises LookupError where that is unknown."""
     if node.op_type == "Loop":
         trips = fixed_trips(graph, node, body)
@@ -378,10 +406,11 @@ def _times(graph: Graph, node: NodeProto, body: Graph, facts: Facts) -> int:
     return 1
 
 
-def _kept(steps: Iterable[Step], facts: Facts) -> tuple[list[Kept], Counter[str]]:
+def _kept(steps: Iterable[Step], facts: Facts) -> tuple[int, list[Kept], Counter[str]]:
+    """The bytes that are kept, the largest of what is, and the operators of results whose size is unknown."""
     made: dict[str, str] = {}
     memory: dict[str, str] = {}
-    kept: dict[str, Kept] = {}
+    kept: dict[str, int] = {}
     unknown: Counter[str] = Counter()
     for step in steps:
         if step.part in FORWARD:
@@ -394,18 +423,20 @@ def _kept(steps: Iterable[Step], facts: Facts) -> tuple[list[Kept], Counter[str]
             if name not in made or name in kept:
                 continue
             try:
-                kept[name] = Kept(name, made[name], facts[name].shape, facts.bytes(name))
+                kept[name] = facts.bytes(name)
             except LookupError:
                 unknown[made[name]] += 1
-    return list(kept.values()), unknown
+    largest = sorted(kept, key=kept.__getitem__, reverse=True)[:LARGEST]
+    return sum(kept.values()), [Kept(n, made[n], facts[n].shape, kept[n]) for n in largest], unknown
 
 
 class Fact(NamedTuple):
-    """What is known of a value: its shape in numbers, how many elements it has, and of what type."""
+    """What is known of a value: its shape in numbers, how many elements and bytes it has, and of what type."""
 
     shape: Sizes
     elements: int
     dtype: int
+    bytes: int | None
     is_float: bool
     guessed: bool
 
@@ -536,12 +567,24 @@ class Facts(dict[str, Fact]):
             for dim, now in zip(built, exact or built, strict=True)
         ]
         shape = tuple(1 if found is None else found for found in known)
-        return Fact(shape, math.prod(shape), dtype_of(value_type), is_float(value_type), None in known)
+        elements, dtype, size = math.prod(shape), dtype_of(value_type), None
+        with suppress(LookupError):  # an unknown type
+            size = elements * itemsize(dtype)
+        return Fact(shape, elements, dtype, size, is_float(value_type), None in known)
 
     def bytes(self, name: str) -> int:
         """The size of a value in bytes; raises LookupError where its rank or its type is unknown."""
-        fact = self[name]
-        return fact.elements * itemsize(fact.dtype)
+        size = self[name].bytes
+        if size is None:
+            raise LookupError(name)
+        return size
+
+    def bytes_or_nothing(self, name: str) -> int:
+        """The size of a value in bytes, 0 where it is unknown."""
+        try:
+            return self[name].bytes or 0
+        except LookupError:
+            return 0
 
     @property
     def guesses(self) -> int:
@@ -553,7 +596,7 @@ def _symbols(value_type: TypeProto | None) -> list[str]:
     return [dim for dim in shape_of(value_type) or () if isinstance(dim, str)]
 
 
-def node_flops(node: NodeProto, facts: Mapping[str, Fact]) -> int:
+def node_flops(node: Node, facts: Mapping[str, Fact]) -> int:
     """The floating-point operations of one node, whose values `facts` knows.
 
     Products (MatMul, Gemm, Conv, ConvTranspose, Einsum, Attention, RNN, GRU, LSTM) are exact but for activation
@@ -572,9 +615,9 @@ def node_flops(node: NodeProto, facts: Mapping[str, Fact]) -> int:
     exact = EXACT.get(op_type)
     if exact is not None and not standard_domain(node.domain):
         return exact(node, lambda name: facts[name].shape)
-    if op_type.startswith("Scatter"):
+    if op_type.startswith(SCATTER):
         return facts[node.input[2]].elements if _attribute(node, "reduction", b"none") != b"none" else 0
-    if op_type.startswith("Reduce"):
+    if op_type.startswith(REDUCE):
         return facts[node.input[0]].elements if facts[node.input[0]].is_float else 0
     read = list(map(facts.__getitem__, filter(None, node.input[:])))
     made = list(map(facts.__getitem__, filter(None, node.output[:])))
@@ -586,44 +629,44 @@ def node_flops(node: NodeProto, facts: Mapping[str, Fact]) -> int:
 ShapeOf = Callable[[str], Sizes]
 
 
-def _attribute(node: NodeProto, name: str, default: Any) -> Any:
+def _attribute(node: Node, name: str, default: Any) -> Any:
     for attribute in node.attribute:
         if attribute.name == name:
             return onnx.helper.get_attribute_value(attribute)
     return default
 
 
-def _bias(node: NodeProto, out: int) -> int:
+def _bias(node: Node, out: int) -> int:
     position = 3 if node.op_type == "DeformConv" else 2
     return out if len(node.input) > position and node.input[position] else 0
 
 
-def _matmul(node: NodeProto, shape: ShapeOf) -> int:
+def _matmul(node: Node, shape: ShapeOf) -> int:
     """2 · elements of the result · inner size, which both factors have: one may know what counts as 1 in the other."""
     left, right = (shape(name) for name in node.input)
     return 2 * math.prod(shape(node.output[0])) * max(left[-1], right[max(len(right) - 2, 0)])
 
 
-def _gemm(node: NodeProto, shape: ShapeOf) -> int:
+def _gemm(node: Node, shape: ShapeOf) -> int:
     """2·M·N·K, and M·N for the addend."""
     inner = shape(node.input[0])[0 if _attribute(node, "transA", 0) else 1]
     out = math.prod(shape(node.output[0]))
     return 2 * out * inner + _bias(node, out)
 
 
-def _conv(node: NodeProto, shape: ShapeOf) -> int:
+def _conv(node: Node, shape: ShapeOf) -> int:
     """2 · elements of the result · (C / group · kernel), the weight being [M, C / group, *kernel]; and the bias."""
     out = math.prod(shape(node.output[0]))
     return 2 * out * math.prod(shape(node.input[1])[1:]) + _bias(node, out)
 
 
-def _conv_transpose(node: NodeProto, shape: ShapeOf) -> int:
+def _conv_transpose(node: Node, shape: ShapeOf) -> int:
     """2 · elements of the input · (M / group · kernel), the weight being [C, M / group, *kernel]; and the bias."""
     product = 2 * math.prod(shape(node.input[0])) * math.prod(shape(node.input[1])[1:])
     return product + _bias(node, math.prod(shape(node.output[0])))
 
 
-def _einsum(node: NodeProto, shape: ShapeOf) -> int:
+def _einsum(node: Node, shape: ShapeOf) -> int:
     """For n operands, n - 1 products and, if an index is summed, one addition, at each point of the index space."""
     equation = _attribute(node, "equation", b"").decode().replace(" ", "")
     left, arrow, right = equation.partition("->")
@@ -640,7 +683,7 @@ def _einsum(node: NodeProto, shape: ShapeOf) -> int:
     return (len(terms) - 1 + summed) * math.prod(space.values())
 
 
-def _attention(node: NodeProto, shape: ShapeOf) -> int:
+def _attention(node: Node, shape: ShapeOf) -> int:
     """Query times key and weights times value: 2 · heads · S · T · (head size + value head size) a sample."""
     q, k, v = (shape(name) for name in node.input[:3])
     past = shape(node.input[4])[-2] if len(node.input) > 4 and node.input[4] else 0
@@ -651,18 +694,18 @@ def _attention(node: NodeProto, shape: ShapeOf) -> int:
     return 2 * q[0] * q[1] * keys * (q[2] + heads * v[2] // kv_heads)
 
 
-def _recurrent(node: NodeProto, shape: ShapeOf) -> int:
+def _recurrent(node: Node, shape: ShapeOf) -> int:
     """2 · sequence · batch · (elements of W and R): each weight is used once a step and sample."""
     steps = math.prod(shape(node.input[0])[:2])
     return 2 * steps * (math.prod(shape(node.input[1])) + math.prod(shape(node.input[2])))
 
 
-def _pool(node: NodeProto, shape: ShapeOf) -> int:
+def _pool(node: Node, shape: ShapeOf) -> int:
     """One operation per element of each window."""
     return math.prod(shape(node.output[0])) * math.prod(_attribute(node, "kernel_shape", [1]))
 
 
-EXACT: dict[str, Callable[[NodeProto, ShapeOf], int]] = {
+EXACT: dict[str, Callable[[Node, ShapeOf], int]] = {
     "MatMul": _matmul, "Gemm": _gemm,
     "Conv": _conv, "DeformConv": _conv, "ConvTranspose": _conv_transpose,
     "Einsum": _einsum, "Attention": _attention,

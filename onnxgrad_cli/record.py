@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from onnxgrad_cli.autodiff.differentiation import Cautions, Differentiation
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import ROLE
+from onnxgrad_cli.ir.node import ROLE, metadata_of
 from onnxgrad_cli.metadata import Adapter, IntegerWeight, Slot
 
 
@@ -185,7 +185,7 @@ def parts(graph: Graph, training: StepRecord) -> list[str]:
     for node in graph.nodes:
         if after and not training.learning_rate:  # most nodes of a large model: their metadata need not be looked at
             return found + ["backward"] * (len(graph.nodes) - len(found))
-        tag = next((p.value for p in node.metadata_props if p.key == ROLE), "")
+        tag = metadata_of(node, ROLE)
         if after:
             found.append("optimizer" if tag == "optimizer" else "backward")
             continue

@@ -24,6 +24,7 @@ from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.reference import evaluator
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.node import make_node
 from onnxgrad_cli.ir.types import Arrays, is_float, shape_of, tensor_type
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.outputs import settle_yield
@@ -175,7 +176,7 @@ def with_gradient(
     graph.types.update((cotangent, graph.types[name]) for name, cotangent in training.yielded.items())
     seeds = {name: op.val(cotangent) for name, cotangent in training.yielded.items()}
     gradients = differentiate(graph, seeds, wanted, op, training)
-    marker = helper.make_node("YieldOp", seeded, training.yielded.values(), f"{prefix}seed", domain="com.microsoft")
+    marker = make_node("YieldOp", seeded, training.yielded.values(), f"{prefix}seed", domain="com.microsoft")
     graph.nodes.extend([marker, *op.nodes])
     for name in wanted:
         value = gradients[name]
@@ -183,7 +184,7 @@ def with_gradient(
             value = op.fill(0.0, op.val(name))
             graph.nodes = [*graph.nodes, *(n for n in op.nodes if n not in graph.nodes)]
         training.gradients[name] = f"{prefix}grad_{name}"
-        output = helper.make_node("Identity", [value.name], [training.gradients[name]], name=f"{prefix}out_{name}")
+        output = make_node("Identity", [value.name], [training.gradients[name]], name=f"{prefix}out_{name}")
         graph.nodes.append(output)
         graph.types[output.output[0]] = graph.types[name]
         graph.add_output(output.output[0])

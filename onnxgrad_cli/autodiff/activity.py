@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from onnx import NodeProto
-
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import FORWARD, ROLE, captured, reads
+from onnxgrad_cli.ir.node import FORWARD, ROLE, Node, metadata_of
+from onnxgrad_cli.ir.nodes import captured, reads
 from onnxgrad_cli.ir.types import is_differentiable
 
 
@@ -32,8 +31,8 @@ class Activity:
         self.graph = graph
         self.active: set[str] = set(wanted)
         self.quantized: dict[str, bool] = {}
-        self.stops: list[tuple[NodeProto, int]] = []
-        self._dependent: list[NodeProto] = []
+        self.stops: list[tuple[Node, int]] = []
+        self._dependent: list[Node] = []
         self._rules: dict[tuple[str, str], registry.Rule | None] = {}
         seeds = list(seeds)
         for node in graph.nodes:
@@ -41,7 +40,7 @@ class Activity:
         self.stops = list(self._upstream_stops(seeds))
         self.path = list(self._path(seeds))
 
-    def rule(self, node: NodeProto) -> registry.Rule | None:
+    def rule(self, node: Node) -> registry.Rule | None:
         """The rule of a node at the graph's opset; None where there is none."""
         key = (node.op_type, node.domain)
         if key not in self._rules:
@@ -61,7 +60,7 @@ class Activity:
                 found.update(open_reads(node))
         return found
 
-    def _spread(self, node: NodeProto) -> None:
+    def _spread(self, node: Node) -> None:
         """Note what is active after a node, given what is active before it."""
         names = reads(node)
         if self.active.isdisjoint(names):
@@ -82,7 +81,7 @@ class Activity:
             self._spread_integers(node, rule, names, floats)
 
     def _spread_integers(
-        self, node: NodeProto, rule: registry.Rule | None, names: Iterable[str], floats: Iterable[str]
+        self, node: Node, rule: registry.Rule | None, names: Iterable[str], floats: Iterable[str]
     ) -> None:
         """Note the integers that stand for floats after a node that quantizes, or that reads such integers."""
         read = [self.quantized[name] for name in names if name in self.quantized]
@@ -91,13 +90,13 @@ class Activity:
             self.quantized.update((n, is_named) for n in node.output if n and n not in floats)
             self.active |= self.quantized.keys()
 
-    def _upstream_stops(self, seeds: Iterable[str]) -> Iterator[tuple[NodeProto, int]]:
+    def _upstream_stops(self, seeds: Iterable[str]) -> Iterator[tuple[Node, int]]:
         """Those of the stopped active operands on which a seed depends."""
         if self.stops:
             upstream = self.graph.ancestors(seeds)
             yield from ((node, position) for node, position in self.stops if upstream.intersection(node.output))
 
-    def _path(self, seeds: Iterable[str]) -> Iterator[NodeProto]:
+    def _path(self, seeds: Iterable[str]) -> Iterator[Node]:
         """The nodes that make something active on which a seed depends, last first."""
         needed = set(seeds)
         for node in reversed(self._dependent):
@@ -113,12 +112,12 @@ def on_the_way(graph: Graph, wanted: Iterable[str], seeds: Iterable[str]) -> tup
     return activity.active, {*seeds, *(name for node in activity.path for name in reads(node))}
 
 
-def open_reads(node: NodeProto) -> list[str]:
+def open_reads(node: Node) -> list[str]:
     """What a node reads where a cotangent may go: all but the operands that `registry.stop_gradient` declares."""
     return [name for name in reads_by_position(node) if name]
 
 
-def reads_by_position(node: NodeProto) -> list[str]:
+def reads_by_position(node: Node) -> list[str]:
     """The inputs of a node, "" where one is absent or stopped, and then what its bodies capture."""
     inputs = node.input[:]
     for position in stopped(node):
@@ -126,9 +125,9 @@ def reads_by_position(node: NodeProto) -> list[str]:
     return inputs + captured(node) if node.attribute else inputs
 
 
-def stopped(node: NodeProto) -> list[int]:
+def stopped(node: Node) -> list[int]:
     """The operands of a node at which gradients stop: none where a loss, a definition or a rule has written it."""
     declared = registry.stopped(node.op_type, node.domain)
-    if not declared or any(entry.key in (ROLE, FORWARD) for entry in node.metadata_props):
+    if not declared or metadata_of(node, ROLE) or metadata_of(node, FORWARD):
         return []
     return [position for position in sorted(declared) if position < len(node.input)]

@@ -10,13 +10,12 @@ import math
 from collections.abc import Collection
 from functools import wraps
 
-from onnx import NodeProto
-
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.fusion import Fusion
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.types import shape_of
 
 CLOSE = 1e-6
@@ -79,7 +78,7 @@ class _Formulas:
         self.graph, self.kept = graph, {*kept, *graph.output_names}
         self.makers, self.uses = graph.producers(), graph.uses()
 
-    def gelu(self, core: NodeProto, one_more: NodeProto) -> tuple[str, Fusion] | None:
+    def gelu(self, core: Node, one_more: Node) -> tuple[str, Fusion] | None:
         """The Gelu around an Erf or a Tanh, to which 1 is added.
 
         With its Erf it is x (1 + erf(x / sqrt 2)) / 2, with its Tanh x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2.
@@ -98,7 +97,7 @@ class _Formulas:
                 return y, _gelu_fusion(x, y, "tanh" if core.op_type == "Tanh" else "none")
         return None
 
-    def operand(self, core: NodeProto) -> str:
+    def operand(self, core: Node) -> str:
         """The x to which the function is applied, scaled and with its cube; "" if it is applied to something else."""
         number, values = self.part(core.input[0])
         if len(values) != 1 or not math.isclose(number, CORES[core.op_type], rel_tol=CLOSE):
@@ -135,7 +134,7 @@ class _Formulas:
             return number / by, values
         return (number**by, values * int(by)) if by in (2.0, 3.0) else (1.0, [name])
 
-    def reader(self, name: str, *op_types: str) -> NodeProto | None:
+    def reader(self, name: str, *op_types: str) -> Node | None:
         """The only node that reads a value, if it is such an operator and nobody wants the value."""
         node = self.uses[name][0][0] if self.is_private(name) else None
         return node if node is not None and node.op_type in op_types and not node.domain else None

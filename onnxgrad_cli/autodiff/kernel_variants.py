@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
-from onnx import NodeProto
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node, copied
 from onnxgrad_cli.ir.types import shape_of
 
 TABLE = "kernel_variants"
@@ -40,7 +40,7 @@ class VariantChoice:
         wanted: the node's operands that get a gradient.
     """
 
-    node: NodeProto
+    node: Node
     graph: Graph
     name: str
     forms: tuple[str, ...]
@@ -97,8 +97,7 @@ class KernelVariants:
         if place not in self.requested and self.requested.get(name) in forms:
             taken = self.requested[name]
         wanted = tuple(dict.fromkeys(filter(op.wanted, op.node.input)))
-        node = NodeProto()
-        node.CopyFrom(op.node)
+        node = copied(op.node)
         self.choices[place] = VariantChoice(node, op.graph, name, tuple(forms), taken, default, wanted)
         return taken
 
@@ -123,7 +122,7 @@ def load_tuned(path: Path) -> dict[str, str]:
     raise UsageError(f"'{path}' holds no choices of kernel variants", "`onnxgrad tune MODEL` writes such files")
 
 
-def key(graph: Graph, node: NodeProto, name: str) -> str:
+def key(graph: Graph, node: Node, name: str) -> str:
     """A gradient of a node with all that its time depends on: operator, name, shapes and attributes."""
     shapes = ", ".join(_shape(graph, value) for value in node.input)
     attributes = ", ".join(sorted(f"{a.name}={_value(a)}" for a in node.attribute))

@@ -13,9 +13,9 @@ from __future__ import annotations
 import re
 
 import onnx
-from onnx import NodeProto
 
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.types import shape_of
 
 DEFINITIONS = {
@@ -38,7 +38,7 @@ DIVISORS: dict[str, tuple[str, int, dict[int, tuple[int, ...]]]] = {
 """Operator -> an attribute, a power of it, and operand -> the axes whose sizes that power divides."""
 
 
-def misdivision(graph: Graph, node: NodeProto) -> str:
+def misdivision(graph: Graph, node: Node) -> str:
     """Which attribute of a node does not divide the sizes, or count the results, that its definition says it does.
 
     Args:
@@ -69,7 +69,7 @@ def misdivision(graph: Graph, node: NodeProto) -> str:
     return ""
 
 
-def contradiction(graph: Graph, node: NodeProto) -> str:
+def contradiction(graph: Graph, node: Node) -> str:
     """What is wrong with the sizes of a node's operands and results by the definition of its operator.
 
     Args:
@@ -101,7 +101,7 @@ def contradiction(graph: Graph, node: NodeProto) -> str:
     return ""
 
 
-def _definition(node: NodeProto) -> str:
+def _definition(node: Node) -> str:
     if node.op_type != "Gemm" or node.domain:
         return DEFINITIONS.get(node.op_type, "") if not node.domain else ""
     given = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 import numpy as np
-from onnx import NodeProto
 
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.autodiff.activity import Activity, reads_by_position, stopped
@@ -26,6 +25,7 @@ from onnxgrad_cli.emission.values import No, Val
 from onnxgrad_cli.errors import Caution, InternalError, Refusal, Unknown, UnsupportedError
 from onnxgrad_cli.ir.domains import full_name, is_standard, short_name
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
 
 
@@ -93,7 +93,7 @@ class _Walk:
         self.cotangents: dict[str, list[Val]] = defaultdict(list)
         self._stopped_inside: set[str] = set()  # read by a node in whose bodies gradients stop
 
-    def check_rule(self, node: NodeProto) -> None:
+    def check_rule(self, node: Node) -> None:
         """Refuse a node that has no rule, or one that refuses it by name."""
         rule = self.activity.rule(node)
         if rule is None:
@@ -101,7 +101,7 @@ class _Walk:
         elif rule.refusal:
             self.refuse(node, rule.refusal, rule.hint)
 
-    def refuse(self, node: NodeProto, reason: str, hint: str = "") -> None:
+    def refuse(self, node: Node, reason: str, hint: str = "") -> None:
         """Note why a node can't be differentiated, once."""
         refusal = Refusal(node.name or node.output[0], short_name(node.op_type, node.domain), reason, hint)
         if refusal not in self.refusals:
@@ -120,7 +120,7 @@ class _Walk:
             parts[:2] = [bodies.add(self.op, *parts[:2])]
         return parts[0]
 
-    def visit(self, node: NodeProto) -> None:
+    def visit(self, node: Node) -> None:
         """Hand the cotangents of a node's outputs on to its operands, by its rule; refuse the node where that fails."""
         op, rule = self.op, self.activity.rule(node)
         outputs = node.output[:]
@@ -155,7 +155,7 @@ class _Walk:
         else:
             self.record(node, rule, stopped_before)
 
-    def reads_quantized(self, node: NodeProto, rule: registry.Rule) -> bool:
+    def reads_quantized(self, node: Node, rule: registry.Rule) -> bool:
         """Whether a node computes with integers that stand for floats, which is refused unless its rule knows them."""
         quantized = self.activity.quantized
         if not quantized or rule.integers:
@@ -165,7 +165,7 @@ class _Walk:
             raise Refused(f"it computes with '{read[0]}', which is quantized and not yet dequantized")
         return bool(read)
 
-    def hand_on(self, node: NodeProto, x: Val, cotangent: Val | No) -> None:
+    def hand_on(self, node: Node, x: Val, cotangent: Val | No) -> None:
         """Add what a rule returns for an operand to the operand's cotangents, unless it is refused or does not fit."""
         if isinstance(cotangent, No):
             self.refuse(node, cotangent.reason, cotangent.hint)
@@ -174,7 +174,7 @@ class _Walk:
         else:
             self.add(x.name, self.op.sum_to(cotangent, x) if x.is_tensor else cotangent)
 
-    def record(self, node: NodeProto, rule: registry.Rule, stopped_before: int) -> None:
+    def record(self, node: Node, rule: registry.Rule, stopped_before: int) -> None:
         """Note that a rule was used, its kink, and whether gradients stop in one of the node's bodies."""
         training = self.training
         if len(training.partial) > stopped_before:
@@ -207,7 +207,7 @@ class _Walk:
         return [name for name in wanted if name in behind]
 
 
-def _stop_caution(node: NodeProto, position: int) -> Caution:
+def _stop_caution(node: Node, position: int) -> Caution:
     """What a reader should know of an active operand at which gradients stop."""
     label = node.name or node.output[0]
     text = (
@@ -217,13 +217,13 @@ def _stop_caution(node: NodeProto, position: int) -> Caution:
     return Caution("note", label, text)
 
 
-def _other_ranks(graph: Graph, node: NodeProto) -> str:
+def _other_ranks(graph: Graph, node: Node) -> str:
     """What is known of a value that a node reads or makes and that has one rank here and another there."""
     names = (name for name in (*node.input, *node.output) if name in graph.ranks)
     return next((f"; '{name}' has {graph.ranks[name]}" for name in names), "")
 
 
-def _why_unknown(node: NodeProto, graph: Graph) -> tuple[str, str]:
+def _why_unknown(node: Node, graph: Graph) -> tuple[str, str]:
     if node.name in graph.unexpanded:
         return graph.unexpanded[node.name], "freeze the weights before it with `freeze`"
     if stopped(node):

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import onnx
-from onnx import NodeProto
 
 from onnxgrad_cli.autodiff.activity import reads_by_position
 from onnxgrad_cli.autodiff.registry import Rule, Signature
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import No, Val
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import captured
 from onnxgrad_cli.ir.types import is_float
 
@@ -25,7 +25,7 @@ class Refused(Exception):
 
 
 def call_rule(
-    op: Op, node: NodeProto, rule: Rule, gs: tuple[Val | None, ...], active: set[str]
+    op: Op, node: Node, rule: Rule, gs: tuple[Val | None, ...], active: set[str]
 ) -> list[tuple[Val, Val | No]]:
     """Let the rule of a node emit the cotangents of the node's operands.
 
@@ -65,7 +65,7 @@ def call_rule(
     return [(x, g) for name, x, g in triples if name in active and x is not None and g is not None]
 
 
-def _operands(op: Op, node: NodeProto, asked: Signature, names: Sequence[str], active: set[str]) -> list[Val | None]:
+def _operands(op: Op, node: Node, asked: Signature, names: Sequence[str], active: set[str]) -> list[Val | None]:
     """What a node reads, as many values as its rule asks for; None stands for what is absent."""
     inputs = node.input[:]
     inside = captured(node) if node.attribute else []
@@ -77,7 +77,7 @@ def _operands(op: Op, node: NodeProto, asked: Signature, names: Sequence[str], a
     return (xs + [None] * asked.inputs)[: asked.inputs]
 
 
-def node_attributes(op: Op, node: NodeProto, asked: Signature) -> tuple[dict[str, Any], str | None]:
+def node_attributes(op: Op, node: Node, asked: Signature) -> tuple[dict[str, Any], str | None]:
     """The attributes a rule asks for, defaults filled in, and the first one it does not cover (or None).
 
     An attribute the rule does not name must stand at its default: nothing is ignored by accident.

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import onnx
-from onnx import NodeProto
 
 from onnxgrad_cli.errors import Refusal, UnsupportedError
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import Dim, Shape, shape_of
 
@@ -55,7 +55,7 @@ def _batch(graph: Graph) -> tuple[Dim | None, dict[str, int]]:
     return batch, {name: 0 for name, shape in shapes.items() if shape and shape[0] == batch}
 
 
-def _check_sizes(graph: Graph, node: NodeProto, axes: Sequence[int | None], batch: Dim | None) -> None:
+def _check_sizes(graph: Graph, node: Node, axes: Sequence[int | None], batch: Dim | None) -> None:
     """Make sure that a result has as many slices as there are samples: one of one sample might be broadcast."""
     for name, axis in zip(node.output, axes, strict=False):
         shape = shape_of(graph.types.get(name)) if name and axis is not None else None
@@ -78,7 +78,7 @@ class _Node:
         axes: of each operand; None where it depends on no sample.
     """
 
-    def __init__(self, node: NodeProto, graph: Graph, axes: Mapping[str, int]) -> None:
+    def __init__(self, node: Node, graph: Graph, axes: Mapping[str, int]) -> None:
         self.node, self.graph = node, graph
         self.axes = [axes.get(name) for name in node.input]
         self.given = {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from onnx import NodeProto
-
 from onnxgrad_cli.autodiff.differentiation import Differentiation
 from onnxgrad_cli.autodiff.reverse import differentiate
 from onnxgrad_cli.derivatives.sample_gradients import Meetings, sample_gradients
@@ -18,6 +16,7 @@ from onnxgrad_cli.derivatives.vectorize import split, vectorized
 from onnxgrad_cli.emission import bodies
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.types import Shape
 
 LARGEST = 1 << 21
@@ -68,7 +67,7 @@ def jacobian(
     return derivatives
 
 
-def _stack(op: Op, nodes: Sequence[NodeProto], seed: str, y: Val, names: Sequence[str], per_sample: bool) -> list[Val]:
+def _stack(op: Op, nodes: Sequence[Node], seed: str, y: Val, names: Sequence[str], per_sample: bool) -> list[Val]:
     """The values `names`, which `nodes` compute from `seed`, for each unit vector in the shape of `y`, on axis 0.
 
     If `per_sample`, the unit vectors are those of one sample, each repeated for all of them.

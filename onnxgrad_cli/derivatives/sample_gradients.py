@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from onnx import NodeProto
-
 from onnxgrad_cli.autodiff.differentiation import Differentiation
 from onnxgrad_cli.autodiff.reverse import differentiate
 from onnxgrad_cli.derivatives.vectorize import split, vectorized
@@ -23,6 +21,7 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node, copied
 from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import Dim, Shape, dtype_of, shape_of, tensor_type
 
@@ -46,7 +45,7 @@ class Meetings:
         self._graph, self.axes = graph, axes
         self._sources: dict[str, frozenset[str]] = {name: frozenset([name]) for name in weights}
         self._makers = graph.producers()
-        self.nodes: list[NodeProto] = []
+        self.nodes: list[Node] = []
         mixed: set[str] = set()
         for node in graph.nodes:
             behind = frozenset().union(*(self._sources.get(name, ()) for name in reads(node)))
@@ -60,11 +59,11 @@ class Meetings:
                 mixed |= behind
         self.mixed = [name for name in weights if name in mixed]
 
-    def separable(self, node: NodeProto) -> bool:
+    def separable(self, node: Node) -> bool:
         """Whether each operand without samples is the same for all of them, or repeats itself along their axis."""
         return all(self.operand(node, position) is not None for position, name in enumerate(node.input) if name)
 
-    def operand(self, node: NodeProto, position: int) -> Operand | None:
+    def operand(self, node: Node, position: int) -> Operand | None:
         """How one sample reads an operand of a node; None where that is not known."""
         name = node.input[position]
         if name in self.axes:
@@ -175,16 +174,15 @@ class _Single:
     def __init__(self, graph: Graph, meetings: Meetings) -> None:
         self._graph, self._meetings, self._axes = graph, meetings, meetings.axes
         self._known: dict[str, str] = {}
-        self.nodes: list[NodeProto] = []
-        self.firsts: list[NodeProto] = []
+        self.nodes: list[Node] = []
+        self.firsts: list[Node] = []
         self.results: dict[str, str] = {}
         self.slices: dict[str, tuple[str, int]] = {}
 
-    def write(self, node: NodeProto) -> None:
+    def write(self, node: Node) -> None:
         """Write a node of the batch for one sample. What it makes has another name than what others read of it: each
         has the whole cotangent already."""
-        copy = NodeProto()
-        copy.CopyFrom(node)
+        copy = copied(node)
         copy.name = self._graph.fresh(f"{node.name or node.op_type}/sample")
         copy.input[:] = [self._read(node, position) if name else "" for position, name in enumerate(node.input)]
         self.results |= {name: self._named(name, self._axes[name]) for name in node.output if name in self._axes}
@@ -197,7 +195,7 @@ class _Single:
             self._known[name] = self._named(name, axis)
         return self._known[name]
 
-    def _read(self, node: NodeProto, position: int) -> str:
+    def _read(self, node: Node, position: int) -> str:
         name = node.input[position]
         operand = self._meetings.operand(node, position)
         assert operand is not None
@@ -228,7 +226,7 @@ def _rows(op: Op, name: str, axis: int) -> Val:
     return op.unsqueeze(front, [axis + 1])
 
 
-def _stacked(op: Op, nodes: Sequence[NodeProto], rows: Mapping[str, Val], names: Sequence[str]) -> dict[str, Val]:
+def _stacked(op: Op, nodes: Sequence[Node], rows: Mapping[str, Val], names: Sequence[str]) -> dict[str, Val]:
     """Values that nodes compute of one sample, for all of them on axis 0: at once, or in one Scan for the others."""
     found: dict[str, Val] = {}
     for name in names:
@@ -248,7 +246,7 @@ def _stacked(op: Op, nodes: Sequence[NodeProto], rows: Mapping[str, Val], names:
     return found
 
 
-def _behind(nodes: Sequence[NodeProto], names: Iterable[str]) -> list[NodeProto]:
+def _behind(nodes: Sequence[Node], names: Iterable[str]) -> list[Node]:
     """Those of the nodes, in order, from which values are computed."""
     needed, found = set(names), []
     for node in reversed(nodes):
@@ -269,7 +267,7 @@ class Place(NamedTuple):
         axis: of the samples in the first output.
     """
 
-    node: NodeProto
+    node: Node
     position: int
     shape: Shape
     rank: int

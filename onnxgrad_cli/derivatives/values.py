@@ -10,10 +10,10 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
-from onnx import NodeProto
 
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node, make_node
 from onnxgrad_cli.ir.nodes import subgraphs
 from onnxgrad_cli.ir.types import in_words, is_float
 from onnxgrad_cli.passes.parameters.patterns import matches
@@ -82,7 +82,7 @@ def split(graph: Graph, name: str) -> None:
             node.output[:] = [made if output == name else output for output in node.output]
             graph.types[made] = graph.types[name]
             label = graph.fresh(f"{name}/Identity")
-            graph.nodes.insert(position + 1, onnx.helper.make_node("Identity", [made], [name], name=label))
+            graph.nodes.insert(position + 1, make_node("Identity", [made], [name], name=label))
             return
 
 
@@ -112,7 +112,7 @@ def _inside(graph: Graph, name: str) -> str:
     return ""
 
 
-def _made_inside(node: NodeProto) -> set[str]:
+def _made_inside(node: Node) -> set[str]:
     """Every value that the bodies of a node make."""
     nodes = [inner for body in subgraphs(node) for inner in body.node]
     return {name for inner in nodes for name in inner.output}.union(*map(_made_inside, nodes))

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import NodeProto
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
-from onnxgrad_cli.ir.nodes import FORWARD, captured, reads
+from onnxgrad_cli.ir.node import FORWARD, Node, metadata_of
+from onnxgrad_cli.ir.nodes import captured, reads
 from onnxgrad_cli.ir.types import Shape
 
 
@@ -25,7 +25,7 @@ class NotVectorized(Exception):
     """A node can't be written for all rows at once."""
 
 
-def vectorized(op: Op, nodes: Sequence[NodeProto], rows: Mapping[str, Val], names: Sequence[str]) -> list[Val] | None:
+def vectorized(op: Op, nodes: Sequence[Node], rows: Mapping[str, Val], names: Sequence[str]) -> list[Val] | None:
     """Emit nodes once for many values of what they read.
 
     Args:
@@ -51,11 +51,11 @@ def vectorized(op: Op, nodes: Sequence[NodeProto], rows: Mapping[str, Val], name
     return [op.val(value.name) for value in found]
 
 
-def split(nodes: Sequence[NodeProto], names: Iterable[str]) -> tuple[list[NodeProto], list[NodeProto]]:
+def split(nodes: Sequence[Node], names: Iterable[str]) -> tuple[list[Node], list[Node]]:
     """The nodes whose results depend on one of these values, and the others."""
     reached = set(names)
-    dependent: list[NodeProto] = []
-    others: list[NodeProto] = []
+    dependent: list[Node] = []
+    others: list[Node] = []
     for node in nodes:
         depends = not reached.isdisjoint(reads(node))
         (dependent if depends else others).append(node)
@@ -81,11 +81,11 @@ class _Vectorizer:
         self.rows = rows
         self.others: dict[str, Val] = {}
 
-    def write(self, node: NodeProto) -> None:
+    def write(self, node: Node) -> None:
         """Emit a node for all rows, or once where it depends on none; NotVectorized where there is no form."""
         op = self.op
         op.scope = node.name.rpartition("/")[0]
-        op.forward = next((entry.value for entry in node.metadata_props if entry.key == FORWARD), "")
+        op.forward = metadata_of(node, FORWARD)
         given = {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
         attributes = {**op.attributes(node.op_type, node.domain), **given}
         if captured(node):
@@ -105,7 +105,7 @@ class _Vectorizer:
         """The shape of a value for all rows, sizes that are not known as symbols."""
         return (*self.leading, *self.get(name).shape[name in self.rows :])
 
-    def emit(self, node: NodeProto, *inputs: Val | None, **attributes: Any) -> Any:
+    def emit(self, node: Node, *inputs: Val | None, **attributes: Any) -> Any:
         """The same operator on other operands."""
         return self.op.emit(node.op_type, *inputs, outputs=len(node.output), domain=node.domain, **attributes)
 
@@ -141,19 +141,19 @@ class _Vectorizer:
             raise NotVectorized
         return [self.get(name) if name else None for name in names]
 
-    def wanted(self, node: NodeProto) -> list[int | Val]:
+    def wanted(self, node: Node) -> list[int | Val]:
         """The shape that is the second operand of a node: its sizes, or itself."""
         (shape,) = self.fixed(node.input[1:])
         assert shape is not None
         return [shape] if shape.const is None else shape.const.tolist()
 
 
-def _named(node: NodeProto, found: Any) -> dict[str, Val]:
+def _named(node: Node, found: Any) -> dict[str, Val]:
     return dict(zip(node.output, found if isinstance(found, tuple) else (found,), strict=True))
 
 
 Attributes = dict[str, Any]
-Form = Callable[[_Vectorizer, NodeProto, Attributes], Any]
+Form = Callable[[_Vectorizer, Node, Attributes], Any]
 
 
 def _behind(axes: Any) -> Any:
@@ -161,7 +161,7 @@ def _behind(axes: Any) -> Any:
     return axes + (axes >= 0)
 
 
-def _elementwise(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
+def _elementwise(v: _Vectorizer, node: Node, attributes: Attributes) -> Val:
     rank = max(v.rank(name) for name in node.input)
     return v.emit(node, *(v.aligned(name, rank) for name in node.input), **attributes)
 
@@ -169,14 +169,14 @@ def _elementwise(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val
 def _all_along(attribute: str) -> Form:
     """Every operand has the axes that `attribute` counts, and so needs the rows."""
 
-    def write(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Any:
+    def write(v: _Vectorizer, node: Node, attributes: Attributes) -> Any:
         moved = {**attributes, attribute: _behind(attributes[attribute])}
         return v.emit(node, *map(v.full, node.input), **moved)
 
     return write
 
 
-def _first_along(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Any:
+def _first_along(v: _Vectorizer, node: Node, attributes: Attributes) -> Any:
     """The first operand alone has the axis that is counted, if any is; the others are indices, sizes and such."""
     moved = {name: _behind(value) if name == "axis" else value for name, value in attributes.items()}
     return v.emit(node, v.get(node.input[0]), *v.fixed(node.input[1:]), **moved)
@@ -185,7 +185,7 @@ def _first_along(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Any
 def _axes_at(position: int) -> Form:
     """The axes are an operand; without it, they are as many as the second operand has elements."""
 
-    def write(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Any:
+    def write(v: _Vectorizer, node: Node, attributes: Attributes) -> Any:
         others = [*v.fixed(node.input[1:]), *[None] * position]
         if others[0] is None:
             raise NotVectorized
@@ -199,7 +199,7 @@ def _axes_at(position: int) -> Form:
     return write
 
 
-def _reduce(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
+def _reduce(v: _Vectorizer, node: Node, attributes: Attributes) -> Val:
     x, others = v.get(node.input[0]), v.fixed(node.input[1:])
     axes = others[0].const if others and others[0] is not None else np.asarray(attributes.get("axes") or (), np.int64)
     if axes is None or (not axes.size and attributes.get("noop_with_empty_axes")):
@@ -207,7 +207,7 @@ def _reduce(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
     return v.op.reduce(node.op_type, x, _behind(axes).tolist() or range(1, x.rank), bool(attributes["keepdims"]))
 
 
-def _pad(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
+def _pad(v: _Vectorizer, node: Node, attributes: Attributes) -> Val:
     if any(node.input[3:]):
         return _axes_at(3)(v, node, attributes)
     pads, *value = v.fixed(node.input[1:3])
@@ -218,23 +218,23 @@ def _pad(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
     return v.emit(node, v.get(node.input[0]), v.op.vector([0, *begins, 0, *ends]), *value, **attributes)
 
 
-def _reshape(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
+def _reshape(v: _Vectorizer, node: Node, attributes: Attributes) -> Val:
     shape = v.op.vector([v.count, *v.wanted(node)])
     return v.emit(node, v.get(node.input[0]), shape, **attributes, shape=[*v.leading, *v.op.val(node.output[0]).shape])
 
 
-def _expand(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
+def _expand(v: _Vectorizer, node: Node, attributes: Attributes) -> Val:
     wanted, rank = v.wanted(node), v.op.val(node.output[0]).rank
     missing = rank - v.get(node.input[1]).shape[0]  # type: ignore[operator]
     return v.emit(node, v.aligned(node.input[0], rank), v.op.vector([v.count, *[1] * missing, *wanted]))
 
 
-def _transpose(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
+def _transpose(v: _Vectorizer, node: Node, attributes: Attributes) -> Val:
     perm = attributes["perm"] or range(v.rank(node.input[0]))[::-1]
     return v.op.transpose(v.get(node.input[0]), [0, *(axis + 1 for axis in perm)])
 
 
-def _matmul(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
+def _matmul(v: _Vectorizer, node: Node, attributes: Attributes) -> Val:
     ranks = [v.rank(name) for name in node.input]
     if 1 in ranks and ranks != [1, 2]:
         raise NotVectorized
@@ -242,7 +242,7 @@ def _matmul(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
     return left @ right
 
 
-def _gemm(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
+def _gemm(v: _Vectorizer, node: Node, attributes: Attributes) -> Val:
     flags = (attributes["transA"], attributes["transB"])
     left, right = (v.op.swap_last(v.get(x)) if flag else v.get(x) for x, flag in zip(node.input, flags, strict=False))
     product = _times(left @ right, attributes["alpha"])
@@ -253,7 +253,7 @@ def _times(x: Val, factor: float) -> Val:
     return x if factor == 1 else x * factor
 
 
-def _einsum(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
+def _einsum(v: _Vectorizer, node: Node, attributes: Attributes) -> Val:
     terms, arrow, result = attributes["equation"].decode().replace(" ", "").partition("->")
     free = next((letter for letter in ascii_letters if letter not in terms), None)
     if free is None or not arrow:
@@ -262,7 +262,7 @@ def _einsum(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
     return v.emit(node, *map(v.get, node.input), equation=f"{','.join(marked)}->{free}{result}")
 
 
-def _samples(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
+def _samples(v: _Vectorizer, node: Node, attributes: Attributes) -> Val:
     """The first axis of the first operand counts samples, each computed by itself: the rows are more of them."""
     x, *others = node.input
     if x not in v.rows:
@@ -283,7 +283,7 @@ def _unfolded(v: _Vectorizer, name: str, x: Val) -> Val:
     return v.op.reshape(x, [v.count, v.sizes(name)[0], *(v.op.size(x, axis) for axis in range(1, x.rank))])
 
 
-def _filters(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
+def _filters(v: _Vectorizer, node: Node, attributes: Attributes) -> Val:
     """A convolution with another kernel a row is one with the filters of all; a bias is not a row's."""
     image, kernel, *bias = node.input
     count, *others = v.sizes(kernel)
@@ -299,7 +299,7 @@ def _filters(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
     return v.op.reshape(found, [v.count, batch, count, *space])
 
 
-def _unpool(v: _Vectorizer, node: NodeProto, attributes: Attributes) -> Val:
+def _unpool(v: _Vectorizer, node: Node, attributes: Attributes) -> Val:
     """The indices count through all samples, so that a row's start behind those of the rows before it."""
     x, indices, *output_shape = node.input
     space = [size for size in v.op.val(node.output[0]).shape[2:] if isinstance(size, int)]

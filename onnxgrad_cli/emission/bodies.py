@@ -15,6 +15,7 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import make_node, messages
 from onnxgrad_cli.ir.nodes import captured_by
 from onnxgrad_cli.ir.types import Shape, dtype_of, element_type, shape_of, tensor_type
 
@@ -24,7 +25,7 @@ def close(inner: Graph, op: Op, inputs: Sequence[Val], outputs: Sequence[Val]) -
     as far as they are needed."""
     results = [inner.fresh(f"{value.name}_out") for value in outputs]  # two outputs never share a name
     copies = [
-        onnx.helper.make_node("Identity", [value.name], [name], name=inner.fresh(f"{name}/Identity"))
+        make_node("Identity", [value.name], [name], name=inner.fresh(f"{name}/Identity"))
         for value, name in zip(outputs, results, strict=True)
     ]
     inner.nodes = [*inner.nodes, *op.nodes, *copies]
@@ -81,7 +82,10 @@ def scan(
         *steps,
         outputs=len(outputs),
         body=onnx.helper.make_graph(
-            inner.nodes, op.graph.fresh(f"{inner.scope}/body"), declare([*inputs[0], *inputs[1]]), declare(outputs)
+            messages(inner.nodes),
+            op.graph.fresh(f"{inner.scope}/body"),
+            declare([*inputs[0], *inputs[1]]),
+            declare(outputs),
         ),
         num_scan_inputs=len(steps),
         scan_input_directions=[int(reverse)] * len(steps),
@@ -142,7 +146,7 @@ def when(op: Op, condition: Val, then: Callable[[Op], Mapping[str, Val]]) -> dic
         results = {op.graph.fresh(f"{name}_out"): value for name, value in values.items()}
         inner.rename_all(results)
         outputs = [onnx.helper.make_value_info(name, op.graph.types[name]) for name in results]
-        return onnx.helper.make_graph(inner.nodes, op.graph.fresh(f"{inner.scope}/body"), [], outputs)
+        return onnx.helper.make_graph(messages(inner.nodes), op.graph.fresh(f"{inner.scope}/body"), [], outputs)
 
     taken, left = Op(op.graph), Op(op.graph)
     taken.role = left.role = op.role

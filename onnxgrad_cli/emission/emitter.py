@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from onnx import NodeProto
-
 from onnxgrad_cli.emission.peepholes import Peepholes
 from onnxgrad_cli.emission.values import No, Val
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 
 
 class Op(Peepholes):
@@ -32,18 +31,18 @@ class Op(Peepholes):
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
         self.wanted: Callable[[str], bool] = lambda name: True
-        self.node: NodeProto | None = None
+        self.node: Node | None = None
         self.training: Any = None
-        self._readers: dict[str, list[tuple[NodeProto, int]]] | None = None
-        self._makers: dict[str, NodeProto] | None = None
+        self._readers: dict[str, list[tuple[Node, int]]] | None = None
+        self._makers: dict[str, Node] | None = None
 
-    def readers(self, name: str) -> list[tuple[NodeProto, int]]:
+    def readers(self, name: str) -> list[tuple[Node, int]]:
         """The forward nodes that read a value, and at which input (-1: inside a subgraph)."""
         if self._readers is None:
             self._readers = self.graph.uses()
         return self._readers.get(name, [])
 
-    def maker(self, x: Val) -> NodeProto | None:
+    def maker(self, x: Val) -> Node | None:
         """The forward node that makes a value."""
         if self._makers is None:
             self._makers = self.graph.producers()

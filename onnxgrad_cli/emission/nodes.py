@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto
+from onnx import AttributeProto, TensorProto, TypeProto
 
 from onnxgrad_cli.emission.typing import OutputTypes
 from onnxgrad_cli.emission.values import VALUES, Val
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import FORWARD, ROLE
+from onnxgrad_cli.ir.node import FORWARD, ROLE, Node
 from onnxgrad_cli.ir.randomness import RANDOM
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.types import HALVES, Dim, Shape, shape_of, tensor_type
@@ -41,18 +41,19 @@ class NodeEmitter:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.opset = graph.opset() or 1
-        self.nodes: list[NodeProto] = []
+        self.nodes: list[Node] = []
         self.scope = ""
         self.role = ""
         self.forward = ""
         self.cautions: list[Caution] = []
-        self._memory = GraphProto()  # the nodes lie together in memory here: going through them takes less time
         self._output_types = OutputTypes(graph)
         self._vals: dict[str, Val] = {}
         self._shapes: dict[int, tuple[TypeProto | None, Shape | None]] = {}
         self._constants: dict[tuple[Any, ...], Val] = {}
         self._written: dict[tuple[Any, ...], Any] = {}
         self._renamed: dict[str, str] = {}
+        self._said = ("", "")
+        self._told: Mapping[str, str] = {}
 
     # -- values ---------------------------------------------------------------------------------------------
 
@@ -197,21 +198,21 @@ class NodeEmitter:
 
     def _node(
         self, op_type: str, domain: str, names: Sequence[str], attributes: Sequence[AttributeProto], outputs: int
-    ) -> tuple[NodeProto, list[str]]:
+    ) -> tuple[Node, list[str]]:
         """A new node under a fresh name, with its metadata, and the names of its outputs."""
         name = self.graph.fresh(f"{self.scope}/{op_type}" if self.scope else op_type)
         out = [self.graph.fresh(f"{name}_out")]
         out += [self.graph.fresh(f"{name}_out{i}") for i in range(1, outputs)] if outputs > 1 else ()
-        node = self._memory.node.add(op_type=op_type, input=names, output=out, name=name, domain=domain)
-        if attributes:
-            node.attribute.extend(attributes)
-        if self.role:
-            node.metadata_props.add(key=ROLE, value=self.role)
-        if self.forward:
-            node.metadata_props.add(key=FORWARD, value=self.forward)
-        return node, out
+        return Node(op_type, names, out, name, domain, attributes, self._metadata()), out
 
-    def infer(self, node: NodeProto) -> dict[str, TypeProto]:
+    def _metadata(self) -> Mapping[str, str]:
+        """What the metadata of a new node say: one object for all nodes of which they say the same."""
+        said = (self.role, self.forward)
+        if said != self._said:
+            self._said, self._told = said, {key: text for key, text in zip((ROLE, FORWARD), said, strict=True) if text}
+        return self._told
+
+    def infer(self, node: Node) -> dict[str, TypeProto]:
         """The types of a node's outputs, as onnx infers them from those of its inputs; raises Unknown without those."""
         return self._output_types.infer(node, [self.val(name) if name else None for name in node.input])
 
@@ -232,7 +233,7 @@ class NodeEmitter:
 
     def rename_all(self, results: Mapping[str, Val]) -> None:
         """Call each result by the name before it, as `rename` does; one with several names becomes Identities."""
-        made = set(itertools.chain.from_iterable([node.output[:] for node in self.nodes]))
+        made = set(itertools.chain.from_iterable([node.output for node in self.nodes]))
         claimed = set(self._renamed.values())
         names: dict[str, str] = {}
         for name, value in results.items():
@@ -255,7 +256,7 @@ class NodeEmitter:
         Values know their emitter and it knows them, so without this they would stay in memory for good: cycles are not
         looked for in a build.
         """
-        self.nodes, self._memory = [], GraphProto()
+        self.nodes = []
         for known in (self._vals, self._constants, self._written):
             known.clear()
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import onnx
-from onnx import NodeProto, TypeProto
+from onnx import TypeProto
 
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import InternalError, Unknown
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node, as_message
 from onnxgrad_cli.ir.types import Dim, dtype_of, tensor_type
 
 ELEMENTWISE = frozenset("Add Div Exp Mul Neg Reciprocal Sigmoid Sqrt Sub Tanh".split())
@@ -59,7 +60,7 @@ class OutputTypes:
         return self._types[key]
 
     def infer(
-        self, node: NodeProto, operands: Sequence[Val | None], shape: Sequence[Dim | None] | None = None
+        self, node: Node, operands: Sequence[Val | None], shape: Sequence[Dim | None] | None = None
     ) -> dict[str, TypeProto]:
         """The types of a node's outputs, as onnx infers them from those of its operands.
 
@@ -80,8 +81,9 @@ class OutputTypes:
                     raise Unknown(f"the type of '{x.name}' is unknown")
                 types[x.name] = x.type
         data = {x.name: graph.initializers[x.name] for x in operands if x is not None and x.const is not None}
+        infer = onnx.shape_inference.infer_node_outputs
         try:
-            found = onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=self._imports)
+            found = infer(schema, as_message(node), types, data, opset_imports=self._imports)
         except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, KeyError, ValueError) as error:
             raise InternalError(f"internal: {node.name} does not type: {str(error).strip()} ({operands})") from error
         types = {name: graph.shared(graph.named(value_type)) for name, value_type in found.items()}

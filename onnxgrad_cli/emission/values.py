@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
-from onnx import NodeProto, TypeProto
+from onnx import TypeProto
 
 from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.types import Shape, dtype_of
 
 
@@ -17,7 +18,7 @@ class Emitter(Protocol):
     """What a value needs of the emitter it belongs to: its graph, its nodes, and operators by their names."""
 
     graph: Graph
-    nodes: list[NodeProto]
+    nodes: list[Node]
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         """The operator of that name, which appends a node when it is called."""

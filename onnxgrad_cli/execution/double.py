@@ -22,6 +22,7 @@ from onnxgrad_cli.execution.executor import to_double, values_of_inputs
 from onnxgrad_cli.execution.limits import limited, run_limited
 from onnxgrad_cli.execution.unfolding import unfold_convolutions
 from onnxgrad_cli.ir.domains import plain_domain
+from onnxgrad_cli.ir.node import messages
 from onnxgrad_cli.ir.nodes import read_by, reads, with_bodies
 from onnxgrad_cli.ir.types import FLOATS, Arrays, dtype_of
 
@@ -210,7 +211,7 @@ def _opens(operator: tuple[str, str], nodes: Sequence[NodeProto], model: ModelPr
     node = next(node for node in with_bodies(nodes) if (node.domain, node.op_type) == operator)
     inputs = {name: np.dtype(np.float64) for name in node.input if name}
     try:
-        session.start_session(_as_model([node], inputs, list(filter(None, node.output)), model))
+        session.start_session(_as_model(messages([node]), inputs, list(filter(None, node.output)), model))
     except Exception:  # of many kinds, none of them public
         return False
     return True

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto
 
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import keeps_going
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import body_of, captured_by, with_bodies
 
 MOST_ROUNDS = 2**31
@@ -35,7 +36,7 @@ def check_ends(graph: Graph) -> None:
             )
 
 
-def _rounds(graph: Graph, node: NodeProto) -> int | None:
+def _rounds(graph: Graph, node: Node) -> int | None:
     """The rounds of a Loop where nothing but their number ends it, None where nothing does; else 0."""
     trips, condition = (graph.constant(name) if name else None for name in node.input[:2])
     if (node.input[0] and trips is None) or (node.input[1] and (condition is None or not condition.all())):

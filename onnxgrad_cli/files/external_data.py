@@ -16,39 +16,43 @@ from onnxgrad_cli.ir.nodes import subgraphs
 from onnxgrad_cli.ir.types import is_external, packed_bytes
 
 
-def tensors(model: ModelProto) -> Iterator[TensorProto]:
+def tensors(model: ModelProto) -> list[TensorProto]:
     """Every tensor of a model: initializers and attributes, of subgraphs, functions and training information too."""
-    yield from _graph_tensors(model.graph)
+    found = _graph_tensors(model.graph)
     for info in model.training_info:
-        yield from _graph_tensors(info.initialization)
-        yield from _graph_tensors(info.algorithm)
+        found += _graph_tensors(info.initialization)
+        found += _graph_tensors(info.algorithm)
     for function in model.functions:
         for node in function.node:
-            yield from _node_tensors(node)
+            found += _node_tensors(node)
+    return found
 
 
-def _graph_tensors(graph: GraphProto) -> Iterator[TensorProto]:
-    yield from graph.initializer
+def _graph_tensors(graph: GraphProto) -> list[TensorProto]:
+    found = list(graph.initializer)
     for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
+        found += (sparse.values, sparse.indices)
     for node in graph.node:
         if node.attribute:
-            yield from _node_tensors(node)
+            found += _node_tensors(node)
+    return found
 
 
 _NUMBERS = frozenset({AttributeProto.INT, AttributeProto.INTS, AttributeProto.FLOAT, AttributeProto.FLOATS})
 """What most attributes are."""
 
 
-def _node_tensors(node: NodeProto) -> Iterator[TensorProto]:
+def _node_tensors(node: NodeProto) -> list[TensorProto]:
+    found: list[TensorProto] = []
     for attribute in node.attribute:
         if attribute.type in _NUMBERS:
             continue
         if attribute.HasField("t"):
-            yield attribute.t
-        yield from attribute.tensors
+            found.append(attribute.t)
+        found += attribute.tensors
     for graph in subgraphs(node):
-        yield from _graph_tensors(graph)
+        found += _graph_tensors(graph)
+    return found
 
 
 @dataclass(frozen=True)

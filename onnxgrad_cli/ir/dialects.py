@@ -12,11 +12,12 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import onnx
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto
+from onnx import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, TensorProto
 
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.domains import STANDARD, plain_domain
 from onnxgrad_cli.ir.einsum import is_equation
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads, subgraphs, with_bodies
 
 NEVER = 1 << 30
@@ -74,7 +75,7 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
 
 
-def _all_nodes(model: ModelProto) -> Iterator[NodeProto]:
+def _all_nodes(model: ModelProto) -> Iterator[Node]:
     """The nodes of a model, of its bodies and of its functions."""
     yield from with_bodies(model.graph.node)
     for function in model.functions:
@@ -207,7 +208,7 @@ def _give_shapes(model: ModelProto) -> None:
             tensor.shape.SetInParent()
 
 
-def fatal_node(nodes: Iterable[NodeProto], opset: int) -> str:
+def fatal_node(nodes: Iterable[Node], opset: int) -> str:
     """What is wrong with a node, or one in a body, that onnx's checker lets pass and that libraries fall over.
 
     Args:
@@ -254,7 +255,7 @@ def _always_given(model: ModelProto, function: FunctionProto, attribute: str) ->
     return has_default or all(any(a.name == attribute for a in call.attribute) for call in calls)
 
 
-def _absent_of_many(node: NodeProto, opset: int) -> str:
+def _absent_of_many(node: Node, opset: int) -> str:
     """An absent input among as many as there are, as of Min: onnxruntime ends the process as it runs the node."""
     if "" not in node.input or node.domain or is_of_onnxruntime(node.op_type, opset):
         return ""
@@ -266,7 +267,7 @@ def _absent_of_many(node: NodeProto, opset: int) -> str:
     return f"lacks its input {absent[0]}" if many and absent else ""
 
 
-def _odd_equation(node: NodeProto) -> str:
+def _odd_equation(node: Node) -> str:
     """An equation of Einsum that is none: onnx's inference of shapes, in onnxruntime too, never ends for some."""
     if node.op_type != "Einsum" or node.domain:
         return ""
@@ -274,7 +275,7 @@ def _odd_equation(node: NodeProto) -> str:
     return next((f"has the equation '{text}', which is none" for text in given if not is_equation(text)), "")
 
 
-def _short_body(node: NodeProto) -> str:
+def _short_body(node: Node) -> str:
     """A body of If, Loop or Scan that hands out too little: of none at all onnx's inference does not tell."""
     if node.domain or node.op_type not in ("If", "Loop", "Scan"):
         return ""

@@ -23,16 +23,16 @@ def run_order(reads: Sequence[Sequence[str]], made: Sequence[Sequence[str]]) -> 
     """
     makers = {name: at for at, names in enumerate(made) for name in names}
     needs = [sorted({makers[name] for name in names if name in makers}) for names in reads]
-    needed = {at for each in needs for at in each}
-    stack = [(at, False) for at in range(len(needs)) if at not in needed]
+    needed = set[int]().union(*needs)
+    stack = [at for at in range(len(needs)) if at not in needed]
     seen: set[int] = set()
     found: list[int] = []
     while stack:
-        at, ready = stack.pop()
-        if ready:
-            found.append(at)
+        at = stack.pop()
+        if at < 0:  # all that it needs is there
+            found.append(~at)
         elif at not in seen:
             seen.add(at)
-            stack.append((at, True))
-            stack.extend((each, False) for each in needs[at] if each not in seen)
+            stack.append(~at)
+            stack += [each for each in needs[at] if each not in seen]
     return found

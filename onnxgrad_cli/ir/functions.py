@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from onnx import FunctionProto, NodeProto
+from onnx import FunctionProto
 
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.ir.domains import plain_domain
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import with_bodies
 
 Key = tuple[str, str, str]
@@ -27,7 +28,7 @@ def key_of(function: FunctionProto) -> Key:
     return plain_domain(function.domain), function.name, function.overload
 
 
-def called_by(node: NodeProto) -> Key:
+def called_by(node: Node) -> Key:
     """The function that a node calls, if the model has it."""
     return plain_domain(node.domain), node.op_type, node.overload
 
@@ -37,7 +38,7 @@ def name_of(key: Key) -> str:
     return "::".join(part for part in key if part)
 
 
-def check_growth(functions: Iterable[FunctionProto], nodes: Iterable[NodeProto]) -> None:
+def check_growth(functions: Iterable[FunctionProto], nodes: Iterable[Node]) -> None:
     """Refuse functions that call each other so often that their nodes would fill the memory.
 
     Raises:
@@ -61,7 +62,7 @@ def check_growth(functions: Iterable[FunctionProto], nodes: Iterable[NodeProto])
 
 
 def _written_out(
-    nodes: Iterable[NodeProto], known: dict[Key, FunctionProto], callers: tuple[Key, ...], sizes: dict[Key, int]
+    nodes: Iterable[Node], known: dict[Key, FunctionProto], callers: tuple[Key, ...], sizes: dict[Key, int]
 ) -> int:
     """How many nodes there are where no function is called any more; `sizes` gets those of each function."""
     total = 0

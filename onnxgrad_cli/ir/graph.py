@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, numpy_helper
+from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto, numpy_helper
 
 from onnxgrad_cli.ir.domains import plain_domain
+from onnxgrad_cli.ir.node import Node, write
 from onnxgrad_cli.ir.nodes import captured, dims_in, node_names, read_by, reads
 from onnxgrad_cli.ir.provenance import Provenance
 from onnxgrad_cli.ir.skeleton import skeleton
@@ -27,7 +28,6 @@ class Graph:
 
     Attributes:
         proto: the model; its `graph.node` is stale until `commit()`.
-        nodes: the nodes in topological order.
         types: the type of every value whose type is known.
         initializers: every initializer by name (views into `proto`; values may be external).
         path: where the model was read from, if it was a file: external data are relative to it.
@@ -52,7 +52,7 @@ class Graph:
     def __init__(self, proto: ModelProto, path: Path | None = None) -> None:
         self.proto = proto
         self.path = path
-        self.nodes: list[NodeProto] = list(proto.graph.node)
+        self._nodes: list[Node] | None = None
         self.types: dict[str, TypeProto] = {}
         self.unexpanded: dict[str, str] = {}
         self.declared_shapes: set[str] = set()
@@ -72,13 +72,29 @@ class Graph:
         self.settings: dict[str, str] = {}
         self.not_constant: set[str] = set()
         self.held: set[str] = set()
-        self.kernels: dict[str, NodeProto] = {}
+        self.kernels: dict[str, Node] = {}
         self._shared: dict[bytes, TypeProto] = {}
         self._pooled: set[str] = set()
         borne = (dim.dim_param[2:] for dim in dims_in(proto.graph) if dim.dim_param.startswith("_d"))
         self._symbols = itertools.count(1 + max((int(n) for n in borne if n.isdecimal()), default=0))
         self._fed = {value.name for value in proto.graph.input}
         self._outer: Graph | None = None
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes in topological order, read when they are first asked for."""
+        if self._nodes is None:
+            self._nodes = list(map(Node.read, self.proto.graph.node))
+        return self._nodes
+
+    @nodes.setter
+    def nodes(self, nodes: list[Node]) -> None:
+        self._nodes = nodes
+
+    def read_again(self) -> None:
+        """Take nodes and initializers as they stand in the model, which was changed there."""
+        self._nodes = None
+        self.initializers = {tensor.name: tensor for tensor in self.proto.graph.initializer}
 
     def opset(self, domain: str = "") -> int | None:
         """The version of `domain` that the model imports; None when it does not."""
@@ -132,25 +148,25 @@ class Graph:
         """The graph's outputs in order, each once: nothing forbids to name one twice."""
         return list(dict.fromkeys(value.name for value in self.proto.graph.output))
 
-    def set_nodes(self, nodes: Iterable[NodeProto]) -> None:
+    def set_nodes(self, nodes: Iterable[Node]) -> None:
         """Replace the nodes by others, whose names may be new."""
-        self.nodes = list(nodes)
+        self.nodes = [node if isinstance(node, Node) else Node.read(node) for node in nodes]
         for node in self.nodes:
-            self._names.update((node.name, *node.output[:]))
+            self._names.update((node.name, *node.output))
 
     def made(self) -> Iterator[str]:
         """Every value that a node makes."""
-        return itertools.chain.from_iterable(node.output[:] for node in self.nodes)
+        return itertools.chain.from_iterable(node.output for node in self.nodes)
 
-    def producers(self) -> dict[str, NodeProto]:
+    def producers(self) -> dict[str, Node]:
         """The node that makes each value."""
-        return {name: node for node in self.nodes for name in node.output[:] if name}
+        return {name: node for node in self.nodes for name in node.output if name}
 
     def ancestors(self, names: Iterable[str], stop: Collection[str] = ()) -> set[str]:
         """Every value that `names` are computed from, and they themselves; nothing behind what is in `stop`."""
         needed = set(names)
         for node in reversed(self.nodes):
-            if any(name in needed and name not in stop for name in node.output[:]):
+            if any(name in needed and name not in stop for name in node.output):
                 needed.update(reads(node))
         return needed
 
@@ -158,11 +174,11 @@ class Graph:
         """The types of all values, each once as far as values share it: they are few."""
         return list({id(value_type): value_type for value_type in self.types.values()}.values())
 
-    def uses(self) -> dict[str, list[tuple[NodeProto, int]]]:
+    def uses(self) -> dict[str, list[tuple[Node, int]]]:
         """Where each value is read: (node, input position), position -1 for a capture by a subgraph."""
-        uses: dict[str, list[tuple[NodeProto, int]]] = defaultdict(list)
+        uses: dict[str, list[tuple[Node, int]]] = defaultdict(list)
         for node in self.nodes:
-            for position, name in enumerate(node.input[:]):
+            for position, name in enumerate(node.input):
                 if name:
                     uses[name].append((node, position))
             for name in captured(node) if node.attribute else ():
@@ -266,10 +282,9 @@ class Graph:
             for name in self._pooled - live:
                 del self.initializers[name]
             self._pooled.clear()
-        nodes = self.nodes
-        del graph.node[:]
-        graph.node.extend(nodes)
-        self.nodes = list(graph.node)
+        if self._nodes is not None:
+            del graph.node[:]
+            write(self._nodes, graph.node)
         return self.proto
 
     def skeleton(self) -> ModelProto:
@@ -278,11 +293,12 @@ class Graph:
 
     def adopt(self, rewritten: ModelProto) -> None:
         """Take the nodes, opsets and new constants of a rewritten skeleton; the weights stay as they are."""
-        props = {output: node.metadata_props for node in self.nodes for output in node.output if output}
-        for node in rewritten.graph.node:
-            if not node.metadata_props and node.output and node.output[0] in props:
-                node.metadata_props.extend(props[node.output[0]])
-        self.set_nodes(rewritten.graph.node)
+        metadata = {output: node.metadata for node in self.nodes for output in node.output if output}
+        nodes = list(map(Node.read, rewritten.graph.node))
+        for node in nodes:
+            if not node.metadata and node.output and node.output[0] in metadata:
+                node.metadata = metadata[node.output[0]]
+        self.set_nodes(nodes)
         del self.proto.opset_import[:]
         self.proto.opset_import.extend(rewritten.opset_import)
         self.proto.ir_version = max(self.proto.ir_version, rewritten.ir_version)
@@ -315,7 +331,7 @@ class Graph:
         needed = set(self.output_names) | set(keep)
         kept = []
         for node in reversed(self.nodes):
-            if not needed.isdisjoint(node.output[:]):
+            if not needed.isdisjoint(node.output):
                 kept.append(node)
                 needed.update(reads(node))
         removed = len(self.nodes) - len(kept)

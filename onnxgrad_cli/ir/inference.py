@@ -14,13 +14,14 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
+from onnx import GraphProto, ModelProto, TensorProto, TypeProto
 
 from onnxgrad_cli.common.memory import GB, limited_memory
 from onnxgrad_cli.errors import OnnxgradError, Unknown
 from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.einsum import einsum_shape
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node, as_message
 from onnxgrad_cli.ir.nodes import body_of, captured_by, dims_in, reads, subgraphs
 from onnxgrad_cli.ir.shape_values import ShapeValues, better, computed_shape
 from onnxgrad_cli.ir.types import Dim, Shape, dtype_of, element_type, shape_of, tensor_type, without_shape
@@ -202,7 +203,7 @@ def _beyond_onnx(graph: Graph, stated: set[str]) -> Types:
     return found
 
 
-def _typed_again(graph: Graph, node: NodeProto) -> Types | None:
+def _typed_again(graph: Graph, node: Node) -> Types | None:
     """The types of a node's outputs that are other ones now; None where the node alone does not tell."""
     schema = schema_of(graph, node)
     if schema is None or subgraphs(node) or node.op_type in LIKE_INPUT:
@@ -211,7 +212,7 @@ def _typed_again(graph: Graph, node: NodeProto) -> Types | None:
     data = {name: graph.initializers[name] for name in types if graph.constant(name) is not None}
     imports = list(graph.proto.opset_import)
     try:
-        found = onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports)
+        found = onnx.shape_inference.infer_node_outputs(schema, as_message(node), types, data, opset_imports=imports)
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, KeyError):
         return None
     pairs = ((name, graph.types.get(name), value_type) for name, value_type in found.items())
@@ -219,7 +220,7 @@ def _typed_again(graph: Graph, node: NodeProto) -> Types | None:
     return {name: value_type for name, value_type in again.items() if value_type != graph.types.get(name)}
 
 
-def schema_of(graph: Graph, node: NodeProto) -> onnx.defs.OpSchema | None:
+def schema_of(graph: Graph, node: Node) -> onnx.defs.OpSchema | None:
     """The schema of a node's operator; None where onnx knows none."""
     try:
         return onnx.defs.get_schema(node.op_type, graph.opset(node.domain) or 1, plain_domain(node.domain))
@@ -256,7 +257,7 @@ class _Beyond:
         count = Counter(itertools.chain.from_iterable(stored))
         self.names = {symbol for symbol in count if count[symbol] == 1}  # of outputs: they stand for nothing else
 
-    def types(self, node: NodeProto) -> Types:
+    def types(self, node: Node) -> Types:
         """The types of a node's outputs, where they are known here alone."""
         found = _beyond(self.graph, node, self.makers)
         if found:
@@ -287,14 +288,14 @@ class _Beyond:
             found = self._shapes[id(value_type)] = (value_type, shape, plain)  # with the type, so that its id stays
         return found[1:]
 
-    def _observed(self, node: NodeProto) -> Types:
+    def _observed(self, node: Node) -> Types:
         """The types of a node's outputs that only a run has told."""
         graph = self.graph
         seen = {name: graph.observed[name] for name in node.output if name in graph.observed}
         lost = {name: value_type for name, value_type in seen.items() if shape_of(graph.types.get(name)) is None}
         return {n: graph.named(tensor_type(dtype_of(t), shape_of(t))) for n, t in lost.items()}
 
-    def _dtype(self, node: NodeProto) -> int:
+    def _dtype(self, node: Node) -> int:
         """The element type of the first output of a node whose shape was computed."""
         known = dtype_of(self.graph.types.get(node.output[0]))
         return known or (dtype_of(self.graph.types.get(node.input[0])) if node.op_type != "ConstantOfShape" else 0)
@@ -325,7 +326,7 @@ class _Beyond:
         return self.makers[name].op_type.startswith("Reduce")
 
 
-def _beyond(graph: Graph, node: NodeProto, makers: dict[str, NodeProto]) -> Types:
+def _beyond(graph: Graph, node: Node, makers: dict[str, Node]) -> Types:
     """The types of a node's outputs that follow from its operator, where onnx infers none, or not as well."""
     if node.op_type == "Loop" and all(name in graph.types for name in reads(node)):
         return dict(zip(node.output, loop_types(graph, node)[1], strict=False))
@@ -342,7 +343,7 @@ def _beyond(graph: Graph, node: NodeProto, makers: dict[str, NodeProto]) -> Type
     return {}
 
 
-def _reduced(graph: Graph, node: NodeProto) -> Types:
+def _reduced(graph: Graph, node: Node) -> Types:
     """Axes that are known at run time only take away as many as there are numbers; none of them means all, or none."""
     (name,) = node.output
     x, axes = (shape_of(graph.types.get(each)) for each in node.input)
@@ -355,7 +356,7 @@ def _reduced(graph: Graph, node: NodeProto) -> Types:
     return {name: graph.named(tensor_type(dtype_of(graph.types[node.input[0]]), [None] * (len(x) - gone)))}
 
 
-def _scores(graph: Graph, node: NodeProto) -> Types:
+def _scores(graph: Graph, node: Node) -> Types:
     """Numbers of each sample, in rows."""
     (name,) = node.output
     samples = shape_of(graph.types.get(node.input[0]))
@@ -375,7 +376,7 @@ def _element(graph: Graph, name: str) -> Types:
     return {name: graph.named(tensor_type(dtype_of(value_type), shape))} if None in shape else {}
 
 
-def _cut_to_fit(graph: Graph, node: NodeProto, makers: dict[str, NodeProto]) -> Types:
+def _cut_to_fit(graph: Graph, node: Node, makers: dict[str, Node]) -> Types:
     """A tensor cut to another's shape, which is its own, is whole: so exporters write what is added up by index."""
     if len(node.input) != 3:  # axes or steps, or all of them attributes
         return {}
@@ -389,7 +390,7 @@ def _cut_to_fit(graph: Graph, node: NodeProto, makers: dict[str, NodeProto]) -> 
     return {node.output[0]: graph.types[data]} if whole else {}
 
 
-def _einsum(graph: Graph, node: NodeProto) -> Types:
+def _einsum(graph: Graph, node: Node) -> Types:
     """onnx takes an axis from the first operand that has it; but to a size of 1 nothing can be said against it."""
     (name,) = node.output
     inferred = shape_of(graph.types.get(name))
@@ -398,7 +399,7 @@ def _einsum(graph: Graph, node: NodeProto) -> Types:
     if len(operands) < len(node.input):
         return {}
     try:
-        shape = einsum_shape(onnx.helper.get_node_attr_value(node, "equation").decode(), operands)
+        shape = einsum_shape(onnx.helper.get_node_attr_value(as_message(node), "equation").decode(), operands)
     except Unknown:
         return {}
     if inferred is None or len(inferred) != len(shape):
@@ -433,7 +434,7 @@ def inside(graph: Graph, body: GraphProto, types: Sequence[TypeProto]) -> Graph:
     return inner
 
 
-def input_types(graph: Graph, node: NodeProto) -> list[TypeProto]:
+def input_types(graph: Graph, node: Node) -> list[TypeProto]:
     """The types of the inputs of a node's bodies; those of an If have none.
 
     Raises:
@@ -460,7 +461,7 @@ def _slice(value_type: TypeProto, axis: int) -> TypeProto:
     return tensor_type(dtype_of(value_type), kept)
 
 
-def loop_types(graph: Graph, node: NodeProto) -> tuple[list[TypeProto], list[TypeProto]]:
+def loop_types(graph: Graph, node: Node) -> tuple[list[TypeProto], list[TypeProto]]:
     """The types of the inputs of a Loop's body, and of the Loop's outputs.
 
     A dimension of a state that an iteration provably keeps is the same in all of them; one that it may change gets a
@@ -502,7 +503,7 @@ def _known_types(graph: Graph, names: Iterable[str]) -> list[TypeProto]:
     return types
 
 
-def _first_elements(graph: Graph, loop: NodeProto, body: GraphProto) -> list[str | None]:
+def _first_elements(graph: Graph, loop: Node, body: GraphProto) -> list[str | None]:
     """For each state of a Loop: what an iteration inserts in it where it is an empty sequence before; else None."""
     empty = {name for made in graph.nodes if made.op_type == "SequenceEmpty" for name in made.output}
     inserted = {made.input[0]: made.input[1] for made in body.node if made.op_type == "SequenceInsert"}
@@ -516,7 +517,7 @@ def _stacked(value_type: TypeProto, length: Dim) -> TypeProto:
     return tensor_type(dtype_of(value_type), None if shape is None else [length, *shape])
 
 
-def fixed_trips(graph: Graph, node: NodeProto, inner: Graph) -> int | None:
+def fixed_trips(graph: Graph, node: Node, inner: Graph) -> int | None:
     """How often a Loop with the typed body `inner` runs, where that is known at build time."""
     limit, start = (graph.constant(name) if name else None for name in node.input[:2])
     starts = not node.input[1] or (start is not None and bool(start.all()))

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper
+from onnx import FunctionProto, GraphProto, ModelProto, helper
 
 from onnxgrad_cli.ir.domains import is_standard
+from onnxgrad_cli.ir.node import Node, copied, make_node, messages
 from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
 
 BY_ATTRIBUTE = 14
@@ -21,23 +22,23 @@ INITIALIZERS_ALONE = 4
 """The version of the format from which on an initializer need not be an input."""
 
 
-def is_batch_normalization(node: NodeProto) -> bool:
+def is_batch_normalization(node: Node) -> bool:
     """Whether a node is the standard's BatchNormalization."""
     return node.op_type == "BatchNormalization" and is_standard(node.domain)
 
 
-def is_dropout(node: NodeProto) -> bool:
+def is_dropout(node: Node) -> bool:
     """Whether a node is the standard's Dropout."""
     return node.op_type == "Dropout" and is_standard(node.domain)
 
 
-def uses_batch(node: NodeProto, opset: int) -> bool:
+def uses_batch(node: Node, opset: int) -> bool:
     """Whether a BatchNormalization uses the statistics of its batch."""
     asked = any(a.name == "training_mode" and a.i for a in node.attribute)
     return asked or (opset < BY_ATTRIBUTE and any(node.output[1:]))
 
 
-def own_statistics(node: NodeProto) -> dict[int, str]:
+def own_statistics(node: Node) -> dict[int, str]:
     """What the running mean and variance of a BatchNormalization are called where it shared them: input -> name.
 
     Exporters write equal tensors once, so that fresh layers share their zeros and ones; what training finds is not
@@ -73,7 +74,7 @@ def give_own_statistics(model: ModelProto, names: Collection[str]) -> None:
         graph.initializer.remove(stored[name])
 
 
-def is_for_inference(node: NodeProto) -> bool:
+def is_for_inference(node: Node) -> bool:
     """Whether a node can't be in training mode, whatever it is fed."""
     if is_batch_normalization(node):
         asked = any(a.name == "training_mode" and (a.i or a.ref_attr_name) for a in node.attribute)
@@ -81,7 +82,7 @@ def is_for_inference(node: NodeProto) -> bool:
     return not is_dropout(node) or len(node.input) < 3 or not node.input[2]
 
 
-def for_inference(node: NodeProto, read: Collection[str] | None = None) -> list[NodeProto]:
+def for_inference(node: Node, read: Collection[str] | None = None) -> list[Node]:
     """What stands in place of a BatchNormalization or Dropout in a model for inference.
 
     Args:
@@ -91,8 +92,7 @@ def for_inference(node: NodeProto, read: Collection[str] | None = None) -> list[
     Returns:
         A copy, and an Identity for each running statistic that it gave and that is read: they stay what they are.
     """
-    copy = NodeProto()
-    copy.CopyFrom(node)
+    copy = copied(node)
     if is_dropout(node):
         del copy.input[2:]  # the switch
         return [copy]
@@ -102,7 +102,7 @@ def for_inference(node: NodeProto, read: Collection[str] | None = None) -> list[
     copy.attribute.extend(kept)
     after_before = zip(node.output[1:3], node.input[3:5], strict=False)
     same = [(after, before) for after, before in after_before if after and (read is None or after in read)]
-    return [copy, *(helper.make_node("Identity", [before], [after]) for after, before in same)]
+    return [copy, *(make_node("Identity", [before], [after]) for after, before in same)]
 
 
 def put_in_inference(model: ModelProto) -> None:
@@ -125,7 +125,7 @@ def put_in_inference(model: ModelProto) -> None:
         model.graph.initializer.remove(stored[name])
 
 
-def _shown(model: ModelProto, nodes: Iterable[NodeProto]) -> set[str]:
+def _shown(model: ModelProto, nodes: Iterable[Node]) -> set[str]:
     """What the graphs of a model take and return, those of bodies among them, and what its functions return."""
     graphs = [model.graph, *(body for node in nodes for body in subgraphs(node))]
     shown = {value.name for graph in graphs for value in (*graph.input, *graph.output)}
@@ -133,7 +133,7 @@ def _shown(model: ModelProto, nodes: Iterable[NodeProto]) -> set[str]:
 
 
 def _put(owner: GraphProto | FunctionProto, read: Collection[str], fed: Collection[str]) -> None:
-    def stays(node: NodeProto) -> bool:
+    def stays(node: Node) -> bool:
         return is_for_inference(node) or (is_dropout(node) and node.input[2] in fed)
 
     for node in owner.node:
@@ -141,6 +141,6 @@ def _put(owner: GraphProto | FunctionProto, read: Collection[str], fed: Collecti
             _put(body, read, fed)
     if not all(map(stays, owner.node)):
         nodes = [new for node in owner.node for new in ([node] if stays(node) else for_inference(node, read))]
-        kept = GraphProto(node=nodes).node
+        kept = GraphProto(node=messages(nodes)).node
         del owner.node[:]
         owner.node.extend(kept)

@@ -6,9 +6,7 @@ import ast
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import accumulate
 
-from onnx import NodeProto
-
-from onnxgrad_cli.ir.nodes import FORWARD
+from onnxgrad_cli.ir.node import FORWARD, Node, metadata_of
 
 SCOPES = "pkg.torch.onnx.name_scopes"
 """The metadata in which PyTorch's newer exporter keeps the modules around a node, and the node's own name."""
@@ -20,12 +18,12 @@ VIEWS = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpo
 """Operators whose result is a weight still."""
 
 
-def modules_around(node: NodeProto) -> tuple[str, ...]:
+def modules_around(node: Node) -> tuple[str, ...]:
     """The modules a node lies in, outermost first, each with its whole path: by its exporter, or by its name."""
     return _noted(node) or folders(node.name)
 
 
-def module_finder(nodes: Collection[NodeProto], weights: Collection[str]) -> Callable[[NodeProto], tuple[str, ...]]:
+def module_finder(nodes: Collection[Node], weights: Collection[str]) -> Callable[[Node], tuple[str, ...]]:
     """What tells the modules around a graph's nodes, asked of one after the other: their own, if most nodes have one.
 
     Else a node without a path is of the module of the weight that it reads, or of the node before it.
@@ -38,7 +36,7 @@ def module_finder(nodes: Collection[NodeProto], weights: Collection[str]) -> Cal
         return modules_around
     last: tuple[str, ...] = ()
 
-    def module(node: NodeProto) -> tuple[str, ...]:
+    def module(node: Node) -> tuple[str, ...]:
         nonlocal last
         if own := modules_around(node):
             return own
@@ -48,15 +46,17 @@ def module_finder(nodes: Collection[NodeProto], weights: Collection[str]) -> Cal
     return module
 
 
-def _weight_module(node: NodeProto, weights: Collection[str]) -> tuple[str, ...]:
+def _weight_module(node: Node, weights: Collection[str]) -> tuple[str, ...]:
     """The modules of the first weight that a node reads, by the weight's name: `layers.0.fc.weight`."""
-    dotted = next((name for name in node.input if "." in name and name in weights), "")
-    return tuple(accumulate(dotted.split(".")[:-1], "{}.{}".format))
+    for name in node.input:
+        if "." in name and name in weights:
+            return tuple(accumulate(name.split(".")[:-1], "{}.{}".format))
+    return ()
 
 
-def _noted(node: NodeProto) -> tuple[str, ...]:
+def _noted(node: Node) -> tuple[str, ...]:
     """The modules that an exporter has noted in a node's metadata."""
-    text = next((entry.value for entry in node.metadata_props if entry.key == SCOPES), "")
+    text = metadata_of(node, SCOPES)
     if not text:
         return ()
     try:
@@ -69,16 +69,18 @@ def _noted(node: NodeProto) -> tuple[str, ...]:
 
 def folders(name: str) -> tuple[str, ...]:
     """The folders of a name with slashes, outermost first, each with its whole path."""
+    if "/" not in name:
+        return ()
     parts = [part for part in name.split("/")[:-1] if part]
     return tuple("/".join(parts[: i + 1]) for i in range(len(parts)))
 
 
-def module_path(node: NodeProto) -> str:
+def module_path(node: Node) -> str:
     """The path of the innermost module around a node, as 'encoder.layers.0.linear1'; "" where nothing tells.
 
     Of a node that stands for a part of one of the file, it is that of the latter.
     """
-    name = next((entry.value for entry in node.metadata_props if entry.key == FORWARD), node.name)
+    name = metadata_of(node, FORWARD) or node.name
     return next(reversed(_noted(node)), "") or _dotted(name.split("/")[:-1])
 
 
@@ -96,9 +98,9 @@ def _dotted(parts: Iterable[str]) -> str:
     return ".".join(found)
 
 
-def readers(nodes: Iterable[NodeProto], names: Iterable[str]) -> dict[str, list[NodeProto]]:
+def readers(nodes: Iterable[Node], names: Iterable[str]) -> dict[str, list[Node]]:
     """The nodes that read each of some initializers, be it through views of them; the views too."""
-    found: dict[str, list[NodeProto]] = {name: [] for name in names}
+    found: dict[str, list[Node]] = {name: [] for name in names}
     weight_of = {name: name for name in found}
     for node in nodes:
         for name in dict.fromkeys(node.input):
@@ -109,7 +111,7 @@ def readers(nodes: Iterable[NodeProto], names: Iterable[str]) -> dict[str, list[
     return found
 
 
-def known_as(nodes: Iterable[NodeProto], names: Iterable[str]) -> Mapping[str, frozenset[str]]:
+def known_as(nodes: Iterable[Node], names: Iterable[str]) -> Mapping[str, frozenset[str]]:
     """What initializers are called besides their names: by the nodes and the modules that read them.
 
     An exporter that folds or merges weights leaves them names such as 'val_20'; the module that reads one, and its

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 
-from onnx import AttributeProto, GraphProto, NodeProto, TensorShapeProto
+from onnx import AttributeProto, GraphProto, TensorShapeProto
 
-ROLE, FORWARD = "onnxgrad.role", "onnxgrad.forward"
-"""Keys in a node's metadata: the part of the training model it belongs to, and the forward node it differentiates."""
+from onnxgrad_cli.ir.node import Node
 
 
-def subgraphs(node: NodeProto) -> list[GraphProto]:
+def subgraphs(node: Node) -> list[GraphProto]:
     """The graphs in a node's attributes (If, Loop, Scan)."""
     found: list[GraphProto] = []
     for attribute in node.attribute:
@@ -23,7 +22,7 @@ def subgraphs(node: NodeProto) -> list[GraphProto]:
     return found
 
 
-def with_bodies(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+def with_bodies(nodes: Iterable[Node]) -> Iterator[Node]:
     """The nodes, and those in their bodies."""
     for node in nodes:
         yield node
@@ -31,7 +30,7 @@ def with_bodies(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
             yield from with_bodies(body.node)
 
 
-def bodies(nodes: Iterable[NodeProto]) -> Iterator[GraphProto]:
+def bodies(nodes: Iterable[Node]) -> Iterator[GraphProto]:
     """The bodies of nodes, and those inside them."""
     for node in nodes:
         for body in subgraphs(node) if node.attribute else ():
@@ -39,7 +38,7 @@ def bodies(nodes: Iterable[NodeProto]) -> Iterator[GraphProto]:
             yield from bodies(body.node)
 
 
-def captured(node: NodeProto) -> list[str]:
+def captured(node: Node) -> list[str]:
     """What the subgraphs of a node read from outside, each value once."""
     return list(dict.fromkeys(itertools.chain.from_iterable(map(captured_by, subgraphs(node)))))
 
@@ -53,7 +52,7 @@ def captured_by(graph: GraphProto) -> Iterator[str]:
     yield from (value.name for value in graph.output if value.name not in own)
 
 
-def reads(node: NodeProto) -> list[str]:
+def reads(node: Node) -> list[str]:
     """Every value a node reads: its inputs, and what its subgraphs capture from outside."""
     names = node.input[:]  # a slice is one copy: half the time of going through the field
     if "" in names:
@@ -61,7 +60,7 @@ def reads(node: NodeProto) -> list[str]:
     return names + captured(node) if node.attribute else names
 
 
-def read_by(nodes: Iterable[NodeProto]) -> Iterator[str]:
+def read_by(nodes: Iterable[Node]) -> Iterator[str]:
     """Every value that nodes read, as often as they do."""
     return itertools.chain.from_iterable(map(reads, nodes))
 
@@ -84,6 +83,6 @@ def node_names(graph: GraphProto) -> Iterator[str]:
             yield from node_names(inner)
 
 
-def body_of(node: NodeProto, name: str) -> GraphProto:
+def body_of(node: Node, name: str) -> GraphProto:
     """The body in an attribute of a node; a change of it is a change of the node."""
     return next(a.g for a in node.attribute if a.name == name)

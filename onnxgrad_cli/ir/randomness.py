@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from onnx import NodeProto
-
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 
 RANDOM = frozenset(
     "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
@@ -12,7 +11,7 @@ RANDOM = frozenset(
 """Operators that give other values at each evaluation: two of them are never one."""
 
 
-def is_random(graph: Graph, node: NodeProto) -> bool:
+def is_random(graph: Graph, node: Node) -> bool:
     """Whether a node draws random numbers; a Dropout does in training mode only."""
     if node.op_type not in RANDOM:
         return False

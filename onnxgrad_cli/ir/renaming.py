@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from onnx import AttributeProto, GraphProto, NodeProto
+from onnx import AttributeProto, GraphProto
 
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import subgraphs
 from onnxgrad_cli.ir.types import without_shape
 
 
-def rename(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> None:
+def rename(nodes: Iterable[Node], names: Mapping[str, str]) -> None:
     """Call values by other names wherever the nodes make, read or capture them."""
     for node in nodes:
         for field in (node.input, node.output):

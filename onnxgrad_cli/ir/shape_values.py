@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper
+from onnx import TensorProto, helper
 
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.types import SMALL, Dim, Shape, is_float, shape_of
 
 Entries = np.ndarray
@@ -35,7 +36,7 @@ DEEPEST = 200
 class ShapeValues:
     """What is known of the integers that a graph computes shapes with."""
 
-    def __init__(self, graph: Graph, makers: Mapping[str, NodeProto]) -> None:
+    def __init__(self, graph: Graph, makers: Mapping[str, Node]) -> None:
         self.graph = graph
         self._makers = makers
         self._known: dict[str, Entries | None] = {}
@@ -114,7 +115,7 @@ class ShapeValues:
         return name
 
 
-def computed_shape(values: ShapeValues, node: NodeProto) -> Sizes | None:
+def computed_shape(values: ShapeValues, node: Node) -> Sizes | None:
     """The shape of a node's first output, of which onnx may not know even the rank; None where nothing is known."""
     follow = RESULTS.get(node.op_type) if is_standard(node.domain) else None
     if follow is None or not node.input:
@@ -129,7 +130,7 @@ def computed_shape(values: ShapeValues, node: NodeProto) -> Sizes | None:
 # -- what is known of the entries that a node makes --------------------------------------------------------------
 
 
-def _attributes(node: NodeProto) -> dict[str, Any]:
+def _attributes(node: Node) -> dict[str, Any]:
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
@@ -142,33 +143,33 @@ def _plain(array: object) -> Entries:
     return np.asarray(array, object)
 
 
-def _shape(values: ShapeValues, node: NodeProto) -> Entries | None:
+def _shape(values: ShapeValues, node: Node) -> Entries | None:
     shape, given = values.shape(node.input[0]), _attributes(node)
     return None if shape is None else _plain(shape)[given.get("start", 0) : given.get("end", len(shape))]
 
 
-def _size(values: ShapeValues, node: NodeProto) -> Entries | None:
+def _size(values: ShapeValues, node: Node) -> Entries | None:
     shape = values.shape(node.input[0])
     return None if shape is None else _plain(values.product(shape))
 
 
-def _same(values: ShapeValues, node: NodeProto) -> Entries | None:
+def _same(values: ShapeValues, node: Node) -> Entries | None:
     return values.entries(node.input[0])
 
 
-def _cast(values: ShapeValues, node: NodeProto) -> Entries | None:
+def _cast(values: ShapeValues, node: Node) -> Entries | None:
     """The integers themselves, in whatever type the model computes with them."""
     return None if _attributes(node)["to"] == TensorProto.BOOL else values.entries(node.input[0])
 
 
-def _gather(values: ShapeValues, node: NodeProto) -> Entries | None:
+def _gather(values: ShapeValues, node: Node) -> Entries | None:
     entries, at = values.entries(node.input[0]), values.entries(node.input[1])
     if entries is None or at is None or entries.ndim != 1:
         return None
     return _each(lambda i: None if i is None else entries[i], at)
 
 
-def _slice(values: ShapeValues, node: NodeProto) -> Entries | None:
+def _slice(values: ShapeValues, node: Node) -> Entries | None:
     entries = values.entries(node.input[0])
     if entries is None or entries.ndim != 1 or len(node.input) < 3:
         return None
@@ -180,12 +181,12 @@ def _slice(values: ShapeValues, node: NodeProto) -> Entries | None:
     return entries[slice(*numbers)]
 
 
-def _concat(values: ShapeValues, node: NodeProto) -> Entries | None:
+def _concat(values: ShapeValues, node: Node) -> Entries | None:
     parts = [values.entries(name) for name in node.input]
     return np.concatenate([part for part in parts if part is not None]) if all(p is not None for p in parts) else None
 
 
-def _flat(values: ShapeValues, node: NodeProto) -> Entries | None:
+def _flat(values: ShapeValues, node: Node) -> Entries | None:
     """Unsqueeze, Squeeze and Reshape of what stays a number or a vector."""
     entries, shape = values.entries(node.input[0]), values.shape(node.output[0])
     if entries is None or entries.ndim > 1:
@@ -199,7 +200,7 @@ def _flat(values: ShapeValues, node: NodeProto) -> Entries | None:
     return entries.reshape(-1 if shape else ())
 
 
-def _arithmetic(values: ShapeValues, node: NodeProto) -> Entries | None:
+def _arithmetic(values: ShapeValues, node: Node) -> Entries | None:
     left, right = (values.entries(name) for name in node.input)
     if left is None or right is None:
         return None
@@ -228,7 +229,7 @@ def _combined(values: ShapeValues, op_type: str, a: Dim | None, b: Dim | None, f
     return {"Add": a + b, "Sub": a - b, "Max": max(a, b), "Min": min(a, b)}[op_type]
 
 
-def _product(values: ShapeValues, node: NodeProto) -> Entries | None:
+def _product(values: ShapeValues, node: Node) -> Entries | None:
     entries = values.entries(node.input[0])
     if entries is None or -1 in entries.tolist():
         return None
@@ -242,7 +243,7 @@ def _each(function: Callable[[Any], Any], entries: Entries) -> Entries:
     return found
 
 
-STEPS: dict[str, Callable[[ShapeValues, NodeProto], Entries | None]] = {
+STEPS: dict[str, Callable[[ShapeValues, Node], Entries | None]] = {
     "Shape": _shape,
     "Size": _size,
     "Identity": _same,
@@ -259,7 +260,7 @@ STEPS: dict[str, Callable[[ShapeValues, NodeProto], Entries | None]] = {
 # -- what follows of the shape of a node's result ---------------------------------------------------------------
 
 
-def _reshaped(values: ShapeValues, node: NodeProto) -> Sizes | None:
+def _reshaped(values: ShapeValues, node: Node) -> Sizes | None:
     """Source: https://onnx.ai/onnx/operators/onnx__Reshape.html"""
     target, shape = values.entries(node.input[1]), values.shape(node.input[0])
     if target is None or target.ndim != 1:
@@ -275,7 +276,7 @@ def _reshaped(values: ShapeValues, node: NodeProto) -> Sizes | None:
     return [None if size == -1 else size for size in sizes]
 
 
-def _expanded(values: ShapeValues, node: NodeProto) -> Sizes | None:
+def _expanded(values: ShapeValues, node: Node) -> Sizes | None:
     target, shape = values.entries(node.input[1]), values.shape(node.input[0])
     if target is None or shape is None or target.ndim != 1:
         return None
@@ -293,25 +294,25 @@ def _broadcast(a: Dim | None, b: Dim | None) -> Dim | None:
     return next((size for size in (a, b) if isinstance(size, int)), None)
 
 
-def _filled(values: ShapeValues, node: NodeProto) -> Sizes | None:
+def _filled(values: ShapeValues, node: Node) -> Sizes | None:
     target = values.entries(node.input[0])
     return None if target is None or target.ndim != 1 else target.tolist()
 
 
-def _tiled(values: ShapeValues, node: NodeProto) -> Sizes | None:
+def _tiled(values: ShapeValues, node: Node) -> Sizes | None:
     shape, repeats = values.shape(node.input[0]), values.entries(node.input[1])
     if shape is None or repeats is None or repeats.shape != (len(shape),):
         return None
     return [values.product(pair) for pair in zip(shape, repeats.tolist(), strict=True)]
 
 
-def _ranged(values: ShapeValues, node: NodeProto) -> Sizes | None:
+def _ranged(values: ShapeValues, node: Node) -> Sizes | None:
     start, limit, step = (values.entries(name) for name in node.input)
     counts = start is not None and step is not None and start.tolist() == 0 and step.tolist() == 1
     return [limit.item()] if counts and limit is not None else [None]
 
 
-def _resized(values: ShapeValues, node: NodeProto) -> Sizes | None:
+def _resized(values: ShapeValues, node: Node) -> Sizes | None:
     shape = values.shape(node.input[0])
     if shape is None or len(node.input) < 4 or not node.input[3] or "axes" in _attributes(node):
         return None
@@ -322,7 +323,7 @@ def _resized(values: ShapeValues, node: NodeProto) -> Sizes | None:
     return sizes.tolist() if stretched else None
 
 
-RESULTS: dict[str, Callable[[ShapeValues, NodeProto], Sizes | None]] = {
+RESULTS: dict[str, Callable[[ShapeValues, Node], Sizes | None]] = {
     **dict.fromkeys(SAME_RANK, lambda values, node: None),
     "Reshape": _reshaped,
     "Expand": _expanded,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import GraphProto, ModelProto, TensorProto
 
+from onnxgrad_cli.ir.node import Node, messages
 from onnxgrad_cli.ir.types import SMALL, is_external, nbytes, tensor_type
 
 
@@ -28,7 +29,7 @@ def without_initializers(model: ModelProto, names: Collection[str]) -> ModelProt
 
 def skeleton(
     model: ModelProto,
-    nodes: Iterable[NodeProto] | None = None,
+    nodes: Iterable[Node] | None = None,
     initializers: Mapping[str, TensorProto] | None = None,
 ) -> ModelProto:
     """A model without its weights: large initializers become typed inputs, small ones stay.
@@ -58,7 +59,7 @@ def skeleton(
     for sparse in whole.sparse_initializer:
         value_type = tensor_type(sparse.values.data_type, list(sparse.dims))
         graph.input.append(onnx.helper.make_value_info(sparse.values.name, value_type))
-    graph.node.extend(whole.node if nodes is None else nodes)
+    graph.node.extend(whole.node if nodes is None else messages(nodes))
     return bare
 
 

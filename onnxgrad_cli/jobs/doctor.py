@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto
 
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.narration import Tell, silent
@@ -17,6 +17,7 @@ from onnxgrad_cli.files import ModelSource, own_model
 from onnxgrad_cli.ir.domains import full_name, is_standard, plain_domain
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import is_for_inference
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.provenance import provenance
 from onnxgrad_cli.ir.types import UNNAMED, in_words
@@ -93,7 +94,7 @@ def _origin(model: ModelProto) -> Origin:
     )
 
 
-def _name(node: NodeProto) -> str:
+def _name(node: Node) -> str:
     return node.op_type if is_standard(node.domain) else full_name(node.op_type, node.domain)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, helper, numpy_helper
 
 from onnxgrad_cli.autodiff.kernel_variants import TABLE, VariantChoice, load_tuned
 from onnxgrad_cli.builder import TrainingModel
@@ -24,6 +24,7 @@ from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.execution.session import load_onnxruntime, open_session
 from onnxgrad_cli.files import STREAM, ModelSource, own_model, save_bytes
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node, messages
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.jobs.targets import target_of
@@ -197,7 +198,7 @@ def _bound(session: onnxruntime.InferenceSession, feeds: Mapping[str, np.ndarray
     return lambda: session.run(None, feeds)
 
 
-def _alone(graph: Graph, node: NodeProto) -> ModelProto:
+def _alone(graph: Graph, node: Node) -> ModelProto:
     """A model of one node; constants stay constants."""
     names = [name for name in dict.fromkeys(node.input) if name]
     constants = {name: array for name in names if (array := graph.constant(name)) is not None and array.ndim < 2}
@@ -205,7 +206,7 @@ def _alone(graph: Graph, node: NodeProto) -> ModelProto:
     inputs = [helper.make_value_info(name, types[name]) for name in names if name not in constants]
     outputs = [helper.make_value_info(name, types[name]) for name in node.output if name]
     stored = [numpy_helper.from_array(array, name) for name, array in constants.items()]
-    body = helper.make_graph([node], "alone", inputs, outputs, stored)
+    body = helper.make_graph(messages([node]), "alone", inputs, outputs, stored)
     return helper.make_model(body, opset_imports=graph.proto.opset_import, ir_version=graph.proto.ir_version)
 
 

@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper
+from onnx import TensorProto, helper
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
@@ -25,6 +25,7 @@ from onnxgrad_cli.errors import Caution, UsageError, suggest
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import module_path
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import Shape, dtype_of, is_float, shape_of
 from onnxgrad_cli.metadata import Adapter
@@ -35,7 +36,7 @@ from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.quantized_matrices import is_transpose, quantized_matrices
 from onnxgrad_cli.record import ParameterRecord
 
-Uses = Mapping[str, list[tuple[NodeProto, int]]]
+Uses = Mapping[str, list[tuple[Node, int]]]
 
 
 def parse_lora(text: str) -> LoraSpec:
@@ -68,7 +69,7 @@ def adapters_asked(options: AdaptationOptions) -> bool:
 class Reader:
     """A product that reads a weight: the node, at which input, and whether through a transpose."""
 
-    node: NodeProto
+    node: Node
     position: int
     transposed: bool
 
@@ -98,7 +99,7 @@ def _run(graph: Graph, options: AdaptationOptions, training: ParameterRecord) ->
     targets = _targets(graph, spec, options, training)
     random = np.random.default_rng(options.seed or 0)
     op = Op(graph)
-    before, after = dict[str, list[NodeProto]](), dict[str, list[NodeProto]]()
+    before, after = dict[str, list[Node]](), dict[str, list[Node]]()
     order = {node.name: place for place, node in enumerate(graph.nodes)}
     for name, weight in targets.items():
         adapter = _store(graph, name, weight, spec, options.lora_scaling, random)
@@ -246,7 +247,7 @@ def _weight(graph: Graph, uses: Uses, values: Sequence[str]) -> _Weight:
 
 def views_of(uses: Uses, name: str, transposed: bool = False) -> Iterator[tuple[str, list[Reader]]]:
     """A matrix and its views that are one too, transposed perhaps, each by its name and what else reads it."""
-    readers, views = list[Reader](), list[NodeProto]()
+    readers, views = list[Reader](), list[Node]()
     for node, position in uses.get(name, ()):
         if is_transpose(node) or node.op_type == "Identity":
             views.append(node)
@@ -340,7 +341,7 @@ def _store(
     return Adapter(name, *names, spec.rank, spec.rank if spec.alpha is None else spec.alpha, scaling)
 
 
-def _with_magnitudes(op: Op, adapter: Adapter, reader: Reader, weight: _Weight) -> tuple[Adapter, list[NodeProto], Val]:
+def _with_magnitudes(op: Op, adapter: Adapter, reader: Reader, weight: _Weight) -> tuple[Adapter, list[Node], Val]:
     """An adapter with magnitudes, the nodes that come before the first product, and what lengthens its outputs."""
     assert weight.squares is not None
     dtype = helper.tensor_dtype_to_np_dtype(weight.dtype)
@@ -364,7 +365,7 @@ def _sides(op: Op, adapter: Adapter, reader: Reader) -> tuple[Val, Val]:
     return left, right
 
 
-def _add(op: Op, adapter: Adapter, reader: Reader, dropout: float, gain: Val | None) -> list[NodeProto]:
+def _add(op: Op, adapter: Adapter, reader: Reader, dropout: float, gain: Val | None) -> list[Node]:
     """What a product gains by an adapter, as nodes that follow it."""
     graph, node = op.graph, reader.node
     op.scope = f"{node.name}/adapter"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import onnx
-from onnx import NodeProto, TensorProto
+from onnx import TensorProto
 
 from onnxgrad_cli.autodiff.definitions.preview import PREVIEW
 from onnxgrad_cli.autodiff.reverse import differentiate, or_zero
@@ -17,18 +17,19 @@ from onnxgrad_cli.common.visible import decoded
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node, make_node
 from onnxgrad_cli.ir.types import dtype_of
 from onnxgrad_cli.options import GradientNodeOptions
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.record import StepRecord
 
 
-def is_gradient(node: NodeProto) -> bool:
+def is_gradient(node: Node) -> bool:
     """Whether a node is the Gradient operator of the standard."""
     return node.op_type == "Gradient" and node.domain == PREVIEW
 
 
-def xs_zs_y(node: NodeProto) -> tuple[list[str], list[str], str]:
+def xs_zs_y(node: Node) -> tuple[list[str], list[str], str]:
     """The tensors that a Gradient node names in its attributes xs, zs and y; those left out are empty.
 
     What is no UTF-8 is the name of none, and is given so that it can be told.
@@ -38,7 +39,7 @@ def xs_zs_y(node: NodeProto) -> tuple[list[str], list[str], str]:
     return xs, zs, decoded(given["y"].s) if "y" in given else ""
 
 
-def rename_named(node: NodeProto, identifier: Callable[[str], str]) -> None:
+def rename_named(node: Node, identifier: Callable[[str], str]) -> None:
     """Call what a node names in its attributes, if it is a Gradient, by other names."""
     for attribute in node.attribute if is_gradient(node) else ():
         attribute.strings[:] = [identifier(decoded(name)).encode() for name in attribute.strings]
@@ -57,7 +58,7 @@ def _run(graph: Graph, options: GradientNodeOptions, training: StepRecord) -> bo
     _refuse_bfloat16(graph, [*xs, *zs, training.loss])
     training.gradients.update((name, graph.fresh(f"{name}_grad")) for name in xs)
     graph.types.update((gradient, graph.types[name]) for name, gradient in training.gradients.items())
-    node = onnx.helper.make_node(
+    node = make_node(
         "Gradient",
         [*xs, *zs],
         [training.gradients[name] for name in xs],

@@ -13,7 +13,8 @@ from dataclasses import replace
 from onnx import GraphProto
 
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import FORWARD, subgraphs
+from onnxgrad_cli.ir.node import FORWARD
+from onnxgrad_cli.ir.nodes import subgraphs
 from onnxgrad_cli.options import NamingOptions
 from onnxgrad_cli.passes.gradient_op import rename_named
 from onnxgrad_cli.passes.pipeline import Pass
@@ -42,7 +43,7 @@ def make_identifiers(graph: Graph, keep: Collection[str] = ()) -> dict[str, str]
         return names[name]
 
     _rename(graph.commit().graph, identifier)
-    graph.initializers = {tensor.name: tensor for tensor in graph.proto.graph.initializer}
+    graph.read_again()
     graph.types = {names.get(name, name): value_type for name, value_type in graph.types.items()}
     return names
 

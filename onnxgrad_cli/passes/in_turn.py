@@ -12,11 +12,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence, Set
 
 import numpy as np
-from onnx import NodeProto
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import FORWARD, reads
+from onnxgrad_cli.ir.node import FORWARD, Node, metadata_of
+from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import is_float, shape_of
 from onnxgrad_cli.passes.control import zero_after
 from onnxgrad_cli.passes.pipeline import Pass
@@ -51,7 +51,7 @@ def _let_the_seed_come_first(graph: Graph, training: Training) -> None:
             node.input[0] = name
 
 
-def _reached(nodes: Sequence[NodeProto], starts: Collection[str]) -> set[str]:
+def _reached(nodes: Sequence[Node], starts: Collection[str]) -> set[str]:
     """All that depends on some values, and these."""
     found = set(starts)
     for node in nodes:
@@ -68,8 +68,8 @@ def _ends(graph: Graph, forward: Collection[str], later: Set[str]) -> list[str]:
     return [name for name in made if is_float(graph.types.get(name)) and shape_of(graph.types[name])]
 
 
-def _differentiates(node: NodeProto) -> str:
-    return next((entry.value for entry in node.metadata_props if entry.key == FORWARD), "")
+def _differentiates(node: Node) -> str:
+    return metadata_of(node, FORWARD)
 
 
 def _hold_back(graph: Graph, starts: Iterable[str], ends: Sequence[str]) -> None:
@@ -86,7 +86,7 @@ def _hold_back(graph: Graph, starts: Iterable[str], ends: Sequence[str]) -> None
     graph.set_nodes([*graph.nodes, *op.nodes])
 
 
-def _sorted(nodes: Sequence[NodeProto]) -> list[NodeProto]:
+def _sorted(nodes: Sequence[Node]) -> list[Node]:
     """The nodes so that each stands behind what it reads, else in the order that they have."""
     makers = {name: at for at, node in enumerate(nodes) for name in node.output if name}
     needs = [{makers[name] for name in reads(node) if name in makers} for node in nodes]

@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
-from onnx import NodeProto, TensorProto
+from onnx import TensorProto
 
 from onnxgrad_cli.autodiff.rules.quantize import RANGES
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.types import dtype_of
 
 
@@ -28,7 +29,7 @@ def balanced(op: Op, cotangents: Mapping[str, Val | None], scales: Collection[st
         cotangents: the gradients, by name.
         scales: those of quantizers.
     """
-    quantizers: dict[str, list[NodeProto]] = {}
+    quantizers: dict[str, list[Node]] = {}
     for node in op.graph.nodes if scales else ():
         if node.op_type == "QuantizeLinear":
             quantizers.setdefault(node.input[1], []).append(node)
@@ -41,7 +42,7 @@ def balanced(op: Op, cotangents: Mapping[str, Val | None], scales: Collection[st
     return found
 
 
-def _balanced(op: Op, gradient: Val, quantizers: list[NodeProto]) -> Val:
+def _balanced(op: Op, gradient: Val, quantizers: list[Node]) -> Val:
     greatest = max(RANGES[dtype_of(op.graph.types[node.output[0]])][1] for node in quantizers)
     known, varying = 0, list[Val]()
     for node in quantizers:

@@ -12,12 +12,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, helper, numpy_helper
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node, messages
 from onnxgrad_cli.ir.types import dtype_of, is_external
 from onnxgrad_cli.metadata import Adapter
 
@@ -33,7 +34,7 @@ def squared_norms(graph: Graph, value: str, inputs_first: bool) -> np.ndarray | 
         value: the matrix, as a product reads it; it is made of what is stored alone.
         inputs_first: whether its first axis is that of the inputs, as of x W.
     """
-    makers, nodes, names, todo = graph.producers(), dict[int, NodeProto](), set[str](), [value]
+    makers, nodes, names, todo = graph.producers(), dict[int, Node](), set[str](), [value]
     while todo:
         node = makers.get(name := todo.pop())
         if node is None:
@@ -50,7 +51,7 @@ def squared_norms(graph: Graph, value: str, inputs_first: bool) -> np.ndarray | 
         return _squares(numpy_helper.to_array(tensors[0]), inputs_first)
     model = ModelProto(ir_version=max(graph.proto.ir_version, 4), opset_import=graph.proto.opset_import)
     model.graph.name = "matrix"
-    model.graph.node.extend(node for node in graph.nodes if id(node) in nodes)
+    model.graph.node.extend(messages(node for node in graph.nodes if id(node) in nodes))
     model.graph.initializer.extend(tensors)
     model.graph.output.append(helper.make_tensor_value_info(value, dtype_of(graph.types[value]), None))
     return _squares(Executor(model)({})[value], inputs_first)
@@ -95,7 +96,7 @@ def gains(op: Op, adapter: Adapter, known: str, matrix: Val, first: Val, last: V
     return op.cast(op.wide(magnitude) / norm, magnitude)
 
 
-def bias_apart(node: NodeProto) -> tuple[str, float]:
+def bias_apart(node: Node) -> tuple[str, float]:
     """Take from a product what it adds; returns that, "" if there is nothing, and the factor before it."""
     at = BIAS.get(node.op_type, len(node.input))
     bias = node.input[at] if len(node.input) > at else ""

@@ -13,7 +13,8 @@ import onnx
 from onnx import TensorProto
 
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import ROLE, with_bodies
+from onnxgrad_cli.ir.node import ROLE, Node, make_node
+from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.types import dtype_of, shape_of, tensor_type
 from onnxgrad_cli.options import SignatureOptions
 from onnxgrad_cli.passes.pipeline import Pass
@@ -61,7 +62,7 @@ def settle_yield(graph: Graph, how: str, yielded: Mapping[str, str]) -> None:
             graph.add_input(name, graph.types[name])
 
 
-def _ones(graph: Graph, yielded: Mapping[str, str]) -> list[onnx.NodeProto]:
+def _ones(graph: Graph, yielded: Mapping[str, str]) -> list[Node]:
     """The nodes that fill each cotangent with ones of the shape of its value."""
     nodes = []
     for name, cotangent in yielded.items():
@@ -71,13 +72,13 @@ def _ones(graph: Graph, yielded: Mapping[str, str]) -> list[onnx.NodeProto]:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(dtype_of(graph.types[name]))
         one = onnx.numpy_helper.from_array(np.ones(1, dtype))
         nodes += [
-            onnx.helper.make_node("Shape", [name], [shape], name=graph.fresh(f"{cotangent}/Shape")),
-            onnx.helper.make_node(
+            make_node("Shape", [name], [shape], name=graph.fresh(f"{cotangent}/Shape")),
+            make_node(
                 "ConstantOfShape", [shape], [cotangent], name=graph.fresh(f"{cotangent}/ConstantOfShape"), value=one
             ),
         ]
     for node in nodes:
-        node.metadata_props.add(key=ROLE, value="seed")
+        node.metadata = {ROLE: "seed"}
     return nodes
 
 

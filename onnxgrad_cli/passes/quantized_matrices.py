@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from onnx import NodeProto, TensorProto
+from onnx import TensorProto
 
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import is_float, nbytes
 
@@ -29,7 +30,7 @@ def quantized_matrices(graph: Graph) -> dict[str, list[str]]:
     return found
 
 
-def is_transpose(node: NodeProto) -> bool:
+def is_transpose(node: Node) -> bool:
     """Whether a node exchanges the two axes of a matrix."""
     return node.op_type == "Transpose" and [list(a.ints) for a in node.attribute] in ([], [[1, 0]])
 
@@ -54,7 +55,7 @@ def is_integer(tensor: TensorProto) -> bool:
     return "INT" in TensorProto.DataType.Name(tensor.data_type)
 
 
-def _before_views(makers: dict[str, NodeProto], name: str) -> str:
+def _before_views(makers: dict[str, Node], name: str) -> str:
     while name in makers and (is_transpose(makers[name]) or makers[name].op_type == "Identity"):
         name = makers[name].input[0]
     return name

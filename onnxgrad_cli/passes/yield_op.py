@@ -12,6 +12,7 @@ import onnx
 
 from onnxgrad_cli.autodiff.activity import on_the_way
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import make_node
 from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.record import StepRecord
@@ -29,7 +30,7 @@ def insert_yield(graph: Graph, outputs: Sequence[str], wanted: Sequence[str] = (
     others = [position for position, name in enumerate(outputs) if name not in floats]
     external = {name for name in floats if name in wanted or _feeds(graph, name, floats)}
     yielded = {name: graph.fresh(f"{name}_grad{'_external' * (name in external)}") for name in floats}
-    node = onnx.helper.make_node(
+    node = make_node(
         "YieldOp",
         outputs,
         list(yielded.values()),

@@ -11,14 +11,14 @@ from collections.abc import Collection
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-import onnx
-from onnx import GraphProto, ModelProto, NodeProto
+from onnx import GraphProto, ModelProto
 
 from onnxgrad_cli.autodiff.definitions.preview import PREVIEW
 from onnxgrad_cli.autodiff.reverse import differentiate, or_zero
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node, copied, make_node, messages
 from onnxgrad_cli.ir.nodes import reads, with_bodies
 from onnxgrad_cli.ir.renaming import rename, renamed
 from onnxgrad_cli.passes.cleanup.cleanup import tidy
@@ -100,12 +100,12 @@ def _sort(graph: Graph) -> None:
     graph.set_nodes(graph.nodes[i] for i in order)
 
 
-def _copied(graph: Graph, request: Request) -> list[NodeProto]:
+def _copied(graph: Graph, request: Request) -> list[Node]:
     """The differentiated nodes once more on copies of what is fed, and the Gradient of those."""
     names = {name: graph.fresh(name) for name in request.named}
     own = list(names.values())
     given = [
-        onnx.helper.make_node("Identity", [value], [name], name=graph.fresh(f"{name}/Identity"))
+        make_node("Identity", [value], [name], name=graph.fresh(f"{name}/Identity"))
         for name, value in zip(own, request.fed, strict=True)
     ]
     needed = graph.ancestors([request.y], request.named)
@@ -114,10 +114,9 @@ def _copied(graph: Graph, request: Request) -> list[NodeProto]:
         if needed.intersection(node.output) and dependent.intersection(reads(node)):
             between.append(node)
             dependent.update(node.output)
-    copies = renamed(graph, GraphProto(node=between), names).node
+    copies = renamed(graph, GraphProto(node=messages(between)), names).node
     made = {a: b for old, new in zip(between, copies, strict=True) for a, b in zip(old.output, new.output, strict=True)}
-    again = NodeProto()
-    again.CopyFrom(request.node)
+    again = copied(request.node)
     again.input[:] = [*own, *own, made.get(request.y, names.get(request.y, request.y))]
     return [*given, *copies, again]
 
@@ -132,7 +131,7 @@ def _read_past_copies(graph: Graph, own: Collection[str]) -> None:
     rename(graph.nodes, names)
 
 
-def _derived(graph: Graph, request: Request, training: Training) -> list[NodeProto]:
+def _derived(graph: Graph, request: Request, training: Training) -> list[Node]:
     """The nodes that compute the outputs which have a name."""
     op = Op(graph)
     op.role = "backward"

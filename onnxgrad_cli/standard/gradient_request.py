@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
-import onnx
-from onnx import FunctionProto, GraphProto, NodeProto
+from onnx import FunctionProto, GraphProto
 
 from onnxgrad_cli.errors import Refusal, UnsupportedError, UsageError, suggest
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node, make_node, messages
 from onnxgrad_cli.ir.nodes import reads, subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.types import dtype_of, in_words, is_float, shape_of
@@ -32,7 +32,7 @@ class Request:
         y: the tensor that is differentiated.
     """
 
-    def __init__(self, node: NodeProto) -> None:
+    def __init__(self, node: Node) -> None:
         self.node = node
         self.what = _what(node)
         xs, zs, _ = xs_zs_y(node)
@@ -96,7 +96,7 @@ class Request:
                 )
 
 
-def _what(node: NodeProto) -> str:
+def _what(node: Node) -> str:
     return f"Gradient '{node.name or next(filter(None, node.output), '')}'"
 
 
@@ -133,7 +133,7 @@ def read_what_is_named(graph: Graph) -> None:
             _own_inputs(function)
 
 
-def _mark(nodes: Iterable[NodeProto], given: Sequence[str], where: str) -> bool:
+def _mark(nodes: Iterable[Node], given: Sequence[str], where: str) -> bool:
     """Let every Gradient among the nodes of a graph, whose inputs are `given`, read what it names; whether any is."""
     nodes = list(nodes)
     for node in nodes:
@@ -152,7 +152,7 @@ def _mark(nodes: Iterable[NodeProto], given: Sequence[str], where: str) -> bool:
     return bool(found)
 
 
-def _check_names(node: NodeProto, known: Iterable[str], where: str) -> None:
+def _check_names(node: Node, known: Iterable[str], where: str) -> None:
     """Make sure that a Gradient node names tensors that there are, each once, and is fed one for each."""
     what, (xs, zs, y) = _what(node), xs_zs_y(node)
     if any(attribute.ref_attr_name for attribute in node.attribute):
@@ -186,8 +186,8 @@ def _own_inputs(function: FunctionProto) -> None:
         for name in function.input
         if name in named
     }
-    copies = [onnx.helper.make_node("Identity", [old], [new], name=f"{new}/Identity") for old, new in names.items()]
+    copies = [make_node("Identity", [old], [new], name=f"{new}/Identity") for old, new in names.items()]
     rename(function.node, names)
-    nodes = GraphProto(node=[*copies, *function.node]).node
+    nodes = GraphProto(node=messages([*copies, *function.node])).node
     del function.node[:]
     function.node.extend(nodes)

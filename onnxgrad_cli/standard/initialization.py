@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node, make_node
 from onnxgrad_cli.ir.types import HALVES, shape_of, tensor_type
 from onnxgrad_cli.passes.parameters.presets import VIEWS
 from onnxgrad_cli.record import Training, parts
@@ -127,7 +128,7 @@ class _Draw:
         if self._seeds is not None:
             attributes["seed"] = float(next(self._seeds))
         name = graph.fresh(f"{op_type}_out")
-        node = helper.make_node(op_type, [], [name], name=graph.fresh(op_type), dtype=kind, shape=dims, **attributes)
+        node = make_node(op_type, [], [name], name=graph.fresh(op_type), dtype=kind, shape=dims, **attributes)
         graph.types[name] = tensor_type(kind, dims)
         self.op.nodes.append(node)
         return self.op.val(name)
@@ -155,7 +156,7 @@ class _Readers:
     def __init__(self, graph: Graph, training: Training) -> None:
         self.graph = graph
         own = [node for node, part in zip(graph.nodes, parts(graph, training), strict=True) if part == "model"]
-        self.uses: dict[str, list[tuple[NodeProto, int]]] = {}
+        self.uses: dict[str, list[tuple[Node, int]]] = {}
         for node in own:
             for position, name in enumerate(node.input):
                 self.uses.setdefault(name, []).append((node, position))
@@ -171,7 +172,7 @@ class _Readers:
     def _of(self, name: str, dims: Sequence[int]) -> Part | None:
         return next((p for use in self.uses.get(name, ()) if (p := self._at(*use, dims)) is not None), None)
 
-    def _at(self, node: NodeProto, position: int, dims: Sequence[int]) -> Part | None:
+    def _at(self, node: Node, position: int, dims: Sequence[int]) -> Part | None:
         if node.op_type in VIEWS:
             seen = shape_of(self.graph.types.get(node.output[0])) or ()
             sizes = [size for size in seen if isinstance(size, int)]
@@ -193,43 +194,43 @@ CONSTANTS: dict[tuple[str, int], float] = {
 """(operator, input) -> where what is read there begins."""
 
 
-def _matmul(node: NodeProto, position: int, dims: Sequence[int]) -> Part | None:
+def _matmul(node: Node, position: int, dims: Sequence[int]) -> Part | None:
     if len(dims) == 1:  # a row on the left, a column on the right: all of it is summed
         return dims[0], 1
     rows, columns = dims[-2:]
     return (rows, columns) if position == 1 else (columns, rows)
 
 
-def _gemm(node: NodeProto, position: int, dims: Sequence[int]) -> Part | None:
+def _gemm(node: Node, position: int, dims: Sequence[int]) -> Part | None:
     rows, columns = dims
     swapped = _attribute(node, "transB" if position else "transA", 0)
     return (rows, columns) if bool(swapped) != (position == 1) else (columns, rows)
 
 
-def _conv(node: NodeProto, position: int, dims: Sequence[int]) -> Part | None:
+def _conv(node: Node, position: int, dims: Sequence[int]) -> Part | None:
     field = math.prod(dims[2:])
     return dims[1] * field, dims[0] // _attribute(node, "group", 1) * field
 
 
-def _conv_transpose(node: NodeProto, position: int, dims: Sequence[int]) -> Part | None:
+def _conv_transpose(node: Node, position: int, dims: Sequence[int]) -> Part | None:
     fan_in, fan_out = _conv(node, position, dims)  # type: ignore[misc]
     return fan_out, fan_in
 
 
-def _recurrent(node: NodeProto, position: int, dims: Sequence[int]) -> Part | None:
+def _recurrent(node: Node, position: int, dims: Sequence[int]) -> Part | None:
     return dims[-1], dims[-2] // GATES[node.op_type]
 
 
-def _rows(node: NodeProto, position: int, dims: Sequence[int]) -> Part | None:
+def _rows(node: Node, position: int, dims: Sequence[int]) -> Part | None:
     return (dims[-1], dims[-1]) if position == 0 else None
 
 
-def _summand(node: NodeProto, position: int, dims: Sequence[int]) -> Part | None:
+def _summand(node: Node, position: int, dims: Sequence[int]) -> Part | None:
     """A bias has one axis, be there others of size one; what has more is a table (of positions, say)."""
     return BIAS if sum(size > 1 for size in dims) <= 1 else (dims[-1], dims[-1])
 
 
-def _einsum(node: NodeProto, position: int, dims: Sequence[int]) -> Part | None:
+def _einsum(node: Node, position: int, dims: Sequence[int]) -> Part | None:
     left, arrow, result = _attribute(node, "equation", b"").decode().replace(" ", "").partition("->")
     terms = left.split(",")
     if not arrow or "." in left or len(terms[position]) != len(dims):
@@ -241,7 +242,7 @@ def _einsum(node: NodeProto, position: int, dims: Sequence[int]) -> Part | None:
     return math.prod(summed), math.prod(made)
 
 
-FANS: dict[str, Callable[[NodeProto, int, Sequence[int]], Part | None]] = {
+FANS: dict[str, Callable[[Node, int, Sequence[int]], Part | None]] = {
     "MatMul": _matmul,
     "Gemm": _gemm,
     "Conv": _conv,
@@ -255,6 +256,6 @@ FANS: dict[str, Callable[[NodeProto, int, Sequence[int]], Part | None]] = {
 """Operator -> the fans of what it reads at a position, or where that begins."""
 
 
-def _attribute(node: NodeProto, name: str, default: Any) -> Any:
+def _attribute(node: Node, name: str, default: Any) -> Any:
     found = next((a for a in node.attribute if a.name == name), None)
     return default if found is None else onnx.helper.get_attribute_value(found)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from onnx import NodeProto
-
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.targets.blocked import block_convolutions, suiting_form
 from onnxgrad_cli.targets.portable import fit, portable_form
 
@@ -40,7 +39,7 @@ class Target:
     """
 
     prefer: Callable[[Op, str, str], str | None] = _no_form
-    replace: Callable[[Graph], list[NodeProto]] | None = None
+    replace: Callable[[Graph], list[Node]] | None = None
     fit: Callable[[Graph], None] | None = None
     branches: bool = True
     constant_axes: bool = False

@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from onnx import FunctionProto, NodeProto, TensorProto, helper, parser
+from onnx import FunctionProto, TensorProto, helper, parser
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import dtype_of, shape_of
 from onnxgrad_cli.targets.standard import DOMAIN, OWN, call
@@ -108,7 +109,7 @@ def function_of(domain: str, name: str) -> FunctionProto:
     return parser.parse_function(_WHOLE.format(domain=domain, name=name, body=BODIES[domain, name]))
 
 
-def block_convolutions(graph: Graph) -> list[NodeProto]:
+def block_convolutions(graph: Graph) -> list[Node]:
     """Let the blocked layout have those convolutions that are faster there; returns them.
 
     Of the time of the standard's (one thread, AVX-512, batch 4, 3x3): 56x56 pixels and 64 channels 0.86, 28x28 and 128
@@ -147,7 +148,7 @@ _NONE: tuple[str, Mapping[str, Any]] = "", {}
 """What `_fitting` says of a convolution that no function computes faster."""
 
 
-def _fitting(graph: Graph, node: NodeProto) -> tuple[str, Mapping[str, Any]]:
+def _fitting(graph: Graph, node: Node) -> tuple[str, Mapping[str, Any]]:
     """The domain of the function that computes a convolution faster, and the attributes of its call; or ""."""
     shape = shape_of(graph.types.get(node.input[1])) or ()
     sizes = [size for size in shape if isinstance(size, int)]
@@ -178,7 +179,7 @@ def _is_plain(given: Mapping[str, Any]) -> bool:
     return given["auto_pad"] == b"NOTSET" and given["group"] == 1 and set(given["strides"]) == {1}
 
 
-def _attributes(node: NodeProto) -> dict[str, Any]:
+def _attributes(node: Node) -> dict[str, Any]:
     """Those of a two-dimensional convolution, with their defaults."""
     defaults = {"auto_pad": b"NOTSET", "dilations": (1, 1), "group": 1, "pads": (0,) * 4, "strides": (1, 1)}
     return defaults | {a.name: helper.get_attribute_value(a) for a in node.attribute}

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from onnx import NodeProto, TensorProto, helper
+from onnx import TensorProto, helper
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Refusal, UnsupportedError
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import ROLE
+from onnxgrad_cli.ir.node import ROLE, Node, as_message, metadata_of
 from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
 
 FORMS = {
@@ -61,7 +61,7 @@ def fit(graph: Graph) -> None:
     Raises:
         UnsupportedError: there is something; each node is listed with the runtime.
     """
-    nodes: list[NodeProto] = []
+    nodes: list[Node] = []
     for node in graph.nodes:
         if not _computed(graph, node):
             nodes += _narrowed(graph, node) or [*_with_more_channels(graph, node), node]
@@ -83,7 +83,7 @@ PLAIN = frozenset({"Add", "Cast", "Div", "Mul", "Neg", "Reciprocal", "Sqrt", "Su
 """What exporters write to make a constant of others."""
 
 
-def _computed(graph: Graph, node: NodeProto) -> bool:
+def _computed(graph: Graph, node: Node) -> bool:
     """Whether a node was computed now, as it is one of constants in float64, and its outputs are constants instead.
 
     onnxruntime-web has few such kernels beside WebGPU, and does not open a model with the Sqrt that PyTorch's exporter
@@ -97,7 +97,7 @@ def _computed(graph: Graph, node: NodeProto) -> bool:
         return False
     from onnx.reference import ReferenceEvaluator  # its import takes longer than a small build
 
-    for name, array in zip(node.output, ReferenceEvaluator(node).run(None, arrays), strict=True):
+    for name, array in zip(node.output, ReferenceEvaluator(as_message(node)).run(None, arrays), strict=True):
         graph.add_initializer(name, array)
     return True
 
@@ -108,7 +108,7 @@ WIDEST = 7
 """How many pieces a Concat or Split has at most: with the whole they are the eight buffers that WebGPU promises."""
 
 
-def _narrowed(graph: Graph, node: NodeProto) -> list[NodeProto]:
+def _narrowed(graph: Graph, node: Node) -> list[Node]:
     """A Concat or Split of many pieces as several of few; none where it is no such node."""
     if not is_standard(node.domain) or max(len(node.input), len(node.output)) <= WIDEST:
         return []
@@ -139,10 +139,10 @@ def _cut(op: Op, x: Val, sizes: Sequence[int], axis: int) -> list[Val]:
     return [piece for part, group in zip(parts, groups, strict=True) for piece in _cut(op, part, group, axis)]
 
 
-def _op_for(graph: Graph, node: NodeProto) -> Op:
+def _op_for(graph: Graph, node: Node) -> Op:
     """An emitter of nodes that stand for another one."""
     op = Op(graph)
-    op.role = next((entry.value for entry in node.metadata_props if entry.key == ROLE), op.role)
+    op.role = metadata_of(node, ROLE) or op.role
     op.scope = node.name
     return op
 
@@ -163,7 +163,7 @@ def _is_wrong(shape: Shape, group: int) -> bool:
     return odd and (not isinstance(outputs, int) or outputs % 4 == 0 or group > 1)
 
 
-def _with_more_channels(graph: Graph, node: NodeProto) -> list[NodeProto]:
+def _with_more_channels(graph: Graph, node: Node) -> list[Node]:
     """Give a convolution that WebGPU computes wrongly channels of zeros; returns the nodes that come before it."""
     shape = _weight(graph, node)
     if shape is None or not isinstance(shape[1], int) or _group(node) > 1 or not _is_wrong(shape, 1):
@@ -176,17 +176,17 @@ def _with_more_channels(graph: Graph, node: NodeProto) -> list[NodeProto]:
     return op.nodes
 
 
-def _weight(graph: Graph, node: NodeProto) -> Shape | None:
+def _weight(graph: Graph, node: Node) -> Shape | None:
     """The shape of a convolution's weight; None where the node is none, or it is unknown."""
     is_conv = node.op_type == "Conv" and is_standard(node.domain)
     return shape_of(graph.types.get(node.input[1])) if is_conv else None
 
 
-def _group(node: NodeProto) -> int:
+def _group(node: Node) -> int:
     return next((a.i for a in node.attribute if a.name == "group"), 1)
 
 
-def _wrong_convolution(graph: Graph, node: NodeProto) -> str:
+def _wrong_convolution(graph: Graph, node: Node) -> str:
     """Why a convolution is refused; "" where it is not."""
     shape = _weight(graph, node)
     given = {a.name: helper.get_attribute_value(a) for a in node.attribute}

@@ -13,6 +13,7 @@ from onnx import FunctionProto, ModelProto, NodeProto, helper
 
 from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import with_bodies
 
 DOMAIN = "onnxgrad.target."
@@ -27,7 +28,7 @@ def standard_domain(domain: str) -> str:
     return "" if domain.startswith(DOMAIN) else plain_domain(domain)
 
 
-def call(graph: Graph, node: NodeProto, function: FunctionProto, attributes: Mapping[str, Any]) -> None:
+def call(graph: Graph, node: Node, function: FunctionProto, attributes: Mapping[str, Any]) -> None:
     """Let a function compute a node of the operator that it is named after.
 
     Args:
@@ -47,9 +48,12 @@ def call(graph: Graph, node: NodeProto, function: FunctionProto, attributes: Map
         graph.use_domain(function.domain)
 
 
-def _uncall(node: NodeProto) -> None:
+def _uncall(node: Node | NodeProto) -> None:
     """Make of a function's call the operator that it stands for."""
-    node.ClearField("domain")
+    if isinstance(node, Node):
+        node.domain = ""
+    else:
+        node.ClearField("domain")
     for attribute in [a for a in node.attribute if a.name.startswith(OWN)]:
         node.attribute.remove(attribute)
 
@@ -59,7 +63,7 @@ def is_targeted(model: ModelProto) -> bool:
     return any(function.domain.startswith(DOMAIN) for function in model.functions)
 
 
-def to_standard(model: ModelProto, nodes: Iterable[NodeProto] | None = None) -> None:
+def to_standard(model: ModelProto, nodes: Iterable[Node] | None = None) -> None:
     """Write a model in the operators that its targets' functions stand for, in place.
 
     Args:
@@ -73,7 +77,7 @@ def to_standard(model: ModelProto, nodes: Iterable[NodeProto] | None = None) -> 
     _forget_functions(model, held)
 
 
-def _forget_functions(model: ModelProto, nodes: list[NodeProto]) -> None:
+def _forget_functions(model: ModelProto, nodes: list[Node]) -> None:
     """Remove the functions that targets have brought, and the domains that no other node is of."""
     functions = [function for function in model.functions if function.domain.startswith(DOMAIN)]
     gone = {name for f in functions for name in (f.domain, *(entry.domain for entry in f.opset_import)) if name}

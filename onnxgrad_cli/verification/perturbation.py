@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import onnx
 from onnx import ModelProto
 
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.node import make_node
 from onnxgrad_cli.ir.skeleton import copied
 
 
@@ -30,7 +30,7 @@ def perturbed(model: ModelProto, path: Path | None, names: Sequence[str]) -> tup
     added = {name: graph.fresh(f"{name}_added") for name in names}
     for name, more in added.items():
         made = graph.fresh(f"{name}_made")
-        node = onnx.helper.make_node("Add", [made, more], [name], name=graph.fresh(f"{name}/Add"))
+        node = make_node("Add", [made, more], [name], name=graph.fresh(f"{name}/Add"))
         position = _take_name(graph, name, made)
         graph.nodes.insert(position, node)
         graph.add_input(more, graph.types[name])

@@ -21,7 +21,8 @@ from onnxgrad_cli.ir.dialects import mend
 from onnxgrad_cli.ir.domains import is_standard, plain_domain
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import folders, module_finder
-from onnxgrad_cli.ir.nodes import FORWARD, ROLE, reads, subgraphs
+from onnxgrad_cli.ir.node import FORWARD, ROLE
+from onnxgrad_cli.ir.nodes import reads, subgraphs
 from onnxgrad_cli.ir.types import FLOATS, in_words, is_external
 from onnxgrad_cli.metadata import ROLES
 from onnxgrad_cli.view.drawing import Box, Drawing, Edge, Group, Kind, Part, short

@@ -25,7 +25,8 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import FORWARD, ROLE, with_bodies
+from onnxgrad_cli.ir.node import FORWARD, ROLE
+from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.types import Arrays, is_float
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import describe

@@ -98,11 +98,11 @@ def test_what_does_not_reach_is_none() -> None:
 
 def test_the_forward_graph_stays_and_only_what_is_wanted_is_written() -> None:
     graph = graph_of("g (double[3, 4] x, double[4, 2] w) => (double[3, 2] y) { h = MatMul(x, w) y = Tanh(h) }")
-    before = [node.SerializeToString() for node in graph.nodes]
+    before = [node.message().SerializeToString() for node in graph.nodes]
     graph.add_input("g", graph.types["y"])
     op = Op(graph)
     found = differentiate(graph, {"y": op.val("g")}, ["w"], op)
-    assert [node.SerializeToString() for node in graph.nodes] == before
+    assert [node.message().SerializeToString() for node in graph.nodes] == before
     assert found["w"] is not None and "x" not in found
     assert sum(node.op_type in ("MatMul", "Gemm") for node in op.nodes) == 1
     active, needed = on_the_way(graph, ["w"], ["y"])

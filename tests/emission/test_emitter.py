@@ -20,7 +20,7 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
-from onnxgrad_cli.ir.nodes import FORWARD, ROLE
+from onnxgrad_cli.ir.node import FORWARD, ROLE
 from onnxgrad_cli.ir.types import dtype_of, shape_of
 
 X = np.random.default_rng(0).uniform(0.5, 2, (2, 3, 4)).astype(np.float32)
@@ -290,7 +290,7 @@ def test_nodes_say_what_they_are_for() -> None:
     (node,) = op.nodes
     assert node.name == "grad/layer/Exp"
     assert emitter().Exp(op.val("x")).name == "Exp_out"
-    assert {entry.key: entry.value for entry in node.metadata_props} == {ROLE: "backward", FORWARD: "layer"}
+    assert node.metadata == {ROLE: "backward", FORWARD: "layer"}
 
 
 def test_half_types_are_added_up_in_float32() -> None:

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import make_node
 from onnxgrad_cli.ir.types import SMALL, shape_of, tensor_type
 
 TEXT = """
@@ -48,7 +49,7 @@ def test_a_new_view_knows_its_file_and_no_more() -> None:
 def test_what_was_added_runs(graph: Graph) -> None:
     graph.add_initializer("two", np.float32([2.0]))
     graph.add_initializer("unread", np.float32([3.0]))
-    graph.nodes.insert(1, helper.make_node("Mul", ["h", "two"], ["twice"], name="doubled"))
+    graph.nodes.insert(1, make_node("Mul", ["h", "two"], ["twice"], name="doubled"))
     graph.types["twice"] = tensor_type(TensorProto.FLOAT, ["n", 2])
     graph.add_output("twice")
     graph.add_input("z", tensor_type(TensorProto.FLOAT, []))
@@ -136,7 +137,19 @@ def test_an_added_constant_that_was_dropped_stays_away(graph: Graph) -> None:
 def test_work_goes_on_after_a_commit(graph: Graph) -> None:
     graph.commit()
     graph.nodes[0].op_type = "Add"
+    graph.commit()
     assert graph.proto.graph.node[0].op_type == "Add"
+
+
+def test_nodes_are_read_when_they_are_asked_for(graph: Graph) -> None:
+    graph.proto.graph.node[0].name = "early"
+    assert graph.commit().graph.node[0].name == graph.nodes[0].name == "early"
+    graph.nodes[0].input[0] = "other"
+    assert graph.commit().graph.node[0].input[0] == "other"
+    graph.proto.graph.node[0].name = "late"
+    assert graph.nodes[0].name == "early"
+    graph.read_again()
+    assert graph.nodes[0].name == "late" and graph.uses()["other"] == [(graph.nodes[0], 0)]
 
 
 def test_a_rewritten_skeleton_is_adopted() -> None:
@@ -161,8 +174,8 @@ def test_a_rewritten_skeleton_is_adopted() -> None:
     skeleton.graph.initializer.append(numpy_helper.from_array(np.float32([3]), "three"))
     skeleton.graph.initializer[0].float_data[:] = [7, 7]
     graph.adopt(skeleton)
-    noted = {node.name: [(each.key, each.value) for each in node.metadata_props] for node in graph.nodes}
-    assert noted == {"first": [("namespace", "layer")], "dead": [("namespace", "new")], "copied": []}
+    noted = {node.name: dict(node.metadata) for node in graph.nodes}
+    assert noted == {"first": {"namespace": "layer"}, "dead": {"namespace": "new"}, "copied": {}}
     assert graph.taken("made")
     assert (graph.opset(), graph.opset("com.microsoft"), graph.proto.ir_version) == (21, None, 10)
     assert [tensor.name for tensor in graph.commit().graph.initializer] == ["w", "idle", "large", "three"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from onnx import GraphProto, NodeProto, TypeProto
+from onnx import GraphProto, TypeProto
 from onnx.helper import make_node, make_sequence_type_proto
 
 from onnxgrad_cli.autodiff.activity import on_the_way
@@ -24,6 +24,7 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import fixed_trips, input_types, inside
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import body_of, reads, subgraphs
 from onnxgrad_cli.ir.randomness import RANDOM
 from onnxgrad_cli.ir.renaming import renamed
@@ -125,9 +126,7 @@ def _read_in(body: GraphProto) -> Iterator[str]:
     return (name for node in body.node for name in reads(node))
 
 
-def _add(
-    graph: Graph, nodes: list[NodeProto], op_type: str, inputs: Sequence[str], output: str, **attributes: Any
-) -> NodeProto:
+def _add(graph: Graph, nodes: list[Node], op_type: str, inputs: Sequence[str], output: str, **attributes: Any) -> Node:
     name = graph.fresh(f"{output}/{op_type}")
     nodes.append(make_node(op_type, inputs, [output], name=name, **attributes))
     return nodes[-1]
@@ -168,7 +167,7 @@ class _Body:
             total[name] = bodies.add(self.op, total[name], g) if name in total else g
         self.cotangents = differentiate(self.inner, total, wanted, self.op, self.outer.training)
 
-    def random(self, results: Iterable[Val]) -> list[NodeProto]:
+    def random(self, results: Iterable[Val]) -> list[Node]:
         """The nodes that draw random numbers of which `results` depend."""
         needed, found = {x.name for x in results}, []
         for node in reversed([*self.inner.nodes, *self.op.nodes]):
@@ -311,7 +310,7 @@ class _Step(_Body):
         return given + [(name, stack, 0, 0) for name, stack in self.saved.items()]
 
     def close(
-        self, before: Sequence[NodeProto], inputs: Sequence[Val], outputs: Sequence[Val], rows: Sequence[Val] = ()
+        self, before: Sequence[Node], inputs: Sequence[Val], outputs: Sequence[Val], rows: Sequence[Val] = ()
     ) -> GraphProto:
         """The backward body: `inputs`, then states and sums; `outputs`, then those of the iteration before, `rows`."""
         after = []

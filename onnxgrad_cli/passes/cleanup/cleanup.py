@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from onnx import NodeProto, helper
-
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import declare
-from onnxgrad_cli.ir.nodes import ROLE
+from onnxgrad_cli.ir.node import ROLE, Node, make_node, metadata_of
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.passes.cleanup.constants import compute_constants, divide_at_once
 from onnxgrad_cli.passes.cleanup.cubic_layout import keep_cubic_layout
@@ -49,23 +47,23 @@ def _separate_views(graph: Graph) -> bool:
     if not made:
         return False
     copies: dict[str, str] = {}
-    nodes: list[NodeProto] = []
+    nodes: list[Node] = []
     for node in graph.nodes:
-        backward = any(entry.key == ROLE and entry.value == "backward" for entry in node.metadata_props)
+        backward = metadata_of(node, ROLE) == "backward"
         name = node.input[0] if node.input else ""
         if backward and node.op_type in VIEWS and name in made and not _stays(graph, node, made[name]):
             if name not in copies:
                 copies[name] = graph.fresh(f"{name}_copy")
                 graph.types[copies[name]] = graph.types[name]
-                nodes.append(helper.make_node("Sum", [name], [copies[name]], name=graph.fresh(f"{node.name}/Sum")))
-                nodes[-1].metadata_props.extend(node.metadata_props)
+                nodes.append(make_node("Sum", [name], [copies[name]], name=graph.fresh(f"{node.name}/Sum")))
+                nodes[-1].metadata = node.metadata
             node.input[0] = copies[name]
         nodes.append(node)
     graph.nodes = nodes
     return bool(copies)
 
 
-def _stays(graph: Graph, view: NodeProto, dequantizer: NodeProto) -> bool:
+def _stays(graph: Graph, view: Node, dequantizer: Node) -> bool:
     """Whether the optimizer leaves both where they are: a Reshape behind several scales moves their axis."""
     scales = shape_of(graph.types.get(dequantizer.input[1])) or ()
     return view.op_type == "Reshape" and len(scales) == 1 and isinstance(scales[0], int) and scales[0] > 1

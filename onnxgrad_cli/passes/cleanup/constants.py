@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Callable, Collection
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import ROLE, read_by
+from onnxgrad_cli.ir.node import ROLE, Node, metadata_of
+from onnxgrad_cli.ir.nodes import read_by
 from onnxgrad_cli.ir.types import SMALL, Shape, dtype_of, shape_of
 
 MANY = 1000
@@ -74,8 +75,8 @@ def divide_at_once(graph: Graph, keep: Collection[str] = ()) -> bool:
     return bool(gone)
 
 
-def _role(node: NodeProto) -> str:
-    return next((entry.value for entry in node.metadata_props if entry.key == ROLE), "")
+def _role(node: Node) -> str:
+    return metadata_of(node, ROLE)
 
 
 def _ours(graph: Graph, name: str) -> np.ndarray | None:
@@ -83,7 +84,7 @@ def _ours(graph: Graph, name: str) -> np.ndarray | None:
     return graph.constant(name) if graph.added(name) else None
 
 
-def _is_reciprocal(graph: Graph, node: NodeProto) -> bool:
+def _is_reciprocal(graph: Graph, node: Node) -> bool:
     """Whether a node divides ones by floats."""
     above = _ours(graph, node.input[0])
     return above is not None and above.dtype.kind == "f" and bool(np.all(above == 1)) and _role(node) == "backward"
@@ -95,7 +96,7 @@ def _known(graph: Graph, name: str) -> Shape | None:
     return None if shape is None or "?" in shape else shape
 
 
-def _value(graph: Graph, node: NodeProto, found: dict[str, np.ndarray]) -> np.ndarray | None:
+def _value(graph: Graph, node: Node, found: dict[str, np.ndarray]) -> np.ndarray | None:
     """What a node computes of constants, in the type of its result; None where that is not known, or not small."""
     value_type = graph.types.get(node.output[0])
     operands: list[np.ndarray] = []
@@ -112,7 +113,7 @@ def _value(graph: Graph, node: NodeProto, found: dict[str, np.ndarray]) -> np.nd
     return None if value is None or value.dtype != dtype or value.shape != shape else value
 
 
-def _computed(graph: Graph, node: NodeProto, operands: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray | None:
+def _computed(graph: Graph, node: Node, operands: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray | None:
     """The result of a node, which has that shape; None where it is not known."""
     kind = node.op_type
     if kind in SIZES:

@@ -9,9 +9,9 @@ same shape behind the Resize, which is a view, keeps the transposes apart.
 from __future__ import annotations
 
 import numpy as np
-from onnx import NodeProto, helper
 
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node, make_node
 from onnxgrad_cli.ir.types import shape_of
 
 
@@ -20,7 +20,7 @@ def keep_cubic_layout(graph: Graph) -> bool:
     cubic = [node for node in graph.nodes if _is_cubic(node) and _may_move(graph, node)]
     if not cubic:
         return False
-    views: dict[str, NodeProto] = {}
+    views: dict[str, Node] = {}
     for node in cubic:
         name = node.output[0]
         rank = len(shape_of(graph.types.get(name)) or ())
@@ -28,10 +28,8 @@ def keep_cubic_layout(graph: Graph) -> bool:
         graph.add_initializer(sizes, np.zeros(rank, np.int64))
         node.output[0] = graph.fresh(f"{name}_resized")
         graph.types[node.output[0]] = graph.types[name]
-        views[node.output[0]] = helper.make_node(
-            "Reshape", [node.output[0], sizes], [name], graph.fresh(f"{name}/view")
-        )
-        views[node.output[0]].metadata_props.extend(node.metadata_props)
+        views[node.output[0]] = make_node("Reshape", [node.output[0], sizes], [name], graph.fresh(f"{name}/view"))
+        views[node.output[0]].metadata = node.metadata
     placed = (
         [node, views[node.output[0]]] if node.output[:1] and node.output[0] in views else [node] for node in graph.nodes
     )
@@ -39,11 +37,11 @@ def keep_cubic_layout(graph: Graph) -> bool:
     return True
 
 
-def _is_cubic(node: NodeProto) -> bool:
+def _is_cubic(node: Node) -> bool:
     return node.op_type == "Resize" and any(a.name == "mode" and a.s == b"cubic" for a in node.attribute)
 
 
-def _may_move(graph: Graph, node: NodeProto) -> bool:
+def _may_move(graph: Graph, node: Node) -> bool:
     """Whether a Transpose stands before a Resize, and no view behind it."""
     if not shape_of(graph.types.get(node.output[0])):
         return False
@@ -54,6 +52,6 @@ def _may_move(graph: Graph, node: NodeProto) -> bool:
     return not (len(readers) == 1 and _is_view(graph, readers[0]))
 
 
-def _is_view(graph: Graph, node: NodeProto) -> bool:
+def _is_view(graph: Graph, node: Node) -> bool:
     sizes = graph.constant(node.input[1]) if node.op_type == "Reshape" else None
     return sizes is not None and not np.any(sizes)

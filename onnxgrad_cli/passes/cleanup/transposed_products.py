@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from onnx import NodeProto, helper
-
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import ROLE
+from onnxgrad_cli.ir.node import ROLE, Node, make_node, metadata_of
 from onnxgrad_cli.ir.types import shape_of, tensor_type
 
 TALL = 2
@@ -28,7 +26,7 @@ def turn_products(graph: Graph) -> bool:
     turned = {node.output[0] for node in last.values()}
     factors = {name: node for name, node in transposes.items() if name not in turned}
     dropped = {node.name for node in last.values()}
-    nodes: list[NodeProto] = []
+    nodes: list[Node] = []
     for node in graph.nodes:
         if node.op_type == "MatMul" and node.output[0] in last:
             nodes += _turn(graph, node, last[node.output[0]].output[0], factors)
@@ -38,7 +36,7 @@ def turn_products(graph: Graph) -> bool:
     return bool(last)
 
 
-def _last_transposes(graph: Graph, transposes: Mapping[str, NodeProto]) -> dict[str, NodeProto]:
+def _last_transposes(graph: Graph, transposes: Mapping[str, Node]) -> dict[str, Node]:
     """Product with a transposed factor -> the node that transposes the product, where nobody else reads it."""
     products = {
         node.output[0]
@@ -52,13 +50,13 @@ def _last_transposes(graph: Graph, transposes: Mapping[str, NodeProto]) -> dict[
     return {node.input[0]: node for node in wide if len(uses[node.input[0]]) == 1 and node.input[0] not in outputs}
 
 
-def _turn(graph: Graph, product: NodeProto, result: str, transposes: Mapping[str, NodeProto]) -> list[NodeProto]:
+def _turn(graph: Graph, product: Node, result: str, transposes: Mapping[str, Node]) -> list[Node]:
     """Let `product` compute its transpose `result`, of its factors' transposes in the other order.
 
     Returns:
         The nodes that transpose those factors that are not transposes already; they stand before the product.
     """
-    added: list[NodeProto] = []
+    added: list[Node] = []
     factors: list[str] = []
     for name in reversed(product.input):
         if name in transposes:
@@ -71,18 +69,18 @@ def _turn(graph: Graph, product: NodeProto, result: str, transposes: Mapping[str
     return added
 
 
-def _transpose(graph: Graph, product: NodeProto, name: str) -> NodeProto:
+def _transpose(graph: Graph, product: Node, name: str) -> Node:
     """A node that transposes the factor `name` of `product`."""
     result = graph.fresh(f"{product.name}/Transpose_out")
     shape = shape_of(graph.types[name])
     graph.types[result] = tensor_type(graph.types[name].tensor_type.elem_type, shape and shape[::-1])
-    node = helper.make_node("Transpose", [name], [result], graph.fresh(f"{product.name}/Transpose"), perm=[1, 0])
-    node.metadata_props.extend(product.metadata_props)
+    node = make_node("Transpose", [name], [result], graph.fresh(f"{product.name}/Transpose"), perm=[1, 0])
+    node.metadata = product.metadata
     return node
 
 
-def _is_backward(node: NodeProto) -> bool:
-    return any(entry.key == ROLE and entry.value == "backward" for entry in node.metadata_props)
+def _is_backward(node: Node) -> bool:
+    return metadata_of(node, ROLE) == "backward"
 
 
 def _is_wide(graph: Graph, name: str) -> bool:
@@ -91,7 +89,7 @@ def _is_wide(graph: Graph, name: str) -> bool:
     return isinstance(rows, int) and isinstance(columns, int) and rows <= TALL * columns
 
 
-def _is_matrix_transpose(graph: Graph, node: NodeProto) -> bool:
+def _is_matrix_transpose(graph: Graph, node: Node) -> bool:
     if node.op_type != "Transpose" or not is_standard(node.domain):
         return False
     return len(shape_of(graph.types.get(node.input[0])) or ()) == 2 and [

@@ -7,14 +7,10 @@ matrix W, of N rows of K, once, in dX = G W: there it is unpacked when G has com
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from onnx import NodeProto, helper
-
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import FORWARD, ROLE
+from onnxgrad_cli.ir.node import FORWARD, ROLE, Node, make_node, metadata_of
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.options import BackwardOptions
 from onnxgrad_cli.passes.few_bits.late_floats import late_floats, times_transposed
@@ -56,12 +52,12 @@ class _Writer:
         found = {node.output[0]: node for node in graph.nodes if node.op_type == "DequantizeLinear"} | graph.kernels
         self.matrices = {value: node for value, node in found.items() if self._is_frozen(node)}
 
-    def _is_frozen(self, node: NodeProto) -> bool:
+    def _is_frozen(self, node: Node) -> bool:
         """Whether all that a node dequantizes is stored, and nobody feeds or trains it."""
         fed = FED.get(node.op_type)
         return all(name in self._stored for at, name in enumerate(node.input[:4]) if name and at != fed)
 
-    def replaced(self, node: NodeProto) -> list[NodeProto]:
+    def replaced(self, node: Node) -> list[Node]:
         """The nodes that compute what a node does."""
         if not is_standard(node.domain) or not node.output:
             return [node]
@@ -85,7 +81,7 @@ class _Writer:
             name = node.input[0]
         return name, turned
 
-    def _product(self, node: NodeProto, position: int, source: NodeProto, turned: bool) -> list[NodeProto]:
+    def _product(self, node: Node, position: int, source: Node, turned: bool) -> list[Node]:
         """The nodes of a product with a matrix, or with its transpose."""
         other = node.input[1 - position]
         if source.op_type == "DequantizeLinear":
@@ -98,7 +94,7 @@ class _Writer:
         op.rename(late_product(op, op.val(other), Packed.of(op, source)), node.output[0])
         return op.nodes
 
-    def _with_floats(self, node: NodeProto, position: int, source: NodeProto, turned: bool) -> list[NodeProto]:
+    def _with_floats(self, node: Node, position: int, source: Node, turned: bool) -> list[Node]:
         """The nodes of a product with what a DequantizeLinear makes: not where it makes the other factor too.
 
         Runtimes have kernels for such products, which compute with the integers.
@@ -116,18 +112,17 @@ class _Writer:
         node.input[position] = (op.transpose(floats, [1, 0]) if turned else floats).name
         return [*op.nodes, node]
 
-    def _begun(self, node: NodeProto) -> Op:
+    def _begun(self, node: Node) -> Op:
         """The emitter, for nodes of the part of the model that a node belongs to."""
-        told: Mapping[str, str] = {entry.key: entry.value for entry in node.metadata_props}
         self._op.nodes, self._op.scope = [], node.name
-        self._op.role, self._op.forward = told.get(ROLE, ""), told.get(FORWARD, "")
+        self._op.role, self._op.forward = metadata_of(node, ROLE), metadata_of(node, FORWARD)
         return self._op
 
-    def _kernel(self, node: NodeProto, kernel: NodeProto, operands: list[str]) -> NodeProto:
+    def _kernel(self, node: Node, kernel: Node, operands: list[str]) -> Node:
         """The kernel's node in place of `node`; it does not round."""
-        written = helper.make_node(kernel.op_type, operands, node.output, node.name, domain=kernel.domain)
+        written = make_node(kernel.op_type, operands, node.output, node.name, domain=kernel.domain)
         written.attribute.extend(attribute for attribute in kernel.attribute if attribute.name != ROUNDS)
-        written.metadata_props.extend(node.metadata_props)
+        written.metadata = node.metadata
         self.graph.use_domain(kernel.domain)
         self.graph.declared_shapes.update(node.output)
         return written

@@ -6,17 +6,18 @@ nobody else reads as one of few bits, whose kernel rounds the other factor unles
 
 from __future__ import annotations
 
-from onnx import NodeProto, TensorProto, helper
+from onnx import TensorProto, helper
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.passes.control import zero_after
 
 NARROW = frozenset({TensorProto.INT4, TensorProto.UINT4, TensorProto.INT2, TensorProto.UINT2})
 """Types that onnxruntime's Reshape knows at the newest opsets only."""
 
 
-def late_floats(op: Op, dequantizer: NodeProto, after: Val) -> Val:
+def late_floats(op: Op, dequantizer: Node, after: Val) -> Val:
     """What a DequantizeLinear gives, when `after` has come: the integers, or their scale, wait for it.
 
     Not the scale where it need not be: onnxruntime may write stored int8 as uint8, and can't for two readers.

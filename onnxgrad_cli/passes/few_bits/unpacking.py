@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-from onnx import NodeProto, TensorProto, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from onnxgrad_cli.autodiff.definitions.contrib import unpacked
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.passes.control import zero_after
 
 LEAST, MOST, PIECES = 2**19, 2**22, 4
@@ -47,7 +48,7 @@ class Packed:
     size: int
 
     @staticmethod
-    def of(op: Op, node: NodeProto) -> Packed:
+    def of(op: Op, node: Node) -> Packed:
         """The matrix that a node reads."""
         given = {attribute.name: attribute.i for attribute in node.attribute}
         packed, scales, zeros = (op.val(name) if name else None for name in [*node.input[1:4], ""][:3])

@@ -15,13 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onnx import NodeProto, TensorProto, helper
+from onnx import TensorProto, helper
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.sums import reduced
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import HALVES, shape_of
 from onnxgrad_cli.losses.classes import ahead, log_softmax, picked
@@ -133,7 +134,7 @@ class _Head:
         inputs: what they read of the model's values, (N, T, .) each.
     """
 
-    nodes: list[NodeProto]
+    nodes: list[Node]
     inputs: list[str]
 
 
@@ -161,7 +162,7 @@ def _head(graph: Graph, training: LossRecord, prediction: Val) -> _Head | None:
     return _Head(nodes, list(inputs))
 
 
-def _is_read_elsewhere(graph: Graph, nodes: Sequence[NodeProto], logits: str) -> bool:
+def _is_read_elsewhere(graph: Graph, nodes: Sequence[Node], logits: str) -> bool:
     """Whether another node reads what nodes make, or the model returns something of it besides the logits."""
     names = {node.name for node in nodes}
     read = {name for node in graph.nodes if node.name not in names for name in reads(node)}
@@ -188,13 +189,13 @@ def _is_wide(graph: Graph, name: str, prediction: Val) -> bool:
     return not shape or not isinstance(shape[-1], int) or shape[-1] == prediction.shape[-1]
 
 
-def _trains_a_matrix(graph: Graph, node: NodeProto, fed: set[str], trained: set[str]) -> bool:
+def _trains_a_matrix(graph: Graph, node: Node, fed: set[str], trained: set[str]) -> bool:
     """Whether a whole matrix is trained that a stored operand of a node is made of."""
     stored = graph.ancestors(set(node.input) - fed) & trained
     return any(len(dims) > 1 and min(dims) > THIN for dims in (graph.initializers[name].dims for name in stored))
 
 
-def _by_token(graph: Graph, node: NodeProto, fed: set[str]) -> bool:
+def _by_token(graph: Graph, node: Node, fed: set[str]) -> bool:
     """Whether a node treats each token for itself: its stored operands have no axis for tokens."""
     if not is_standard(node.domain):
         return False
@@ -218,6 +219,6 @@ def _copied(op: Op, head: _Head, pieces: Mapping[str, Val], result: str) -> Val:
     return values[result]
 
 
-def _attributes(node: NodeProto) -> Iterator[tuple[str, Any]]:
+def _attributes(node: Node) -> Iterator[tuple[str, Any]]:
     for attribute in node.attribute:
         yield attribute.name, helper.get_attribute_value(attribute)

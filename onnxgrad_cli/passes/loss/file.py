@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from onnx import NodeProto, TypeProto, ValueInfoProto, numpy_helper
+from onnx import TypeProto, ValueInfoProto, numpy_helper
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
@@ -18,7 +18,7 @@ from onnxgrad_cli.files import load_model, tensors
 from onnxgrad_cli.ir.dialects import complaint, mend
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import ROLE
+from onnxgrad_cli.ir.node import ROLE, copied
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.types import dtype_of, is_external, is_float, shape_of, tensor_type
 from onnxgrad_cli.passes.prepare.normalise import normalise
@@ -167,10 +167,9 @@ class LossFile:
                 if name:
                     names[name] = op.graph.fresh(f"{op.scope}/{name}")
                     op.graph.types[names[name]] = inner.types.get(name, TypeProto())
-            copy = NodeProto()
-            copy.CopyFrom(node)
+            copy = copied(node)
             copy.name = op.graph.fresh(f"{op.scope}/{node.name}")
-            copy.metadata_props.add(key=ROLE, value=op.role)
+            copy.metadata = {**copy.metadata, ROLE: op.role}
             rename([copy], names)
             op.nodes.append(copy)
         return names

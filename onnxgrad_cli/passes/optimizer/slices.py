@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, helper
 
 from onnxgrad_cli import metadata
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import FLOATS, dtype_of, shape_of
 from onnxgrad_cli.metadata import Roles
@@ -45,7 +46,7 @@ class Update:
     """
 
     weight: str
-    nodes: tuple[NodeProto, ...]
+    nodes: tuple[Node, ...]
     dtypes: Mapping[str, np.dtype]
     vectors: tuple[str, ...]
     scalars: tuple[str, ...]
@@ -116,13 +117,13 @@ class _Chain:
         scalars: what they read of one element.
     """
 
-    def __init__(self, graph: Graph, makers: Mapping[str, NodeProto], roles: Roles, weight: str) -> None:
+    def __init__(self, graph: Graph, makers: Mapping[str, Node], roles: Roles, weight: str) -> None:
         self._graph, self._makers = graph, makers
         self.shape = shape_of(graph.types[weight]) or ()
         own = [weight, *(name for name, slot in roles.slots.items() if slot.of == weight and slot.shape == self.shape)]
         self.outputs = {roles.successors[name]: name for name in own if name in roles.successors}
         self._foreign = {name for name, role in roles.inputs.items() if role in ("weight", "state")}.difference(own)
-        self.nodes: list[NodeProto] = []
+        self.nodes: list[Node] = []
         self.vectors: list[str] = []
         self.scalars: list[str] = []
         self._seen: set[str] = set()

@@ -10,13 +10,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from onnx import FunctionProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper
+from onnx import FunctionProto, ModelProto, TypeProto, ValueInfoProto, helper
 
 from onnxgrad_cli import metadata
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
-from onnxgrad_cli.ir.nodes import ROLE, read_by, reads
+from onnxgrad_cli.ir.node import ROLE, Node, messages, metadata_of
+from onnxgrad_cli.ir.nodes import read_by, reads
 from onnxgrad_cli.ir.skeleton import copied, copy_fields
 from onnxgrad_cli.metadata import Role, Roles
 from onnxgrad_cli.passes.outputs import forget_domain
@@ -68,7 +69,7 @@ def split(model: ModelProto, also: Collection[str] = ()) -> Halves:
     return Halves(gradient, optimizer)
 
 
-def _crossing(model: ModelProto, steps: Sequence[NodeProto]) -> list[str]:
+def _crossing(model: ModelProto, steps: Sequence[Node]) -> list[str]:
     """What the optimizer's nodes read of the nodes before them."""
     own = {name for node in steps for name in node.output}
     before = {name for node in model.graph.node for name in node.output if name and name not in own}
@@ -93,12 +94,12 @@ def narrowed(
     return part
 
 
-def _is_step(node: NodeProto) -> bool:
+def _is_step(node: Node) -> bool:
     """Whether a node belongs to the optimizer."""
-    return any(entry.key == ROLE and entry.value == "optimizer" for entry in node.metadata_props)
+    return metadata_of(node, ROLE) == "optimizer"
 
 
-def behind(nodes: Sequence[NodeProto], results: Iterable[str]) -> list[NodeProto]:
+def behind(nodes: Sequence[Node], results: Iterable[str]) -> list[Node]:
     """The nodes that results are computed by, in order."""
     needed, found = set(results), []
     for node in reversed(nodes):
@@ -121,7 +122,7 @@ def _types(model: ModelProto, names: Collection[str]) -> dict[str, TypeProto]:
 
 def _part(
     model: ModelProto,
-    nodes: list[NodeProto],
+    nodes: list[Node],
     inputs: list[str],
     outputs: list[str],
     types: Mapping[str, TypeProto],
@@ -146,7 +147,7 @@ def _part(
 
     graph.input.extend(info(name) for name in inputs if name in read)
     graph.output.extend(map(info, outputs))
-    graph.node.extend(nodes)
+    graph.node.extend(messages(nodes))
     graph.initializer.extend(tensor for tensor in whole.initializer if tensor.name in read)
     graph.sparse_initializer.extend(tensor for tensor in whole.sparse_initializer if tensor.values.name in read)
     graph.value_info.extend(value for value in whole.value_info if value.name in known and value.name not in declared)

@@ -15,9 +15,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-from onnx import NodeProto, TensorProto, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads, subgraphs, with_bodies
 from onnxgrad_cli.ir.types import FLOATS, SMALL, is_external, is_float, nbytes
 from onnxgrad_cli.passes.parameters import formulas, screen
@@ -87,7 +88,7 @@ KEPT = 4096
 BY_NAME = "(name it with `train` to train it)"
 
 
-def _within(name: str, node: NodeProto, position: int) -> list[tuple[NodeProto, int]]:
+def _within(name: str, node: Node, position: int) -> list[tuple[Node, int]]:
     """The nodes that read a value, and at which input; of a node that captures it, those in its bodies."""
     if position >= 0:
         return [(node, position)]
@@ -100,13 +101,13 @@ def settings(graph: Graph) -> dict[str, str]:
     return {name: setting for name, uses in graph.uses().items() if (setting := _setting(uses))}
 
 
-def _setting(uses: Iterable[tuple[NodeProto, int]]) -> str:
+def _setting(uses: Iterable[tuple[Node, int]]) -> str:
     """As which setting a tensor is read by all these uses, by the first of them; "" where not all read a setting."""
     found = [SETTINGS.get((node.op_type, position), "") for node, position in uses]
     return found[0] if found and all(found) else ""
 
 
-def _tests(reached: list[tuple[NodeProto, int]]) -> formulas.Tests:
+def _tests(reached: list[tuple[Node, int]]) -> formulas.Tests:
     """The formulas that the values of a tensor are tested for, by where it is read."""
     tests = formulas.ANYWHERE
     products = {(node.op_type, position) for node, position in reached if node.op_type in PRODUCTS}
@@ -133,7 +134,7 @@ class ConstantRoles:
         self.doubts: dict[str, str] = {}
         self.by_values: set[str] = set()
         self._samples: dict[str, np.ndarray | None] = {}
-        self._found: dict[str, list[tuple[NodeProto, int]]] = {}
+        self._found: dict[str, list[tuple[Node, int]]] = {}
 
     def reason(self, name: str) -> str:
         """Why `name` is a constant by role, or "" where it is a weight."""
@@ -160,7 +161,7 @@ class ConstantRoles:
         values = self._values(name)
         return "it has infinite values, which no step changes" if values is not None and np.isinf(values).any() else ""
 
-    def _at(self, name: str, node: NodeProto, position: int) -> str:
+    def _at(self, name: str, node: Node, position: int) -> str:
         """Why the initializer is a constant where `node` reads it as its input `position`, or ""."""
         op_type = node.op_type
         if (op_type, position) in SETTINGS:
@@ -184,7 +185,7 @@ class ConstantRoles:
 
     # -- by name, where that is all there is --------------------------------------------------------------------------
 
-    def _is_called_a_parameter(self, name: str, uses: list[tuple[NodeProto, int]]) -> bool:
+    def _is_called_a_parameter(self, name: str, uses: list[tuple[Node, int]]) -> bool:
         """Whether one element is learned: it is kept in bounds, or bears the name of a module's member.
 
         PyTorch gives no such name to constants in its code, but to buffers.
@@ -209,7 +210,7 @@ class ConstantRoles:
 
     # -- by place -----------------------------------------------------------------------------------------------------
 
-    def _by_place(self, name: str, reached: list[tuple[NodeProto, int]]) -> str:
+    def _by_place(self, name: str, reached: list[tuple[Node, int]]) -> str:
         """Why a tensor is a constant by where it is read, behind views and tables of it, or ""."""
         if setting := _setting(reached):
             return setting
@@ -225,13 +226,13 @@ class ConstantRoles:
             return f"a statistic by which an input is standardised {BY_NAME}"
         return ""
 
-    def _reached(self, name: str) -> list[tuple[NodeProto, int]]:
+    def _reached(self, name: str) -> list[tuple[Node, int]]:
         """What reads a tensor, or views of it, parts of it and what is looked up in it: (node, input position)."""
         if name not in self._found:
             self._found[name] = list(self._followed(name))
         return self._found[name]
 
-    def _followed(self, name: str) -> Iterator[tuple[NodeProto, int]]:
+    def _followed(self, name: str) -> Iterator[tuple[Node, int]]:
         seen, names = {name}, [name]
         while names:
             value = names.pop()
@@ -243,13 +244,13 @@ class ConstantRoles:
                         seen.add(node.output[0])
                         names.append(node.output[0])
 
-    def _is_start_of_zeros(self, name: str, reached: list[tuple[NodeProto, int]]) -> bool:
+    def _is_start_of_zeros(self, name: str, reached: list[tuple[Node, int]]) -> bool:
         if not reached or not all(self._is_start(*use) for use in reached):
             return False
         values = self._values(name)
         return values is not None and not np.any(values)
 
-    def _is_start(self, node: NodeProto, position: int) -> bool:
+    def _is_start(self, node: Node, position: int) -> bool:
         """Whether a recurrent network starts from what it reads there: an operator, or its first step written out."""
         if node.op_type in ("MatMul", "Gemm"):
             return position == 0 and node.input[1] in self.graph.initializers
@@ -270,7 +271,7 @@ class ConstantRoles:
         self._doubt(name, "is multiplied before both Sin and Cos, as fixed random frequencies are")
         return True
 
-    def _is_paced(self, node: NodeProto, position: int) -> bool:
+    def _is_paced(self, node: Node, position: int) -> bool:
         """Whether what meets it there in a product are positions: no floats that were fed or learned."""
         return node.op_type in ("Mul", "Div") and node.input[1 - position] in self._places
 
@@ -292,7 +293,7 @@ class ConstantRoles:
     def _frequencies(self) -> Frequencies:
         return Frequencies(self.graph, self.uses)
 
-    def _standardises(self, node: NodeProto) -> bool:
+    def _standardises(self, node: Node) -> bool:
         """Whether an input of the model meets it in `(x - mean) / std`, as a number for each channel."""
         if node.op_type not in ("Sub", "Div", "Mul") or not self._is_vector(node.input[1]):
             return False
@@ -315,11 +316,11 @@ class ConstantRoles:
             node = self.producers.get(name)
         return name in self.graph.input_names
 
-    def _is_multiple(self, node: NodeProto) -> bool:
+    def _is_multiple(self, node: Node) -> bool:
         scale = self.graph.initializers.get(node.input[1]) if node.op_type in ("Mul", "Div") else None
         return scale is not None and math.prod(scale.dims) == 1
 
-    def _is_bias(self, name: str, node: NodeProto, position: int) -> bool:
+    def _is_bias(self, name: str, node: Node, position: int) -> bool:
         """Whether a vector that is added or subtracted is the bias of the matrix product before it."""
         if node.op_type not in ("Add", "Sub") or not self._is_vector(name):
             return False
@@ -328,7 +329,7 @@ class ConstantRoles:
 
     # -- by values ----------------------------------------------------------------------------------------------------
 
-    def _by_values(self, name: str, reached: list[tuple[NodeProto, int]]) -> str:
+    def _by_values(self, name: str, reached: list[tuple[Node, int]]) -> str:
         """Why a tensor is a constant by its values, or ""."""
         if any((node.op_type, at) in WEIGHTS or self._is_bias(name, node, at) for node, at in reached):
             return ""

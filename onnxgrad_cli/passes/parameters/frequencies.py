@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from onnx import NodeProto
-
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.passes.parameters.presets import VIEWS
 
@@ -24,7 +23,7 @@ TURNS = frozenset({"Sin", "Cos"})
 class Frequencies:
     """Which values become angles of sines and cosines, and of which inputs nothing was learned yet."""
 
-    def __init__(self, graph: Graph, uses: Mapping[str, list[tuple[NodeProto, int]]]) -> None:
+    def __init__(self, graph: Graph, uses: Mapping[str, list[tuple[Node, int]]]) -> None:
         self.graph = graph
         self.uses = uses
         self.deep = self._behind_layers()
@@ -68,7 +67,7 @@ class Frequencies:
                     queue.append((made, multiplied or times))
         return found, deep
 
-    def _carries(self, node: NodeProto, position: int) -> bool:
+    def _carries(self, node: Node, position: int) -> bool:
         """Whether a node hands on the angle that it reads at `position`, but for a fixed shift."""
         if node.op_type in ("Add", "Sub"):
             shift = self.graph.initializers.get(node.input[1 - position])

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from onnx import NodeProto
-
 from onnxgrad_cli.common.choices import Preset
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir import modules
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import captured
 from onnxgrad_cli.options import ParameterOptions
 
@@ -41,8 +40,8 @@ class Layer:
         uses: weight, the node that reads it, and at which input (-1: inside a body), in the order of the graph.
     """
 
-    first: NodeProto
-    uses: list[tuple[str, NodeProto, int]] = field(default_factory=list)
+    first: Node
+    uses: list[tuple[str, Node, int]] = field(default_factory=list)
 
     @property
     def weights(self) -> set[str]:
@@ -101,13 +100,13 @@ def layers(graph: Graph, outputs: Sequence[str], weights: Sequence[str]) -> list
     return found
 
 
-def _views(node: NodeProto, weight_of: Mapping[str, str]) -> dict[str, str]:
+def _views(node: Node, weight_of: Mapping[str, str]) -> dict[str, str]:
     """The results of a node that makes a view, where it is one of a weight -> the weight."""
     weight = weight_of.get(node.input[0])
     return {} if weight is None else dict.fromkeys(node.output, weight)
 
 
-def _inputs(node: NodeProto) -> Iterator[tuple[int, str]]:
+def _inputs(node: Node) -> Iterator[tuple[int, str]]:
     yield from enumerate(node.input)
     yield from ((-1, name) for name in (captured(node) if node.attribute else ()))
 
@@ -133,7 +132,7 @@ def _bias(graph: Graph, predictions: Sequence[str], weights: Sequence[str]) -> s
     return {name for name, _, _ in uses} - others
 
 
-def _shifts(graph: Graph, name: str, node: NodeProto, position: int) -> bool:
+def _shifts(graph: Graph, name: str, node: Node, position: int) -> bool:
     if node.op_type in ("Add", "Sub"):
         return sum(size > 1 for size in graph.initializers[name].dims) <= 1
     return (node.op_type, position) in BIASES
@@ -151,7 +150,7 @@ def _norm(graph: Graph, predictions: Sequence[str], weights: Sequence[str]) -> s
     return set().union(*(layer.weights for layer in found))
 
 
-def _normalized(producers: Mapping[str, NodeProto], name: str) -> bool:
+def _normalized(producers: Mapping[str, Node], name: str) -> bool:
     """Whether a value is a normalization's result, before it is scaled."""
     node = producers.get(name)
     while node is not None and node.op_type in VIEWS:
@@ -161,7 +160,7 @@ def _normalized(producers: Mapping[str, NodeProto], name: str) -> bool:
     return node.op_type in ("Div", "Mul") and any(_root_of_mean(producers, name) for name in node.input)
 
 
-def _root_of_mean(producers: Mapping[str, NodeProto], name: str, rooted: bool = False, depth: int = 6) -> bool:
+def _root_of_mean(producers: Mapping[str, Node], name: str, rooted: bool = False, depth: int = 6) -> bool:
     node = producers.get(name)
     if node is None or depth == 0:
         return False

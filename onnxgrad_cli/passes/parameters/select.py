@@ -10,8 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 
-from onnx import NodeProto
-
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.autodiff.activity import open_reads
 from onnxgrad_cli.common.wording import listed
@@ -19,6 +17,7 @@ from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError
 from onnxgrad_cli.ir.domains import full_name, short_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import known_as
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import is_differentiable, is_float
 from onnxgrad_cli.options import SelectionOptions
@@ -195,7 +194,7 @@ def _never_differentiated(graph: Graph) -> Iterator[Refusal]:
             yield Refusal(node.name, operator, graph.unexpanded[node.name])
 
 
-def _tied(graph: Graph, outputs: list[str], read: Callable[[NodeProto], list[str]] = open_reads) -> set[str]:
+def _tied(graph: Graph, outputs: list[str], read: Callable[[Node], list[str]] = open_reads) -> set[str]:
     """Every value that a path ties to `outputs`, through operators with a derivative or one that is refused.
 
     Where floats become integers the path ends, unless they were quantized.

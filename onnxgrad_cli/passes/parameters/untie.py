@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from onnx import NodeProto
-
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import module_path
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.passes.parameters.constants import ConstantRoles
 from onnxgrad_cli.passes.parameters.patterns import matching
@@ -22,7 +21,7 @@ def owners_of(graph: Graph, names: Collection[str]) -> dict[str, list[str]]:
 
     Of weights that a single node reads, nothing is said.
     """
-    readers: dict[str, list[NodeProto]] = {name: [] for name in names}
+    readers: dict[str, list[Node]] = {name: [] for name in names}
     for node in graph.nodes:
         for name in dict.fromkeys(node.input):
             if name in readers:
@@ -32,7 +31,7 @@ def owners_of(graph: Graph, names: Collection[str]) -> dict[str, list[str]]:
     }
 
 
-def _owner(node: NodeProto) -> str:
+def _owner(node: Node) -> str:
     """The other name that a node gives to what it reads, or the module that it lies in."""
     return node.output[0] if node.op_type == "Identity" else module_path(node)
 
@@ -68,6 +67,6 @@ def _part(graph: Graph, name: str, owners: Sequence[str]) -> None:
         node.input[:] = [copy if each == name else each for each in node.input]
 
 
-def _renames(node: NodeProto, name: str) -> bool:
+def _renames(node: Node, name: str) -> bool:
     """Whether a node says that a weight was merged with the one called `name`."""
     return node.op_type == "Identity" and name in node.input

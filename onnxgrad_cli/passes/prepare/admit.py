@@ -9,7 +9,8 @@ from onnxgrad_cli.errors import Caution, OnnxgradError, Refusal, UnsupportedErro
 from onnxgrad_cli.ir.dialects import mend, unknown_operators
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import FORWARD, ROLE, with_bodies
+from onnxgrad_cli.ir.node import FORWARD, ROLE, metadata, set_metadata
+from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.options import ShapeOptions
 from onnxgrad_cli.passes.prepare.declarations import forget_placeholders
 from onnxgrad_cli.passes.prepare.fixed_shapes import fix_shapes
@@ -44,8 +45,7 @@ def admit(graph: Graph, options: ShapeOptions) -> list[Caution]:
         OnnxgradError: it has operators of domains that it does not import, or that its opset has not.
     """
     cautions = mend(graph.commit())
-    graph.nodes = list(graph.proto.graph.node)
-    graph.initializers = {tensor.name: tensor for tensor in graph.proto.graph.initializer}
+    graph.read_again()
     _refuse_unknown_opset(graph)
     unknown = unknown_operators(graph.proto)  # of a file it is known that there are none
     if unknown:
@@ -105,5 +105,6 @@ def _forget_roles(graph: Graph) -> None:
     """
     graph.proto.ClearField("training_info")
     for node in with_bodies(graph.nodes):
-        for entry in [p for p in node.metadata_props if p.key in (ROLE, FORWARD)]:
-            node.metadata_props.remove(entry)
+        said = metadata(node)
+        if ROLE in said or FORWARD in said:
+            set_metadata(node, {key: text for key, text in said.items() if key not in (ROLE, FORWARD)})

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import NodeProto, TypeProto
+from onnx import TypeProto
 
 from onnxgrad_cli.autodiff.differentiation import Cautions
 from onnxgrad_cli.common.wording import listed
@@ -23,6 +23,7 @@ from onnxgrad_cli.execution.observation import Probe, fed_shapes, is_quick
 from onnxgrad_cli.execution.sizes import sized, sizes_to_try, summed
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import Arrays, Dim, dtype_of, in_words, shape_of, tensor_type
 
@@ -165,7 +166,7 @@ def _of_any_rank(graph: Graph) -> set[str]:
     return varying
 
 
-def _has_axes(node: NodeProto) -> bool:
+def _has_axes(node: Node) -> bool:
     """Whether the second input of a node says which axes it takes away or adds."""
     return is_standard(node.domain) and (node.op_type.startswith("Reduce") or node.op_type in ("Squeeze", "Unsqueeze"))
 

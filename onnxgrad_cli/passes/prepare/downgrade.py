@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import onnx
-from onnx import NodeProto, TensorProto, TypeProto, helper
+from onnx import TensorProto, TypeProto, helper
 
 from onnxgrad_cli.autodiff.differentiation import Cautions
 from onnxgrad_cli.autodiff.registry import NEWEST_OPSET, lookup_definition
@@ -20,6 +20,7 @@ from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError
 from onnxgrad_cli.execution.opsets import ASSURED, newest_loaded
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
 from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.passes.prepare.upgrade import types_in
@@ -96,7 +97,7 @@ def downgrade(graph: Graph, limit: Limit, training: Cautions) -> None:
     training.cautions.append(Caution("opset change", "opset", text))
 
 
-def _nodes(graph: Graph) -> Sequence[NodeProto]:
+def _nodes(graph: Graph) -> Sequence[Node]:
     return [*graph.nodes, *(node for function in graph.proto.functions for node in function.node)]
 
 
@@ -121,7 +122,7 @@ def _since(op_type: str, opset: int) -> int:
     return onnx.defs.get_schema(op_type, opset, "").since_version if onnx.defs.has(op_type, opset, "") else 0
 
 
-def _misfit(node: NodeProto, types: Mapping[str, TypeProto], opset: int, target: int) -> str | None:
+def _misfit(node: Node, types: Mapping[str, TypeProto], opset: int, target: int) -> str | None:
     """Why a node has no form at an older opset; None where it has."""
     since = _since(node.op_type, opset)
     if since <= target:
@@ -134,7 +135,7 @@ def _misfit(node: NodeProto, types: Mapping[str, TypeProto], opset: int, target:
     return None
 
 
-def _means_the_same(node: NodeProto, types: Mapping[str, TypeProto]) -> bool:
+def _means_the_same(node: Node, types: Mapping[str, TypeProto]) -> bool:
     """Whether a node of opset 27 or 28 means in its older form what it means now, for the types that this one takes."""
     given = {attribute.name: attribute for attribute in node.attribute}
     if node.op_type == "Mod":  # of floats, fmod=0 is new
@@ -144,9 +145,7 @@ def _means_the_same(node: NodeProto, types: Mapping[str, TypeProto]) -> bool:
     return node.op_type in WIDENED
 
 
-def _types_and_formals(
-    node: NodeProto, types: Mapping[str, TypeProto], target: int
-) -> Iterator[tuple[str, Iterable[str]]]:
+def _types_and_formals(node: Node, types: Mapping[str, TypeProto], target: int) -> Iterator[tuple[str, Iterable[str]]]:
     """The known types of a node's inputs and outputs, each with those that the operator takes there at an opset."""
     schema = onnx.defs.get_schema(node.op_type, target, "")
     values = [*zip(node.input, schema.inputs, strict=False), *zip(node.output, schema.outputs, strict=False)]

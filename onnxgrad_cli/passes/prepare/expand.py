@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import onnx
-from onnx import NodeProto
 
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.autodiff.activity import stopped
@@ -20,6 +19,7 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import OnnxgradError, Unknown
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 
 
 def expand(graph: Graph, domain: str | None = None, newer_than: int | None = None) -> bool:
@@ -35,7 +35,7 @@ def expand(graph: Graph, domain: str | None = None, newer_than: int | None = Non
     typing = Op(graph)
     definition_of = cache(lambda op_type, domain: registry.lookup_definition(*operator_key(graph, op_type, domain)))
     stands = stands_as_it_is(graph) if newer_than is None else _older(graph, newer_than)
-    nodes: list[NodeProto] = []
+    nodes: list[Node] = []
     changed = False
     for node in graph.nodes:
         asked = domain in (None, node.domain) and not stands(node)
@@ -60,13 +60,13 @@ def operator_key(graph: Graph, op_type: str, domain: str) -> tuple[str, str, int
     return op_type, domain, graph.opset(domain) or 1
 
 
-def stands_as_it_is(graph: Graph) -> Callable[[NodeProto], bool]:
+def stands_as_it_is(graph: Graph) -> Callable[[Node], bool]:
     """Whether a node is differentiated as it is: it has a rule, or operands at which gradients stop."""
     has_rule = cache(lambda op_type, domain: registry.lookup(*operator_key(graph, op_type, domain)) is not None)
     return lambda node: has_rule(node.op_type, node.domain) or bool(stopped(node))
 
 
-def _older(graph: Graph, opset: int) -> Callable[[NodeProto], bool]:
+def _older(graph: Graph, opset: int) -> Callable[[Node], bool]:
     """Whether the form of a node's operator is one that an older opset of the standard has too."""
 
     @cache
@@ -77,7 +77,7 @@ def _older(graph: Graph, opset: int) -> Callable[[NodeProto], bool]:
     return lambda node: not is_standard(node.domain) or is_older(node.op_type)
 
 
-def _type(op: Op, node: NodeProto) -> None:
+def _type(op: Op, node: Node) -> None:
     """Type a node's outputs from its inputs, where they have no type yet and onnx knows one."""
     if all([not name or name in op.graph.types for name in node.output[:]]):
         return
@@ -87,7 +87,7 @@ def _type(op: Op, node: NodeProto) -> None:
         return
 
 
-def _expanded(graph: Graph, node: NodeProto, definition: registry.Definition) -> Sequence[NodeProto]:
+def _expanded(graph: Graph, node: Node, definition: registry.Definition) -> Sequence[Node]:
     """The nodes that a definition writes in place of one.
 
     Raises:
@@ -116,7 +116,7 @@ def _expanded(graph: Graph, node: NodeProto, definition: registry.Definition) ->
     return op.nodes
 
 
-def _name_results(op: Op, node: NodeProto, results: Sequence[Val | None]) -> None:
+def _name_results(op: Op, node: Node, results: Sequence[Val | None]) -> None:
     """Give the results of a definition the names of the node's outputs.
 
     Raises:

@@ -10,26 +10,27 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, helper
+from onnx import helper
 
 from onnxgrad_cli.ir.dialects import FIRST_WITHOUT
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node, make_node
 
 
 class _Writer:
     """Writes the nodes in place of one."""
 
-    def __init__(self, graph: Graph, node: NodeProto) -> None:
+    def __init__(self, graph: Graph, node: Node) -> None:
         self.graph, self.node = graph, node
-        self.nodes: list[NodeProto] = []
+        self.nodes: list[Node] = []
 
     def __call__(self, op_type: str, x: str, *constants: Any, **attributes: Any) -> str:
         names = [self.graph.fresh(f"{self.node.output[0]}/{op_type}_{i}") for i in range(len(constants))]
         for name, value in zip(names, constants, strict=True):
             self.graph.add_initializer(name, np.asarray(value, np.float32))
         y = self.graph.fresh(f"{self.node.output[0]}/{op_type}")
-        self.nodes.append(helper.make_node(op_type, [x, *names], [y], name=y, **attributes))
+        self.nodes.append(make_node(op_type, [x, *names], [y], name=y, **attributes))
         return y
 
 
@@ -74,7 +75,7 @@ def write_out_experimental(graph: Graph) -> None:
     """Replace, in a graph below opset 10, what the standard gave up by what it means."""
     if (graph.opset() or FIRST_WITHOUT) >= FIRST_WITHOUT or not any(node.op_type in MEANINGS for node in graph.nodes):
         return
-    nodes: list[NodeProto] = []
+    nodes: list[Node] = []
     for node in graph.nodes:
         if node.op_type not in MEANINGS or not is_standard(node.domain):
             nodes.append(node)

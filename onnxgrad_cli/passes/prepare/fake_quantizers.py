@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.node import Node, make_node
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.steps import spread
 from onnxgrad_cli.ir.types import dtype_of, is_external, is_float
@@ -63,7 +64,7 @@ def put_fake_quantizers(graph: Graph, training: ParameterRecord) -> dict[str, np
     return writer.steps
 
 
-def _is_stored(graph: Graph, node: NodeProto) -> bool:
+def _is_stored(graph: Graph, node: Node) -> bool:
     """Whether all that a DequantizeLinear reads is stored in the model."""
     if node.op_type != "DequantizeLinear" or node.domain or node.output[0] in graph.output_names:
         return False
@@ -74,7 +75,7 @@ def _is_stored(graph: Graph, node: NodeProto) -> bool:
     return graph.path is not None or not any(is_external(graph.initializers[name]) for name in names)
 
 
-def _read_otherwise(graph: Graph, stored: list[NodeProto]) -> list[str]:
+def _read_otherwise(graph: Graph, stored: list[Node]) -> list[str]:
     """The stored integers that nodes read with several scales, or that are not dequantized everywhere."""
     known, forms = {id(node) for node in stored}, dict[str, set[tuple[object, ...]]]()
     integers = dict.fromkeys(node.input[0] for node in stored)
@@ -95,7 +96,7 @@ class _Floats:
         self.renamed: dict[str, str] = {}
         self.steps: dict[str, np.ndarray] = {}
 
-    def __call__(self, node: NodeProto) -> list[NodeProto]:
+    def __call__(self, node: Node) -> list[Node]:
         """The node, which reads a quantized float weight now, and before it the quantizer, unless that is there."""
         graph, integers = self.graph, node.input[0]
         plain = dtype_of(graph.types[integers]) == TensorProto.INT32
@@ -115,7 +116,7 @@ class _Floats:
             return []
         return [self._quantizer(node, self.written[integers]), node]
 
-    def _quantizer(self, node: NodeProto, name: str) -> NodeProto:
+    def _quantizer(self, node: Node, name: str) -> Node:
         graph, integers = self.graph, node.input[0]
         zero = node.input[2] if len(node.input) > 2 else ""
         if not zero:
@@ -123,13 +124,13 @@ class _Floats:
             dtype = helper.tensor_dtype_to_np_dtype(graph.initializers[integers].data_type)
             graph.add_initializer(zero, np.zeros(dims, dtype))
         quantized = self.written[integers] = graph.fresh(f"{name}{QUANTIZED}")
-        quantizer = helper.make_node("QuantizeLinear", [name, node.input[1], zero], [quantized], name=quantized)
+        quantizer = make_node("QuantizeLinear", [name, node.input[1], zero], [quantized], name=quantized)
         quantizer.attribute.extend(a for a in node.attribute if a.name in ("axis", "block_size"))
         node.input[:] = [quantized, node.input[1], zero]
         return quantizer
 
 
-def _values(graph: Graph, node: NodeProto) -> np.ndarray:
+def _values(graph: Graph, node: Node) -> np.ndarray:
     """What a DequantizeLinear gives that reads what is stored."""
     folder = str(graph.path.parent) if graph.path else ""
     q, scale, *zero = (numpy_helper.to_array(graph.initializers[name], folder) for name in node.input if name)
@@ -142,7 +143,7 @@ def _values(graph: Graph, node: NodeProto) -> np.ndarray:
     return values.astype(helper.tensor_dtype_to_np_dtype(dtype_of(graph.types[node.output[0]])))
 
 
-def _step(graph: Graph, node: NodeProto) -> np.ndarray:
+def _step(graph: Graph, node: Node) -> np.ndarray:
     """The scale of a DequantizeLinear, so that it broadcasts with what that gives."""
     folder = str(graph.path.parent) if graph.path else ""
     scale = numpy_helper.to_array(graph.initializers[node.input[1]], folder).astype(np.float32)
@@ -150,7 +151,7 @@ def _step(graph: Graph, node: NodeProto) -> np.ndarray:
     return spread(scale, list(graph.initializers[node.input[0]].dims), **form)
 
 
-def _described(graph: Graph, node: NodeProto, name: str, factors: tuple[str, ...], times: float) -> IntegerWeight:
+def _described(graph: Graph, node: Node, name: str, factors: tuple[str, ...], times: float) -> IntegerWeight:
     """What there is to say of a weight, so that it can be stored as integers again."""
     scale, zero = ("" if graph.added(each) else each for each in [*node.input[1:], ""][:2])
     given = {attribute.name: attribute.i for attribute in node.attribute}
@@ -159,7 +160,7 @@ def _described(graph: Graph, node: NodeProto, name: str, factors: tuple[str, ...
 
 
 def _factors(
-    graph: Graph, bias: NodeProto, uses: Mapping[str, list[tuple[NodeProto, int]]], makers: Mapping[str, NodeProto]
+    graph: Graph, bias: Node, uses: Mapping[str, list[tuple[Node, int]]], makers: Mapping[str, Node]
 ) -> tuple[tuple[str, ...], float]:
     """The scales of data and weight whose product is that of a bias, and what it is multiplied with besides."""
     own = numpy_helper.to_array(graph.initializers[bias.input[1]]).astype(np.float64).reshape(-1)
@@ -175,7 +176,7 @@ def _factors(
     return (), 1.0
 
 
-def factor_names(node: NodeProto, makers: Mapping[str, NodeProto]) -> tuple[str, ...]:
+def factor_names(node: Node, makers: Mapping[str, Node]) -> tuple[str, ...]:
     """The scales of the data and of the weight that an operator with a bias multiplies; () where it is none such."""
     scales: list[str] = []
     for name in node.input[:2] if node.op_type in WITH_BIAS else ():

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import onnx
-from onnx import ModelProto, NodeProto, TypeProto
+from onnx import ModelProto, TypeProto
 
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
 from onnxgrad_cli.options import ShapeOptions
 
@@ -114,7 +115,7 @@ def _refuse_empty(graph: Graph, options: ShapeOptions, declared: Mapping[str, Sh
             raise UsageError(f"{option}: axis {axis} of '{name}' can't be empty: {why}", "choose a size of 1 or more")
 
 
-def _appends(node: NodeProto, position: int, axis: int) -> bool:
+def _appends(node: Node, position: int, axis: int) -> bool:
     """Whether a node that reads a value adds to it along an axis, or reads its sizes alone."""
     if node.op_type == "Concat":
         return any(a.name == "axis" and a.i == axis for a in node.attribute)

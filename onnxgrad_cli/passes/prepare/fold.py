@@ -11,13 +11,14 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.common.memory import GB, limited_memory
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.limits import unasked
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node, messages
 from onnxgrad_cli.ir.types import SMALL, Shape, dtype_of, is_float, shape_of
 
 PURE = frozenset(
@@ -49,7 +50,7 @@ def fold(graph: Graph) -> bool:
     return True
 
 
-def _static_sizes(graph: Graph, nodes: Iterable[NodeProto]) -> dict[str, np.ndarray]:
+def _static_sizes(graph: Graph, nodes: Iterable[Node]) -> dict[str, np.ndarray]:
     """The results of Shape and Size, and of Gather from these, that are known though the shape need not be static."""
     sizes: dict[str, np.ndarray] = {}
     for node in nodes:
@@ -60,7 +61,7 @@ def _static_sizes(graph: Graph, nodes: Iterable[NodeProto]) -> dict[str, np.ndar
     return {name: array for name, array in sizes.items() if array.dtype != object}
 
 
-def _settings(graph: Graph, nodes: Sequence[NodeProto]) -> set[str]:
+def _settings(graph: Graph, nodes: Sequence[Node]) -> set[str]:
     """The values that only say how something is resized, and those of `nodes` that are computed for it alone.
 
     A converter to float16 stores them in that type too, behind a Cast.
@@ -80,12 +81,12 @@ def _settings(graph: Graph, nodes: Sequence[NodeProto]) -> set[str]:
 
 
 def _constant_nodes(
-    graph: Graph, nodes: Iterable[NodeProto], values: Collection[str], settings: Collection[str]
-) -> list[NodeProto]:
+    graph: Graph, nodes: Iterable[Node], values: Collection[str], settings: Collection[str]
+) -> list[Node]:
     """The nodes that compute constants of integer constants, of `settings`, of `values` and of each other; not those of
     `values`."""
     known = set[str]()
-    found: list[NodeProto] = []
+    found: list[Node] = []
     for node in nodes:
         if node.output[0] in values:
             known.add(node.output[0])
@@ -95,7 +96,7 @@ def _constant_nodes(
     return found
 
 
-def _is_foldable(graph: Graph, node: NodeProto) -> bool:
+def _is_foldable(graph: Graph, node: Node) -> bool:
     """Whether a node only computes, and its result is surely no large tensor, as far as its type tells."""
     if node.op_type not in PURE or not is_standard(node.domain):
         return False
@@ -108,7 +109,7 @@ def _is_constant(graph: Graph, name: str, settings: Collection[str]) -> bool:
     return (name in settings or not is_float(graph.types.get(name))) and graph.constant(name) is not None
 
 
-def _sizes(node: NodeProto, shape: Shape | None) -> np.ndarray:
+def _sizes(node: Node, shape: Shape | None) -> np.ndarray:
     """What Shape or Size gives: integers, or objects of which some are symbols."""
     if shape is None:
         return UNKNOWN
@@ -130,7 +131,7 @@ def _as_integers(sizes: np.ndarray) -> np.ndarray:
     return sizes.astype(np.int64) if all(isinstance(size, int) for size in sizes.flat) else sizes
 
 
-def _evaluate(graph: Graph, nodes: list[NodeProto], values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _evaluate(graph: Graph, nodes: list[Node], values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The results of `nodes`, which read constants, `values` and each other; none where they can't be computed."""
     dtypes = {name: dtype_of(graph.types.get(name)) for node in nodes for name in node.output}
     if TensorProto.UNDEFINED in dtypes.values():
@@ -143,15 +144,13 @@ def _evaluate(graph: Graph, nodes: list[NodeProto], values: Mapping[str, np.ndar
     return {name: array for name, array in results.items() if array.nbytes <= SMALL}
 
 
-def _model(
-    graph: Graph, nodes: list[NodeProto], values: Mapping[str, np.ndarray], dtypes: Mapping[str, int]
-) -> ModelProto:
+def _model(graph: Graph, nodes: list[Node], values: Mapping[str, np.ndarray], dtypes: Mapping[str, int]) -> ModelProto:
     """A model of `nodes` alone, with all that they read stored; `dtypes` are those of its outputs."""
     read = dict.fromkeys(name for node in nodes for name in node.input if name and name not in dtypes)
     model = ModelProto(ir_version=max(graph.proto.ir_version, 4))
     model.opset_import.extend(entry for entry in graph.proto.opset_import if not entry.domain)
     model.graph.name = "constants"
-    model.graph.node.extend(nodes)
+    model.graph.node.extend(messages(nodes))
     for name in read:
         tensor = numpy_helper.from_array(values[name], name) if name in values else graph.initializers[name]
         model.graph.initializer.append(tensor)

@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 import onnx
-from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
+from onnx import AttributeProto, FunctionProto, GraphProto, TensorProto
 
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.functions import Key, called_by, check_growth, key_of, name_of
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node, make_node, messages, metadata, set_metadata
 from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import renamed
 from onnxgrad_cli.passes.prepare.upgrade import upgrade
 
 
-def inline(graph: Graph, constant: Callable[[NodeProto], TensorProto | None]) -> None:
+def inline(graph: Graph, constant: Callable[[Node], TensorProto | None]) -> None:
     """Replace every call of a function of the model, in bodies too, by the nodes of the function.
 
     A call stays where its operator has a rule, or operands at which gradients stop: the function computes it then, and
@@ -46,19 +47,19 @@ def inline(graph: Graph, constant: Callable[[NodeProto], TensorProto | None]) ->
 
 
 class _Inliner:
-    def __init__(self, graph: Graph, constant: Callable[[NodeProto], TensorProto | None]) -> None:
+    def __init__(self, graph: Graph, constant: Callable[[Node], TensorProto | None]) -> None:
         self.graph = graph
         self.constant = constant
         self.functions = {key_of(function): function for function in graph.proto.functions}
         self.constants: dict[Key, dict[str, str]] = {}
 
-    def nodes(self, nodes: Iterable[NodeProto]) -> list[NodeProto]:
+    def nodes(self, nodes: Iterable[Node]) -> list[Node]:
         """The nodes without calls."""
-        found: list[NodeProto] = []
+        found: list[Node] = []
         for node in nodes:
             for body in subgraphs(node):
                 inner = self.nodes(list(body.node))
-                written = GraphProto(node=inner)
+                written = GraphProto(node=messages(inner))
                 del body.node[:]
                 body.node.extend(written.node)
             key = called_by(node)
@@ -76,7 +77,7 @@ class _Inliner:
         rule = registry.lookup(op_type, domain, self.graph.opset(domain) or 1)
         return rule is not None or bool(registry.stopped(op_type, domain))
 
-    def called(self, nodes: Iterable[NodeProto]) -> list[FunctionProto]:
+    def called(self, nodes: Iterable[Node]) -> list[FunctionProto]:
         """The functions that nodes call, and those that these call, at the model's opset."""
         found: dict[Key, FunctionProto] = {}
         waiting = list(with_bodies(nodes))
@@ -102,14 +103,14 @@ class _Inliner:
         work = Graph(alone)
         upgrade(work, opset)
         added = [tensor for name, tensor in work.initializers.items() if work.added(name)]
-        constants = [onnx.helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in added]
-        nodes = GraphProto(node=[*constants, *work.nodes]).node
+        constants = [make_node("Constant", [], [tensor.name], value=tensor) for tensor in added]
+        nodes = GraphProto(node=messages([*constants, *work.nodes])).node
         del function.node[:], function.opset_import[:]
         function.node.extend(nodes)
         function.opset_import.extend(alone.opset_import)
         return function
 
-    def body(self, call: NodeProto, key: Key) -> list[NodeProto]:
+    def body(self, call: Node, key: Key) -> list[Node]:
         """The nodes of the function `key` for one call, under names of their own."""
         function = self.functions[key]
         if key not in self.constants:
@@ -129,7 +130,7 @@ class _Inliner:
         for formal, actual in taken.items():
             if formal not in made:  # an input, or a constant, returned as it is
                 name = self.graph.fresh(f"{call.name or call.op_type}/Identity")
-                nodes.append(onnx.helper.make_node("Identity", [names[formal]], [actual], name=name))
+                nodes.append(make_node("Identity", [names[formal]], [actual], name=name))
         return nodes
 
     def hoisted(self, function: FunctionProto) -> dict[str, str]:
@@ -161,7 +162,7 @@ class _Inliner:
                     if plain_domain(node.domain) == plain_domain(entry.domain):
                         self.check_operator(node, key, entry.version, version)
 
-    def check_operator(self, node: NodeProto, key: Key, own: int, version: int) -> None:
+    def check_operator(self, node: Node, key: Key, own: int, version: int) -> None:
         """Refuse an operator that is another one at the model's `version` than at the function's `own`."""
         domain = plain_domain(node.domain)
         if called_by(node) in self.functions:
@@ -178,16 +179,16 @@ class _Inliner:
             )
 
 
-def _hand_on(call: NodeProto, function: FunctionProto, nodes: Iterable[NodeProto]) -> None:
+def _hand_on(call: Node, function: FunctionProto, nodes: Iterable[Node]) -> None:
     """Give the nodes of a function the attributes of a call, and its metadata where they have none."""
     given = {a.name: a for a in (*function.attribute_proto, *call.attribute)}
     for node in nodes:
         _fill(node, given)
-        if not node.metadata_props:
-            node.metadata_props.extend(call.metadata_props)
+        if not metadata(node):
+            set_metadata(node, metadata(call))
 
 
-def _fill(node: NodeProto, given: Mapping[str, AttributeProto]) -> None:
+def _fill(node: Node, given: Mapping[str, AttributeProto]) -> None:
     """Put the attributes of a call where a node of the function refers to them; without one, the node has none."""
     kept = []
     for attribute in node.attribute:
@@ -201,6 +202,6 @@ def _fill(node: NodeProto, given: Mapping[str, AttributeProto]) -> None:
             for graph in (attribute.g, *attribute.graphs):
                 for inner in graph.node:
                     _fill(inner, given)
-    filled = NodeProto(attribute=kept)
+    filled = onnx.NodeProto(attribute=kept)
     del node.attribute[:]
     node.attribute.extend(filled.attribute)

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-from onnx import NodeProto, TensorProto, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.types import dtype_of, is_external, is_float
 from onnxgrad_cli.passes.prepare.fake_quantizers import factor_names
 from onnxgrad_cli.passes.prepare.quantized_operators import MOVES
@@ -120,7 +121,7 @@ def _join(graph: Graph) -> dict[str, str]:
     return ones
 
 
-def _before(makers: Mapping[str, NodeProto], node: NodeProto) -> NodeProto | None:
+def _before(makers: Mapping[str, Node], node: Node) -> Node | None:
     """What has quantized the integers that a node dequantizes, or dequantized the floats that it quantizes."""
     if node.op_type not in QUANTIZERS:
         return None
@@ -130,7 +131,7 @@ def _before(makers: Mapping[str, NodeProto], node: NodeProto) -> NodeProto | Non
     return maker if maker is not None and maker.op_type in QUANTIZERS - {node.op_type} else None
 
 
-def _equal(graph: Graph, node: NodeProto, other: NodeProto) -> bool:
+def _equal(graph: Graph, node: Node, other: Node) -> bool:
     """Whether two quantizers have scales and zero points of the same values, under two names."""
     if node.input[1] == other.input[1] or {node.input[1], other.input[1]} - graph.initializers.keys():
         return False

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import onnx
-from onnx import NodeProto
 
 from onnxgrad_cli.autodiff.rules.norm import through_batch_statistics
 from onnxgrad_cli.emission.emitter import Op
@@ -27,6 +26,7 @@ from onnxgrad_cli.ir.modes import (
     own_statistics,
     uses_batch,
 )
+from onnxgrad_cli.ir.node import Node, copied
 from onnxgrad_cli.ir.nodes import captured, subgraphs, with_bodies
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.options import ModeOptions
@@ -60,7 +60,7 @@ def apply_mode(graph: Graph, options: ModeOptions, training: ModeRecord) -> bool
         UnsupportedError: a BatchNormalization in training reads a value of unknown rank.
     """
     refusals: list[Refusal] = []
-    nodes: list[NodeProto] = []
+    nodes: list[Node] = []
     texts: list[str] = []
     training.cautions += (Caution("training mode", SUBJECT, text) for text in _comes_in_training(graph, options.mode))
     changed = _own_statistics(graph)
@@ -147,7 +147,7 @@ def _readers(graph: Graph) -> dict[str, set[object]]:
     return found
 
 
-def _by_batch(graph: Graph, node: NodeProto, mode: str) -> bool:
+def _by_batch(graph: Graph, node: Node, mode: str) -> bool:
     """Whether a BatchNormalization is to use the statistics of its batch."""
     return mode == "train" or (mode == "keep" and uses_batch(node, graph.opset() or 0))
 
@@ -170,17 +170,16 @@ def _in_bodies(graph: Graph, mode: str) -> list[str]:
     return [f"`mode={mode!r}`: a {kind} inside a subgraph stays as it is" for kind in found]
 
 
-def _attribute(node: NodeProto, name: str, default: float) -> float:
+def _attribute(node: Node, name: str, default: float) -> float:
     found = next((a for a in node.attribute if a.name == name), None)
     return default if found is None else onnx.helper.get_attribute_value(found)
 
 
-def _dropout(graph: Graph, node: NodeProto, mode: str) -> NodeProto:
+def _dropout(graph: Graph, node: Node, mode: str) -> Node:
     """The Dropout in the mode that is asked for: the same node where nothing changes, else a copy."""
     if mode == "eval":
         return node if is_for_inference(node) else for_inference(node)[0]
-    new = NodeProto()
-    new.CopyFrom(node)
+    new = copied(node)
     if mode == "keep":
         if not _drops(graph, node) or (len(node.output) > 1 and node.output[1]):
             return node
@@ -197,15 +196,15 @@ def _dropout(graph: Graph, node: NodeProto, mode: str) -> NodeProto:
     return new
 
 
-def _drops(graph: Graph, node: NodeProto) -> bool:
+def _drops(graph: Graph, node: Node) -> bool:
     """Whether a Dropout drops, or may do so: its switch may be fed or computed."""
     switch = graph.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else np.array(False)
     return switch is None or bool(switch)
 
 
 def _batch_normalization(
-    graph: Graph, node: NodeProto, mode: str, training: ModeRecord, refusals: list[Refusal]
-) -> list[NodeProto]:
+    graph: Graph, node: Node, mode: str, training: ModeRecord, refusals: list[Refusal]
+) -> list[Node]:
     """The nodes in place of a BatchNormalization, in the mode that is asked for."""
     if _by_batch(graph, node, mode):
         if shape_of(graph.types.get(node.input[0])) is None:
@@ -220,7 +219,7 @@ def _batch_normalization(
     return [new, *same]
 
 
-def _with_batch_statistics(graph: Graph, node: NodeProto, training: ModeRecord) -> list[NodeProto]:
+def _with_batch_statistics(graph: Graph, node: Node, training: ModeRecord) -> list[Node]:
     """y = (x - mean) scale / sqrt(var + epsilon) + b with the statistics of the batch, and the next running ones."""
     op = Op(graph)
     op.forward = node.name

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from onnx import NodeProto, numpy_helper
+from onnx import numpy_helper
 
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.ir.dialects import fatal_node
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.passes.prepare.declarations import forget_placeholders
 from onnxgrad_cli.passes.prepare.functions import inline
 from onnxgrad_cli.passes.prepare.rnn_layout import to_time_major
@@ -51,7 +52,7 @@ def _hoist_constants(graph: Graph) -> None:
     graph.nodes = others
 
 
-def _constant_tensor(node: NodeProto) -> onnx.TensorProto | None:
+def _constant_tensor(node: Node) -> onnx.TensorProto | None:
     if node.op_type != "Constant" or not is_standard(node.domain):
         return None
     (attribute,) = node.attribute

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, NodeProto, helper, numpy_helper
+from onnx import AttributeProto, numpy_helper
 
 from onnxgrad_cli.ir.domains import full_name
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node, copied, make_node
 from onnxgrad_cli.ir.types import is_external
 
 QUANTIZED = "_quantized"
@@ -32,15 +33,15 @@ class _Unfit(Exception):
 class _Writer:
     """Writes the nodes in place of one."""
 
-    def __init__(self, graph: Graph, node: NodeProto) -> None:
-        self.graph, self.node, self.nodes = graph, node, list[NodeProto]()
+    def __init__(self, graph: Graph, node: Node) -> None:
+        self.graph, self.node, self.nodes = graph, node, list[Node]()
         self.inputs = [*node.input, *[""] * 16]
         self.attributes = {attribute.name: attribute for attribute in node.attribute}
 
     def __call__(self, op_type: str, *inputs: str, kept: Sequence[AttributeProto] = (), **attributes: Any) -> str:
         y = self.graph.fresh(f"{self.node.output[0]}/{op_type}")
         last = max((i for i, name in enumerate(inputs) if name), default=-1)  # what is absent ends with the inputs
-        self.nodes.append(helper.make_node(op_type, inputs[: last + 1], [y], name=y, **attributes))
+        self.nodes.append(make_node(op_type, inputs[: last + 1], [y], name=y, **attributes))
         self.nodes[-1].attribute.extend(kept)
         return y
 
@@ -250,11 +251,10 @@ def _of_directions(op: _Writer, weights: str, scale: str, zero: str) -> str:
 def _dynamic(op: _Writer) -> None:
     """The same integers by QuantizeLinear, of the scale and zero point that the node goes on to find."""
     q, scale, zero = op.node.output
-    kept = NodeProto()
-    kept.CopyFrom(op.node)
+    kept = copied(op.node)
     kept.output[0] = op.graph.fresh(f"{q}_unread")
     op.nodes.append(kept)
-    op.nodes.append(helper.make_node("QuantizeLinear", [op.inputs[0], scale, zero], [q], name=op.graph.fresh(q)))
+    op.nodes.append(make_node("QuantizeLinear", [op.inputs[0], scale, zero], [q], name=op.graph.fresh(q)))
 
 
 def _product(op_type: str, axis: int) -> Callable[[_Writer], None]:
@@ -338,7 +338,7 @@ def write_out_quantized(graph: Graph) -> None:
     """Replace operators on integers by float ones between quantizers, where a form is known, at opset 13 and newer."""
     if (graph.opset() or 0) < FIRST_BY_AXIS:
         return
-    nodes: list[NodeProto] = []
+    nodes: list[Node] = []
     for node in graph.nodes:
         meaning = MEANINGS.get(full_name(node.op_type, node.domain))
         op = _Writer(graph, node)
@@ -358,9 +358,9 @@ MOVES = frozenset("Flatten Identity MaxPool Reshape Squeeze Transpose Unsqueeze"
 
 def _move_floats(graph: Graph) -> None:
     """Dequantize before integers are moved, not behind: a cotangent goes through floats."""
-    makers, nodes = graph.producers(), list[NodeProto]()
+    makers, nodes = graph.producers(), list[Node]()
     for node in graph.nodes:
-        chain: list[NodeProto] = []
+        chain: list[Node] = []
         name = node.input[0] if node.op_type == "DequantizeLinear" else ""
         while name in makers and makers[name].op_type in MOVES and not any(makers[name].output[1:]):
             chain.append(makers[name])

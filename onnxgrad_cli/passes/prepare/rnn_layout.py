@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import onnx
-from onnx import NodeProto
-
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node, copied, make_node
 
 LAYERS = frozenset({"RNN", "GRU", "LSTM"})
 INPUTS = {0: (1, 0, 2), 5: (1, 0, 2), 6: (1, 0, 2)}
@@ -22,18 +20,17 @@ def to_time_major(graph: Graph) -> None:
         graph.set_nodes([each for node in graph.nodes for each in _to_time_major(graph, node)])
 
 
-def _is_batch_major(node: NodeProto) -> bool:
+def _is_batch_major(node: Node) -> bool:
     known = node.op_type in LAYERS and is_standard(node.domain)
     return known and any(attribute.name == "layout" and attribute.i for attribute in node.attribute)
 
 
-def _to_time_major(graph: Graph, node: NodeProto) -> Iterator[NodeProto]:
+def _to_time_major(graph: Graph, node: Node) -> Iterator[Node]:
     """The node, or its time-major form between transposes where it is batch-major."""
     if not _is_batch_major(node):
         yield node
         return
-    layer, after = NodeProto(), []
-    layer.CopyFrom(node)
+    layer, after = copied(node), []
     layer.attribute.remove(next(attribute for attribute in layer.attribute if attribute.name == "layout"))
     for position, name in enumerate(node.input):
         if name and position in INPUTS:
@@ -47,6 +44,6 @@ def _to_time_major(graph: Graph, node: NodeProto) -> Iterator[NodeProto]:
     yield from after
 
 
-def _transpose(graph: Graph, name: str, result: str, axes: tuple[int, ...]) -> NodeProto:
+def _transpose(graph: Graph, name: str, result: str, axes: tuple[int, ...]) -> Node:
     node_name = graph.fresh(f"{result}/Transpose")
-    return onnx.helper.make_node("Transpose", [name], [result], name=node_name, perm=axes)
+    return make_node("Transpose", [name], [result], name=node_name, perm=axes)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from onnx import NodeProto, helper
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node, make_node
 from onnxgrad_cli.ir.nodes import body_of
 from onnxgrad_cli.ir.renaming import renamed
 
@@ -27,7 +27,7 @@ MOST_PARTS = 1000
 def unpack(graph: Graph) -> bool:
     """Replace what reads known elements of known sequences; whether anything was. Dead sequences stay to be removed."""
     known: dict[str, Elements] = {}
-    nodes: list[NodeProto] = []
+    nodes: list[Node] = []
     changed = False
     for node in graph.nodes:
         step = STEPS.get(node.op_type) if is_standard(node.domain) else None
@@ -42,7 +42,7 @@ def unpack(graph: Graph) -> bool:
     return changed
 
 
-def _position(graph: Graph, node: NodeProto, at: int, default: int) -> int | None:
+def _position(graph: Graph, node: Node, at: int, default: int) -> int | None:
     """The constant position in an input of the node."""
     if len(node.input) <= at or not node.input[at]:
         return default
@@ -50,15 +50,15 @@ def _position(graph: Graph, node: NodeProto, at: int, default: int) -> int | Non
     return None if value is None else int(value.item())
 
 
-def _attribute(node: NodeProto, name: str, default: int) -> int:
+def _attribute(node: Node, name: str, default: int) -> int:
     return next((a.i for a in node.attribute if a.name == name), default)
 
 
-def _identity(graph: Graph, node: NodeProto, source: str) -> list[NodeProto]:
-    return [helper.make_node("Identity", [source], [node.output[0]], name=graph.fresh(f"{node.name}/Identity"))]
+def _identity(graph: Graph, node: Node, source: str) -> list[Node]:
+    return [make_node("Identity", [source], [node.output[0]], name=graph.fresh(f"{node.name}/Identity"))]
 
 
-def _with_op(graph: Graph, node: NodeProto, result: Callable[[Op], Val]) -> list[NodeProto]:
+def _with_op(graph: Graph, node: Node, result: Callable[[Op], Val]) -> list[Node]:
     op = Op(graph)
     op.scope = op.forward = node.name
     op.rename(result(op), node.output[0])
@@ -68,32 +68,32 @@ def _with_op(graph: Graph, node: NodeProto, result: Callable[[Op], Val]) -> list
 # -- each step says what a node makes of known sequences: nothing new (None), or the nodes in its place -----------
 
 
-def _empty(graph: Graph, node: NodeProto, known: dict[str, Elements]) -> None:
+def _empty(graph: Graph, node: Node, known: dict[str, Elements]) -> None:
     known[node.output[0]] = []
 
 
-def _construct(graph: Graph, node: NodeProto, known: dict[str, Elements]) -> None:
+def _construct(graph: Graph, node: Node, known: dict[str, Elements]) -> None:
     known[node.output[0]] = list(node.input)
 
 
-def _insert(graph: Graph, node: NodeProto, known: dict[str, Elements]) -> None:
+def _insert(graph: Graph, node: Node, known: dict[str, Elements]) -> None:
     elements = known.get(node.input[0])
     if elements is not None and (at := _position(graph, node, 2, len(elements))) is not None:
         known[node.output[0]] = [*elements[:at], node.input[1], *elements[at:]]
 
 
-def _erase(graph: Graph, node: NodeProto, known: dict[str, Elements]) -> None:
+def _erase(graph: Graph, node: Node, known: dict[str, Elements]) -> None:
     elements = known.get(node.input[0])
     if elements is not None and (at := _position(graph, node, 1, -1)) is not None and elements:
         known[node.output[0]] = [x for i, x in enumerate(elements) if i != at % len(elements)]
 
 
-def _same(graph: Graph, node: NodeProto, known: dict[str, Elements]) -> None:
+def _same(graph: Graph, node: Node, known: dict[str, Elements]) -> None:
     if node.input[0] in known:
         known[node.output[0]] = known[node.input[0]]
 
 
-def _split(graph: Graph, node: NodeProto, known: dict[str, Elements]) -> list[NodeProto] | None:
+def _split(graph: Graph, node: Node, known: dict[str, Elements]) -> list[Node] | None:
     """The parts of a SplitToSequence as a Split, where their number is known."""
     op = Op(graph)
     op.scope = op.forward = node.name
@@ -118,19 +118,19 @@ def _split(graph: Graph, node: NodeProto, known: dict[str, Elements]) -> list[No
     return op.nodes
 
 
-def _at(graph: Graph, node: NodeProto, known: dict[str, Elements]) -> list[NodeProto] | None:
+def _at(graph: Graph, node: Node, known: dict[str, Elements]) -> list[Node] | None:
     elements, at = known.get(node.input[0]), _position(graph, node, 1, 0)
     if not elements or at is None or not -len(elements) <= at < len(elements):
         return None
     return _identity(graph, node, elements[at])
 
 
-def _length(graph: Graph, node: NodeProto, known: dict[str, Elements]) -> list[NodeProto] | None:
+def _length(graph: Graph, node: Node, known: dict[str, Elements]) -> list[Node] | None:
     elements = known.get(node.input[0])
     return None if elements is None else _with_op(graph, node, lambda op: op.const(len(elements)))
 
 
-def _concat(graph: Graph, node: NodeProto, known: dict[str, Elements]) -> list[NodeProto] | None:
+def _concat(graph: Graph, node: Node, known: dict[str, Elements]) -> list[Node] | None:
     elements = known.get(node.input[0])
     if not elements or any(name not in graph.types for name in elements):  # new nodes get their types next time
         return None
@@ -143,12 +143,12 @@ def _concat(graph: Graph, node: NodeProto, known: dict[str, Elements]) -> list[N
     return _with_op(graph, node, joined)
 
 
-def _map(graph: Graph, node: NodeProto, known: dict[str, Elements]) -> list[NodeProto] | None:
+def _map(graph: Graph, node: Node, known: dict[str, Elements]) -> list[Node] | None:
     """The body once for each element: what it is, in as many nodes; long sequences stay a loop."""
     elements = known.get(node.input[0])
     if elements is None or len(elements) > LONGEST:
         return None
-    nodes: list[NodeProto] = []
+    nodes: list[Node] = []
     results: list[list[str]] = [[] for _ in node.output]
     for i, element in enumerate(elements):
         given = [element, *(known[name][i] if name in known else name for name in node.input[1:])]
@@ -159,14 +159,14 @@ def _map(graph: Graph, node: NodeProto, known: dict[str, Elements]) -> list[Node
             result.append(value.name)
     for name, result in zip(node.output, results, strict=True):
         known[name] = result
-        nodes.append(helper.make_node("SequenceConstruct", result, [name], name=graph.fresh(f"{node.name}/all")))
+        nodes.append(make_node("SequenceConstruct", result, [name], name=graph.fresh(f"{node.name}/all")))
     return nodes
 
 
 LONGEST = 16
 """Elements of a sequence over which a SequenceMap is written out."""
 
-STEPS: dict[str, Callable[[Graph, NodeProto, dict[str, Elements]], list[NodeProto] | None]] = {
+STEPS: dict[str, Callable[[Graph, Node, dict[str, Elements]], list[Node] | None]] = {
     "SequenceEmpty": _empty,
     "SequenceConstruct": _construct,
     "SequenceInsert": _insert,

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-import onnx
-from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
+from onnx import AttributeProto, GraphProto, TensorProto
 
 from onnxgrad_cli.errors import Unknown, UnsupportedError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import input_types, inside
+from onnxgrad_cli.ir.node import Node, make_node
 from onnxgrad_cli.ir.nodes import body_of, subgraphs, with_bodies
 from onnxgrad_cli.ir.renaming import rename, renamed
 
@@ -22,7 +22,7 @@ MOST_LOOPS = 6
 """Loops in one another: the types of a body are inferred several times for each time that those around it are."""
 
 
-def check_depth(nodes: Iterable[NodeProto], around: int = 0) -> None:
+def check_depth(nodes: Iterable[Node], around: int = 0) -> None:
     """Refuse loops that are nested so deep that the time to infer their types, which doubles with each, has no end.
 
     Raises:
@@ -40,7 +40,7 @@ def check_depth(nodes: Iterable[NodeProto], around: int = 0) -> None:
             check_depth(body.node, depth)
 
 
-def hoist(graph: Graph, constant: Callable[[NodeProto], TensorProto | None]) -> None:
+def hoist(graph: Graph, constant: Callable[[Node], TensorProto | None]) -> None:
     """Make the initializers and constants of all bodies initializers of the model; a name that occurs once stays."""
     every = [body for node in with_bodies(graph.nodes) if node.attribute for body in subgraphs(node)]
     if not every:
@@ -52,9 +52,7 @@ def hoist(graph: Graph, constant: Callable[[NodeProto], TensorProto | None]) -> 
         _hoist(graph, body, constant, made)
 
 
-def _hoist(
-    graph: Graph, body: GraphProto, constant: Callable[[NodeProto], TensorProto | None], made: Counter[str]
-) -> None:
+def _hoist(graph: Graph, body: GraphProto, constant: Callable[[Node], TensorProto | None], made: Counter[str]) -> None:
     """Make the constants of a body initializers of the model.
 
     Args:
@@ -85,7 +83,7 @@ def _hoist(
         body.node.add(op_type="Identity", name=graph.fresh(f"{name}/Identity"), input=[names[name]], output=[name])
 
 
-def _constants(body: GraphProto, constant: Callable[[NodeProto], TensorProto | None]) -> dict[str, TensorProto]:
+def _constants(body: GraphProto, constant: Callable[[Node], TensorProto | None]) -> dict[str, TensorProto]:
     """The constants of a body: initializers that can't be fed, and Constant nodes."""
     fed = {value.name for value in body.input}
     stored = {tensor.name: tensor for tensor in body.initializer if tensor.name not in fed}
@@ -109,7 +107,7 @@ def separate_outputs(graph: Graph) -> None:
 
 def choose_branches(graph: Graph) -> bool:
     """Put the branch that is always taken in the place of an If whose condition is constant; whether there is one."""
-    nodes: list[NodeProto] = []
+    nodes: list[Node] = []
     changed = False
     for node in graph.nodes:
         condition = graph.constant(node.input[0]) if node.op_type == "If" else None
@@ -125,7 +123,7 @@ def choose_branches(graph: Graph) -> bool:
         for name, value in zip(node.output, branch.output, strict=True):
             if name:
                 identity = graph.fresh(f"{node.name}/Identity")
-                nodes.append(onnx.helper.make_node("Identity", [value.name], [name], name=identity))
+                nodes.append(make_node("Identity", [value.name], [name], name=identity))
     if changed:
         graph.set_nodes(nodes)
     return changed
@@ -142,9 +140,9 @@ def settle_bodies(graph: Graph, settle: Callable[[Graph], None]) -> bool:
                 inner = inside(graph, given.g, input_types(graph, node))
             except Unknown:  # left as it is; whoever needs its types says so
                 continue
-            before = [n.SerializeToString() for n in inner.nodes]
+            before = [n.message().SerializeToString() for n in inner.nodes]
             settle(inner)
-            if before != [n.SerializeToString() for n in inner.nodes]:
+            if before != [n.message().SerializeToString() for n in inner.nodes]:
                 own = len(given.g.input)
                 inner.hand_constants_to(graph)
                 body = inner.commit().graph

@@ -12,16 +12,17 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import GraphProto, NodeProto, TypeProto, helper
+from onnx import GraphProto, TypeProto, helper
 
 from onnxgrad_cli.errors import Refusal, UnsupportedError
 from onnxgrad_cli.ir.dialects import OF_ONNXRUNTIME
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node, copied, make_node, messages
 from onnxgrad_cli.ir.nodes import reads, subgraphs
 from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
 
-Change = Callable[["_Upgrade", NodeProto], Sequence[NodeProto] | None]
+Change = Callable[["_Upgrade", Node], Sequence[Node] | None]
 CHANGES: dict[tuple[str, int], Change] = {}
 """(operator, the opset that changed its form) -> what rewrites a node: in place (None), or by others."""
 
@@ -72,11 +73,11 @@ class _Upgrade:
     def step(self, version: int) -> None:
         self.graph.set_nodes(self._stepped(self.graph.nodes, version))
 
-    def _stepped(self, nodes: Iterable[NodeProto], version: int) -> list[NodeProto]:
-        result: list[NodeProto] = []
+    def _stepped(self, nodes: Iterable[Node], version: int) -> list[Node]:
+        result: list[Node] = []
         for node in nodes:
             for inner in subgraphs(node) if node.attribute else ():
-                stepped = self._stepped(inner.node, version)
+                stepped = messages(self._stepped(inner.node, version))
                 del inner.node[:]
                 inner.node.extend(stepped)
             try:
@@ -87,7 +88,7 @@ class _Upgrade:
                 result.append(node)
         return result
 
-    def _next(self, node: NodeProto, version: int) -> Sequence[NodeProto]:
+    def _next(self, node: Node, version: int) -> Sequence[Node]:
         """The nodes in place of one at opset `version`."""
         if not is_standard(node.domain) or node.output[0] in self.refused:
             return [node]
@@ -120,9 +121,9 @@ class _Upgrade:
         self.graph.add_initializer(name, np.asarray(values, dtype))
         return name
 
-    def node(self, op_type: str, inputs: Sequence[str], like: NodeProto, **attributes: Any) -> NodeProto:
+    def node(self, op_type: str, inputs: Sequence[str], like: Node, **attributes: Any) -> Node:
         name = self.graph.fresh(f"{like.name or like.output[0]}/{op_type}")
-        return helper.make_node(op_type, inputs, [self.graph.fresh(f"{name}_out")], name=name, **attributes)
+        return make_node(op_type, inputs, [self.graph.fresh(f"{name}_out")], name=name, **attributes)
 
 
 def types_in(graph: GraphProto) -> dict[str, TypeProto]:
@@ -149,7 +150,7 @@ def _schema(op_type: str, version: int) -> onnx.defs.OpSchema | None:
     return _SCHEMAS[key]
 
 
-def _same_form(node: NodeProto, old: onnx.defs.OpSchema, new: onnx.defs.OpSchema) -> None:
+def _same_form(node: Node, old: onnx.defs.OpSchema, new: onnx.defs.OpSchema) -> None:
     """See that the new schema takes a node as it is; a default that it changed is written out."""
     if new.deprecated:
         raise _Unfit(f"opset {new.since_version} removed it")
@@ -163,7 +164,7 @@ def _same_form(node: NodeProto, old: onnx.defs.OpSchema, new: onnx.defs.OpSchema
     _write_changed_defaults(node, old, new)
 
 
-def _write_changed_defaults(node: NodeProto, old: onnx.defs.OpSchema, new: onnx.defs.OpSchema) -> None:
+def _write_changed_defaults(node: Node, old: onnx.defs.OpSchema, new: onnx.defs.OpSchema) -> None:
     """Give a node those attributes that it does not have, and whose default is another one in the new schema."""
     given = {attribute.name for attribute in node.attribute}
     for name, attribute in old.attributes.items():
@@ -174,7 +175,7 @@ def _write_changed_defaults(node: NodeProto, old: onnx.defs.OpSchema, new: onnx.
             node.attribute.append(default)
 
 
-def _take(node: NodeProto, name: str, default: Any = None) -> Any:
+def _take(node: Node, name: str, default: Any = None) -> Any:
     """An attribute's value (bytes decoded); the node has it no more."""
     for position, attribute in enumerate(node.attribute):
         if attribute.name == name:
@@ -184,7 +185,7 @@ def _take(node: NodeProto, name: str, default: Any = None) -> Any:
     return default
 
 
-def _give(node: NodeProto, **attributes: Any) -> None:
+def _give(node: Node, **attributes: Any) -> None:
     """Set attributes."""
     for name, value in attributes.items():
         _take(node, name)
@@ -206,38 +207,38 @@ def change(op_types: str, version: int) -> Callable[[Change], Change]:
 
 @change("ReduceSum Squeeze Unsqueeze", 13)
 @change("ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSumSquare", 18)
-def _axes(up: _Upgrade, node: NodeProto) -> None:
+def _axes(up: _Upgrade, node: Node) -> None:
     axes = _take(node, "axes")
     if axes:  # for a reduction none at all meant all of them, as the absent input does
         node.input.append(up.constant(axes))
 
 
 @change("Split", 13)
-def _split(up: _Upgrade, node: NodeProto) -> None:
+def _split(up: _Upgrade, node: Node) -> None:
     sizes = _take(node, "split")
     if sizes:
         node.input.append(up.constant(sizes))
 
 
 @change("Split", 18)
-def _split_evenly(up: _Upgrade, node: NodeProto) -> None:
+def _split_evenly(up: _Upgrade, node: Node) -> None:
     if len(node.input) < 2 or not node.input[1]:
         _give(node, num_outputs=len(node.output))
 
 
 @change("Slice", 10)
-def _slice(up: _Upgrade, node: NodeProto) -> None:
+def _slice(up: _Upgrade, node: Node) -> None:
     given = [_take(node, name) for name in ("starts", "ends", "axes")]
     node.input.extend(up.constant(values) for values in given if values is not None)
 
 
 @change("TopK", 10)
-def _top_k(up: _Upgrade, node: NodeProto) -> None:
+def _top_k(up: _Upgrade, node: Node) -> None:
     node.input.append(up.constant([_take(node, "k")]))
 
 
 @change("Clip", 11)
-def _clip(up: _Upgrade, node: NodeProto) -> None:
+def _clip(up: _Upgrade, node: Node) -> None:
     bounds = [_take(node, "min"), _take(node, "max")]
     if bounds == [None, None]:
         return
@@ -249,7 +250,7 @@ def _clip(up: _Upgrade, node: NodeProto) -> None:
 
 
 @change("Pad", 11)
-def _pad(up: _Upgrade, node: NodeProto) -> None:
+def _pad(up: _Upgrade, node: Node) -> None:
     pads, value = _take(node, "pads"), _take(node, "value", 0.0)
     node.input.append(up.constant(pads))
     if value:
@@ -257,19 +258,19 @@ def _pad(up: _Upgrade, node: NodeProto) -> None:
 
 
 @change("Dropout", 10)
-def _dropout_mask(up: _Upgrade, node: NodeProto) -> None:
+def _dropout_mask(up: _Upgrade, node: Node) -> None:
     if any(name in up.read for name in node.output[1:]):
         raise _Unfit("its mask, which before opset 10 an inference leaves unset, is read")
     del node.output[1:]
 
 
 @change("Dropout", 12)
-def _dropout(up: _Upgrade, node: NodeProto) -> None:
+def _dropout(up: _Upgrade, node: Node) -> None:
     node.input.append(up.constant(_take(node, "ratio", 0.5), np.float32))
 
 
 @change("DFT", 20)
-def _dft(up: _Upgrade, node: NodeProto) -> None:
+def _dft(up: _Upgrade, node: Node) -> None:
     node.input.extend([""] * (2 - len(node.input)))
     node.input.append(up.constant(_take(node, "axis", 1)))
 
@@ -278,17 +279,17 @@ def _dft(up: _Upgrade, node: NodeProto) -> None:
 
 
 @change("Scatter", 11)
-def _scatter(up: _Upgrade, node: NodeProto) -> None:
+def _scatter(up: _Upgrade, node: Node) -> None:
     node.op_type = "ScatterElements"
 
 
 @change("Upsample", 9)
-def _upsample(up: _Upgrade, node: NodeProto) -> None:
+def _upsample(up: _Upgrade, node: Node) -> None:
     node.input.append(up.constant(_take(node, "scales"), np.float32))
 
 
 @change("Upsample", 10)
-def _resize(up: _Upgrade, node: NodeProto) -> None:
+def _resize(up: _Upgrade, node: Node) -> None:
     node.op_type = "Resize"
 
 
@@ -296,7 +297,7 @@ def _resize(up: _Upgrade, node: NodeProto) -> None:
 
 
 @change("Resize", 11)
-def _coordinates(up: _Upgrade, node: NodeProto) -> Sequence[NodeProto] | None:
+def _coordinates(up: _Upgrade, node: Node) -> Sequence[Node] | None:
     """What was unsaid before: where samples lie, and that 'nearest' rounds down, or up where the axis shrinks."""
     x, scales = node.input
     node.input[:] = [x, up.constant([], np.float32), scales]
@@ -309,8 +310,7 @@ def _coordinates(up: _Upgrade, node: NodeProto) -> Sequence[NodeProto] | None:
     if np.all(known >= 1) or np.all(known <= 1):
         _give(node, nearest_mode="floor" if np.all(known >= 1) else "ceil")
         return None
-    grown = NodeProto()
-    grown.CopyFrom(node)
+    grown = copied(node)
     grown.name = up.graph.fresh(f"{node.name or node.output[0]}/Resize")
     grown.output[0] = up.graph.fresh(f"{grown.name}_out")
     grown.input[2] = up.constant(np.maximum(known, 1), np.float32)
@@ -321,7 +321,7 @@ def _coordinates(up: _Upgrade, node: NodeProto) -> Sequence[NodeProto] | None:
 
 
 @change("Softmax LogSoftmax Hardmax", 13)
-def _one_axis(up: _Upgrade, node: NodeProto) -> Sequence[NodeProto] | None:
+def _one_axis(up: _Upgrade, node: Node) -> Sequence[Node] | None:
     """Every axis from `axis` on was taken as one; now it is that axis alone."""
     axis, shape = _take(node, "axis", 1), up.shape(node.input[0])
     if shape is not None:
@@ -341,7 +341,7 @@ def _one_axis(up: _Upgrade, node: NodeProto) -> Sequence[NodeProto] | None:
 
 
 @change("BatchNormalization", 9)
-def _batch_normalization(up: _Upgrade, node: NodeProto) -> Sequence[NodeProto] | None:
+def _batch_normalization(up: _Upgrade, node: Node) -> Sequence[Node] | None:
     if _take(node, "spatial", 1):
         return None
     if any(name in up.read for name in node.output[1:]):
@@ -358,7 +358,7 @@ def _batch_normalization(up: _Upgrade, node: NodeProto) -> Sequence[NodeProto] |
 
 
 @change("BatchNormalization", 14)
-def _training_mode(up: _Upgrade, node: NodeProto) -> None:
+def _training_mode(up: _Upgrade, node: Node) -> None:
     if any(node.output[1:]):
         if any(name in up.read for name in node.output[3:]):
             raise _Unfit("its outputs saved_mean and saved_var are read, which opset 14 has no more")
@@ -367,7 +367,7 @@ def _training_mode(up: _Upgrade, node: NodeProto) -> None:
 
 
 @change("Scan", 9)
-def _scan(up: _Upgrade, node: NodeProto) -> Sequence[NodeProto]:
+def _scan(up: _Upgrade, node: Node) -> Sequence[Node]:
     """There was a batch axis before the scanned one: now one Scan goes through the batch, one through a sample."""
     if node.input[0]:
         raise _Unfit("its sequences have lengths of their own, which opset 9 has no more")
@@ -387,24 +387,24 @@ def _scan(up: _Upgrade, node: NodeProto) -> Sequence[NodeProto]:
     inputs = [declared(*pair) for pair in zip(inner.input, given, strict=True)]
     outputs = [declared(*pair) for pair in zip(inner.output, node.output, strict=True)]
     del node.input[0]
-    samples = helper.make_graph([inner], up.graph.fresh(f"{node.name}/samples"), inputs, outputs)
+    samples = helper.make_graph(messages([inner]), up.graph.fresh(f"{node.name}/samples"), inputs, outputs)
     _give(node, body=samples, num_scan_inputs=len(given))
     return [node]
 
 
 @change("RoiAlign", 16)
-def _roi_align(up: _Upgrade, node: NodeProto) -> None:
+def _roi_align(up: _Upgrade, node: Node) -> None:
     _give(node, coordinate_transformation_mode="output_half_pixel")
 
 
 @change("GridSample", 20)
-def _grid_sample(up: _Upgrade, node: NodeProto) -> None:
+def _grid_sample(up: _Upgrade, node: Node) -> None:
     mode = _take(node, "mode", "bilinear")
     _give(node, mode={"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode))
 
 
 @change("GroupNormalization", 21)
-def _group_normalization(up: _Upgrade, node: NodeProto) -> Sequence[NodeProto]:
+def _group_normalization(up: _Upgrade, node: Node) -> Sequence[Node]:
     """Scale and bias, which were one a group, become one a channel."""
     groups = next(a.i for a in node.attribute if a.name == "num_groups")
     if up.dtype(node.input[0]) == onnx.TensorProto.DOUBLE:

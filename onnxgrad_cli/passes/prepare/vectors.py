@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnx import NodeProto
-
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.types import shape_of
 
 
 def widen_vectors(graph: Graph) -> bool:
     """Write each product of a matrix and a vector as one of two matrices; whether there were any."""
-    nodes: list[NodeProto] = []
+    nodes: list[Node] = []
     changed = False
     for node in graph.nodes:
         axis = _axis(graph, node)
@@ -29,7 +28,7 @@ def widen_vectors(graph: Graph) -> bool:
     return changed
 
 
-def _axis(graph: Graph, node: NodeProto) -> int | None:
+def _axis(graph: Graph, node: Node) -> int | None:
     """The axis of the product that a vector lacks; None where there is no vector, or nothing else."""
     if node.op_type != "MatMul" or not is_standard(node.domain):
         return None
@@ -39,7 +38,7 @@ def _axis(graph: Graph, node: NodeProto) -> int | None:
     return -1 if ranks[1] == 1 else -2
 
 
-def _widened(graph: Graph, node: NodeProto, axis: int) -> Sequence[NodeProto]:
+def _widened(graph: Graph, node: Node, axis: int) -> Sequence[Node]:
     op = Op(graph)
     op.scope = op.forward = node.name
     a, b = (op.val(name) for name in node.input)

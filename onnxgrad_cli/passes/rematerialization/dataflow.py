@@ -14,12 +14,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence, Set
 
-from onnx import NodeProto
-
 from onnxgrad_cli.cost import EXACT, VIEWS
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.nodes import FORWARD, reads, subgraphs
+from onnxgrad_cli.ir.node import FORWARD, Node, metadata_of
+from onnxgrad_cli.ir.nodes import reads, subgraphs
 from onnxgrad_cli.ir.randomness import is_random
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.record import BackwardRecord
@@ -60,7 +59,7 @@ class Dataflow:
         training: BackwardRecord,
         boundaries: Collection[str] = (),
         longest: int | None = None,
-        ends: Callable[[Sequence[NodeProto]], Sequence[int]] | None = None,
+        ends: Callable[[Sequence[Node]], Sequence[int]] | None = None,
     ) -> None:
         """Analyse `graph`.
 
@@ -129,7 +128,7 @@ class Dataflow:
         self.first_use = {n: use for n, use in uses.items() if n in self.producers and n in self.data_dependent}
         self.must_store.update(name for name, use in self.first_use.items() if use <= self._first_unfoldable)
 
-    def _store_operands(self, node: NodeProto, operands: list[str]) -> None:
+    def _store_operands(self, node: Node, operands: list[str]) -> None:
         """Store what a backward node reads from another segment than its forward node does, and what bodies read."""
         segment = self._segment_of_forward(node)
         if segment is not None:
@@ -137,9 +136,9 @@ class Dataflow:
         if subgraphs(node):
             self.must_store.update(reads(node))
 
-    def _segment_of_forward(self, node: NodeProto) -> int | None:
+    def _segment_of_forward(self, node: Node) -> int | None:
         """The segment that the forward node of a backward node reads; None where the node names no forward node."""
-        label = next((entry.value for entry in node.metadata_props if entry.key == FORWARD), "")
+        label = metadata_of(node, FORWARD)
         return self.segments.read_by.get(label)
 
     def control_values(self, start: int, end: int) -> list[str]:
@@ -174,7 +173,7 @@ class Dataflow:
         """Whether a value is in memory whatever the backward part reads: fed, stored, or computed without data."""
         return name not in self.producers or name not in self.data_dependent
 
-    def can_run_twice(self, node: NodeProto) -> bool:
+    def can_run_twice(self, node: Node) -> bool:
         """Whether a second run of a node gives the same and harms nothing.
 
         The node is a standard operator, draws no random numbers, updates no statistics, has no body, and reads a value
@@ -205,7 +204,7 @@ class Segments(dict[str, int]):
     """
 
     @classmethod
-    def between(cls, forward: Sequence[NodeProto], ends: Sequence[int]) -> Segments:
+    def between(cls, forward: Sequence[Node], ends: Sequence[int]) -> Segments:
         """Segments that end at positions of `forward`, whatever the nodes read."""
         found = cls((), frozenset(), frozenset(), None)
         for position, node in enumerate(forward):
@@ -216,7 +215,7 @@ class Segments(dict[str, int]):
 
     def __init__(
         self,
-        forward: Sequence[NodeProto],
+        forward: Sequence[Node],
         data_dependent: Set[str],
         boundaries: frozenset[str],
         longest: int | None,

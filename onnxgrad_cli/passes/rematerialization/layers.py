@@ -12,9 +12,9 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
-from onnx import NodeProto
 
 from onnxgrad_cli.ir.modules import modules_around
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
 
 NUMBERED = re.compile(r"(.*?)(\d{1,9})")
@@ -27,7 +27,7 @@ LONGEST = 4096
 """Nodes of a layer at most: what is longer is not looked for, as each length is tried."""
 
 
-def ends_of_layers(nodes: Sequence[NodeProto]) -> list[int]:
+def ends_of_layers(nodes: Sequence[Node]) -> list[int]:
     """The positions in `nodes` at which layers begin, and at which the last one has ended; none if there are no layers.
 
     Of all positions within a layer that repeats it is that one which the fewest values cross.
@@ -42,7 +42,7 @@ def ends_of_layers(nodes: Sequence[NodeProto]) -> list[int]:
     return [at for at in range(start + shift, len(nodes), length) if at <= start + length * count]
 
 
-def _ends_of_modules(nodes: Sequence[NodeProto]) -> list[int]:
+def _ends_of_modules(nodes: Sequence[Node]) -> list[int]:
     """Where the first of the modules that are numbered alike begins, and where each of them ends."""
     found: dict[str, dict[int, list[int]]] = {}
     for at, node in enumerate(nodes):
@@ -56,7 +56,7 @@ def _ends_of_modules(nodes: Sequence[NodeProto]) -> list[int]:
     return sorted({min(map(min, most.values())), *(max(layer) + 1 for layer in most.values())})
 
 
-def _longest_repetition(nodes: Sequence[NodeProto]) -> tuple[int, int, int]:
+def _longest_repetition(nodes: Sequence[Node]) -> tuple[int, int, int]:
     """Where the longest repetition begins, how many nodes it repeats, and how often; the shortest of equal ones."""
     kinds: dict[tuple[str, str, int, int], int] = {}
     keys = ((node.domain, node.op_type, len(node.input), len(node.output)) for node in nodes)
@@ -80,7 +80,7 @@ def _longest_run(same: np.ndarray) -> tuple[int, int]:
     return int(begins[at]), int(lengths[at])
 
 
-def _narrowest(nodes: Sequence[NodeProto], first: int, length: int) -> int:
+def _narrowest(nodes: Sequence[Node], first: int, length: int) -> int:
     """How far behind `first` the position lies that the fewest values of the `length` nodes before it cross."""
     last_read: dict[str, int] = {}
     for at, node in enumerate(nodes):

@@ -13,9 +13,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
 
-from onnx import NodeProto
-
 from onnxgrad_cli.cost import VIEWS, Facts, node_flops
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.passes.rematerialization.dataflow import Dataflow
 
 CHEAP = VIEWS | frozenset(
@@ -38,7 +37,7 @@ class Recomputation:
         operands: the stored values that these nodes read.
     """
 
-    nodes: list[NodeProto]
+    nodes: list[Node]
     operands: set[str]
 
 
@@ -78,7 +77,7 @@ class Plan:
         root = self.flow.storage(name)
         return self.flow.is_resident(root) or root in self.stored
 
-    def can_run_twice(self, node: NodeProto) -> bool:
+    def can_run_twice(self, node: Node) -> bool:
         """Whether a second run of a node gives the same and harms nothing."""
         if id(node) not in self._can_run_twice:
             self._can_run_twice[id(node)] = self.flow.can_run_twice(node)
@@ -90,7 +89,7 @@ class Plan:
         Returns:
             None where one of the nodes may not run twice, or reads a value of another segment that is not available.
         """
-        nodes: dict[int, NodeProto] = {}
+        nodes: dict[int, Node] = {}
         stored: set[str] = set()
         stack = list(names)
         while stack:
@@ -110,7 +109,7 @@ class Plan:
         return Recomputation(list(nodes.values()), stored)
 
 
-def computed(flow: Dataflow, node: NodeProto) -> list[str]:
+def computed(flow: Dataflow, node: Node) -> list[str]:
     """The operands of a node that are not in memory anyway."""
     return [name for name in node.input if name and not flow.is_resident(name)]
 
@@ -185,7 +184,7 @@ def trade(flow: Dataflow, sizes: Facts, total: int) -> list[tuple[int, float]]:
     Args:
         flow, sizes, total: see `plan_budget`.
     """
-    found, again = [(total, 0.0)], dict[int, NodeProto]()
+    found, again = [(total, 0.0)], dict[int, Node]()
     for left, recomputation in _freed(Plan(flow), sizes, total):
         new = {id(node): node for node in recomputation.nodes if id(node) not in again}
         again |= new

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import get_args
 
-from onnx import NodeProto
-
 from onnxgrad_cli.common.byte_sizes import bytes_of
 from onnxgrad_cli.common.choices import Recomputation
 from onnxgrad_cli.cost import Cost, Facts, cost
 from onnxgrad_cli.errors import Caution, UsageError, suggest
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.options import RecomputeSpec, RematerializationOptions
 from onnxgrad_cli.passes.parameters.patterns import matching
 from onnxgrad_cli.passes.pipeline import Pass
@@ -102,7 +101,7 @@ def _flow(
     training: Training,
     boundaries: Collection[str] = (),
     longest: int | None = LONGEST_CHAIN,
-    layers: Callable[[Sequence[NodeProto]], list[int]] | None = None,
+    layers: Callable[[Sequence[Node]], list[int]] | None = None,
 ) -> Dataflow:
     """The dataflow of a model, and what of it has to be stored; see `Dataflow`."""
     flow = Dataflow(graph, training, boundaries, longest, layers)
@@ -130,7 +129,7 @@ def _shortfalls(spec: RecomputeSpec, done: Recomputed, assumed: Mapping[str, int
         yield f"bytes were counted with {sizes}; `dims=NAME=SIZE` gives a size"
 
 
-def _layers(forward: Sequence[NodeProto]) -> list[int]:
+def _layers(forward: Sequence[Node]) -> list[int]:
     """Where the layers of the forward part end.
 
     Raises:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from onnx import NodeProto, helper
+from onnx import helper
 
 from onnxgrad_cli.emission.emitter import Op
-from onnxgrad_cli.ir.nodes import ROLE, reads
+from onnxgrad_cli.ir.node import ROLE, Node, copied
+from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.passes.control import zero_after
 from onnxgrad_cli.passes.rematerialization.plan import Plan
@@ -39,12 +40,12 @@ def write_recomputation(plan: Plan) -> int:
     return writer.count
 
 
-def _copies(plan: Plan, writer: _Writer) -> dict[int, list[NodeProto]]:
+def _copies(plan: Plan, writer: _Writer) -> dict[int, list[Node]]:
     """The nodes that recompute values, by the position of the first node that reads a cotangent and needs the value."""
     needed: dict[int, list[str]] = defaultdict(list)
     for name in plan.recomputed:
         needed[plan.flow.first_use[name]].append(name)
-    inserted: dict[int, list[NodeProto]] = defaultdict(list)
+    inserted: dict[int, list[Node]] = defaultdict(list)
     start = 0  # control values are looked for from here on
     for position, names in sorted(needed.items()):
         barriers = writer.barriers
@@ -54,7 +55,7 @@ def _copies(plan: Plan, writer: _Writer) -> dict[int, list[NodeProto]]:
     return inserted
 
 
-def _rescheduled(plan: Plan, writer: _Writer, inserted: dict[int, list[NodeProto]]) -> list[NodeProto]:
+def _rescheduled(plan: Plan, writer: _Writer, inserted: dict[int, list[Node]]) -> list[Node]:
     """The backward part with the copies in it, and with nodes that read no cotangent as late as possible.
 
     Such a node may run at any time, before the backward part too, and its result would then take the memory that
@@ -66,7 +67,7 @@ def _rescheduled(plan: Plan, writer: _Writer, inserted: dict[int, list[NodeProto
         writer: what wrote the copies.
         inserted: position -> nodes that stand before the node there; more of them are added.
     """
-    flow, nodes = plan.flow, list[NodeProto]()
+    flow, nodes = plan.flow, list[Node]()
     late = set(writer.names.values())  # values that exist only after a control dependency
     for position, node in enumerate(flow.backward):
         nodes += inserted[position]
@@ -101,9 +102,9 @@ class _Writer:
         self._made_at = plan.flow.made_at()
         self._order = {id(node): position for position, node in enumerate(plan.flow.forward)}
 
-    def recompute(self, names: list[str], control_values: list[str]) -> list[NodeProto]:
+    def recompute(self, names: list[str], control_values: list[str]) -> list[Node]:
         """The nodes that recompute values, from stored and recomputed ones, not before `control_values` exist."""
-        nodes, stack = dict[int, NodeProto](), list(names)
+        nodes, stack = dict[int, Node](), list(names)
         while stack:
             name = stack.pop()
             if name in self.names or self.plan.is_available(name):
@@ -117,7 +118,7 @@ class _Writer:
             self._copy(node, control_values)
         return self._copying.nodes[before:]
 
-    def delay(self, node: NodeProto, use: int, late: set[str]) -> tuple[int, list[NodeProto]]:
+    def delay(self, node: Node, use: int, late: set[str]) -> tuple[int, list[Node]]:
         """Give a node that reads no cotangent a control dependency on what the node at position `use` waits for.
 
         Args:
@@ -139,18 +140,17 @@ class _Writer:
         late.add(node.input[position])
         return max(self._made_at[name] for name in control_values), self._delaying.nodes[count:]
 
-    def _copy(self, node: NodeProto, control_values: list[str]) -> None:
+    def _copy(self, node: Node, control_values: list[str]) -> None:
         """Write a copy of a node, which reads recomputed values, or else one operand behind a control dependency."""
         inputs = [self.names.get(name, name) for name in node.input]
         if inputs == list(node.input):
             position = next(i for i, name in enumerate(inputs) if self.plan.flow.can_be_delayed(name))
             inputs[position] = self._delayed(self._copying, inputs[position], control_values)
-        copy = NodeProto()
-        copy.CopyFrom(node)
-        del copy.input[:], copy.output[:], copy.metadata_props[:]
+        copy = copied(node)
+        del copy.input[:], copy.output[:]
         copy.name = self.graph.fresh(f"{SCOPE}/{node.name}")
         copy.input.extend(inputs)
-        copy.metadata_props.add(key=ROLE, value="backward")
+        copy.metadata = {ROLE: "backward"}
         copy.output.extend(self._recomputed(name) if name else "" for name in node.output)
         pairs = zip(node.output, copy.output, strict=True)
         self.names.update((old, new) for old, new in pairs if old and not self.plan.is_available(old))

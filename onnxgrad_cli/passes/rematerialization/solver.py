@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from math import inf
 
 import numpy as np
-from onnx import NodeProto
 
 from onnxgrad_cli.cost import Facts, node_flops
 from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.passes.rematerialization.plan import Plan, computed, flops_of, size_of
 
 SECONDS = 20.0
@@ -139,7 +139,7 @@ def _program(plan: Plan, sizes: Facts) -> tuple[Program, dict[str, int]]:
     return program, kept
 
 
-def _runs_again(program: Program, plan: Plan, node: NodeProto, sizes: Facts) -> int:
+def _runs_again(program: Program, plan: Plan, node: Node, sizes: Facts) -> int:
     """The unknown that says whether a node runs again; one operation for each kernel, lest what is free be copied."""
     try:
         unknown = program.unknown(1.0 + node_flops(node, sizes))

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, helper, numpy_helper
 
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE
+from onnxgrad_cli.ir.node import Node, make_node
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.passes.magnitudes import bias_apart
 from onnxgrad_cli.passes.quantized_matrices import is_integer
@@ -40,7 +41,7 @@ def check_branches(model: ModelProto, adapters: Sequence[Adapter]) -> None:
     """
     beside = of_integers(model, adapters)
     if beside:
-        _checked(model, beside)
+        _checked(Graph(model), beside)
 
 
 def add_branches(
@@ -60,7 +61,7 @@ def add_branches(
     """
     own = {adapter.weight: adapter for adapter in adapters}
     graph, branches = Graph(model), _Branches()
-    for place in _checked(model, adapters):
+    for place in _checked(graph, adapters):
         found = place.of(own[place.weight], values)
         factor = np.float64(place.reader.settings.get("alpha", 1.0) * found.scale)
         names = []
@@ -97,7 +98,7 @@ def make_adaptable(model: ModelProto, adapters: Sequence[Adapter], values: Mappi
     factors = {name for adapter in adapters for name in adapter.names}
     _open_alone(model)
     graph, branches = Graph(model), _Branches()
-    for key, found in keys(_checked(model, adapters)).items():
+    for key, found in keys(_checked(graph, adapters)).items():
         for place in found:
             place.of(own[place.weight], values)  # which fit
         names = name_a, name_b = f"{key}.lora_A.weight", f"{key}.lora_B.weight"
@@ -142,9 +143,9 @@ def factors_of(place: Place, a: np.ndarray, b: np.ndarray, scale: float) -> Fact
     return Factors(a.T, b.T, scale) if place.leads else Factors(a, b, scale)
 
 
-def _checked(model: ModelProto, adapters: Sequence[Adapter]) -> list[Place]:
+def _checked(graph: Graph, adapters: Sequence[Adapter]) -> list[Place]:
     """The products that read the matrices of adapters, each of which has one, and nothing else reads these."""
-    uses = Graph(model).uses()
+    uses = graph.uses()
     for adapter in adapters:
         found = list(readers_of(uses, adapter.weight))
         strange = [reader.node for reader in found if not is_product(reader)]
@@ -156,7 +157,7 @@ def _checked(model: ModelProto, adapters: Sequence[Adapter]) -> list[Place]:
                 "name others with `lora_target`, or let onnx.inliner.inline_local_functions bring functions into the "
                 "graph",
             )
-    return places(model, {adapter.weight for adapter in adapters})
+    return places(graph, {adapter.weight for adapter in adapters})
 
 
 # -- the nodes --------------------------------------------------------------------------------------------------------
@@ -168,11 +169,11 @@ class _Branch:
 
     graph: Graph
     stem: str
-    nodes: list[NodeProto]
+    nodes: list[Node]
 
     def write(self, op_type: str, *inputs: str, **attributes: Any) -> str:
         y = self.graph.fresh(f"{self.stem}/adapter/{op_type}")
-        self.nodes.append(helper.make_node(op_type, inputs, [y], name=y, **attributes))
+        self.nodes.append(make_node(op_type, inputs, [y], name=y, **attributes))
         return y
 
 
@@ -180,7 +181,7 @@ class _Branches:
     """The branches of a graph's products, as they come."""
 
     def __init__(self) -> None:
-        self._after: dict[str, list[NodeProto]] = {}
+        self._after: dict[str, list[Node]] = {}
         self._bases: dict[str, str] = {}
 
     def add(self, graph: Graph, place: Place, names: Sequence[str], alpha: float = 1.0, gain: str = "") -> None:
@@ -196,12 +197,12 @@ class _Branches:
         if gain:
             total = _lengthened(branch, place, total, gain)
         last = "Add" if len(total) > 1 else "Identity"
-        branch.nodes.append(helper.make_node(last, total, [result], name=graph.fresh(f"{result}/adapter")))
+        branch.nodes.append(make_node(last, total, [result], name=graph.fresh(f"{result}/adapter")))
         self._after[result] = branch.nodes
 
     def write(self, graph: Graph) -> None:
         """Write all of them behind their products."""
-        nodes: list[NodeProto] = []
+        nodes: list[Node] = []
         for node in graph.nodes:
             result = node.output[0] if node.output else ""
             nodes += [node, *self._after.get(result, ())]

@@ -12,11 +12,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, helper
 
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import GENAI, module_path
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.passes.adapters import PRODUCTS as PASSES_PRODUCTS, Reader, Uses, views_of
 from onnxgrad_cli.passes.quantized_matrices import is_integer
@@ -149,18 +150,18 @@ def flat(factor: np.ndarray) -> np.ndarray:
     return factor.reshape(factor.shape[0], factor.shape[1])
 
 
-def places(model: ModelProto, weights: Collection[str] | None = None) -> list[Place]:
+def places(model: ModelProto | Graph, weights: Collection[str] | None = None) -> list[Place]:
     """The products of a model's own graph with matrices that it stores, in no set order.
 
     Args:
-        model: an inference model; it is only read.
+        model: an inference model, or the graph whose nodes the products are to be; it is only read.
         weights: the matrices; None is all.
     """
-    graph = Graph(model)
+    graph = model if isinstance(model, Graph) else Graph(model)
     uses = graph.uses()
-    heads = _heads(graph) if model.producer_name == GENAI else None
+    heads = _heads(graph) if graph.proto.producer_name == GENAI else None
     found: list[Place] = []
-    stored = {name: tensor for tensor, name in stored_tensors(model.graph)}
+    stored = {name: tensor for tensor, name in stored_tensors(graph.proto.graph)}
     for name, tensor in stored.items():
         if len(tensor.dims) > 1 and (weights is None or name in weights):
             found += _of(uses, name, stored, heads)
@@ -208,7 +209,7 @@ def readers_of(uses: Uses, weight: str) -> Iterator[Reader]:
                 yield reader
 
 
-def _is_looked_up(uses: Uses, node: NodeProto) -> bool:
+def _is_looked_up(uses: Uses, node: Node) -> bool:
     """Whether a node only lays out anew a table whose rows are looked up: bytes by blocks, as one of two axes."""
     readers = uses.get(node.output[0], ()) if node.op_type == "Reshape" else ()
     return bool(readers) and all(reader.op_type in LOOKUPS for reader, _ in readers)

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.few_bits import unpacked
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.steps import spread
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.passes.adapters import Uses, views_of
@@ -106,7 +107,8 @@ def requantize(
         UsageError: a matrix is stored in a form that can't be rounded anew, or is read by more than products.
         OnnxgradError: the factors don't fit the matrix.
     """
-    uses = Graph(model).uses()
+    graph = Graph(model)
+    uses = graph.uses()
     own = {adapter.weight: adapter for adapter in adapters}
     stored = {name: tensor for tensor, name in stored_tensors(model.graph)}
     found: dict[str, Rounded] = {}
@@ -126,6 +128,7 @@ def requantize(
         found[place.weight] = Rounded(place.weight, float(np.linalg.norm(error) / (added or 1.0)))
         _replace(stored[place.weight], grid.store(integers))
         _store_scales(model, nodes, uses, stored, scales)
+    graph.commit()
     return list(found.values())
 
 
@@ -164,7 +167,7 @@ def _rounded(grid: _Grid, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 # -- what is read and written -----------------------------------------------------------------------------------------
 
 
-def _readers(uses: Uses, weight: str) -> list[NodeProto]:
+def _readers(uses: Uses, weight: str) -> list[Node]:
     """The nodes that make floats of a matrix, or multiply with it; all alike, and nothing else reads it."""
     nodes = [node for node, _ in uses[weight]]
     first = nodes[0]
@@ -191,9 +194,7 @@ def _unfit(weight: str, why: str) -> UsageError:
     )
 
 
-def _grid(
-    model: ModelProto, node: NodeProto, weight: str, stored: Mapping[str, TensorProto], path: Path | None
-) -> _Grid:
+def _grid(model: ModelProto, node: Node, weight: str, stored: Mapping[str, TensorProto], path: Path | None) -> _Grid:
     own = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     names = list(node.input)
     scale, zero, groups = (
@@ -259,7 +260,7 @@ def _replace(tensor: TensorProto, array: np.ndarray) -> None:
 
 
 def _store_scales(
-    model: ModelProto, nodes: Sequence[NodeProto], uses: Uses, stored: Mapping[str, TensorProto], scales: np.ndarray
+    model: ModelProto, nodes: Sequence[Node], uses: Uses, stored: Mapping[str, TensorProto], scales: np.ndarray
 ) -> None:
     """Write scales, under a name of their own where others read them too."""
     position = 2 if nodes[0].op_type == "MatMulNBits" else 1

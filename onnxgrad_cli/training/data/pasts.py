@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
-from onnx import ModelProto, NodeProto, TypeProto
+from onnx import ModelProto, TypeProto
 
 from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.types import dtype_of, is_float, shape_of, tensor_type
 from onnxgrad_cli.options import Options
 
@@ -59,7 +60,7 @@ def with_sizes_of_pasts(inputs: Mapping[str, TypeProto], graph: Graph) -> dict[s
     return {name: _sized(value_type, sizes) for name, value_type in inputs.items()}
 
 
-def _met(graph: Graph, node: NodeProto, name: str, value_type: TypeProto) -> Iterator[tuple[str, int]]:
+def _met(graph: Graph, node: Node, name: str, value_type: TypeProto) -> Iterator[tuple[str, int]]:
     """The sizes that a node asks of the symbols of an input."""
     shape = shape_of(value_type) or ()
     if node.op_type == "GroupQueryAttention" and isinstance(shape[-1], str):

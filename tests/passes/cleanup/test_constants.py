@@ -14,7 +14,7 @@ from onnxgrad_cli.builder import build
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
-from onnxgrad_cli.ir.nodes import ROLE
+from onnxgrad_cli.ir.node import ROLE
 from onnxgrad_cli.passes.cleanup import constants
 from onnxgrad_cli.passes.cleanup.constants import compute_constants, divide_at_once
 

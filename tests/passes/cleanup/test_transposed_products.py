@@ -12,7 +12,7 @@ from onnxgrad_cli.builder import build
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
-from onnxgrad_cli.ir.nodes import ROLE
+from onnxgrad_cli.ir.node import ROLE
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.cleanup.transposed_products import turn_products

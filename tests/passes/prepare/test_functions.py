@@ -119,7 +119,7 @@ def test_metadata_of_a_call_and_names():
     model.graph.node[0].metadata_props.add(key="layer", value="encoder.0")
     graph = Graph(model)
     prepare.normalise(graph)
-    assert all(node.metadata_props[0].value == "encoder.0" for node in graph.nodes)
+    assert all(node.metadata == {"layer": "encoder.0"} for node in graph.nodes)
     assert [node.name for node in graph.nodes] == ["block/square/Mul", "block/Sin", "block/square_1/Mul"]
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.errors import Caution, UsageError
-from onnxgrad_cli.ir.nodes import ROLE
+from onnxgrad_cli.ir.node import ROLE
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options, RecomputeSpec
 from onnxgrad_cli.passes.rematerialization.recompute import parse_recompute
