@@ -88,7 +88,7 @@ MODELS = {
     "many": one_node("Gather", {"w": (5000, 64), "i": ("N", 5)}, {"i": onnx.TensorProto.INT64}),
 }
 FORMS = {
-    "Conv weight gradient": ("convolution", "channels", "pixels", "shifts", "product"),
+    "Conv weight gradient": ("convolution", "channels", "pixels", "shifts", "diagonals", "product"),
     "Conv input gradient": ("transposed convolution", "convolution", "gathered product"),
     "LSTM gates": ("kept", "recomputed"),
     **{f"{kind} steps": ("scan", "unrolled") for kind in ("LSTM", "GRU", "RNN")},

@@ -398,19 +398,23 @@ def test_a_wide_kernel_is_not_read_column_by_column(channels):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_shifts_of_a_small_image(seed):
+@pytest.mark.parametrize("form", ["shifts", "diagonals"])
+def test_the_depthwise_weights_of_a_small_image(monkeypatch, form, seed):
     """Kernels, dilations and pads beyond the image among them: taps read beyond several rows."""
+    monkeypatch.setattr(conv, "weight_forms", lambda *known: ([form], form))
     rng = np.random.default_rng(seed)
     kernel, dilations = rng.integers(1, 5, 2), rng.integers(1, 4, 2)
     begins, ends = rng.integers(0, 6, (2, 2))
+    strides = [1, 1] if form == "shifts" else rng.integers(1, 4, 2).tolist()
     sizes = np.maximum(rng.integers(1, 9, 2), (kernel - 1) * dilations + 1 - begins - ends)
     arrays = [rng.standard_normal((2, 3, *sizes)), rng.standard_normal((3, 1, *kernel))]
-    attrs = {"group": 3, "dilations": dilations.tolist(), "pads": [*begins.tolist(), *ends.tolist()]}
+    settings = {"group": 3, "dilations": dilations.tolist(), "strides": strides}
 
     def theirs(x, w):
-        return F.conv2d(padded(x, begins.tolist(), ends.tolist()), w, groups=3, dilation=dilations.tolist())
+        image = padded(x, begins.tolist(), ends.tolist())
+        return F.conv2d(image, w, groups=3, stride=strides, dilation=dilations.tolist())
 
-    compare(theirs, "Conv", arrays, attrs, symbolic=False)
+    compare(theirs, "Conv", arrays, {**settings, "pads": [*begins.tolist(), *ends.tolist()]}, symbolic=False)
 
 
 @pytest.mark.parametrize(
@@ -436,8 +440,8 @@ def test_the_weight_of_an_empty_batch_has_a_gradient_of_zeros(op, x, w, attrs):
     backward = with_gradient(model, ["x0", "x1"], ["y0"], "g_")
     y = Executor(model)({"x0": arrays[0], "x1": arrays[1]})["y0"]
     guarded = any(node.op_type == "Equal" for node in backward.graph.node)
-    textbook = attrs.get("group", 1) > 1 and w[1] < 16
-    assert guarded == textbook, "a convolution of no channels gives numbers from memory, now and then, or never ends"
+    depthwise = attrs.get("group", 1) > 1 and w[1] < 16
+    assert guarded == depthwise, "a convolution of no channels gives numbers from memory, now and then, or never ends"
     run = Executor(backward, fallback=False)
     for count in (0, 2, 0):
         found = run({"x0": arrays[0][:count], "x1": arrays[1], "g_y0": y[:count]})
