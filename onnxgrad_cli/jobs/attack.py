@@ -185,7 +185,10 @@ def run_attack(
     subject = the_input(likely, path, typed(likely, path, options), wrt)
     if subject.inner:
         raise UsageError(f"'{subject.name}' is no input of floats: what is in between can't be fed", "name an input")
-    found = open_samples(data, proto, graph, what, label, prefix, samples or SampleOptions(), SequenceOptions(), tell)
+    found = open_samples(
+        data, proto, graph, what, label or "label", label is not None, prefix, samples or SampleOptions(),
+        SequenceOptions(), tell,
+    )  # fmt: skip
     rows = chosen(found, sample)
     scorer, proof = proved_scorer(subject, name, what, found.batch_size, options, verify, tell)
     ball = Ball(fooling.epsilon, fooling.norm, *(fooling.clip or _range(found, subject.name, tell)))

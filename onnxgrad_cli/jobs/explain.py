@@ -168,7 +168,9 @@ def run_explain(
         subject = the_input(proto, path, graph, wrt)
     named = label if class_ == "label" else None
     sequences = sequences or SequenceOptions()
-    found = open_samples(data, proto, graph, what, named, prefix, samples or SampleOptions(), sequences, tell)
+    found = open_samples(
+        data, proto, graph, what, label, named is not None, prefix, samples or SampleOptions(), sequences, tell
+    )
     rows = chosen(found, sample or ((0,) if pictured else ()))
     shown = _picture(graph, found, target) if target is not None and pictured else None
     scorer, proof = proved_scorer(subject, what.output, what, found.batch_size, options, verify, tell)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import IO
@@ -37,7 +37,7 @@ Rows = list[tuple[int, list[str]]]
 """The line on which each row ends, and its cells."""
 
 
-def read(path: Path, inputs: InputTypes) -> Found:
+def read(path: Path, inputs: InputTypes, unread: Collection[str] = ()) -> Found:
     """The columns of a table in text.
 
     Raises:
@@ -50,7 +50,7 @@ def read(path: Path, inputs: InputTypes) -> Found:
         reader = csv.reader(_lines(file), delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
         header = [name.strip() for name in next(reader, [])]
         _check_cut(path, header, inputs)
-        chosen, others = choose(path, header, inputs)
+        chosen, others = choose(path, header, inputs, unread)
         parse = _Parser(path, header, chosen, inputs)
         blocks = [parse(block) for block in _blocks((reader.line_num, row) for row in reader if row)] or [parse([])]
     for feed in chosen:
