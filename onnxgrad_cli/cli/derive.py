@@ -45,7 +45,7 @@ UNASKED = "a proof was not to be made"
 @click.option(
     "--class",
     "class_",
-    metavar="N|argmax|label",
+    metavar="N|NAME|argmax|label",
     help="Differentiate one score of many: of a class, of the best one, or of that in an input `label`.",
 )
 @click.option("--class-axis", type=int, default=1, show_default=True, help="The axis of the classes.")

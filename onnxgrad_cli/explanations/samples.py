@@ -17,6 +17,7 @@ from onnxgrad_cli.explanations.scorer import Scorer
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import in_words, is_float, shape_of, tensor_type
 from onnxgrad_cli.metadata import Term
+from onnxgrad_cli.training.class_names import class_names as names_in, names_for
 from onnxgrad_cli.training.data import (
     Data,
     Preprocessing,
@@ -119,7 +120,9 @@ def open_samples(
 
 def class_names(data: Data, model: ModelProto, what: Scored, label: str | None) -> Sequence[str]:
     """What the classes are called; nothing where nobody says."""
-    return data.names.get(label or "") or Preprocessing.of_model(model).classes.get(what.output, ())
+    said = names_in(model)
+    stored = said.get(what.output, ()) if what.classes is None else names_for(said, what.classes, what.output)
+    return data.names.get(label or "") or stored
 
 
 def labels_of(class_: int | str, what: Scored, output: np.ndarray, given: np.ndarray | None) -> np.ndarray:
