@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, get_args
 
 import click
 
 from onnxgrad_cli.cli.console import Console, speaks, table
-from onnxgrad_cli.cli.options import MODEL, how_to_read, options
+from onnxgrad_cli.cli.options import MODEL, how_to_read, options, proof_data
 from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.common.choices import Derivative, DerivativeNames
 from onnxgrad_cli.common.visible import visible
@@ -70,12 +69,10 @@ UNASKED = "a proof was not to be made"
     "--label-input", "labels", multiple=True, metavar="NAME", help="With --option loss: an input that gets no gradient."
 )
 @click.option("--verify/--no-verify", default=None, help="Prove the derivatives.  [default: where it takes seconds]")
-@click.option(
+@proof_data(
     "--test-data",
-    type=click.Path(path_type=Path),
-    metavar="DATA",
-    help="Prove them on these inputs: the arrays of an .npz, or the first samples of data that `onnxgrad train` "
-    "reads.  [default: random ones]",
+    "Prove them on these inputs: the arrays of an .npz, or the first samples of data that `onnxgrad train` reads.  "
+    "[default: random ones]",
 )
 @how_to_read
 @click.option("--force", is_flag=True, help="Replace files that onnxgrad did not write.")

@@ -56,6 +56,7 @@ def run_derive(
     options: Options | None = None,
     verify: bool | None = None,
     test_data: str | Path | None = None,
+    tokenizer: str | Path | None = None,
     force: bool = False,
     tell: Tell = silent,
 ) -> Derivation:
@@ -72,6 +73,7 @@ def run_derive(
         verify: prove the derivatives; by default where that takes a few seconds.
         test_data: an .npz with arrays to prove them on, by input name, or data to train on, of which the first samples
             are taken; what is missing is drawn at random.
+        tokenizer: what makes tokens of text in these data: a tokenizer.json, or the folder that it is in.
         force: replace a file that onnxgrad did not write.
         tell: takes what is narrated: what the model says of its sizes and does not keep, or could not be tested.
 
@@ -116,7 +118,7 @@ def run_derive(
             keep_outputs=DerivativeOptions.KeepOutputs in flags, path=path, options=options,
             cotangents=None if flags in (DerivativeOptions.Zero, DerivativeOptions.KeepOutputs) else cotangents(flags),
         )  # fmt: skip
-    data = ProofData.of(checks.path_or_none("test_data", test_data))
+    data = ProofData.of(checks.path_or_none("test_data", test_data), checks.path_or_none("tokenizer", tokenizer))
     runs = DerivativeOptions.KeepYieldOp not in flags  # else onnxruntime-training alone runs it
     judged = runs if verify is None else verify
     proof = proof_of(derived, proto, path, data, options, verify is True, tell) if judged else None
