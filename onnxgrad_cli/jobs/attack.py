@@ -36,6 +36,7 @@ from onnxgrad_cli.explanations.subject import in_mode, the_input, typed
 from onnxgrad_cli.files import ModelSource, own_model, save_bytes
 from onnxgrad_cli.files.arrays import write_npz
 from onnxgrad_cli.jobs.scores import UNPROVED, Verdict, file_for, proved_scorer
+from onnxgrad_cli.metadata import check_is_original
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.training.class_names import called, number_of
 from onnxgrad_cli.training.data import Data, SampleOptions, SequenceOptions
@@ -189,6 +190,8 @@ def run_attack(
     """
     fooling, options = fooling or Fooling(), options or Options()
     proto, path = own_model(model)
+    if output is None:
+        check_is_original(proto)
     target = file_for(out, [".npz"], proto, path, force)
     proto = in_mode(proto, path, options)
     graph = typed(proto, path, options)

@@ -27,6 +27,7 @@ from onnxgrad_cli.files.arrays import write_npz
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.jobs.scores import UNPROVED, Verdict, file_for, proved_scorer
+from onnxgrad_cli.metadata import check_is_original
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.training.class_names import called, number_of
 from onnxgrad_cli.training.data import Data, SampleOptions, SequenceOptions
@@ -155,6 +156,8 @@ def run_explain(
     """
     method, options = method or Method(), options or Options()
     proto, path = own_model(model)
+    if output is None:
+        check_is_original(proto)
     target = file_for(out, ENDINGS, proto, path, force)
     pictured = target is not None and target.suffix.lower() == ".png"
     proto = in_mode(proto, path, options)
