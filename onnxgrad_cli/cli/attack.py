@@ -38,7 +38,7 @@ SETTINGS = ("method", "epsilon", "steps", "step_size", "norm", "targeted", "star
 @click.option(
     "--norm", type=click.Choice(get_args(Norm)), default="inf", show_default=True, help="What measures the distance."
 )
-@click.option("--targeted", type=click.IntRange(min=0), metavar="N", help="Have samples taken for this class.")
+@click.option("--targeted", metavar="N|NAME", help="Have samples taken for this class.")
 @click.option("--clip", metavar="LOW,HIGH", help="The range of what the model is fed.  [default: the data's]")
 @click.option("--start/--no-start", default=True, help="pgd: begin at a random place.  [default: do]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="pgd: of random places.")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from onnxgrad_cli.cli.console import Console, speaks
-from onnxgrad_cli.cli.options import options, what_to_build
+from onnxgrad_cli.cli.options import options, proof_data, what_to_build
 from onnxgrad_cli.cli.progress import working
-from onnxgrad_cli.cli.several import STREAM, run_several, takes_several, targets_in
+from onnxgrad_cli.cli.several import STREAM, run_several, takes_several, targets_in, the_only
 from onnxgrad_cli.common.choices import WeightsForm
 from onnxgrad_cli.errors import UsageError
 
@@ -36,12 +36,11 @@ OF_ONE = ("artifacts", "report", "picture", "dump_passes")
     help="Store weights and state in the model; or let them be inputs, for JavaScript, with their values beside it.",
 )
 @click.option("--verify/--no-verify", default=None, help="Prove the gradients.  [default: where it takes seconds]")
-@click.option(
+@proof_data(
     "--test-data",
-    type=click.Path(path_type=Path),
-    metavar="DATA",
-    help="Prove them on these inputs: the arrays of an .npz, or the first samples of data that `onnxgrad train` "
-    "reads.  [default: random ones]",
+    "Prove them on these inputs: the arrays of an .npz, or the first samples of data that `onnxgrad train` reads; "
+    "of several models, of all, or one for each.  [default: random ones]",
+    multiple=True,
 )
 @click.option(
     "--report",
@@ -84,12 +83,13 @@ def build(console: Console, /, models: tuple[str, ...], out: str | None, out_dir
                 raise UsageError(f"--{flag} does not go with --out-dir or several models", "give one model, and -o")
         console.done = "built"
         targets = targets_in(out_dir, models, values["stop_after"] or "train")
-        return run_several(console, models, jobs, targets)
+        return run_several(console, models, jobs, targets, {"test_data": values["test_data"]})
     (model,) = models
     to_stdout = out == STREAM or (out is None and model == STREAM and values["artifacts"] is None)
     if to_stdout and console.json:
         raise click.UsageError("the model and --json can't both go to stdout: name a file with -o")
     console.done = "stopped" if values["stop_after"] else "built"
+    values["test_data"] = the_only("test_data", values["test_data"])
     asked = options(values)
     how = {"reports": values.pop("report"), "command": console.command, "check": console.level > 1, **values}
     with working(console) as tell:

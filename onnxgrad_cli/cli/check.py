@@ -8,21 +8,20 @@ from pathlib import Path
 import click
 
 from onnxgrad_cli.cli.console import Console, speaks
-from onnxgrad_cli.cli.options import DIM
+from onnxgrad_cli.cli.options import DIM, proof_data
 from onnxgrad_cli.cli.progress import working
-from onnxgrad_cli.cli.several import run_several, takes_several
+from onnxgrad_cli.cli.several import run_several, takes_several, the_only
 from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.errors import CheckFailed
 
 
 @click.command(short_help="Prove the gradients of a training model, or derivatives.")
 @takes_several("TRAIN...")
-@click.option(
+@proof_data(
     "--data",
-    type=click.Path(path_type=Path),
-    metavar="DATA",
-    help="Arrays for the inputs and weights of every TRAIN, by name: an .npz, or the first samples of data that "
-    "`onnxgrad train` reads.  [default: random ones]",
+    "Arrays for the inputs and weights of TRAIN, by name: an .npz, or the first samples of data that `onnxgrad train` "
+    "reads; of several models, for all, or one for each.  [default: random ones]",
+    multiple=True,
 )
 @click.option(
     "--original",
@@ -35,18 +34,21 @@ from onnxgrad_cli.errors import CheckFailed
 @speaks
 @click.pass_obj
 def check(
-    console: Console, models: tuple[str, ...], jobs: int, data: Path | None, original: Path | None,
-    dim: tuple[tuple[str, int], ...], seed: int,
+    console: Console, models: tuple[str, ...], jobs: int, data: tuple[Path, ...], tokenizer: Path | None,
+    original: Path | None, dim: tuple[tuple[str, int], ...], seed: int,
 ) -> int:  # fmt: skip
     """Prove the gradients of each TRAIN (- is stdin), made by `onnxgrad build` or `onnxgrad derive`, by differences."""
     console.done = "proved"
     if len(models) > 1:
-        return run_several(console, models, jobs)
+        return run_several(console, models, jobs, each={"data": data})
     from onnxgrad_cli.jobs.check import run_check
     from onnxgrad_cli.verification.proof import NOT_PROVED, PROVED
 
     with working(console) as tell:
-        proof = run_check(models[0], data=data, original=original, sizes=dict(dim), seed=seed, tell=tell)
+        proof = run_check(
+            models[0], data=the_only("data", data), tokenizer=tokenizer, original=original, sizes=dict(dim), seed=seed,
+            tell=tell,
+        )  # fmt: skip
     console.done = proof.verdict
     lines = [visible(f"{step.status:8}{step.name}: {step.detail} ({step.seconds:.2f} s)") for step in proof.steps]
     failures = [f"{step.name}: {step.detail}" for step in proof.steps if step.status == "failed"]

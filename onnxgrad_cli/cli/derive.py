@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, get_args
 
 import click
 
 from onnxgrad_cli.cli.console import Console, speaks, table
-from onnxgrad_cli.cli.options import MODEL, how_to_read, options
+from onnxgrad_cli.cli.options import MODEL, how_to_read, options, proof_data
 from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.common.choices import Derivative, DerivativeNames
 from onnxgrad_cli.common.visible import visible
@@ -45,7 +44,7 @@ UNASKED = "a proof was not to be made"
 @click.option(
     "--class",
     "class_",
-    metavar="N|argmax|label",
+    metavar="N|NAME|argmax|label",
     help="Differentiate one score of many: of a class, of the best one, or of that in an input `label`.",
 )
 @click.option("--class-axis", type=int, default=1, show_default=True, help="The axis of the classes.")
@@ -70,12 +69,10 @@ UNASKED = "a proof was not to be made"
     "--label-input", "labels", multiple=True, metavar="NAME", help="With --option loss: an input that gets no gradient."
 )
 @click.option("--verify/--no-verify", default=None, help="Prove the derivatives.  [default: where it takes seconds]")
-@click.option(
+@proof_data(
     "--test-data",
-    type=click.Path(path_type=Path),
-    metavar="DATA",
-    help="Prove them on these inputs: the arrays of an .npz, or the first samples of data that `onnxgrad train` "
-    "reads.  [default: random ones]",
+    "Prove them on these inputs: the arrays of an .npz, or the first samples of data that `onnxgrad train` reads.  "
+    "[default: random ones]",
 )
 @how_to_read
 @click.option("--force", is_flag=True, help="Replace files that onnxgrad did not write.")

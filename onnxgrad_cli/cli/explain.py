@@ -50,7 +50,7 @@ ROWS = 12
     "class_",
     default="argmax",
     show_default=True,
-    metavar="N|argmax|label",
+    metavar="N|NAME|argmax|label",
     help="Whose score: of a class, of the one that the model finds, or of the label in --data.",
 )
 @click.option("--class-axis", type=int, default=1, show_default=True, help="The axis of the classes.")

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from onnxgrad_cli.cli.console import Console, speaks
+from onnxgrad_cli.cli.options import proof_data
 from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.common.visible import visible
 
@@ -32,11 +33,9 @@ from onnxgrad_cli.common.visible import visible
     is_flag=True,
     help="Add adapters into matrices of integers too, which rounds them anew; what outputs lose is told.",
 )
-@click.option(
+@proof_data(
     "--test-data",
-    type=click.Path(path_type=Path),
-    metavar="DATA",
-    help="Measure on these inputs what --merge loses: an .npz, or samples to train on.  [default: on drawn ones]",
+    "Measure on these inputs what --merge loses: an .npz, or samples to train on.  [default: on drawn ones]",
 )
 @click.option(
     "--adapter",

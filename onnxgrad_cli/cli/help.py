@@ -36,7 +36,7 @@ SECTIONS = {
         "weights keep-outputs yield as-gradient-op training-info target recompute tuned report picture no-report "
         "artifacts nominal-checkpoint dump-passes stop-after keep-mode"
     ),
-    "Proof": "test-data",
+    "Data": "test-data val-prefix map normalize augment balance resize transform tokenizer max-length pack pad-id",
     "How it speaks": "verbose quiet traceback",
 }
 """Heading -> the options under it; those of a command that stand nowhere here come before them."""

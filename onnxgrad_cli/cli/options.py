@@ -88,6 +88,27 @@ def complete_files(ctx: click.Context, param: click.Parameter, incomplete: str) 
 MODEL = click.argument("model", metavar="MODEL", shell_complete=complete_files)
 
 
+def proof_data(flag: str, help: str, **more: Any) -> Callable[[Command], Command]:
+    """Give a command the option of data that a proof or a measurement is made on, and of what makes tokens of text.
+
+    Args:
+        flag: what it is called.
+        help: what it is for.
+        more: of that option.
+    """
+
+    def decorate(command: Command) -> Command:
+        command = click.option(
+            "--tokenizer",
+            type=click.Path(path_type=Path),
+            metavar="FILE|DIR",
+            help=f"A tokenizer.json, by which text in {flag} becomes tokens.",
+        )(command)
+        return click.option(flag, type=click.Path(path_type=Path), metavar="DATA", help=help, **more)(command)
+
+    return decorate
+
+
 def rules(words: str) -> Callable[[Command], Command]:
     """The option that names code, --rules, with the words of its help."""
     return click.option(

@@ -22,12 +22,27 @@ from onnxgrad_cli.cli.progress import working
     help="The outputs: arrays, or a row for each sample.  [default: MODEL.predictions.npz]",
 )
 @click.option("--output", "outputs", multiple=True, metavar="NAME", help="Write this output.  [default: all]")
+@click.option(
+    "--label",
+    default="label",
+    show_default=True,
+    metavar="NAME",
+    help="What --data call the labels, which are left out.",
+)
 @click.option("--force", is_flag=True, help="Replace a file that onnxgrad did not write.")
 @setting_options
 @speaks
 @click.pass_obj
 def predict(
-    console: Console, /, model: str, data: str, out: str | None, outputs: tuple[str, ...], force: bool, **values: Any
+    console: Console,
+    /,
+    model: str,
+    data: str,
+    out: str | None,
+    outputs: tuple[str, ...],
+    label: str,
+    force: bool,
+    **values: Any,
 ) -> int:
     """Run MODEL on data, and write what it says of each sample; with the names of classes where it stores them."""
     from onnxgrad_cli.jobs.predict import run_predict
@@ -35,7 +50,7 @@ def predict(
     setting = setting_of(values)
     console.done = "predicted"
     with working(console) as tell:
-        found = run_predict(model, data, out, outputs=outputs, setting=setting, force=force, tell=tell)
+        found = run_predict(model, data, out, outputs=outputs, label=label, setting=setting, force=force, tell=tell)
     files = [str(file) for file in found.files]
     arrays = {name: {"dtype": str(a.dtype), "shape": list(a.shape)} for name, a in found.outputs.items()}
     if console.json:

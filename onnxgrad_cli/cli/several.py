@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +15,8 @@ from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.errors import UsageError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+Value = TypeVar("Value")
 
 STREAM = "-"
 
@@ -41,7 +43,24 @@ def takes_several(metavar: str = "MODEL...") -> Callable[[Command], Command]:
     return give
 
 
-def run_several(console: Console, models: Sequence[str], jobs: int, targets: Mapping[str, str] | None = None) -> int:
+def the_only(name: str, values: Sequence[Value]) -> Value | None:
+    """What is given of an option that may be given for each of several models, where there is one.
+
+    Raises:
+        UsageError: there are several.
+    """
+    if len(values) > 1:
+        raise UsageError(f"`{name}`: one model takes one", "leave the others out")
+    return values[0] if values else None
+
+
+def run_several(
+    console: Console,
+    models: Sequence[str],
+    jobs: int,
+    targets: Mapping[str, str] | None = None,
+    each: Mapping[str, Sequence[Any]] | None = None,
+) -> int:
     """Run the command that is being run once for each model, and print what came of all of them.
 
     Args:
@@ -49,20 +68,30 @@ def run_several(console: Console, models: Sequence[str], jobs: int, targets: Map
         models: the files.
         jobs: how many at a time.
         targets: where what is made of each is written; None where nothing is.
+        each: parameter -> its values, of options that may be given once for all models, or once for each.
 
     Returns:
         The highest of the exit codes.
 
     Raises:
-        UsageError: a model is named twice, or is stdin.
+        UsageError: a model is named twice, or is stdin; or an option is given several times, and not for each.
     """
     from onnxgrad_cli.cli.processes import Run, ended, words  # half of the time that help would take
 
     _check(models)
     context = click.get_current_context()
-    options = list(typed(context, console.arguments))
+    own = {name: values for name, values in (each or {}).items() if len(values) > 1}
+    for name, values in own.items():
+        if len(values) != len(models):
+            raise UsageError(
+                f"`{name}`: {len(values)} are given for {len(models)} models", "one for all, or one for each"
+            )
+    options = list(typed(context, console.arguments, own))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GITHUB_")}
-    runs = [Run(console.name, model, words(console.name, model, options, targets), environment) for model in models]
+    runs = []
+    for at, model in enumerate(models):
+        given = [f"{_flag(context, name)}={values[at]}" for name, values in own.items()]
+        runs.append(Run(console.name, model, words(console.name, model, [*options, *given], targets), environment))
     try:
         for count, run in enumerate(ended(runs, jobs), start=1):
             console.say(f"{count}/{len(models)} {run.model}: {run.said['verdict']} ({run.seconds:.1f} s)")
@@ -91,11 +120,15 @@ def _row(said: Mapping[str, Any]) -> tuple[str, ...]:
     return said["model"], said["verdict"], f"{said['seconds']:.1f} s", " ".join(said["files"])
 
 
-def typed(context: click.Context, arguments: Sequence[str]) -> Iterator[str]:
-    """The options of a command line as they were typed, without those that `ONCE` names."""
+def _flag(context: click.Context, name: str) -> str:
+    return next(max(param.opts, key=len) for param in context.command.params if param.name == name)
+
+
+def typed(context: click.Context, arguments: Sequence[str], without: Collection[str] = ()) -> Iterator[str]:
+    """The options of a command line as they were typed, without those that `ONCE` names, and others."""
     values, _, order = context.command.make_parser(context).parse_args(list(arguments[1:]))
     for param in dict.fromkeys(order):
-        if not isinstance(param, click.Option) or param.name in ONCE:
+        if not isinstance(param, click.Option) or param.name in {*ONCE, *without}:
             continue
         value = values[param.name or ""]
         flag = max(param.opts, key=len)

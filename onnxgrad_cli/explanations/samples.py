@@ -17,6 +17,7 @@ from onnxgrad_cli.explanations.scorer import Scorer
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import in_words, is_float, shape_of, tensor_type
 from onnxgrad_cli.metadata import Term
+from onnxgrad_cli.training.class_names import class_names as names_in, names_for
 from onnxgrad_cli.training.data import (
     Data,
     Preprocessing,
@@ -26,8 +27,8 @@ from onnxgrad_cli.training.data import (
     as_trained,
     holds_text,
     open_data,
+    rows_of,
 )
-from onnxgrad_cli.verification.feeds import index_limits
 
 TOGETHER = 32
 """Samples that are fed together where they are independent."""
@@ -74,7 +75,7 @@ def scored(graph: Graph, output: str | None, class_axis: int = 1) -> Scored:
 
 
 def open_samples(
-    source: str | Path, model: ModelProto, graph: Graph, what: Scored, label: str | None, prefix: str,
+    source: str | Path, model: ModelProto, graph: Graph, what: Scored, label: str, read: bool, prefix: str,
     how: SampleOptions, sequences: SequenceOptions, tell: Tell,
 ) -> Data:  # fmt: skip
     """Open the data of a model, and of its labels if there are to be some.
@@ -84,7 +85,8 @@ def open_samples(
         model: the model, which may say how its data were prepared.
         graph: it, typed.
         what: the output that is looked at.
-        label: what the data call the labels; None reads none.
+        label: what the data call the labels.
+        read: whether they are wanted.
         prefix: what names in the data have before the inputs' names.
         how: how columns become inputs.
         sequences: how text and lists of tokens become samples; data of tokens need no tokenizer.
@@ -95,13 +97,10 @@ def open_samples(
     """
     inputs: dict[str, TypeProto] = {n: graph.types[n] for n in graph.input_names if n not in graph.initializers}
     fed = dict(inputs)
-    ranges = {
-        name: Range(-rows, rows - 1, why=f"it indexes a table of {rows} rows")
-        for name, rows in index_limits(model, {}).items()
-        if name in inputs
-    }
+    ranges = rows_of(model, inputs)
     terms = []
-    if label is not None:
+    unread = [] if read or label in inputs else [label]
+    if read:
         if label in inputs:
             raise UsageError(f"`label`: '{label}' is an input of the model", "say what the data call the labels")
         inputs[label] = tensor_type(TensorProto.INT64, what.places)
@@ -113,14 +112,17 @@ def open_samples(
     if sequences.tokenizer is not None and not holds_text(path, prefix):
         sequences = replace(sequences, tokenizer=None)
     data = open_data(
-        path, inputs, ranges, prefix=prefix, terms=terms, options=sequences, samples=how, known=known, tell=tell
-    )
+        path, inputs, ranges, prefix=prefix, terms=terms, options=sequences, samples=how, known=known, unread=unread,
+        tell=tell,
+    )  # fmt: skip
     return as_trained(data, fed, how, tell)
 
 
 def class_names(data: Data, model: ModelProto, what: Scored, label: str | None) -> Sequence[str]:
     """What the classes are called; nothing where nobody says."""
-    return data.names.get(label or "") or Preprocessing.of_model(model).classes.get(what.output, ())
+    said = names_in(model)
+    stored = said.get(what.output, ()) if what.classes is None else names_for(said, what.classes, what.output)
+    return data.names.get(label or "") or stored
 
 
 def labels_of(class_: int | str, what: Scored, output: np.ndarray, given: np.ndarray | None) -> np.ndarray:

@@ -156,9 +156,19 @@ def _read(path: Path) -> bytes:
     except FileNotFoundError:
         raise OnnxgradError(f"no such file: '{path}'", _neighbours(path)) from None
     except IsADirectoryError:
-        raise OnnxgradError(f"'{path}' is a directory", _neighbours(path / "model.onnx")) from None
+        hint = _export(path) if _holds_weights(path) else _neighbours(path / "model.onnx")
+        raise OnnxgradError(f"'{path}' is a directory", hint) from None
     except OSError as error:
         raise OnnxgradError(f"'{path}' can't be read: {error.strerror}", "check its permissions") from None
+
+
+def _holds_weights(folder: Path) -> bool:
+    """Whether a folder is one of a training, or of adapters, whose weights want a model."""
+    return any(file.suffix == ".safetensors" for file in folder.iterdir())
+
+
+def _export(weights: Path | str) -> str:
+    return f"it holds weights, and no graph: `onnxgrad export {weights} --model MODEL` writes a model with them"
 
 
 def _read_stream(stream: BinaryIO, where: str) -> bytes:
@@ -236,6 +246,8 @@ def _what_else(head: bytes) -> tuple[str, str] | None:
     for magic, what, hint in _MAGIC:
         if head.startswith(magic) or (magic == b"ORTM" and head[4:8] == magic):
             return what, hint
+    if head[5:9] == b"\0\0\0{":  # the length of its header, and that
+        return "is a safetensors file, no ONNX model", _export("FILE")
     if _is_text(head):
         return "is a text file, not an ONNX model", "a model is binary; the text form is read by onnx.parser"
     if head[0] < 1 << 3 or head[0] & 7 not in (0, 2):  # a field has a number, and those of a model are of two kinds

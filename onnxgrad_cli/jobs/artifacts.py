@@ -45,6 +45,7 @@ def run_artifacts(
     nominal_checkpoint: bool = False,
     verify: bool | None = None,
     test_data: str | Path | None = None,
+    tokenizer: str | Path | None = None,
     reports: Sequence[str | Path] = (),
     no_report: bool = False,
     dump_passes: str | Path | None = None,
@@ -61,7 +62,7 @@ def run_artifacts(
         options: what to build.
         prefix: what the names of the artifacts begin with.
         nominal_checkpoint: let the checkpoint have names, shapes and types only.
-        verify, test_data, dump_passes, force, check, command, tell: see `run_build`.
+        verify, test_data, tokenizer, dump_passes, force, check, command, tell: see `run_build`.
         reports: files for the report; by default `<training model>.report.md`.
         no_report: write no report.
 
@@ -80,7 +81,8 @@ def run_artifacts(
     make_folder(folder, "`artifacts`")
     request = BuildRequest(
         model, options, verify, checks.path_or_none("test_data", test_data),
-        checks.path_or_none("dump_passes", dump_passes), None, force, check, command, tell,
+        checks.path_or_none("tokenizer", tokenizer), checks.path_or_none("dump_passes", dump_passes), None, force,
+        check, command, tell,
     )  # fmt: skip
     target = folder / f"{prefix}{TRAINING}"
     attempt = BuildAttempt(request, target, checks.paths("reports", reports), no_report, keeps_original=True)

@@ -15,18 +15,30 @@ from onnxgrad_cli.common.choices import Attack, Norm
 from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.visible import visible
+from onnxgrad_cli.derivatives.scores import ClassChoice
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.endless import check_ends
 from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.explanations.attacks import Ball, attack
 from onnxgrad_cli.explanations.likelihood import with_log_probabilities
-from onnxgrad_cli.explanations.samples import TOGETHER, Scored, batches, chosen, labels_of, open_samples, scored
+from onnxgrad_cli.explanations.samples import (
+    TOGETHER,
+    Scored,
+    batches,
+    chosen,
+    class_names,
+    labels_of,
+    open_samples,
+    scored,
+)
 from onnxgrad_cli.explanations.scorer import Case, Scorer
 from onnxgrad_cli.explanations.subject import in_mode, the_input, typed
 from onnxgrad_cli.files import ModelSource, own_model, save_bytes
 from onnxgrad_cli.files.arrays import write_npz
 from onnxgrad_cli.jobs.scores import UNPROVED, Verdict, file_for, proved_scorer
+from onnxgrad_cli.metadata import check_is_original
 from onnxgrad_cli.options import Options
+from onnxgrad_cli.training.class_names import called, number_of
 from onnxgrad_cli.training.data import Data, SampleOptions, SequenceOptions
 
 
@@ -39,7 +51,8 @@ class Fooling(KnownKeywords):
         epsilon: the largest distance from a sample, in the numbers that the model is fed.
         steps, step_size: of pgd; by default 10 steps of 2.5 epsilon / steps.
         norm: of the distance: 'inf' or '2'.
-        targeted: the class that samples are to be taken for; None is any other.
+        targeted: the class that samples are to be taken for, by its number or the name that the model stores; None is
+            any other.
         clip: the least and the greatest number of an input; None is what the data have.
         start: whether pgd begins at a random place within epsilon, in place of the sample.
         seed: of that.
@@ -53,7 +66,7 @@ class Fooling(KnownKeywords):
     steps: int | None = None
     step_size: float | None = None
     norm: Norm = "inf"
-    targeted: int | None = None
+    targeted: int | str | None = None
     clip: tuple[float, float] | None = None
     start: bool = True
     seed: int = 0
@@ -64,7 +77,8 @@ class Fooling(KnownKeywords):
         checks.at_least("epsilon", self.epsilon, 0)
         checks.at_least("seed", self.seed, 0, whole=True)
         for name, whole in (("steps", True), ("step_size", False), ("targeted", True)):
-            if getattr(self, name) is not None:
+            named = name == "targeted" and isinstance(self.targeted, str)
+            if getattr(self, name) is not None and not named:
                 checks.at_least(name, getattr(self, name), 1 if name == "steps" else 0, whole=whole)
         if self.method == "fgsm" and (self.steps, self.step_size) != (None, None):
             raise UsageError("fgsm is one step of epsilon: `steps` and `step_size` are of pgd", "take `method='pgd'`")
@@ -176,6 +190,8 @@ def run_attack(
     """
     fooling, options = fooling or Fooling(), options or Options()
     proto, path = own_model(model)
+    if output is None:
+        check_is_original(proto)
     target = file_for(out, [".npz"], proto, path, force)
     proto = in_mode(proto, path, options)
     graph = typed(proto, path, options)
@@ -185,14 +201,24 @@ def run_attack(
     subject = the_input(likely, path, typed(likely, path, options), wrt)
     if subject.inner:
         raise UsageError(f"'{subject.name}' is no input of floats: what is in between can't be fed", "name an input")
-    found = open_samples(data, proto, graph, what, label, prefix, samples or SampleOptions(), SequenceOptions(), tell)
+    found = open_samples(
+        data, proto, graph, what, label or "label", label is not None, prefix, samples or SampleOptions(),
+        SequenceOptions(), tell,
+    )  # fmt: skip
+    names = class_names(found, proto, what, label)
+    aim = None if fooling.targeted is None else ClassChoice.of(number_of(fooling.targeted, names), what.axis)
+    if aim is not None and not aim.which.isdigit():
+        raise UsageError(
+            f"`targeted='{aim.which}'`: one class for all samples is wanted", "give its number or its name"
+        )
+    target_class = None if aim is None else int(aim.which)
     rows = chosen(found, sample)
     scorer, proof = proved_scorer(subject, name, what, found.batch_size, options, verify, tell)
     ball = Ball(fooling.epsilon, fooling.norm, *(fooling.clip or _range(found, subject.name, tell)))
     parts: list[dict[str, np.ndarray]] = []
     for part in batches(rows, scorer, TOGETHER):
         tell(f"attacking: {sum(len(each['x']) for each in parts)} of {len(rows)} samples are done", 1)
-        parts.append(_fooled(part, scorer, found, what, label, fooling, ball))
+        parts.append(_fooled(part, scorer, found, what, label, fooling, target_class, ball))
     arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     flat = int(arrays.pop("flat").sum())
     if flat:
@@ -200,20 +226,30 @@ def run_attack(
             f"caution: the gradients of {flat} of {len(rows)} samples are zero at the start: that these stay as they "
             "are is no sign of robustness", 0,
         )  # fmt: skip
-    words = visible(_words(fooling, ball, what, label))
+    aimed = "another class" if target_class is None else called(target_class, names)
+    words = visible(_words(fooling, ball, what, aimed, label))
     fooled = Fooled(
         words, {subject.name: arrays["x"]}, rows, arrays["labels"], arrays["before"],
-        arrays["after"], arrays["distances"], flat, fooling.targeted, proof,
+        arrays["after"], arrays["distances"], flat, target_class, proof,
     )  # fmt: skip
     if target is not None:
         others = {key: value for key, value in found.batch(rows).items() if key not in (subject.name, label)}
         save_bytes(_archive(fooled, others), target)
         fooled.files.append(target)
+        if subject.name in found.normal:
+            tell(f"'{target}' holds what the model is fed, normalised already: read it with `normalize='none'`", 0)
     return fooled
 
 
 def _fooled(
-    part: np.ndarray, scorer: Scorer, data: Data, what: Scored, label: str | None, fooling: Fooling, ball: Ball
+    part: np.ndarray,
+    scorer: Scorer,
+    data: Data,
+    what: Scored,
+    label: str | None,
+    fooling: Fooling,
+    targeted: int | None,
+    ball: Ball,
 ) -> dict[str, np.ndarray]:
     """What becomes of some samples."""
     feeds = data.batch(part)
@@ -223,7 +259,7 @@ def _fooled(
         raise UsageError(f"'{what.output}' has one class: there is no other", "name another output with `output`")
     before = scores.argmax(what.axis)
     labels = labels_of("argmax" if given is None else "label", what, scores, given)
-    aim = labels if fooling.targeted is None else labels_of(fooling.targeted, what, scores, None)
+    aim = labels if targeted is None else labels_of(targeted, what, scores, None)
     if x.min() < ball.low or x.max() > ball.high:
         raise UsageError(
             f"`clip`: the samples hold {x.min():g} to {x.max():g}, which goes beyond {ball.low:g} to {ball.high:g}",
@@ -232,7 +268,7 @@ def _fooled(
     case = Case(scorer, feeds, x, aim)
     sources = [np.random.default_rng([fooling.seed, row]) for row in part.tolist()]
     begun = sources if fooling.method == "pgd" and fooling.start else []
-    moved, flat = attack(case, ball, *fooling.way, fooling.targeted is not None, begun)
+    moved, flat = attack(case, ball, *fooling.way, targeted is not None, begun)
     after = scorer.values({**feeds, scorer.subject.name: moved})[0].argmax(what.axis)
     change = np.abs(moved.astype(np.float64) - x).reshape(len(x), -1)
     distances = change.max(1) if ball.norm == "inf" else np.sqrt((change**2).sum(1))
@@ -249,14 +285,13 @@ def _range(data: Data, name: str, tell: Tell) -> tuple[float, float]:
     return low, high
 
 
-def _words(fooling: Fooling, ball: Ball, what: Scored, label: str | None) -> str:
+def _words(fooling: Fooling, ball: Ball, what: Scored, aim: str, label: str | None) -> str:
     steps, size = fooling.way
     how = "fgsm" if fooling.method == "fgsm" else f"pgd in {steps} steps of {size:g}"
     begin = f" from a random place (seed {fooling.seed})" if fooling.method == "pgd" and fooling.start else ""
-    aim = f"taken for class {fooling.targeted}" if fooling.targeted is not None else "taken for another class"
     own = "" if label else "; the labels are the model's own answers"
     norm = "L-inf" if fooling.norm == "inf" else "L2"
-    return f"{how}{begin}, {norm} within {ball.epsilon:g}, so that '{what.output}' is {aim}{own}"
+    return f"{how}{begin}, {norm} within {ball.epsilon:g}, so that '{what.output}' is taken for {aim}{own}"
 
 
 def _archive(found: Fooled, others: dict[str, np.ndarray]) -> bytes:

@@ -40,6 +40,7 @@ def run_build(
     weights: WeightsForm = "stored",
     verify: bool | None = None,
     test_data: str | Path | None = None,
+    tokenizer: str | Path | None = None,
     reports: Sequence[str | Path] = (),
     no_report: bool = False,
     picture: str | Path | None = None,
@@ -61,6 +62,7 @@ def run_build(
         verify: prove the gradients; by default where that takes a few seconds.
         test_data: an .npz with arrays to prove them on, by input name, or data to train on, of which the first samples
             are taken; what is missing is drawn at random.
+        tokenizer: what makes tokens of text in these data: a tokenizer.json, or the folder that it is in.
         reports: files for the report, whose suffixes say the format; by default `<out>.report.md`.
         no_report: write no report.
         picture: a page of HTML with the picture of the training model, to which reports in HTML link.
@@ -83,7 +85,8 @@ def run_build(
     check_request(options)
     request = BuildRequest(
         model, options, verify, checks.path_or_none("test_data", test_data),
-        checks.path_or_none("dump_passes", dump_passes), stop_after, force, check, command, tell,
+        checks.path_or_none("tokenizer", tokenizer), checks.path_or_none("dump_passes", dump_passes), stop_after,
+        force, check, command, tell,
     )  # fmt: skip
     packs = options.training_info and stop_after is None
     target = target_of(model, out, stop_after or "train")

@@ -66,6 +66,7 @@ class BuildRequest:
     options: Options
     verify: bool | None = None
     test_data: Path | None = None
+    tokenizer: Path | None = None
     dump_passes: Path | None = None
     stop_after: str | None = None
     force: bool = False
@@ -119,7 +120,7 @@ class BuildAttempt:
         self.picture = page_for(picture, self.target)
         _check_targets(self.target, [*self.reports, *([picture] if picture else [])], proto, path, request.force)
         _check_words(request, self.reports)
-        self._data = ProofData.of(request.test_data)
+        self._data = ProofData.of(request.test_data, request.tokenizer)
         self.dump = PassDump(request.dump_passes, path, request.force, request.check, request.tell)
         graph = Graph(proto, path)
         self._tests = request.proves and (bool(request.verify) or is_quick(proto))

@@ -26,6 +26,7 @@ def run_check(
     model: ModelSource,
     *,
     data: str | Path | None = None,
+    tokenizer: str | Path | None = None,
     original: str | Path | None = None,
     sizes: Mapping[str, int] | None = None,
     seed: int = 0,
@@ -37,6 +38,7 @@ def run_check(
         model: the training model, or the model of derivatives; '-' is stdin.
         data: an .npz with arrays for its inputs and weights, by name, or data to train on, of which the first samples
             are taken; what is missing is drawn at random.
+        tokenizer: what makes tokens of text in these data: a tokenizer.json, or the folder that it is in.
         original: the model that it was made from: what it computes is compared, and second derivatives need it.
         sizes: sizes of symbolic dimensions, for what is drawn.
         seed: of what is drawn.
@@ -55,7 +57,8 @@ def run_check(
     if elsewhere:
         proto = with_values(proto, values_beside(path, elsewhere))
     before = _with_own_weights(*own_model(original)) if original is not None else None
-    arrays, measured = fit(ProofData.of(data), proto, roles, tell, () if derived is None else derived.inputs)
+    given = ProofData.of(data, checks.path_or_none("tokenizer", tokenizer))
+    arrays, measured = fit(given, proto, roles, tell, () if derived is None else derived.inputs)
     bound = {**(sizes or {}), **measured}
 
     def note(check: str) -> None:

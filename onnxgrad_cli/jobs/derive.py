@@ -23,6 +23,7 @@ from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.metadata import read_derived
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.parameters.patterns import matching
+from onnxgrad_cli.training.class_names import class_names, number_of
 from onnxgrad_cli.verification.derived import prove_derived, roles_of
 from onnxgrad_cli.verification.proof import PROVED, Proof
 from onnxgrad_cli.verification.sizes import settle_sizes
@@ -55,6 +56,7 @@ def run_derive(
     options: Options | None = None,
     verify: bool | None = None,
     test_data: str | Path | None = None,
+    tokenizer: str | Path | None = None,
     force: bool = False,
     tell: Tell = silent,
 ) -> Derivation:
@@ -63,13 +65,15 @@ def run_derive(
     Args:
         model: the model; '-' is stdin.
         out: the model of its derivatives; '-' is stdout; by default `<model>.<kind>.onnx`, and stdout for stdin.
-        kind, of, wrt, class_, class_axis, per_sample, names: see `derive`.
+        kind, of, wrt, class_axis, per_sample, names: see `derive`.
+        class_: see `derive`; or the name of a class that the model stores.
         flags: see `DerivativeOptions`; for other kinds than vjp, KeepOutputs alone means something.
         loss_output, labels: with the flag Loss, the output that is the loss, and the inputs that get no gradient.
         options: shapes and modes, as for a build.
         verify: prove the derivatives; by default where that takes a few seconds.
         test_data: an .npz with arrays to prove them on, by input name, or data to train on, of which the first samples
             are taken; what is missing is drawn at random.
+        tokenizer: what makes tokens of text in these data: a tokenizer.json, or the folder that it is in.
         force: replace a file that onnxgrad did not write.
         tell: takes what is narrated: what the model says of its sizes and does not keep, or could not be tested.
 
@@ -100,6 +104,7 @@ def run_derive(
     if target is not None:
         check_target(target, proto, path, force)
     check_external_data(proto, path)
+    class_ = None if class_ is None else number_of(class_, _names(proto, class_))
     for caution in settle_sizes(Graph(proto, path), options).cautions():
         tell(f"note: {caution.text}", 0)
     if DerivativeOptions.Loss in flags:
@@ -113,13 +118,22 @@ def run_derive(
             keep_outputs=DerivativeOptions.KeepOutputs in flags, path=path, options=options,
             cotangents=None if flags in (DerivativeOptions.Zero, DerivativeOptions.KeepOutputs) else cotangents(flags),
         )  # fmt: skip
-    data = ProofData.of(checks.path_or_none("test_data", test_data))
+    data = ProofData.of(checks.path_or_none("test_data", test_data), checks.path_or_none("tokenizer", tokenizer))
     runs = DerivativeOptions.KeepYieldOp not in flags  # else onnxruntime-training alone runs it
     judged = runs if verify is None else verify
     proof = proof_of(derived, proto, path, data, options, verify is True, tell) if judged else None
     check_written = check_opens(derived, proto, path) if judged and runs else None
     files = save_model(derived, STREAM if target is None else target, path, force, check=check_written)
     return Derivation(derived, files, proof)
+
+
+def _names(model: ModelProto, class_: int | str) -> Sequence[str]:
+    """The names of classes that a model stores; of several outputs' those of which one is called so."""
+    stored = list(class_names(model).values())
+    holding = [names for names in stored if class_ in names]
+    if len({names.index(str(class_)) for names in holding}) > 1:
+        raise UsageError(f"'{class_}' is the name of several classes", "give the number of one")
+    return next(iter(holding or stored), ())
 
 
 def proof_of(

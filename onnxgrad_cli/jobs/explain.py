@@ -27,7 +27,9 @@ from onnxgrad_cli.files.arrays import write_npz
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.jobs.scores import UNPROVED, Verdict, file_for, proved_scorer
+from onnxgrad_cli.metadata import check_is_original
 from onnxgrad_cli.options import Options
+from onnxgrad_cli.training.class_names import called, number_of
 from onnxgrad_cli.training.data import Data, SampleOptions, SequenceOptions
 from onnxgrad_cli.training.data.lists import Lists
 from onnxgrad_cli.training.data.picture_layout import Layout, layout_of
@@ -131,8 +133,8 @@ def run_explain(
         out: a .png of pictures, an .html of tokens, an .npz with `attributions`, `samples`, `classes` and `scores`, of
             tokens also `tokens` and `texts`, or an .npy of the attributions; by default nothing is written.
         method: how; by default saliency.
-        class_: whose score: a number, 'argmax' (the model's own answer), or 'label'. Of an output with places besides
-            classes it is the sum of all places' scores.
+        class_: whose score: a number, a name that the model stores, 'argmax' (its own answer), or 'label'. Of an output
+            with places besides classes it is the sum of all places' scores.
         class_axis: the axis of the classes.
         output: the output that is scored; by default the first of floats.
         wrt: the input that is explained, or a value in between, such as the embeddings of tokens, which is the default
@@ -154,6 +156,8 @@ def run_explain(
     """
     method, options = method or Method(), options or Options()
     proto, path = own_model(model)
+    if output is None:
+        check_is_original(proto)
     target = file_for(out, ENDINGS, proto, path, force)
     pictured = target is not None and target.suffix.lower() == ".png"
     proto = in_mode(proto, path, options)
@@ -168,7 +172,11 @@ def run_explain(
         subject = the_input(proto, path, graph, wrt)
     named = label if class_ == "label" else None
     sequences = sequences or SequenceOptions()
-    found = open_samples(data, proto, graph, what, named, prefix, samples or SampleOptions(), sequences, tell)
+    found = open_samples(
+        data, proto, graph, what, label, named is not None, prefix, samples or SampleOptions(), sequences, tell
+    )
+    names = class_names(found, proto, what, named)
+    class_ = number_of(class_, names)
     rows = chosen(found, sample or ((0,) if pictured else ()))
     shown = _picture(graph, found, target) if target is not None and pictured else None
     scorer, proof = proved_scorer(subject, what.output, what, found.batch_size, options, verify, tell)
@@ -179,10 +187,11 @@ def run_explain(
     tokens, lengths = _tokens(subject, proto, found, rows)
     texts = _texts(tokens, lengths, sequences.tokenizer)
     alone = what.classes == 1 and class_ == "argmax"
+    whose = "" if alone else _class_words(class_, names)
     explained = Explained(
         method.name,
-        visible(f"{run.words()}, of {'' if alone else _class_words(class_)}'{what.output}', by '{subject.name}'"),
-        values.values, rows, values.classes, values.scores, class_names(found, proto, what, named), values.gaps,
+        visible(f"{run.words()}, of {whose}'{what.output}', by '{subject.name}'"),
+        values.values, rows, values.classes, values.scores, names, values.gaps,
         tokens, texts, lengths, proof, alone,
     )  # fmt: skip
     if target is not None:
@@ -191,9 +200,9 @@ def run_explain(
     return explained
 
 
-def _class_words(class_: int | str) -> str:
+def _class_words(class_: int | str, names: Sequence[str]) -> str:
     words = {"argmax": "the class that the model finds", "label": "the labelled class"}
-    return f"the score of {words.get(str(class_), f'class {class_}')} of "
+    return f"the score of {words.get(str(class_)) or called(int(class_), names)} of "
 
 
 def _tokens(

@@ -41,6 +41,7 @@ def run_export(
     adaptable: bool = False,
     merge: bool = False,
     test_data: str | Path | None = None,
+    tokenizer: str | Path | None = None,
     adapter: str | Path | None = None,
     use_ema: bool = False,
     keep_mode: bool = False,
@@ -62,6 +63,7 @@ def run_export(
             outputs lose is told. Else such an adapter stands beside its product.
         test_data: an .npz with inputs on which that is measured, or data to train on, of which the first samples are
             taken; else they are drawn at random.
+        tokenizer: what makes tokens of text in these data: a tokenizer.json, or the folder that it is in.
         adapter: a file or folder for the adapters alone, see `AdapterTarget`; then the model is written only where
             `out`, `adaptable` or `merge` asks for it.
         use_ema: write the moving averages that `Options.ema` has kept, in place of the weights.
@@ -79,7 +81,8 @@ def run_export(
         CheckFailed: onnxruntime does not open what would be written, and opens the model.
     """
     _check_asked(adaptable, merge, test_data)
-    roles, test_data = checks.path_or_none("roles", roles), checks.path_or_none("test_data", test_data)
+    roles = checks.path_or_none("roles", roles)
+    given = ProofData.of(checks.path_or_none("test_data", test_data), checks.path_or_none("tokenizer", tokenizer))
     proto, path = own_model(model)
     source = _file_of(checks.path("source", source), tell)
     trained = _read(source, roles, proto, path, use_ema, tell)
@@ -96,7 +99,7 @@ def run_export(
         if adaptable:
             found = make_adaptable(proto, trained.adapters, trained.stored, keep_mode)
         elif merge and of_integers(proto, trained.adapters):
-            found = trained.rounded(keep_mode, test_data, tell)
+            found = trained.rounded(keep_mode, given, tell)
         else:
             found = trained.merged(keep_mode)
         _write_preprocessing(source, found)
@@ -151,14 +154,14 @@ class _Trained:
         """The model with all that was trained; adapters of integers stand beside their products."""
         return merge_model(self.model, self.adapters, self.weights, self.path, self.state, keep_mode, self.quantized)
 
-    def rounded(self, keep_mode: bool, test_data: Path | None, tell: Tell) -> ModelProto:
+    def rounded(self, keep_mode: bool, given: ProofData, tell: Tell) -> ModelProto:
         """The model with adapters rounded into its integers; what that costs is told."""
         found, lost = requantized(
             self.model, self.adapters, self.weights, self.path, self.state, keep_mode, self.quantized
         )
         stored = {tensor.name for tensor in self.model.graph.initializer}
         inputs = {value.name: value.type for value in self.model.graph.input if value.name not in stored}
-        data = ProofData.of(test_data).arrays(self.model, inputs, (), tell)
+        data = given.arrays(self.model, inputs, (), tell)
         worst = max(lost, key=lambda each: each.lost)
         tell(
             f"rounded into integers, which is lossy: {len(lost)} matrices, of '{worst.weight}' the most, "

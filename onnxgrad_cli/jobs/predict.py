@@ -48,6 +48,7 @@ def run_predict(
     out: str | Path | None = None,
     *,
     outputs: Sequence[str] = (),
+    label: str = "label",
     setting: Setting | None = None,
     force: bool = False,
     tell: Tell = silent,
@@ -56,10 +57,11 @@ def run_predict(
 
     Args:
         model: the inference model; '-' is stdin.
-        data: its inputs: a file or folder, see `open_data`; or arrays by the names of inputs. Labels are left out.
+        data: its inputs: a file or folder, see `open_data`; or arrays by the names of inputs.
         out: the file: .npz, or .csv with a row for each sample; by default `<model>.predictions.npz`, or for a model in
             memory none.
         outputs: which ones; () is all that are tensors.
+        label: what the data call the labels, if they have some: they are left out.
         setting: batches, provider, names in the data.
         force: replace a file that is there.
         tell: takes what is narrated.
@@ -76,7 +78,7 @@ def run_predict(
         if target.suffix not in FORMATS:
             raise UsageError(f"`out`: '{target}' is of no form for predictions", f"{' or '.join(FORMATS)}")
         check_target(target, proto, path, force)
-    predictor = Predictor(proto, path, data, outputs, setting or Setting(), tell)
+    predictor = Predictor(proto, path, data, outputs, setting or Setting(), tell, label)
     found = predictor.all()
     if target is None:
         return Predicted(found, predictor.samples, [])

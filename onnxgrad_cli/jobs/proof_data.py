@@ -26,19 +26,24 @@ class ProofData:
     Attributes:
         source: the file or folder; None where nothing is given.
         whole: the arrays of an .npz.
+        tokenizer: what makes tokens of text in samples; None where they hold tokens.
     """
 
     source: Path | None = None
     whole: Mapping[str, np.ndarray] = field(default_factory=dict)
+    tokenizer: Path | None = None
 
     @classmethod
-    def of(cls, path: Path | None) -> ProofData:
+    def of(cls, path: Path | None, tokenizer: Path | None = None) -> ProofData:
         """What a user names, as far as it can be read before the model is known.
 
         Raises:
+            UsageError: there is a tokenizer, and nothing that it is for.
             OnnxgradError: it can't be read.
         """
         if path is None:
+            if tokenizer is not None:
+                raise UsageError("`tokenizer` is for text in data, and none are named", "leave it out, or name some")
             return cls()
         if not path.exists():
             raise OnnxgradError(f"no such file or folder: '{path}'")
@@ -47,8 +52,8 @@ class ProofData:
             npz,
         )  # most builds have no data, and need not wait for this
 
-        if holds_samples(path):
-            return cls(path)
+        if holds_samples(path) or tokenizer is not None:
+            return cls(path, tokenizer=tokenizer)
         try:
             return cls(path, npz.arrays_of(path)[0])
         except UsageError as error:
@@ -68,12 +73,19 @@ class ProofData:
         """
         if self.source is None or self.whole:
             return dict(self.whole)
-        from onnxgrad_cli.training.data import Preprocessing, absent, open_data
+        from onnxgrad_cli.training.data import Preprocessing, SequenceOptions, absent, open_data, rows_of
+        from onnxgrad_cli.training.data.sequences import following, tokens_of
 
-        gone = absent(self.source, inputs)
+        gone, rows = absent(self.source, inputs), rows_of(model, inputs)
+        tokens = tokens_of(inputs, rows, terms)
+        if tokens is not None and (self.tokenizer is not None or tokens not in gone):
+            gone -= {tokens, *following(inputs, tokens, terms)}
         held = {name: kind for name, kind in inputs.items() if name not in gone or len(gone) == len(inputs)}
         judged = [term for term in terms if term.label in held]
-        data = open_data(self.source, held, terms=judged, known=Preprocessing.of_model(model), tell=tell)
+        data = open_data(
+            self.source, held, rows, terms=judged, options=SequenceOptions(self.tokenizer),
+            known=Preprocessing.of_model(model), tell=tell,
+        )  # fmt: skip
         count = data.batch_size or min(len(data), SAMPLES)
         if count < len(data):
             tell(f"'{self.source}': the first {count} of {len(data):,} samples are taken", 0)

@@ -533,6 +533,7 @@ def _data(
         )
 
     samples, validation = opened(data, course.prefix, known), None
+    samples.tell_padding(tell)
     share = None if val is None else fraction_of(val)
     if val is not None and share is None:
         learnt = {**known.classes, **samples.preprocessing(trainer.roles.losses).classes}

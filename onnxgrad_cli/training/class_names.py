@@ -12,8 +12,13 @@ from collections.abc import Mapping, Sequence
 
 from onnx import ModelProto
 
+from onnxgrad_cli.errors import UsageError, suggest
+
 CLASSES, NAMES = "onnxgrad.classes", "names"
 """Keys in a model's metadata."""
+
+WORDS = ("argmax", "label")
+"""What stands for a class that is not known beforehand, and so is no name of one."""
 
 
 def class_names(model: ModelProto) -> dict[str, list[str]]:
@@ -50,3 +55,21 @@ def names_for(found: Mapping[str, Sequence[str]], count: int, *names: str) -> li
     of_one = next(iter(found.values())) if len(found) == 1 else []
     listed = of_one if own is None else own
     return list(listed) if len(listed) == count else []
+
+
+def number_of(class_: int | str, names: Sequence[str]) -> int | str:
+    """The number of a class that is called by its name; a number, and a word such as 'argmax', stay what they are.
+
+    Raises:
+        UsageError: there are names, and this is none of them.
+    """
+    if not isinstance(class_, str) or class_.isdigit() or class_ in WORDS or not names:
+        return class_
+    if class_ not in names:
+        raise UsageError(f"there is no class '{class_}'", suggest(class_, names, "classes"))
+    return list(names).index(class_)
+
+
+def called(number: int, names: Sequence[str]) -> str:
+    """A class in words, with its name if it has one."""
+    return f"class {number}" + (f" ({names[number]})" if number < len(names) else "")

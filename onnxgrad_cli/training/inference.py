@@ -35,6 +35,7 @@ from onnxgrad_cli.training.data import (
     names_in,
     open_data,
     ranges_of,
+    rows_of,
 )
 from onnxgrad_cli.training.data.arrays import data_of
 from onnxgrad_cli.training.data.input_types import InputTypes, Range
@@ -92,23 +93,27 @@ class Setting(KnownKeywords):
         known: Preprocessing,
         finite: bool = True,
         labels: Collection[str] = (),
+        unread: Collection[str] = (),
     ) -> Data:
         """Open data, and do to them what was done to those that the model was trained on, or is asked for.
 
         Args:
             labels: what of the inputs is no input of the model.
-            source, inputs, ranges, terms, tell, known, finite: see `open_data`.
+            source, inputs, ranges, terms, tell, known, finite, unread: see `open_data`.
         """
         if isinstance(source, Mapping):
-            data = replace(data_of(self._renamed(source, inputs), inputs, ranges, finite), normal=known.normal)
+            data = replace(
+                data_of(self._renamed(source, {*inputs, *unread}), inputs, ranges, finite), normal=known.normal
+            )
         else:
             data = open_data(
                 source, inputs, ranges, prefix=self.prefix, finite=finite, terms=terms, options=self.sequences,
-                samples=self.samples, known=known, tell=tell,
+                samples=self.samples, known=known, unread=unread, tell=tell,
             )  # fmt: skip
+            data.tell_padding(tell)
         return as_trained(data, {n: kind for n, kind in inputs.items() if n not in labels}, self.samples, tell)
 
-    def _renamed(self, arrays: Mapping[str, np.ndarray], inputs: InputTypes) -> dict[str, np.ndarray]:
+    def _renamed(self, arrays: Mapping[str, np.ndarray], inputs: Collection[str]) -> dict[str, np.ndarray]:
         """Arrays by the inputs that they are to be."""
         columns = self.samples.columns
         for column, feed in columns.items():
@@ -200,7 +205,14 @@ class Predictor:
     """
 
     def __init__(
-        self, model: ModelProto, path: Path | None, source: Source, outputs: Sequence[str], setting: Setting, tell: Tell
+        self,
+        model: ModelProto,
+        path: Path | None,
+        source: Source,
+        outputs: Sequence[str],
+        setting: Setting,
+        tell: Tell,
+        label: str = "label",
     ) -> None:
         """See `run_predict`."""
         check_is_original(model)
@@ -208,7 +220,10 @@ class Predictor:
         self.outputs, self._names = _asked(model, outputs, tell), class_names(model)
         stored = {tensor.name for tensor in model.graph.initializer}
         inputs = {value.name: value.type for value in model.graph.input if value.name not in stored}
-        self._data = setting.open(source, inputs, {}, (), tell, Preprocessing.of_model(model), finite=False)
+        self._data = setting.open(
+            source, inputs, rows_of(model, inputs), (), tell, Preprocessing.of_model(model), finite=False,
+            unread=[name for name in (label,) if name not in inputs],
+        )  # fmt: skip
         self._size = self._data.batch_size or setting.batch_size
         self._session = open_session(model, path, find_provider(setting.provider), setting.threads)
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import parser
@@ -428,6 +429,25 @@ def test_other_data_file_is_kept(shell: Shell) -> None:
     assert shell("build", "external.onnx", *BUILD).code == 0
     assert Path("out/weights.bin").read_bytes() == b"something else"
     assert [file.read_bytes() for file in Path("out").glob("train.onnx.*.data")] == [WEIGHT.tobytes()]
+
+
+@pytest.mark.parametrize("command", ["build", "evaluate", "predict", "explain", "train"])
+def test_weights_in_place_of_a_model(shell: Shell, command: str) -> None:
+    """The folder of a training, and a checkpoint in it: what makes a model of them is told."""
+    safetensors = pytest.importorskip("safetensors.numpy")
+    Path("m.run").mkdir()
+    safetensors.save_file({"w": np.ones(3, np.float32)}, "m.run/best.safetensors", {"format": "onnxgrad"})
+    data = () if command == "build" else ("--data", "d.npz")
+    for source, said in (("m.run", "is a directory"), ("m.run/best.safetensors", "is a safetensors file")):
+        told = shell(command, source, *data)
+        assert told.code == 1 and said in told.err and "`onnxgrad export" in told.err, told.err
+
+
+def test_a_training_model_is_not_explained_in_place_of_the_model(shell: Shell) -> None:
+    assert shell("build", "mlp.onnx", "--label", "t", "-o", "t.onnx", "--no-report").code == 0
+    for command in ("explain", "attack"):
+        told = shell(command, "t.onnx", "--data", "d.npz")
+        assert told.code == 2 and "the model is a training model already" in told.err
 
 
 def test_output_path_not_writable(shell: Shell) -> None:

@@ -170,6 +170,41 @@ def test_proof_on_the_first_samples_of_data_to_train_on(shell: Shell, form: str)
     assert derived.code == 0 and "the first 4 of 7" in derived.err
 
 
+TOKENS = """
+<ir_version: 8, opset_import: ["": 17]>
+words (int64[batch, T] ids, int64[batch, T] attention_mask) => (float[batch, 2] y)
+<float[5, 2] table = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1}, int64[1] along = {1}, int64[1] last = {2}>
+{
+  rows = Gather(table, ids)
+  seen = Cast<to = 1>(attention_mask)
+  wide = Unsqueeze(seen, last)
+  kept = Mul(rows, wide)
+  y = ReduceSum<keepdims = 0>(kept, along)
+}
+"""
+
+
+def test_proof_on_text(shell: Shell) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {"[UNK]": 0, "good": 1, "bad": 2, "film": 3, "very": 4}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save("tokenizer.json")
+    save(TOKENS, Path("words.onnx"))
+    Path("d.jsonl").write_text('{"text": "good film", "label": 1}\n{"text": "very very bad film", "label": 0}\n')
+    on = ("--test-data", "d.jsonl", "--tokenizer", "tokenizer.json", "--verify")
+    built = shell("build", "words.onnx", "--loss", "cross-entropy", *on, "--json")
+    assert built.code == 0, built.err
+    assert "ids [2, 4], attention_mask [2, 4], label [2]" in json.dumps(built.json["proof"])
+    assert "drawn at random" not in built.err, "a mask follows from the tokens"
+    checked = shell("check", "words.train.onnx", "--data", "d.jsonl", "--tokenizer", "tokenizer.json", "--json")
+    assert checked.code == 0 and "ids [2, 4]" in json.dumps(checked.json), checked.err
+    derived = shell("derive", "words.onnx", *on, "--kind", "jacobian", "--wrt", "table", "-o", "v.onnx")
+    assert derived.code == 0 and "drawn at random" not in derived.err, derived.err
+    alone = shell("check", "words.train.onnx", "--tokenizer", "tokenizer.json")
+    assert alone.code == 2 and "--tokenizer is for text in data, and none are named" in alone.err
+
+
 def test_data_are_fitted_or_refused(shell: Shell) -> None:
     def code(**arrays: np.ndarray) -> int:
         np.savez("d.npz", **arrays)

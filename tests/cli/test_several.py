@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import click
+import numpy as np
 import onnx
 import pytest
 
@@ -21,7 +22,7 @@ from onnxgrad_cli.cli.several import targets_in, typed
 from onnxgrad_cli.errors import UsageError
 from tests.cli.test_cli import HOME, outputs, shell
 from tests.cli.test_documents import validated
-from tests.cli_harness import PROGRAM, UNKNOWN_OPS, Shell, save
+from tests.cli_harness import MLP, PROGRAM, UNKNOWN_OPS, Shell, save
 
 __all__ = ["shell"]  # the fixture
 
@@ -121,6 +122,33 @@ def test_options_are_handed_on_as_they_were_typed() -> None:
         "--freeze=-x",
         "--label=--",
     ]
+
+
+@pytest.mark.slow
+def test_each_model_may_be_given_data_of_its_own(shell: Shell) -> None:
+    save(MLP.replace("x)", "u)").replace("MatMul(x", "MatMul(u"), Path("other.onnx"))
+    for name, size in (("x", 7), ("u", 5)):
+        np.savez(f"{name}.npz", **{name: np.ones((size, 4), np.float32)})
+    models = ("mlp.onnx", "other.onnx")
+    built = shell("build", *models, "-O", "out", "--test-data", "x.npz", "--test-data", "u.npz", "--json")
+    assert built.code == 0, built.err
+    assert ["x [7, 4]" in json.dumps(each["result"]["proof"]) for each in built.document["result"]] == [True, False]
+    trained = ("out/mlp.train.onnx", "out/other.train.onnx")
+    checked = shell("check", *trained, "--data", "x.npz", "--data", "u.npz", "--json")
+    assert checked.code == 0, checked.err
+    assert [size in json.dumps(each["result"]) for size, each in zip(
+        ("x [7, 4]", "u [5, 4]"), checked.document["result"], strict=True
+    )] == [True, True]  # fmt: skip
+    Path("check.toml").write_text('[check]\ndata = ["x.npz", "u.npz"]\n')
+    assert shell("check", *trained, "--config", "check.toml").code == 0
+    assert shell("check", *trained, "--data", "x.npz").code == 2, "which is for all, and fits the first alone"
+
+
+def test_data_for_more_models_or_fewer_than_there_are_is_refused(shell: Shell) -> None:
+    result = shell("check", "a.onnx", "b.onnx", "c.onnx", "--data", "x.npz", "--data", "y.npz")
+    assert result.code == 2 and "--data: 2 are given for 3 models" in result.err
+    result = shell("build", "mlp.onnx", "--test-data", "x.npz", "--test-data", "y.npz")
+    assert result.code == 2 and "--test-data: one model takes one" in result.err
 
 
 @pytest.mark.slow

@@ -14,6 +14,9 @@ import torch
 from onnxgrad_cli.common.choices import Norm
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.jobs.attack import Fooling, run_attack
+from onnxgrad_cli.jobs.derive import run_derive
+from onnxgrad_cli.jobs.explain import run_explain
+from onnxgrad_cli.training.data import SampleOptions
 from tests.explanations import nets
 
 X = nets.samples()
@@ -106,6 +109,63 @@ def test_samples_without_a_gradient_are_told(files: tuple[Path, Path], tmp_path:
     told: list[str] = []
     found = run_attack(tmp_path / "dead.onnx", files[1], verify=False, tell=lambda text, level: told.append(text))
     assert found.flat == 5 and found.success == 0 and any("no sign of robustness" in text for text in told)
+
+
+NAMES = ["ant", "bee", "cat", "dog", "eel"]
+
+
+@pytest.fixture
+def named(tmp_path: Path, files: tuple[Path, Path]) -> tuple[Path, Path]:
+    """The network with the names of its classes, as a training or Ultralytics has stored them."""
+    model = nets.model()
+    model.metadata_props.add(key="names", value=str(dict(enumerate(NAMES))))
+    onnx.save(model, tmp_path / "named.onnx")
+    return tmp_path / "named.onnx", files[1]
+
+
+def test_a_class_is_called_by_the_name_that_the_model_stores(
+    named: tuple[Path, Path], files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    by_name, by_number = (run_attack(*named, fooling=Fooling(targeted=each), verify=False) for each in ("cat", 2))
+    assert by_name.targeted == 2 and "is taken for class 2 (cat)" in by_name.words
+    np.testing.assert_array_equal(by_name.inputs["x"], by_number.inputs["x"])
+    explained = run_explain(*named, class_="cat", verify=False)
+    assert explained.classes.tolist() == [2] * 5 and explained.name_of(0) == "cat"
+    assert "the score of class 2 (cat) of 'logits'" in explained.words
+    derived = run_derive(named[0], tmp_path / "d.onnx", wrt=["x"], class_="cat", verify=False).model
+    plain = run_derive(files[0], tmp_path / "e.onnx", wrt=["x"], class_=2, verify=False).model
+    assert derived.graph == plain.graph
+    for call in (
+        lambda: run_attack(*named, fooling=Fooling(targeted="cot"), verify=False),
+        lambda: run_explain(*named, class_="cot", verify=False),
+        lambda: run_derive(named[0], tmp_path / "f.onnx", class_="cot"),
+    ):
+        with pytest.raises(UsageError, match=r"there is no class 'cot'\nhint: did you mean cat\?"):
+            call()
+    with pytest.raises(UsageError, match="there is no class 'cat'"):
+        run_attack(*files, fooling=Fooling(targeted="cat"), verify=False)
+    with pytest.raises(UsageError, match="one class for all samples is wanted"):
+        run_attack(*named, fooling=Fooling(targeted="argmax"), verify=False)
+
+
+def test_a_name_that_two_outputs_have_at_different_places_is_no_class(tmp_path: Path) -> None:
+    model = nets.model()
+    model.metadata_props.add(key="onnxgrad.classes", value='{"logits": ["a", "b"], "other": ["b", "a"]}')
+    with pytest.raises(UsageError, match="'b' is the name of several classes"):
+        run_derive(model, tmp_path / "d.onnx", class_="b")
+
+
+def test_samples_that_were_normalised_are_not_normalised_again_unsaid(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {1, -2, 3, 4}> { y = MatMul(x, w) }""")
+    np.savez(tmp_path / "x.npz", x=X[:, 0, 0, :2])
+    told: list[str] = []
+    how: Any = {"verify": False, "tell": lambda text, _: told.append(text)}
+    run_attack(model, tmp_path / "x.npz", tmp_path / "a.npz", **how)
+    assert not any("normalised already" in each for each in told)
+    asked = SampleOptions(normalize=("0.5/0.5",))
+    run_attack(model, tmp_path / "x.npz", tmp_path / "b.npz", samples=asked, **how)
+    assert "b.npz' holds what the model is fed, normalised already: read it with `normalize='none'`" in told[-1]
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,47 @@ def test_what_can_not_be_done_to_samples_is_told(samples: dict[str, Any], said: 
         run_predict(two(), {"features": X, "x": X}, setting=Setting(samples=SampleOptions(**samples)))
 
 
+def test_a_table_with_labels_is_predicted_from_as_it_was_trained_on(shell: Shell) -> None:
+    """Columns that the one input takes are what the label leaves, in predict as in train."""
+    rows = [[*map(float, x), "ant"] for x in X]
+    text = "\n".join(",".join(map(str, row)) for row in [["a", "b", "c", "d", "kind"], *rows])
+    (shell.folder / "t.csv").write_text(text)
+    lines = [dict(zip("abcd", x, strict=True), kind="ant") for x in X.tolist()]
+    (shell.folder / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    for data in ("t.csv", "t.jsonl"):
+        for how in (("--label", "kind"), ("--map", "kind=label")):
+            done = shell("predict", "m.onnx", "--data", data, *how, "-o", "p.npz", "--force")
+            assert done.code == 0, done.err
+            np.testing.assert_allclose(np.load("p.npz")["cls"], outputs()[0], atol=1e-4)
+    done = shell("predict", "m.onnx", "--data", "t.csv", "-o", "p.npz", "--force")
+    assert done.code == 2 and "--map says which one is 'label'" in done.err
+    done = shell("predict", "m.onnx", "--data", "t.csv", "--map", "kind=lable", "-o", "p.npz", "--force")
+    assert done.code == 2 and "the model is fed no 'lable'" in done.err
+    done = shell("attack", "m.onnx", "--data", "t.csv", "--map", "kind=label", "--output", "cls")
+    assert done.code == 0, done.err
+    done = shell("explain", "m.onnx", "--data", "t.csv", "--label", "kind", "--output", "cls", "--sample", "0")
+    assert done.code == 0, done.err
+
+
+def test_tokens_of_different_lengths_are_predicted_whatever_the_input_is_called(shell: Shell) -> None:
+    bag = """
+        <ir_version: 10, opset_import: ["": 18]>
+        bag (int64[N, T] words) => (float[N, 2] y)
+        <float[4, 2] table = {0, 0, 1, 2, 3, 4, 5, 6}, int64[1] along = {1}>
+        { rows = Gather(table, words)
+          y = ReduceSum<keepdims = 0>(rows, along) }
+    """
+    onnx.save(onnx.parser.parse_model(bag), "bag.onnx")
+    (shell.folder / "w.jsonl").write_text('{"words": [1, 2]}\n{"words": [3]}\n{"words": [1, 1, 1]}\n')
+    done = shell("predict", "bag.onnx", "--data", "w.jsonl", "-o", "p.npz")
+    assert done.code == 0, done.err
+    assert "'words' has 1 to 3 tokens in a sample, which are padded with 0" in done.err
+    np.testing.assert_array_equal(np.load("p.npz")["y"], [[4, 6], [5, 6], [3, 6]])
+    (shell.folder / "w.jsonl").write_text('{"words": [1, 9]}\n')
+    done = shell("predict", "bag.onnx", "--data", "w.jsonl", "-o", "q.npz")
+    assert done.code == 2 and "'words' is 9 in sample 0" in done.err and "a table of 4 rows" in done.err
+
+
 def test_a_metric_of_an_output_says_which_epoch_is_best(shell: Shell) -> None:
     more = ("--epochs", "3", "--val", "d.npz", "--metric", "rmse:reg", "--metric", "accuracy:cls", "--mode", "train")
     done = shell("train", "m.onnx", "--data", "d.npz", *LOSSES, *more, "-o", "t.onnx", "--json")

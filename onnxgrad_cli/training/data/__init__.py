@@ -4,7 +4,7 @@ from onnxgrad_cli.training.data.balance import balance
 from onnxgrad_cli.training.data.batches import Batches
 from onnxgrad_cli.training.data.dataset import Data, absent, holds_samples, holds_text, names_in, open_data
 from onnxgrad_cli.training.data.hold_out import fraction_of, held_out
-from onnxgrad_cli.training.data.input_types import Range, input_types_of, ranges_of
+from onnxgrad_cli.training.data.input_types import Range, input_types_of, ranges_of, rows_of
 from onnxgrad_cli.training.data.part import Part
 from onnxgrad_cli.training.data.prepared import as_trained, prepared
 from onnxgrad_cli.training.data.preprocessing import Preprocessing
@@ -31,4 +31,5 @@ __all__ = [
     "open_data",
     "prepared",
     "ranges_of",
+    "rows_of",
 ]

@@ -6,6 +6,7 @@ dataset_info.json tells the features, of which a ClassLabel has the names of cla
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def is_arrow_folder(path: Path) -> bool:
     return (path / STATE).is_file() or (path / SPLITS).is_file()
 
 
-def read(path: Path, inputs: InputTypes, resize: Resize) -> Found:
+def read(path: Path, inputs: InputTypes, resize: Resize, unread: Collection[str] = ()) -> Found:
     """The columns of a Dataset.
 
     Raises:
@@ -50,7 +51,7 @@ def read(path: Path, inputs: InputTypes, resize: Resize) -> Found:
             tables.append(ipc.open_stream(arrow.memory_map(str(file))).read_all())
     with reading(path, "a Dataset of Hugging Face", HINT):
         table = arrow.concat_tables(tables)
-        found = columns_of(path, table.schema.names, lambda names: table.select(names), inputs, resize)
+        found = columns_of(path, table.schema.names, lambda names: table.select(names), inputs, resize, unread)
     return found._replace(names=_class_names(path, inputs))
 
 

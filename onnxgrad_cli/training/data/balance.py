@@ -18,18 +18,27 @@ def balance(data: Data, label: str, tell: Tell) -> np.ndarray:
 
     Args:
         data: the training data.
-        label: the number of a class for each sample.
+        label: the number of a class for each sample, or yes and no as 1 and 0.
         tell: takes the sizes of the largest and the smallest class.
 
     Raises:
         UsageError: the label is none.
     """
-    column = data.arrays.get(label)
-    if not isinstance(column, np.ndarray) or column.ndim != 1 or data.dtypes[label].kind not in "iu":
+    labels = _classes(data, label)
+    if labels is None:
         raise UsageError(
             f"`balance`: the label '{label or 'of the loss'}' is no number of a class for each sample", "leave it out"
         )
-    labels = np.asarray(column[data.rows(np.arange(len(data)))])
     classes, places, counts = np.unique(labels, return_inverse=True, return_counts=True)
     tell(f"{len(classes)} classes of {counts.min():,} to {counts.max():,} samples are drawn alike often", 0)
     return (1.0 / counts / len(classes))[places]
+
+
+def _classes(data: Data, label: str) -> np.ndarray | None:
+    """The class of each sample, (N,): whole numbers, or yes and no as 1 and 0; None where labels are none."""
+    column = data.arrays.get(label)
+    if not isinstance(column, np.ndarray) or column.ndim not in (1, 2) or column[:1].size > 1:
+        return None
+    labels = np.asarray(column[data.rows(np.arange(len(data)))]).reshape(-1)
+    whole = data.dtypes[label].kind in "iu"
+    return labels if whole or bool(np.isin(labels, (0, 1)).all()) else None

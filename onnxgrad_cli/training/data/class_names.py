@@ -15,6 +15,9 @@ from onnxgrad_cli.errors import UsageError, suggest
 
 Names = tuple[str, ...]
 
+FOR_NUMBERS = "names of classes are for a loss of classes, such as cross-entropy; of yes and no save 1 and 0"
+"""What to do about text where an input takes floats."""
+
 
 def is_text(array: object) -> bool:
     """Whether a column holds text."""

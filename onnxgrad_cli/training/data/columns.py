@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count, takewhile
 from pathlib import Path
 
@@ -24,13 +24,16 @@ Chosen = Mapping[str, Sequence[str]]
 """Input -> its columns, in order."""
 
 
-def choose(path: Path, names: Sequence[str], inputs: InputTypes) -> tuple[Chosen, list[str]]:
+def choose(
+    path: Path, names: Sequence[str], inputs: InputTypes, unread: Collection[str] = ()
+) -> tuple[Chosen, list[str]]:
     """The columns of each input, and those that are none's.
 
     Args:
         path: the file, for messages.
         names: its columns.
         inputs: the inputs; one that has no columns is left out.
+        unread: columns that are known to be no input's, such as labels where none are wanted.
 
     Raises:
         UsageError: two columns have one name, or an input has fewer or more columns than it takes.
@@ -40,18 +43,20 @@ def choose(path: Path, names: Sequence[str], inputs: InputTypes) -> tuple[Chosen
         raise UsageError(f"'{path}' has two columns '{twice}'", "give each column its own name")
     chosen = {feed: found for feed in inputs if (found := _named(feed, names, inputs))}
     wide = [feed for feed in inputs if feed not in chosen and width(inputs, feed) != 1]
-    left = [name for name in _left(names, chosen) if name and not name.startswith("__index_level_")]  # of pandas
+    left = [name for name in _left(names, chosen) if name and name not in unread]
+    left = [name for name in left if not name.startswith("__index_level_")]  # of pandas
     if len(wide) == 1 and left:
         chosen[wide[0]] = left
     for feed, found in chosen.items():
-        _check_width(path, feed, found, inputs, [name for name in inputs if name not in chosen])
+        others = [*(name for name in inputs if name not in chosen), *(name for name in unread if name not in names)]
+        _check_width(path, feed, found, inputs, others)
     return chosen, _left(names, chosen)
 
 
 def _check_width(path: Path, feed: str, found: Sequence[str], inputs: InputTypes, others: Sequence[str]) -> None:
     """Make sure that an input gets as many columns as it takes; a column of its own name may hold lists.
 
-    `others` are the inputs that no column is called as: one of these may be among them.
+    `others` are the inputs and labels that no column is called as: one of these may be among them.
     """
     wanted = width(inputs, feed)
     if wanted not in (None, len(found)) and list(found) != [feed]:

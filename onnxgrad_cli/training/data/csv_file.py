@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import IO
@@ -17,6 +17,7 @@ import numpy as np
 
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import is_float
+from onnxgrad_cli.training.data.class_names import FOR_NUMBERS
 from onnxgrad_cli.training.data.columns import Chosen, choose, shaped
 from onnxgrad_cli.training.data.input_types import InputTypes
 from onnxgrad_cli.training.data.reading import Found, reading
@@ -26,6 +27,9 @@ LINES = 4096
 
 WORDS = {"true": "1", "false": "0"}
 WHOLE = re.compile(r"([+-]?\d+)\.0*")
+
+CORRECT = "correct the cell, or name the columns of each input: NAME, or NAME_0, NAME_1, ..."
+"""What to do about a cell that is no number."""
 
 LONGEST = 2**26
 """Characters of a line: what is longer is no table, and would be read whole before it could be told."""
@@ -37,7 +41,7 @@ Rows = list[tuple[int, list[str]]]
 """The line on which each row ends, and its cells."""
 
 
-def read(path: Path, inputs: InputTypes) -> Found:
+def read(path: Path, inputs: InputTypes, unread: Collection[str] = ()) -> Found:
     """The columns of a table in text.
 
     Raises:
@@ -50,7 +54,7 @@ def read(path: Path, inputs: InputTypes) -> Found:
         reader = csv.reader(_lines(file), delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
         header = [name.strip() for name in next(reader, [])]
         _check_cut(path, header, inputs)
-        chosen, others = choose(path, header, inputs)
+        chosen, others = choose(path, header, inputs, unread)
         parse = _Parser(path, header, chosen, inputs)
         blocks = [parse(block) for block in _blocks((reader.line_num, row) for row in reader if row)] or [parse([])]
     for feed in chosen:
@@ -131,9 +135,10 @@ class _Parser:
         what = f"'{cell}' is no {'whole ' * (dtype.kind == 'i')}number" if cell.strip() else "the cell is empty"
         if dtype.kind == "i" and cell.strip() and any(_is(row[at], dtype) for _, row in rows):
             what += ", and others are: names of classes stand in every line, or in none"
+        named = len(self.places[feed]) == 1 and _are_names(np.array([row[at] for _, row in rows]))
         return UsageError(
             f"'{self.path}', line {line}, column '{self.header[at]}', which '{feed}' takes: {what}",
-            "correct the cell, or name the columns of each input: NAME, or NAME_0, NAME_1, ...",
+            FOR_NUMBERS if named else CORRECT,
         )
 
 

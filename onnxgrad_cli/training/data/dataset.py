@@ -29,7 +29,7 @@ from onnxgrad_cli.training.data.pictures import SUFFIXES, Pictures
 from onnxgrad_cli.training.data.preprocessing import Preprocessing
 from onnxgrad_cli.training.data.reading import Column, Found, check_regular, reading
 from onnxgrad_cli.training.data.sample_options import SampleOptions
-from onnxgrad_cli.training.data.sequences import Preparation, SequenceOptions, Sequences, following, tokens_of
+from onnxgrad_cli.training.data.sequences import Preparation, SequenceOptions, Sequences, following, tokens_of, uneven
 from onnxgrad_cli.training.data.text import TEXTS, read_text
 from onnxgrad_cli.training.data.transform import Transformed
 from onnxgrad_cli.training.data.validate import BLOCK, blocks, check
@@ -45,6 +45,9 @@ FORMATS = {
     ".safetensors": "safetensors_file",
 }
 """The suffixes of files, with the modules that read them."""
+
+TABLES = ("json_lines", "csv_file")
+"""Of these modules those of columns, some of which may be no input's."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,18 @@ class Data:
         """Whether samples may be of different lengths, so that some of a batch end before others."""
         return any(isinstance(column, Lists) for column in self.arrays.values())
 
+    def tell_padding(self, tell: Tell) -> None:
+        """Tell where a model takes what is padded for tokens: what it says of a sample then follows from its batch."""
+        sequences = self.sequences
+        column = None if sequences is None or sequences.told_ends else self.arrays[sequences.tokens]
+        if sequences is not None and isinstance(column, Lists) and np.ptp(column.lengths):
+            tell(
+                f"'{sequences.tokens}' has {column.lengths.min()} to {column.shape[1]} tokens in a sample, which are "
+                f"padded with {sequences.fill[sequences.tokens]} in each batch; the model takes no mask, and reads "
+                "these like others",
+                0,
+            )
+
     def digest(self) -> str:
         """Eight digits that tell these samples from others: a CRC-32 of names, types, shapes and all bytes.
 
@@ -163,6 +178,7 @@ def open_data(
     options: SequenceOptions | None = None,
     samples: SampleOptions | None = None,
     known: Preprocessing | None = None,
+    unread: Collection[str] = (),
     tell: Tell = silent,
 ) -> Data:
     """Open data for a training model, and make sure that they fit it.
@@ -180,6 +196,7 @@ def open_data(
         samples: how columns become inputs; what is asked of the training data as a whole, such as a normalization or a
             balance, is not done here.
         known: what is known of the data: names of classes, normalizations.
+        unread: what labels are called that the data may hold, and that are not wanted.
         tell: takes what is narrated.
 
     Raises:
@@ -188,7 +205,7 @@ def open_data(
     path, asked, how, ranges = Path(source), options or SequenceOptions(), samples or SampleOptions(), ranges or {}
     known = known or Preprocessing()
     labels = {term.label for term in terms}
-    source_ = _Source(path, how, labels, how.resize or known.resize or "crop", tell)
+    source_ = _Source(path, how, labels, how.resize or known.resize or "crop", unread, tell)
     columns, others, sequences, told = _gathered(source_, inputs, ranges, prefix, terms, asked)
     names = _number(path, columns, inputs, ranges, terms, told, known, tell)
     made = {*sequences.made, *sequences.pairs} if sequences else set()
@@ -196,6 +213,7 @@ def open_data(
     wanted = {name: value_type for name, value_type in inputs.items() if name not in made}
     named = _as_in_the_data(prefix, held), _as_in_the_data(prefix, wanted), _as_in_the_data(prefix, ranges)
     checked = check(path, Found(named[0], others), *named[1:], finite)
+    _refuse_uneven(path, {} if sequences else held)
     if others and asked.tokenizer is None:
         tell(f"'{path}' has more than the model is fed, left out: {_listed(others)}", 0)
     dtypes = {name: helper.tensor_dtype_to_np_dtype(dtype_of(value_type)) for name, value_type in inputs.items()}
@@ -231,13 +249,15 @@ class _Source:
     samples: SampleOptions
     labels: Collection[str]
     resize: Resize
+    unread: Collection[str]
     tell: Tell
 
     def read(self, inputs: InputTypes, prefix: str = "") -> Found:
         """The columns of `inputs`, by the inputs' names without the prefix."""
         called = {feed: column for column, feed in self.samples.columns.items()}
         there = {called.get(name, prefix + name): name for name in inputs}
-        found = _read(self.path, {column: inputs[name] for column, name in there.items()}, self)
+        unread = [called.get(name, prefix + name) for name in self.unread]
+        found = _read(self.path, {column: inputs[name] for column, name in there.items()}, self, unread)
         return Found(
             {there[column]: each for column, each in found.arrays.items()},
             found.others,
@@ -248,7 +268,7 @@ class _Source:
         """Refuse columns that are to be inputs which there are not, or that there are not themselves."""
         columns = self.samples.columns
         for feed in columns.values():
-            if feed not in inputs:
+            if feed not in inputs and feed not in self.unread:
                 raise UsageError(f"`columns`: the model is fed no '{feed}'", suggest(feed, inputs, "inputs and labels"))
         held = names_in(self.path) if columns else None
         for column in columns:
@@ -322,6 +342,7 @@ def _gathered(
     gone |= absent(path, {prefix + name for name in following(inputs, tokens, terms) if name not in mapped})
     found = source.read({name: kind for name, kind in inputs.items() if prefix + name not in gone}, prefix)
     columns |= found.arrays
+    tokens = tokens or uneven(columns, inputs, terms)
     sequences = None
     if tokens in columns:
         plain = {name: column for name, column in columns.items() if not isinstance(column, Pictures)}
@@ -372,6 +393,15 @@ def _refuse_text(path: Path, tokens: str) -> None:
         raise UsageError(f"'{path}' has no '{tokens}'", f"for the text in {_listed(texts)} name a `tokenizer`")
 
 
+def _refuse_uneven(path: Path, columns: Mapping[str, Column]) -> None:
+    """Refuse lists of different lengths of which nothing says how long their samples are."""
+    for name, column in columns.items():
+        if isinstance(column, Lists):
+            raise UsageError(
+                f"'{path}': '{name}' holds lists of different lengths, and no input does", "pad them to one length"
+            )
+
+
 def _check_there(path: Path) -> None:
     with reading(path, "data", "check its name"):
         there = path.exists()
@@ -379,13 +409,13 @@ def _check_there(path: Path) -> None:
         raise UsageError(f"no such file or folder: '{path}'")
 
 
-def _read(path: Path, inputs: InputTypes, source: _Source | None = None) -> Found:
+def _read(path: Path, inputs: InputTypes, source: _Source | None = None, unread: Collection[str] = ()) -> Found:
     """The columns of `inputs`; without a source, those of none are asked for, and the names of all are wanted."""
     _check_there(path)
     resize: Resize = "crop" if source is None else source.resize
     if path.is_dir():
         if arrow_folder.is_arrow_folder(path):
-            return arrow_folder.read(path, inputs, resize)
+            return arrow_folder.read(path, inputs, resize, unread)
         with reading(path, "a folder of data", "check its permissions"):
             of_pictures = not any(path.rglob("*.npy")) and picture_folder.is_picture_folder(path)
         if of_pictures:
@@ -398,7 +428,7 @@ def _read(path: Path, inputs: InputTypes, source: _Source | None = None) -> Foun
         return Found({}, []) if source is None else picture_folder.read_one(path, inputs, source.labels, resize)
     elif path.suffix.lower() == ".parquet":
         check_regular(path)
-        return parquet.read(path, inputs, resize)
+        return parquet.read(path, inputs, resize, unread)
     elif path.suffix.lower() in FORMATS:
         check_regular(path)
         name = FORMATS[path.suffix.lower()]
@@ -407,7 +437,8 @@ def _read(path: Path, inputs: InputTypes, source: _Source | None = None) -> Foun
             "put it in a folder, called as the input" if path.suffix == ".npy" else f"{', '.join(FORMATS)}, or a folder"
         )
         raise UsageError(f"'{path}' is of no format that data are read from", hint)
-    return import_module(f"onnxgrad_cli.training.data.{name}").read(path, inputs)
+    more = {"unread": unread} if name in TABLES else {}
+    return import_module(f"onnxgrad_cli.training.data.{name}").read(path, inputs, **more)
 
 
 def _empty(arrays: Mapping[str, Column], inputs: InputTypes) -> dict[str, np.ndarray]:

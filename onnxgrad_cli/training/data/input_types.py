@@ -71,13 +71,19 @@ def ranges_of(model: ModelProto) -> dict[str, Range]:
         UsageError: it is no training model.
     """
     roles, inputs = describe(model), input_types_of(model)
-    found: dict[str, Range] = {}
-    for name, rows in index_limits(model, {}).items():
-        if name in inputs:
-            found[name] = Range(-rows, rows - 1, why=f"it indexes a table of {rows} rows")
+    found = rows_of(model, inputs)
     for label, classes in _classes(roles, inputs):
         found[label] = found[label] & classes if label in found else classes
     return found
+
+
+def rows_of(model: ModelProto, inputs: InputTypes) -> dict[str, Range]:
+    """The rows of tables that inputs of any model index."""
+    return {
+        name: Range(-rows, rows - 1, why=f"it indexes a table of {rows} rows")
+        for name, rows in index_limits(model, {}).items()
+        if name in inputs
+    }
 
 
 def _classes(roles: Roles, inputs: InputTypes) -> list[tuple[str, Range]]:

@@ -7,7 +7,7 @@ A value is a number, the name of a class or a list, and lists may be of differen
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def _object(path: Path, number: int, line: bytes) -> Mapping[str, Any]:
     return found
 
 
-def read(path: Path, inputs: InputTypes) -> Found:
+def read(path: Path, inputs: InputTypes, unread: Collection[str] = ()) -> Found:
     """The columns of a file of JSON lines.
 
     Raises:
@@ -63,7 +63,7 @@ def read(path: Path, inputs: InputTypes) -> Found:
     first = next(lines, None)
     if first is None:
         return Found({}, [])
-    chosen, others = choose(path, list(first[1]), inputs)
+    chosen, others = choose(path, list(first[1]), inputs, unread)
     wanted = [name for names in chosen.values() for name in names]
     cells: dict[str, list[Any]] = {name: [] for name in wanted}
     numbers: list[int] = []

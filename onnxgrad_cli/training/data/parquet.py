@@ -7,7 +7,7 @@ datasets have them: a field with their bytes, which become pictures as they are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from onnxgrad_cli.training.data.pictures import Pictures, check_size
 from onnxgrad_cli.training.data.reading import Column, Found, library, reading
 
 
-def read(path: Path, inputs: InputTypes, resize: Resize = "crop") -> Found:
+def read(path: Path, inputs: InputTypes, resize: Resize = "crop", unread: Collection[str] = ()) -> Found:
     """The columns of a Parquet file.
 
     Raises:
@@ -33,12 +33,13 @@ def read(path: Path, inputs: InputTypes, resize: Resize = "crop") -> Found:
     files = library("pyarrow.parquet", "parquet", path)
     with reading(path, "a Parquet file", "write it again"):
         file = files.ParquetFile(path)
-        return columns_of(path, file.schema_arrow.names, lambda names: file.read(columns=names), inputs, resize)
+        return columns_of(path, file.schema_arrow.names, lambda names: file.read(columns=names), inputs, resize, unread)
 
 
 def columns_of(
-    path: Path, names: Sequence[str], take: Callable[[list[str]], Any], inputs: InputTypes, resize: Resize
-) -> Found:
+    path: Path, names: Sequence[str], take: Callable[[list[str]], Any], inputs: InputTypes, resize: Resize,
+    unread: Collection[str],
+) -> Found:  # fmt: skip
     """The columns of a table of pyarrow that are inputs.
 
     Args:
@@ -47,11 +48,12 @@ def columns_of(
         take: gives a table of some of them.
         inputs: what is fed.
         resize: what becomes of pictures of other proportions.
+        unread: see `choose`.
 
     Raises:
         UsageError: a value is missing, or lists inside lists differ in length, or a picture can't be read.
     """
-    chosen, others = choose(path, names, inputs)
+    chosen, others = choose(path, names, inputs, unread)
     table = take([name for each in chosen.values() for name in each])
     arrays: dict[str, Column] = {}
     for feed, each in chosen.items():

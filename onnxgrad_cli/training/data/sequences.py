@@ -85,6 +85,7 @@ class Sequences:
         fill: input -> what stands behind the end of a sequence.
         length: how many places the model takes; None: any number.
         pairs: masks that say of each pair of places whether one sees the other, which are made too -> type and rank.
+        told_ends: whether the model knows where a sequence ends: by a mask, or as it looks back alone.
     """
 
     tokens: str
@@ -92,6 +93,7 @@ class Sequences:
     fill: Mapping[str, int]
     length: int | None = None
     pairs: Mapping[str, tuple[np.dtype, int]] = field(default_factory=dict)
+    told_ends: bool = True
 
     def batch(self, taken: Mapping[str, np.ndarray | list[np.ndarray]]) -> dict[str, np.ndarray]:
         """The arrays of a batch: sequences padded, and what data lack made of their lengths.
@@ -128,6 +130,13 @@ def tokens_of(inputs: InputTypes, ranges: Mapping[str, Range], terms: Sequence[T
     found = [name for name in inputs if name not in labels and name not in KNOWN and _has_places(inputs, name)]
     indexing = [name for name in found if name in ranges]
     return TOKENS if TOKENS in found else indexing[0] if len(indexing) == 1 else None
+
+
+def uneven(columns: Mapping[str, object], inputs: InputTypes, terms: Sequence[Term]) -> str | None:
+    """The first input of places whose lists differ in length: where nothing else tells, these are the tokens."""
+    labels = {term.label for term in terms}
+    held = [name for name in inputs if isinstance(columns.get(name), Lists) and name not in labels]
+    return next((name for name in held if _has_places(inputs, name)), None)
 
 
 def _has_places(inputs: InputTypes, name: str) -> bool:
@@ -214,7 +223,9 @@ class Preparation:
         length = self._length(columns[self.tokens])
         made, pairs = made_of_tokens(self.inputs, columns), pairs_of_tokens(self.inputs, columns, self.terms)
         fill = {self.tokens: self.options.pad_id or 0, **fill}
-        return dict(columns), Sequences(self.tokens, made, fill, length, pairs)
+        masked = any(kind == "mask" and name in self.inputs for name, kind in KNOWN.items())
+        causal = any(term.name == CAUSAL for term in self.terms)  # which sees nothing of what lies behind
+        return dict(columns), Sequences(self.tokens, made, fill, length, pairs, masked or causal)
 
     def _lists(self, columns: Columns) -> dict[str, Lists]:
         return {name: column for name, column in columns.items() if isinstance(column, Lists)}

@@ -14,6 +14,7 @@ from onnx import TensorProto, TypeProto, helper
 
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.ir.types import FLOATS, UNNAMED, Shape, dtype_of, in_words, is_float, shape_of
+from onnxgrad_cli.training.data.class_names import FOR_NUMBERS
 from onnxgrad_cli.training.data.input_types import InputTypes, Range
 from onnxgrad_cli.training.data.lists import Lists
 from onnxgrad_cli.training.data.pictures import Pictures
@@ -106,6 +107,9 @@ def _check_names(source: Path, found: Found, inputs: InputTypes) -> None:
         wanted = ", ".join(f"'{name}' ({in_words(inputs[name])})" for name in missing)
         hint = suggest(missing[0], found.others, "names there") if found.others else "nothing else is there"
         fed = f"the model is fed {', '.join(inputs)}"
+        if not found.arrays and not found.others:
+            forms = ": .npy files that are called so, or pictures in folders that are called as their classes"
+            hint, fed = "no data are there", fed + (forms if source.is_dir() else "")
         raise UsageError(f"'{source}' has no {wanted}", f"{hint} {fed}" if hint.endswith("?") else f"{hint}; {fed}")
 
 
@@ -125,7 +129,7 @@ def _check_type(source: Path, name: str, array: np.ndarray | Pictures, inputs: I
         held = f"records of {', '.join(array.dtype.names)}"
         hint = "save numbers: numpy.lib.recfunctions.structured_to_unstructured(array), or an array for each field"
     elif array.dtype.kind in "OUST":
-        held = "text"
+        held, hint = "text", FOR_NUMBERS if is_float(wanted) and array[:1].size == 1 else hint
     raise UsageError(f"'{source}': '{name}' holds {held}, the model takes {in_words(wanted)}", hint)
 
 

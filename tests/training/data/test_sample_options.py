@@ -275,6 +275,44 @@ def test_classes_are_drawn_alike_often_as_by_pytorchs_sampler(tmp_path: Path) ->
         balance(data, "x", lambda text, level: None)
 
 
+@pytest.mark.parametrize("shape", [(6,), (6, 1)])
+def test_yes_and_no_are_classes_to_balance(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """As the losses of yes and no take them: floats, in the output's shape."""
+    inputs = {"x": PORTS["x"], "y": tensor_type(TensorProto.FLOAT, ["N", *shape[1:]])}
+    for labels, fit in (([0, 1, 0, 0, 0, 1], True), ([0, 1, 0, 0.5, 0, 1], False)):
+        np.savez(tmp_path / "a.npz", x=np.zeros((6, 3)), y=np.array(labels).reshape(shape))
+        data = open_data(tmp_path / "a.npz", inputs)
+        if fit:
+            weights = balance(data, "y", lambda text, level: None)
+            np.testing.assert_allclose(weights, [1 / 8, 1 / 4, 1 / 8, 1 / 8, 1 / 8, 1 / 4])
+        else:
+            with pytest.raises(UsageError, match="'y' is no number of a class"):
+                balance(data, "y", lambda text, level: None)
+
+
+def test_names_where_a_loss_takes_numbers_are_told_what_they_are_for(tmp_path: Path) -> None:
+    inputs = {"x": tensor_type(TensorProto.FLOAT, ["N", 1]), "y": tensor_type(TensorProto.FLOAT, ["N", 1])}
+    (tmp_path / "a.csv").write_text("x,y\n1,no\n2,yes\n")
+    (tmp_path / "a.jsonl").write_text('{"x": 1, "y": "no"}\n{"x": 2, "y": "yes"}\n')
+    for name in ("a.csv", "a.jsonl"):
+        with pytest.raises(UsageError, match="names of classes are for a loss of classes, such as cross-entropy"):
+            open_data(tmp_path / name, inputs)
+    (tmp_path / "a.csv").write_text("x,y\n1,1\n2,yes\n")
+    with pytest.raises(UsageError, match="correct the cell"):
+        open_data(tmp_path / "a.csv", inputs)
+
+
+@pytest.mark.parametrize("name", ["empty", "empty.jsonl"])
+def test_what_is_empty_is_said_to_be(tmp_path: Path, name: str) -> None:
+    if name == "empty":
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).touch()
+    with pytest.raises(UsageError, match="hint: no data are there; the model is fed x, y") as caught:
+        opened(tmp_path / name)
+    assert ("pictures in folders" in str(caught.value.hint)) == (name == "empty")
+
+
 def test_pictures_are_flipped_and_moved_alike_again(tmp_path: Path) -> None:
     data, _ = ready(opened(pixels(tmp_path), PICTURES), PICTURES, augment=("flip", "crop"))
     plain = data.batch(np.arange(12))["x"]

@@ -286,3 +286,30 @@ def test_lines_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (tmp_path / "b.jsonl").write_text("\n\n")
     with pytest.raises(UsageError, match="has no 'x'"):
         open_data(tmp_path / "b.jsonl", {"x": tensor_type(FLOAT, ["n", 3])})
+
+
+def test_whole_numbers_of_different_lengths_are_tokens_whatever_they_are_called(tmp_path: Path) -> None:
+    """Of two tables, and of none that is known to be indexed."""
+    inputs = {"words": PLACES, "tags": PLACES, "label": tensor_type(INT64, ["batch"])}
+    tags = [[1] * len(row) for row in ROWS]
+    path, told = to_json_lines(tmp_path, {"tags": tags, "words": ROWS, "label": [0, 2, 1, 0]}), []
+    data = open_data(path, inputs, {}, terms=CLASSES)
+    data.tell_padding(lambda text, _: told.append(text))
+    np.testing.assert_array_equal(data.batch(np.arange(4))["words"], like_torch(ROWS, 0))
+    np.testing.assert_array_equal(data.batch(np.arange(2))["tags"], like_torch(tags[:2], 0))
+    assert len(told) == 1 and "'words' has 2 to 4 tokens in a sample, which are padded with 0" in told[0]
+
+
+def test_padding_that_a_mask_or_the_loss_leaves_out_is_no_word_worth(tmp_path: Path) -> None:
+    told: list[str] = []
+    for inputs, terms in ((CLASS, CLASSES), ({"input_ids": PLACES, "label": PLACES}, CAUSAL)):
+        path = to_json_lines(tmp_path, {"input_ids": ROWS, **({"label": [0, 2, 1, 0]} if terms == CLASSES else {})})
+        opened(path, inputs, terms).tell_padding(lambda text, _: told.append(text))
+    assert told == []
+
+
+def test_labels_of_different_lengths_beside_samples_of_one_are_refused(tmp_path: Path) -> None:
+    inputs = {"x": tensor_type(FLOAT, ["batch", 2]), "label": PLACES}
+    path = to_json_lines(tmp_path, {"x": [[1, 2]] * 4, "label": ROWS})
+    with pytest.raises(UsageError, match="'label' holds lists of different lengths, and no input does"):
+        open_data(path, inputs, {}, terms=CLASSES)
