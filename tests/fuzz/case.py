@@ -118,7 +118,7 @@ def _ended(status: int, said: dict[str, str]) -> Outcome:
     if not said["code"]:
         return Outcome("death", [f"death: exit {os.WEXITSTATUS(status)} {stack}"])
     code, outcome = int(said["code"]), Outcome(f"exit {said['code']}")
-    internal = re.search("internal:|fault of onnxgrad|Traceback \\(most recent", said["stdout"] + said["stderr"])
+    internal = re.search("internal: |fault of onnxgrad|Traceback \\(most recent", said["stdout"] + said["stderr"])
     if internal or code not in EXIT_CODES:
         outcome.faults.append(f"internal: exit {code}: {said['error'] or said['stderr'][-200:]}")
     elif code and not said["stderr"].strip() and not said["stdout"].strip():
