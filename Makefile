@@ -71,7 +71,7 @@ fuzz-graphs: .venv/installed-test  ## differentiate random graphs for FUZZ_SECON
 fuzz-files: .venv/installed-test  ## send CASES mutated models, of SEED, through every command; those of INTAKE too
 	$(BIN)/python -m tests.fuzz.files --cases $(CASES) --seed $(SEED) --folder $(INTAKE)
 
-fuzz-data: .venv/installed-test  ## train, prove and go on with damaged data, checkpoints and settings
+fuzz-data: .venv/installed-test  ## train, prove and go on with damaged data, checkpoints, settings, adapters, tokenizers, pictures, metadata
 	$(BIN)/python -m tests.fuzz.data --cases $(CASES) --seed $(SEED)
 
 fuzz-kills: .venv/installed-test  ## end commands by signals and full disks, run two at once, close their streams

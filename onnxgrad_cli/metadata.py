@@ -12,12 +12,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from onnx import ModelProto, ValueInfoProto, numpy_helper
 
 import onnxgrad_cli
+from onnxgrad_cli.common.choices import Mode, Scaling
+from onnxgrad_cli.common.typed_json import decoded
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.ir.skeleton import copied
 
@@ -44,6 +46,10 @@ class Adapter:
     alpha: float
     scaling: str = "lora"
     magnitude: str = ""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or self.scaling not in get_args(Scaling):
+            raise ValueError(f"an adapter of rank {self.rank} and scaling '{self.scaling}' is none")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -94,12 +100,6 @@ class Quantized:
     scales: tuple[str, ...] = ()
     copies: dict[str, str] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, said: Mapping[str, Any]) -> Quantized:
-        """From JSON, as `asdict` makes it."""
-        weights = (IntegerWeight(**{**each, "factors": tuple(each["factors"])}) for each in said["weights"])
-        return cls(tuple(weights), tuple(said["scales"]), dict(said["copies"]))
-
 
 @dataclass(frozen=True)
 class Slot:
@@ -123,6 +123,15 @@ class Slot:
 VERSION, LOSS, ROLES, DERIVED = "onnxgrad.version", "onnxgrad.loss", "onnxgrad.roles", "onnxgrad.derivative"
 """The keys in the model's metadata_props."""
 
+
+PORTS = {
+    **{
+        name: name
+        for name in ("inputs", "outputs", "estimated", "partial", "optimizer", "adapters", "quantized", "held")
+    },
+    "slots": "state",
+}
+"""The fields of `Roles` that the entry `ROLES` holds -> what they are called there."""
 
 STORED = frozenset({"weight", "state", "constant"})
 """The roles of inputs that have a value before the first step: a stored one, or for state the one that is described."""
@@ -301,20 +310,34 @@ def read_derived(model: ModelProto) -> Derived | None:
     if text is None:
         return None
     try:
-        said = json.loads(text)
-        lists = {name: tuple(map(str, said[name])) for name in ("of", "wrt", "inputs", "outputs", "partial")}
-        lists["inner"] = tuple(map(str, said.get("inner", ())))
-        apart = said.get("per_sample")
-        found = Derived(
-            str(said["kind"]), mode=str(said["mode"]), estimated=bool(said["estimated"]), **lists,
-            pick=str(said.get("pick", "")), class_axis=int(said.get("class_axis", 1)), label=str(said.get("label", "")),
-            per_sample=None if apart is None else tuple(map(str, apart)),
-        )  # fmt: skip
-    except (ValueError, KeyError, TypeError) as error:
+        found: Derived = decoded(Derived, json.loads(text))
+        stored = {tensor.name for tensor in model.graph.initializer}
+        _check_derived(found, stored.union(value.name for value in model.graph.input))
+    except (ValueError, RecursionError) as error:
         raise OnnxgradError(f"the model's entry '{DERIVED}' can't be read: {error}", "derive it again") from error
     _compare("input", (*found.inputs, *filter(None, [found.label])), model.graph.input)
     _compare("output", found.outputs, model.graph.output)
     return found
+
+
+def _check_derived(found: Derived, known: Collection[str]) -> None:
+    """Make sure that a description of derivatives agrees with itself, and speaks of inputs and weights that there are.
+
+    Raises:
+        ValueError: it does not.
+    """
+    wrt, pairs = len(found.wrt), {"jacobian": len(found.of) * len(found.wrt), "hessian": len(found.wrt) ** 2}
+    outputs = {"vjp": wrt, "hvp": wrt, "jvp": len(found.of), **pairs}
+    inputs = {"vjp": (0, len(found.of)), "jvp": (wrt,), "hvp": (wrt,), "jacobian": (0,), "hessian": (0,)}
+    if found.kind not in outputs or found.mode not in get_args(Mode):
+        raise ValueError(f"there are no derivatives of kind '{found.kind}' and mode '{found.mode}'")
+    if len(found.outputs) != outputs[found.kind] or len(found.inputs) not in inputs[found.kind]:
+        raise ValueError(f"a {found.kind} of so many has other inputs or outputs")
+    strange = next((name for name in found.wrt if name not in known and name not in found.inner), None)
+    if strange is not None:
+        raise ValueError(f"there is no input or weight '{strange}'")
+    if not (found.pick in ("", "argmax") or found.pick.isdecimal() or (found.pick == "label" and found.label)):
+        raise ValueError(f"there is no class '{found.pick}'")
 
 
 def tool_version() -> str:
@@ -402,21 +425,12 @@ def read(model: ModelProto) -> Roles:
         )
     try:
         ports, loss = json.loads(props[ROLES]), json.loads(props.get(LOSS, '{"terms": [], "reduction": ""}'))
-        found = Roles(
-            props.get(VERSION, "unknown"),
-            tuple(Term(**{**term, "chunks": tuple(term.get("chunks", ()))}) for term in loss["terms"]),
-            loss["reduction"],
-            dict(ports["inputs"]),
-            {name: Role(**role) for name, role in ports["outputs"].items()},
-            bool(ports.get("estimated")),
-            tuple(ports.get("partial", ())),
-            ports.get("optimizer", ""),
-            tuple(Adapter(**adapter) for adapter in ports.get("adapters", ())),
-            {name: Slot(**{**slot, "shape": tuple(slot["shape"])}) for name, slot in ports.get("state", {}).items()},
-            Quantized.of(ports["quantized"]) if "quantized" in ports else Quantized(),
-            tuple(ports.get("held", ())),
+        said = {field: ports[name] for field, name in PORTS.items() if name in ports}
+        found: Roles = decoded(
+            Roles,
+            {**said, "version": props.get(VERSION, "unknown"), "losses": loss["terms"], "reduction": loss["reduction"]},
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise OnnxgradError(f"the model's entry '{ROLES}' can't be read: {error}", "build it again") from error
     _fits(found, model)
     return found
@@ -425,6 +439,10 @@ def read(model: ModelProto) -> Roles:
 def _fits(found: Roles, model: ModelProto) -> None:
     _compare("input", found.inputs, model.graph.input)
     _compare("output", found.outputs, model.graph.output)
+    of = [role.of for role in found.outputs.values() if role.role in ("gradient", "next state")]
+    gone = next((name for name in (*of, *found.slots) if name not in found.inputs), None)
+    if gone is not None:
+        raise OnnxgradError(f"the model's description says no input '{gone}', of which it speaks", "build it again")
 
 
 def _compare(kind: str, described: Iterable[str], values: Iterable[ValueInfoProto]) -> None:

@@ -8,7 +8,7 @@ from onnxgrad_cli.files.external_data import (
     load_external_data as load_external_data,
     tensors as tensors,
 )
-from onnxgrad_cli.files.locking import hold as hold
+from onnxgrad_cli.files.locking import hold as hold, opened as opened
 from onnxgrad_cli.files.reading import (
     STREAM as STREAM,
     ModelSource as ModelSource,

@@ -21,6 +21,7 @@ import numpy as np
 from onnx import ModelProto, ValueInfoProto, helper, numpy_helper
 
 from onnxgrad_cli.common import strict_json
+from onnxgrad_cli.common.typed_json import decoded
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files.switch import Switch
 from onnxgrad_cli.files.writing import check_target, is_ours
@@ -205,11 +206,16 @@ def read_values(path: Path, roles: Path | None = None) -> HeldValues:
     said = _json(described)
     try:
         values = described.with_name(Path(said["values"]).name) if path.suffix == ROLES else path
-        data = _whole(values, said, start=path.suffix == ROLES)
-        arrays = {name: _array(data, entry) for name, entry in said["inputs"].items() if "offset" in entry}
+        data = _stored(values, said, start=path.suffix == ROLES)
+        arrays = {
+            name: _array(data, entry, said["bytes"]) for name, entry in said["inputs"].items() if "offset" in entry
+        }
         weights = tuple(name for name in arrays if said["inputs"][name]["role"] == "weight")
-        adapters = tuple(Adapter(**each) for each in said["adapters"])
-        return HeldValues(arrays, weights, adapters, dict(said["averages"]), Quantized.of(said["quantized"]))
+        adapters, averages = (
+            decoded(kind, said[name], name)
+            for kind, name in ((tuple[Adapter, ...], "adapters"), (dict[str, str], "averages"))
+        )
+        return HeldValues(arrays, weights, adapters, averages, decoded(Quantized, said["quantized"], "quantized"))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         hint = "take it anew from the folder of the training model"
         raise OnnxgradError(
@@ -226,14 +232,16 @@ def _json(path: Path) -> Any:
         raise OnnxgradError(f"'{path}' can't be read: {error.strerror}") from None
 
 
-def _whole(path: Path, said: Mapping[str, Any], start: bool) -> bytes:
-    """The bytes of all values, with the zeros that the file of the start leaves out."""
+def _stored(path: Path, said: Mapping[str, Any], start: bool) -> bytes:
+    """The bytes of all values; a file of the start leaves out what is zero behind the last one that is not."""
+    if path.exists() and not path.is_file():
+        raise OnnxgradError(f"'{path}' is no file of values: it is a folder or a device", "name the file")
     try:
         data = path.read_bytes()
     except OSError as error:
         raise OnnxgradError(f"'{path}' can't be read: {error.strerror}") from None
     if len(data) == said["stored"] and hashlib.sha256(data).hexdigest() == said["sha256"]:
-        return data + bytes(said["bytes"] - len(data))
+        return data
     if start:
         hint = "`onnxgrad export` takes trained values by the name of their own file, the .bin"
         raise OnnxgradError(f"'{path}' does not hold the values of the start: its checksum is another", hint)
@@ -243,12 +251,17 @@ def _whole(path: Path, said: Mapping[str, Any], start: bool) -> bytes:
     return data
 
 
-def _array(data: bytes, entry: Mapping[str, Any]) -> np.ndarray:
+def _array(data: bytes, entry: Mapping[str, Any], end: int) -> np.ndarray:
+    """An array at its place; one behind all that is stored is zero, and takes no memory, whatever its sizes claim."""
     dtype = np.dtype(ml_dtypes.bfloat16 if entry["type"] == "bfloat16" else entry["type"])
     if TYPED_ARRAYS.get(dtype.name) is None or any(size < 0 for size in entry["dims"]) or entry["offset"] < 0:
         raise ValueError(dict(entry))
+    if entry["offset"] + math.prod(entry["dims"]) * dtype.itemsize > end:
+        raise ValueError(f"{dict(entry)} lies behind the {end} bytes that there are")
+    if entry["offset"] >= len(data) or not math.prod(entry["dims"]):
+        return np.broadcast_to(np.zeros((), dtype), entry["dims"])
     stored = dtype if dtype == ml_dtypes.bfloat16 else dtype.newbyteorder("<")
-    found = np.frombuffer(data, stored, math.prod(entry["dims"]), entry["offset"]) if math.prod(entry["dims"]) else ()
+    found = np.frombuffer(data, stored, math.prod(entry["dims"]), entry["offset"])
     return np.asarray(found, dtype).reshape(entry["dims"])
 
 

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import IO, BinaryIO, Self
 
 from onnxgrad_cli.errors import OnnxgradError
-from onnxgrad_cli.files.locking import hold
+from onnxgrad_cli.files.locking import hold, opened
 
 DIGITS = 12
 """Of the SHA-256 of a data file's content, in its name."""
@@ -99,7 +99,7 @@ def _locked(path: Path, held: ExitStack) -> bool:
     Then too what is written is whole: it is the last one's.
     """
     while True:
-        lock = path.open("a")
+        lock = opened(path)
         try:
             alone = hold(lock)
         except OSError:

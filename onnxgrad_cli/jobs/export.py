@@ -10,6 +10,7 @@ from onnx import ModelProto
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.narration import Tell, silent
+from onnxgrad_cli.common.typed_json import decoded
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model, save_model
@@ -217,7 +218,7 @@ def _held(source: Path, roles: Path | None, model: ModelProto, use_ema: bool, te
         tuple(progress["weights"]),
         tuple(Adapter(**adapter) for adapter in progress["adapters"]),
         progress.get("averages", {}),
-        Quantized.of(progress["quantized"]) if "quantized" in progress else Quantized(),
+        decoded(Quantized, progress["quantized"]) if "quantized" in progress else Quantized(),
     )
 
 

@@ -31,10 +31,10 @@ def class_names(model: ModelProto) -> dict[str, list[str]]:
             found = {"": ast.literal_eval(said[NAMES])}
         else:
             return {}
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        lists = found.items() if isinstance(found, Mapping) else [("", found)]
+        return {str(name): listed for name, classes in lists if (listed := _listed(classes))}
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):  # sets of lists, numbers without end
         return {}
-    lists = found.items() if isinstance(found, Mapping) else [("", found)]
-    return {str(name): listed for name, classes in lists if (listed := _listed(classes))}
 
 
 def _listed(classes: object) -> list[str]:

@@ -215,7 +215,7 @@ def _function(derived: Derived, case: Case) -> tuple[Function | None, Found]:
     known = [*derived.inner, *(derived.of if derived.kind not in SECOND else ())]
     if case.original is None and derived.kind in SECOND:
         return None, Found("skipped", "a second derivative is measured with the original: give it with --original")
-    if case.original is None and not _made(base, known):
+    if not _made(base, derived.inner if case.original is not None else known):
         return None, Found("skipped", "the model does not compute what it differentiates: give it with --original")
     model, moves = perturbed(base, case.path, derived.inner)
     before = _only(base, derived.inner) if moves else None
@@ -371,7 +371,23 @@ class _Measure:
         return Point(loss, claims, [{name: other[name] - claims[name] for name in claims} for other in near])
 
     def _claims(self, outputs: Mapping[str, np.ndarray], factors: Arrays) -> Arrays:
-        """The derivatives of the sum of the outputs times the factors."""
+        """The derivatives of the sum of the outputs times the factors.
+
+        Raises:
+            _Unmeasured: they are not of the shapes that they have by their description.
+        """
+        try:
+            claims = self._contractions(outputs, factors)
+        except ValueError as error:
+            raise _Unmeasured(f"the derivatives are none of what they are said to be of: {error}") from None
+        start = self._start() if self._derived.kind != "jvp" else {}
+        for x, claim in claims.items():
+            if x in start and claim.shape != start[x].shape:
+                sizes = f"{list(claim.shape)}, and it has {list(start[x].shape)}"
+                raise _Unmeasured(f"the derivative by '{x}' has shape {sizes}")
+        return claims
+
+    def _contractions(self, outputs: Mapping[str, np.ndarray], factors: Arrays) -> Arrays:
         derived = self._derived
         found = [outputs[name] for name in derived.outputs]
         if derived.kind in ("vjp", "hvp"):
@@ -425,10 +441,10 @@ class _Measure:
         feeds = {**self._run.widened(weights_there), **named}
         try:
             outputs = self._run(feeds)
+            found = {name: np.asarray(outputs[output], np.float64) for name, output in self._function.outputs.items()}
+            return found if self._derived.kind in SECOND else {name: self._score(x) for name, x in found.items()}
         except Exception as error:  # the executors' exceptions share no base class
             raise _Unmeasured(f"the outputs can't be had in float64: {str(error).strip()[:300]}") from error
-        found = {name: np.asarray(outputs[output], np.float64) for name, output in self._function.outputs.items()}
-        return found if self._derived.kind in SECOND else {name: self._score(x) for name, x in found.items()}
 
     def _score(self, values: np.ndarray) -> np.ndarray:
         """Of the scores of classes the one that is differentiated, by numpy; all, where all are."""

@@ -14,6 +14,7 @@ import safetensors.numpy
 from onnx import numpy_helper
 
 from onnxgrad_cli import LoraSpec, LossSpec, Options, Trainer, UsageError, run_build
+from onnxgrad_cli.common.memory import taken_memory
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.files.start_values import read_values
 from onnxgrad_cli.jobs.export import run_export
@@ -184,6 +185,26 @@ def test_a_wrong_description_is_refused(entry: dict[str, Any], shell: Shell) -> 
     roles.write_text(json.dumps(said))
     with pytest.raises(OnnxgradError, match="does not describe"):
         read_values(roles)
+
+
+@pytest.mark.parametrize("size", [1 << 36, 1 << 50])
+def test_zeros_that_are_claimed_take_no_memory(size: int, shell: Shell) -> None:
+    roles = built("inputs").with_suffix(".json")
+    said = json.loads(roles.read_text())
+    said["bytes"], last = said["bytes"] + size, next(port for port in said["inputs"].values() if port.get("slot"))
+    last |= {"offset": said["stored"], "dims": [size // 8]}
+    roles.write_text(json.dumps(said))
+    before = taken_memory()
+    assert size // 8 in [array.size for array in read_values(roles).values.values()]
+    assert taken_memory() - before < 1 << 30
+
+
+def test_values_that_never_end(shell: Shell) -> None:
+    values = built("inputs").with_suffix(".bin")
+    values.unlink()
+    values.symlink_to("/dev/zero")
+    with pytest.raises(OnnxgradError, match="is a folder or a device"):
+        read_values(values)
 
 
 def test_files_of_others_are_not_replaced(shell: Shell) -> None:

@@ -292,3 +292,12 @@ def test_long_names_do_not_meet(tmp_path: Path) -> None:
             files.stage(out, lambda file: file.write(b"onnxgrad"))
         files.commit()
     assert set(tmp_path.iterdir()) == {one, other}
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda lock: lock.symlink_to("elsewhere")])
+def test_a_lock_that_a_stranger_has_left_leads_nowhere(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / ".out.onnx.onnxgrad.lock")
+    before = names(tmp_path)
+    with pytest.raises(OnnxgradError, match="can't be written"):
+        save_model(model_of(np.ones(3, np.float32)), tmp_path / "out.onnx")
+    assert names(tmp_path) == before

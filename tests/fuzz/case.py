@@ -71,6 +71,7 @@ def run(arguments: Sequence[str], place: Path, written: Sequence[str] = ()) -> O
     around = place.parent
     (place / "said").mkdir()
     before = _snapshot(around, place / "out", place / "said")
+    there = _snapshot(place / "out")
     old = {name for name in written if (place / "out" / name).exists()}
     status, seconds = _forked(arguments, place)
     said = {name: text_of(place / "said" / name) for name in ("stdout", "stderr", "stack", "error", "opened", "code")}
@@ -82,7 +83,11 @@ def run(arguments: Sequence[str], place: Path, written: Sequence[str] = ()) -> O
     pattern = CONTROL_IN_JSON if "--json" in arguments else CONTROL
     if found := (pattern.search(said["stdout"]) or CONTROL.search(said["stderr"])):
         judge(f"raw control character on the terminal: {arguments[0]}: {_before(told, found.group())}")
+    now = _snapshot(place / "out")
     for path in sorted((place / "out").rglob("*")):
+        name = str(path.relative_to(place / "out"))
+        if there.get(name) == now.get(name):
+            continue  # it was there, and is as it was
         if path.suffix in TEXTS and path.is_file():
             pattern = CONTROL_IN_JSON if path.suffix.startswith(".json") else CONTROL
             if found := pattern.search(text := text_of(path)):
@@ -97,9 +102,9 @@ def run(arguments: Sequence[str], place: Path, written: Sequence[str] = ()) -> O
     if outcome.kind.startswith("exit"):
         code = int(said["code"])
         for name in written:
-            there = (place / "out" / name).exists()
-            if (code == 0) != there and name not in old:
-                judge(f"exit {code}, and {name} is {'there' if there else 'not there'}: {arguments[0]}")
+            exists = (place / "out" / name).exists()
+            if (code == 0) != exists and name not in old:
+                judge(f"exit {code}, and {name} is {'there' if exists else 'not there'}: {arguments[0]}")
     return outcome
 
 
@@ -215,7 +220,7 @@ def _unopened(arguments: Sequence[str], place: Path, told: str) -> list[str]:
     faults = {
         path.name: why
         for path in sorted((place / "out").rglob("*.onnx"))
-        if path.parent.name != "passes" and (why := _refusal(path)) and _refusal(path, optimize=True)
+        if path.is_file() and path.parent.name != "passes" and (why := _refusal(path)) and _refusal(path, optimize=True)
     }
     if not faults or "--as-gradient-op" in arguments or "keep" in _values(arguments, "--yield"):
         return []  # these have an operator without a kernel, as asked

@@ -4,33 +4,49 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
 from onnxgrad_cli.training.run.tensors import CHECKSUMS
-from tests.fuzz import arrays, campaign, case, hostile, models, raw
+from tests.fuzz import arrays, campaign, case, hostile, models, raw, strangers
 from tests.fuzz.corpus import sample
 from tests.fuzz.files import imported
+from tests.fuzz.json_values import change
+from tests.fuzz.made import run
 
 MODEL, MLP = Path("sample_models/linear_regression.onnx"), Path("sample_models/digits_mlp.onnx")
 TRAIN = ["train", "../in/model.onnx", "--epochs", "2", "--batch-size", "4", "-o", "out.onnx", "--threads", "1"]
 
 
 def play(rng: Random, place: Path) -> campaign.Played:
-    """Play one case: data, a checkpoint, or settings."""
+    """Play one case: data, a checkpoint, settings, or what else a stranger may give."""
     shutil.copyfile(MODEL, place / "in" / "model.onnx")
     way = rng.choice(
-        (data, data, data, proof_data, checkpoint, checkpoint, checkpoint, other_data, model, adapter, log, settings)
+        (
+            *(
+                data,
+                data,
+                data,
+                proof_data,
+                checkpoint,
+                checkpoint,
+                checkpoint,
+                other_data,
+                model,
+                adapter,
+                log,
+                settings,
+            ),
+            *strangers.WAYS,
+        )
     )
     return way(rng, place)
 
@@ -118,19 +134,10 @@ def _made() -> Mapping[str, bytes]:
         shutil.copyfile(MODEL, place / "model.onnx")
         shutil.copyfile(MLP, place / "mlp.onnx")
         for words in made:
-            _run(words, place)
+            run([word.replace("../in/", "") for word in words], place)
         files = {path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob("*") if path.is_file()}
-        _run([*_resumable(4, "data.npz"), "--resume"], place)
+        run([word.replace("../in/", "") for word in (*_resumable(4, "data.npz"), "--resume")], place)
         return {**files, "resumed.onnx": (place / "out.onnx").read_bytes()}
-
-
-def _run(words: Sequence[str], place: Path) -> None:
-    """Run a command that is known to be right, in another process: this one is to be forked."""
-    words = [word.replace("../in/", "") for word in words]
-    done = subprocess.run(
-        [sys.executable, "-m", "onnxgrad_cli", *words], cwd=place, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, f"{words}: {done.stderr}"
 
 
 def _resumable(epochs: int, data: str) -> list[str]:
@@ -184,48 +191,15 @@ def _damaged_tensors(data: bytes, rng: Random) -> tuple[bytes, str]:
         key = rng.choice(sorted(words))
         said = json.loads(words[key])
         inside = isinstance(said, (dict, list)) and said and rng.random() < 0.8
-        story = f"{key}: {_change(said, rng) if inside else 'other'}"
+        story = f"{key}: {change(said, rng) if inside else 'other'}"
         words[key] = (
             json.dumps(said) if not story.endswith(" other") else rng.choice(("null", "[]", "{}", "1", "x", "", '"a"'))
         )
     else:
         tensor = rng.choice([name for name in head if name != "__metadata__"])
-        story = f"{tensor}: {_change(head[tensor], rng)}"
+        story = f"{tensor}: {change(head[tensor], rng)}"
     text = json.dumps(head).encode()
     return len(text).to_bytes(8, "little") + text + data[8 + size :], story
-
-
-def _change(value: Any, rng: Random) -> str:
-    """Change something in what JSON held; says what."""
-    keys = list(value) if isinstance(value, dict) else list(range(len(value)))
-    key = rng.choice(keys)
-    inner = value[key]
-    if isinstance(inner, (dict, list)) and inner and rng.random() < 0.8:
-        return f"{key} > {_change(inner, rng)}"
-    if isinstance(value, dict) and rng.random() < 0.2:
-        del value[key]
-        return f"no {key}"
-    value[key] = rng.choice(
-        (
-            None,
-            -1,
-            10**30,
-            2**63,
-            1.5,
-            float("nan"),
-            True,
-            "x",
-            [],
-            {},
-            0,
-            1,
-            [1, 2],
-            {"a": 1},
-            "F64",
-            hostile.string(rng),
-        )
-    )
-    return f"{key} = {str(value[key])[:30]!r}"
 
 
 def log(rng: Random, place: Path) -> campaign.Played:

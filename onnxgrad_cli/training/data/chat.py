@@ -1,16 +1,20 @@
 """Conversations as text, by the chat template that is published with a tokenizer, and where in it the answers lie.
 
 A template is a program in Jinja that a stranger wrote: it runs in Jinja's sandbox, may go on for so many rounds of its
-loops and calls, and has so much memory.
+loops and calls, and has so much memory and time.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from onnxgrad_cli.common.memory import GB, limited_memory
@@ -34,6 +38,9 @@ ROUNDS = 100_000
 
 MEMORY = GB // 4
 """Bytes that a template may take."""
+
+SECONDS = 2.0
+"""Of the processor, that a template may take for one conversation: published ones take some hundred microseconds."""
 
 LONGEST = 2**20
 """Characters of a template: published ones have some ten thousand."""
@@ -70,7 +77,7 @@ class ChatTemplate:
         """
         self._restart()
         try:
-            with limited_memory(MEMORY):
+            with limited_memory(MEMORY), _limited_time():
                 return self._render(messages=messages, add_generation_prompt=asked, tools=None, **self._marks)
         except Exception as error:  # a template may raise anything
             raise UsageError(
@@ -139,6 +146,30 @@ def check_messages(where: str, name: str, messages: object) -> list[dict[str, An
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
             raise UsageError(f"{where}: a message in '{name}' has no role and content that are text", "leave it out")
     return messages
+
+
+@contextmanager
+def _limited_time() -> Iterator[None]:
+    """End what this thread does after so many seconds, at its next call: filters go round loops that nobody counts.
+
+    Raises:
+        ValueError: they are over.
+    """
+    begun, asked = time.thread_time(), time.monotonic() + SECONDS
+
+    def look(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal asked
+        if time.monotonic() > asked:  # which takes a tenth of the time that it takes to ask for the thread's own
+            if time.thread_time() - begun > SECONDS:
+                raise ValueError(f"it takes more than {SECONDS:g} seconds")
+            asked = time.monotonic() + SECONDS / 10
+
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
 
 
 def _compiled(source: str) -> tuple[Callable[..., str], Callable[[], None]]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -39,6 +40,10 @@ TEXTS = CHAT, PROMPT, COMPLETION, TEXT = "messages", "prompt", "completion", "te
 
 LARGEST = 2**28
 """Bytes of a tokenizer: those of the largest vocabularies have 35 million."""
+
+MOST_GROWTH = 1000
+"""How many times as long a tokenizer may make a text before it cuts it, and how many tokens it may add: published ones
+do less than ten times, and add two. A stranger's fill the memory with a word."""
 
 BATCH = 512
 """Texts that are tokenized at once, by several threads."""
@@ -75,6 +80,7 @@ class Tokenizer:
                 self._tokenizer = tokenizers.Tokenizer.from_str(content)
                 self._tokenizer.no_padding()
                 self._tokenizer.no_truncation()
+                _check_growth(self._tokenizer)
             except BaseException as error:
                 raise _as_error(error) from None
         self.settings = _settings(self.path.with_name("tokenizer_config.json"))
@@ -131,6 +137,29 @@ def _as_error(error: BaseException) -> Exception:
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
         raise error
     return error if isinstance(error, Exception) else ValueError(str(error))
+
+
+def _check_growth(tokenizer: Any) -> None:
+    """Make sure that a text of a few characters becomes no more than a multiple of them.
+
+    Raises:
+        ValueError: it may become more.
+    """
+    growth = math.prod(_growths(json.loads(tokenizer.normalizer.__getstate__()))) if tokenizer.normalizer else 1
+    added = tokenizer.num_special_tokens_to_add(False)
+    if max(growth, added) > MOST_GROWTH:
+        raise ValueError(
+            f"it makes texts {growth:.3g} times as long and adds {added:,} tokens: {MOST_GROWTH:,} are read"
+        )
+
+
+def _growths(normalizer: Mapping[str, Any]) -> Iterator[int]:
+    """How many times as long each step of a normalizer may make a text."""
+    for step in normalizer.get("normalizers", ()):
+        yield from _growths(step)
+    if normalizer.get("type") in ("Replace", "Prepend"):
+        everywhere = "Regex" in (normalizer.get("pattern") or {})  # which may stand between any two characters
+        yield max(1, len(normalizer.get("content") or normalizer.get("prepend") or "") + everywhere)
 
 
 def _content(path: Path) -> str:

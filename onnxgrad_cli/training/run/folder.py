@@ -20,7 +20,7 @@ from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.choices import LogForm
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.files import Switch, hold, save_bytes, tidy, told
+from onnxgrad_cli.files import Switch, hold, opened, save_bytes, tidy, told
 from onnxgrad_cli.training.run.logs import Sink, sinks
 from onnxgrad_cli.training.run.progress import check_progress, check_run, is_log_line
 from onnxgrad_cli.training.run.tensors import load_tensors, tensor_bytes
@@ -138,6 +138,8 @@ def _lines(file: Path) -> list[tuple[str, dict[str, Any]]]:
     """
     if not file.exists():
         return []
+    if not file.is_file():
+        raise OnnxgradError(f"'{file}' is no log: it is a folder, a device or a pipe", "move it away")
     try:
         text = file.read_text("utf-8", errors="replace")
     except OSError as error:
@@ -192,7 +194,7 @@ def run_folder(path: Path) -> Iterator[RunFolder]:
     with ExitStack() as held:
         try:
             path.mkdir(parents=True, exist_ok=True)
-            alone = hold(held.enter_context((path / LOCK).open("a+")))
+            alone = hold(held.enter_context(opened(path / LOCK)))
         except OSError as error:
             raise OnnxgradError(f"`run`: '{path}' can't be made: {error.strerror}") from None
         if not alone:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from onnxgrad_cli.common.choices import LogForm
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import save_bytes, told
 
 CSV, TENSORBOARD = "train.csv", "tensorboard"
@@ -80,11 +80,20 @@ def _column(name: str) -> str:
 
 
 def _rows(path: Path, steps: int) -> Iterator[dict[str, Any]]:
-    """The rows of a table that are of steps up to some; the last one may have been cut."""
-    with path.open(encoding="utf-8", errors="replace", newline="") as stream:
-        for row in csv.DictReader(stream):
-            if (row.get("step") or "").isdecimal() and int(row["step"]) <= steps and None not in row.values():
-                yield row
+    """The rows of a table that are of steps up to some; the last one may have been cut.
+
+    Raises:
+        OnnxgradError: it is no table.
+    """
+    try:
+        if not path.is_file():
+            raise csv.Error("it is a folder, a device or a pipe")
+        with path.open(encoding="utf-8", errors="replace", newline="") as stream:
+            for row in csv.DictReader(stream):
+                if (row.get("step") or "").isdecimal() and int(row["step"]) <= steps and None not in row.values():
+                    yield row
+    except (csv.Error, ValueError) as error:  # the latter for a number of thousands of digits
+        raise OnnxgradError(f"'{path}' is no log of steps: {error}", "move it away: a run goes on without") from None
 
 
 TAGS = {"loss": "train/loss", "rate": "train/rate"}
@@ -107,6 +116,8 @@ class _TensorBoard:
             ) from None
         self._path = (folder / TENSORBOARD).resolve()  # tensorboardX takes the names of some schemes for a cloud's
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        if (folder / TENSORBOARD).is_symlink():
+            raise OnnxgradError(f"'{folder / TENSORBOARD}' is a link, which may lead anywhere", "name another `run`")
         with told(self._path):
             self._path.mkdir(exist_ok=True)
             self._writer = EventsWriter(str(self._path / "events"), f".{steps}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,31 @@ def test_tokenizers_that_are_none(tmp_path: Path, tokenizer: Path, content: byte
         batch(lines(tmp_path / "a.jsonl", [{"text": "the"}]), tokenizer)
 
 
+DOUBLED = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+
+
+@pytest.mark.parametrize(
+    ("part", "component"),
+    [
+        ("normalizer", {"type": "Sequence", "normalizers": [DOUBLED] * 40}),
+        ("normalizer", {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "a" * 40}] * 2}),
+        ("normalizer", {"type": "Replace", "pattern": {"Regex": ""}, "content": "a" * 1000}),
+        (
+            "post_processor",
+            {
+                "type": "TemplateProcessing", "pair": [], "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}] * 9,
+                "special_tokens": {"<s>": {"id": "<s>", "ids": [1] * 120, "tokens": ["<s>"] * 120}},
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_tokenizers_that_make_much_of_a_word(tmp_path: Path, tokenizer: Path, part: str, component: object) -> None:
+    file = tokenizer / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), part: component}))
+    with pytest.raises(UsageError, match=r"it makes texts .* times as long and adds .* tokens: 1,000 are read"):
+        batch(lines(tmp_path / "a.jsonl", [{"text": "the"}]), tokenizer)
+
+
 @pytest.mark.parametrize("content", ["[]", "{", '{"a": ' * 10_000])
 def test_settings_that_are_none(tmp_path: Path, tokenizer: Path, content: str) -> None:
     (tokenizer / "tokenizer_config.json").write_text(content)
@@ -234,6 +260,12 @@ def test_a_tokenizer_of_another_model(tmp_path: Path, tokenizer: Path) -> None:
             "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
             "",
         ),
+        ("{% for i in range(99999) %}{{ range(99999)|sum }}{% endfor %}", "more than 2 seconds"),
+        (
+            "{% set n = namespace(x=[1, 2]) %}{% for i in range(22) %}{% set n.x = n.x + n.x %}{% endfor %}"
+            "{{ n.x|map('string')|join }}",
+            "more than 2 seconds",
+        ),
         ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "is unsafe"),
         ("{{ messages.append(1) }}", "is unsafe"),
     ],
@@ -245,6 +277,7 @@ def test_a_template_can_do_no_harm(source: str, said: str) -> None:
     ):
         template.render("line 1", CHAT)
     assert ROUNDS == 100_000
+    assert sys.getprofile() is None
 
 
 @pytest.mark.parametrize("source", ["{% for %}", "{% include 'x' %}{{ 3", "x" * (2**20 + 1)])

@@ -102,3 +102,35 @@ def test_what_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(UsageError, match="tensorboardX") as missing:
         sinks(tmp_path, ["tensorboard"], 0, ["loss"])
     assert missing.value.hint == "pip install 'onnxgrad[tensorboard]'"
+
+
+@pytest.mark.parametrize("text", ["9" * 5000 + ",1\n", "1," + "9" * 200_000, '1,"\0', ""])
+def test_a_table_that_is_none(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "train.csv"
+    file.write_text("step,loss\n" + text)
+    if not text:
+        file.unlink()
+        file.symlink_to("/dev/zero")
+    try:
+        sinks(tmp_path, ["csv"], 1, [])
+    except OnnxgradError as error:
+        assert "is no log of steps" in str(error)
+    else:
+        assert "\0" in text  # which some versions of Python read
+
+
+@pytest.mark.parametrize("name", ["lock", "tensorboard"])
+def test_a_link_in_a_strangers_folder_leads_nowhere(tmp_path: Path, name: str) -> None:
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    run.mkdir()
+    elsewhere.mkdir()
+    (run / name).symlink_to(elsewhere / "new" if name == "lock" else elsewhere)
+    with pytest.raises(OnnxgradError, match=r"can't be made|is a link"), run_folder(run):
+        sinks(run, ["tensorboard"], 0, [])
+    assert not list(elsewhere.iterdir())
+
+
+def test_a_log_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").symlink_to("/dev/zero")
+    with run_folder(tmp_path) as folder, pytest.raises(OnnxgradError, match="is no log: it is a folder, a device"):
+        folder.history()

@@ -1,0 +1,66 @@
+"""JSON that somebody else may have written, held against the annotations of what it is read as."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+
+def decoded(kind: Any, value: Any, where: str = "it") -> Any:
+    """A value of JSON as a dataclass, `tuple[X, ...]`, `dict[str, X]`, a union, text, a number or a truth value.
+
+    Args:
+        kind: the annotation.
+        value: what `json.loads` gave.
+        where: what the value is called, for messages.
+
+    Raises:
+        ValueError: it is something else; the message says where.
+    """
+    if is_dataclass(kind):
+        return _object(kind, value, where)
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return None if value is None and NoneType in inner else decoded(inner[0], value, where)
+    if origin is tuple and isinstance(value, list):
+        return tuple(decoded(inner[0], each, f"{where}[{at}]") for at, each in enumerate(value))
+    if origin is dict and isinstance(value, Mapping):
+        return {name: decoded(inner[1], each, f"{where}[{name!r}]") for name, each in value.items()}
+    if kind is float and type(value) in (int, float) and _is_finite(value):
+        return float(value)
+    if kind in (str, int, bool) and type(value) is kind:
+        return value
+    raise ValueError(f"{where} can't be {_short(value)}")
+
+
+def _object(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where} can't be {_short(value)}")
+    hints = _hints(kind)
+    needed = [each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING]
+    lacking = next((name for name in needed if name not in value), None)
+    strange = next((name for name in value if name not in hints), None)
+    if lacking is not None or strange is not None:
+        raise ValueError(f"{where} has no '{lacking}'" if lacking is not None else f"{where} has {_short(strange)}")
+    return kind(**{name: decoded(hints[name], each, f"{where}.{name}") for name, each in value.items()})
+
+
+@cache
+def _hints(kind: Any) -> Mapping[str, Any]:
+    return get_type_hints(kind)
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond what a float holds
+        return False
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."

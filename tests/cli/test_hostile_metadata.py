@@ -1,0 +1,105 @@
+"""What a model says of itself may be a stranger's: it is told that it can't be right, and nothing believes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxgrad_cli.metadata import DERIVED, LOSS, ROLES
+from tests.cli_harness import MLP, Shell, save
+
+Lie = Callable[[Any], object]
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    save(MLP, tmp_path / "mlp.onnx")
+    np.savez("d.npz", x=np.ones((3, 4), np.float32))
+    return Shell(tmp_path, capsys)
+
+
+def lied(file: str, key: str, lie: Lie) -> None:
+    """Change what an entry of a model's metadata says."""
+    model = onnx.load(file)
+    entry = next(entry for entry in model.metadata_props if entry.key == key)
+    said = json.loads(entry.value)
+    lie(said)
+    entry.value = json.dumps(said)
+    onnx.save(model, file)
+
+
+@pytest.mark.parametrize(
+    "names",
+    ["{[]: 1}", "{{1}}", "{0: 0x" + "f" * 5000 + "}", "(" * 10_000, "-" * 10_000 + "1", "['a'] * 2", "{0: ...}", "1"],
+)
+def test_names_of_classes_that_are_none(shell: Shell, names: str) -> None:
+    model = onnx.load("mlp.onnx")
+    model.metadata_props.add(key="names", value=names)
+    onnx.save(model, "mlp.onnx")
+    done = shell("predict", "mlp.onnx", "--data", "d.npz", "-o", "p.csv")
+    assert done.code == 0, done.err
+    assert Path("p.csv").read_text().splitlines()[0].startswith("y_0,y_1")
+
+
+@pytest.mark.parametrize(
+    ("key", "lie", "said"),
+    [
+        (ROLES, lambda said: said["outputs"]["w1_grad"].update(of=[]), "of can't be []"),
+        (ROLES, lambda said: said["outputs"]["w1_grad"].update(of="nobody"), "says no input 'nobody'"),
+        (ROLES, lambda said: said["inputs"].update(x=3), "can't be 3"),
+        (ROLES, lambda said: said["inputs"].pop("w1"), "says no input 'w1'"),
+        (ROLES, lambda said: said["state"].update(nobody=next(iter(said["state"].values()))), "input 'nobody'"),
+        (ROLES, lambda said: next(iter(said["state"].values())).update(shape=[None]), "can't be None"),
+        (ROLES, lambda said: said.update(adapters=[{"rank": 0}]), "has no 'weight'"),
+        (ROLES, lambda said: said.update(quantized={"weights": {}}), "can't be read"),
+        (ROLES, lambda said: said.update(held=[[]]), "can't be []"),
+        (LOSS, lambda said: said["terms"][0].update(classes="many"), "classes can't be 'many'"),
+        (LOSS, lambda said: said["terms"].append(3), "can't be 3"),
+        (LOSS, lambda said: said.update(reduction=None), "reduction can't be None"),
+    ],
+)  # fmt: skip
+def test_roles_that_lie(shell: Shell, key: str, lie: Lie, said: str) -> None:
+    assert shell("build", "mlp.onnx", "--optimizer", "adam", "-o", "t.onnx", "--no-report").code == 0
+    assert shell("check", "t.onnx").code == 0
+    lied("t.onnx", key, lie)
+    done = shell("check", "t.onnx")
+    assert (done.code, "internal" in done.err) == (1, False), done.err
+    assert said in done.err
+
+
+@pytest.mark.parametrize(
+    ("kind", "lie", "said"),
+    [
+        ("vjp", lambda said: said.update(wrt=["x", "w1", "w2", "nobody"]), "no input or weight 'nobody'"),
+        ("vjp", lambda said: said.update(wrt=["x"]), "other inputs or outputs"),
+        ("vjp", lambda said: said.update(kind="hessian"), "other inputs or outputs"),
+        ("vjp", lambda said: said.update(kind="gradient"), "of kind 'gradient'"),
+        ("vjp", lambda said: said.update(mode=""), "mode ''"),
+        ("vjp", lambda said: said.update(pick="the best"), "no class 'the best'"),
+        ("vjp", lambda said: said.update(pick="label"), "no class 'label'"),
+        ("vjp", lambda said: said.update(of=3), "of can't be 3"),
+        ("vjp", lambda said: said.update(pick="9"), "not proved"),
+        ("vjp", lambda said: said.update(pick="1", class_axis=7), "not proved"),
+        ("vjp", lambda said: said["wrt"].reverse(), "not proved"),
+        ("vjp", lambda said: said.update(inner=["nobody"]), "not proved"),
+        ("jacobian", lambda said: said.update(per_sample=["x"]), "not proved"),
+        ("jacobian", lambda said: said.update(kind="hessian"), "not proved"),
+    ],
+)  # fmt: skip
+def test_derivatives_that_lie(shell: Shell, kind: str, lie: Lie, said: str) -> None:
+    original = ("--original", "mlp.onnx")
+    assert shell("derive", "mlp.onnx", "--kind", kind, "-o", "t.onnx").code == 0
+    assert shell("check", "t.onnx", *original).code == 0
+    lied("t.onnx", DERIVED, lie)
+    for how in (original, ()):
+        done = shell("check", "t.onnx", *how)
+        assert done.code in (1, 4), done.out
+        assert "internal" not in done.err
+        assert said in done.out + done.err
