@@ -8,7 +8,7 @@ runs only (a branch, the step after gathered gradients) counts as if it did at e
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -203,8 +203,8 @@ class Step(NamedTuple):
     node: Node
     op_type: str
     part: str
-    reads: list[str]
-    made: list[str]
+    reads: Sequence[str]
+    made: Sequence[str]
     shows: str
 
 
@@ -212,7 +212,7 @@ def steps_of(nodes: Iterable[Node], where: Iterable[str]) -> list[Step]:
     """Nodes, in order, each of its part of a training model."""
     found = []
     for node, part in zip(nodes, where, strict=False):
-        op_type, made = node.op_type, node.output[:]
+        op_type, made = node.op_type, node.output
         is_view = op_type in VIEWS and not node.domain
         made = [name for name in made if name] if "" in made else made
         found.append(Step(node, op_type, part, reads(node), made, node.input[0] if is_view else ""))
@@ -339,19 +339,19 @@ def live_bytes(
     for i, step in enumerate(steps):
         if step.shows:
             owner[step.made[0]] = owner.get(step.shows, step.shows)
-        for name in step.reads:
-            last[owner.get(name, name)] = i
+        last.update(dict.fromkeys([owner.get(name, name) for name in step.reads], i))
     last.update((owner.get(name, name), len(steps)) for name in outputs)
-    ending: dict[int, list[int]] = defaultdict(list)
+    held: dict[str, int] = {}  # values that are alive and will be read -> their bytes
     alive, course, sizes = 0, list[int](), facts.bytes_or_nothing
     for i, step in enumerate(steps):
-        gone, unread = ending.pop(i, ()), 0
-        added = first = 0
+        read = dict.fromkeys([owner.get(name, name) for name in step.reads])
+        gone = [held.pop(name) for name in read if last[name] == i and name in held]
+        added = unread = first = 0
         for name in reversed(step.made):
             first = 0 if name in owner or name in elsewhere else sizes(name)
             added += first
             if name in last:
-                ending[last[name]].append(first)
+                held[name] = first
             else:
                 unread += first
         course.append(alive + added - (first if first in gone and step.op_type in IN_PLACE else 0))

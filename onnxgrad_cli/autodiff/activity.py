@@ -7,7 +7,7 @@ Source: A. Griewank and A. Walther, Evaluating Derivatives, SIAM 2008, section 6
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.ir.graph import Graph
@@ -34,6 +34,7 @@ class Activity:
         self.stops: list[tuple[Node, int]] = []
         self._dependent: list[Node] = []
         self._rules: dict[tuple[str, str], registry.Rule | None] = {}
+        self._carries = carriers(graph)
         seeds = list(seeds)
         for node in graph.nodes:
             self._spread(node)
@@ -73,9 +74,8 @@ class Activity:
             if self.active.isdisjoint(open_reads(node)):
                 return
         self._dependent.append(node)
-        types = self.graph.types
-        held = self.graph.held
-        floats = [n for n in node.output[:] if n and n not in held and (n not in types or is_differentiable(types[n]))]
+        held, carries = self.graph.held, self._carries
+        floats = [name for name in node.output if name and name not in held and carries(name)]
         self.active.update(floats)
         if self.quantized or (rule is not None and rule.integers):
             self._spread_integers(node, rule, names, floats)
@@ -103,6 +103,13 @@ class Activity:
             if any(name in needed and name in self.active for name in node.output[:]):
                 yield node
                 needed.update(reads(node))
+
+
+def carriers(graph: Graph) -> Callable[[str], bool]:
+    """What tells whether a value may carry a cotangent, as far as its type is known: types are looked at once."""
+    types = graph.types
+    without = {id(value_type) for value_type in graph.distinct_types() if not is_differentiable(value_type)}
+    return lambda name: id(types.get(name)) not in without
 
 
 def on_the_way(graph: Graph, wanted: Iterable[str], seeds: Iterable[str]) -> tuple[set[str], set[str]]:

@@ -37,6 +37,9 @@ DIVISORS: dict[str, tuple[str, int, dict[int, tuple[int, ...]]]] = {
 }
 """Operator -> an attribute, a power of it, and operand -> the axes whose sizes that power divides."""
 
+CHECKED = DIVISORS.keys() | {"Split"}
+"""Operators of which a number of parts is given."""
+
 
 def misdivision(graph: Graph, node: Node) -> str:
     """Which attribute of a node does not divide the sizes, or count the results, that its definition says it does.
@@ -48,12 +51,12 @@ def misdivision(graph: Graph, node: Node) -> str:
     Returns:
         A sentence; "" where all fit.
     """
-    given = {attribute.name: attribute.i for attribute in node.attribute}
-    if node.domain:
+    if node.domain or node.op_type not in CHECKED:
         return ""
+    given = {attribute.name: attribute.i for attribute in node.attribute}
     if node.op_type == "Split" and given.get("num_outputs", len(node.output)) != len(node.output):
         return f"its num_outputs is {given['num_outputs']}, and it has {len(node.output)} outputs"
-    if node.op_type not in DIVISORS:
+    if node.op_type == "Split":
         return ""
     name, power, operands = DIVISORS[node.op_type]
     parts = given.get(name, 1)

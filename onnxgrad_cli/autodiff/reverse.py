@@ -123,7 +123,7 @@ class _Walk:
     def visit(self, node: Node) -> None:
         """Hand the cotangents of a node's outputs on to its operands, by its rule; refuse the node where that fails."""
         op, rule = self.op, self.activity.rule(node)
-        outputs = node.output[:]
+        outputs = node.output
         label = node.name or outputs[0]
         op.scope, op.forward = f"grad/{label}", label
         gs = tuple([self.cotangent(name) if name else None for name in outputs])
@@ -172,7 +172,8 @@ class _Walk:
         elif reason := misfit(cotangent, x):
             self.refuse(node, reason, "the rule is wrong: it returns one cotangent for each input, in order")
         else:
-            self.add(x.name, self.op.sum_to(cotangent, x) if x.is_tensor else cotangent)
+            fits = self.op.same_shape(cotangent, x) or not x.is_tensor
+            self.add(x.name, cotangent if fits else self.op.sum_to(cotangent, x))
 
     def record(self, node: Node, rule: registry.Rule, stopped_before: int) -> None:
         """Note that a rule was used, its kink, and whether gradients stop in one of the node's bodies."""

@@ -53,13 +53,13 @@ def call_rule(
     if not asked.all_cotangents and (gs[0] is None or any(gs[1:])):
         used = [name for name, g in zip(node.output, gs, strict=True) if g is not None]
         raise Refused(f"the gradient through its output {', '.join(used)} is not covered by the rule")
-    ys = tuple([op.val(name) if name else None for name in node.output[:]])
+    ys = tuple([op.val(name) if name else None for name in node.output])
     assert rule.function is not None
     result = rule.function(
         op, gs if asked.all_cotangents else gs[0], ys if asked.all_outputs else ys[0], *xs, **attributes
     )
     cotangents = result if isinstance(result, (tuple, list)) else (result,)
-    if any(name in active for name in names[len(cotangents) :]):
+    if len(names) > len(cotangents) and any(name in active for name in names[len(cotangents) :]):
         raise Refused(f"the rule returns {len(cotangents)} cotangents for {len(xs)} inputs")
     triples = zip(names, xs, cotangents, strict=False)
     return [(x, g) for name, x, g in triples if name in active and x is not None and g is not None]
@@ -67,12 +67,12 @@ def call_rule(
 
 def _operands(op: Op, node: Node, asked: Signature, names: Sequence[str], active: set[str]) -> list[Val | None]:
     """What a node reads, as many values as its rule asks for; None stands for what is absent."""
-    inputs = node.input[:]
-    inside = captured(node) if node.attribute else []
-    xs: list[Val | None] = [op.val(name) if name else None for name in (*inputs, *inside)]
+    inputs = node.input
+    xs: list[Val | None] = [op.val(name) if name else None for name in inputs]
+    xs += map(op.val, captured(node))
     if asked.variadic:
         return xs
-    if any(name in active for name in names[asked.inputs : len(inputs)]):
+    if len(inputs) > asked.inputs and any(name in active for name in names[asked.inputs : len(inputs)]):
         raise Refused(f"the rule knows {asked.inputs} inputs, the node has {len(xs)}")
     return (xs + [None] * asked.inputs)[: asked.inputs]
 

@@ -51,6 +51,7 @@ class NodeEmitter:
         self._shapes: dict[int, tuple[TypeProto | None, Shape | None]] = {}
         self._constants: dict[tuple[Any, ...], Val] = {}
         self._written: dict[tuple[Any, ...], Any] = {}
+        self._elementwise: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # operator, types' ids -> types, result's type
         self._renamed: dict[str, str] = {}
         self._said = ("", "")
         self._told: Mapping[str, str] = {}
@@ -161,24 +162,50 @@ class NodeEmitter:
         """
         if domain:
             self.graph.use_domain(domain)
-        op_type, operands, attributes = self.rewritten(op_type, self._operands(inputs), attributes)
+        asked, operands = op_type, self._operands(inputs)
+        alike: tuple[Any, ...] = ()
+        if not (attributes or domain or shape or types) and outputs == 1 and None not in operands:
+            alike = (op_type, *[id(x.type) for x in operands])  # type: ignore[union-attr]
+            if alike in self._elementwise:
+                names = tuple([x.name for x in operands])  # type: ignore[union-attr]
+                if self.is_plain(names):
+                    return self._elementwise_result(op_type, names, self._elementwise[alike][-1])
+        op_type, values, attributes = self.rewritten(op_type, operands, attributes)
         given = [_attribute(n, v) for n, v in attributes.items() if v is not None] if attributes else ()
-        names = tuple([x.name if x is not None else "" for x in operands])
-        key = (op_type, domain, names, tuple(sorted([a.SerializeToString() for a in given])) if given else (), outputs)
+        names = tuple([x.name if x is not None else "" for x in values])
+        key = (op_type, domain, names, tuple(sorted([said for _, said in given])) if given else (), outputs)
         if key in self._written and op_type not in RANDOM:
             return self._written[key]
-        node, out = self._node(op_type, domain, names, given, outputs)
+        node, out = self._node(op_type, domain, names, [attribute for attribute, _ in given], outputs)
         if types is not None:
             self.graph.types.update(zip(out, types, strict=True))
-        elif (seen := self._output_types.at_a_glance(op_type, operands, shape)) is not None:
+        elif (seen := self._output_types.at_a_glance(op_type, values, shape)) is not None:
             self.graph.types[out[0]] = seen
+            if alike and (op_type, values) == (asked, operands):
+                self._elementwise[alike] = *[x.type for x in operands if x is not None], seen
         else:
-            self.graph.types.update(self._output_types.infer(node, operands, shape))
+            self.graph.types.update(self._output_types.infer(node, values, shape))
         if types is not None or (shape is not None and op_type not in FOLLOWS):
             self.graph.declared_shapes.update(out)
         self.nodes.append(node)
         result = self._written[key] = tuple([self.val(name) for name in out]) if outputs > 1 else self.val(out[0])
         return result
+
+    def _elementwise_result(self, op_type: str, names: tuple[str, ...], value_type: TypeProto) -> Val:
+        """The output of a node like one that was written before: of its operator, with operands of the same types."""
+        key = (op_type, "", names, (), 1)
+        result = self._written.get(key)
+        if result is None:
+            node, (out,) = self._node(op_type, "", names, (), 1)
+            self.graph.types[out] = value_type
+            self.nodes.append(node)
+            result = Val(self, out, value_type, self._shape(value_type))
+            self._vals[out] = self._written[key] = result
+        return result
+
+    def is_plain(self, names: Sequence[str]) -> bool:
+        """Whether the form of a node that reads some values depends on nothing but their types."""
+        return True
 
     def rewritten(
         self, op_type: str, operands: list[Val | None], attributes: dict[str, Any]
@@ -261,15 +288,20 @@ class NodeEmitter:
             known.clear()
 
 
-def _attribute(name: str, value: Any) -> AttributeProto:
-    """An attribute of a node; the few of ints and words that most nodes have are made once."""
+def _attribute(name: str, value: Any) -> tuple[AttributeProto, bytes]:
+    """An attribute of a node, and its bytes; the few of ints and words that most nodes have are made once."""
     kind = type(value)
     if kind is int or kind is str:
         return _made_once(name, value)
     if kind is list and set(map(type, value)) == _INTS:
         return _made_once(name, tuple(value))
-    return onnx.helper.make_attribute(name, value)
+    return _made(name, value)
+
+
+def _made(name: str, value: Any) -> tuple[AttributeProto, bytes]:
+    attribute = onnx.helper.make_attribute(name, value)
+    return attribute, attribute.SerializeToString()
 
 
 _INTS = {int}
-_made_once = functools.cache(onnx.helper.make_attribute)
+_made_once = functools.cache(_made)

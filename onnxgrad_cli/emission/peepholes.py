@@ -47,6 +47,10 @@ class Peepholes(Reductions):
             return self._scattered_onto(*operands) or (op_type, operands, attributes)  # type: ignore[arg-type]
         return op_type, operands, attributes
 
+    def is_plain(self, names: Sequence[str]) -> bool:
+        """Whether the form of a node that reads some values depends on nothing but their types."""
+        return self._unexpanded.keys().isdisjoint(names) and self._scattered.keys().isdisjoint(names)
+
     # -- late broadcast -------------------------------------------------------------------------------------
 
     def expand_like(self, x: Val, like: Val) -> Val:

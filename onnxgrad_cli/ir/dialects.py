@@ -132,6 +132,8 @@ def _import_domains(model: ModelProto) -> Iterator[Caution]:
 
 def _order(graph: GraphProto) -> Iterator[Caution]:
     """Put the nodes into an order in which each comes after those that it reads from, where there is one."""
+    if _is_in_order(graph):
+        return
     makers = {name: position for position, node in enumerate(graph.node) for name in node.output if name}
     before = [{makers[name] for name in reads(node) if name in makers} for node in graph.node]
     early = [position for position, needed in enumerate(before) if needed and max(needed) >= position]
@@ -148,6 +150,18 @@ def _order(graph: GraphProto) -> Iterator[Caution]:
     del graph.node[:]
     graph.node.extend(nodes)
     yield _note("nodes", text)
+
+
+def _is_in_order(graph: GraphProto) -> bool:
+    """Whether each node comes after those that it reads from."""
+    made, waited_for = set[str](), set[str]()
+    for node in graph.node:
+        waited_for.update(name for name in reads(node) if name not in made)
+        outputs = node.output[:]
+        if not waited_for.isdisjoint(outputs):
+            return False
+        made.update(outputs)
+    return True
 
 
 # -- what is still wrong with it ------------------------------------------------------------------------------------

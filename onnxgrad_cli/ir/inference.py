@@ -48,8 +48,12 @@ def infer_types(graph: Graph) -> None:
         OnnxgradError: the graph contradicts itself (a node's inputs don't fit its operator).
     """
     bare = _typed_like_inputs(graph.skeleton())
+    alike: dict[tuple[int, ...], TypeProto] = {}
     for name, tensor in graph.initializers.items():
-        graph.types[name] = graph.shared(tensor_type(tensor.data_type, list(tensor.dims)))
+        key = (tensor.data_type, *tensor.dims)
+        if key not in alike:
+            alike[key] = graph.shared(tensor_type(tensor.data_type, key[1:]))
+        graph.types[name] = alike[key]
     for value in bare.graph.input:  # an unnamed size gets its symbol first, so that it is known again wherever it goes
         graph.named(value.type)
     stated: set[str] = set()

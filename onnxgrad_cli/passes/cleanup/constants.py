@@ -98,6 +98,8 @@ def _known(graph: Graph, name: str) -> Shape | None:
 
 def _value(graph: Graph, node: Node, found: dict[str, np.ndarray]) -> np.ndarray | None:
     """What a node computes of constants, in the type of its result; None where that is not known, or not small."""
+    if node.op_type not in SIZES and node.input[0] not in found and not graph.added(node.input[0]):
+        return None
     value_type = graph.types.get(node.output[0])
     operands: list[np.ndarray] = []
     for name in [] if node.op_type in SIZES else node.input[:]:

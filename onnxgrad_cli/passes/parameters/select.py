@@ -8,10 +8,10 @@ them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from onnxgrad_cli.autodiff import registry
-from onnxgrad_cli.autodiff.activity import open_reads
+from onnxgrad_cli.autodiff.activity import carriers, open_reads
 from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError
 from onnxgrad_cli.ir.domains import full_name, short_name
@@ -19,7 +19,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import known_as
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
-from onnxgrad_cli.ir.types import is_differentiable, is_float
+from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.options import SelectionOptions
 from onnxgrad_cli.passes.parameters import presets
 from onnxgrad_cli.passes.parameters.constants import ConstantRoles
@@ -194,12 +194,12 @@ def _never_differentiated(graph: Graph) -> Iterator[Refusal]:
             yield Refusal(node.name, operator, graph.unexpanded[node.name])
 
 
-def _tied(graph: Graph, outputs: list[str], read: Callable[[Node], list[str]] = open_reads) -> set[str]:
+def _tied(graph: Graph, outputs: list[str], read: Callable[[Node], Sequence[str]] = open_reads) -> set[str]:
     """Every value that a path ties to `outputs`, through operators with a derivative or one that is refused.
 
     Where floats become integers the path ends, unless they were quantized.
     """
-    tied = set(outputs)
+    tied, may_be_float = set(outputs), carriers(graph)
     opsets = {entry.domain or "": entry.version for entry in graph.proto.opset_import}
     lookup = functools.cache(lambda op_type, domain: registry.lookup(op_type, domain, opsets.get(domain or "", 1)))
     for node in reversed(graph.nodes):
@@ -208,9 +208,9 @@ def _tied(graph: Graph, outputs: list[str], read: Callable[[Node], list[str]] = 
             rule = lookup(node.op_type, node.domain)
             if rule is not None and rule.is_zero:
                 continue
-            through = rule is None or rule.integers or any([n in tied and _may_be_float(graph, n) for n in made])
+            through = rule is None or rule.integers or any([n in tied and may_be_float(n) for n in made])
             names = read(node)
-            tied.update(names if through else [n for n in names if not _may_be_float(graph, n)])
+            tied.update(names if through else [n for n in names if not may_be_float(n)])
     return tied
 
 
@@ -226,7 +226,3 @@ def _cuts(graph: Graph, tied: set[str]) -> dict[str, str]:
         for name in before if cut else ():
             found.setdefault(name, cut)
     return found
-
-
-def _may_be_float(graph: Graph, name: str) -> bool:
-    return name not in graph.types or is_differentiable(graph.types[name])

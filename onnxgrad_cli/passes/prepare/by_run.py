@@ -49,8 +49,9 @@ def observe_ranks(graph: Graph, training: Cautions, asked: bool | None = None) -
     """
     if asked is False or (asked is None and not is_quick(graph.proto)):
         return False
-    varying = _of_any_rank(graph)
-    lost = [name for name in graph.made() if name and _is_lost(graph, name) and name not in varying]
+    lost = [name for name in _lost(graph) if name]
+    varying = _of_any_rank(graph) if lost else ()
+    lost = [name for name in lost if name not in varying]
     with unasked(limited=not asked):
         runs = _runs(graph, lost, ones=True) if lost else []
     usual = [run for run in runs if not run.one]
@@ -171,11 +172,18 @@ def _has_axes(node: Node) -> bool:
     return is_standard(node.domain) and (node.op_type.startswith("Reduce") or node.op_type in ("Squeeze", "Unsqueeze"))
 
 
-def _is_lost(graph: Graph, name: str) -> bool:
-    """Whether a tensor is of unknown rank, as far as is known that it is one."""
-    value_type = graph.types.get(name)
-    tensor = value_type is None or value_type.WhichOneof("value") in (None, "tensor_type")
-    return tensor and (shape_of(value_type) is None or not dtype_of(value_type)) and name not in graph.observed
+def _lost(graph: Graph) -> list[str]:
+    """The tensors that nodes make of unknown rank, as far as is known that they are tensors."""
+    unknown = {id(value_type) for value_type in graph.distinct_types() if _is_unknown(value_type)}
+    types = graph.types
+    made = [name for name in graph.made() if name not in types or id(types[name]) in unknown]
+    return [name for name in made if name not in graph.observed]
+
+
+def _is_unknown(value_type: TypeProto) -> bool:
+    """Whether a type is that of a tensor of unknown rank or of unknown elements, or none."""
+    tensor = value_type.WhichOneof("value") in (None, "tensor_type")
+    return tensor and (shape_of(value_type) is None or not dtype_of(value_type))
 
 
 def check_hints(graph: Graph, training: Cautions, asked: bool | None = None) -> bool:
