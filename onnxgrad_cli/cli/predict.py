@@ -18,7 +18,7 @@ from onnxgrad_cli.cli.progress import working
 @click.option(
     "-o",
     "--out",
-    metavar="FILE.npz|FILE.csv",
+    metavar="FILE.{npz,csv,jsonl,parquet}",
     help="The outputs: arrays, or a row for each sample.  [default: MODEL.predictions.npz]",
 )
 @click.option("--output", "outputs", multiple=True, metavar="NAME", help="Write this output.  [default: all]")

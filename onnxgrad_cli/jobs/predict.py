@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from onnxgrad_cli.common import checks
+from onnxgrad_cli.common import checks, strict_json
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import ModelSource, Switch, check_target, own_model
 from onnxgrad_cli.files.arrays import write_npz
 from onnxgrad_cli.jobs.targets import target_of
+from onnxgrad_cli.training.data.reading import library
 from onnxgrad_cli.training.inference import Predictor, Setting, Source
 
 MOST_COLUMNS = 10_000
@@ -58,8 +61,8 @@ def run_predict(
     Args:
         model: the inference model; '-' is stdin.
         data: its inputs: a file or folder, see `open_data`; or arrays by the names of inputs.
-        out: the file: .npz, or .csv with a row for each sample; by default `<model>.predictions.npz`, or for a model in
-            memory none.
+        out: the file: .npz, or .csv, .jsonl or .parquet with a row for each sample; by default
+            `<model>.predictions.npz`, or for a model in memory none.
         outputs: which ones; () is all that are tensors.
         label: what the data call the labels, if they have some: they are left out.
         setting: batches, provider, names in the data.
@@ -76,7 +79,9 @@ def run_predict(
     target = None if out is None and path is None else target_of(model, out, "predictions", ".npz")
     if target is not None:
         if target.suffix not in FORMATS:
-            raise UsageError(f"`out`: '{target}' is of no form for predictions", f"{' or '.join(FORMATS)}")
+            raise UsageError(f"`out`: '{target}' is of no form for predictions", f"{', '.join(FORMATS)}")
+        if target.suffix == ".parquet":
+            library("pyarrow.parquet", "parquet", target, "written")
         check_target(target, proto, path, force)
     predictor = Predictor(proto, path, data, outputs, setting or Setting(), tell, label)
     found = predictor.all()
@@ -121,5 +126,35 @@ def _columns(name: str, array: np.ndarray) -> Iterator[str]:
         yield "_".join([name, *map(str, place)])
 
 
-FORMATS: dict[str, Callable[[dict[str, np.ndarray]], Writer]] = {".npz": _npz, ".csv": _csv}
+def _json_lines(arrays: dict[str, np.ndarray]) -> Writer:
+    return partial(_write_lines, arrays)
+
+
+def _write_lines(arrays: dict[str, np.ndarray], stream: BinaryIO) -> None:
+    for row in zip(*arrays.values(), strict=True):
+        said = {name: value.tolist() for name, value in zip(arrays, row, strict=True)}
+        stream.write(f"{strict_json.dumps(said)}\n".encode())
+
+
+def _parquet(arrays: dict[str, np.ndarray]) -> Writer:
+    arrow, files = import_module("pyarrow"), import_module("pyarrow.parquet")
+    columns = {name: _nested(arrow, array) for name, array in arrays.items()}
+    return partial(files.write_table, arrow.table(columns))
+
+
+def _nested(arrow: Any, array: np.ndarray) -> Any:
+    """An array as a column of pyarrow: each axis behind the first is one of lists."""
+    column = arrow.array(np.ascontiguousarray(array).reshape(-1))
+    for axis in range(array.ndim - 1, 0, -1):
+        ends = np.arange(math.prod(array.shape[:axis]) + 1, dtype=np.int64) * array.shape[axis]
+        column = arrow.LargeListArray.from_arrays(arrow.array(ends), column)
+    return column
+
+
+FORMATS: dict[str, Callable[[dict[str, np.ndarray]], Writer]] = {
+    ".npz": _npz,
+    ".csv": _csv,
+    ".jsonl": _json_lines,
+    ".parquet": _parquet,
+}
 """The suffixes of files that predictions are written to."""

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import parser
+from onnx import TensorProto, parser
 
 from onnxgrad_cli import (
     LossSpec,
@@ -24,7 +24,9 @@ from onnxgrad_cli import (
     run_evaluate,
     run_predict,
 )
+from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.training.class_names import class_names, names_for
+from onnxgrad_cli.training.data import open_data
 from tests.cli_harness import Shell
 
 TWO = """
@@ -166,6 +168,40 @@ def test_a_table_with_labels_is_predicted_from_as_it_was_trained_on(shell: Shell
     assert done.code == 0, done.err
     done = shell("explain", "m.onnx", "--data", "t.csv", "--label", "kind", "--output", "cls", "--sample", "0")
     assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("form", ["npz", "csv", "jsonl", "parquet"])
+def test_predictions_are_written_as_data_are_read(shell: Shell, form: str) -> None:
+    """What one form holds of numbers and names, all hold."""
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
+    done = shell("predict", "m.onnx", "--data", "d.npz", "-o", f"p.{form}")
+    assert done.code == 0, done.err
+    types = {value.name: value.type for value in two().graph.output}
+    data = open_data(Path(f"p.{form}"), {"cls": types["cls"], "reg": types["reg"]})
+    batch = data.batch(np.arange(len(data)))
+    for name, wanted in zip(("cls", "reg"), outputs(), strict=True):
+        np.testing.assert_allclose(batch[name], wanted, rtol=1e-6)
+    kinds = open_data(Path(f"p.{form}"), {"cls_class": tensor_type(TensorProto.INT64, ["N"])}).batch(np.arange(45))
+    np.testing.assert_array_equal(kinds["cls_class"], outputs()[0].argmax(1))
+    assert b"ant" in Path(f"p.{form}").read_bytes() or form == "npz"
+
+
+def test_a_number_that_is_none_and_an_axis_more_are_written_too(shell: Shell) -> None:
+    text = """
+        <ir_version: 8, opset_import: ["": 17]>
+        roots (float[N, 2, 2] x) => (float[N, 2, 2] y) { y = Sqrt(x) }
+    """
+    onnx.save(parser.parse_model(text), "roots.onnx")
+    np.savez("r.npz", x=np.array([[[1, 4], [9, -1]]], np.float32))
+    assert shell("predict", "roots.onnx", "--data", "r.npz", "-o", "r.jsonl").code == 0
+    assert json.loads(Path("r.jsonl").read_text()) == {"y": [[1, 2], [3, None]]}
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert shell("predict", "roots.onnx", "--data", "r.npz", "-o", "r.parquet").code == 0
+    (row,) = parquet.read_table("r.parquet").column("y").to_pylist()
+    assert row[0] == [1, 2] and row[1][0] == 3 and np.isnan(row[1][1])
+    done = shell("predict", "roots.onnx", "--data", "r.npz", "-o", "r.xlsx")
+    assert done.code == 2 and "of no form for predictions" in done.err and ".jsonl, .parquet" in done.err
 
 
 def test_tokens_of_different_lengths_are_predicted_whatever_the_input_is_called(shell: Shell) -> None:

@@ -80,8 +80,8 @@ def check_regular(path: Path) -> None:
         raise UsageError(f"'{path}' is no file: it is a device, a pipe or a folder", "copy its data to a file")
 
 
-def library(name: str, extra: str, path: Path) -> Any:
-    """A module that is no part of the installation.
+def library(name: str, extra: str, path: Path, done: str = "read") -> Any:
+    """A module that is no part of the installation, without which a file can't be `done` with.
 
     Raises:
         UsageError: it is missing.
@@ -91,5 +91,5 @@ def library(name: str, extra: str, path: Path) -> Any:
     except ImportError:
         package = name.partition(".")[0]
         raise UsageError(
-            f"'{path}' can't be read without the package {package}", f"pip install 'onnxgrad[{extra}]'"
+            f"'{path}' can't be {done} without the package {package}", f"pip install 'onnxgrad[{extra}]'"
         ) from None
