@@ -6,13 +6,13 @@ of a model, and what it finds faster is chosen in the next build. All forms of a
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
 
+from onnxgrad_cli.common import toml
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.ir.graph import Graph
@@ -111,7 +111,7 @@ def load_tuned(path: Path) -> dict[str, str]:
     if path.exists() and not path.is_file():
         raise UsageError(f"'{path}' is no file: it is a device, a pipe or a folder", "name the file")
     try:
-        tables = tomllib.loads(path.read_text("utf-8"))
+        tables = toml.load(path)
         found = tables[TABLE] if TABLE in tables else tables[OLD_TABLE]
         if all(isinstance(form, str) for form in found.values()):
             return dict(found)

@@ -5,12 +5,11 @@ Under `[build]`, or another command's name, stand options of that command alone,
 
 from __future__ import annotations
 
-import tomllib
-from pathlib import Path
 from typing import Any
 
 import click
 
+from onnxgrad_cli.common import toml
 from onnxgrad_cli.errors import UsageError, suggest
 
 
@@ -24,7 +23,7 @@ def read(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
     if path is None:
         return
     try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        values = toml.load(path)
     except OSError as error:
         raise UsageError(f"--config: '{path}' can't be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

@@ -304,6 +304,61 @@ def pictures(rng: Random, place: Path) -> campaign.Played:
     return _played(words, place, ", ".join(story), ["out.onnx"])
 
 
+def arrow(rng: Random, place: Path) -> campaign.Played:
+    """A folder of Hugging Face's form whose files are damaged or lie."""
+    import pyarrow
+
+    folder = place / "in" / "dataset"
+    folder.mkdir()
+    columns = {name: list(x) if rng.random() < 0.7 else list(map(str, x)) for name, x in _regression().items()}
+    if rng.random() < 0.2:
+        columns[hostile.string(rng)] = [{"bytes": b"x", "path": "/etc/passwd"}] * 12
+    table = pyarrow.table(columns)
+    file = str(folder / "data.arrow")
+    with pyarrow.OSFile(file, "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    files: dict[str, Any] = {
+        "state.json": {"_data_files": [{"filename": "data.arrow"}], "_format_type": None},
+        "dataset_info.json": {"features": {"label": {"names": ["no", "yes"], "_type": "ClassLabel"}}},
+    }
+    how = rng.choice(("bytes", "bytes", *files))
+    story = ""
+    for name, said in files.items():
+        story += change(said, rng) if name == how else ""
+        (folder / name).write_text(text_of(said), "utf-8")
+    if how == "bytes":
+        content = (folder / "data.arrow").read_bytes()
+        if rng.random() < 0.4:
+            content, story = _elsewhere(content, rng)
+        for _ in range(0 if story else rng.choice((1, 1, 2, 5))):
+            content, done = raw.mutate(content, rng, MLP.read_bytes())
+            story += f"{done}, "
+        (folder / "data.arrow").write_bytes(content)
+    shutil.copyfile(REGRESSION, place / "in" / "model.onnx")
+    words = [
+        "train",
+        "../in/model.onnx",
+        "--data",
+        "../in/dataset",
+        "--epochs",
+        "1",
+        "--batch-size",
+        "4",
+        "-o",
+        "out.onnx",
+    ]
+    return _played(words, place, f"{how}: {story}", ["out.onnx"])
+
+
+def _elsewhere(content: bytes, rng: Random) -> tuple[bytes, str]:
+    """An Arrow file one of whose offsets leads elsewhere: they are numbers that grow."""
+    numbers = np.frombuffer(content[: len(content) // 4 * 4], "<i4").copy()
+    rising = [i for i in range(1, len(numbers) - 1) if 0 <= numbers[i - 1] < numbers[i] < numbers[i + 1] < 10_000]
+    where = rng.choice(rising)
+    numbers[where] = hostile.integer(rng, -(2**31), 2**31 - 1)
+    return numbers.tobytes() + content[len(content) // 4 * 4 :], f"number {where} is {numbers[where]}"
+
+
 TEMPLATES = (
     "{% for i in range(99999) %}{{ range(99999)|sum }}{% endfor %}", "{{ 'a' * 10**9 }}", "{{ messages|tojson }}",
     "{% for m in messages %}{{ m.content }}{% endfor %}", "{{ range(10**9)|list|length }}", "{{ ''|center(10**10) }}",
@@ -417,4 +472,15 @@ def _regression() -> dict[str, np.ndarray]:
     return {"x": x, "label": x[:, :1] * 2}
 
 
-WAYS = (metadata,) * 4 + (values_beside, run_folder, adapter, adapter, lines, pictures, tokenizer, tokenizer, outputs)
+WAYS = (metadata,) * 4 + (
+    values_beside,
+    run_folder,
+    adapter,
+    adapter,
+    arrow,
+    lines,
+    pictures,
+    tokenizer,
+    tokenizer,
+    outputs,
+)

@@ -229,11 +229,17 @@ def test_the_model_is_raised_to_the_opset_of_a_newer_file(tmp_path: Path, theirs
     onnx.checker.check_model(found.model, full_check=True)
 
 
-def test_a_file_that_no_opset_of_the_model_fits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where onnxruntime does not load the loss's opset: 18 has no Gelu."""
+POOL = "k = Constant<value_ints = [1]>() u = Unsqueeze(p, k) a = AveragePool<kernel_shape = [2], dilations = [2]>(u)"
+
+
+@pytest.mark.parametrize("node", ["a = Gelu(p)", POOL])
+def test_a_file_that_no_opset_of_the_model_fits_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: str
+) -> None:
+    """As where onnxruntime loads no newer one: 18 has no Gelu, nor a dilated pool, of which the converter is silent."""
     monkeypatch.setattr(opset, "newest_loaded", lambda least: min(least, 18))
     head = '<ir_version: 10, opset_import: ["":20]> g (double[n, c] p) => (double e)'
-    text = f"{head} {{ a = Gelu(p) e = ReduceSum<keepdims = 0>(a) }}"
+    text = f"{head} {{ {node} e = ReduceSum<keepdims = 0>(a) }}"
     refused(saved(tmp_path, text), model=model(opset=18), match="at opset 20", hint="save the loss at opset 18")
 
 

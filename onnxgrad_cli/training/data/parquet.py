@@ -55,6 +55,7 @@ def columns_of(
     """
     chosen, others = choose(path, names, inputs, unread)
     table = take([name for each in chosen.values() for name in each])
+    table.validate(full=True)  # pyarrow believes offsets and indices else, wherever in the memory they lead
     arrays: dict[str, Column] = {}
     for feed, each in chosen.items():
         columns = [table.column(name).combine_chunks() for name in each]

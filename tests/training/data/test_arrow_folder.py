@@ -90,6 +90,39 @@ def test_a_strangers_description_is_refused(tmp_path: Path, state: Mapping[str, 
         opened(path)
 
 
+OFFSETS = {"x": range(0, 39, 3), "label": range(0, 26, 2)}
+"""Where the lists and the texts below begin in what holds all of them."""
+
+
+@pytest.mark.parametrize(
+    ("column", "offset"), [("x", 10**8), ("x", -(10**8)), ("label", 10**8), ("label", -7), ("label", 2**31 - 1)]
+)
+def test_offsets_that_lead_elsewhere_in_the_memory(tmp_path: Path, column: str, offset: int) -> None:
+    texts = [f"a{i % 3}" for i in range(12)]
+    folder = tmp_path / "d"
+    folder.mkdir()
+    table = arrow.table({"x": np.ones((12, 3), np.float32).tolist(), "label": texts})
+    with arrow.OSFile(str(folder / "a.arrow"), "wb") as sink, arrow.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "a.arrow"}]}))
+    whole = (folder / "a.arrow").read_bytes()
+    right = np.array(OFFSETS[column], "<i4")
+    wrong = np.where(np.arange(13) == 5, offset, right).astype("<i4")
+    assert whole.count(right.tobytes()) == 1
+    assert len(opened(folder)) == 12
+    (folder / "a.arrow").write_bytes(whole.replace(right.tobytes(), wrong.tobytes()))
+    with pytest.raises(UsageError, match=r"can't be read as a Dataset of Hugging Face: .*[Oo]ffset"):
+        opened(folder)
+
+
+def test_text_in_an_arrow_file_that_is_none(tmp_path: Path) -> None:
+    path = save(tmp_path / "d", {"x": X.tolist(), "label": ["no", "yes"] * 4})
+    file = path / "data-00001-of-00002.arrow"
+    file.write_bytes(file.read_bytes().replace(b"noyesno", b"n\xffyesno"))
+    with pytest.raises(UsageError, match="UTF8"):
+        opened(path)
+
+
 def test_a_link_to_elsewhere_and_splits_are_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "d", {"x": X.tolist(), "label": [0, 1] * 4})
     file = path / "data-00001-of-00002.arrow"
