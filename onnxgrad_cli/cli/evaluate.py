@@ -97,6 +97,7 @@ def evaluate(
             model, data, options(values), metrics=metrics, setting=setting, keep_mode=keep_mode, tell=tell
         )
     rows = [(name, figure(value)) for name, value in found.results.items()]
+    console.found = ", ".join(f"{name} {value}" for name, value in rows)
     lines = [table(("", f"{found.samples:,} samples"), rows)]
     for output, matrix in found.confusion.items():
         if 1 < len(matrix.classes) <= MOST_SHOWN:

@@ -193,6 +193,7 @@ def train(console: Console, /, model: str, data: str, out: str | None, seed: int
     if link.rank:
         return 0 if found.reason != "stopped" else 130
     said = {**dataclasses.asdict(found), "files": [str(file) for file in found.files]}
+    console.found = f"trained: {_taken(found)}" if found.epochs else ""
     console.result(said, _summary(found, told=is_terminal() and sys.stdout.isatty()), asked=False)
     for file in found.files:
         console.say(f"wrote {file}")
@@ -236,19 +237,29 @@ def _summary(found: Trained, told: bool) -> str:
     """
     from onnxgrad_cli.report.words import figure
 
-    epochs, best = found.epochs, found.best
+    epochs = found.epochs
     if not epochs:
         return "no epoch was completed"
-    mark = f"best by {found.by.replace('val_', 'validation ')}" if found.by else "the last, taken"
     if told:
-        taken = f"epoch {best} of {len(epochs)}, {mark}" + (f", {figure(epochs[best - 1][found.by])}" * bool(found.by))
-        return "\n".join([*_curves(epochs), taken])
+        return "\n".join([*_curves(epochs), _taken(found)])
     head = ("epoch", *(name.replace("val_", "validation ") for name in epochs[0]), "")
     rows = [
-        (str(i), *(figure(value) for value in epoch.values()), mark if i == best else "")
+        (str(i), *(figure(value) for value in epoch.values()), _mark(found) if i == found.best else "")
         for i, epoch in enumerate(epochs, 1)
     ]
     return "\n".join([table(head, rows), *_curves(epochs)])
+
+
+def _taken(found: Trained) -> str:
+    """The epoch whose weights were taken, and why."""
+    from onnxgrad_cli.report.words import figure
+
+    value = f", {figure(found.epochs[found.best - 1][found.by])}" if found.by else ""
+    return f"epoch {found.best} of {len(found.epochs)}, {_mark(found)}{value}"
+
+
+def _mark(found: Trained) -> str:
+    return f"best by {found.by.replace('val_', 'validation ')}" if found.by else "the last, taken"
 
 
 def _curves(epochs: Sequence[dict[str, float]]) -> Iterator[str]:
