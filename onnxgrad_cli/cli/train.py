@@ -15,7 +15,7 @@ import click
 
 from onnxgrad_cli.cli.code import TypedFunction, metric_name
 from onnxgrad_cli.cli.console import Console, speaks, table
-from onnxgrad_cli.cli.options import MODEL, options, what_to_build
+from onnxgrad_cli.cli.options import MODEL, complete_files, complete_names, options, what_to_build
 from onnxgrad_cli.cli.progress import is_terminal, training
 from onnxgrad_cli.cli.samples import columns_to_samples, sample_options
 from onnxgrad_cli.common.byte_sizes import bytes_of
@@ -42,6 +42,7 @@ NOT_HERE = {
 @MODEL
 @click.option(
     "--data",
+    shell_complete=complete_files,
     required=True,
     metavar="DATA",
     help="Arrays named after the inputs and the label: .npz, .csv, .jsonl, .parquet, .safetensors, a folder of .npy "
@@ -75,13 +76,20 @@ NOT_HERE = {
 @click.option("--pad-id", type=click.IntRange(min=0), metavar="TOKEN", help="What stands behind the end of a sample.")
 @click.option(
     "--val",
+    shell_complete=complete_files,
     metavar="DATA|FRACTION",
     help="Judge each epoch on these data, or on a random share of --data such as 0.2, which is not trained on; and "
     "take the best epoch's weights.",
 )
 @click.option("--prefix", default="", metavar="TEXT", help="What names in --data have before the inputs' names.")
 @click.option("--val-prefix", default="", metavar="TEXT", help="What names in --val have before the inputs' names.")
-@click.option("-o", "--out", metavar="FILE", help="The trained model.  [default: MODEL.trained.onnx]")
+@click.option(
+    "-o",
+    "--out",
+    shell_complete=complete_files,
+    metavar="FILE",
+    help="The trained model.  [default: MODEL.trained.onnx]",
+)
 @click.option(
     "--adapter",
     metavar="FILE.safetensors|FILE.onnx_adapter|FOLDER",
@@ -100,6 +108,7 @@ NOT_HERE = {
 @click.option(
     "--schedule",
     default="constant",
+    shell_complete=complete_names("training.schedules", "SCHEDULES"),
     show_default=True,
     metavar="NAME[:KEY=VALUE,...]",
     help="How the rate changes: constant, step, linear, cosine, one-cycle or plateau; warmup=N goes with all.",
@@ -108,6 +117,7 @@ NOT_HERE = {
     "--metric",
     "metrics",
     cls=TypedFunction,
+    shell_complete=complete_names("training.metrics", "METRICS"),
     multiple=True,
     metavar="NAME|FILE.onnx|FILE.py:FUNCTION",
     help="Measure it on --val. The first one named says which epoch is best; where none is, the loss does.  "
