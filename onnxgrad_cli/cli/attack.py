@@ -7,7 +7,7 @@ from typing import Any, get_args
 import click
 
 from onnxgrad_cli.cli.console import Console, speaks, table
-from onnxgrad_cli.cli.options import MODEL, how_to_read, options
+from onnxgrad_cli.cli.options import MODEL, complete_files, how_to_read, options
 from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.cli.samples import on_samples, sample_options, shown
 from onnxgrad_cli.common.choices import Attack, Norm
@@ -25,7 +25,13 @@ SETTINGS = ("method", "epsilon", "steps", "step_size", "norm", "targeted", "star
     show_default=True,
     help="One step along the sign of the gradient, or several, each brought back to the samples.",
 )
-@click.option("-o", "--out", metavar="FILE.npz", help="The new samples.  [default: nothing is written]")
+@click.option(
+    "-o",
+    "--out",
+    shell_complete=complete_files,
+    metavar="FILE.npz",
+    help="The new samples.  [default: nothing is written]",
+)
 @click.option(
     "--epsilon",
     type=click.FloatRange(min=0),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from onnxgrad_cli.cli.console import Console, speaks
-from onnxgrad_cli.cli.options import options, proof_data, what_to_build
+from onnxgrad_cli.cli.options import complete_files, options, proof_data, what_to_build
 from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.cli.several import STREAM, run_several, takes_several, targets_in, the_only
 from onnxgrad_cli.common.choices import WeightsForm
@@ -25,7 +25,13 @@ OF_ONE = ("artifacts", "report", "picture", "dump_passes")
 
 @click.command(short_help="Make training models.")
 @takes_several()
-@click.option("-o", "--out", metavar="FILE", help="The training model; - is stdout.  [default: MODEL.train.onnx]")
+@click.option(
+    "-o",
+    "--out",
+    shell_complete=complete_files,
+    metavar="FILE",
+    help="The training model; - is stdout.  [default: MODEL.train.onnx]",
+)
 @click.option("-O", "--out-dir", default="", metavar="DIR", help="Write MODEL.train.onnx of each model to this folder.")
 @what_to_build
 @click.option(

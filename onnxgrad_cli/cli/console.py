@@ -63,6 +63,7 @@ class Console:
         level: -1 quiet, 0 normal, 1 -v, 2 -vv.
         traceback: whether errors show where they were raised.
         done: what the closing line says when all went well; "" for commands without one.
+        found: what the summary of a workflow says in its place, such as figures.
         models: the documents of several models, each as `cli.several` has it.
         at_failure: called with the exit code after all has been said, where a command fails.
         narrate: prints a line of narration; above what moves on a terminal, while something does.
@@ -73,7 +74,7 @@ class Console:
         self.json = "--json" in arguments  # known even where the rest can't be parsed
         self.level = 0
         self.traceback = "--traceback" in arguments
-        self.done = ""
+        self.done = self.found = ""
         self.at_failure: Callable[[int], object] = lambda code: None
         self.narrate: Callable[[str], object] = _narrate
         self.models: list[dict[str, Any]] = []
@@ -123,9 +124,8 @@ class Console:
         Raises:
             OSError: stdout takes nothing.
         """
-        if self.json:
-            self._result = data
-        elif asked or self.level >= 0:
+        self._result = data
+        if not self.json and (asked or self.level >= 0):
             self.print(text if verbatim else fitting(text, sys.stdout))
 
     def print(self, text: str, newline: bool = True) -> None:
@@ -211,7 +211,7 @@ class Console:
             _narrate(lines[0 if fits else 1], word, COLORS.get(word, "green"))
         if on_github():
             told = document(self.name, code, self._result, self._problem, list(self._warnings))
-            for line in tell_github(told, self.models, self.arguments, seconds, self.done):
+            for line in tell_github(told, self.models, self.arguments, seconds, self.found or self.done):
                 _echo(line)
         if code:
             self.at_failure(code)

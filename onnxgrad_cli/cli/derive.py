@@ -7,7 +7,7 @@ from typing import Any, get_args
 import click
 
 from onnxgrad_cli.cli.console import Console, speaks, table
-from onnxgrad_cli.cli.options import MODEL, how_to_read, options, proof_data
+from onnxgrad_cli.cli.options import MODEL, complete_files, how_to_read, options, proof_data
 from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.common.choices import Derivative, DerivativeNames
 from onnxgrad_cli.common.visible import visible
@@ -19,7 +19,13 @@ UNASKED = "a proof was not to be made"
 
 @click.command(short_help="Make a model of a model's derivatives.")
 @MODEL
-@click.option("-o", "--out", metavar="FILE", help="Where it goes; - is stdout.  [default: MODEL.KIND.onnx]")
+@click.option(
+    "-o",
+    "--out",
+    shell_complete=complete_files,
+    metavar="FILE",
+    help="Where it goes; - is stdout.  [default: MODEL.KIND.onnx]",
+)
 @click.option(
     "--kind",
     type=click.Choice(get_args(Derivative)),

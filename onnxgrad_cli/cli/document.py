@@ -57,3 +57,14 @@ def document(
         "error": asdict(problem) if problem else None,
         "warnings": warnings,
     }
+
+
+BESIDE = ("source model", "weights", "report")
+"""Roles of files that a summary leaves out."""
+
+
+def files_of(result: Any) -> list[str]:
+    """The files that a command's result says it has made."""
+    files = result.get("files", []) if isinstance(result, dict) else []
+    roles = [(file["path"], file["role"]) if isinstance(file, dict) else (file, "") for file in files]
+    return [path for path, role in roles if role not in BESIDE]

@@ -11,7 +11,7 @@ import click
 
 from onnxgrad_cli.cli.code import TypedFunction, metric_name
 from onnxgrad_cli.cli.console import Console, speaks, table
-from onnxgrad_cli.cli.options import MODEL, options, what_to_build
+from onnxgrad_cli.cli.options import MODEL, complete_files, complete_names, options, what_to_build
 from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.cli.samples import TRAINED, columns_to_samples, sample_options
 
@@ -66,11 +66,14 @@ def setting_of(values: dict[str, Any]) -> Setting:
 
 @click.command(short_help="Measure a model on data.")
 @MODEL
-@click.option("--data", required=True, metavar="DATA", help=f"{DATA} Labels are among them.")
+@click.option(
+    "--data", required=True, shell_complete=complete_files, metavar="DATA", help=f"{DATA} Labels are among them."
+)
 @click.option(
     "--metric",
     "metrics",
     cls=TypedFunction,
+    shell_complete=complete_names("training.metrics", "METRICS"),
     multiple=True,
     metavar="NAME[:OUTPUT]|FILE.onnx|FILE.py:FUNCTION",
     help="What is measured besides the loss; see `onnxgrad metrics`.  [default: what suits the loss]",
@@ -97,6 +100,7 @@ def evaluate(
             model, data, options(values), metrics=metrics, setting=setting, keep_mode=keep_mode, tell=tell
         )
     rows = [(name, figure(value)) for name, value in found.results.items()]
+    console.found = ", ".join(f"{name} {value}" for name, value in rows)
     lines = [table(("", f"{found.samples:,} samples"), rows)]
     for output, matrix in found.confusion.items():
         if 1 < len(matrix.classes) <= MOST_SHOWN:

@@ -7,7 +7,7 @@ import dataclasses
 import click
 
 from onnxgrad_cli.cli.console import Console, speaks
-from onnxgrad_cli.cli.options import MODEL
+from onnxgrad_cli.cli.options import MODEL, complete_files
 from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.common.visible import visible
 
@@ -18,7 +18,13 @@ MOST = 12
 
 @click.command(short_help="Write training information, gradients and optimizers as plain models.")
 @MODEL
-@click.option("-o", "--out", metavar="FILE", help="The inference model; - is stdout.  [default: MODEL.expanded.onnx]")
+@click.option(
+    "-o",
+    "--out",
+    shell_complete=complete_files,
+    metavar="FILE",
+    help="The inference model; - is stdout.  [default: MODEL.expanded.onnx]",
+)
 @click.option("--keep-outputs", is_flag=True, help="Let steps have the inference graph's outputs too.")
 @click.option("--force", is_flag=True, help="Replace files that onnxgrad did not write.")
 @speaks

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from onnxgrad_cli.cli.console import Console, show, speaks, table
-from onnxgrad_cli.cli.options import MODEL, how_to_read, options
+from onnxgrad_cli.cli.options import MODEL, complete_files, how_to_read, options
 from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.cli.samples import Sizes, on_samples, sample_options, shown
 from onnxgrad_cli.common.choices import Explanation
@@ -41,6 +41,7 @@ ROWS = 12
 @click.option(
     "-o",
     "--out",
+    shell_complete=complete_files,
     metavar="FILE.png|FILE.html|FILE.npz|FILE.npy",
     help="Pictures of the samples under their attributions, a page of tokens in their colours, or arrays.  "
     "[default: nothing is written]",

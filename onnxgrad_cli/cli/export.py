@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from onnxgrad_cli.cli.console import Console, speaks
-from onnxgrad_cli.cli.options import proof_data
+from onnxgrad_cli.cli.options import complete_files, proof_data
 from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.common.visible import visible
 
@@ -16,7 +16,13 @@ from onnxgrad_cli.common.visible import visible
 @click.command(short_help="Write trained weights into the model.")
 @click.argument("weights", type=click.Path(path_type=Path), metavar="WEIGHTS")
 @click.option("--model", required=True, metavar="MODEL", help="The inference model that was trained.")
-@click.option("-o", "--out", metavar="FILE", help="Where it goes; - is stdout.  [default: MODEL.trained.onnx]")
+@click.option(
+    "-o",
+    "--out",
+    shell_complete=complete_files,
+    metavar="FILE",
+    help="Where it goes; - is stdout.  [default: MODEL.trained.onnx]",
+)
 @click.option(
     "--roles",
     type=click.Path(dir_okay=False, path_type=Path),

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from onnxgrad_cli.cli.document import files_of
 from onnxgrad_cli.common.visible import visible
 
 MOST = 10
@@ -48,12 +49,12 @@ def tell_github(
         models: the documents of several models, each with `model`, `verdict`, `seconds` and `files` besides.
         arguments: of the command line.
         seconds: how long it took.
-        done: the word for what it did; "" for commands that only list something.
+        done: what it did or found, in words; "" for commands that only list something.
     """
     if not done and not whole["error"]:
         return
     file = next((word for word in arguments[1:] if word.endswith(".onnx") and os.path.isfile(word)), "")
-    single = {**whole, "model": file, "verdict": done, "seconds": seconds, "files": []}
+    single = {**whole, "model": file, "verdict": done, "seconds": seconds, "files": files_of(whole["result"])}
     rows = list(models) or [single]
     errors = [(row["model"], _whole(row["error"])) for row in rows if row["error"]]
     warnings = [(row["model"], text) for row in rows for text in row["warnings"]]

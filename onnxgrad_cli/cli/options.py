@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from onnxgrad_cli.options import Options
 
+Completer = Callable[[click.Context, click.Parameter, str], "list[CompletionItem[Any]]"]
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -85,6 +87,21 @@ def complete_files(ctx: click.Context, param: click.Parameter, incomplete: str) 
     return [CompletionItem(incomplete, type="file")]
 
 
+def complete_names(module: str, registry: str) -> Completer:
+    """Let the shell complete what a registry has, or a file, for an option that names one of the two."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[Any]]:
+        from importlib import import_module
+
+        from click.shell_completion import CompletionItem
+
+        known = sorted(each.name for each in getattr(import_module(f"onnxgrad_cli.{module}"), registry))
+        found = [CompletionItem(name) for name in known if name.startswith(incomplete)]
+        return found or complete_files(ctx, param, incomplete)
+
+    return complete
+
+
 MODEL = click.argument("model", metavar="MODEL", shell_complete=complete_files)
 
 
@@ -125,7 +142,7 @@ def what_to_build(command: Command) -> Command:
     """Give a command the options that say what to build."""
     command = how_to_read(command)
     for option in reversed((
-        click.option("--loss", multiple=True, cls=TypedFunction,
+        click.option("--loss", multiple=True, cls=TypedFunction, shell_complete=complete_names("losses", "LOSSES"),
                      metavar="NAME|FILE.onnx|FILE.py:FUNCTION[:OUTPUT[:LABEL[:WEIGHT]]]",
                      help="The loss, or several that are summed; see `onnxgrad losses`.  [default: mse]"),
         click.option("--label", metavar="NAME", default="label", show_default=True,
@@ -163,6 +180,7 @@ def what_to_build(command: Command) -> Command:
                      help="Train the lengths of adapted weights, too, one for each output (DoRA)."),
         click.option("--grad-of-input", multiple=True, metavar="GLOB", help="Add the gradients of inputs."),
         click.option("--optimizer", metavar="NAME", default="",
+                     shell_complete=complete_names("optimizers", "OPTIMIZERS"),
                      help="Append a whole step of an optimizer; see `onnxgrad optimizers`."),
         click.option("--optimizer-option", type=SETTING, multiple=True,
                      help="A setting of the optimizer, such as weight-decay=0.01."),

@@ -14,10 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from onnxgrad_cli.cli.document import Problem, document
-
-BESIDE = ("source model", "weights", "report")
-"""Roles of files that a summary leaves out."""
+from onnxgrad_cli.cli.document import Problem, document, files_of
 
 POSIX = os.name == "posix"
 
@@ -99,7 +96,7 @@ class Run:
         tail = {
             "verdict": _verdict(self.name, said),
             "seconds": round(self.seconds, 3),
-            "files": _written(said["result"]),
+            "files": files_of(said["result"]),
         }
         self.said = {**head, **said, **tail}
 
@@ -118,9 +115,3 @@ def _verdict(name: str, said: Mapping[str, Any]) -> str:
     proof = found.get("proof") if name == "build" else None
     words = [status, *([proof["verdict"]] if proof else [])]
     return ", ".join(words) if not error or found else f"{said['status']}: {error['message']}"
-
-
-def _written(result: Any) -> list[str]:
-    """The files of a report that are new."""
-    files = result.get("files", []) if isinstance(result, dict) else []
-    return [file["path"] for file in files if isinstance(file, dict) and file["role"] not in BESIDE]

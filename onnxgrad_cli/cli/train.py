@@ -15,7 +15,7 @@ import click
 
 from onnxgrad_cli.cli.code import TypedFunction, metric_name
 from onnxgrad_cli.cli.console import Console, speaks, table
-from onnxgrad_cli.cli.options import MODEL, options, what_to_build
+from onnxgrad_cli.cli.options import MODEL, complete_files, complete_names, options, what_to_build
 from onnxgrad_cli.cli.progress import is_terminal, training
 from onnxgrad_cli.cli.samples import columns_to_samples, sample_options
 from onnxgrad_cli.common.byte_sizes import bytes_of
@@ -42,6 +42,7 @@ NOT_HERE = {
 @MODEL
 @click.option(
     "--data",
+    shell_complete=complete_files,
     required=True,
     metavar="DATA",
     help="Arrays named after the inputs and the label: .npz, .csv, .jsonl, .parquet, .safetensors, a folder of .npy "
@@ -75,13 +76,20 @@ NOT_HERE = {
 @click.option("--pad-id", type=click.IntRange(min=0), metavar="TOKEN", help="What stands behind the end of a sample.")
 @click.option(
     "--val",
+    shell_complete=complete_files,
     metavar="DATA|FRACTION",
     help="Judge each epoch on these data, or on a random share of --data such as 0.2, which is not trained on; and "
     "take the best epoch's weights.",
 )
 @click.option("--prefix", default="", metavar="TEXT", help="What names in --data have before the inputs' names.")
 @click.option("--val-prefix", default="", metavar="TEXT", help="What names in --val have before the inputs' names.")
-@click.option("-o", "--out", metavar="FILE", help="The trained model.  [default: MODEL.trained.onnx]")
+@click.option(
+    "-o",
+    "--out",
+    shell_complete=complete_files,
+    metavar="FILE",
+    help="The trained model.  [default: MODEL.trained.onnx]",
+)
 @click.option(
     "--adapter",
     metavar="FILE.safetensors|FILE.onnx_adapter|FOLDER",
@@ -100,6 +108,7 @@ NOT_HERE = {
 @click.option(
     "--schedule",
     default="constant",
+    shell_complete=complete_names("training.schedules", "SCHEDULES"),
     show_default=True,
     metavar="NAME[:KEY=VALUE,...]",
     help="How the rate changes: constant, step, linear, cosine, one-cycle or plateau; warmup=N goes with all.",
@@ -108,6 +117,7 @@ NOT_HERE = {
     "--metric",
     "metrics",
     cls=TypedFunction,
+    shell_complete=complete_names("training.metrics", "METRICS"),
     multiple=True,
     metavar="NAME|FILE.onnx|FILE.py:FUNCTION",
     help="Measure it on --val. The first one named says which epoch is best; where none is, the loss does.  "
@@ -193,6 +203,7 @@ def train(console: Console, /, model: str, data: str, out: str | None, seed: int
     if link.rank:
         return 0 if found.reason != "stopped" else 130
     said = {**dataclasses.asdict(found), "files": [str(file) for file in found.files]}
+    console.found = f"trained: {_taken(found)}" if found.epochs else ""
     console.result(said, _summary(found, told=is_terminal() and sys.stdout.isatty()), asked=False)
     for file in found.files:
         console.say(f"wrote {file}")
@@ -236,19 +247,29 @@ def _summary(found: Trained, told: bool) -> str:
     """
     from onnxgrad_cli.report.words import figure
 
-    epochs, best = found.epochs, found.best
+    epochs = found.epochs
     if not epochs:
         return "no epoch was completed"
-    mark = f"best by {found.by.replace('val_', 'validation ')}" if found.by else "the last, taken"
     if told:
-        taken = f"epoch {best} of {len(epochs)}, {mark}" + (f", {figure(epochs[best - 1][found.by])}" * bool(found.by))
-        return "\n".join([*_curves(epochs), taken])
+        return "\n".join([*_curves(epochs), _taken(found)])
     head = ("epoch", *(name.replace("val_", "validation ") for name in epochs[0]), "")
     rows = [
-        (str(i), *(figure(value) for value in epoch.values()), mark if i == best else "")
+        (str(i), *(figure(value) for value in epoch.values()), _mark(found) if i == found.best else "")
         for i, epoch in enumerate(epochs, 1)
     ]
     return "\n".join([table(head, rows), *_curves(epochs)])
+
+
+def _taken(found: Trained) -> str:
+    """The epoch whose weights were taken, and why."""
+    from onnxgrad_cli.report.words import figure
+
+    value = f", {figure(found.epochs[found.best - 1][found.by])}" if found.by else ""
+    return f"epoch {found.best} of {len(found.epochs)}, {_mark(found)}{value}"
+
+
+def _mark(found: Trained) -> str:
+    return f"best by {found.by.replace('val_', 'validation ')}" if found.by else "the last, taken"
 
 
 def _curves(epochs: Sequence[dict[str, float]]) -> Iterator[str]:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import click
 
 from onnxgrad_cli.cli.console import Console, speaks
-from onnxgrad_cli.cli.options import MODEL
+from onnxgrad_cli.cli.options import MODEL, complete_files
 from onnxgrad_cli.cli.progress import working
 
 
 @click.command(short_help="Draw a model.")
 @MODEL
-@click.option("-o", "--out", metavar="FILE.{dot,svg,mmd,html}", help="Where the picture goes.  [default: stdout]")
+@click.option(
+    "-o",
+    "--out",
+    shell_complete=complete_files,
+    metavar="FILE.{dot,svg,mmd,html}",
+    help="Where the picture goes.  [default: stdout]",
+)
 @click.option(
     "--format",
     "kind",

@@ -200,7 +200,10 @@ def run_attack(
     likely, name = with_log_probabilities(proto, graph, what)
     subject = the_input(likely, path, typed(likely, path, options), wrt)
     if subject.inner:
-        raise UsageError(f"'{subject.name}' is no input of floats: what is in between can't be fed", "name an input")
+        raise UsageError(
+            f"'{subject.name}' is no input of floats: what is in between can't be fed, nor tokens changed by little",
+            "name an input of floats with `wrt`",
+        )
     found = open_samples(
         data, proto, graph, what, label or "label", label is not None, prefix, samples or SampleOptions(),
         SequenceOptions(), tell,

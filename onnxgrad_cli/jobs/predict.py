@@ -75,6 +75,7 @@ def run_predict(
     """
     outputs = checks.tuple_of("outputs", outputs, str, "such as outputs=('logits',)")
     data = data if isinstance(data, Mapping) else checks.path("data", data)
+    checks.text("label", label)
     proto, path = own_model(model)
     target = None if out is None and path is None else target_of(model, out, "predictions", ".npz")
     if target is not None:

@@ -175,7 +175,7 @@ class Trained:
             checkpoint.
         epochs: what each epoch has come to: 'loss', and 'val_loss' and 'val_<metric>' with validation data.
         best: the epoch whose weights were taken, counted from 1.
-        by: what says which epoch is best, a name in `epochs`; "" where the last one is taken, without validation data.
+        by: what says which epoch is best, a name in `epochs`; "" where the last one is taken, as nothing says so.
         steps: how many were taken in all.
         seconds: how long this call took.
         files: what was written: the model, then the folder of the run, in which its report is too.
@@ -267,8 +267,12 @@ def run_train(
         if reason != "stopped" and ready.evaluator is not None:
             loop.take_best()
     epochs = loop.progress.epochs
-    best = loop.progress.best if ready.evaluator is not None else len(epochs)
-    by = loop.watched if ready.evaluator is not None else ""
+    best, by = loop.progress.best, loop.watched if ready.evaluator is not None else ""
+    if not best:  # nothing was judged, or by what was no number
+        if by and epochs and reason != "stopped":
+            name = by.replace("val_", "validation ")
+            tell(f"caution: the {name} was no finite number in any epoch: the weights of the last one are taken", 0)
+        best, by = len(epochs), ""
     found = Trained(reason, epochs, best, by, ready.trainer.steps, time.perf_counter() - start, [folder.path])
     if reason == "stopped" or link.rank:
         return found

@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxgrad_cli.common.settings import require
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.training.metrics import OF_CLASSES, check_classes, metric
+from onnxgrad_cli.training.metrics import OF_CLASSES, check_classes, means_yes, metric
 
 THRESHOLD = "above which a prediction means yes, where there are no classes: 0 for logits"
 
@@ -33,7 +33,7 @@ def chosen(
         UsageError: the shapes don't fit each other.
     """
     if predictions.shape == labels.shape:
-        found, wanted, count = predictions > threshold, labels > 0.5, 2
+        found, wanted, count = predictions > threshold, means_yes(name, labels, ignored), 2
     else:
         check_classes(name, predictions, labels, axis)
         found, wanted, count = predictions.argmax(axis), labels, predictions.shape[axis]
@@ -83,7 +83,7 @@ class _Counts:
             columns = labels.shape[-1]
             counted = (labels != self._ignored).reshape(-1, columns)
             found = (predictions > self._threshold).reshape(-1, columns) & counted
-            wanted = (labels > 0.5).reshape(-1, columns) & counted
+            wanted = means_yes(self.name, labels, self._ignored).reshape(-1, columns) & counted
             new = np.stack([np.sum(found & wanted, 0), found.sum(0), wanted.sum(0)])
         else:
             found, wanted, count = chosen(
@@ -110,15 +110,16 @@ class _F1(_Counts):
 
     name = "f1"
 
-    def value(self) -> float:
-        if self._nothing:
-            return float("nan")
+    def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
+        super().update(predictions, labels)
         if self._several or len(self._each) != 2:
             raise UsageError(
                 f"f1 is of yes and no, and there are {len(self._each)} classes",
                 "choose f1-macro, f1-micro, f1-weighted",
             )
-        return float(self._each[1])
+
+    def value(self) -> float:
+        return float("nan") if self._nothing else float(self._each[1])
 
 
 @metric("f1-macro", higher=True, options=F1_OPTIONS)
@@ -178,6 +179,7 @@ class _Auc:
             self._labels.append(labels[counted])
         else:
             columns = labels.shape[-1] if labels.ndim > 1 else 1
+            means_yes("auc", labels, self._ignored)
             self._scores.append(predictions.reshape(-1, columns))
             self._labels.append(labels.reshape(-1, columns))
 

@@ -251,7 +251,7 @@ class _Accuracy(_Share):
 
     def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
         if predictions.shape == labels.shape:
-            right = (predictions > self._threshold) == (labels > 0.5)
+            right = (predictions > self._threshold) == means_yes("accuracy", labels, self._ignored)
         else:
             check_classes("accuracy", predictions, labels, self._axis)
             right = predictions.argmax(self._axis) == labels
@@ -273,6 +273,22 @@ class _TopK(_Share):
         order = np.argsort(-np.asarray(predictions, np.float64), 1, kind="stable")
         best = order[:, : self._k]
         self._take((best == labels[:, None]).any(1), labels != self._ignored)
+
+
+def means_yes(name: str, labels: np.ndarray, ignored: int) -> np.ndarray:
+    """Which labels mean yes, of labels that are 1 and 0, shares between the two, or 1 and -1.
+
+    Raises:
+        UsageError: others count, which are numbers and answer nothing.
+    """
+    within = (labels >= 0) & (labels <= 1) if not (labels == -1).any() else np.abs(labels) == 1
+    others = labels[~within & (labels != ignored)]
+    if others.size:
+        raise UsageError(
+            f"{name} is of yes and no, which are labels of 1 and 0, and there is {others.flat[0]:g}",
+            "choose a metric of numbers, such as rmse or r2",
+        )
+    return labels > 0.5
 
 
 def check_classes(name: str, predictions: np.ndarray, labels: np.ndarray, axis: int) -> None:

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 import yaml
@@ -52,6 +53,18 @@ def test_errors_and_refusals_are_annotated(github: Shell) -> None:
     assert "| unknown.onnx | refused | " in rows
     github("build", "mlp.onnx", "--no-verify", "--no-report")
     assert "| mlp.onnx | done | built | " in Path("summary.md").read_text() and rows in Path("summary.md").read_text()
+
+
+def test_what_was_found_and_made_is_in_the_summary(github: Shell) -> None:
+    np.savez("d.npz", x=np.eye(4, dtype=np.float32), label=np.array([0, 1, 0, 1]))
+    on = ("--data", "d.npz", "--loss", "cross-entropy")
+    evaluated = github("evaluate", "mlp.onnx", *on, "--json")
+    loss, accuracy = evaluated.json["results"].values()
+    assert f"| mlp.onnx | done | loss {loss:.4g}, accuracy {accuracy:.4f} | " in Path("summary.md").read_text()
+    pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
+    assert github("train", "mlp.onnx", *on, "--epochs", "1", "-o", "t.onnx").code == 0
+    row = Path("summary.md").read_text().splitlines()[-2]
+    assert "trained&#58; epoch 1 of 1, the last, taken" in row and row.endswith("| t.onnx, t.onnx.run |"), row
 
 
 def test_elsewhere_nothing_is_told(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

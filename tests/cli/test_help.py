@@ -10,6 +10,7 @@ import click
 import pytest
 
 from onnxgrad_cli.cli import cli
+from onnxgrad_cli.cli.completion import VARIABLE
 from onnxgrad_cli.cli.help import COMMON, FIRST, MANY, SECTIONS, VisibleContext, name_of, sections
 from tests.cli.test_cli import HOME, shell
 from tests.cli_harness import PROGRAM, Shell
@@ -63,6 +64,28 @@ def test_each_shell_gets_a_script(kind: str, shell: Shell) -> None:
     result = shell("completion", kind)
     assert result.code == 0 and f"_ONNXGRAD_COMPLETE={kind}_complete" in result.out
     assert shell("completion", "csh").code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (("train", "m.onnx", "--loss", "cross"), ["cross-entropy"]),
+        (("evaluate", "m.onnx", "--metric", "f1"), ["f1", "f1-macro", "f1-micro", "f1-weighted"]),
+        (("build", "m.onnx", "--optimizer", "adamw"), ["adamw"]),
+        (("train", "m.onnx", "--schedule", "c"), ["constant", "cosine"]),
+        (("build", "m.onnx", "--loss", "my_"), ["my_ as a file"]),
+        *(((command, "m.onnx", flag, "d"), ["d as a file"]) for command, flag in (
+            ("train", "--data"), ("train", "--val"), ("evaluate", "--data"), ("explain", "--data"), ("predict", "-o"),
+            ("build", "-o"), ("build", "--test-data"), ("check", "--data"),
+        )),
+    ],
+)  # fmt: skip
+def test_values_are_completed(words: tuple[str, ...], found: list[str]) -> None:
+    """Names of what there is, and files where an option takes some; a shell adds none of its own."""
+    from click.shell_completion import BashComplete
+
+    told = BashComplete(cli, {}, "onnxgrad", VARIABLE).get_completions(list(words[:-1]), words[-1])
+    assert [each.value + f" as a {each.type}" * (each.type != "plain") for each in told] == found
 
 
 @pytest.mark.slow

@@ -148,6 +148,16 @@ def test_a_class_is_called_by_the_name_that_the_model_stores(
         run_attack(*named, fooling=Fooling(targeted="argmax"), verify=False)
 
 
+def test_tokens_are_not_attacked(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 18]>
+        net (int64[N, 2] input_ids) => (float[N, 2] y) <float[3, 2] table = {1, -2, 3, 4, 5, 6}, int64[1] along = {1}>
+        { rows = Gather(table, input_ids)
+          y = ReduceSum<keepdims = 0>(rows, along) }""")
+    np.savez(tmp_path / "x.npz", input_ids=np.array([[0, 1]]))
+    with pytest.raises(UsageError, match="nor tokens changed by little"):
+        run_attack(model, tmp_path / "x.npz")
+
+
 def test_a_name_that_two_outputs_have_at_different_places_is_no_class(tmp_path: Path) -> None:
     model = nets.model()
     model.metadata_props.add(key="onnxgrad.classes", value='{"logits": ["a", "b"], "other": ["b", "a"]}')

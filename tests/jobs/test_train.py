@@ -159,6 +159,18 @@ def test_the_first_metric_that_is_named_says_which_epoch_is_best_else_the_loss(
     )
 
 
+def test_a_measure_that_is_no_number_chooses_no_epoch(shell: Shell) -> None:
+    """The area under the curve of labels that are all of one class: the last epoch is taken, and that is told."""
+    np.savez("one.npz", x=np.load("data.npz")["x"], label=np.zeros(50, np.int64))
+    on = ("--loss", "cross-entropy", "--data", "one.npz", "--val", "one.npz", "--metric", "auc", "--threads", "1")
+    result = shell("train", "mlp.onnx", *on, "--epochs", "2", "-o", "t.onnx", "--json")
+    assert result.code == 0 and (result.json["best"], result.json["by"]) == (2, "")
+    assert "caution: the validation auc was no finite number in any epoch: the weights of the last" in result.err
+    assert "the model has the weights of epoch 2 of 2, the last." in Path("t.onnx.run/report.md").read_text()
+    loss = shell("evaluate", "t.onnx", *on[:4], "--json").json["results"]["loss"]
+    assert loss == pytest.approx(result.json["epochs"][1]["val_loss"], rel=1e-5)
+
+
 def test_the_rule_is_in_the_help_and_in_what_is_shown(shell: Shell) -> None:
     told = " ".join(shell("train", "--help-all").out.split())
     assert "The first one named says which epoch is best; where none is, the loss does." in told

@@ -193,6 +193,24 @@ def test_perplexity() -> None:
     assert begun.value() == pytest.approx(torch.nn.functional.cross_entropy(*shifted).exp().item(), rel=1e-9)
 
 
+@pytest.mark.parametrize("name", ["accuracy", "f1-macro", "auc"])
+def test_numbers_are_no_yes_and_no(name: str) -> None:
+    """scikit-learn refuses continuous labels, too; shares and signs say yes above a half."""
+    scores = random.normal(size=(60, 1))
+    for labels in (random.uniform(0, 1, (60, 1)), np.sign(random.normal(size=(60, 1))), random.integers(0, 2, (60, 1))):
+        yes = (labels > 0.5).astype(float)
+        assert taken(name, scores, labels) == taken(name, scores, yes)
+        assert taken(name, np.vstack([scores, [[0]]]), np.vstack([labels, [[-100]]])) == pytest.approx(
+            taken(name, scores, yes)
+        )
+    for other in (1.5, -0.5, 7):
+        labels = np.array([[0], [1], [other]])
+        with pytest.raises(UsageError, match=f"{name} is of yes and no.*, and there is {other}\nhint: .* rmse or r2"):
+            taken(name, scores[:3], labels, (1,))
+    with pytest.raises(UsageError, match="and there is 0"):
+        taken(name, scores[:3], np.array([[-1], [1], [0.5]]) * [[1], [1], [0]], ())
+
+
 def test_a_confusion_matrix() -> None:
     from sklearn import metrics as sklearn
 

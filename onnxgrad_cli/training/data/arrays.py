@@ -9,6 +9,7 @@ import numpy as np
 from onnx import helper
 
 from onnxgrad_cli.ir.types import dtype_of
+from onnxgrad_cli.training.data.columns import single
 from onnxgrad_cli.training.data.dataset import Data
 from onnxgrad_cli.training.data.input_types import InputTypes, Range
 from onnxgrad_cli.training.data.reading import Found
@@ -30,7 +31,7 @@ def data_of(
     Raises:
         UsageError: they don't fit.
     """
-    held = {name: np.asarray(array) for name, array in arrays.items() if name in inputs}
+    held = {name: single(np.asarray(array), inputs, name) for name, array in arrays.items() if name in inputs}
     others = [name for name in arrays if name not in inputs]
     checked = check(IN_MEMORY, Found(held, others), inputs, ranges or {}, finite)
     dtypes = {name: helper.tensor_dtype_to_np_dtype(dtype_of(value_type)) for name, value_type in inputs.items()}

@@ -30,7 +30,10 @@ def balance(data: Data, label: str, tell: Tell) -> np.ndarray:
             f"`balance`: the label '{label or 'of the loss'}' is no number of a class for each sample", "leave it out"
         )
     classes, places, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    tell(f"{len(classes)} classes of {counts.min():,} to {counts.max():,} samples are drawn alike often", 0)
+    if len(classes) > 1:
+        tell(f"{len(classes)} classes of {counts.min():,} to {counts.max():,} samples are drawn alike often", 0)
+    else:
+        tell("caution: all samples are of one class: there is nothing to balance", 0)
     return (1.0 / counts / len(classes))[places]
 
 

@@ -15,7 +15,7 @@ from onnxgrad_cli.errors import UsageError, suggest
 
 Names = tuple[str, ...]
 
-FOR_NUMBERS = "names of classes are for a loss of classes, such as cross-entropy; of yes and no save 1 and 0"
+FOR_NUMBERS = "names of classes are for a loss of classes, `losses='cross-entropy'`; of yes and no save 1 and 0"
 """What to do about text where an input takes floats."""
 
 

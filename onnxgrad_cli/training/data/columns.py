@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.ir.types import in_words, shape_of
+from onnxgrad_cli.ir.types import in_words, is_float, shape_of
 from onnxgrad_cli.training.data.input_types import InputTypes
 from onnxgrad_cli.training.data.lists import Lists
+from onnxgrad_cli.training.data.reading import Column
 
 Chosen = Mapping[str, Sequence[str]]
 """Input -> its columns, in order."""
@@ -87,6 +88,16 @@ def shaped(array: np.ndarray | Lists, inputs: InputTypes, feed: str) -> np.ndarr
     if isinstance(array, Lists) or sizes is None or math.prod(sizes) != math.prod(array.shape[1:]):
         return array
     return array.reshape(len(array), *sizes)
+
+
+def single(array: Column, inputs: InputTypes, feed: str) -> Column:
+    """One float a sample, (N,), as (N, 1) for an input of floats that has that shape, as tables give it.
+
+    Whole numbers in an array may be those of classes: of these nothing is guessed.
+    """
+    alone = isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype.kind == "f"
+    one = alone and is_float(inputs[feed]) and _sizes(inputs, feed) == [1]
+    return array.reshape(-1, 1) if one and isinstance(array, np.ndarray) else array
 
 
 def _sizes(inputs: InputTypes, feed: str) -> list[int] | None:

@@ -21,6 +21,7 @@ from onnxgrad_cli.metadata import Term
 from onnxgrad_cli.training.data import arrow_folder, onnx_test_sets, parquet, picture_folder
 from onnxgrad_cli.training.data.augmentation import Augmentations
 from onnxgrad_cli.training.data.class_names import Names, in_words, is_text, numbered
+from onnxgrad_cli.training.data.columns import single
 from onnxgrad_cli.training.data.input_types import InputTypes, Range
 from onnxgrad_cli.training.data.lists import Lists
 from onnxgrad_cli.training.data.normalization import PIXEL, Normalization
@@ -341,7 +342,7 @@ def _gathered(
     gone = {prefix + name for name in columns}  # what follows from tokens is no column that is left over
     gone |= absent(path, {prefix + name for name in following(inputs, tokens, terms) if name not in mapped})
     found = source.read({name: kind for name, kind in inputs.items() if prefix + name not in gone}, prefix)
-    columns |= found.arrays
+    columns |= {name: single(array, inputs, name) for name, array in found.arrays.items()}
     tokens = tokens or uneven(columns, inputs, terms)
     sequences = None
     if tokens in columns:

@@ -25,6 +25,7 @@ from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import LOSS, describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.training.data import Batches, Data, Range, input_types_of, open_data, ranges_of
+from onnxgrad_cli.training.data.arrays import data_of
 from onnxgrad_cli.verification.feeds import DescribedModel, random_feeds
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -236,6 +237,21 @@ def test_text_as_pandas_writes_it(tmp_path: Path) -> None:
     np.testing.assert_array_equal(batch["mask"], [True, False])
     np.testing.assert_array_equal(batch["y"], [2**53 + 1, -3])
     assert "left out: the column without a name" in told[0]
+
+
+@pytest.mark.parametrize("write", [to_npz, to_folder, to_safetensors, to_csv, to_parquet, to_json_lines])
+def test_one_float_a_sample_is_a_column_of_an_output_of_one(tmp_path: Path, write: Writer) -> None:
+    """Labels of a regression, in whatever format; of a class and of wider inputs nothing is guessed."""
+    inputs = {"x": tensor_type(FLOAT, ["batch", 3]), "y": tensor_type(FLOAT, ["batch", 1])}
+    data = open_data(write(tmp_path, {"x": X, "y": X[:, 0]}), inputs)
+    np.testing.assert_array_equal(data.batch(np.array([3, 1]))["y"], X[[3, 1], :1].astype(np.float32))
+    held = data_of({"x": X, "y": X[:, 0]}, inputs)
+    np.testing.assert_array_equal(held.batch(np.array([3, 1]))["y"], X[[3, 1], :1].astype(np.float32))
+    if write in (to_npz, to_folder, to_safetensors):
+        with pytest.raises(UsageError, match=r"'y' has shape \[20\], the model takes \[batch, 2\]"):
+            open_data(write(tmp_path, {"x": X, "y": X[:, 0]}), {**inputs, "y": tensor_type(FLOAT, ["batch", 2])})
+        with pytest.raises(UsageError, match=r"'y' has shape \[20\], the model takes \[batch, 1\]"):
+            open_data(write(tmp_path, {"x": X, "y": Y}), {**inputs, "y": tensor_type(INT64, ["batch", 1])})
 
 
 @pytest.mark.parametrize("name, header", [("a.csv", "x;y"), ("a.csv", "x\ty"), ("a.csv", "x|y"), ("a.tsv", "x,y")])

@@ -290,12 +290,19 @@ def test_yes_and_no_are_classes_to_balance(tmp_path: Path, shape: tuple[int, ...
                 balance(data, "y", lambda text, level: None)
 
 
+def test_one_class_is_not_balanced_unsaid(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((6, 3)), y=np.zeros(6, np.int64))
+    told: list[str] = []
+    balance(opened(tmp_path / "a.npz"), "y", lambda text, level: told.append(text))
+    assert told == ["caution: all samples are of one class: there is nothing to balance"]
+
+
 def test_names_where_a_loss_takes_numbers_are_told_what_they_are_for(tmp_path: Path) -> None:
     inputs = {"x": tensor_type(TensorProto.FLOAT, ["N", 1]), "y": tensor_type(TensorProto.FLOAT, ["N", 1])}
     (tmp_path / "a.csv").write_text("x,y\n1,no\n2,yes\n")
     (tmp_path / "a.jsonl").write_text('{"x": 1, "y": "no"}\n{"x": 2, "y": "yes"}\n')
     for name in ("a.csv", "a.jsonl"):
-        with pytest.raises(UsageError, match="names of classes are for a loss of classes, such as cross-entropy"):
+        with pytest.raises(UsageError, match="names of classes are for a loss of classes, `losses="):
             open_data(tmp_path / name, inputs)
     (tmp_path / "a.csv").write_text("x,y\n1,1\n2,yes\n")
     with pytest.raises(UsageError, match="correct the cell"):
