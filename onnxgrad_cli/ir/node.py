@@ -1,4 +1,4 @@
-"""`Node`: a node of a graph under work, as a record of plain Python.
+"""`Node`: a node of a graph under work, as lists and words of Python's own.
 
 A build walks over its nodes dozens of times. Each look into a protobuf makes its words anew, which takes longer than
 what a walk does with them; here they are there already, and equal names are mostly one object. What is read from a
