@@ -119,13 +119,13 @@ def messages(nodes: Iterable[Node | NodeProto]) -> list[NodeProto]:
     return list(map(as_message, nodes))
 
 
-def write(nodes: Iterable[Node], field: Any) -> None:
+def write(nodes: Iterable[Node | NodeProto], field: Any) -> None:
     """Append nodes to the field of a message that holds nodes."""
     said: Mapping[str, str] = {}
     entries: list[StringStringEntryProto] = []
     for node in nodes:
-        if node._message is not None:
-            field.append(node.message())
+        if not isinstance(node, Node) or node._message is not None:
+            field.append(as_message(node))
             continue
         if node.metadata is not said:  # as many nodes say the same
             said, entries = node.metadata, _entries(node.metadata)
