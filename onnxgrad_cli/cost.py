@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -113,6 +113,9 @@ COURSE = 200
 
 LARGEST = 8
 """How many of the kept values are listed."""
+
+NEVER, GONE = -1, -2
+"""In place of the last node, in an order, that reads a value: that there is none, and that it has run."""
 
 VIEWS = frozenset("Flatten Identity Reshape Squeeze Unsqueeze".split())
 """Operators whose output is their input's memory under another shape."""
@@ -332,30 +335,36 @@ def live_bytes(
         facts: the size of every value; what has none counts as nothing.
         elsewhere: values that are written to memory which is there already.
     """
-    order = run_order([step.reads for step in steps], [step.made for step in steps])
-    steps = [steps[at] for at in order]
-    owner: dict[str, str] = {}
-    last: dict[str, int] = {}
-    for i, step in enumerate(steps):
-        if step.shows:
-            owner[step.made[0]] = owner.get(step.shows, step.shows)
-        last.update(dict.fromkeys([owner.get(name, name) for name in step.reads], i))
-    last.update((owner.get(name, name), len(steps)) for name in outputs)
-    held: dict[str, int] = {}  # values that are alive and will be read -> their bytes
-    alive, course, sizes = 0, list[int](), facts.bytes_or_nothing
-    for i, step in enumerate(steps):
-        read = dict.fromkeys([owner.get(name, name) for name in step.reads])
-        gone = [held.pop(name) for name in read if last[name] == i and name in held]
-        added = unread = first = 0
-        for name in reversed(step.made):
-            first = 0 if name in owner or name in elsewhere else sizes(name)
-            added += first
-            if name in last:
-                held[name] = first
-            else:
-                unread += first
-        course.append(alive + added - (first if first in gone and step.op_type in IN_PLACE else 0))
-        alive += added - sum(gone) - unread
+    numbers = {name: at for at, name in enumerate(chain.from_iterable(step.made for step in steps))}
+    reads = [[numbers[name] for name in step.reads if name in numbers] for step in steps]
+    made = [[numbers[name] for name in step.made] for step in steps]
+    order = run_order(reads, made)
+    sizes = [0 if name in elsewhere else facts.bytes_or_nothing(name) for name in numbers]
+    owner, last = list(range(len(numbers))), [NEVER] * len(numbers)
+    for i, at in enumerate(order):
+        if steps[at].shows:
+            (view, *_), shown = made[at], numbers.get(steps[at].shows)
+            owner[view], sizes[view] = view if shown is None else owner[shown], 0
+        for value in reads[at]:
+            last[owner[value]] = i
+    for name in outputs:
+        if name in numbers:
+            last[owner[numbers[name]]] = len(order)
+    alive, course = 0, list[int]()
+    for i, at in enumerate(order):
+        new = unread = gone = taken = 0
+        for value in made[at]:
+            new += sizes[value]
+            unread += sizes[value] if last[value] == NEVER else 0
+        first = sizes[made[at][0]] if made[at] else 0
+        for value in reads[at]:
+            value = owner[value]
+            if last[value] == i:
+                last[value] = GONE
+                gone += sizes[value]
+                taken = first if sizes[value] == first else taken
+        course.append(alive + new - (taken if steps[at].op_type in IN_PLACE else 0))
+        alive += new - gone - unread
     return course
 
 

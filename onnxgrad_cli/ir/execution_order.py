@@ -9,10 +9,10 @@ ResNet-50) to 1.25 times (MobileNetV2) as much, the small BERT too, for gradient
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 
-def run_order(reads: Sequence[Sequence[str]], made: Sequence[Sequence[str]]) -> list[int]:
+def run_order(reads: Sequence[Sequence[Hashable]], made: Sequence[Sequence[Hashable]]) -> list[int]:
     """The order in which onnxruntime runs nodes by default, where its optimizer leaves them as they are.
 
     Args:
@@ -22,17 +22,18 @@ def run_order(reads: Sequence[Sequence[str]], made: Sequence[Sequence[str]]) -> 
     Source: GraphViewer and Graph::ReverseDFSFrom, onnxruntime/core/graph.
     """
     makers = {name: at for at, names in enumerate(made) for name in names}
-    needs = [sorted({makers[name] for name in names if name in makers}) for names in reads]
+    needs = [[makers[name] for name in names if name in makers] for names in reads]
+    needs = [each if len(each) < 2 else sorted(set(each)) for each in needs]
     needed = set[int]().union(*needs)
     stack = [at for at in range(len(needs)) if at not in needed]
-    seen: set[int] = set()
+    seen = bytearray(len(needs))
     found: list[int] = []
     while stack:
         at = stack.pop()
         if at < 0:  # all that it needs is there
             found.append(~at)
-        elif at not in seen:
-            seen.add(at)
+        elif not seen[at]:
+            seen[at] = True
             stack.append(~at)
-            stack += [each for each in needs[at] if each not in seen]
+            stack += needs[at]
     return found

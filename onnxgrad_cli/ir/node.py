@@ -1,4 +1,4 @@
-"""`Node`: a node of a graph under work, as a record of plain Python.
+"""`Node`: a node of a graph under work, as lists and words of Python's own.
 
 A build walks over its nodes dozens of times. Each look into a protobuf makes its words anew, which takes longer than
 what a walk does with them; here they are there already, and equal names are mostly one object. What is read from a
@@ -119,13 +119,13 @@ def messages(nodes: Iterable[Node | NodeProto]) -> list[NodeProto]:
     return list(map(as_message, nodes))
 
 
-def write(nodes: Iterable[Node], field: Any) -> None:
+def write(nodes: Iterable[Node | NodeProto], field: Any) -> None:
     """Append nodes to the field of a message that holds nodes."""
     said: Mapping[str, str] = {}
     entries: list[StringStringEntryProto] = []
     for node in nodes:
-        if node._message is not None:
-            field.append(node.message())
+        if not isinstance(node, Node) or node._message is not None:
+            field.append(as_message(node))
             continue
         if node.metadata is not said:  # as many nodes say the same
             said, entries = node.metadata, _entries(node.metadata)

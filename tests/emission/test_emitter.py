@@ -258,6 +258,30 @@ def test_a_sum_along_what_one_number_was_scattered_is_that_number(axis: int, sum
     np.testing.assert_array_equal(run(op, op.Identity(result)), zeros.sum(summed, keepdims=True))
 
 
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_operands_of_the_types_of_earlier_ones_are_looked_at_all_the_same(symbolic: bool) -> None:
+    op = emitter(symbolic)
+    x, row = op.val("x"), op.val("row")
+    plain = [x * x, x + x]
+    assert op._elementwise  # what is like these is written at once
+    wide = op.expand_like(row, x)
+    assert wide.type is x.type and wide.known_shape == x.known_shape
+    again = [wide * x, x + wide, x * x]
+    (product,), (total,), (same,) = ([n for n in op.nodes if n.output[0] == value.name] for value in again)
+    assert (product.input, total.input, same.output) == (["row", "x"], ["x", "row"], [plain[0].name])
+    np.testing.assert_allclose(run(op, again[0] - again[1]), X * ROW - (X + ROW))
+
+
+def test_what_is_added_to_a_scattered_tensor_is_scattered_onto_though_others_were_added() -> None:
+    op = emitter()
+    row = op.val("row")
+    assert (row + row).type is row.type
+    scattered = op.scatter(op.fill(0.0, row), op.const(np.array([[1], [1], [2]])), row, 0)
+    assert scattered.type is row.type
+    total = scattered + row
+    assert op.nodes[-1].op_type == "ScatterElements" and op.nodes[-1].output == [total.name]
+
+
 def test_a_node_from_elsewhere_is_typed_and_an_operator_has_the_defaults_of_its_schema() -> None:
     op = emitter()
     node = onnx.helper.make_node("Concat", ["x", "x"], ["y"], axis=1)

@@ -20,8 +20,8 @@ def test_what_was_read_goes_out_as_it_came_in() -> None:
     assert (node.input, node.output, node.overload, node.metadata) == (["x", ""], ["a", "b"], "wide", {"layer": "3"})
     assert as_message(node).SerializeToString() == before
     graph = GraphProto()
-    write([node], graph.node)
-    assert graph.node[0].SerializeToString() == before
+    write([node, message()], graph.node)
+    assert [each.SerializeToString() for each in graph.node] == [before, before]
 
 
 def test_every_change_of_what_was_read_goes_out() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from onnx import GraphProto, TypeProto
+from onnx import GraphProto, NodeProto, TypeProto
 from onnx.helper import make_node, make_sequence_type_proto
 
 from onnxgrad_cli.autodiff.activity import on_the_way
@@ -126,7 +126,9 @@ def _read_in(body: GraphProto) -> Iterator[str]:
     return (name for node in body.node for name in reads(node))
 
 
-def _add(graph: Graph, nodes: list[Node], op_type: str, inputs: Sequence[str], output: str, **attributes: Any) -> Node:
+def _add(
+    graph: Graph, nodes: list[NodeProto], op_type: str, inputs: Sequence[str], output: str, **attributes: Any
+) -> NodeProto:
     name = graph.fresh(f"{output}/{op_type}")
     nodes.append(make_node(op_type, inputs, [output], name=name, **attributes))
     return nodes[-1]
@@ -350,7 +352,8 @@ class _Step(_Body):
             return each
         none, past, states = graph.fresh(f"{each.name}/none"), graph.fresh(f"{mine}_past"), len(self.node.input) - 2
         at = next(i for i, node in enumerate(graph.nodes) if node is self.node)
-        graph.nodes[at:at] = [_add(graph, [], "SequenceEmpty", [], none, dtype=dtype_of(self.inner.types[name]))]
+        dtype = dtype_of(self.inner.types[name])
+        graph.nodes.insert(at, Node.read(_add(graph, [], "SequenceEmpty", [], none, dtype=dtype)))
         graph.types[none] = each.type  # type: ignore[assignment]
         _add(graph, body.node, "SequenceInsert", [past, mine], copy)
         body.input.append(bodies.declared(past, each.type))
