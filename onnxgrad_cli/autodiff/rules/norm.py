@@ -154,16 +154,15 @@ def through_batch_statistics(op, g, x, scale, b, centred, deviation, factor):
     """The cotangents of x, scale and b where y = centred factor + b, with the statistics of the batch.
 
     dx = factor (g - mean(g) - centred mean(g centred) / deviation^2): seven passes over memory, two of them sums,
-    where the rules of the nodes that compute y take nine. Written as a sum, for a convolution takes that in; see
-    `scaled_channels`.
+    where the rules of the nodes that compute y take nine.
     """
     axes = [axis for axis in range(x.rank) if axis != 1]
     g, dx = op.cast(g, centred), None
     total, product = op.sum(g, axes), op.sum(g * centred, axes)
     if op.wants(x):
         count = op.count(x, axes, centred.dtype)
-        slope = product / (deviation * deviation * -count)
-        dx = op.cast(op.scaled(g + (centred * slope + total / -count), factor), x)
+        slope = product / (deviation * deviation * count)
+        dx = op.cast(op.scaled(g - (centred * slope + total / count), factor), x)
     dscale = op.cast(op.reshape_like(product / deviation, scale), scale)
     return dx, dscale, op.cast(op.reshape_like(total, b), b)
 
