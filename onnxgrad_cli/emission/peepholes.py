@@ -25,7 +25,8 @@ class Peepholes(Reductions):
     """Looks at the operands of broadcasting operators before they are written.
 
     Three things are seen: an operand that was expanded goes in unexpanded; an operand of one element gets the axes
-    that a large one ends in; and what is added to a scattered tensor is scattered onto.
+    that a large one ends in; and what is added to a scattered tensor is scattered onto. Two are noted for the rules
+    that read them: the rows that were taken of a tensor, and images whose channels were scaled.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -33,6 +34,7 @@ class Peepholes(Reductions):
         self._unexpanded: dict[str, Val] = {}  # result of an Expand -> its operand
         self._scattered: dict[str, tuple[Val, Val, int]] = {}  # scattered onto zeros -> indices, updates, axis
         self._taken: dict[str, tuple[Val, Val]] = {}  # rows that were taken -> the tensor, the vector of indices
+        self._scaled: dict[str, tuple[Val, Val]] = {}  # images whose channels were scaled -> images, factors
 
     def rewritten(
         self, op_type: str, operands: list[Val | None], attributes: dict[str, Any]
@@ -98,6 +100,18 @@ class Peepholes(Reductions):
         self._taken[result.name] = (x, rows)
         return result
 
+    # -- channels that were scaled --------------------------------------------------------------------------
+
+    def scaled(self, x: Val, factors: Val) -> Val:
+        """`x` times a number for each channel, [1, C, 1, ...]; `unscaled` tells both of the result."""
+        result = x * factors
+        self._scaled[result.name] = (x, factors)
+        return result
+
+    def unscaled(self, x: Val) -> tuple[Val, Val] | None:
+        """What was scaled, and by which factors, of a result of `scaled`; else None."""
+        return self._scaled.get(x.name)
+
     # -- scatter-onto ---------------------------------------------------------------------------------------
 
     def scatter(self, zeros: Val, places: Val, updates: Val, axis: int, repeats: bool = True) -> Val:
@@ -135,8 +149,9 @@ class Peepholes(Reductions):
         return updates if axes[0] % x.rank == axis and list(updates.shape) == one and "?" not in one else None
 
     def rename_all(self, results: Mapping[str, Val]) -> None:
-        """Call each result by the name before it; what was scattered or taken bears its old name no longer."""
+        """Call each result by the name before it; what was noted bears its old name no longer."""
         super().rename_all(results)
+        self._scaled.clear()
         self._scattered.clear()
         self._taken.clear()
 

@@ -27,6 +27,7 @@ def unfold_convolutions(model: ModelProto) -> None:
     """Write the convolutions of a model whose weights are of known shapes as products, in place; others stay."""
     shapes: dict[str, Shape] = {value.name: shape_of(value.type) or () for value in model.graph.input}
     shapes |= {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    shapes |= _given(model)
     if not any(_kernel(node, shapes) for node in model.graph.node):
         return
     nodes: list[NodeProto] = []
@@ -40,8 +41,8 @@ def unfold_convolutions(model: ModelProto) -> None:
 def _kernel(node: NodeProto, shapes: Mapping[str, Shape]) -> tuple[int, ...]:
     """The shape of the weight of a convolution that is to be a product; () for any other node.
 
-    Those are left whose weight or padding is known only in a run, and those of single channels, which are a sum of a
-    few images rather than a product of matrices: onnx.reference adds them up, in a third of the time.
+    Those are left whose weight or padding is known only in a run, and those of single channels and several taps, which
+    are a sum of a few images rather than a product of matrices: onnx.reference adds them up, in a third of the time.
     """
     if node.op_type != "Conv" or not is_standard(node.domain):
         return ()
@@ -49,7 +50,16 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape]) -> tuple[int, ...]:
     groups = next((a.i for a in node.attribute if a.name == "group"), 1)
     shape = shapes.get(node.input[1], ()) if padding in (b"NOTSET", b"VALID") else ()
     sizes = tuple(size for size in shape if isinstance(size, int))
-    return sizes if len(sizes) == len(shape) and sizes[:2] != (groups, 1) else ()
+    several = math.prod(sizes[2:]) > 1
+    return sizes if len(sizes) == len(shape) and not (sizes[:2] == (groups, 1) and several) else ()
+
+
+def _given(model: ModelProto) -> dict[str, Shape]:
+    """The shapes that are given to views by constants, as to weights that are computed."""
+    stored = {tensor.name: tensor for tensor in model.graph.initializer if len(tensor.dims) == 1}
+    views = [node for node in model.graph.node if node.op_type == "Reshape" and node.input[1] in stored]
+    found = {node.output[0]: numpy_helper.to_array(stored[node.input[1]]).tolist() for node in views}
+    return {name: tuple(shape) for name, shape in found.items() if min(shape, default=1) > 0}
 
 
 class _Unfolded:
@@ -114,11 +124,13 @@ class _Unfolded:
         return self._add("Transpose", taken, perm=[0, 1, axis, *rest])
 
     def _product(self, patches: str, weight: str, shape: Sequence[int], groups: int) -> str:
-        """The weight times the patches, [N, groups, M/groups, out].
+        """The weight times the patches, [N, groups, M/groups, out]; of one tap a channel, [N, M, *out].
 
         Taps lie beside each other within a channel, as they do in the weight, so that neither is transposed.
         """
         outputs, rows = shape[0] // groups, math.prod(shape[1:])
+        if rows == outputs == 1:
+            return self._add("Mul", patches, self._add("Reshape", weight, self._ints(-1, *[1] * (self._rank - 2))))
         several = (groups,) if groups > 1 else ()
         patches = self._add("Reshape", patches, self._ints(0, *several, rows, -1))
         return self._add("MatMul", self._add("Reshape", weight, self._ints(*several, outputs, rows)), patches)

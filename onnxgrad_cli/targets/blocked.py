@@ -159,7 +159,7 @@ def _fitting(graph: Graph, node: Node) -> tuple[str, Mapping[str, Any]]:
     given = _attributes(node)
     group = given["group"]
     if node.op_type == "Conv" and sizes[:2] == [group, 1]:
-        return _NONE if group % BLOCK else (DEPTHWISE, {CHANNELS: group})
+        return _NONE if group % BLOCK or sizes[2:] == [1, 1] else (DEPTHWISE, {CHANNELS: group})
     if (sizes[0] // group) % BLOCK or sizes[1] % BLOCK or sizes[2:] == [1, 1]:
         return _NONE
     return (DENSE, {CHANNELS: sizes[0]}) if node.op_type == "Conv" else _fitting_transposed(given, sizes)

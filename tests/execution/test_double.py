@@ -17,6 +17,7 @@ SHAPES = [
     ((1, 4, 6, 5, 7), (8, 1, 2, 3, 1), 4),
     ((1, 4, 6, 5), (4, 1, 2, 3), 4),
     ((2, 4, 5, 6), (6, 2, 1, 1), 2),
+    ((2, 4, 5, 6), (4, 1, 1, 1), 4),
     ((2, 4, 3, 60), (6, 2, 1, 18), 2),
     ((2, 2, 60), (3, 2, 18), 1),
     ((1, 2, 40, 3), (3, 2, 18, 1), 1),
@@ -52,7 +53,21 @@ def test_convolutions_are_products(image: tuple[int, ...], kernel: tuple[int, ..
         tensors = [torch.tensor(each, dtype=torch.float64) for each in (wide, w, b)]
         expected = function(*tensors[: 2 + biased], stride=stride, dilation=dilation, groups=group).numpy()
         np.testing.assert_allclose(run({"x": x})["y"], expected, rtol=1e-12, atol=1e-12)
-        assert ("onnx.reference" in run.name) == (kernel[:2] == (group, 1))  # where they are no products
+        products = kernel[:2] != (group, 1) or set(kernel[2:]) == {1}
+        assert ("onnx.reference" in run.name) != products
+
+
+def test_a_weight_that_is_computed_has_the_shape_that_it_is_given() -> None:
+    text = """
+    <ir_version: 10, opset_import: ["" : 20]> g (float[2, 3, 4, 5] x, float[3] a) => (float[2, 3, 4, 5] y)
+    <int64[4] s = {3, 1, 1, 1}> { t = Abs(a) w = Reshape(t, s) y = Conv<group = 3, kernel_shape = [1, 1]>(x, w) }
+    """
+    run, (x, a) = (
+        DoubleExecutor(onnx.parser.parse_model(text)),
+        (np.random.randn(2, 3, 4, 5), np.array([1.0, -2.0, 3.0])),
+    )
+    np.testing.assert_allclose(run({"x": x, "a": a})["y"], x * np.abs(a)[:, None, None], rtol=1e-15)
+    assert "onnx.reference" not in run.name
 
 
 @pytest.mark.parametrize(

@@ -121,12 +121,13 @@ def test_what_is_replaced() -> None:
     ("x", "w", "given"),
     [
         ((1, 32, 5, 5), (32, 32, 1, 1), {}),
+        ((1, 32, 5, 5), (32, 1, 1, 1), {"group": 32}),
         ((1, 3, 5, 5), (32, 3, 3, 3), {}),
         ((1, 16, 5, 5), (24, 16, 3, 3), {}),
         ((1, 24, 5, 5), (24, 1, 3, 3), {"group": 24}),
         ((1, 32, 5, 5), (32, 8, 3, 3), {"group": 4}),
     ],
-    ids=["1x1", "few channels", "uneven channels", "uneven depthwise", "small groups"],
+    ids=["1x1", "1x1 depthwise", "few channels", "uneven channels", "uneven depthwise", "small groups"],
 )
 def test_what_is_not(x: tuple[int, ...], w: tuple[int, ...], given: dict[str, Any]) -> None:
     built = made(model(x, w, given), grad_of_input=("x",))

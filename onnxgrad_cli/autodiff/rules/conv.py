@@ -36,14 +36,26 @@ def conv(op, g, y, x, w, b, *, auto_pad, dilations, group, kernel_shape, pads, s
     win = windows.window(windows.kernel_of(kernel_shape, w), strides, dilations, pads, group)
     win, late = windows.auto_window(op, win, x, auto_pad)
     image = windows.pad(op, x, *late) if late else x
+    g, factors = _unscaled(op, g, w)
     dx = dw = None
     if op.wants(x):
-        dx = input_gradient(op, g, w, image, win)
+        dx = input_gradient(op, g, w if factors is None else w * factors, image, win)
         if late:
             dx = windows.crop_like(op, dx, late[0], x)
     if op.wants(w):
         dw = weight_gradient(op, image, g, w, win)
-    return dx, dw, bias_gradient(op, g, b)
+        dw = dw if factors is None else dw * factors
+    db = bias_gradient(op, g, b)
+    return dx, dw, db if db is None or factors is None else db * op.reshape_like(factors, db)
+
+
+def _unscaled(op, g, w):
+    """`g` before its channels were scaled, as by the adjoint of a normalization, and the factors, shaped for `w`; `g`
+    and None where the weight, which is scaled in its place, is not smaller than a sample of `g`: it is twice."""
+    found, sizes = op.unscaled(g), w.shape
+    if found is None or not all(isinstance(size, int) for size in sizes) or windows.cells(g) < 2 * prod(sizes[1:]):
+        return g, None
+    return found[0], op.reshape(found[1], [sizes[0], *[1] * (w.rank - 1)])
 
 
 @rule("ConvTranspose")

@@ -162,7 +162,7 @@ def through_batch_statistics(op, g, x, scale, b, centred, deviation, factor):
     if op.wants(x):
         count = op.count(x, axes, centred.dtype)
         slope = product / (deviation * deviation * count)
-        dx = op.cast((g - (centred * slope + total / count)) * factor, x)
+        dx = op.cast(op.scaled(g - (centred * slope + total / count), factor), x)
     dscale = op.cast(op.reshape_like(product / deviation, scale), scale)
     return dx, dscale, op.cast(op.reshape_like(total, b), b)
 

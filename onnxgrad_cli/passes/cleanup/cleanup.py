@@ -1,5 +1,5 @@
 """Remove what nobody reads: backward nodes that a rule wrote for operands without takers; compute constants; turn
-products.
+products; let convolutions scale channels.
 
 And keep views apart from DequantizeLinear: onnxruntime's optimizer puts a QuantizeLinear behind them, of a wrong type
 (1.31 can't load that from opset 21 on, older versions make negative numbers zero).
@@ -13,18 +13,23 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import declare
 from onnxgrad_cli.ir.node import ROLE, Node, make_node, metadata_of
 from onnxgrad_cli.ir.types import shape_of
+from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.cleanup.constants import compute_constants, divide_at_once
 from onnxgrad_cli.passes.cleanup.cubic_layout import keep_cubic_layout
+from onnxgrad_cli.passes.cleanup.scaled_channels import convolve_channels
 from onnxgrad_cli.passes.cleanup.transposed_products import turn_products
 from onnxgrad_cli.passes.pipeline import Pass
+from onnxgrad_cli.targets import find_target
 
 VIEWS = frozenset("Expand Flatten Identity MaxPool Reshape Slice Squeeze Transpose Unsqueeze".split())
 """Operators past which onnxruntime takes a DequantizeLinear, or which it removes before it looks for those."""
 
 
-def _run(graph: Graph, options: object, training: object) -> bool:
+def _run(graph: Graph, options: Options, training: object) -> bool:
     changed = compute_constants(graph)
     changed = turn_products(graph) or changed
+    if find_target(options.target).fuses_convolutions and not options.as_gradient_op:  # which is differentiated yet
+        changed = convolve_channels(graph) or changed
     return tidy(graph) or changed
 
 
@@ -70,5 +75,8 @@ def _stays(graph: Graph, view: Node, dequantizer: Node) -> bool:
 
 
 CLEANUP = Pass(
-    "cleanup", "nodes nobody reads removed, constants computed, transposed products turned", _run, ("optimizer",)
+    "cleanup",
+    "nodes nobody reads removed, constants computed, transposed products turned, scaled channels convolved",
+    _run,
+    ("optimizer",),
 )

@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     import onnxruntime
     from onnxruntime import OrtValue
 
-SLICE = 1 << 18
-"""The elements of a slice. Shorter ones stay nearer to the core, but threads meet more often at Python's lock: AdamW on
-1.9 million numbers in slices of a quarter takes as long in one thread, and 1.24 of the time in two; in those four times
-as long, 1.3 of it."""
+SLICE, ALONE = 1 << 18, 1 << 16
+"""The elements of a slice where several threads update weights, and where one does. Shorter ones stay nearer to the
+core, but threads meet more often at Python's lock: AdamW on 1.9 million numbers in slices of a quarter takes 1.24 of
+the time in two threads; in those four times as long, 1.3 of it. One thread takes 0.72 to 1.0 of the time in a quarter,
+by the caches of the processor."""
 
 LARGE = 2
 """The elements from which a weight is updated so: to update all of MobileNetV2's 158 weights so takes 10.3 ms, and 14.1
@@ -110,14 +111,16 @@ class SlicedStep:
         self.sessions = [self._gradient.session, self._common.session]
         self._arrays = [{name: each.array.reshape(-1) for name, each in {**side, **scalars}.items()} for side in sides]
         sizes = {name: array.size for name, array in self._arrays[0].items()}
+        workers = min(threads or os.cpu_count() or 1, WORKERS)
+        length = SLICE if workers > 1 else ALONE
         self._updates = [
-            (update, begin, min(begin + SLICE, sizes[weight]))
+            (update, begin, min(begin + length, sizes[weight]))
             for weight, update in ((update.weight, InPlace(update)) for update in parts.updates)
-            for begin in range(0, sizes[weight], SLICE)
+            for begin in range(0, sizes[weight], length)
         ]
         self._read = {name for update in parts.updates for name in (*update.vectors, *update.scalars)}
-        workers = min(threads or os.cpu_count() or 1, WORKERS, len(self._updates))
-        self._scratch = [Scratch(SLICE) for _ in range(workers)]
+        workers = min(workers, len(self._updates))
+        self._scratch = [Scratch(length) for _ in range(workers)]
         self._others = ThreadPoolExecutor(workers)
         self._made: dict[str, OrtValue] = {}
 

@@ -4,13 +4,18 @@ The graphs run in float32 on onnxruntime, so its own kernels are proven with the
 """
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import torch.nn.functional as F
+from onnx import TensorProto, helper
 
 from onnxgrad_cli.autodiff.rules import conv
+from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.types import shape_of
+from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
 from tests.harness import Case, Const, const, forward_model, with_gradient
 
@@ -478,3 +483,48 @@ def test_the_weight_of_an_empty_batch_has_a_gradient_of_zeros(op, x, w, attrs):
 def test_refusals(case, symbolic, reason):
     with pytest.raises(UnsupportedError, match=reason):
         with_gradient(forward_model(case, symbolic), ["x0"], ["y0"], "g_")
+
+
+@pytest.mark.parametrize(
+    ("settings", "weight", "size", "scaled"),
+    [
+        ({"padding": 1}, (6, 4, 3, 3), 10, "weight"),
+        ({"stride": 2}, (6, 4, 3, 3), 20, "weight"),
+        ({"groups": 4}, (4, 1, 3, 3), 12, "weight"),
+        ({"groups": 2}, (6, 2, 1, 1), 9, "weight"),
+        ({"padding": 2}, (6, 4, 5, 5), 10, "cotangent"),
+    ],
+)
+def test_a_small_weight_is_scaled_in_place_of_a_large_cotangent(settings, weight, size, scaled):
+    """The adjoint of a normalization with the statistics of the batch ends with a factor for each channel."""
+    rng = np.random.default_rng(0)
+    arrays = {
+        "w": rng.standard_normal(weight),
+        "b": rng.standard_normal(weight[0]),
+        "s": rng.standard_normal(weight[0]),
+    }
+    arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
+    still = {"t": np.zeros(weight[0]), "mean": np.zeros(weight[0]), "var": np.ones(weight[0])}
+    stored = {**arrays, **{name: array.astype(np.float32) for name, array in still.items()}}
+    attrs = {"kernel_shape": list(weight[2:]), "group": settings.get("groups", 1),
+             "strides": [settings.get("stride", 1)] * 2, "pads": [settings.get("padding", 0)] * 4}  # fmt: skip
+    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["c"], **attrs),
+             helper.make_node("BatchNormalization", ["c", "s", "t", "mean", "var"], ["y"])]  # fmt: skip
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4, size, size])
+    values = [onnx.numpy_helper.from_array(array, name) for name, array in stored.items()]
+    graph = helper.make_graph(nodes, "g", [given], [onnx.ValueInfoProto(name="y")], values)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    built = build(model, Options(losses=(LossSpec("mse"),), mode="train", grad_of_input=("x",)))
+    x, leaves = torch.randn(3, 4, size, size, requires_grad=True), {n: torch.tensor(a) for n, a in arrays.items()}
+    w, b, s = (leaf.requires_grad_() for leaf in leaves.values())
+    y = F.batch_norm(F.conv2d(x, w, b, **settings), None, None, s, training=True)
+    label = torch.randn_like(y)
+    F.mse_loss(y, label).backward()
+    found = Executor(built.model, fallback=False)({"x": x.detach().numpy(), "label": label.numpy()})
+    for name, leaf in {"x": x, **leaves}.items():
+        theirs = leaf.grad.numpy()
+        np.testing.assert_allclose(found[f"{name}_grad"], theirs, atol=1e-5 + 1e-5 * np.abs(theirs).max(), err_msg=name)
+    products = [node for node in built.graph.nodes if node.op_type == "Mul" and node.name.startswith("grad/")]
+    shapes = [sorted(str(shape_of(built.graph.types[name])) for name in node.input) for node in products]
+    vector, image = str((1, weight[0], 1, 1)), str(shape_of(built.graph.types["c"]))
+    assert ("cotangent" if sorted([vector, image]) in shapes else "weight") == scaled

@@ -65,6 +65,7 @@ def batch(dtype: str = "float") -> dict[str, np.ndarray]:
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sliced_steps, "SLICE", 7)
+    monkeypatch.setattr(sliced_steps, "ALONE", 5)
     monkeypatch.setattr(sliced_steps, "LARGE", 12)  # b is not sliced
     monkeypatch.setattr(sliced_steps, "MANY", 12)
 
