@@ -15,6 +15,7 @@ from onnx import TensorProto
 from onnxgrad_cli.autodiff.registry import rule
 from onnxgrad_cli.autodiff.rules import diagonals, shifted_images, windows
 from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.ir.types import HALVES
 
 SMALL, MANY, LARGE = 196, 128, 100_000
 """Positions of an image up to which it is small beside weights; channels from which copying rows of them is fast;
@@ -51,8 +52,9 @@ def conv(op, g, y, x, w, b, *, auto_pad, dilations, group, kernel_shape, pads, s
 
 def _unscaled(op, g, w):
     """`g` before its channels were scaled, as by the adjoint of a normalization, and the factors, shaped for `w`; `g`
-    and None where the weight, which is scaled in its place, is not smaller than a sample of `g`: it is twice."""
-    found, sizes = op.unscaled(g), w.shape
+    and None where the weight, which is scaled in its place, is not smaller than a sample of `g`: it is twice. Sums of
+    what is not yet scaled down might leave the range of 16 bits."""
+    found, sizes = op.unscaled(g) if g.dtype not in HALVES else None, w.shape
     if found is None or not all(isinstance(size, int) for size in sizes) or windows.cells(g) < 2 * prod(sizes[1:]):
         return g, None
     return found[0], op.reshape(found[1], [sizes[0], *[1] * (w.rank - 1)])

@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Collection
 
 import numpy as np
-from onnx import NodeProto, TensorProto
-from onnx.helper import make_node
+from onnx import TensorProto
 
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node, make_node
 from onnxgrad_cli.ir.nodes import read_by
 from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of, tensor_type
 
@@ -38,7 +38,7 @@ def convolve_channels(graph: Graph) -> bool:
     readers = Counter(name for name in read_by(graph.nodes) if name in products)
     private = {name for name, count in readers.items() if count == 1}.difference(graph.output_names)
     writer = _Writer(graph)
-    nodes: list[NodeProto] = []
+    nodes: list[Node] = []
     gone: set[str] = set()
     for node in graph.nodes:
         product, shift = _sum(graph, node, private) if node.op_type == "Add" and not node.domain else ("", "")
@@ -51,7 +51,7 @@ def convolve_channels(graph: Graph) -> bool:
     return bool(gone)
 
 
-def _scaled(graph: Graph, product: NodeProto) -> tuple[str, str] | None:
+def _scaled(graph: Graph, product: Node) -> tuple[str, str] | None:
     """The images and the factors of their channels, of a product of such; None of any other."""
     if product.domain or dtype_of(graph.types.get(product.output[0])) != TensorProto.FLOAT:
         return None
@@ -62,7 +62,7 @@ def _scaled(graph: Graph, product: NodeProto) -> tuple[str, str] | None:
     return None
 
 
-def _sum(graph: Graph, node: NodeProto, products: Collection[str]) -> tuple[str, str]:
+def _sum(graph: Graph, node: Node, products: Collection[str]) -> tuple[str, str]:
     """The product and the numbers for each channel that are added up; "" for both where others are."""
     for product, shift in (node.input, reversed(node.input)):
         if product in products and _is_vector(graph, shift, shape_of(graph.types[product]) or ()):
@@ -91,7 +91,7 @@ class _Writer:
         self._graph = graph
         self._shapes: dict[tuple[int, ...], str] = {}
 
-    def convolution(self, node: NodeProto, images: str, factors: str, shift: str) -> list[NodeProto]:
+    def convolution(self, node: Node, images: str, factors: str, shift: str) -> list[Node]:
         """The nodes of a convolution in the place of a sum."""
         shape = shape_of(self._graph.types[images]) or ()
         channels, pixel = int(shape[1]), [1] * (len(shape) - 2)
@@ -100,15 +100,15 @@ class _Writer:
         inputs = [images, weight.output[0], bias.output[0]]
         name = self._graph.fresh(f"{node.name}/Conv")
         conv = make_node("Conv", inputs, node.output[:], name, group=channels, kernel_shape=pixel)
-        conv.metadata_props.extend(node.metadata_props)
+        conv.metadata = node.metadata
         return [weight, bias, conv]
 
-    def _reshaped(self, node: NodeProto, name: str, shape: tuple[int, ...]) -> NodeProto:
+    def _reshaped(self, node: Node, name: str, shape: tuple[int, ...]) -> Node:
         if shape not in self._shapes:
             self._shapes[shape] = self._graph.fresh("channels")
             self._graph.add_initializer(self._shapes[shape], np.array(shape, np.int64))
         result = self._graph.fresh(f"{node.name}/Reshape_out")
         self._graph.types[result] = tensor_type(TensorProto.FLOAT, shape)
         view = make_node("Reshape", [name, self._shapes[shape]], [result], self._graph.fresh(f"{node.name}/Reshape"))
-        view.metadata_props.extend(node.metadata_props)
+        view.metadata = node.metadata
         return view
