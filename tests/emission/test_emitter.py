@@ -262,8 +262,7 @@ def test_a_sum_along_what_one_number_was_scattered_is_that_number(axis: int, sum
 def test_operands_of_the_types_of_earlier_ones_are_looked_at_all_the_same(symbolic: bool) -> None:
     op = emitter(symbolic)
     x, row = op.val("x"), op.val("row")
-    plain = [x * x, x + x]
-    assert op._elementwise  # what is like these is written at once
+    plain = [x * x, x + x]  # what is like these is written at once
     wide = op.expand_like(row, x)
     assert wide.type is x.type and wide.known_shape == x.known_shape
     again = [wide * x, x + wide, x * x]
