@@ -26,7 +26,7 @@ from onnxgrad_cli.derivatives.scores import ClassChoice
 from onnxgrad_cli.derivatives.values import Chosen, choose, floats, hold, split
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.errors import Unknown, UnsupportedError, UsageError, suggest
 from onnxgrad_cli.files import ModelSource
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.options import Options
@@ -99,14 +99,12 @@ def derive(
     graph = open_model(model, path, options)
     derivative, own = _opened(graph, kind, of, wrt, options)
     ends = list(derivative.outputs)
-    if pick:
-        _pick(derivative, pick)
-    if per_sample:
-        _set_apart(derivative, kind)
-    if kind == "vjp":
-        derivatives = _each_gradient(derivative, cotangents) if per_sample else derivative.vjp(cotangents)
-    else:
-        derivatives = KINDS[kind](derivative)
+    try:
+        derivatives = _appended(derivative, kind, pick, per_sample, cotangents)
+    except Unknown as error:  # what is differentiated, or by what, and not a node on the way
+        raise UnsupportedError(
+            f"{error}, which this derivative needs", hint="fix the model's shapes with `shapes`"
+        ) from error
     kept = dict.fromkeys([*own, *ends, *derivative.inner, *derivative.outputs]) if keep_outputs else ()
     outputs = [*derivatives, *kept]
     finished = derivative.finish(outputs)
@@ -114,6 +112,23 @@ def derive(
         new = casadi_names(kind, derivative.outputs, derivative.wanted)
         name_after(graph, finished, *new, len(finished.graph.input) - len(derivative.added))
     return derivative.described(finished, kind, derivatives, outputs)
+
+
+def _appended(
+    derivative: DerivativeModel, kind: Derivative, pick: ClassChoice | None, per_sample: bool, cotangents: Yield
+) -> list[str]:
+    """Append the derivatives that are asked for; their names.
+
+    Raises:
+        Unknown: the rank of what is differentiated, or of what it is differentiated by, is unknown.
+    """
+    if pick:
+        _pick(derivative, pick)
+    if per_sample:
+        _set_apart(derivative, kind)
+    if kind == "vjp":
+        return _each_gradient(derivative, cotangents) if per_sample else derivative.vjp(cotangents)
+    return KINDS[kind](derivative)
 
 
 def _check(kind: Derivative, cotangents: Yield | None, per_sample: bool) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxgrad_cli.derivatives.kinds import derive
-from onnxgrad_cli.errors import UnsupportedError, UsageError
+from onnxgrad_cli.errors import OnnxgradError, UnsupportedError, UsageError
 from onnxgrad_cli.execution.session import open_session
 from onnxgrad_cli.explanations.subject import Subject
 from onnxgrad_cli.metadata import Derived, read_derived
@@ -112,7 +112,11 @@ class Scorer:
         return {**feeds, self._said.label: labels, self.subject.fed: moved}
 
     def _run(self, session: Any, names: list[str], feeds: Feeds) -> list[np.ndarray]:
-        """The values of a session for n samples, of which one that takes more at once is fed copies of the last."""
+        """The values of a session for n samples, of which one that takes more at once is fed copies of the last.
+
+        Raises:
+            OnnxgradError: onnxruntime fails on them.
+        """
         wanted = {each.name for each in session.get_inputs()}
         fed = {name: array for name, array in feeds.items() if name in wanted}
         count = next(len(array) for array in fed.values() if array.ndim)
@@ -120,7 +124,10 @@ class Scorer:
             spare = self._fixed - count
             fed = {k: np.concatenate([v, v[-1:].repeat(spare, 0)]) if v.ndim else v for k, v in fed.items()}
         fed = {name: np.ascontiguousarray(array) for name, array in fed.items()}
-        return [array[:count] for array in session.run(names, fed)]
+        try:
+            return [array[:count] for array in session.run(names, fed)]
+        except Exception as error:  # of many kinds, none of them public
+            raise OnnxgradError(f"the model fails on the samples: {str(error).strip()}") from error
 
 
 def _summed(scores: np.ndarray) -> np.ndarray:

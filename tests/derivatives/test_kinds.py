@@ -25,6 +25,7 @@ from onnxgrad_cli.emission import nodes
 from onnxgrad_cli.errors import UnsupportedError, UsageError
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.renaming import rename
+from onnxgrad_cli.options import Options
 from tests.autodiff.rows import ROWS as OPERATORS
 from tests.harness import Case, fed, forward_model, sample
 
@@ -671,3 +672,14 @@ def test_results_are_named_in_one_walk(monkeypatch: pytest.MonkeyPatch) -> None:
     walks.clear()
     derive(model, "hessian", wrt="*")
     assert len(walks) - few <= 3, "one for each further row that is written in a loop"
+
+
+@pytest.mark.parametrize("kind", ["jacobian", "hessian"])
+def test_an_input_of_unknown_rank_is_told(kind: str) -> None:
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[2] x) => (float[2] y) { s = Sigmoid(x) y = Mul(s, x) }""")
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(UnsupportedError, match=r"the rank of '.*' is unknown, which this derivative needs"):
+        derive(model, kind)  # type: ignore[arg-type]
+    assert derive(model, kind, options=Options(shapes={"x": [2]})).graph.output  # type: ignore[arg-type]

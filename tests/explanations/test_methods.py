@@ -171,3 +171,18 @@ def test_a_single_number_is_no_class(shell: Shell, tmp_path: Path) -> None:
     assert "of 'y', by 'x'" in said
     assert "class" not in said
     np.testing.assert_allclose(np.load(tmp_path / "a.npy"), np.abs(weights.T).repeat(2, 0), **CLOSE)
+
+
+def test_samples_that_the_model_fails_on_are_told(shell: Shell, tmp_path: Path) -> None:
+    """As a row that a table does not have, computed from what is explained: no bound of an input tells of it."""
+    text = """<ir_version: 10, opset_import: ["" : 21]> g (float[n,2] x) => (float[n,2] y)
+        <float[3, 2] table = {1, 2, 3, 4, 5, 6}> {
+            f = ReduceSum<keepdims = 0>(x, one) i = Cast<to = 7>(f) row = Gather(table, i) y = Mul(row, x)
+        }"""
+    model = parser.parse_model(text)
+    model.graph.initializer.append(numpy_helper.from_array(np.int64([1]), "one"))
+    onnx.save(model, tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=np.float32([[0, 1], [40, 50]]))
+    for command in ("explain", "attack"):
+        result = shell(command, "m.onnx", "--data", "d.npz", "--no-verify")
+        assert result.code == 1 and "the model fails on the samples" in result.err and "internal" not in result.err
