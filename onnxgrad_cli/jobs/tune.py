@@ -112,6 +112,9 @@ def run_tune(
         here = concrete.get(_site(choice))
         if here is None or len(choice.forms) < 2:
             continue
+        if not _is_sized(here):
+            tell(f"{place} is left out: the sizes of what it reads are known only in a run", 0)
+            continue
         tell(place, 1)
         times = interleaved(_steps(here, threads), repeat)
         best = min(times, key=times.__getitem__)
@@ -162,6 +165,12 @@ def _bind(options: Options, built: TrainingModel, bound: Mapping[str, int]) -> O
 
 def _site(choice: VariantChoice) -> tuple[str, str]:
     return choice.node.output[0], choice.name
+
+
+def _is_sized(choice: VariantChoice) -> bool:
+    """Whether all sizes of what a node reads are known; drawn ones would say nothing, and a window might not fit."""
+    shapes = (shape_of(choice.graph.types.get(name)) for name in choice.node.input if name)
+    return all(shape is not None and all(isinstance(size, int) for size in shape) for shape in shapes)
 
 
 def _steps(choice: VariantChoice, threads: int | None) -> dict[str, Callable[[], object]]:

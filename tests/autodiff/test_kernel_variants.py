@@ -12,7 +12,7 @@ import onnx
 import pytest
 import torch
 import torch.nn.functional as F
-from onnx import ModelProto, helper
+from onnx import ModelProto, helper, parser
 
 from onnxgrad_cli.autodiff.kernel_variants import load_tuned
 from onnxgrad_cli.builder import TrainingModel, build
@@ -299,6 +299,19 @@ def test_a_choice_that_is_none(shell: Shell) -> None:
     assert done.code == 2
     assert "has no form 'pixel'" in done.err and "pixels" in done.err
     assert not Path("t.onnx").exists()
+
+
+def test_what_is_of_sizes_that_only_a_run_tells_is_not_measured(tmp_path: Path) -> None:
+    """A drawn image may be narrower than the window."""
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[2, 4, 9] x, int64[1] end) => (float[2, 4, m] y) <int64[1] axis = {2}, int64[1] zero = {0}> {
+            part = Slice(x, zero, end, axis) y = Conv<group = 4>(part, w)
+        }""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 1, 4), np.float32), "w"))
+    onnx.save(model, tmp_path / "m.onnx")
+    said: list[str] = []
+    found, _ = run_tune(tmp_path / "m.onnx", repeat=1, threads=1, tell=lambda text, _: said.append(text))
+    assert not found and any("known only in a run" in text for text in said)
 
 
 def test_a_file_that_is_no_tuning_is_neither_read_nor_replaced(shell: Shell) -> None:
