@@ -25,7 +25,9 @@ from onnxgrad_cli.emission import nodes
 from onnxgrad_cli.errors import UnsupportedError, UsageError
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.renaming import rename
+from onnxgrad_cli.metadata import read_derived
 from onnxgrad_cli.options import Options
+from onnxgrad_cli.verification.derived import prove_derived
 from tests.autodiff.rows import ROWS as OPERATORS
 from tests.harness import Case, fed, forward_model, sample
 
@@ -683,3 +685,19 @@ def test_an_input_of_unknown_rank_is_told(kind: str) -> None:
     with pytest.raises(UnsupportedError, match=r"the rank of '.*' is unknown, which this derivative needs"):
         derive(model, kind)  # type: ignore[arg-type]
     assert derive(model, kind, options=Options(shapes={"x": [2]})).graph.output  # type: ignore[arg-type]
+
+
+def test_a_float_that_is_a_size_leaves_a_derivative_unproved() -> None:
+    """Its last digits decide how many there are, where it is turned into a whole number."""
+    text = """<ir_version: 8, opset_import: ["": 17]>
+        g (float[3] x, int64[3] i) => (float[3, 10] y) <float depth = {10}, float[2] values = {1, 3}> {
+            h = OneHot(i, depth, values) one = Unsqueeze(x, axis) y = Mul(h, one)
+        }"""
+    model = parser.parse_model(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.int64([1]), "axis"))
+    derived = derive(model, "hessian", wrt="*")
+    said = read_derived(derived)
+    assert said is not None
+    data = {"x": np.ones(3, np.float32), "i": np.arange(3)}
+    proof = prove_derived(derived, said, original=model, data=data, seed=1)
+    assert proof.verdict != "failed"
