@@ -360,7 +360,8 @@ class _R2:
         self._mean = self._spread = self._off = np.zeros(())
 
     def update(self, predictions: np.ndarray, labels: np.ndarray) -> None:
-        found, wanted = (array.reshape(len(labels), -1) for array in _wide(predictions, labels))
+        samples = len(labels) if labels.ndim else 1  # a model may judge all at once
+        found, wanted = (array.reshape(samples, -1) for array in _wide(predictions, labels))
         count, mean = len(wanted), wanted.mean(0)
         shift = mean - self._mean
         share = count / (self._count + count)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onnxgrad_cli.execution.double import DoubleExecutor
+from onnxgrad_cli.execution.limits import OverLimit
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.randomness import RANDOM
 from onnxgrad_cli.ir.types import Arrays
@@ -53,6 +54,8 @@ def agrees_with_slopes(case: Case) -> Found:
             found = look(case)
         except _OtherLoss as error:
             return Found("failed", str(error))
+        except _Fails as error:
+            return Found("skipped", str(error))
         if found.status == "passed":
             break
     return found
@@ -65,6 +68,10 @@ def _draws(case: Case) -> bool:
 
 class _OtherLoss(Exception):
     """onnxruntime computes another loss in the training model than in its forward part alone."""
+
+
+class _Fails(Exception):
+    """The model does not run on floats that differ in their last digits, as where one of them is a size."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,12 @@ class Point:
 
 def _point(case: Case) -> Point:
     beside = [nearby(case.described, case.feeds, case.rng) for _ in range(NEAR)]
-    outputs = [case.outputs, *map(case.run, beside)]
+    try:
+        outputs = [case.outputs, *map(case.run, beside)]
+    except (OverLimit, MemoryError):
+        raise
+    except Exception as error:  # the executors' exceptions share no base class
+        raise _Fails(f"on floats that differ in their last digits it fails: {str(error)[:300]}") from error
     factor = math.prod(float(case.feeds[n]) for n, role in case.roles.inputs.items() if role == "loss gradient")
     value, *others = (factor * float(output[case.roles.loss]) for output in outputs)
     allowed = FAITHFUL[narrowest(case.described.model)] * max(abs(value), 1e-6) + 10 * max(

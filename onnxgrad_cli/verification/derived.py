@@ -21,8 +21,10 @@ from onnx import ModelProto
 
 from onnxgrad_cli.common.choices import Derivative, Mode
 from onnxgrad_cli.derivatives.kinds import derive
+from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.execution.double import DoubleExecutor
 from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.execution.limits import OverLimit
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import with_bodies
@@ -217,7 +219,10 @@ def _function(derived: Derived, case: Case) -> tuple[Function | None, Found]:
         return None, Found("skipped", "a second derivative is measured with the original: give it with --original")
     if not _made(base, derived.inner if case.original is not None else known):
         return None, Found("skipped", "the model does not compute what it differentiates: give it with --original")
-    model, moves = perturbed(base, case.path, derived.inner)
+    try:
+        model, moves = perturbed(base, case.path, derived.inner)
+    except OnnxgradError as error:
+        return None, Found("skipped", f"nothing can be added to inner values: {error.message}")
     before = _only(base, derived.inner) if moves else None
     if derived.kind in SECOND:
         return _gradient(derived, case, model, moves, before)
@@ -364,6 +369,8 @@ class _Measure:
         case = self._case
         try:
             return case.run(nearby(case.described, case.feeds, case.rng))
+        except (OverLimit, MemoryError):
+            raise
         except Exception as error:  # the executors' exceptions share no base class
             raise _Unmeasured(f"on floats that differ in their last digits it fails: {str(error)[:300]}") from error
 

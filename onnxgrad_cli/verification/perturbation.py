@@ -7,6 +7,7 @@ from pathlib import Path
 
 from onnx import ModelProto
 
+from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.ir.node import make_node
@@ -22,11 +23,14 @@ def perturbed(model: ModelProto, path: Path | None, names: Sequence[str]) -> tup
         The copy, and value -> input.
 
     Raises:
-        OnnxgradError: the model contradicts itself.
+        OnnxgradError: the model contradicts itself, or the type of a value can't be inferred.
     """
     graph = Graph(copied(model), path)
     if names:
         infer_types(graph)
+    untyped = next((name for name in names if name not in graph.types), None)
+    if untyped is not None:
+        raise OnnxgradError(f"the type of '{untyped}' can't be inferred in the model as it is")
     added = {name: graph.fresh(f"{name}_added") for name in names}
     for name, more in added.items():
         made = graph.fresh(f"{name}_made")

@@ -379,3 +379,13 @@ def test_a_metric_of_ones_own() -> None:
                 return self._worst * self._scale
 
         assert taken("worst:scale=2", np.arange(60.0), np.zeros(60)) == 118
+
+
+def test_r2_of_one_number_for_all_samples() -> None:
+    """A model may give one that has no axis."""
+    values = []
+    for number in (np.array(2.0), np.array([2.0])):
+        found = parse_metric("r2").begin()
+        found.update(number, number)
+        values.append(found.value())
+    np.testing.assert_equal(*values)

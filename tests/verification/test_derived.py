@@ -10,11 +10,13 @@ import pytest
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.common.choices import Derivative
 from onnxgrad_cli.derivatives.kinds import derive
+from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.jobs.check import run_check
 from onnxgrad_cli.jobs.derive import run_derive
 from onnxgrad_cli.metadata import read_derived
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.verification.derived import prove_derived
+from onnxgrad_cli.verification.perturbation import perturbed
 from onnxgrad_cli.verification.proof import Proof
 from tests.cli_harness import Shell
 
@@ -179,3 +181,10 @@ def test_what_onnxruntime_runs_otherwise_or_on_few_data_is_told(text: str, verdi
     said = read_derived(model)
     assert said is not None
     assert prove_derived(model, said, original=original).verdict == verdict
+
+
+def test_nothing_is_added_to_a_value_whose_type_is_unknown() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17, "acme": 1]>
+        g (float[2] x) => (float[2] y) { h = acme.Unheard(x) k = acme.Unheard(h) y = Tanh(k) }""")
+    with pytest.raises(OnnxgradError, match="the type of 'h' can't be inferred"):
+        perturbed(model, None, ["h"])
