@@ -54,7 +54,7 @@ def agrees_with_slopes(case: Case) -> Found:
             found = look(case)
         except _OtherLoss as error:
             return Found("failed", str(error))
-        except _Fails as error:
+        except FailsNearby as error:
             return Found("skipped", str(error))
         if found.status == "passed":
             break
@@ -70,8 +70,22 @@ class _OtherLoss(Exception):
     """onnxruntime computes another loss in the training model than in its forward part alone."""
 
 
-class _Fails(Exception):
+class FailsNearby(Exception):
     """The model does not run on floats that differ in their last digits, as where one of them is a size."""
+
+
+def run_nearby(case: Case) -> Arrays:
+    """The outputs where floats, those of weights included, differ in their last digits.
+
+    Raises:
+        FailsNearby: the model does not run there.
+    """
+    try:
+        return case.run(nearby(case.described, case.feeds, case.rng))
+    except (OverLimit, MemoryError):
+        raise
+    except Exception as error:  # the executors' exceptions share no base class
+        raise FailsNearby(f"on floats that differ in their last digits it fails: {str(error)[:300]}") from error
 
 
 @dataclass(frozen=True)
@@ -90,13 +104,7 @@ class Point:
 
 
 def _point(case: Case) -> Point:
-    beside = [nearby(case.described, case.feeds, case.rng) for _ in range(NEAR)]
-    try:
-        outputs = [case.outputs, *map(case.run, beside)]
-    except (OverLimit, MemoryError):
-        raise
-    except Exception as error:  # the executors' exceptions share no base class
-        raise _Fails(f"on floats that differ in their last digits it fails: {str(error)[:300]}") from error
+    outputs = [case.outputs, *(run_nearby(case) for _ in range(NEAR))]
     factor = math.prod(float(case.feeds[n]) for n, role in case.roles.inputs.items() if role == "loss gradient")
     value, *others = (factor * float(output[case.roles.loss]) for output in outputs)
     allowed = FAITHFUL[narrowest(case.described.model)] * max(abs(value), 1e-6) + 10 * max(

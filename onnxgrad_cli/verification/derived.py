@@ -24,7 +24,6 @@ from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.execution.double import DoubleExecutor
 from onnxgrad_cli.execution.executor import Executor
-from onnxgrad_cli.execution.limits import OverLimit
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import with_bodies
@@ -32,13 +31,13 @@ from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.metadata import Derived, Role, Roles, read_derived
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.verification.agreement import Point, in_single, wide
+from onnxgrad_cli.verification.agreement import NEAR, FailsNearby, Point, in_single, run_nearby, wide
 from onnxgrad_cli.verification.case import Case, Found
 from onnxgrad_cli.verification.checks import OPENING, ORIGINAL
 from onnxgrad_cli.verification.feeds import part, random_feeds
 from onnxgrad_cli.verification.findings import in_words
 from onnxgrad_cli.verification.judgement import Judge
-from onnxgrad_cli.verification.loss_function import ScalarFunction, nearby
+from onnxgrad_cli.verification.loss_function import ScalarFunction
 from onnxgrad_cli.verification.original import Original
 from onnxgrad_cli.verification.perturbation import perturbed
 from onnxgrad_cli.verification.proof import FAILED, PROVED, Proof, checked
@@ -144,7 +143,7 @@ def _against_differences(derived: Derived, function: Function, case: Case) -> Fo
         if found.status != "passed" and case.drawn is not None:
             found = measure.elsewhere()
         return found if found.status == "passed" else measure.in_double()
-    except _Unmeasured as error:
+    except (_Unmeasured, FailsNearby) as error:
         return Found("skipped", str(error))
 
 
@@ -360,25 +359,11 @@ class _Measure:
             return given
         return {name: case.rng.standard_normal(np.shape(x)) for name, x in self._values({}).items()}
 
-    def _nearby(self) -> Arrays:
-        """The derivatives where floats differ in their last digits.
-
-        Raises:
-            _Unmeasured: the model does not run there, as where a float is a size.
-        """
-        case = self._case
-        try:
-            return case.run(nearby(case.described, case.feeds, case.rng))
-        except (OverLimit, MemoryError):
-            raise
-        except Exception as error:  # the executors' exceptions share no base class
-            raise _Unmeasured(f"on floats that differ in their last digits it fails: {str(error)[:300]}") from error
-
     def _point(self, factors: Arrays) -> Point:
         case = self._case
         claims, *near = (
             self._claims({name: wide(x) for name, x in outputs.items()}, factors)
-            for outputs in (case.outputs, self._nearby(), self._nearby())
+            for outputs in (case.outputs, *(run_nearby(case) for _ in range(NEAR)))
         )
         if self._derived.kind == "jvp":
             loss = ScalarFunction(partial(self._along, factors), {y: np.zeros(()) for y in factors}, True, self._run)
