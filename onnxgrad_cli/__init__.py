@@ -103,7 +103,7 @@ if TYPE_CHECKING:  # the same names again, for type checkers; a test holds the t
     from onnxgrad_cli.training.steps.base import NotFinite as NotFinite
     from onnxgrad_cli.training.trainer import Trainer as Trainer
     from onnxgrad_cli.verification.gradcheck import gradcheck as gradcheck
-    from onnxgrad_cli.verification.proof import Proof as Proof
+    from onnxgrad_cli.verification.verdict import Proof as Proof
 
 _NAMES = {
     "autodiff.registry": "all_rules definition lookup no_gradient refuse rule scoped stop_gradient",
@@ -151,7 +151,7 @@ _NAMES = {
     "training.steps.base": "NotFinite",
     "training.trainer": "Trainer",
     "verification.gradcheck": "gradcheck",
-    "verification.proof": "Proof",
+    "verification.verdict": "Proof",
 }
 """Module -> the names in it that users import from here."""
 

@@ -26,6 +26,7 @@ from onnxgrad_cli.ir.inference import fixed_trips, follow_shapes, input_types, i
 from onnxgrad_cli.ir.modules import module_finder
 from onnxgrad_cli.ir.node import FORWARD as FORWARD_OF, Node, metadata_of
 from onnxgrad_cli.ir.nodes import reads, subgraphs, with_bodies
+from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.types import dtype_of, is_float, itemsize, nbytes, shape_of
 from onnxgrad_cli.record import StepRecord, parts
 from onnxgrad_cli.targets.standard import standard_domain
@@ -539,7 +540,7 @@ class Facts(dict[str, Fact]):
     def _inferred(self, graph: Graph, bare: ModelProto) -> dict[str, TypeProto]:
         """The types of a model whose inputs have sizes, from which follow those of the graph's other symbols."""
         try:
-            found = (follow_shapes(graph, bare) or onnx.shape_inference.infer_shapes(bare)).graph
+            found = (follow_shapes(graph, bare) or infer_shapes(bare)).graph
         except onnx.shape_inference.InferenceError:  # no model for these sizes: symbols alone must do
             return {}
         exact = {value.name: value.type for value in (*found.value_info, *found.output)}

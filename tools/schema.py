@@ -16,7 +16,7 @@ from onnxgrad_cli.jobs.train import Trained
 from onnxgrad_cli.report import Report
 from onnxgrad_cli.report.diagnosis import Diagnosis
 from onnxgrad_cli.training.inference import Evaluated
-from onnxgrad_cli.verification.proof import Proof
+from onnxgrad_cli.verification.verdict import Proof
 
 FILE = Path(__file__).parents[1] / "docs" / "reference" / "output.schema.json"
 

@@ -8,37 +8,16 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 
 import click
 
-from onnxgrad_cli.cli.attack import attack
-from onnxgrad_cli.cli.build import build
-from onnxgrad_cli.cli.check import check
-from onnxgrad_cli.cli.completion import VARIABLE, completion
+from onnxgrad_cli.cli.completion import VARIABLE
 from onnxgrad_cli.cli.console import Console
-from onnxgrad_cli.cli.derive import derive
-from onnxgrad_cli.cli.doctor import doctor
-from onnxgrad_cli.cli.evaluate import evaluate
-from onnxgrad_cli.cli.expand import expand
-from onnxgrad_cli.cli.explain import explain
-from onnxgrad_cli.cli.export import export
 from onnxgrad_cli.cli.failures import failure
 from onnxgrad_cli.cli.help import VisibleContext
-from onnxgrad_cli.cli.inspect import inspect
-from onnxgrad_cli.cli.losses import losses
-from onnxgrad_cli.cli.metrics import metrics
-from onnxgrad_cli.cli.ops import ops
-from onnxgrad_cli.cli.optimizers import optimizers
-from onnxgrad_cli.cli.pack import pack
-from onnxgrad_cli.cli.passes import passes
-from onnxgrad_cli.cli.predict import predict
-from onnxgrad_cli.cli.schedules import schedules
 from onnxgrad_cli.cli.swallowed import refuse_swallowed
-from onnxgrad_cli.cli.train import train
-from onnxgrad_cli.cli.tune import tune
-from onnxgrad_cli.cli.verify_op import verify_op
-from onnxgrad_cli.cli.view import view
 from onnxgrad_cli.common.streams import abandon, is_of_a_stream
 
 EXIT_CODES = """\b
@@ -46,16 +25,55 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 not differentiable or unsupported,
 4 a check failed, 130 interrupted."""
 
 
+NAMES = (
+    "build inspect doctor check train evaluate predict export pack tune expand derive explain attack "
+    "ops verify-op losses optimizers metrics schedules passes view completion"
+).split()
+"""The commands, in the order in which they are met."""
+
+
+class Commands(Mapping[str, click.Command]):
+    """The commands by their names: the module of one is loaded when it is asked for, and those of others are not."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        """The command of a name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        if name not in NAMES:
+            raise KeyError(name)
+        word = name.replace("-", "_")
+        command: click.Command = getattr(import_module(f"onnxgrad_cli.cli.{word}"), word)
+        command.context_class = VisibleContext
+        return command
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a command of a name."""
+        return name in NAMES
+
+    def __iter__(self) -> Iterator[str]:
+        """The names."""
+        return iter(NAMES)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(NAMES)
+
+
 class InOrder(click.Group):
     """A group that lists its commands in the order in which they are met."""
 
+    context_class = VisibleContext
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands as they were added."""
+        """The commands as they are listed."""
         return list(self.commands)
 
 
 @click.group(
     cls=InOrder,
+    commands=Commands(),
     epilog=EXIT_CODES,
     context_settings={
         "auto_envvar_prefix": "ONNXGRAD",
@@ -83,37 +101,6 @@ def _version(ctx: click.Context) -> None:
 
     ctx.obj.print(f"onnxgrad {__version__}")
     ctx.exit()
-
-
-for _command in (
-    build,
-    inspect,
-    doctor,
-    check,
-    train,
-    evaluate,
-    predict,
-    export,
-    pack,
-    tune,
-    expand,
-    derive,
-    explain,
-    attack,
-    ops,
-    verify_op,
-    losses,
-    optimizers,
-    metrics,
-    schedules,
-    passes,
-    view,
-    completion,
-):
-    cli.add_command(_command)
-
-for _command in (cli, *cli.commands.values()):
-    _command.context_class = VisibleContext
 
 
 def run(arguments: Sequence[str]) -> int:

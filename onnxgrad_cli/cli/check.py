@@ -42,7 +42,7 @@ def check(
     if len(models) > 1:
         return run_several(console, models, jobs, each={"data": data})
     from onnxgrad_cli.jobs.check import run_check
-    from onnxgrad_cli.verification.proof import NOT_PROVED, PROVED
+    from onnxgrad_cli.verification.verdict import NOT_PROVED, PROVED
 
     with working(console) as tell:
         proof = run_check(

@@ -14,7 +14,7 @@ from onnx import AttributeProto, TensorProto, TypeProto
 
 from onnxgrad_cli.emission.typing import OutputTypes
 from onnxgrad_cli.emission.values import VALUES, Val
-from onnxgrad_cli.errors import Caution
+from onnxgrad_cli.errors import Caution, InternalError, OnnxgradError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import FORWARD, ROLE, Node
 from onnxgrad_cli.ir.randomness import RANDOM
@@ -240,8 +240,17 @@ class NodeEmitter:
         return self._told
 
     def infer(self, node: Node) -> dict[str, TypeProto]:
-        """The types of a node's outputs, as onnx infers them from those of its inputs; raises Unknown without those."""
-        return self._output_types.infer(node, [self.val(name) if name else None for name in node.input])
+        """The types of the outputs of a node of the model's, or of a graph in it, as onnx infers them.
+
+        Raises:
+            Unknown: the type of an input is unknown.
+            OnnxgradError: the node contradicts itself.
+        """
+        try:
+            return self._output_types.infer(node, [self.val(name) if name else None for name in node.input])
+        except InternalError as error:
+            label = node.name or next(iter(node.output), "")
+            raise OnnxgradError(f"the model contradicts itself: {error.__cause__}", f"see node '{label}'") from error
 
     def schema(self, op_type: str, domain: str = "") -> onnx.defs.OpSchema:
         """The schema of an operator at the graph's opset."""

@@ -11,11 +11,12 @@ from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto, helper
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.limits import counted
 from onnxgrad_cli.files import load_external_data
+from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import Arrays, Shape, dtype_of, is_external, is_float, nbytes, shape_of
 
 LARGE, LONG = 128 << 20, 20_000
-"""Bytes of weights and nodes up to which a model is run unasked."""
+"""Bytes of weights and nodes, those of bodies too, up to which a model is run unasked."""
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -27,10 +28,10 @@ def weight_bytes(model: ModelProto) -> int:
 
 def too_large(model: ModelProto) -> str:
     """Why a model is not run unasked, because that would take more than seconds; "" where it is."""
-    size = weight_bytes(model)
+    size, count = weight_bytes(model), sum(1 for _ in with_bodies(model.graph.node))
     if size > LARGE:
         return f"{size / 1e6:,.0f} MB of weights"
-    return f"{len(model.graph.node):,} nodes" if len(model.graph.node) > LONG else ""
+    return f"{count:,} nodes" if count > LONG else ""
 
 
 def is_quick(model: ModelProto) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -72,6 +73,22 @@ def load_onnxruntime() -> ModuleType:
     if ours:
         onnxruntime.set_default_logger_severity(SILENT)
     return onnxruntime
+
+
+@contextmanager
+def of_samples(which: str = "the samples") -> Iterator[None]:
+    """Tell what onnxruntime raises in a run as the model's failure on data that a user has given.
+
+    Args:
+        which: what the samples are called.
+
+    Raises:
+        OnnxgradError: the run fails.
+    """
+    try:
+        yield
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        raise OnnxgradError(f"the model fails on {which}: {str(error).strip()}") from error
 
 
 def find_provider(name: str) -> str:

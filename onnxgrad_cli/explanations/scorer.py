@@ -10,8 +10,8 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxgrad_cli.derivatives.kinds import derive
-from onnxgrad_cli.errors import OnnxgradError, UnsupportedError, UsageError
-from onnxgrad_cli.execution.session import open_session
+from onnxgrad_cli.errors import UnsupportedError, UsageError
+from onnxgrad_cli.execution.session import of_samples, open_session
 from onnxgrad_cli.explanations.subject import Subject
 from onnxgrad_cli.metadata import Derived, read_derived
 from onnxgrad_cli.options import Options
@@ -124,10 +124,8 @@ class Scorer:
             spare = self._fixed - count
             fed = {k: np.concatenate([v, v[-1:].repeat(spare, 0)]) if v.ndim else v for k, v in fed.items()}
         fed = {name: np.ascontiguousarray(array) for name, array in fed.items()}
-        try:
+        with of_samples():
             return [array[:count] for array in session.run(names, fed)]
-        except Exception as error:  # of many kinds, none of them public
-            raise OnnxgradError(f"the model fails on the samples: {str(error).strip()}") from error
 
 
 def _summed(scores: np.ndarray) -> np.ndarray:

@@ -19,6 +19,7 @@ from onnxgrad_cli.ir.domains import STANDARD, plain_domain
 from onnxgrad_cli.ir.einsum import is_equation
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads, subgraphs, with_bodies
+from onnxgrad_cli.ir.onnx_inference import infer_shapes
 
 NEVER = 1 << 30
 OF_ONNXRUNTIME = {"LayerNormalization": 17, "SimplifiedLayerNormalization": NEVER, "ThresholdedRelu": 10}
@@ -182,7 +183,7 @@ def complaint(bare: ModelProto, full: bool = False) -> str:
     _in_domains(bare)
     try:
         if full:
-            onnx.shape_inference.infer_shapes(bare, check_type=True, strict_mode=True)
+            infer_shapes(bare, check_type=True, strict_mode=True)
         _give_shapes(bare)
         onnx.checker.check_model(bare)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:

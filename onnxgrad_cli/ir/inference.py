@@ -23,6 +23,7 @@ from onnxgrad_cli.ir.einsum import einsum_shape
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, as_message
 from onnxgrad_cli.ir.nodes import body_of, captured_by, dims_in, reads, subgraphs
+from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.shape_values import ShapeValues, better, computed_shape
 from onnxgrad_cli.ir.types import Dim, Shape, dtype_of, element_type, shape_of, tensor_type, without_shape
 
@@ -137,11 +138,11 @@ def _inferred(bare: ModelProto, graph: Graph) -> tuple[ModelProto, Exception | N
     if found is not None:
         return found, None
     try:
-        return onnx.shape_inference.infer_shapes(bare, strict_mode=True), None
+        return infer_shapes(bare, strict_mode=True), None
     except onnx.shape_inference.InferenceError as error:
         contradiction = error
     try:
-        return onnx.shape_inference.infer_shapes(bare), contradiction
+        return infer_shapes(bare), contradiction
     except onnx.shape_inference.InferenceError:  # of what it can't read at all, it infers nothing
         return bare, contradiction
 
@@ -165,7 +166,7 @@ def follow_shapes(graph: Graph, bare: ModelProto, strict: bool = False) -> Model
     _ready_to_raise()
     try:
         with limited_memory(GB):
-            return onnx.shape_inference.infer_shapes(bare, strict_mode=strict, data_prop=True)
+            return infer_shapes(bare, strict_mode=strict, data_prop=True)
     except MemoryError:
         graph.follows_shapes = False
         return None

@@ -71,11 +71,11 @@ def in_words(value_type: TypeProto | None) -> str:
         return {"map_type": "map", "sparse_tensor_type": "sparse tensor"}.get(kind or "", "")
     shape = shape_of(tensor)
     dims = "..." if shape is None else ", ".join("?" if UNNAMED.fullmatch(str(dim)) else str(dim) for dim in shape)
-    text = f"{_element_name(tensor.tensor_type.elem_type)}[{dims}]"
+    text = f"{element_name(tensor.tensor_type.elem_type)}[{dims}]"
     return text if kind == "tensor_type" else f"{kind.removesuffix('_type')} of {text}"
 
 
-def _element_name(dtype: int) -> str:
+def element_name(dtype: int) -> str:
     """What a TensorProto.DataType is called; its number where it is none."""
     known = dtype in TensorProto.DataType.values()
     return str(TensorProto.DataType.Name(dtype)).lower() if known else f"element type {dtype}"

@@ -9,6 +9,7 @@ from functools import partial
 from operator import methodcaller
 from os.path import relpath
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import numpy as np
@@ -48,9 +49,11 @@ from onnxgrad_cli.passes.prepare.fixed_shapes import fixed_sizes
 from onnxgrad_cli.report import FORMATS, File, Report, make_report, render
 from onnxgrad_cli.report.next_steps import in_javascript
 from onnxgrad_cli.standard.gradient_operator import has_gradients
-from onnxgrad_cli.verification.proof import PROVED, Proof, Step, prove
+from onnxgrad_cli.verification.verdict import PROVED, Proof, Step
+
+if TYPE_CHECKING:
+    from onnxgrad_cli.verification.written import Ran
 from onnxgrad_cli.verification.sizes import settle_sizes, wrong_shape
-from onnxgrad_cli.verification.written import Ran, difference, refused
 
 AfterPass = Callable[[Pass, Graph, PassRecord], None]
 
@@ -169,6 +172,8 @@ class BuildAttempt:
 
     def _prove(self, trained: ModelProto) -> None:
         """Prove a training model; a proof that fails raises CheckFailed."""
+        from onnxgrad_cli.verification.proof import prove  # a build without a proof does without its modules
+
         request = self.request
         if request.verify:  # it has no limits, but for those of the user's patience
             check_ends(self.built.graph)
@@ -270,6 +275,8 @@ class BuildAttempt:
         """
         if self.proof is None or has_gradients(model):
             return
+        from onnxgrad_cli.verification.written import difference
+
         self.request.tell("checking: the file that was written", 1)
         start = time.perf_counter()
         with unasked(limited=not self.request.verify):
@@ -280,6 +287,8 @@ class BuildAttempt:
 
     def _unopened(self, file: Path, model: ModelProto) -> str:
         """Why onnxruntime does not open a file, though it opens the original; "" where it does."""
+        from onnxgrad_cli.verification.written import refused
+
         why = refused(model, None, file)
         if why and self.original is None and self.path is not None:
             self.original = load_model(self.path)[0]

@@ -18,7 +18,8 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.jobs.proof_data import ProofData, fit
 from onnxgrad_cli.metadata import describe, read_derived
 from onnxgrad_cli.verification.derived import prove_derived, roles_of
-from onnxgrad_cli.verification.proof import Proof, prove
+from onnxgrad_cli.verification.proof import prove
+from onnxgrad_cli.verification.verdict import Proof
 
 
 @judged

@@ -25,8 +25,8 @@ from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.parameters.patterns import matching
 from onnxgrad_cli.training.class_names import class_names, number_of
 from onnxgrad_cli.verification.derived import prove_derived, roles_of
-from onnxgrad_cli.verification.proof import PROVED, Proof
 from onnxgrad_cli.verification.sizes import settle_sizes
+from onnxgrad_cli.verification.verdict import PROVED, Proof
 from onnxgrad_cli.verification.written import check_opens
 
 

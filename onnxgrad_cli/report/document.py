@@ -31,7 +31,7 @@ from onnxgrad_cli.report.glance import (
 )
 from onnxgrad_cli.report.model import KINDS, Operator, Report
 from onnxgrad_cli.report.words import names, number, percent, pieces, quoted, scaled, seconds, several, shape
-from onnxgrad_cli.verification.proof import FAILED, NOT_PROVED, PROVED
+from onnxgrad_cli.verification.verdict import FAILED, NOT_PROVED, PROVED
 
 MOST = 300
 """Rows of a table in a format for people; the JSON report has all."""

@@ -10,7 +10,7 @@ from onnxgrad_cli.record import Recomputed, Targeted
 from onnxgrad_cli.report.blocks import Inline, Name
 from onnxgrad_cli.report.model import KINDS, Report, Tuned
 from onnxgrad_cli.report.words import number, percent, pieces, quoted, scaled, seconds, several
-from onnxgrad_cli.verification.proof import Proof
+from onnxgrad_cli.verification.verdict import Proof
 
 
 def glance(report: Report) -> list[tuple[str, Inline]]:

@@ -47,7 +47,7 @@ from onnxgrad_cli.report.model import (
 from onnxgrad_cli.report.next_steps import next_steps
 from onnxgrad_cli.report.words import several
 from onnxgrad_cli.targets.standard import standard_domain
-from onnxgrad_cli.verification.proof import PROVED, Proof
+from onnxgrad_cli.verification.verdict import PROVED, Proof
 
 
 def make_report(

@@ -15,7 +15,7 @@ from onnxgrad_cli.errors import Caution, Refusal
 from onnxgrad_cli.ir.types import Shape
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.record import Recomputed, Targeted
-from onnxgrad_cli.verification.proof import PROVED, Proof
+from onnxgrad_cli.verification.verdict import PROVED, Proof
 
 FORMAT = 1
 """The version of the JSON keys: it grows when one changes its meaning or goes away."""

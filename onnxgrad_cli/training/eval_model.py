@@ -11,7 +11,7 @@ from onnx import ModelProto
 
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.choices import Mode
-from onnxgrad_cli.execution.session import CPU, Buffer, feed, open_session
+from onnxgrad_cli.execution.session import CPU, Buffer, feed, of_samples, open_session
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import give_own_statistics
 from onnxgrad_cli.ir.skeleton import copied, without_initializers
@@ -146,6 +146,9 @@ class EvalSession:
         Args:
             feeds: an array for each of `inputs`; what else is there is left out.
             weights: weights and state of a trainer: `Trainer.buffers`.
+
+        Raises:
+            OnnxgradError: onnxruntime fails on the batch.
         """
         binding = self._session.io_binding()
         for name in self.inputs:
@@ -155,7 +158,8 @@ class EvalSession:
         names = [self._loss, *self._outputs, *filter(None, [self._divisor])]
         for name in names:
             binding.bind_output(name)
-        self._session.run_with_iobinding(binding)
+        with of_samples():
+            self._session.run_with_iobinding(binding)
         found = dict(zip(names, binding.copy_outputs_to_cpu(), strict=True))
         count = float(found[self._divisor]) if self._divisor else None
         return EvalResult(float(found[self._loss]), {name: found[name] for name in self._outputs}, count)

@@ -13,9 +13,9 @@ from onnx import ModelProto, TypeProto
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.common.narration import Tell
-from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
+from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.execution.endless import check_ends
-from onnxgrad_cli.execution.session import find_provider, open_session
+from onnxgrad_cli.execution.session import find_provider, of_samples, open_session
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.skeleton import copied, skeleton
@@ -245,10 +245,8 @@ class Predictor:
             rows = np.arange(start, min(start + self._size, self.samples))
             missing = self._size - len(rows) if self._data.batch_size is not None else 0
             feeds = self._data.batch(np.pad(rows, (0, missing), mode="edge"))
-            try:
+            with of_samples(f"the samples from {start} on"):
                 arrays = self._session.run(self.outputs, feeds)
-            except Exception as error:  # of many kinds, none of them public
-                raise OnnxgradError(f"the model fails on the samples from {start} on: {str(error).strip()}") from error
             found = dict(zip(self.outputs, arrays, strict=True))
             yield {name: _samples(name, array, len(rows), missing) for name, array in found.items()}
 

@@ -52,7 +52,7 @@ def agrees_with_slopes(case: Case) -> Found:
     for look in (_here, _elsewhere, _in_double):
         try:
             found = look(case)
-        except _OtherLoss as error:
+        except _Refuted as error:
             return Found("failed", str(error))
         except FailsNearby as error:
             return Found("skipped", str(error))
@@ -66,8 +66,9 @@ def _draws(case: Case) -> bool:
     return any(node.op_type in RANDOM for node in with_bodies(case.described.model.graph.node))
 
 
-class _OtherLoss(Exception):
-    """onnxruntime computes another loss in the training model than in its forward part alone."""
+class _Refuted(Exception):
+    """Refuted before slopes are looked at: onnxruntime computes another loss in the training model than in its forward
+    part alone, or a gradient is of another shape than its tensor."""
 
 
 class FailsNearby(Exception):
@@ -112,11 +113,15 @@ def _point(case: Case) -> Point:
     )
     loss = loss_function(case.described, case.feeds, value, allowed)
     if abs(loss.value - value) > allowed:
-        raise _OtherLoss(
+        raise _Refuted(
             f"the loss is {value:.6g}, and {loss.value:.6g} by its forward part alone: a fault of onnxruntime"
         )
     case.measured_by = loss.name
     claims, *near = (_gradients(case, output) for output in outputs)
+    for name, claim in claims.items():
+        shape = loss.point[name].shape
+        if claim.shape != shape:
+            raise _Refuted(f"the gradient of '{name}' is {list(claim.shape)}, and the tensor {list(shape)}")
     return Point(loss, claims, [{name: other[name] - claims[name] for name in claims} for other in near])
 
 

@@ -40,7 +40,8 @@ from onnxgrad_cli.verification.judgement import Judge
 from onnxgrad_cli.verification.loss_function import ScalarFunction
 from onnxgrad_cli.verification.original import Original
 from onnxgrad_cli.verification.perturbation import perturbed
-from onnxgrad_cli.verification.proof import FAILED, PROVED, Proof, checked
+from onnxgrad_cli.verification.proof import checked
+from onnxgrad_cli.verification.verdict import FAILED, PROVED, Proof
 
 AGREES = "derivatives against differences"
 """The name of the check."""

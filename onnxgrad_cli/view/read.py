@@ -23,6 +23,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import folders, module_finder
 from onnxgrad_cli.ir.node import FORWARD, ROLE
 from onnxgrad_cli.ir.nodes import reads, subgraphs
+from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.types import FLOATS, in_words, is_external
 from onnxgrad_cli.metadata import ROLES
 from onnxgrad_cli.view.drawing import Box, Drawing, Edge, Group, Kind, Part, short
@@ -60,7 +61,7 @@ def _typed(model: ModelProto, path: Path | None) -> GraphProto:
     mend(bare)
     del bare.functions[:]
     try:
-        return onnx.shape_inference.infer_shapes(bare).graph
+        return infer_shapes(bare).graph
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, ValueError):
         return bare.graph  # a model that contradicts itself can be looked at
 

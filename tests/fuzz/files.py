@@ -7,6 +7,7 @@ import importlib
 import os
 import pkgutil
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -60,7 +61,8 @@ class Files:
         has_data &= not any("a loop of 1000000 " in each for each in story)  # each step may well take seconds
         words, written = commands.draw(rng, seed, file, has_data)
         outcome = case.run(words, place, written)
-        if not story and outcome.kind == "exit 4" and words[0] in ("build", "train"):
+        failed = outcome.kind == "exit 4" and words[0] in ("build", "train")
+        if failed and not story and not _as_asked(words, outcome.told):
             outcome.faults.append(f"gradients of what nobody has changed failed a check: {words[0]}: {name}")
         shown = " ".join(words).replace("*", "'*'")
         return campaign.Played(outcome, f"{name}\n" + "\n".join(story) + f"\ncd out; onnxgrad {shown}")
@@ -93,6 +95,13 @@ def _write(seed: Seed, data: bytes, folder: Path, file: str) -> bool:
     (folder / file).write_bytes(data)
     _write_weights(seed, folder)
     return _write_data(seed, folder)
+
+
+def _as_asked(words: Sequence[str], told: str) -> bool:
+    """Whether a check of a right model fails by what was asked for: a proof of what draws random numbers, or gradients
+    by all that is stored, exponents of negative numbers too, where there are none."""
+    unproved = "--verify" in words and "is not proved, as was asked for" in told
+    return unproved or ("*" in words and "finite: not finite" in told)
 
 
 def _write_weights(seed: Seed, folder: Path) -> None:

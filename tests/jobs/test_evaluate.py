@@ -259,6 +259,15 @@ def test_a_model_without_anything_to_train_is_measured_too(shell: Shell) -> None
     assert shell("build", "bare.onnx", "--loss", "cross-entropy").code == 3
 
 
+def test_labels_that_only_a_run_finds_of_another_shape_are_told(shell: Shell) -> None:
+    """The file declares no number of columns."""
+    text = "<ir_version: 8, opset_import: ['': 17]> g (float[n, m] x) => (float[n, k] y) { y = Concat<axis = 1>(x, x) }"
+    onnx.save(parser.parse_model(text.replace("'", '"')), "m.onnx")
+    np.savez("d.npz", x=np.ones((3, 2), np.float32), label=np.ones((3, 3), np.float32))
+    result = shell("evaluate", "m.onnx", "--data", "d.npz", "--loss", "mse")
+    assert result.code == 1 and "error: the model fails on the samples" in result.err and "internal" not in result.err
+
+
 def test_a_training_model_is_refused(shell: Shell) -> None:
     assert shell("build", "m.onnx", *LOSSES, "--no-verify", "-o", "t.onnx").code == 0
     for command in ("evaluate", "predict"):

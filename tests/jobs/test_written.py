@@ -82,7 +82,7 @@ def test_a_file_that_is_not_what_was_proved_is_not_written(
 def test_a_model_too_large_to_be_proved_unasked_is_opened(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxgrad_cli.jobs.build_attempt.is_quick", lambda model: False)
     monkeypatch.setattr(
-        "onnxgrad_cli.jobs.build_attempt.prove", lambda *_, **__: build_attempt.Proof("skipped", "large")
+        "onnxgrad_cli.verification.proof.prove", lambda *_, **__: build_attempt.Proof("skipped", "large")
     )
     assert shell(*BUILD).code == 0
     spoil(monkeypatch, "jobs.build_attempt", "stage_model", name_twice)

@@ -13,7 +13,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from benchmarks.models.few_bits import decoder
 from onnxgrad_cli import LoraSpec, LossSpec, Options, RecomputeSpec, UsageError, build
 from onnxgrad_cli.metadata import describe
-from onnxgrad_cli.verification.proof import PROVED, prove
+from onnxgrad_cli.verification.proof import prove
+from onnxgrad_cli.verification.verdict import PROVED
 
 WORDS = 96
 AUTO = RecomputeSpec("block", "auto")

@@ -34,7 +34,7 @@ from onnxgrad_cli.metadata import LOSS, ROLES, VERSION, Role, describe
 from onnxgrad_cli.options import Options, RecomputeSpec
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.report import FORMATS, File, Report, make_report, render, summary
-from onnxgrad_cli.verification.proof import Proof, Step
+from onnxgrad_cli.verification.verdict import Proof, Step
 
 HOSTILE = "a|b`c``d\\<script>alert(1)</script>&amp;[red]*x*_y_\n# z"
 

@@ -33,7 +33,8 @@ from onnxgrad_cli.metadata import Roles, describe, started
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.verification.feeds import DescribedModel, first_run, part
 from onnxgrad_cli.verification.loss_function import nearby
-from onnxgrad_cli.verification.proof import Proof, prove
+from onnxgrad_cli.verification.proof import prove
+from onnxgrad_cli.verification.verdict import Proof
 from tests.zoo import BOUND
 
 NETWORKS = (

@@ -17,7 +17,7 @@ from onnxgrad_cli.metadata import read_derived
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.verification.derived import prove_derived
 from onnxgrad_cli.verification.perturbation import perturbed
-from onnxgrad_cli.verification.proof import Proof
+from onnxgrad_cli.verification.verdict import Proof
 from tests.cli_harness import Shell
 
 KINDS: tuple[Derivative, ...] = get_args(Derivative)

@@ -18,7 +18,8 @@ from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.verification.case import Found
-from onnxgrad_cli.verification.proof import Proof, prove
+from onnxgrad_cli.verification.proof import prove
+from onnxgrad_cli.verification.verdict import Proof
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 MLP = """
@@ -63,6 +64,16 @@ def test_a_wrong_gradient_fails_and_is_named(wrong: object) -> None:
     assert proof.failed
     assert "w1" in proof.steps[-1].detail
     assert "w2 (" not in proof.steps[-1].detail  # its gradient does not pass through the activation
+
+
+def test_a_gradient_of_another_shape_than_its_weight_fails() -> None:
+    """As where a model that was trained on is changed: labels of more columns stretch what was a vector."""
+    model = build(onnx.load(SAMPLES / "linear_regression.onnx")).model
+    label = next(value for value in model.graph.input if value.name == "label")
+    label.type.tensor_type.shape.dim[1].dim_param = "batch"
+    proof = prove(model, describe(model))
+    assert proof.status == "failed"
+    assert "the gradient of 'fc.weight' is [8, 3], and the tensor [1, 3]" in proof.steps[-1].detail
 
 
 def test_float32_alone_finds_a_wrong_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,6 +319,15 @@ def test_a_model_of_many_nodes_is_proven_only_when_asked(monkeypatch):
     proof = prove(model, roles)
     assert proof.status == "skipped" and "nodes: ask for it with --verify" in proof.reason
     assert prove(model, roles, force=True).status == "passed"
+
+
+def test_nodes_of_bodies_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[2] x, bool c) => (float[2] y) {
+        y = If(c) <then_branch = a () => (float[2] u) { t = Neg(x) u = Neg(t) },
+          else_branch = b () => (float[2] v) { w = Neg(x) v = Neg(w) }>
+    }"""
+    monkeypatch.setattr(observation, "LONG", 4)
+    assert observation.too_large(onnx.parser.parse_model(text)) == "5 nodes"
 
 
 FAR = """

@@ -30,8 +30,13 @@ def convolve_channels(graph: Graph) -> bool:
 
     A constant `a` onnxruntime multiplies into the weight of a convolution before it.
     """
+    images = {id(value_type) for value_type in graph.distinct_types() if _are_images(shape_of(value_type) or ())}
+    if not images:
+        return False
     products = {
-        node.output[0]: found for node in graph.nodes if node.op_type == "Mul" and (found := _scaled(graph, node))
+        node.output[0]: found
+        for node in graph.nodes
+        if node.op_type == "Mul" and (found := _scaled(graph, node, images))
     }
     if not products:
         return False
@@ -51,13 +56,21 @@ def convolve_channels(graph: Graph) -> bool:
     return bool(gone)
 
 
-def _scaled(graph: Graph, product: Node) -> tuple[str, str] | None:
-    """The images and the factors of their channels, of a product of such; None of any other."""
+def _scaled(graph: Graph, product: Node, types: Collection[int]) -> tuple[str, str] | None:
+    """The images and the factors of their channels, of a product of such; None of any other.
+
+    Args:
+        graph: the graph.
+        product: a Mul.
+        types: those of images, by `id`.
+    """
     if product.domain or dtype_of(graph.types.get(product.output[0])) != TensorProto.FLOAT:
         return None
     for images, factors in (product.input, reversed(product.input)):
-        shape = shape_of(graph.types.get(images)) or ()
-        if _are_images(shape) and _is_vector(graph, factors, shape) and graph.constant(factors) is None:
+        if id(graph.types.get(images)) not in types:
+            continue
+        shape = shape_of(graph.types[images]) or ()
+        if _is_vector(graph, factors, shape) and graph.constant(factors) is None:
             return images, factors
     return None
 

@@ -25,7 +25,7 @@ from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
-from onnxgrad_cli.ir.types import Arrays, Dim, dtype_of, in_words, shape_of, tensor_type
+from onnxgrad_cli.ir.types import Arrays, Dim, dtype_of, element_name, in_words, shape_of, tensor_type
 
 LARGEST = 64
 """The largest size of a symbol in a run: what is in the model may grow with its fourth power."""
@@ -112,8 +112,10 @@ def _elsewhere(graph: Graph, found: Arrays, runs: Sequence[_Run]) -> Iterator[Ca
 def keep_ranks(graph: Graph) -> None:
     """Let a run end with an error in which a value has other ranks than were read off, or taken from what is stored.
 
-    Gradients are written for these ranks. Of what follows from such a value nothing needs to be asked.
+    Gradients are written for these ranks. Of what follows from such a value nothing needs to be asked, nor of elements
+    that no operator has a shape of: nothing runs that has them.
     """
+    shaped = Op(graph).schema("Shape").inputs[0].types
     taken = {*graph.observed, *(name for name, known in graph.assumed.items() if shape_of(known) is not None)}
     first = [
         name
@@ -122,7 +124,7 @@ def keep_ranks(graph: Graph) -> None:
         if name in taken
         and taken.isdisjoint(reads(node))
         and shape_of(graph.types.get(name)) is not None
-        and dtype_of(graph.types[name])  # which a file may leave out
+        and f"tensor({element_name(dtype_of(graph.types[name]))})" in shaped  # a file may leave out the element type
     ]
     for name in first:
         _keep_rank(graph, name)

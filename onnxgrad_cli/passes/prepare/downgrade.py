@@ -22,6 +22,7 @@ from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
+from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.passes.prepare.upgrade import types_in
 
@@ -105,7 +106,7 @@ def _refusals(graph: Graph, target: int, before_definitions: bool = False) -> li
     """The nodes that have no form at an older opset; with `before_definitions` without those that have a definition."""
     types = dict(graph.types)
     if any(subgraphs(node) for node in graph.nodes):
-        types = {**types_in(onnx.shape_inference.infer_shapes(graph.skeleton()).graph), **types}
+        types = {**types_in(infer_shapes(graph.skeleton()).graph), **types}
     opset = graph.opset() or 0
     found: list[Refusal] = []
     for node in with_bodies(_nodes(graph)):

@@ -20,6 +20,7 @@ from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, copied, make_node, messages
 from onnxgrad_cli.ir.nodes import reads, subgraphs
+from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
 
 Change = Callable[["_Upgrade", Node], Sequence[Node] | None]
@@ -67,7 +68,7 @@ class _Upgrade:
         self.read = {name for node in graph.nodes for name in reads(node)} | set(graph.output_names)
         self.types = dict(graph.types)
         if not self.types or any(subgraphs(node) for node in graph.nodes):
-            inferred = onnx.shape_inference.infer_shapes(graph.skeleton()).graph
+            inferred = infer_shapes(graph.skeleton()).graph
             self.types = {**types_in(inferred), **self.types}
 
     def step(self, version: int) -> None:

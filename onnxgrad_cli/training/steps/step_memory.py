@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import repeat
 
 import numpy as np
-import onnx
 from onnx import ModelProto
 from onnx.helper import make_tensor_value_info
 
@@ -19,6 +18,7 @@ from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.cost import Fact, Facts, is_known, known_sizes, steps_of
 from onnxgrad_cli.execution.session import as_run
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.skeleton import without_initializers
 from onnxgrad_cli.ir.types import nbytes, tensor_type
 from onnxgrad_cli.metadata import describe
@@ -107,7 +107,7 @@ def _sizes_in(run: ModelProto, sized: ModelProto, graph: Graph, facts: Facts, si
     known = {name: fact for name in sorted(made & graph.types.keys()) if (fact := _fact(name, facts)) is not None}
     stated = (make_tensor_value_info(name, fact.dtype, fact.shape) for name, fact in known.items() if not fact.guessed)
     sized.graph.value_info.extend(stated)
-    found = onnx.shape_inference.infer_shapes(sized).graph
+    found = infer_shapes(sized).graph
     result = Graph(run)
     result.types.update(graph.types)
     result.types.update((value.name, value.type) for value in found.value_info if is_known(value.type))

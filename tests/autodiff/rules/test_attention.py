@@ -9,6 +9,7 @@ import torch
 from onnx import TensorProto, helper
 from torch.nn import functional
 
+from onnxgrad_cli.errors import InternalError, OnnxgradError
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.passes.prepare import prepare
@@ -260,6 +261,16 @@ def test_flex_attention():
     feeds = {name: x for name, x in inputs(k=(2, 2, 6, 4)).items() if name in "qkv"}
     compare(reference, "FlexAttention", feeds, ("y",), {"scale": 0.5, **modifiers}, domain="ai.onnx.preview",
             tolerance=1e-7)  # fmt: skip
+
+
+def test_a_modifier_that_contradicts_itself():
+    """It is of the file, and no fault of the definition that writes it out."""
+    feeds = {name: x for name, x in inputs(k=(2, 2, 6, 4)).items() if name in "qkv"}
+    odd = {"score_mod": modifier("t = Cast<to = 1000000>(s)")}
+    model, _ = one_node("FlexAttention", feeds, ("y",), odd, domain="ai.onnx.preview")
+    with pytest.raises(OnnxgradError, match="contradicts itself") as error:
+        written_out(model)
+    assert not isinstance(error.value, InternalError)
 
 
 # -- com.microsoft --------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.builder import build
-from onnxgrad_cli.errors import UnsupportedError, UsageError
+from onnxgrad_cli.errors import InternalError, OnnxgradError, UnsupportedError, UsageError
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.types import Shape, tensor_type
 from onnxgrad_cli.options import Options
@@ -142,3 +142,15 @@ def test_sound_has_one_long_axis() -> None:
     model.graph.initializer.append(numpy_helper.from_array(kernel, "w"))
     built = build(model)
     assert any("read off a run" in caution.text for caution in built.training.cautions)
+
+
+def test_elements_that_no_operator_has_a_shape_of_are_no_internal_error() -> None:
+    """As a file may claim of what an operator makes that nobody knows: its rank is taken from what is stored."""
+    text = """<ir_version: 10, opset_import: ["": 22, "their": 1]> g (float[3] x) => (float[3] y) {
+        a = their.Thing(x) b = ReduceSum<keepdims = 0>(x) y = Add(a, b)
+    }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.output[0].type.tensor_type.elem_type = 27  # a float of six bits
+    with pytest.raises(OnnxgradError, match="no float output") as error:
+        build(model)
+    assert not isinstance(error.value, InternalError)
