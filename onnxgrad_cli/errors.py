@@ -39,6 +39,10 @@ class InternalError(OnnxgradError):
     """Something is made that can't be: a fault of onnxgrad, or of a model that others refuse too."""
 
 
+NAUGHT = "an attribute or a size that is 0"
+"""What only a model can bring rules and definitions to divide by, whatever else they check."""
+
+
 @dataclass(frozen=True)
 class Refusal:
     """Why one node can't be differentiated: `reason`, and what to do about it as `hint`."""

@@ -107,9 +107,16 @@ class Activity:
 
 def carriers(graph: Graph) -> Callable[[str], bool]:
     """What tells whether a value may carry a cotangent, as far as its type is known: types are looked at once."""
-    types = graph.types
-    without = {id(value_type) for value_type in graph.distinct_types() if not is_differentiable(value_type)}
-    return lambda name: id(types.get(name)) not in without
+    types, known = graph.types, {id(None): True}
+
+    def carries(name: str) -> bool:
+        value_type = types.get(name)
+        found = known.get(id(value_type))
+        if found is None:
+            found = known[id(value_type)] = is_differentiable(value_type)
+        return found
+
+    return carries
 
 
 def on_the_way(graph: Graph, wanted: Iterable[str], seeds: Iterable[str]) -> tuple[set[str], set[str]]:

@@ -22,7 +22,7 @@ from onnxgrad_cli.emission import bodies
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.fusion import Fusion
 from onnxgrad_cli.emission.values import No, Val
-from onnxgrad_cli.errors import Caution, InternalError, Refusal, Unknown, UnsupportedError
+from onnxgrad_cli.errors import NAUGHT, Caution, InternalError, Refusal, Unknown, UnsupportedError
 from onnxgrad_cli.ir.domains import full_name, is_standard, short_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
@@ -145,6 +145,8 @@ class _Walk:
         except Unknown as unknown_fact:
             reason = f"{unknown_fact}{_other_ranks(op.graph, node)}"
             self.refuse(node, reason, "fix the model's shapes with `dims` or `shapes`")
+        except ZeroDivisionError:
+            self.refuse(node, f"its rule divides by {NAUGHT}", "export the model again")
         except UnsupportedError as inner:
             self.refusals.extend(inner.refusals)
         except InternalError:

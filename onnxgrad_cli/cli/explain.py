@@ -87,7 +87,9 @@ ROWS = 12
     help="grad-cam: a value, or its node.  [default: the last before pooling to one place or flattening]",
 )
 @click.option("--window", type=Sizes(), help="occlusion: what is hidden.  [default: an eighth of the size]")
-@click.option("--stride", type=Sizes(), help="occlusion: how far it moves.  [default: half the window]")
+@click.option(
+    "--stride", type=Sizes(), help="occlusion: how far it moves.  [default: half the window, or all of it in volumes]"
+)
 @click.option(
     "--tokenizer",
     type=click.Path(path_type=Path),

@@ -25,7 +25,7 @@ class Method(KnownKeywords):
         baseline: of integrated-gradients and occlusion: 'zero', 'mean' (of the data), or an .npy or .npz file.
         layer: of grad-cam: a value, or a node; by default the last one with places.
         window, stride: of occlusion: the size of what is hidden, and how far it moves, along each axis of places; by
-            default an eighth of the size, and half the window.
+            default an eighth of the size, and half the window, or all of it in volumes.
 
     Raises:
         UsageError: a word or a number does not fit.

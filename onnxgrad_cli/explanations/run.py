@@ -125,7 +125,8 @@ class Run:
         for axis, size in zip(axes, window, strict=True):
             if size > shape[axis]:
                 raise UsageError(f"`window={size}`: there are {shape[axis]} places along axis {axis}")
-        return axes, window, self._each("stride", self.method.stride, [max(size // 2, 1) for size in window])
+        share = 2 if len(axes) < 3 else 1  # in volumes, windows that overlap by halves would be thousands
+        return axes, window, self._each("stride", self.method.stride, [max(size // share, 1) for size in window])
 
     def places(self, rank: int) -> list[int]:
         """The axes of what is explained that windows move along."""

@@ -17,7 +17,7 @@ from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files.contents import check_contents
 from onnxgrad_cli.files.external_data import check_external_data, external_tensors, restate_references, tensors
 from onnxgrad_cli.files.genai_config import note_kind
-from onnxgrad_cli.ir.dialects import complaint, mend
+from onnxgrad_cli.ir.dialects import complaint, drop_absent_ends, mend
 from onnxgrad_cli.ir.functions import check_growth
 from onnxgrad_cli.ir.skeleton import copied, skeleton
 from onnxgrad_cli.ir.types import is_external
@@ -95,6 +95,7 @@ def own_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto,
     found, source = read_model(model, path)
     if found is model:
         found = copied(found)
+        drop_absent_ends(found)
         restate_references(external_tensors(found))
     return found, source
 
@@ -104,6 +105,7 @@ def _checked(model: ModelProto, where: str, source: Path | None) -> ModelProto:
         check_contents(model, where)
         check_structure(model, where)
         check_growth(model.functions, model.graph.node)
+        drop_absent_ends(model)
         restate_references(external_tensors(model))
         check_external_data(model, source)
     return model

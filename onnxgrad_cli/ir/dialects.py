@@ -67,6 +67,19 @@ def mend(model: ModelProto) -> list[Caution]:
     return cautions
 
 
+def drop_absent_ends(model: ModelProto) -> None:
+    """Leave out, in place, what nodes of the standard name as absent at the end of their inputs, which means the same.
+
+    On an absent axis of DFT, and an absent bias of LayerNormalization, onnxruntime ends the process. Of operators that
+    take as many inputs as there are, none may be absent: see `fatal_node`.
+    """
+    for node in _all_nodes(model):
+        names = node.input
+        if names and not names[-1] and plain_domain(node.domain) == "" and not _takes_many(node, _opset(model)):
+            while names and not names[-1]:
+                names.pop()
+
+
 def _note(subject: str, text: str) -> Caution:
     return Caution("note", subject, text)
 
@@ -274,12 +287,19 @@ def _absent_of_many(node: Node, opset: int) -> str:
     """An absent input among as many as there are, as of Min: onnxruntime ends the process as it runs the node."""
     if "" not in node.input or node.domain or is_of_onnxruntime(node.op_type, opset):
         return ""
-    if not onnx.defs.has(node.op_type, max_inclusive_version=opset):
+    if not _takes_many(node, opset):
         return ""
+    first = len(onnx.defs.get_schema(node.op_type, opset).inputs) - 1
+    absent = [at for at, name in enumerate(node.input) if not name and at >= first]
+    return f"lacks its input {absent[0]}" if absent else ""
+
+
+def _takes_many(node: Node, opset: int) -> bool:
+    """Whether an operator of the standard's domain takes any number of inputs."""
+    if not onnx.defs.has(node.op_type, max_inclusive_version=opset):
+        return False
     inputs = onnx.defs.get_schema(node.op_type, opset).inputs
-    many = bool(inputs) and inputs[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic
-    absent = [at for at, name in enumerate(node.input) if not name and at >= len(inputs) - 1]
-    return f"lacks its input {absent[0]}" if many and absent else ""
+    return bool(inputs) and inputs[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic
 
 
 def _odd_equation(node: Node) -> str:

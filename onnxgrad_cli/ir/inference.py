@@ -58,6 +58,8 @@ def infer_types(graph: Graph) -> None:
     for value in bare.graph.input:  # an unnamed size gets its symbol first, so that it is known again wherever it goes
         graph.named(value.type)
     stated: set[str] = set()
+    for name in graph.assumed:  # what is taken from hints stays told apart from what is inferred
+        graph.types.pop(name, None)
     graph.assumed.clear()
     while True:
         symbols = {dim.dim_param: dim.dim_param for dim in dims_in(bare.graph)}

@@ -19,11 +19,18 @@ def copied(model: ModelProto) -> ModelProto:
 
 
 def without_initializers(model: ModelProto, names: Collection[str]) -> ModelProto:
-    """A copy of a model without some of its initializers, whose values are never copied."""
+    """A copy of a model without some of its initializers, whose values are never copied.
+
+    Of an input that is declared without a type, because its initializer has one, the type is declared.
+    """
     copy = ModelProto()
     copy_fields(model, copy, ("graph",))
     copy_fields(model.graph, copy.graph, ("initializer",))
     copy.graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name not in names)
+    untyped = {value.name: value for value in copy.graph.input if not value.type.WhichOneof("value")}
+    for tensor in model.graph.initializer if untyped else ():
+        if tensor.name in untyped and tensor.name in names:
+            untyped[tensor.name].type.CopyFrom(tensor_type(tensor.data_type, tensor.dims))
     return copy
 
 

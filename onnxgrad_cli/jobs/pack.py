@@ -13,7 +13,7 @@ import numpy as np
 import onnxgrad_cli
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.execution.ort_format import ort_format
 from onnxgrad_cli.execution.session import take_out
@@ -31,6 +31,7 @@ from onnxgrad_cli.files.start_values import (
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.training.data.dataset import Data, open_data
 from onnxgrad_cli.training.data.input_types import input_types_of, ranges_of
+from onnxgrad_cli.verification.written import refused
 
 MODEL, ORT_MODEL, DATA_JSON, DATA_BIN, RUNTIME = "model.onnx", "model.ort", "data.json", "data.bin", "ort"
 PAGE = ("trainer.mjs", "page.js", "index.html")
@@ -74,7 +75,7 @@ def run_pack(
 
     Raises:
         UsageError: the model has no optimizer, the data don't fit it, or a file would be replaced that must not be.
-        OnnxgradError: a file can't be read or written.
+        OnnxgradError: a file can't be read or written, or onnxruntime does not open the model.
     """
     out, data = checks.path("out", out), checks.path("data", data)
     val, runtime = checks.path_or_none("val", val), checks.path_or_none("runtime", runtime)
@@ -87,6 +88,8 @@ def run_pack(
     elsewhere = lacking(proto, roles)
     values = values_beside(path, elsewhere) if elsewhere else {}
     bare, stored = take_out(proto, [name for name, role in roles.inputs.items() if role in KEPT], path)
+    if why := refused(bare, path):
+        raise OnnxgradError(f"onnxruntime does not open the model: {why}", "build it again")
     values = {**roles.begun({**values, **stored}), **stored, **values}
     types, ranges = input_types_of(proto), ranges_of(proto)
     parts = {"train": open_data(data, types, ranges, prefix=prefix, tell=tell)}

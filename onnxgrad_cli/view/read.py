@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +66,12 @@ def _typed(model: ModelProto, path: Path | None) -> GraphProto:
         return bare.graph  # a model that contradicts itself can be looked at
 
 
+def _in_order(graph: GraphProto, typed: GraphProto) -> Iterator[tuple[NodeProto, NodeProto]]:
+    """The nodes and their typed twins, in the order of these: the one in which they run, whatever the file has."""
+    makers = {tuple(node.output): node for node in graph.node}
+    return ((makers[tuple(twin.output)], twin) for twin in typed.node)
+
+
 class _Scope:
     """What a graph and its bodies can read: value -> the box that makes it, and the constants that stand inline."""
 
@@ -113,7 +119,7 @@ class _Reader:
         plain = [node for node in graph.node if _kind(node, kind) == Kind.FORWARD]
         module_of = module_finder(plain, {tensor.name for tensor in graph.initializer})
         drawn_nodes: list[tuple[NodeProto, str]] = []
-        for node, twin in zip(graph.node, typed.node, strict=True):
+        for node, twin in _in_order(graph, typed):
             if (text := _inline(node)) is not None and not ends.intersection(node.output):
                 scope.constants[node.output[0]] = text
                 self.inline += 1

@@ -119,6 +119,20 @@ def test_an_absent_input_among_many(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(
+    "node",
+    ["y = LayerNormalization(x, k, '')", "y = DFT(x, '', '')", "y = Clip(x, '', '')"],
+    ids=["bias", "axis", "max"],
+)
+def test_an_absent_input_at_the_end(shell: Shell, node: str) -> None:
+    """It means what no input means there; onnxruntime ends the process on the first two."""
+    text = f"""<ir_version: 8, opset_import: ["": 20]>
+    g (float[1, 4, 2] x) => (float[1, 4, 2] y) <float[2] k = {{1, 2}}> {{ {node.replace("'", '"')} }}"""
+    onnx.save(onnx.parser.parse_model(text), "m.onnx")
+    result = shell("build", "m.onnx", "--loss", "mse", "--grad-of-input", "x", "-o", "o.onnx")
+    assert result.code == 0 and "proved" in result.err + result.out
+
+
+@pytest.mark.parametrize(
     ("node", "told"),
     [
         (

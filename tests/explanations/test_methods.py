@@ -36,6 +36,16 @@ def explained(files: tuple[Path, Path], name: Explanation, class_: int | str = "
     return run_explain(*files, method=Method(name, **settings), class_=class_, label="y", verify=False)
 
 
+def test_windows_in_volumes_do_not_overlap(shell: Shell, tmp_path: Path) -> None:
+    """By halves, as in pictures, they would be thousands."""
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+        g (float[n,1,8,16,16] x) => (float[n,1] y) { p = GlobalAveragePool(x) y = Flatten(p) }""")
+    onnx.save(model, tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=np.ones((1, 1, 8, 16, 16), np.float32))
+    said = shell("explain", "m.onnx", "--data", "d.npz", "--method", "occlusion", "--class", "0", "--no-verify").out
+    assert "windows of 1 x 2 x 2 every 1 x 2 x 2" in said
+
+
 @pytest.mark.parametrize("which", [2, "argmax", "label"])
 def test_saliency_is_the_magnitude_of_pytorchs_gradient(files: tuple[Path, Path], which: int | str) -> None:
     scores = nets.Twin()(torch.tensor(X)).detach().numpy()

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
@@ -91,3 +92,23 @@ def test_files_of_others_are_not_replaced(name: str, shell: Shell) -> None:
     with pytest.raises(UsageError, match=name):
         run_pack("train.onnx", Path("site"), data=Path("data.npz"), prefix="a_")
     assert [file.name for file in Path("site").iterdir()] == [name]
+
+
+def test_a_weight_is_declared_of_which_only_the_value_has_a_type(shell: Shell) -> None:
+    """The value is taken out, so that onnxruntime would know of none."""
+    model = onnx.load("train.onnx")
+    weight = next(value for value in model.graph.input if value.name in {t.name for t in model.graph.initializer})
+    weight.ClearField("type")
+    onnx.save(model, "bare.onnx")
+    run_pack("bare.onnx", Path("site"), data=Path("data.npz"), prefix="a_")
+    onnxruntime.InferenceSession("site/model.onnx")
+
+
+def test_what_onnxruntime_does_not_open_is_no_page(shell: Shell) -> None:
+    model = onnx.load("train.onnx")
+    model.graph.node.add(op_type="Unheard", domain="of.nobody", input=["x"], output=["heard"])
+    model.opset_import.add(domain="of.nobody", version=1)
+    onnx.save(model, "odd.onnx")
+    result = shell("pack", "odd.onnx", "-o", "site", "--data", "data.npz", "--prefix", "a_")
+    assert result.code == 1 and "onnxruntime does not open the model" in result.err
+    assert not Path("site/model.onnx").exists()

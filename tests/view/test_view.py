@@ -167,6 +167,18 @@ def test_values_types_and_constants() -> None:
     assert Kind.CONSTANT not in drawing.kinds
 
 
+def test_nodes_that_stand_before_what_they_read() -> None:
+    """They are drawn in the order in which they run, a body with its own."""
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[2] x, bool c) => (float[2] y) {
+        y = Relu(h)
+        h = If(c) <then_branch = a () => (float[2] u) { u = Neg(x) }, else_branch = b () => (float[2] v) { v = Abs(x) }>
+    }"""
+    drawing = draw(parser.parse_model(text))
+    box = {box.title: box for box in drawing.boxes.values()}
+    assert {"Relu", "If", "Neg", "Abs"} <= box.keys()
+    assert reached(drawing, box["Relu"])
+
+
 def test_large_constants_have_a_box() -> None:
     tensor = onnx.numpy_helper.from_array(np.arange(40, dtype=np.int64), "table")
     node = helper.make_node("Constant", [], ["other"], value=onnx.numpy_helper.from_array(np.zeros(40, np.float32)))

@@ -157,7 +157,7 @@ class ConstantRoles:
         return self._by_place(name, reached) or self._by_values(name, reached)
 
     def infinite(self, name: str) -> str:
-        """Why `name` can't be trained though it was asked for: masks are filled with what no step changes; or ""."""
+        """Why `name` can't be trained, whoever asks for it: masks are filled with what no step changes; or ""."""
         values = self._values(name)
         return "it has infinite values, which no step changes" if values is not None and np.isinf(values).any() else ""
 

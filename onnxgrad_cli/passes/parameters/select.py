@@ -124,7 +124,8 @@ def _unfit(
         if name in training.state:
             return f"a running statistic: '{training.state[name]}' is its next value"
         if name in tied:
-            return roles.infinite(name) if name in asked or name in learned else roles.reason(name)
+            role = "" if name in asked or name in learned else roles.reason(name)
+            return role or roles.infinite(name)
         if name in reached:
             return "gradients stop at the operands through which it reaches the loss"
         return UNTIED + (f": {cuts[name]}" if name in cuts else "")

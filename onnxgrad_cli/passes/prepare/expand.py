@@ -16,7 +16,7 @@ from onnxgrad_cli.autodiff.activity import stopped
 from onnxgrad_cli.autodiff.rule_call import node_attributes
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
-from onnxgrad_cli.errors import OnnxgradError, Unknown
+from onnxgrad_cli.errors import NAUGHT, OnnxgradError, Unknown
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
@@ -47,8 +47,9 @@ def expand(graph: Graph, domain: str | None = None, newer_than: int | None = Non
         try:
             nodes += _expanded(graph, node, definition)
             changed = True
-        except Unknown as reason:
-            graph.unexpanded[node.name] = str(reason)
+        except (Unknown, ZeroDivisionError) as reason:
+            divides = isinstance(reason, ZeroDivisionError)
+            graph.unexpanded[node.name] = f"its definition divides by {NAUGHT}" if divides else str(reason)
             nodes.append(node)
     if changed:
         graph.set_nodes(nodes)

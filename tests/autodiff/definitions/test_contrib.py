@@ -513,6 +513,7 @@ def refusal(text, **arrays):
          "does not transpose"),
         ("y = com.microsoft.MatMulNBits<K = 2, N = 2, block_size = 16>(x, z, z, , z)", "reordered or prepacked"),
         ("y = com.microsoft.MatMulNBits<K = 2, N = 2, block_size = 16, bits = 3>(x, z, z)", "3 bits"),
+        ("y = com.microsoft.MatMulNBits<K = 2, N = 2, block_size = 0>(x, z, z)", "divides by an attribute or a size"),
         ("i = Cast<to = 7>(z) y = com.microsoft.GatherBlockQuantized(x, i, z)", "no matrix of bytes"),
         ("b = Cast<to = 2>(x) i = Cast<to = 7>(z) y = com.microsoft.GatherBlockQuantized<gather_axis = 1>(b, i, x)",
          "does not gather rows"),

@@ -59,6 +59,16 @@ def test_what_fills_a_mask_is_not_trained_where_all_is_asked_for() -> None:
     assert "fill: it has infinite values" in str(caught.value)
 
 
+def test_what_is_infinite_is_not_trained_whatever_reads_it() -> None:
+    """As a vector that two operators read, of which one has no constants by role."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 18]>
+    g (float[N, 2] x, bool[N, 2] mask) => (float[N, 2] y) <float[2] w = {1, 2}>
+    { h = Mul(x, w) f = Identity(fill) m = Where(mask, h, f) y = Softmax(m) }""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32([-np.inf]), "fill"))
+    found = build(model).training
+    assert found.trained == ["w"] and "infinite" in found.not_trained["fill"]
+
+
 def test_running_statistics_are_not_trained() -> None:
     found = training("""
     g (float[N, 2] x) => (float[N, 2] y)

@@ -154,3 +154,21 @@ def test_elements_that_no_operator_has_a_shape_of_are_no_internal_error() -> Non
     with pytest.raises(OnnxgradError, match="no float output") as error:
         build(model)
     assert not isinstance(error.value, InternalError)
+
+
+def test_a_stored_shape_stays_one_when_types_are_inferred_again() -> None:
+    """As after an operator has given way to its definition: a run is still asked about what onnx does not know."""
+    text = """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+    g (int64[2, 3] ids, float[16] w) => (float[2, 3, 16] y) <float[8, 1] scales = {1, 2, 3, 4, 5, 6, 7, 8}> {
+      e = com.microsoft.GatherBlockQuantized<block_size = 16, gather_axis = 0, quantize_axis = 1>(table, ids, scales)
+      h = Mul(e, w)
+      y = com.microsoft.QuickGelu(h)
+    }"""
+    model = onnx.parser.parse_model(text)
+    table = helper.make_tensor(
+        "table", TensorProto.UINT4, [8, 16], RNG.integers(0, 256, 64, np.uint8).tobytes(), raw=True
+    )
+    model.graph.initializer.append(table)
+    model.graph.value_info.append(helper.make_tensor_value_info("e", TensorProto.FLOAT, [5, 3, 16]))
+    built = build(model, Options(grad_of_input=("w",)))
+    assert any("stores that 'e' is float[5, 3, 16]; a run contradicts it" in c.text for c in built.training.cautions)
