@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from benchmarks.interleaved import RATE, serve
 from onnxgrad_cli.execution.session import CPU, Buffer, feed, find_provider, open_session, take_out
 from onnxgrad_cli.metadata import Roles, describe
 from onnxgrad_cli.training.trainer import Trainer
+
+with suppress(ImportError):
+    import numba  # noqa: F401 (as onnxruntime)
 
 
 class Gradients:

@@ -22,7 +22,8 @@ from onnxgrad_cli import metadata
 from onnxgrad_cli.execution.session import Buffer, feed
 from onnxgrad_cli.passes.optimizer.slices import Update, slice_optimizer
 from onnxgrad_cli.passes.optimizer.split import narrowed, split
-from onnxgrad_cli.training.steps.elementwise import InPlace, Scratch
+from onnxgrad_cli.training.steps.compiled import update_of
+from onnxgrad_cli.training.steps.elementwise import Scratch
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -115,7 +116,7 @@ class SlicedStep:
         length = SLICE if workers > 1 else ALONE
         self._updates = [
             (update, begin, min(begin + length, sizes[weight]))
-            for weight, update in ((update.weight, InPlace(update)) for update in parts.updates)
+            for weight, update in ((update.weight, update_of(update)) for update in parts.updates)
             for begin in range(0, sizes[weight], length)
         ]
         self._read = {name for update in parts.updates for name in (*update.vectors, *update.scalars)}

@@ -24,6 +24,7 @@ from onnxgrad_cli.ir.types import nbytes, tensor_type
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.passes.optimizer.split import narrowed
 from onnxgrad_cli.training.steps.arena import after_runs
+from onnxgrad_cli.training.steps.compiled import MEMORY, is_compiled
 from onnxgrad_cli.training.steps.sliced import parts_of
 
 PROCESS = 20 * 10**6
@@ -44,7 +45,7 @@ class StepMemory:
     Attributes:
         held: weights, the optimizer's state and constants, with the buffers into which a step writes the next ones.
         values: what a run makes on its way, at the most: kept results, gradients, what lies between.
-        sessions: what onnxruntime takes for itself.
+        sessions: what onnxruntime takes for itself, and numba where it compiles the updates.
         unknown: symbols of which nobody has told a size, and which so count as the least that the network takes.
     """
 
@@ -87,6 +88,8 @@ def step_memory(built: TrainingModel, sizes: Mapping[str, int], threads: int | N
     known = _sizes_in(run, sized, graph, facts, {**sizes, **assumed})
     values = after_runs(steps_of(run.graph.node, repeat("")), _outputs(run), known, set(replaced.values())).touched
     sessions = PROCESS + NODE * len(part.graph.node) + SLICED * bool(sliced)
+    if sliced and any(map(is_compiled, sliced.updates)):
+        sessions += MEMORY
     return StepMemory(held, values, sessions, tuple(assumed))
 
 

@@ -21,6 +21,7 @@ from onnxgrad_cli.passes.optimizer.slices import ELEMENTWISE, Update, slice_opti
 from onnxgrad_cli.passes.optimizer.split import split
 from onnxgrad_cli.training import trainer
 from onnxgrad_cli.training.steps import sliced as sliced_steps
+from onnxgrad_cli.training.steps.compiled import TERMS, CompiledUpdate, is_covered, update_of
 from onnxgrad_cli.training.steps.elementwise import FUNCTIONS, InPlace, Scratch
 from onnxgrad_cli.training.steps.sliced import parts_of
 from onnxgrad_cli.training.trainer import NotFinite, Trainer
@@ -68,6 +69,13 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sliced_steps, "ALONE", 5)
     monkeypatch.setattr(sliced_steps, "LARGE", 12)  # b is not sliced
     monkeypatch.setattr(sliced_steps, "MANY", 12)
+    monkeypatch.setattr(sliced_steps, "update_of", InPlace)
+
+
+@pytest.fixture
+def compiled(small_slices: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setattr(sliced_steps, "update_of", update_of)
 
 
 def both(model: TrainingModel) -> tuple[Trainer, Trainer]:
@@ -103,6 +111,57 @@ def test_steps_are_those_of_the_whole(optimizer: str, options: dict[str, Any]) -
     for rate in (0.1, 0.05, 0.02):
         assert first.step(batch(), rate) == second.step(batch(), rate)
         assert_same(first, second)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize(("optimizer", "options"), SLICED, ids=str)
+def test_compiled_steps_are_those_of_the_whole(optimizer: str, options: dict[str, Any]) -> None:
+    model = built(optimizer, **options)
+    parts = slice_optimizer(split(model.model).optimizer, 12)
+    assert parts is not None and all(map(is_covered, parts.updates))
+    first, second = both(model)
+    assert in_slices(first)
+    for rate in (0.1, 0.05, 0.02):
+        assert first.step(batch(), rate) == second.step(batch(), rate)
+        assert_same(first, second)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_compiled_steps_of_doubles_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = built("adamw", "double")
+    _, whole = both(model)
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    several = Trainer(model)
+    for _ in range(4):
+        assert several.step(batch("double"), 0.1) == whole.step(batch("double"), 0.1)
+    assert_same(several, whole)
+
+
+def test_halves_are_not_compiled() -> None:
+    parts = slice_optimizer(split(built("sgd", "float16").model).optimizer, 12)
+    assert parts is not None and not any(map(is_covered, parts.updates))
+
+
+@pytest.mark.parametrize("op_type", sorted(TERMS))
+def test_terms_are_the_functions(op_type: str) -> None:
+    """To the bit, also of what is not finite and of zeros with a sign, but for which of two zeros is the larger."""
+    pytest.importorskip("numba")
+    count = TERMS[op_type].count("{")
+    _, arrays = operands(TAKEN.get(op_type, "f" * count)[:count])
+    given = dict(zip("abc", arrays, strict=False))
+    kind = np.dtype(bool if op_type in TRUTHS else np.float32)
+    nodes = (helper.make_node(op_type, list(given), ["t"]), helper.make_node("Where", ["t", "one", "zero"], ["new"]))
+    nodes = nodes if op_type in TRUTHS else (helper.make_node(op_type, list(given), ["new"]),)
+    constants = {"one": np.float32(1).reshape(1), "zero": np.float32(0).reshape(1)} if op_type in TRUTHS else {}
+    update = Update("w", nodes, {"t": kind, "new": np.dtype("f")}, tuple(given), (), constants, {"new": "w"})
+    assert is_covered(update)
+    found, wanted = ({**given, "w": np.empty(64, "f")} for _ in range(2))
+    CompiledUpdate(update).run(found, 0, 64, Scratch(64))
+    with np.errstate(all="ignore"):
+        InPlace(update).run(wanted, 0, 64, Scratch(64))
+    np.testing.assert_array_equal(found["w"].view(np.int32) << 1, wanted["w"].view(np.int32) << 1)
+    signs = np.signbit(found["w"]) == np.signbit(wanted["w"])
+    assert op_type in ("Clip", "Max", "Min") or np.all(signs | np.isnan(wanted["w"]))
 
 
 @pytest.mark.usefixtures("small_slices")
@@ -205,6 +264,7 @@ def operands(kinds: str) -> tuple[list[Any], list[np.ndarray]]:
 
 TAKEN = {"And": "bb", "Or": "bb", "Not": "b", "Where": "bff", "Max": "fff", "Min": "fff", "Sum": "fff"}
 TAKEN |= dict.fromkeys(("Abs", "Cast", "Exp", "Log", "Neg", "Reciprocal", "Sign", "Sqrt", "Tanh"), "f")
+TRUTHS = frozenset("And Equal Greater GreaterOrEqual Less LessOrEqual Not Or".split())
 EXACT = ELEMENTWISE - {"Exp", "Log", "Tanh", "Pow"}
 
 
