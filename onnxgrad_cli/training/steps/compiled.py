@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -44,8 +44,8 @@ def update_of(update: Update) -> InPlace | CompiledUpdate:
 
 
 def is_compiled(update: Update) -> bool:
-    """Whether an update is compiled: numba is installed, and gives the bits that numpy gives."""
-    return find_spec("numba") is not None and is_covered(update)
+    """Whether an update is compiled: there is numba, and it gives the bits that numpy gives."""
+    return is_covered(update) and _numba() is not None
 
 
 def is_covered(update: Update) -> bool:
@@ -99,4 +99,15 @@ def _scalar(array: np.ndarray) -> np.generic:
 def _compiled(source: str) -> Callable[..., None]:
     names: dict[str, Any] = {"np": np, "zero": np.float32(0)}
     exec(source, names)  # of our own words and numbers alone
-    return import_module("numba").njit(nogil=True, error_model="numpy")(names["loop"])
+    numba = _numba()
+    assert numba is not None
+    return numba.njit(nogil=True, error_model="numpy")(names["loop"])
+
+
+@cache
+def _numba() -> ModuleType | None:
+    """The package; None where it is not installed, or not for a numpy as new as this one, which its import refuses."""
+    try:
+        return import_module("numba")
+    except ImportError:
+        return None

@@ -20,8 +20,8 @@ from onnxgrad_cli.options import Group, Options
 from onnxgrad_cli.passes.optimizer.slices import ELEMENTWISE, Update, slice_optimizer
 from onnxgrad_cli.passes.optimizer.split import split
 from onnxgrad_cli.training import trainer
-from onnxgrad_cli.training.steps import sliced as sliced_steps
-from onnxgrad_cli.training.steps.compiled import TERMS, CompiledUpdate, is_covered, update_of
+from onnxgrad_cli.training.steps import compiled as compiled_steps, sliced as sliced_steps
+from onnxgrad_cli.training.steps.compiled import TERMS, CompiledUpdate, is_compiled, is_covered, update_of
 from onnxgrad_cli.training.steps.elementwise import FUNCTIONS, InPlace, Scratch
 from onnxgrad_cli.training.steps.sliced import parts_of
 from onnxgrad_cli.training.trainer import NotFinite, Trainer
@@ -135,6 +135,19 @@ def test_compiled_steps_of_doubles_in_threads(monkeypatch: pytest.MonkeyPatch) -
     for _ in range(4):
         assert several.step(batch("double"), 0.1) == whole.step(batch("double"), 0.1)
     assert_same(several, whole)
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_a_numba_that_refuses_this_numpy_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(name: str) -> None:
+        raise ImportError("Numba needs an older NumPy")
+
+    monkeypatch.setattr(compiled_steps, "import_module", refused)
+    compiled_steps._numba.cache_clear()
+    parts = slice_optimizer(split(built("adamw").model).optimizer, 12)
+    assert parts is not None and not any(map(is_compiled, parts.updates))
+    assert all(isinstance(update_of(update), InPlace) for update in parts.updates)
+    compiled_steps._numba.cache_clear()
 
 
 def test_halves_are_not_compiled() -> None:
