@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,6 +22,14 @@ def taken_memory() -> int:
             return int(sizes.read().split()[0]) * resource.getpagesize()
     except (OSError, ValueError):
         return 0
+
+
+def free_memory() -> float:
+    """The bytes that no process uses; infinitely many on systems that do not tell."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # Windows; macOS
+        return math.inf
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,9 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from onnxgrad_cli.common.memory import free_memory
 from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.execution.limits import counted
 from onnxgrad_cli.execution.sizes import sized, sizes_to_try
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.skeleton import copied
@@ -31,6 +34,10 @@ class DescribedModel:
         """The stored values of what has a gradient; each look into the model would copy them."""
         stored = {tensor.name: tensor for tensor in self.model.graph.initializer}
         return {name: numpy_helper.to_array(stored[name]) for name in self.roles.gradients if name in stored}
+
+
+DRAWN = 12
+"""Bytes that a number takes while it is drawn: a float64, and what is made of it."""
 
 
 def first_run(
@@ -143,6 +150,7 @@ def factors_off_zero(described: DescribedModel, rng: np.random.Generator) -> Arr
     return {tensor.name: draw(rng, tensor.data_type, tensor.dims) for tensor in begun}
 
 
+@counted()
 def random_feeds(
     described: DescribedModel,
     rng: np.random.Generator,
@@ -156,9 +164,15 @@ def random_feeds(
     no weight are 0 or 1 if `masked`, else 1; so is a number alone, for it may be a step or a length: of a step of 0 in
     STFT onnxruntime ends the process. Of labels that may say that a sample does not count, the first two count, and of
     many each fifth does not.
+
+    Raises:
+        OverLimit: they take more time or memory than runs may that nobody has asked for.
+        MemoryError: they would not fit into the memory that is free.
     """
     types = {value.name: value.type for value in described.model.graph.input}
     shapes = sized(_shapes(described), sizes)
+    if DRAWN * sum(map(math.prod, shapes.values())) > free_memory():  # which the system would tell by ending processes
+        raise MemoryError("random data do not fit into the memory that is free")
     classes = {loss.label: loss.classes for loss in described.roles.losses if loss.classes}
     limits = {**index_limits(described.model, shapes), **classes}
     feeds = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import signal
@@ -26,7 +27,8 @@ from onnxgrad_cli.files import check_structure, read_model
 from onnxgrad_cli.ir.einsum import is_equation
 from onnxgrad_cli.jobs.build import inspect, run_build
 from onnxgrad_cli.jobs.view import run_view
-from onnxgrad_cli.metadata import Roles
+from onnxgrad_cli.metadata import Roles, describe
+from onnxgrad_cli.verification import feeds
 from onnxgrad_cli.verification.feeds import DescribedModel, random_feeds
 from tests.cli_harness import MLP, PROGRAM, Result, Shell
 
@@ -558,6 +560,19 @@ def test_a_draw_of_data_is_of_the_time_of_runs() -> None:
             pass
     with limits.counted():
         pass
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process what it has")
+def test_a_draw_of_data_is_of_the_memory_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a label that is expanded to gigabytes: 8 here, of a limit of 4."""
+    model = build(mlp()).model
+    described, rng = DescribedModel(model, describe(model)), np.random.default_rng(0)
+    monkeypatch.setattr(feeds, "free_memory", lambda: math.inf)
+    with limits.one_patience(), limits.unasked(), pytest.raises(limits.OverLimit, match="4 GB of memory"):
+        random_feeds(described, rng, {"batch": 2**28})
+    monkeypatch.setattr(feeds, "free_memory", lambda: 100.0)  # where it was asked for there is no other limit
+    with pytest.raises(MemoryError, match="do not fit"):
+        random_feeds(described, rng, {"batch": 2**6})
 
 
 def test_an_output_that_is_named_twice(shell: Shell) -> None:
