@@ -76,6 +76,20 @@ def test_a_gradient_of_another_shape_than_its_weight_fails() -> None:
     assert "the gradient of 'fc.weight' is [8, 3], and the tensor [1, 3]" in proof.steps[-1].detail
 
 
+def test_a_gradient_of_nothing_may_be_of_any_shape() -> None:
+    """As of an empty cache, whose head size the file leaves open, and onnxruntime does not ask for."""
+    text = """<ir_version: 10, opset_import: ["" : 21, "com.microsoft": 1]>
+    g (float[1, 2, 64] x, float[1, 1, past, size] k, float[1, 1, past, size] v) => (float[1, 2, 32] y)
+    <float[64] w = {WEIGHTS}, int32[1] ends = {1}, int32 total = {2}> {
+        h = Mul(x, w)
+        y, keys, values = com.microsoft.GroupQueryAttention<num_heads = 2, kv_num_heads = 1>(h, , , k, v, ends, total)
+    }"""
+    model = onnx.parser.parse_model(text.replace("WEIGHTS", ", ".join(["0.5", "-1.5"] * 32)))
+    built = build(model, Options(grad_of_input=("k",)))
+    proof = prove(built.model, describe(built.model), original=model, sizes={"past": 0, "size": 8})
+    assert proof.status == "passed", proof.why
+
+
 def test_float32_alone_finds_a_wrong_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxgrad_cli.execution.double.to_double", _refuse)
     assert proof_of("Tanh").status == "passed"
