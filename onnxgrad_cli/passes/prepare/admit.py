@@ -33,6 +33,9 @@ Of another number the kernels of onnxruntime disagree: to some it is 1, but keep
 """
 
 
+CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
+
+
 def admit(graph: Graph, options: ShapeOptions) -> list[Caution]:
     """Refuse what is beyond us, fix the shapes that were asked for, and forget what an earlier build has said.
 
@@ -40,8 +43,8 @@ def admit(graph: Graph, options: ShapeOptions) -> list[Caution]:
         What was mended of the file's form.
 
     Raises:
-        UnsupportedError: it is of a newer opset than is known, was optimized for one machine, or has a node with a flag
-            that is neither 0 nor 1.
+        UnsupportedError: it is of a newer opset than is known, was optimized for one machine, has control flow that is
+            not the standard's, or a node with a flag that is neither 0 nor 1.
         OnnxgradError: it has operators of domains that it does not import, or that its opset has not.
     """
     cautions = mend(graph.commit())
@@ -51,6 +54,7 @@ def admit(graph: Graph, options: ShapeOptions) -> list[Caution]:
     if unknown:
         raise OnnxgradError(f"the model is no valid ONNX model: {unknown}", "export it again")
     _refuse_blocked(graph)
+    _refuse_foreign_control_flow(graph)
     _refuse_odd_flags(graph)
     forget_placeholders(graph)
     fix_shapes(graph, options)
@@ -83,6 +87,18 @@ def _refuse_blocked(graph: Graph) -> None:
             hint="start from the model before it was optimized, or save it with graph_optimization_level "
             "ORT_ENABLE_EXTENDED, which fuses nodes for any machine",
         )
+
+
+def _refuse_foreign_control_flow(graph: Graph) -> None:
+    """Refuse an If, Loop or Scan of somebody's own that is no function: what its bodies are for only the name says."""
+    own = {(function.domain, function.name) for function in graph.proto.functions}
+    found = [
+        Refusal(node.name or node.output[0], f"{node.domain}::{node.op_type}", "nobody knows how its bodies run")
+        for node in with_bodies(graph.nodes)
+        if node.op_type in CONTROL_FLOW and not is_standard(node.domain) and (node.domain, node.op_type) not in own
+    ]
+    if found:
+        raise UnsupportedError("control flow is that of the standard alone:", found, "put the standard's in its place")
 
 
 def _refuse_odd_flags(graph: Graph) -> None:

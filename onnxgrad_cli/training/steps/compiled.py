@@ -45,7 +45,7 @@ def update_of(update: Update) -> InPlace | CompiledUpdate:
 
 def is_compiled(update: Update) -> bool:
     """Whether an update is compiled: there is numba, and it gives the bits that numpy gives."""
-    return is_covered(update) and _numba() is not None
+    return is_covered(update) and load_numba() is not None
 
 
 def is_covered(update: Update) -> bool:
@@ -99,13 +99,13 @@ def _scalar(array: np.ndarray) -> np.generic:
 def _compiled(source: str) -> Callable[..., None]:
     names: dict[str, Any] = {"np": np, "zero": np.float32(0)}
     exec(source, names)  # of our own words and numbers alone
-    numba = _numba()
+    numba = load_numba()
     assert numba is not None
     return numba.njit(nogil=True, error_model="numpy")(names["loop"])
 
 
 @cache
-def _numba() -> ModuleType | None:
+def load_numba() -> ModuleType | None:
     """The package; None where it is not installed, or not for a numpy as new as this one, which its import refuses."""
     try:
         return import_module("numba")

@@ -42,3 +42,19 @@ def test_what_was_optimized_for_one_machine_is_refused_as_such(tmp_path: Path) -
 def test_what_was_optimized_for_any_machine_is_built(tmp_path: Path) -> None:
     built = build(optimized(onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED, tmp_path))
     assert built.training.trained == ["W"]
+
+
+@pytest.mark.parametrize("domain", ["", "theirs."])
+def test_control_flow_of_others_is_refused(domain: str) -> None:
+    """By its name alone a branch would be put in its place."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17, "theirs": 1]>
+    g (float[2] x) => (float[2] y) <bool c = {{1}}, float[2] w = {{1, 2}}> {{
+        h = Mul(x, w)
+        y = {domain}If(c) <then_branch = a () => (float[2] u) {{ u = Neg(h) }},
+          else_branch = b () => (float[2] v) {{ v = Abs(h) }}>
+    }}""")
+    if not domain:
+        assert build(model).training.trained == ["w"]
+        return
+    with pytest.raises(UnsupportedError, match=r"theirs::If\): nobody knows how its bodies run"):
+        build(model)
