@@ -79,10 +79,12 @@ def _train(rng: Random, seed: Seed) -> tuple[list[str], list[str]]:
 def _derive(rng: Random, seed: Seed) -> tuple[list[str], list[str]]:
     words = [*rng.choice((["--kind", "jvp"], ["--kind", "hvp"], ["--kind", "jacobian"], ["--kind", "hessian"], [], []))]
     values = [name for node in seed.model.graph.node for name in node.output]
-    # The Hessian by dozens of tensors together is tens of thousands of nodes, and rightly takes as many seconds; and
-    # onnxruntime opens a loop over thousands, which read as many from outside, in a time that grows with their square.
-    every = ["--wrt", "*"] if "hessian" not in words or len(seed.model.graph.initializer) < 20 else []
-    if len(seed.model.graph.node) > 1000 and {"jacobian", "hessian"}.intersection(words):
+    # Second derivatives and Jacobians by dozens of tensors together are tens of thousands of nodes, and rightly take as
+    # many seconds; and onnxruntime opens a loop over thousands, which read as many from outside, in a time that grows
+    # with their square.
+    in_loops = bool({"jacobian", "hessian"}.intersection(words))
+    every = ["--wrt", "*"] if not in_loops or len(seed.model.graph.initializer) < 20 else []
+    if len(seed.model.graph.node) > 1000 and in_loops:
         words = []
     for choice in (every, ["--of", rng.choice(values or ["*"])], ["--wrt", rng.choice(values or ["*"])]):
         words += choice * (rng.random() < 0.15)
