@@ -25,7 +25,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import fixed_trips, follow_shapes, input_types, inside
 from onnxgrad_cli.ir.modules import module_finder
 from onnxgrad_cli.ir.node import FORWARD as FORWARD_OF, Node, metadata_of
-from onnxgrad_cli.ir.nodes import reads, subgraphs, with_bodies
+from onnxgrad_cli.ir.nodes import CONTROL_FLOW, reads, subgraphs, with_bodies
 from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.types import dtype_of, is_float, itemsize, nbytes, shape_of
 from onnxgrad_cli.record import StepRecord, parts
@@ -140,8 +140,6 @@ SCATTER, REDUCE = PARTLY_READ = ("Scatter", "Reduce")
 FORWARD = ("model", "loss")
 """The parts of a training model that come before its backward part."""
 
-BODIES = frozenset({"If", "Loop", "Scan"})
-
 
 def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = None) -> Cost:
     """Count operations and kept bytes of a training model, or of as much of it as there is.
@@ -176,7 +174,7 @@ def cost(graph: Graph, training: StepRecord, sizes: Mapping[str, int] | None = N
         operators=_by_operator(flops["forward"], flops["backward"]),
         modules=_by_module(graph, steps, flops_of),
         memory=_memory(steps, graph.output_names, facts),
-        branches=sum(node.op_type == "If" for node in with_bodies(s.node for s in steps if s.op_type in BODIES)),
+        branches=sum(node.op_type == "If" for node in with_bodies(s.node for s in steps if s.op_type in CONTROL_FLOW)),
         uncounted=dict(uncounted),
     )
 
@@ -379,7 +377,7 @@ def _memory(steps: Sequence[Step], outputs: Iterable[str], facts: Facts) -> list
 def _count(graph: Graph, node: Node, facts: Facts, uncounted: Counter[str]) -> Flops:
     """The FLOPs of a node and of its bodies, by operator; where they are unknown, the node is added to `uncounted`."""
     try:
-        if node.op_type in BODIES:
+        if node.op_type in CONTROL_FLOW:
             return _count_bodies(graph, node, facts, uncounted)
         return {node.op_type: node_flops(node, facts)}
     except (LookupError, Unknown, OnnxgradError):  # the last where a body can't be typed on its own

@@ -18,7 +18,7 @@ from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.domains import STANDARD, plain_domain
 from onnxgrad_cli.ir.einsum import is_equation
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import reads, subgraphs, with_bodies
+from onnxgrad_cli.ir.nodes import CONTROL_FLOW, reads, subgraphs, with_bodies
 from onnxgrad_cli.ir.onnx_inference import infer_shapes
 
 NEVER = 1 << 30
@@ -312,7 +312,7 @@ def _odd_equation(node: Node) -> str:
 
 def _short_body(node: Node) -> str:
     """A body of If, Loop or Scan that hands out too little: of none at all onnx's inference does not tell."""
-    if node.domain or node.op_type not in ("If", "Loop", "Scan"):
+    if node.domain or node.op_type not in CONTROL_FLOW:
         return ""
     wanted = len(node.output) + (node.op_type == "Loop")  # whether it goes on
     found = (len(body.output) for body in subgraphs(node))

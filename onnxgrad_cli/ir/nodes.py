@@ -9,6 +9,9 @@ from onnx import AttributeProto, GraphProto, TensorShapeProto
 
 from onnxgrad_cli.ir.node import Node
 
+CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
+"""The operators of the standard that have bodies."""
+
 
 def subgraphs(node: Node) -> list[GraphProto]:
     """The graphs in a node's attributes (If, Loop, Scan)."""

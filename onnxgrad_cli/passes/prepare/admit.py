@@ -10,7 +10,7 @@ from onnxgrad_cli.ir.dialects import mend, unknown_operators
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import FORWARD, ROLE, metadata, set_metadata
-from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.nodes import CONTROL_FLOW, with_bodies
 from onnxgrad_cli.options import ShapeOptions
 from onnxgrad_cli.passes.prepare.declarations import forget_placeholders
 from onnxgrad_cli.passes.prepare.fixed_shapes import fix_shapes
@@ -31,9 +31,6 @@ FLAGS = frozenset(
 
 Of another number the kernels of onnxruntime disagree: to some it is 1, but keepdims=3 of ReduceProd is 0.
 """
-
-
-CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 
 
 def admit(graph: Graph, options: ShapeOptions) -> list[Caution]:
