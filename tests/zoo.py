@@ -26,7 +26,7 @@ import onnx
 import onnxruntime
 
 from onnxgrad_cli.builder import TrainingModel, build
-from onnxgrad_cli.cost import cost
+from onnxgrad_cli.cost.training_cost import cost
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options, RecomputeSpec

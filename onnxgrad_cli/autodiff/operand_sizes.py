@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import re
 
-import onnx
-
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
+from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.ir.types import shape_of
 
 DEFINITIONS = {
@@ -107,5 +106,5 @@ def contradiction(graph: Graph, node: Node) -> str:
 def _definition(node: Node) -> str:
     if node.op_type != "Gemm" or node.domain:
         return DEFINITIONS.get(node.op_type, "") if not node.domain else ""
-    given = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    given = attributes_of(node)
     return PRODUCT.format(a="k m" if given.get("transA") else "m k", b="n k" if given.get("transB") else "k n")

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-import onnx
-
 from onnxgrad_cli.errors import Refusal, UnsupportedError
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.nodes import attributes_of, reads
 from onnxgrad_cli.ir.types import Dim, Shape, shape_of
 
 HINT = "leave per-sample derivatives out: the others are right for any model"
@@ -81,7 +79,7 @@ class _Node:
     def __init__(self, node: Node, graph: Graph, axes: Mapping[str, int]) -> None:
         self.node, self.graph = node, graph
         self.axes = [axes.get(name) for name in node.input]
-        self.given = {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
+        self.given = attributes_of(node)
         if len(set(reads(node))) > len(set(filter(None, node.input))) and not axes.keys().isdisjoint(
             set(reads(node)) - set(node.input)
         ):

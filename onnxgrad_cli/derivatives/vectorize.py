@@ -11,13 +11,12 @@ from string import ascii_letters
 from typing import Any
 
 import numpy as np
-import onnx
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.node import FORWARD, Node, metadata_of
-from onnxgrad_cli.ir.nodes import captured, reads
+from onnxgrad_cli.ir.nodes import attributes_of, captured, reads
 from onnxgrad_cli.ir.types import Shape
 
 
@@ -86,7 +85,7 @@ class _Vectorizer:
         op = self.op
         op.scope = node.name.rpartition("/")[0]
         op.forward = metadata_of(node, FORWARD)
-        given = {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
+        given = attributes_of(node)
         attributes = {**op.attributes(node.op_type, node.domain), **given}
         if captured(node):
             raise NotVectorized

@@ -6,7 +6,7 @@ from onnx import ModelProto
 
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import keeps_going
+from onnxgrad_cli.ir.iterations import keeps_going
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import body_of, captured_by, with_bodies
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,7 +28,7 @@ def ort_format(model: ModelProto) -> bytes:
         path = Path(folder, "model.ort")
         options = runtime.SessionOptions()
         options.log_severity_level = SILENT
-        options.optimized_model_filepath = str(path)
+        options.optimized_model_filepath = os.fsencode(path)
         options.add_session_config_entry("session.save_model_format", "ORT")
         try:
             runtime.InferenceSession(model.SerializeToString(), options, providers=[CPU], disabled_optimizers=PLATFORMS)

@@ -6,6 +6,7 @@ Weights and state are no part of the model of such a session: they are bound, an
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -217,16 +218,17 @@ def start_session(
         options.add_session_config_entry(EXACT_INTEGERS, "1")
     if file is None:
         folder = path.parent if path else Path()
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.absolute()))
+        folder_name = os.fsencode(folder.absolute())
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder_name)
     for symbol, size in (sizes or {}).items():
         options.add_free_dimension_override_by_name(symbol, size)
     if written is not None:
-        options.optimized_model_filepath = str(written)
+        options.optimized_model_filepath = os.fsencode(written)
     providers: list[str | tuple[str, dict[str, str]]] = [CPU]
     if provider != CPU:  # OpenVINO's has threads of its own
         own = {"num_of_threads": str(threads)} if provider == OPENVINO and threads is not None else {}
         providers.insert(0, (provider, own))
-    source = model.SerializeToString() if file is None else str(file)
+    source = model.SerializeToString() if file is None else _FileName(file)
     session = _opened(runtime, model, source, options, providers)
     if provider not in session.get_providers():  # onnxruntime goes on without it, and says so in its log alone
         raise RuntimeError(f"it can't load {provider}: a library that it needs is missing, or of another version")
@@ -253,7 +255,17 @@ def as_run(
         return onnx.load(written)
 
 
-def _opened(runtime: Any, model: ModelProto, source: bytes | str, options: Any, providers: list[Any]) -> Any:
+class _FileName(os.PathLike[bytes]):
+    """A file by the bytes of its name, which need be no text; bytes alone onnxruntime takes for the model."""
+
+    def __init__(self, file: Path) -> None:
+        self._name = os.fsencode(file)
+
+    def __fspath__(self) -> bytes:
+        return self._name
+
+
+def _opened(runtime: Any, model: ModelProto, source: bytes | _FileName, options: Any, providers: list[Any]) -> Any:
     """A session with exact integers, or with onnxruntime's own where it asks for kernels of types that have none."""
     open_session = partial(runtime.InferenceSession, source, options, providers=providers, enable_fallback=0)
     try:

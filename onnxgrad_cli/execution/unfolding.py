@@ -15,6 +15,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from onnxgrad_cli.ir.domains import is_standard
+from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.ir.types import Shape, shape_of
 
 WIDE = 16
@@ -68,7 +69,7 @@ class _Unfolded:
     def __init__(self, model: ModelProto, node: NodeProto, weight: tuple[int, ...]) -> None:
         self.nodes: list[NodeProto] = []
         self._graph, self._name = model.graph, node.output[0]
-        given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        given = attributes_of(node)
         kernel, axes, self._rank = weight[2:], range(2, len(weight)), len(weight)
         groups, ones = given.get("group", 1), [1] * len(kernel)
         strides, dilations = given.get("strides") or ones, given.get("dilations") or ones

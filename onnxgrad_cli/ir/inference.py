@@ -11,7 +11,6 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 import onnx
 from onnx import GraphProto, ModelProto, TensorProto, TypeProto
@@ -19,27 +18,17 @@ from onnx import GraphProto, ModelProto, TensorProto, TypeProto
 from onnxgrad_cli.common.memory import GB, limited_memory
 from onnxgrad_cli.errors import OnnxgradError, Unknown
 from onnxgrad_cli.ir.domains import plain_domain
-from onnxgrad_cli.ir.einsum import einsum_shape
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.iterations import first_elements, fixed_trips, meet, of_any_element, stacked, with_fresh
 from onnxgrad_cli.ir.node import Node, as_message
-from onnxgrad_cli.ir.nodes import body_of, captured_by, dims_in, reads, subgraphs
+from onnxgrad_cli.ir.nodes import attributes_of, body_of, captured_by, dims_in, reads, subgraphs
 from onnxgrad_cli.ir.onnx_inference import infer_shapes
+from onnxgrad_cli.ir.operator_types import Types, operator_types
 from onnxgrad_cli.ir.shape_values import ShapeValues, better, computed_shape
-from onnxgrad_cli.ir.types import Dim, Shape, dtype_of, element_type, shape_of, tensor_type, without_shape
+from onnxgrad_cli.ir.types import Dim, Shape, dtype_of, shape_of, tensor_type, without_shape
 
 LIKE_INPUT = frozenset({"Gradient", "GroupNormalization", "Inverse"})
 """Operators for which onnx infers no type; each output has that of the input at its place."""
-
-LIKE_ROWS = frozenset({"Normalizer", "Scaler"})
-SCORES = LIKE_ROWS | {"LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor"}
-"""Operators of ai.onnx.ml that give float32 rows, of which onnx infers no type; some of the shape of what they read."""
-
-Types = dict[str, TypeProto]
-
-
-class _Operand(NamedTuple):
-    name: str
-    shape: Shape
 
 
 def infer_types(graph: Graph) -> None:
@@ -266,7 +255,9 @@ class _Beyond:
 
     def types(self, node: Node) -> Types:
         """The types of a node's outputs, where they are known here alone."""
-        found = _beyond(self.graph, node, self.makers)
+        if node.op_type == "Loop" and all(name in self.graph.types for name in reads(node)):
+            return dict(zip(node.output, loop_types(self.graph, node)[1], strict=False))
+        found = operator_types(self.graph, node, self.makers)
         if found:
             return found
         outputs = node.output[:]
@@ -333,88 +324,6 @@ class _Beyond:
         return self.makers[name].op_type.startswith("Reduce")
 
 
-def _beyond(graph: Graph, node: Node, makers: dict[str, Node]) -> Types:
-    """The types of a node's outputs that follow from its operator, where onnx infers none, or not as well."""
-    if node.op_type == "Loop" and all(name in graph.types for name in reads(node)):
-        return dict(zip(node.output, loop_types(graph, node)[1], strict=False))
-    if node.op_type == "SequenceAt":
-        return _element(graph, node.output[0])
-    if node.op_type == "Einsum" and len(node.input) > 1:
-        return _einsum(graph, node)
-    if node.op_type == "Slice":
-        return _cut_to_fit(graph, node, makers)
-    if node.op_type in SCORES and node.domain == "ai.onnx.ml":
-        return _scores(graph, node)
-    if node.op_type.startswith("Reduce") and len(node.input) > 1 and node.input[1]:
-        return _reduced(graph, node)
-    return {}
-
-
-def _reduced(graph: Graph, node: Node) -> Types:
-    """Axes that are known at run time only take away as many as there are numbers; none of them means all, or none."""
-    (name,) = node.output
-    x, axes = (shape_of(graph.types.get(each)) for each in node.input)
-    attributes = {attribute.name: attribute.i for attribute in node.attribute}
-    if shape_of(graph.types.get(name)) is not None or x is None or axes is None:
-        return {}
-    if len(axes) != 1 or not isinstance(axes[0], int):  # a number without an axis is none of the standard's
-        return {}
-    gone = (axes[0] or len(x) * (not attributes.get("noop_with_empty_axes"))) * (not attributes.get("keepdims", 1))
-    return {name: graph.named(tensor_type(dtype_of(graph.types[node.input[0]]), [None] * (len(x) - gone)))}
-
-
-def _scores(graph: Graph, node: Node) -> Types:
-    """Numbers of each sample, in rows."""
-    (name,) = node.output
-    samples = shape_of(graph.types.get(node.input[0]))
-    if dtype_of(graph.types.get(name)):  # found before, and to be stated again
-        return {name: graph.types[name]}
-    if samples is None:
-        return {}
-    if node.op_type in LIKE_ROWS:
-        return {name: tensor_type(TensorProto.FLOAT, samples)}
-    return {name: graph.named(tensor_type(TensorProto.FLOAT, [samples[0] if len(samples) > 1 else 1, None]))}
-
-
-def _element(graph: Graph, name: str) -> Types:
-    """onnx gives all elements of a sequence one symbol, be they of different sizes."""
-    value_type = graph.types.get(name)
-    shape = [size if isinstance(size, int) else None for size in shape_of(value_type) or ()]
-    return {name: graph.named(tensor_type(dtype_of(value_type), shape))} if None in shape else {}
-
-
-def _cut_to_fit(graph: Graph, node: Node, makers: dict[str, Node]) -> Types:
-    """A tensor cut to another's shape, which is its own, is whole: so exporters write what is added up by index."""
-    if len(node.input) != 3:  # axes or steps, or all of them attributes
-        return {}
-    data, starts, ends = node.input
-    shape, maker = shape_of(graph.types.get(data)), makers.get(ends)
-    first = graph.constant(starts) if starts in graph.initializers else None
-    if shape is None or first is None or maker is None or maker.op_type != "Shape" or maker.attribute:
-        return {}
-    fits = first.tolist() == [0] * len(shape) and shape_of(graph.types.get(maker.input[0])) == shape
-    whole = fits and "?" not in shape and shape_of(graph.types.get(node.output[0])) != shape
-    return {node.output[0]: graph.types[data]} if whole else {}
-
-
-def _einsum(graph: Graph, node: Node) -> Types:
-    """onnx takes an axis from the first operand that has it; but to a size of 1 nothing can be said against it."""
-    (name,) = node.output
-    inferred = shape_of(graph.types.get(name))
-    shapes = [shape_of(graph.types.get(x)) for x in node.input]
-    operands = [_Operand(x, s) for x, s in zip(node.input, shapes, strict=True) if s is not None]
-    if len(operands) < len(node.input):
-        return {}
-    try:
-        shape = einsum_shape(onnx.helper.get_node_attr_value(as_message(node), "equation").decode(), operands)
-    except Unknown:
-        return {}
-    if inferred is None or len(inferred) != len(shape):
-        return {}
-    wider = [a if a == 1 else b for a, b in zip(inferred, shape, strict=True)]
-    return {} if wider == list(inferred) else {name: graph.named(tensor_type(dtype_of(graph.types[name]), wider))}
-
-
 def inside(graph: Graph, body: GraphProto, types: Sequence[TypeProto]) -> Graph:
     """A body, typed, as a graph whose inputs have `types`, and what it captures the types it has outside.
 
@@ -453,7 +362,7 @@ def input_types(graph: Graph, node: Node) -> list[TypeProto]:
         return []
     if node.op_type != "Scan":
         raise Unknown(f"the types in the body of a {node.op_type} are unknown")
-    given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    given = attributes_of(node)
     types = _known_types(graph, node.input)
     sliced = given["num_scan_inputs"]
     axes = given.get("scan_input_axes") or [0] * sliced
@@ -479,25 +388,25 @@ def loop_types(graph: Graph, node: Node) -> tuple[list[TypeProto], list[TypeProt
     """
     body = body_of(node, "body")
     states = _known_types(graph, node.input[2:])
-    first = _first_elements(graph, node, body)
+    first = first_elements(graph, node, body)
     counters = [tensor_type(TensorProto.INT64, []), tensor_type(TensorProto.BOOL, [])]
     varying: set[str] = set()
     while True:
         inner = inside(graph, body, [*counters, *states])
         after = [inner.types.get(value.name, TypeProto()) for value in body.output]
-        merged = [_meet(graph, *pair, varying) for pair in zip(states, after[1:], strict=False)]
+        merged = [meet(graph, *pair, varying) for pair in zip(states, after[1:], strict=False)]
         for j, name in enumerate(first):
             if name in inner.types:  # onnx takes an empty sequence for one of elements without a shape
-                merged[j] = _of_any_element(onnx.helper.make_sequence_type_proto(inner.types[name]))
+                merged[j] = of_any_element(onnx.helper.make_sequence_type_proto(inner.types[name]))
         first = [None] * len(first)
         if merged == states:
             break
         states = merged
     trips = fixed_trips(graph, node, inner)
     length = graph.fresh_symbol() if trips is None else trips
-    final = [_with_fresh(graph, value_type, varying) for value_type in states]
-    stacked = [_stacked(value_type, length) for value_type in after[1 + len(states) :]]
-    return [*counters, *states], [*final, *stacked]
+    final = [with_fresh(graph, value_type, varying) for value_type in states]
+    rows = [stacked(value_type, length) for value_type in after[1 + len(states) :]]
+    return [*counters, *states], [*final, *rows]
 
 
 def _known_types(graph: Graph, names: Iterable[str]) -> list[TypeProto]:
@@ -508,70 +417,3 @@ def _known_types(graph: Graph, names: Iterable[str]) -> list[TypeProto]:
             raise Unknown(f"the type of '{name}' is unknown")
         types.append(graph.types[name])
     return types
-
-
-def _first_elements(graph: Graph, loop: Node, body: GraphProto) -> list[str | None]:
-    """For each state of a Loop: what an iteration inserts in it where it is an empty sequence before; else None."""
-    empty = {name for made in graph.nodes if made.op_type == "SequenceEmpty" for name in made.output}
-    inserted = {made.input[0]: made.input[1] for made in body.node if made.op_type == "SequenceInsert"}
-    pairs = zip(loop.input[2:], body.input[2:], strict=True)
-    return [inserted.get(value.name) if name in empty else None for name, value in pairs]
-
-
-def _stacked(value_type: TypeProto, length: Dim) -> TypeProto:
-    """The type of `length` tensors of a type along a new first axis."""
-    shape = shape_of(value_type)
-    return tensor_type(dtype_of(value_type), None if shape is None else [length, *shape])
-
-
-def fixed_trips(graph: Graph, node: Node, inner: Graph) -> int | None:
-    """How often a Loop with the typed body `inner` runs, where that is known at build time."""
-    limit, start = (graph.constant(name) if name else None for name in node.input[:2])
-    starts = not node.input[1] or (start is not None and bool(start.all()))
-    return int(limit.item()) if limit is not None and starts and keeps_going(inner) else None
-
-
-def keeps_going(inner: Graph) -> bool:
-    """Whether the condition that a body returns is always true, given that it was before."""
-    made = inner.producers()
-    name = inner.output_names[0]
-    while name in made and made[name].op_type == "Identity":
-        name = made[name].input[0]
-    known = inner.constant(name)
-    if name in made and made[name].op_type == "Constant":
-        known = onnx.numpy_helper.to_array(made[name].attribute[0].t)
-    return name == inner.input_names[1] or (known is not None and bool(known.all()))
-
-
-def _meet(graph: Graph, before: TypeProto, after: TypeProto, varying: set[str]) -> TypeProto:
-    """The type that a state has before and after an iteration."""
-    if not before.HasField("tensor_type"):
-        return _of_any_element(after)  # onnx has met the types of the elements
-    old, new = shape_of(before), shape_of(after)
-    if old is None or new is None or len(old) != len(new):
-        return tensor_type(dtype_of(before), None)
-    shape: list[Dim] = []
-    for was, now in zip(old, new, strict=True):
-        if was != now and was not in varying:
-            was = graph.fresh_symbol()
-            varying.add(was)
-        shape.append(was)
-    return tensor_type(dtype_of(before), shape)
-
-
-def _of_any_element(value_type: TypeProto) -> TypeProto:
-    """The type of a sequence whose elements may differ in every size that is not a number."""
-    element = element_type(value_type)
-    shape = shape_of(element)
-    if element is None or shape is None:
-        return value_type
-    sizes = [size if isinstance(size, int) else None for size in shape]
-    return onnx.helper.make_sequence_type_proto(tensor_type(dtype_of(element), sizes))
-
-
-def _with_fresh(graph: Graph, value_type: TypeProto, varying: set[str]) -> TypeProto:
-    """The type of a state after the last iteration."""
-    shape = shape_of(value_type)
-    if shape is None:
-        return value_type
-    return tensor_type(dtype_of(value_type), [graph.fresh_symbol() if dim in varying else dim for dim in shape])

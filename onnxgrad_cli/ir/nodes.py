@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
+import onnx
 from onnx import AttributeProto, GraphProto, TensorShapeProto
 
 from onnxgrad_cli.ir.node import Node
@@ -23,6 +25,11 @@ def subgraphs(node: Node) -> list[GraphProto]:
         elif kind == AttributeProto.GRAPHS:
             found.extend(attribute.graphs)
     return found
+
+
+def attributes_of(node: Node) -> dict[str, Any]:
+    """What a node states for its attributes, by their names; strings as bytes."""
+    return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
 def with_bodies(nodes: Iterable[Node]) -> Iterator[Node]:

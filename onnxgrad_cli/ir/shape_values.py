@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
+from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.ir.types import SMALL, Dim, Shape, is_float, shape_of
 
 Entries = np.ndarray
@@ -130,10 +131,6 @@ def computed_shape(values: ShapeValues, node: Node) -> Sizes | None:
 # -- what is known of the entries that a node makes --------------------------------------------------------------
 
 
-def _attributes(node: Node) -> dict[str, Any]:
-    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-
-
 def _if_a_size(entry: Dim | None) -> Dim | None:
     """The entry, unless it is a number that int64 does not hold: those of a chain of products outgrow any memory."""
     return None if isinstance(entry, int) and abs(entry) > LARGEST else entry
@@ -144,7 +141,7 @@ def _plain(array: object) -> Entries:
 
 
 def _shape(values: ShapeValues, node: Node) -> Entries | None:
-    shape, given = values.shape(node.input[0]), _attributes(node)
+    shape, given = values.shape(node.input[0]), attributes_of(node)
     return None if shape is None else _plain(shape)[given.get("start", 0) : given.get("end", len(shape))]
 
 
@@ -159,7 +156,7 @@ def _same(values: ShapeValues, node: Node) -> Entries | None:
 
 def _cast(values: ShapeValues, node: Node) -> Entries | None:
     """The integers themselves, in whatever type the model computes with them."""
-    return None if _attributes(node)["to"] == TensorProto.BOOL else values.entries(node.input[0])
+    return None if attributes_of(node)["to"] == TensorProto.BOOL else values.entries(node.input[0])
 
 
 def _gather(values: ShapeValues, node: Node) -> Entries | None:
@@ -234,7 +231,7 @@ def _product(values: ShapeValues, node: Node) -> Entries | None:
     if entries is None or -1 in entries.tolist():
         return None
     result = _plain(values.product(entries.tolist()))
-    return result.reshape(1) if _attributes(node).get("keepdims", 1) else result
+    return result.reshape(1) if attributes_of(node).get("keepdims", 1) else result
 
 
 def _each(function: Callable[[Any], Any], entries: Entries) -> Entries:
@@ -266,7 +263,7 @@ def _reshaped(values: ShapeValues, node: Node) -> Sizes | None:
     if target is None or target.ndim != 1:
         return None
     sizes = target.tolist()
-    if not _attributes(node).get("allowzero", 0):
+    if not attributes_of(node).get("allowzero", 0):
         kept = shape or [None] * len(sizes)
         sizes = [kept[i] if size == 0 and i < len(kept) else size for i, size in enumerate(sizes)]
     if sizes.count(-1) == 1:
@@ -314,12 +311,12 @@ def _ranged(values: ShapeValues, node: Node) -> Sizes | None:
 
 def _resized(values: ShapeValues, node: Node) -> Sizes | None:
     shape = values.shape(node.input[0])
-    if shape is None or len(node.input) < 4 or not node.input[3] or "axes" in _attributes(node):
+    if shape is None or len(node.input) < 4 or not node.input[3] or "axes" in attributes_of(node):
         return None
     sizes = values.entries(node.input[3])
     if sizes is None or sizes.shape != (len(shape),):
         return None
-    stretched = _attributes(node).get("keep_aspect_ratio_policy", b"stretch") == b"stretch"
+    stretched = attributes_of(node).get("keep_aspect_ratio_policy", b"stretch") == b"stretch"
     return sizes.tolist() if stretched else None
 
 

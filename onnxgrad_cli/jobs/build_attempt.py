@@ -17,7 +17,7 @@ from onnx import ModelProto
 
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.narration import Tell, silent
-from onnxgrad_cli.cost import operations
+from onnxgrad_cli.cost.operations import operations
 from onnxgrad_cli.errors import CheckFailed, OnnxgradError, UnsupportedError, UsageError, suggest
 from onnxgrad_cli.execution.endless import check_ends
 from onnxgrad_cli.execution.limits import unasked

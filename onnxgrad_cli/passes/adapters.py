@@ -26,7 +26,7 @@ from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import module_path
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.nodes import attributes_of, reads
 from onnxgrad_cli.ir.types import Shape, dtype_of, is_float, shape_of
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.options import AdaptationOptions, LoraSpec
@@ -76,7 +76,7 @@ class Reader:
     @property
     def settings(self) -> dict[str, Any]:
         """The node's attributes."""
-        return {a.name: helper.get_attribute_value(a) for a in self.node.attribute}
+        return attributes_of(self.node)
 
     @property
     def inputs_first(self) -> bool:

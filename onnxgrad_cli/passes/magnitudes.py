@@ -19,6 +19,7 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, messages
+from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.ir.types import dtype_of, is_external
 from onnxgrad_cli.metadata import Adapter
 
@@ -101,5 +102,5 @@ def bias_apart(node: Node) -> tuple[str, float]:
     at = BIAS.get(node.op_type, len(node.input))
     bias = node.input[at] if len(node.input) > at else ""
     del node.input[at:]
-    own: dict[str, Any] = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    own: dict[str, Any] = attributes_of(node)
     return bias, own.get("beta", 1.0) if node.op_type == "Gemm" else 1.0

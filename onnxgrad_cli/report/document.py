@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from onnxgrad_cli.cost import Cost
+from onnxgrad_cli.cost.training_cost import Cost
 from onnxgrad_cli.record import Recomputed
 from onnxgrad_cli.report.blocks import (
     Block,

@@ -19,7 +19,7 @@ from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.common.wording import flag_of, in_flags
-from onnxgrad_cli.cost import cost
+from onnxgrad_cli.cost.training_cost import cost
 from onnxgrad_cli.errors import Caution, CheckFailed, OnnxgradError, Refusal, UnsupportedError
 from onnxgrad_cli.files import ModelSource
 from onnxgrad_cli.ir.domains import full_name

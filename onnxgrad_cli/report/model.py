@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from onnxgrad_cli.cost import Cost
+from onnxgrad_cli.cost.training_cost import Cost
 from onnxgrad_cli.errors import Caution, Refusal
 from onnxgrad_cli.ir.types import Shape
 from onnxgrad_cli.metadata import Adapter

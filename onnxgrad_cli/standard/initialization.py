@@ -19,6 +19,7 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, make_node
+from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.ir.types import HALVES, shape_of, tensor_type
 from onnxgrad_cli.passes.parameters.presets import VIEWS
 from onnxgrad_cli.record import Training, parts
@@ -203,13 +204,13 @@ def _matmul(node: Node, position: int, dims: Sequence[int]) -> Part | None:
 
 def _gemm(node: Node, position: int, dims: Sequence[int]) -> Part | None:
     rows, columns = dims
-    swapped = _attribute(node, "transB" if position else "transA", 0)
+    swapped = attributes_of(node).get("transB" if position else "transA", 0)
     return (rows, columns) if bool(swapped) != (position == 1) else (columns, rows)
 
 
 def _conv(node: Node, position: int, dims: Sequence[int]) -> Part | None:
     field = math.prod(dims[2:])
-    return dims[1] * field, dims[0] // _attribute(node, "group", 1) * field
+    return dims[1] * field, dims[0] // attributes_of(node).get("group", 1) * field
 
 
 def _conv_transpose(node: Node, position: int, dims: Sequence[int]) -> Part | None:
@@ -231,7 +232,7 @@ def _summand(node: Node, position: int, dims: Sequence[int]) -> Part | None:
 
 
 def _einsum(node: Node, position: int, dims: Sequence[int]) -> Part | None:
-    left, arrow, result = _attribute(node, "equation", b"").decode().replace(" ", "").partition("->")
+    left, arrow, result = attributes_of(node).get("equation", b"").decode().replace(" ", "").partition("->")
     terms = left.split(",")
     if not arrow or "." in left or len(terms[position]) != len(dims):
         return None
@@ -254,8 +255,3 @@ FANS: dict[str, Callable[[Node, int, Sequence[int]], Part | None]] = {
     **dict.fromkeys(GATES, _recurrent),
 }
 """Operator -> the fans of what it reads at a position, or where that begins."""
-
-
-def _attribute(node: Node, name: str, default: Any) -> Any:
-    found = next((a for a in node.attribute if a.name == name), None)
-    return default if found is None else onnx.helper.get_attribute_value(found)

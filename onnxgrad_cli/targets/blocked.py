@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from onnx import FunctionProto, TensorProto, helper, parser
+from onnx import FunctionProto, TensorProto, parser
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.nodes import attributes_of, reads
 from onnxgrad_cli.ir.types import dtype_of, shape_of
 from onnxgrad_cli.targets.standard import DOMAIN, OWN, call
 
@@ -182,4 +182,4 @@ def _is_plain(given: Mapping[str, Any]) -> bool:
 def _attributes(node: Node) -> dict[str, Any]:
     """Those of a two-dimensional convolution, with their defaults."""
     defaults = {"auto_pad": b"NOTSET", "dilations": (1, 1), "group": 1, "pads": (0,) * 4, "strides": (1, 1)}
-    return defaults | {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    return defaults | attributes_of(node)

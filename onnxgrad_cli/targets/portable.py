@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
@@ -15,6 +15,7 @@ from onnxgrad_cli.errors import Refusal, UnsupportedError
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import ROLE, Node, as_message, metadata_of
+from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
 
 FORMS = {
@@ -189,7 +190,7 @@ def _group(node: Node) -> int:
 def _wrong_convolution(graph: Graph, node: Node) -> str:
     """Why a convolution is refused; "" where it is not."""
     shape = _weight(graph, node)
-    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    given = attributes_of(node)
     if shape is not None and _is_wrong(shape, _group(node)):
         return f"onnxruntime-web 1.30 computes a convolution of {shape[1]} channels a group wrongly on WebGPU"
     same = given.get("auto_pad", b"NOTSET").startswith(b"SAME")

@@ -21,6 +21,7 @@ from onnx import NodeProto, helper
 from onnx.defs import OpSchema
 
 from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
+from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.verification.examples import Example
 
@@ -251,7 +252,7 @@ def _attributes(node: NodeProto, schema: OpSchema) -> dict[str, Any]:
     """The values of the attributes that the schema knows: the node's, else the default, else None."""
     defaults = {name: attribute.default_value for name, attribute in schema.attributes.items()}
     values = {name: helper.get_attribute_value(default) if default.type else None for name, default in defaults.items()}
-    values |= {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    values |= attributes_of(node)
     return {name: x.decode() if isinstance(x, bytes) else x for name, x in values.items()}
 
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from onnxgrad_cli.cli.failures import failure
@@ -112,6 +113,20 @@ def test_names_of_files_that_are_no_text(shell: Shell) -> None:
     assert result.code == 0, result.err
     assert r"\udcff\x1b\u202e" in result.err and r"\udcff\x1b\u202e" in Path("r.md").read_text()
     assert result.json["asked"]["model"] == name
+
+
+@pytest.mark.parametrize("command", ["build", "train"])
+def test_what_is_written_to_names_that_are_no_text_is_opened(command: str, shell: Shell) -> None:
+    folder = Path("\udcff")
+    Path("plain").mkdir()
+    onnx.save(onnx.load("mlp.onnx"), "plain/m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    Path("plain").rename(folder)
+    (folder / "m.onnx").rename(folder / "\udcfe.onnx")
+    np.savez("data.npz", x=np.ones((8, 4), np.float32), label=np.ones((8, 2), np.float32))
+    data = {"build": (), "train": ("--data", "data.npz", "--epochs", "1")}[command]
+    result = shell(command, folder / "\udcfe.onnx", *data, "-o", folder / "t\udcfe.onnx", "--force")
+    assert result.code == 0, result.err
+    assert (folder / "t\udcfe.onnx").exists()
 
 
 def test_links_that_lead_to_themselves(shell: Shell) -> None:

@@ -25,7 +25,7 @@ from rich.console import Console
 
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.common.wording import in_flags
-from onnxgrad_cli.cost import Cost, cost
+from onnxgrad_cli.cost.training_cost import Cost, cost
 from onnxgrad_cli.errors import CheckFailed, OnnxgradError, Refusal, UnsupportedError, UsageError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types

@@ -23,7 +23,8 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import fixed_trips, input_types, inside
+from onnxgrad_cli.ir.inference import input_types, inside
+from onnxgrad_cli.ir.iterations import fixed_trips
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import body_of, reads, subgraphs
 from onnxgrad_cli.ir.randomness import RANDOM

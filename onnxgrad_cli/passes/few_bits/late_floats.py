@@ -6,11 +6,12 @@ nobody else reads as one of few bits, whose kernel rounds the other factor unles
 
 from __future__ import annotations
 
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.ir.node import Node
+from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.passes.control import zero_after
 
 NARROW = frozenset({TensorProto.INT4, TensorProto.UINT4, TensorProto.INT2, TensorProto.UINT2})
@@ -29,8 +30,7 @@ def late_floats(op: Op, dequantizer: Node, after: Val) -> Val:
         scale = _late(op, scale, zero)
     else:
         integers = _late(op, integers, zero)
-    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in dequantizer.attribute}
-    return op.DequantizeLinear(integers, scale, *zero_point, **attributes)
+    return op.DequantizeLinear(integers, scale, *zero_point, **attributes_of(dequantizer))
 
 
 def _late(op: Op, x: Val, zero: Val) -> Val:

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from onnx import helper
 
 from onnxgrad_cli.ir.dialects import FIRST_WITHOUT
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, make_node
+from onnxgrad_cli.ir.nodes import attributes_of
 
 
 class _Writer:
@@ -81,7 +81,7 @@ def write_out_experimental(graph: Graph) -> None:
             nodes.append(node)
             continue
         op = _Writer(graph, node)
-        MEANINGS[node.op_type](op, node.input[0], **{a.name: helper.get_attribute_value(a) for a in node.attribute})
+        MEANINGS[node.op_type](op, node.input[0], **attributes_of(node))
         op.nodes[-1].output[0], op.nodes[-1].name = node.output[0], node.name
         nodes += op.nodes
     graph.set_nodes(nodes)

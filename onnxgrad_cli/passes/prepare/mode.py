@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
-import onnx
 
 from onnxgrad_cli.autodiff.rules.norm import through_batch_statistics
 from onnxgrad_cli.emission.emitter import Op
@@ -27,7 +26,7 @@ from onnxgrad_cli.ir.modes import (
     uses_batch,
 )
 from onnxgrad_cli.ir.node import Node, copied
-from onnxgrad_cli.ir.nodes import captured, subgraphs, with_bodies
+from onnxgrad_cli.ir.nodes import attributes_of, captured, subgraphs, with_bodies
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.options import ModeOptions
 from onnxgrad_cli.record import ModeRecord
@@ -170,11 +169,6 @@ def _in_bodies(graph: Graph, mode: str) -> list[str]:
     return [f"`mode={mode!r}`: a {kind} inside a subgraph stays as it is" for kind in found]
 
 
-def _attribute(node: Node, name: str, default: float) -> float:
-    found = next((a for a in node.attribute if a.name == name), None)
-    return default if found is None else onnx.helper.get_attribute_value(found)
-
-
 def _dropout(graph: Graph, node: Node, mode: str) -> Node:
     """The Dropout in the mode that is asked for: the same node where nothing changes, else a copy."""
     if mode == "eval":
@@ -233,7 +227,7 @@ def _with_batch_statistics(graph: Graph, node: Node, training: ModeRecord) -> li
     centred = work + -mean  # the adjoint of Sub would negate a tensor of the size of x
     var = op.mean(centred * centred, axes)
     op.scope = f"{node.name}/normalize"
-    deviation = op.Sqrt(var + _attribute(node, "epsilon", EPSILON))
+    deviation = op.Sqrt(var + attributes_of(node).get("epsilon", EPSILON))
     factor = op.reshape(op.cast(scale, work), per_channel) / deviation
     y = op.cast(centred * factor + op.reshape(op.cast(b, work), per_channel), x)
     op.rename(y, node.output[0])
@@ -241,7 +235,7 @@ def _with_batch_statistics(graph: Graph, node: Node, training: ModeRecord) -> li
     training.fusions[node.output[0]] = Fusion(
         "ai.onnx::BatchNormalization", tuple(node.input[:3]), kept, through_batch_statistics
     )
-    momentum = _attribute(node, "momentum", MOMENTUM)
+    momentum = attributes_of(node).get("momentum", MOMENTUM)
     fed = {*graph.input_names, *graph.initializers}
     for position, statistic in ((3, mean), (4, var)):
         name = node.input[position]

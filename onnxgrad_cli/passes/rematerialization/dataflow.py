@@ -14,7 +14,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence, Set
 
-from onnxgrad_cli.cost import EXACT, VIEWS
+from onnxgrad_cli.cost.flops import EXACT
+from onnxgrad_cli.cost.steps import VIEWS
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import FORWARD, Node, metadata_of

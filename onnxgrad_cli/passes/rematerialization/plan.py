@@ -13,7 +13,9 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
 
-from onnxgrad_cli.cost import VIEWS, Facts, node_flops
+from onnxgrad_cli.cost.facts import Facts
+from onnxgrad_cli.cost.flops import node_flops
+from onnxgrad_cli.cost.steps import VIEWS
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.passes.rematerialization.dataflow import Dataflow
 

@@ -11,7 +11,8 @@ from typing import get_args
 
 from onnxgrad_cli.common.byte_sizes import bytes_of
 from onnxgrad_cli.common.choices import Recomputation
-from onnxgrad_cli.cost import Cost, Facts, cost
+from onnxgrad_cli.cost.facts import Facts
+from onnxgrad_cli.cost.training_cost import Cost, cost
 from onnxgrad_cli.errors import Caution, UsageError, suggest
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node

@@ -14,7 +14,8 @@ from math import inf
 
 import numpy as np
 
-from onnxgrad_cli.cost import Facts, node_flops
+from onnxgrad_cli.cost.facts import Facts
+from onnxgrad_cli.cost.flops import node_flops
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.passes.rematerialization.plan import Plan, computed, flops_of, size_of

@@ -18,6 +18,7 @@ from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import GENAI, module_path
 from onnxgrad_cli.ir.node import Node
+from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.passes.adapters import PRODUCTS as PASSES_PRODUCTS, Reader, Uses, views_of
 from onnxgrad_cli.passes.quantized_matrices import is_integer
@@ -228,7 +229,7 @@ def _heads(graph: Graph) -> dict[str, tuple[int, int]]:
     found = {}
     for node in graph.nodes:
         if node.op_type == "GroupQueryAttention":
-            own = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+            own = attributes_of(node)
             found[module_path(node)] = int(own.get("num_heads", 0)), int(own.get("kv_num_heads", 0))
     return found
 

@@ -19,6 +19,7 @@ from onnxgrad_cli.execution.few_bits import unpacked
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
+from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.ir.steps import spread
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.passes.adapters import Uses, views_of
@@ -195,7 +196,7 @@ def _unfit(weight: str, why: str) -> UsageError:
 
 
 def _grid(model: ModelProto, node: Node, weight: str, stored: Mapping[str, TensorProto], path: Path | None) -> _Grid:
-    own = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    own = attributes_of(node)
     names = list(node.input)
     scale, zero, groups = (
         (names[2], _at(names, 3), _at(names, 4)) if node.op_type == "MatMulNBits" else (names[1], _at(names, 2), "")

@@ -14,7 +14,9 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from onnxgrad_cli.cost import IN_PLACE, Facts, Step
+from onnxgrad_cli.cost.facts import Facts
+from onnxgrad_cli.cost.liveness import IN_PLACE
+from onnxgrad_cli.cost.steps import Step
 
 UNIT = 256
 """Sizes of buffers are multiples of it."""

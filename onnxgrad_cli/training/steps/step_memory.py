@@ -15,7 +15,8 @@ from onnx import ModelProto
 from onnx.helper import make_tensor_value_info
 
 from onnxgrad_cli.builder import TrainingModel
-from onnxgrad_cli.cost import Fact, Facts, is_known, known_sizes, steps_of
+from onnxgrad_cli.cost.facts import Fact, Facts, is_known, known_sizes
+from onnxgrad_cli.cost.steps import steps_of
 from onnxgrad_cli.execution.session import as_run
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.onnx_inference import infer_shapes

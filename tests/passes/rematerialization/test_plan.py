@@ -14,7 +14,8 @@ import pytest
 from onnx import TensorProto, parser
 
 from onnxgrad_cli.builder import TrainingModel
-from onnxgrad_cli.cost import Facts, cost
+from onnxgrad_cli.cost.facts import Facts
+from onnxgrad_cli.cost.training_cost import cost
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.options import Options

@@ -8,7 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from onnxgrad_cli.cost import Facts, cost
+from onnxgrad_cli.cost.facts import Facts
+from onnxgrad_cli.cost.training_cost import cost
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.passes.rematerialization import solver
 from onnxgrad_cli.passes.rematerialization.dataflow import Dataflow

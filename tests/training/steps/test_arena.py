@@ -11,7 +11,8 @@ import onnxruntime as ort
 import pytest
 
 from onnxgrad_cli import LossSpec, Options, build
-from onnxgrad_cli.cost import known_sizes, steps_of
+from onnxgrad_cli.cost.facts import known_sizes
+from onnxgrad_cli.cost.steps import steps_of
 from onnxgrad_cli.training.steps.arena import FIRST_REGION, PAGE, Arena, after_runs
 from tests.training.steps.test_step_memory import perceptron
 

@@ -1,0 +1,111 @@
+"""The types of values that follow from their operator, where onnx infers none, or not as well."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import onnx
+from onnx import TensorProto, TypeProto
+
+from onnxgrad_cli.errors import Unknown
+from onnxgrad_cli.ir.einsum import einsum_shape
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node, as_message
+from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of, tensor_type
+
+LIKE_ROWS = frozenset({"Normalizer", "Scaler"})
+SCORES = LIKE_ROWS | {"LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor"}
+"""Operators of ai.onnx.ml that give float32 rows, of which onnx infers no type; some of the shape of what they read."""
+
+Types = dict[str, TypeProto]
+
+
+class _Operand(NamedTuple):
+    name: str
+    shape: Shape
+
+
+def operator_types(graph: Graph, node: Node, makers: dict[str, Node]) -> Types:
+    """The types of a node's outputs that follow from its operator; {} where onnx infers them, or nobody.
+
+    Args:
+        graph: where the node is; its types as far as they are known.
+        node: the node; of a Loop, see `inference.loop_types`.
+        makers: value -> the node that makes it.
+    """
+    if node.op_type == "SequenceAt":
+        return _element(graph, node.output[0])
+    if node.op_type == "Einsum" and len(node.input) > 1:
+        return _einsum(graph, node)
+    if node.op_type == "Slice":
+        return _cut_to_fit(graph, node, makers)
+    if node.op_type in SCORES and node.domain == "ai.onnx.ml":
+        return _scores(graph, node)
+    if node.op_type.startswith("Reduce") and len(node.input) > 1 and node.input[1]:
+        return _reduced(graph, node)
+    return {}
+
+
+def _reduced(graph: Graph, node: Node) -> Types:
+    """Axes that are known at run time only take away as many as there are numbers; none of them means all, or none."""
+    (name,) = node.output
+    x, axes = (shape_of(graph.types.get(each)) for each in node.input)
+    attributes = {attribute.name: attribute.i for attribute in node.attribute}
+    if shape_of(graph.types.get(name)) is not None or x is None or axes is None:
+        return {}
+    if len(axes) != 1 or not isinstance(axes[0], int):  # a number without an axis is none of the standard's
+        return {}
+    gone = (axes[0] or len(x) * (not attributes.get("noop_with_empty_axes"))) * (not attributes.get("keepdims", 1))
+    return {name: graph.named(tensor_type(dtype_of(graph.types[node.input[0]]), [None] * (len(x) - gone)))}
+
+
+def _scores(graph: Graph, node: Node) -> Types:
+    """Numbers of each sample, in rows."""
+    (name,) = node.output
+    samples = shape_of(graph.types.get(node.input[0]))
+    if dtype_of(graph.types.get(name)):  # found before, and to be stated again
+        return {name: graph.types[name]}
+    if samples is None:
+        return {}
+    if node.op_type in LIKE_ROWS:
+        return {name: tensor_type(TensorProto.FLOAT, samples)}
+    return {name: graph.named(tensor_type(TensorProto.FLOAT, [samples[0] if len(samples) > 1 else 1, None]))}
+
+
+def _element(graph: Graph, name: str) -> Types:
+    """onnx gives all elements of a sequence one symbol, be they of different sizes."""
+    value_type = graph.types.get(name)
+    shape = [size if isinstance(size, int) else None for size in shape_of(value_type) or ()]
+    return {name: graph.named(tensor_type(dtype_of(value_type), shape))} if None in shape else {}
+
+
+def _cut_to_fit(graph: Graph, node: Node, makers: dict[str, Node]) -> Types:
+    """A tensor cut to another's shape, which is its own, is whole: so exporters write what is added up by index."""
+    if len(node.input) != 3:  # axes or steps, or all of them attributes
+        return {}
+    data, starts, ends = node.input
+    shape, maker = shape_of(graph.types.get(data)), makers.get(ends)
+    first = graph.constant(starts) if starts in graph.initializers else None
+    if shape is None or first is None or maker is None or maker.op_type != "Shape" or maker.attribute:
+        return {}
+    fits = first.tolist() == [0] * len(shape) and shape_of(graph.types.get(maker.input[0])) == shape
+    whole = fits and "?" not in shape and shape_of(graph.types.get(node.output[0])) != shape
+    return {node.output[0]: graph.types[data]} if whole else {}
+
+
+def _einsum(graph: Graph, node: Node) -> Types:
+    """onnx takes an axis from the first operand that has it; but to a size of 1 nothing can be said against it."""
+    (name,) = node.output
+    inferred = shape_of(graph.types.get(name))
+    shapes = [shape_of(graph.types.get(x)) for x in node.input]
+    operands = [_Operand(x, s) for x, s in zip(node.input, shapes, strict=True) if s is not None]
+    if len(operands) < len(node.input):
+        return {}
+    try:
+        shape = einsum_shape(onnx.helper.get_node_attr_value(as_message(node), "equation").decode(), operands)
+    except Unknown:
+        return {}
+    if inferred is None or len(inferred) != len(shape):
+        return {}
+    wider = [a if a == 1 else b for a, b in zip(inferred, shape, strict=True)]
+    return {} if wider == list(inferred) else {name: graph.named(tensor_type(dtype_of(graph.types[name]), wider))}

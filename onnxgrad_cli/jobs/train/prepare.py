@@ -1,0 +1,254 @@
+"""Make a run of training from a model, data and options: what does not fit together is told before the first step."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto
+
+from onnxgrad_cli.builder import TrainingModel, build
+from onnxgrad_cli.common.narration import Tell
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.execution.endless import check_ends
+from onnxgrad_cli.execution.session import CPU, find_provider
+from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model
+from onnxgrad_cli.ir.types import Arrays
+from onnxgrad_cli.jobs.memory_plan import Plan, planned
+from onnxgrad_cli.jobs.targets import target_of
+from onnxgrad_cli.jobs.train.course import Course
+from onnxgrad_cli.jobs.train.prepared_run import PreparedRun
+from onnxgrad_cli.metadata import Adapter, check_is_original
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.prepare.mode import SUBJECT as MODE
+from onnxgrad_cli.training.adapters.branches import check_branches
+from onnxgrad_cli.training.adapters.formats import AdapterTarget, read_adapters
+from onnxgrad_cli.training.data import (
+    Batches,
+    Data,
+    Preprocessing,
+    balance,
+    fraction_of,
+    held_out,
+    names_in,
+    open_data,
+    prepared,
+    ranges_of,
+)
+from onnxgrad_cli.training.data.pasts import with_empty_pasts, with_sizes_of_pasts
+from onnxgrad_cli.training.eval_model import EvalSession
+from onnxgrad_cli.training.evaluate import Evaluator
+from onnxgrad_cli.training.metrics import metrics_of
+from onnxgrad_cli.training.new_head import with_classes
+from onnxgrad_cli.training.run.communicator import Communicator
+from onnxgrad_cli.training.run.ema_weights import check_ema
+from onnxgrad_cli.training.run.export import check_stored
+from onnxgrad_cli.training.run.integers import stored_as
+from onnxgrad_cli.training.run.rank_zero import RankZeroEvaluator
+from onnxgrad_cli.training.steps.base import TrainerBase
+from onnxgrad_cli.training.steps.init_adapters import as_asked, begin_from
+from onnxgrad_cli.training.steps.init_weights import init_weights
+from onnxgrad_cli.training.steps.parallel import ParallelTrainer, agree
+from onnxgrad_cli.training.trainer import Trainer
+
+
+def prepare(
+    model: ModelSource, data: str | Path, val: str | Path | float | None, out: str | Path | None, options: Options,
+    course: Course, adapter: AdapterTarget | None, adapter_from: Path | None, force: bool, link: Communicator,
+    tell: Tell, run: Path | None, resume: bool,
+) -> tuple[PreparedRun, Path]:  # fmt: skip
+    """Build the training model, open the data, and say where the trained one goes."""
+    options = replace(options, optimizer=options.optimizer or "adam", embed_state=False)  # the trainer begins it
+    if model == STREAM or str(out) == STREAM:
+        raise UsageError("a run reads its model from a file and writes to one", "name both")
+    if adapter is not None and not options.lora and adapter_from is None:
+        raise UsageError("`adapter`: no adapters are trained", "ask for them with `lora=RANK`")
+    original, path = own_model(model)
+    check_is_original(original)
+    begun = None if adapter_from is None else read_adapters(adapter_from, original, tell)
+    target, asked = _target(model, original, path, out, adapter, force), course
+    built, options, course = _built(original, path, options, course, data, begun, link, tell)
+    trainer = _trainer(built, course, link)
+    check_stored(original, _own(original, trainer))
+    check_branches(original, trainer.roles.adapters)
+    init_weights(trainer, built, original, course.init, course.seed, course.reset)
+    if begun is not None:
+        begin_from(trainer, *begun)
+    values = {name: buffer.array for name, buffer in trainer.buffers.items()}
+    ema = check_ema(trainer.roles.averages, values) if course.use_ema else {}
+    known = _known(original, course, run or run_folder_of(target), resume)
+    samples, validation = _data(data, val, built, trainer, course, known, tell)
+    evaluator = None
+    if validation is not None:
+        evaluator = _evaluator(original, path, options, course, trainer, validation, link, ema, tell)
+    agree(link, {"samples": np.array(len(samples))}, "data")
+    weights = balance(samples, trainer.roles.losses[0].label, tell) if course.samples.balance else None
+    batches = Batches(
+        samples, course.batch_size, course.seed, rank=link.rank, world=link.world, weights=weights, tell=tell
+    )
+    if course.batch_size != asked.batch_size and (rest := len(samples) % asked.batch_size):
+        tell(f"the last {rest} samples of an epoch are of one step with the first ones of the next", 0)
+    if options.accumulate > len(batches):
+        raise UsageError(
+            f"`accumulate={options.accumulate}`: an epoch has {len(batches)} batches, so it would take no step",
+            "choose a smaller one, or a smaller `batch_size`",
+        )
+    ready = PreparedRun(original, path, course, built, trainer, samples, evaluator, batches, ema)
+    if adapter is not None:  # the form has a place for all that there will be
+        adapter.make(original, trainer.roles.adapters, ready.adapter_values(trainer.weights(), trainer.state()))
+    return ready, target
+
+
+def run_folder_of(target: Path) -> Path:
+    """Where checkpoints and log go, if nobody names a folder."""
+    return target.with_name(f"{target.name}.run")
+
+
+def _target(
+    model: ModelSource, original: ModelProto, path: Path | None, out: str | Path | None, adapter: AdapterTarget | None,
+    force: bool,
+) -> Path:  # fmt: skip
+    """Where the trained model goes: there, and where its adapters go, files may be written."""
+    target = target_of(model, out, "trained")
+    assert target is not None
+    check_target(target, original, path, force)
+    if adapter is not None:
+        if adapter.path.resolve() == target.resolve():
+            raise UsageError(f"`adapter`: '{adapter.path}' is the trained model", "name another file")
+        adapter.check(original, path, force)
+    return target
+
+
+def _known(original: ModelProto, course: Course, run: Path, resume: bool) -> Preprocessing:
+    """What is known of the data: what a run that goes on was begun with, or what the model says that was trained."""
+    begun = Preprocessing.of_run(run) if resume else None
+    if begun is not None:
+        return begun
+    known = Preprocessing.of_model(original)
+    return known if course.classes is None else replace(known, classes={})
+
+
+def _built(
+    original: ModelProto, path: Path | None, options: Options, course: Course, data: str | Path,
+    begun: tuple[Sequence[Adapter], Arrays] | None, link: Communicator, tell: Tell,
+) -> tuple[TrainingModel, Options, Course]:  # fmt: skip
+    """The training model, and options and course with what follows from `begun`, adapters that it begins with, from the
+    data, and from the memory that there is.
+
+    The original gets the head that is asked for.
+    """
+    if begun is not None:
+        options = as_asked(options, begun[0])
+    if course.classes is not None:
+        fresh = with_classes(original, options.losses[0].output or options.output, course.classes, course.seed)
+        options = _also_trained(options, fresh)
+    options = with_empty_pasts(original, options, lambda: names_in(data), tell)
+    if course.memory is None:
+        built = build(original, options, path=path)
+    else:
+        plan = _within(course.memory, original, path, options, course, link, tell)
+        built, options = plan.built, plan.options
+        course = _in_runs(course, plan.runs)
+    check_ends(built.graph)
+    for caution in built.training.cautions:
+        if caution.subject == MODE:
+            tell(f"caution: {caution}", 0)
+    return built, options, course
+
+
+def _within(
+    limit: int, original: ModelProto, path: Path | None, options: Options, course: Course, link: Communicator,
+    tell: Tell,
+) -> Plan:  # fmt: skip
+    """A way to take a step within a limit of memory."""
+    if link.world > 1 or find_provider(course.provider) != CPU:
+        raise UsageError("`memory` is foretold of one process on the processor", "leave it out")
+    whole = "" if course.schedule == "constant" else "the schedule counts runs"
+    return planned(
+        lambda asked: build(original, asked, path=path),
+        options, limit, course.batch_size, course.threads, whole, tell,
+    )  # fmt: skip
+
+
+def _in_runs(course: Course, runs: int) -> Course:
+    """The course with as many runs for a step: what is counted in steps is so many more runs."""
+    return replace(
+        course,
+        batch_size=course.batch_size // runs,
+        max_steps=None if course.max_steps is None else course.max_steps * runs,
+        eval_every=course.eval_every * runs,
+        save_every=course.save_every * runs,
+    )
+
+
+def _also_trained(options: Options, names: Sequence[str]) -> Options:
+    """The options with some weights chosen too, where not all are trained."""
+    if not (options.train or options.preset or options.train_last or options.lora):
+        return options
+    return replace(options, train=(*options.train, *map(glob.escape, names)))
+
+
+def _own(original: ModelProto, trainer: TrainerBase) -> list[str]:
+    """What a training changes of the model's own tensors: weights, those with adapters, running statistics."""
+    roles, adapters = trainer.roles, trainer.roles.adapters
+    factors = {name for adapter in adapters for name in adapter.names}
+    kept = [name for name in roles.successors if name not in factors and name not in roles.slots]
+    return [*stored_as(original, roles.quantized, kept), *(adapter.weight for adapter in adapters)]
+
+
+def _trainer(built: TrainingModel, course: Course, link: Communicator) -> TrainerBase:
+    provider = find_provider(course.provider)
+    if link.world == 1:
+        return Trainer(built, provider=provider, threads=course.threads, seed=course.seed)
+    return ParallelTrainer(built, link, provider=provider, threads=course.threads, seed=course.seed)
+
+
+def _data(
+    data: str | Path,
+    val: str | Path | float | None,
+    built: TrainingModel,
+    trainer: TrainerBase,
+    course: Course,
+    known: Preprocessing,
+    tell: Tell,
+) -> tuple[Data, Data | None]:
+    """The training data, and the validation data."""
+    inputs, ranges = with_sizes_of_pasts(trainer.inputs, built.graph), ranges_of(built.model)
+
+    def opened(source: str | Path, prefix: str, known: Preprocessing) -> Data:
+        terms, options, how = trainer.roles.losses, course.sequences, course.samples
+        return open_data(
+            source, inputs, ranges, prefix=prefix, terms=terms, options=options, samples=how, known=known, tell=tell
+        )
+
+    samples, validation = opened(data, course.prefix, known), None
+    samples.tell_padding(tell)
+    share = None if val is None else fraction_of(val)
+    if val is not None and share is None:
+        learnt = {**known.classes, **samples.preprocessing(trainer.roles.losses).classes}
+        validation = opened(str(val), course.val_prefix, replace(known, classes=learnt))
+    elif share is not None:
+        if course.val_prefix:
+            raise UsageError("`val_prefix` goes with `val=DATA`, not with a share of `data`", "leave it out")
+        samples, validation = held_out(samples, share, course.seed)
+        tell(f"{len(validation)} of {len(samples) + len(validation)} samples are held out for validation", 0)
+    return prepared(samples, validation, inputs, trainer.roles, course.samples, known, course.seed, tell)
+
+
+def _evaluator(
+    model: ModelProto, path: Path | None, options: Options, course: Course, trainer: TrainerBase, data: Data,
+    link: Communicator, ema: Mapping[str, str], tell: Tell,
+) -> Evaluator:  # fmt: skip
+    session = EvalSession(
+        model, options, trainer.buffers, path=path, provider=find_provider(course.provider), threads=course.threads,
+        keep_mode=course.keep_mode,
+    )  # fmt: skip
+    metrics = metrics_of(course.metrics, trainer.roles.losses)
+    batches = Batches(data, data.batch_size or course.batch_size, shuffle=False, tell=tell)
+    evaluator = RankZeroEvaluator(session, data, batches, metrics, ema, link)
+    if link.rank == 0:
+        evaluator.check(trainer.buffers)
+    return evaluator

@@ -1,0 +1,53 @@
+"""The report of a run of training, beside its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from os.path import relpath
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from onnxgrad_cli.common.wording import flag_of
+from onnxgrad_cli.files import save_bytes
+from onnxgrad_cli.jobs.train.prepared_run import PreparedRun
+from onnxgrad_cli.jobs.train.trained import Trained
+from onnxgrad_cli.report import make_report
+from onnxgrad_cli.report.curve import Curve
+from onnxgrad_cli.report.html import html
+from onnxgrad_cli.report.markdown import markdown
+from onnxgrad_cli.report.training import Run, page
+from onnxgrad_cli.training.run.folder import RunFolder
+from onnxgrad_cli.view import draw
+from onnxgrad_cli.view.html import html as drawn
+
+
+def write_report(folder: RunFolder, ready: PreparedRun, found: Trained, picture: Path | None) -> None:
+    """Write the reports to the run's folder, and the picture of the training model to its page."""
+    told = asdict(ready.course)
+    told |= told.pop("sequences") | _shown(told.pop("samples"))
+    asked = {flag_of(name): value for name, value in told.items() if value}
+    sets = {"training": ready.samples, **({"validation": ready.evaluator.data} if ready.evaluator else {})}
+    log = folder.history()
+    run = Run(
+        ready.path.name if ready.path else "",
+        found.reason, found.epochs, found.best, found.by, found.steps, found.seconds, asked,
+        {use: (str(data.source), len(data)) for use, data in sets.items()},
+        [str(file) for file in found.files], Curve.of(log), Curve.others(log), ready.confusion(),
+        make_report(built=ready.built),
+    )  # fmt: skip
+    link = "" if picture is None else quote(Path(relpath(picture, folder.path)).as_posix())
+    document = replace(page(run), picture=link)
+    if picture is not None:
+        save_bytes(drawn(draw(ready.built.model, ready.path)).encode(), picture)
+    written = {"report.md": markdown(document), "report.html": html(document)}
+    for name, text in {**written, **{picture.file: picture.svg for picture in run.pictures}}.items():
+        save_bytes(text.encode(), folder.path / name)
+
+
+def _shown(samples: Mapping[str, Any]) -> dict[str, Any]:
+    """What was asked of the samples, as it would be typed."""
+    columns = [f"{column}={feed}" for column, feed in samples["columns"].items()]
+    function = getattr(samples["transform"], "__name__", None)
+    return {**samples, "columns": columns, "transform": function}

@@ -1,0 +1,136 @@
+"""From an inference model and data to a trained inference model, in one call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from onnxgrad_cli.common import checks
+from onnxgrad_cli.common.choices import LogForm
+from onnxgrad_cli.common.narration import Tell, silent
+from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.execution.judged import judged
+from onnxgrad_cli.files import ModelSource, check_target
+from onnxgrad_cli.jobs.build_attempt import page_for
+from onnxgrad_cli.jobs.train.course import Course
+from onnxgrad_cli.jobs.train.prepare import prepare, run_folder_of
+from onnxgrad_cli.jobs.train.report import write_report
+from onnxgrad_cli.jobs.train.trained import Trained
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.training.adapters.formats import AdapterTarget
+from onnxgrad_cli.training.loop import Loop
+from onnxgrad_cli.training.run.communicator import Alone, Communicator
+from onnxgrad_cli.training.run.interrupt import asked_to_stop
+from onnxgrad_cli.training.run.rank_zero import rank_zero_folder
+from onnxgrad_cli.training.run.watch import Watch, unwatched
+from onnxgrad_cli.training.steps.base import drawing
+
+
+@judged
+def run_train(
+    model: ModelSource,
+    data: str | Path,
+    out: str | Path | None = None,
+    options: Options | None = None,
+    course: Course | None = None,
+    *,
+    val: str | Path | float | None = None,
+    adapter: str | Path | None = None,
+    adapter_from: str | Path | None = None,
+    run: str | Path | None = None,
+    resume: bool = False,
+    new_data: bool = False,
+    force: bool = False,
+    tell: Tell = silent,
+    watch: Watch = unwatched,
+    log: Sequence[LogForm] = (),
+    picture: str | Path | None = None,
+    communicator: Communicator | None = None,
+) -> Trained:
+    """Train the model in a file on data in others, and write it with the weights that were found.
+
+    With validation data these are the weights of the best epoch, else the last ones.
+
+    Args:
+        model: the inference model.
+        data, val: the data to train on and to validate on; see `open_data`. A number below 1 is the share of `data`
+            that is held out for validation.
+        out: the trained model, of the same graph, opset and names; by default `<model>.trained.onnx`.
+        options: what is built of it; without an optimizer adam.
+        course: how it is trained.
+        adapter: a file or folder for the low-rank adapters alone; its form goes by its name, see `AdapterTarget`.
+        adapter_from: adapters to begin with, in any of the forms; without `Options.lora` theirs is taken.
+        run: the folder of checkpoints and log; by default `<out>.run`.
+        resume: go on from the folder's checkpoint.
+        new_data: with `resume`: on purpose with other training data, of as many samples.
+        force: replace a file that onnxgrad did not write.
+        tell: takes what is narrated.
+        watch: takes what is told of each step and each judgement, see `Stepped` and `Judged`.
+        log: the forms in which the log is written to the run's folder besides train.jsonl: 'csv' is train.csv,
+            'tensorboard' a folder that TensorBoard shows.
+        picture: a page of HTML with the picture of the training model, to which the report in HTML links.
+        communicator: connects this process to others that train with it; then each takes its part of every batch,
+            and the process of rank 0 evaluates and writes for all.
+
+    Raises:
+        UsageError: the model, the data and the options do not fit each other, or a file would be replaced.
+        UnsupportedError: the model can't be differentiated, or has a loop that never ends.
+        OnnxgradError: a file can't be read or written, or the loss became infinite or no number.
+    """
+    checks.path("data", data)
+    adapter_from, run = checks.path_or_none("adapter_from", adapter_from), checks.path_or_none("run", run)
+    if new_data and not resume:
+        raise UsageError("`new_data` goes with `resume`", "a run that begins takes any data: leave it out")
+    log = checks.tuple_of("log", log, str, "such as log=('csv',)")
+    for form in log:
+        checks.one_of("log", form, LogForm)
+    start, link = time.perf_counter(), communicator or Alone()
+    written = None if adapter is None else AdapterTarget(adapter)
+    ready, target = prepare(
+        model, data, val, out, options or Options(), course or Course(), written, adapter_from, force, link, tell,
+        run if resume else None, resume,
+    )  # fmt: skip
+    picture = page_for(checks.path_or_none("picture", picture), target)
+    if picture is not None:
+        check_target(picture, ready.original, ready.path, force)
+    place = run or run_folder_of(target)
+    with rank_zero_folder(place, link) as folder, asked_to_stop(link, place, tell) as stop:
+        loop = ready.loop(folder, stop, watch, log)
+        _resume(loop, link, resume, new_data, drawing(ready.built.model), tell)
+        if link.rank == 0:
+            ready.preprocessing.write_to_run(folder.path)
+        reason = loop.run()
+        if reason != "stopped" and ready.evaluator is not None:
+            loop.take_best()
+    epochs = loop.progress.epochs
+    best, by = loop.progress.best, loop.watched if ready.evaluator is not None else ""
+    if not best:  # nothing was judged, or by what was no number
+        if by and epochs and reason != "stopped":
+            name = by.replace("val_", "validation ")
+            tell(f"caution: the {name} was no finite number in any epoch: the weights of the last one are taken", 0)
+        best, by = len(epochs), ""
+    found = Trained(reason, epochs, best, by, ready.trainer.steps, time.perf_counter() - start, [folder.path])
+    if reason == "stopped" or link.rank:
+        return found
+    found = replace(found, files=[*ready.write(target, written, force), *([picture] if picture else []), folder.path])
+    write_report(folder, ready, found, picture)
+    return found
+
+
+def _resume(loop: Loop, link: Communicator, resume: bool, new_data: bool, drawn: Sequence[str], tell: Tell) -> None:
+    """Go on from the folder's checkpoint if that is asked for, and never over one that it is not asked for."""
+    folder = loop.folder
+    begun = link.told(folder.begun)
+    if begun and not resume:
+        raise UsageError(
+            f"'{folder.path}' holds a run already", "go on with it with `resume`, or name another folder with `run`"
+        )
+    if resume and not begun:
+        raise UsageError(f"`resume`: '{folder.path}' holds no checkpoint", "leave `resume` out to begin a run")
+    if resume:
+        loop.resume(new_data)
+        tell(f"going on after step {loop.trainer.steps}", 0)
+        if drawn:
+            tell(f"{', '.join(drawn)} will draw other random numbers than in a run that was never cut off", 0)
