@@ -22,6 +22,13 @@ TIE = 1e-6
 
 CROP = "tf_crop_and_resize"
 
+OF_TENSORFLOW = "tf_half_pixel_for_nn"
+"""How TensorFlow's nearest neighbours are exported; the standard has it at opsets 11 and 12, onnxruntime at all."""
+
+COORDINATES = frozenset(
+    {"align_corners", "asymmetric", "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", CROP, OF_TENSORFLOW}
+)
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -45,6 +52,8 @@ def resize(op, g, y, x, roi, scales, sizes, **attributes):
     Source: the ONNX Resize operator page; R. Keys, Cubic convolution interpolation, 1981 (cubic).
     """
     how = Setting(**attributes)
+    if how.coordinate_transformation_mode not in COORDINATES:
+        return op.no(f"coordinate_transformation_mode '{how.coordinate_transformation_mode}' is unknown")
     moves = op.no("where it samples depends on it, which is not covered by the rule", "make it a constant")
     dx = _input_gradient(op, g, y, x, roi, scales, sizes, how) if op.wants(x) else None
     return dx, moves if how.coordinate_transformation_mode == CROP else None, moves, None
@@ -53,6 +62,8 @@ def resize(op, g, y, x, roi, scales, sizes, **attributes):
 def _input_gradient(op, g, y, x, roi, scales, sizes, how):
     if how.exclude_outside and how.mode != "cubic" and not how.antialias:
         return op.no(f"exclude_outside in mode {how.mode}, which onnxruntime does not run", "use it with mode cubic")
+    if how.keep_aspect_ratio_policy != "stretch" and min(how.axes or [0]) < 0:
+        return op.no("negative axes, for which onnxruntime does not keep the aspect ratio", "count them from the front")
     which = [axis % x.rank for axis in how.axes] if how.axes else list(range(x.rank))
     factors = _factors(op, x, y, scales, sizes, which, how)
     if how.coordinate_transformation_mode in ("align_corners", CROP):
@@ -226,6 +237,9 @@ class _Axis:
                 return positions
             same = self._equal(self.size, self.new)  # as in `_refuse_cut_axis`, but known at run time only
             return same * outputs + (1 - same) * positions
+        if coordinates == OF_TENSORFLOW:
+            same = self._equal(factor, self._number(1))  # then onnxruntime takes the elements as they are
+            return (outputs + (1 - same) * 0.5) / factor
         half = (outputs + 0.5) / factor - 0.5
         if coordinates == "half_pixel_symmetric":
             return self.size / 2 * (1 - self.new / (self.size * factor)) + half

@@ -228,8 +228,9 @@ def _data(
     samples.tell_padding(tell)
     share = None if val is None else fraction_of(val)
     if val is not None and share is None:
-        learnt = {**known.classes, **samples.preprocessing(trainer.roles.losses).classes}
-        validation = opened(str(val), course.val_prefix, replace(known, classes=learnt))
+        learnt = samples.preprocessing(trainer.roles.losses)
+        known = replace(known, classes={**known.classes, **learnt.classes}, order={**known.order, **learnt.order})
+        validation = opened(str(val), course.val_prefix, known)
     elif share is not None:
         if course.val_prefix:
             raise UsageError("`val_prefix` goes with `val=DATA`, not with a share of `data`", "leave it out")

@@ -6,12 +6,12 @@ dataset_info.json tells the features, of which a ClassLabel has the names of cla
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from onnxgrad_cli.common.choices import Resize
 from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.training.data.columns import KnownColumns
 from onnxgrad_cli.training.data.input_types import InputTypes
 from onnxgrad_cli.training.data.parquet import columns_of
 from onnxgrad_cli.training.data.reading import Found, check_regular, library, reading
@@ -27,7 +27,7 @@ def is_arrow_folder(path: Path) -> bool:
     return (path / STATE).is_file() or (path / SPLITS).is_file()
 
 
-def read(path: Path, inputs: InputTypes, resize: Resize, unread: Collection[str] = ()) -> Found:
+def read(path: Path, inputs: InputTypes, resize: Resize, known: KnownColumns) -> Found:
     """The columns of a Dataset.
 
     Raises:
@@ -51,7 +51,7 @@ def read(path: Path, inputs: InputTypes, resize: Resize, unread: Collection[str]
             tables.append(ipc.open_stream(arrow.memory_map(str(file))).read_all())
     with reading(path, "a Dataset of Hugging Face", HINT):
         table = arrow.concat_tables(tables)
-        found = columns_of(path, table.schema.names, lambda names: table.select(names), inputs, resize, unread)
+        found = columns_of(path, table.schema.names, lambda names: table.select(names), inputs, resize, known)
     return found._replace(names=_class_names(path, inputs))
 
 

@@ -2,7 +2,8 @@
 
 An input with one number a sample is the column of its name. One with more is the columns `name_0`, `name_1`, ... or
 `name[0]`, `name[1]`, ..., or one column of lists; a single input that has none of these takes what is left, but for
-the column without a name in which pandas writes the numbers of the rows.
+the column without a name in which pandas writes the numbers of the rows. Of other data it takes the columns of the
+same names, in the order in which they were: a file that has them in another order would be read as other numbers.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count, takewhile
 from pathlib import Path
 
@@ -25,33 +27,79 @@ Chosen = Mapping[str, Sequence[str]]
 """Input -> its columns, in order."""
 
 
-def choose(
-    path: Path, names: Sequence[str], inputs: InputTypes, unread: Collection[str] = ()
-) -> tuple[Chosen, list[str]]:
+@dataclass(frozen=True)
+class KnownColumns:
+    """What is known of the columns of a table before it is read.
+
+    Attributes:
+        unread: those that are no input's, such as labels where none are wanted.
+        order: input -> the columns that it took of other data, in order.
+    """
+
+    unread: Collection[str] = ()
+    order: Chosen = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The columns of each input.
+
+    Attributes:
+        chosen: them.
+        others: the columns that are none's.
+        order: input -> its columns, of one that took several whose names do not tell their order.
+    """
+
+    chosen: Chosen
+    others: list[str]
+    order: Chosen
+
+
+def choose(path: Path, names: Sequence[str], inputs: InputTypes, known: KnownColumns) -> Choice:
     """The columns of each input, and those that are none's.
 
     Args:
         path: the file, for messages.
         names: its columns.
         inputs: the inputs; one that has no columns is left out.
-        unread: columns that are known to be no input's, such as labels where none are wanted.
+        known: what is known of the columns.
 
     Raises:
-        UsageError: two columns have one name, or an input has fewer or more columns than it takes.
+        UsageError: two columns have one name, or an input has fewer or more columns than it takes, or others than it
+            took of other data.
     """
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
         raise UsageError(f"'{path}' has two columns '{twice}'", "give each column its own name")
     chosen = {feed: found for feed in inputs if (found := _named(feed, names, inputs))}
     wide = [feed for feed in inputs if feed not in chosen and width(inputs, feed) != 1]
-    left = [name for name in _left(names, chosen) if name and name not in unread]
+    left = [name for name in _left(names, chosen) if name and name not in known.unread]
     left = [name for name in left if not name.startswith("__index_level_")]  # of pandas
+    order: dict[str, Sequence[str]] = {}
     if len(wide) == 1 and left:
-        chosen[wide[0]] = left
+        (feed,) = wide
+        chosen[feed] = _as_before(path, feed, left, known.order)
+        order = {feed: chosen[feed]} if len(chosen[feed]) > 1 else {}
     for feed, found in chosen.items():
-        others = [*(name for name in inputs if name not in chosen), *(name for name in unread if name not in names)]
-        _check_width(path, feed, found, inputs, others)
-    return chosen, _left(names, chosen)
+        missing = [
+            *(name for name in inputs if name not in chosen),
+            *(name for name in known.unread if name not in names),
+        ]
+        _check_width(path, feed, found, inputs, missing)
+    return Choice(chosen, _left(names, chosen), order)
+
+
+def _as_before(path: Path, feed: str, left: list[str], order: Chosen) -> list[str]:
+    """What an input takes of the columns that are left: all of them, or those that it took of other data."""
+    wanted, there = list(order.get(feed, left)), set(left)
+    absent = next((name for name in wanted if name not in there), None)
+    if absent is not None:
+        raise UsageError(
+            f"'{path}' has no column '{absent}', which '{feed}' took of the data that the model was trained on: "
+            f"{_listed(wanted)}",
+            f"name its columns so, or call them {feed}_0, {feed}_1, ... in this order",
+        )
+    return wanted
 
 
 def _check_width(path: Path, feed: str, found: Sequence[str], inputs: InputTypes, others: Sequence[str]) -> None:

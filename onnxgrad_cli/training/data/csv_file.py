@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import IO
@@ -18,7 +18,7 @@ import numpy as np
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.training.data.class_names import FOR_NUMBERS
-from onnxgrad_cli.training.data.columns import Chosen, choose, shaped
+from onnxgrad_cli.training.data.columns import Chosen, KnownColumns, choose, shaped
 from onnxgrad_cli.training.data.input_types import InputTypes
 from onnxgrad_cli.training.data.reading import Found, reading
 
@@ -41,7 +41,7 @@ Rows = list[tuple[int, list[str]]]
 """The line on which each row ends, and its cells."""
 
 
-def read(path: Path, inputs: InputTypes, unread: Collection[str] = ()) -> Found:
+def read(path: Path, inputs: InputTypes, known: KnownColumns) -> Found:
     """The columns of a table in text.
 
     Raises:
@@ -54,14 +54,14 @@ def read(path: Path, inputs: InputTypes, unread: Collection[str] = ()) -> Found:
         reader = csv.reader(_lines(file), delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
         header = [name.strip() for name in next(reader, [])]
         _check_cut(path, header, inputs)
-        chosen, others = choose(path, header, inputs, unread)
-        parse = _Parser(path, header, chosen, inputs)
+        choice = choose(path, header, inputs, known)
+        parse = _Parser(path, header, choice.chosen, inputs)
         blocks = [parse(block) for block in _blocks((reader.line_num, row) for row in reader if row)] or [parse([])]
-    for feed in chosen:
+    for feed in choice.chosen:
         parse.check_alike(feed, [block[feed] for block in blocks])
-    arrays = {feed: np.concatenate([block[feed] for block in blocks]) for feed in chosen}
-    others = [name or "the column without a name" for name in others]
-    return Found({feed: shaped(array, inputs, feed) for feed, array in arrays.items()}, others)
+    arrays = {feed: np.concatenate([block[feed] for block in blocks]) for feed in choice.chosen}
+    others = [name or "the column without a name" for name in choice.others]
+    return Found({feed: shaped(array, inputs, feed) for feed, array in arrays.items()}, others, order=choice.order)
 
 
 def _check_cut(path: Path, header: Sequence[str], inputs: InputTypes) -> None:

@@ -21,7 +21,7 @@ from onnxgrad_cli.metadata import Term
 from onnxgrad_cli.training.data import arrow_folder, onnx_test_sets, parquet, picture_folder
 from onnxgrad_cli.training.data.augmentation import Augmentations
 from onnxgrad_cli.training.data.class_names import Names, in_words, is_text, numbered
-from onnxgrad_cli.training.data.columns import single
+from onnxgrad_cli.training.data.columns import Chosen, KnownColumns, single
 from onnxgrad_cli.training.data.input_types import InputTypes, Range
 from onnxgrad_cli.training.data.lists import Lists
 from onnxgrad_cli.training.data.normalization import PIXEL, Normalization
@@ -68,6 +68,7 @@ class Data:
         normal: input -> what brings its numbers to mean 0 and deviation 1.
         augment: what is done to pictures in training alone.
         transform: a user's function of each batch.
+        order: input -> the columns of a table that it took as they stood there.
     """
 
     source: Path
@@ -82,6 +83,7 @@ class Data:
     normal: Mapping[str, Normalization] = field(default_factory=dict)
     augment: Augmentations | None = None
     transform: Transformed | None = None
+    order: Chosen = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.size
@@ -152,7 +154,7 @@ class Data:
         """What is done to the data before a model sees them, for the losses `terms`."""
         classes = {term.output: self.names[term.label] for term in terms if term.label in self.names}
         forms = [column.resize for column in self.arrays.values() if isinstance(column, Pictures)]
-        return Preprocessing(classes, self.normal, forms[0] if forms else None)
+        return Preprocessing(classes, self.normal, forms[0] if forms else None, self.order)
 
     def prepared_by(self, options: SampleOptions) -> str:
         """What tells runs apart that see the same samples otherwise; "" where they are seen as they are."""
@@ -196,7 +198,7 @@ def open_data(
         options: how text and lists of tokens become samples.
         samples: how columns become inputs; what is asked of the training data as a whole, such as a normalization or a
             balance, is not done here.
-        known: what is known of the data: names of classes, normalizations.
+        known: what is known of the data: names of classes, normalizations, the order of columns.
         unread: what labels are called that the data may hold, and that are not wanted.
         tell: takes what is narrated.
 
@@ -206,9 +208,9 @@ def open_data(
     path, asked, how, ranges = Path(source), options or SequenceOptions(), samples or SampleOptions(), ranges or {}
     known = known or Preprocessing()
     labels = {term.label for term in terms}
-    source_ = _Source(path, how, labels, how.resize or known.resize or "crop", unread, tell)
-    columns, others, sequences, told = _gathered(source_, inputs, ranges, prefix, terms, asked)
-    names = _number(path, columns, inputs, ranges, terms, told, known, tell)
+    source_ = _Source(path, how, labels, how.resize or known.resize or "crop", unread, known.order, tell)
+    columns, found, sequences = _gathered(source_, inputs, ranges, prefix, terms, asked)
+    names, others = _number(path, columns, inputs, ranges, terms, found.names, known, tell), found.others
     made = {*sequences.made, *sequences.pairs} if sequences else set()
     held = {name: column for name, column in columns.items() if name in inputs}
     wanted = {name: value_type for name, value_type in inputs.items() if name not in made}
@@ -224,7 +226,7 @@ def open_data(
         arrays = {name: _kept(column, dtypes.get(name, column.dtype)) for name, column in columns.items()}
     return Data(
         path, arrays, dtypes, checked.size, checked.sizes, checked.batch_size, sequences=sequences, names=names,
-        normal=_normal(columns, inputs, known, labels),
+        normal=_normal(columns, inputs, known, labels), order=found.order,
     )  # fmt: skip
 
 
@@ -251,6 +253,7 @@ class _Source:
     labels: Collection[str]
     resize: Resize
     unread: Collection[str]
+    order: Chosen
     tell: Tell
 
     def read(self, inputs: InputTypes, prefix: str = "") -> Found:
@@ -258,11 +261,14 @@ class _Source:
         called = {feed: column for column, feed in self.samples.columns.items()}
         there = {called.get(name, prefix + name): name for name in inputs}
         unread = [called.get(name, prefix + name) for name in self.unread]
-        found = _read(self.path, {column: inputs[name] for column, name in there.items()}, self, unread)
+        order = {called.get(name, prefix + name): columns for name, columns in self.order.items()}
+        wanted = {column: inputs[name] for column, name in there.items()}
+        found = _read(self.path, wanted, self, KnownColumns(unread, order))
         return Found(
             {there[column]: each for column, each in found.arrays.items()},
             found.others,
             {there[column]: each for column, each in found.names.items()},
+            {there[column]: each for column, each in found.order.items()},
         )
 
     def check_columns(self, inputs: InputTypes) -> None:
@@ -324,10 +330,8 @@ def _gathered(
     prefix: str,
     terms: Sequence[Term],
     options: SequenceOptions,
-) -> tuple[dict[str, Column], list[str], Sequences | None, Mapping[str, Names]]:
-    """The columns of inputs, what else the data have, how batches are made of sequences if there are some, and the
-    names of classes that data tell.
-    """
+) -> tuple[dict[str, Column], Found, Sequences | None]:
+    """The columns of inputs, as what they were read, and how batches are made of sequences if there are some."""
     path, tell = source.path, source.tell
     source.check_columns(inputs)
     tokens = tokens_of(inputs, ranges, terms)
@@ -354,7 +358,7 @@ def _gathered(
             "`max_length`, `pack` and `pad_id` are of tokens, and the model has no input of tokens",
             "call it input_ids, or leave these out",
         )
-    return {**columns, **_empty(columns, inputs)}, found.others, sequences, found.names
+    return {**columns, **_empty(columns, inputs)}, found, sequences
 
 
 def names_in(source: str | Path) -> list[str] | None:
@@ -410,13 +414,14 @@ def _check_there(path: Path) -> None:
         raise UsageError(f"no such file or folder: '{path}'")
 
 
-def _read(path: Path, inputs: InputTypes, source: _Source | None = None, unread: Collection[str] = ()) -> Found:
+def _read(path: Path, inputs: InputTypes, source: _Source | None = None, known: KnownColumns | None = None) -> Found:
     """The columns of `inputs`; without a source, those of none are asked for, and the names of all are wanted."""
     _check_there(path)
+    known = known or KnownColumns()
     resize: Resize = "crop" if source is None else source.resize
     if path.is_dir():
         if arrow_folder.is_arrow_folder(path):
-            return arrow_folder.read(path, inputs, resize, unread)
+            return arrow_folder.read(path, inputs, resize, known)
         with reading(path, "a folder of data", "check its permissions"):
             of_pictures = not any(path.rglob("*.npy")) and picture_folder.is_picture_folder(path)
         if of_pictures:
@@ -429,7 +434,7 @@ def _read(path: Path, inputs: InputTypes, source: _Source | None = None, unread:
         return Found({}, []) if source is None else picture_folder.read_one(path, inputs, source.labels, resize)
     elif path.suffix.lower() == ".parquet":
         check_regular(path)
-        return parquet.read(path, inputs, resize, unread)
+        return parquet.read(path, inputs, resize, known)
     elif path.suffix.lower() in FORMATS:
         check_regular(path)
         name = FORMATS[path.suffix.lower()]
@@ -438,8 +443,8 @@ def _read(path: Path, inputs: InputTypes, source: _Source | None = None, unread:
             "put it in a folder, called as the input" if path.suffix == ".npy" else f"{', '.join(FORMATS)}, or a folder"
         )
         raise UsageError(f"'{path}' is of no format that data are read from", hint)
-    more = {"unread": unread} if name in TABLES else {}
-    return import_module(f"onnxgrad_cli.training.data.{name}").read(path, inputs, **more)
+    more = [known] if name in TABLES else []
+    return import_module(f"onnxgrad_cli.training.data.{name}").read(path, inputs, *more)
 
 
 def _empty(arrays: Mapping[str, Column], inputs: InputTypes) -> dict[str, np.ndarray]:

@@ -7,14 +7,14 @@ A value is a number, the name of a class or a list, and lists may be of differen
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.training.data.columns import choose, shaped
+from onnxgrad_cli.training.data.columns import KnownColumns, choose, shaped
 from onnxgrad_cli.training.data.input_types import InputTypes
 from onnxgrad_cli.training.data.lists import Lists
 from onnxgrad_cli.training.data.reading import Found, reading
@@ -53,7 +53,7 @@ def _object(path: Path, number: int, line: bytes) -> Mapping[str, Any]:
     return found
 
 
-def read(path: Path, inputs: InputTypes, unread: Collection[str] = ()) -> Found:
+def read(path: Path, inputs: InputTypes, known: KnownColumns) -> Found:
     """The columns of a file of JSON lines.
 
     Raises:
@@ -63,8 +63,8 @@ def read(path: Path, inputs: InputTypes, unread: Collection[str] = ()) -> Found:
     first = next(lines, None)
     if first is None:
         return Found({}, [])
-    chosen, others = choose(path, list(first[1]), inputs, unread)
-    wanted = [name for names in chosen.values() for name in names]
+    choice = choose(path, list(first[1]), inputs, known)
+    wanted = [name for names in choice.chosen.values() for name in names]
     cells: dict[str, list[Any]] = {name: [] for name in wanted}
     numbers: list[int] = []
     for number, row in (first, *lines) if wanted else ():
@@ -74,11 +74,11 @@ def read(path: Path, inputs: InputTypes, unread: Collection[str] = ()) -> Found:
                 raise UsageError(f"'{path}', line {number}: no value for '{name}'", "fill it or drop the line")
             cells[name].append(row[name])
     arrays: dict[str, np.ndarray | Lists] = {}
-    for feed, names in chosen.items():
+    for feed, names in choice.chosen.items():
         columns = [_column(path, name, numbers, cells.pop(name)) for name in names]
         arrays[feed] = columns[0] if len(columns) == 1 else _side_by_side(path, feed, columns)
         arrays[feed] = shaped(arrays[feed], inputs, feed)
-    return Found(arrays, others)
+    return Found(arrays, choice.others, order=choice.order)
 
 
 def _side_by_side(path: Path, feed: str, columns: Sequence[np.ndarray | Lists]) -> np.ndarray:

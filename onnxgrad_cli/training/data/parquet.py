@@ -7,7 +7,7 @@ datasets have them: a field with their bytes, which become pictures as they are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from onnxgrad_cli.common.choices import Resize
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import in_words
-from onnxgrad_cli.training.data.columns import choose, shaped
+from onnxgrad_cli.training.data.columns import KnownColumns, choose, shaped
 from onnxgrad_cli.training.data.input_types import InputTypes
 from onnxgrad_cli.training.data.lists import Lists
 from onnxgrad_cli.training.data.picture_layout import layout_of
@@ -24,7 +24,7 @@ from onnxgrad_cli.training.data.pictures import Pictures, check_size
 from onnxgrad_cli.training.data.reading import Column, Found, library, reading
 
 
-def read(path: Path, inputs: InputTypes, resize: Resize = "crop", unread: Collection[str] = ()) -> Found:
+def read(path: Path, inputs: InputTypes, resize: Resize, known: KnownColumns) -> Found:
     """The columns of a Parquet file.
 
     Raises:
@@ -33,12 +33,12 @@ def read(path: Path, inputs: InputTypes, resize: Resize = "crop", unread: Collec
     files = library("pyarrow.parquet", "parquet", path)
     with reading(path, "a Parquet file", "write it again"):
         file = files.ParquetFile(path)
-        return columns_of(path, file.schema_arrow.names, lambda names: file.read(columns=names), inputs, resize, unread)
+        return columns_of(path, file.schema_arrow.names, lambda names: file.read(columns=names), inputs, resize, known)
 
 
 def columns_of(
     path: Path, names: Sequence[str], take: Callable[[list[str]], Any], inputs: InputTypes, resize: Resize,
-    unread: Collection[str],
+    known: KnownColumns,
 ) -> Found:  # fmt: skip
     """The columns of a table of pyarrow that are inputs.
 
@@ -48,23 +48,23 @@ def columns_of(
         take: gives a table of some of them.
         inputs: what is fed.
         resize: what becomes of pictures of other proportions.
-        unread: see `choose`.
+        known: see `choose`.
 
     Raises:
         UsageError: a value is missing, or lists inside lists differ in length, or a picture can't be read.
     """
-    chosen, others = choose(path, names, inputs, unread)
-    table = take([name for each in chosen.values() for name in each])
+    choice = choose(path, names, inputs, known)
+    table = take([name for each in choice.chosen.values() for name in each])
     table.validate(full=True)  # pyarrow believes offsets and indices else, wherever in the memory they lead
     arrays: dict[str, Column] = {}
-    for feed, each in chosen.items():
+    for feed, each in choice.chosen.items():
         columns = [table.column(name).combine_chunks() for name in each]
         if len(each) == 1 and _is_pictures(columns[0]):
             arrays[feed] = _pictures(path, feed, columns[0], inputs, resize)
         else:
             found = _column(path, feed, columns[0]) if len(each) == 1 else _side_by_side(path, each, columns)
             arrays[feed] = shaped(found, inputs, feed)
-    return Found(arrays, others)
+    return Found(arrays, choice.others, order=choice.order)
 
 
 def _is_pictures(column: Any) -> bool:

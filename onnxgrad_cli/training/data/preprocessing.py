@@ -1,7 +1,7 @@
 """What was done to data before a model saw them, which a trained model and the folder of its run keep.
 
 Without it other data would be read otherwise than those that were trained on, which nobody would notice: classes in
-another order, pixels of another scale.
+another order, pixels of another scale, columns in another order.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from onnxgrad_cli.common.choices import Resize
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.files import save_bytes
 from onnxgrad_cli.training.data.class_names import Names
+from onnxgrad_cli.training.data.columns import Chosen
 from onnxgrad_cli.training.data.normalization import Normalization
 
 CLASSES, INPUTS = "onnxgrad.classes", "onnxgrad.preprocessing"
@@ -37,19 +38,23 @@ class Preprocessing:
         classes: output -> the names of its classes, in the order of their numbers.
         normal: input -> its normalization.
         resize: what became of picture files of other proportions; None where there were none.
+        order: input -> the columns of a table that it took, in order, where their names don't tell it.
         settled: whether a run has begun with it, so that nothing of it is found anew.
     """
 
     classes: Mapping[str, Names] = field(default_factory=dict)
     normal: Mapping[str, Normalization] = field(default_factory=dict)
     resize: Resize | None = None
+    order: Chosen = field(default_factory=dict)
     settled: bool = False
 
     def to_json(self) -> dict[str, str]:
         """The entries that say it, key -> JSON; none where nothing was done."""
         said: dict[str, Any] = {name: each.to_json() for name, each in sorted(self.normal.items())}
-        if self.resize is not None:
-            said |= {"": {"resize": self.resize}}
+        whole: dict[str, Any] = {} if self.resize is None else {"resize": self.resize}
+        if self.order:
+            whole |= {"columns": {name: list(columns) for name, columns in sorted(self.order.items())}}
+        said |= {"": whole} if whole else {}
         names = {output: list(names) for output, names in sorted(self.classes.items())}
         found = {CLASSES: names, INPUTS: said}
         return {key: strict_json.dumps(value) for key, value in found.items() if value}
@@ -63,13 +68,16 @@ class Preprocessing:
         """
         try:
             said, names = (json.loads(entries.get(key, "{}")) for key in (INPUTS, CLASSES))
-            resize = said.pop("", {}).get("resize")
+            whole = said.pop("", {})
+            resize = whole.get("resize")
+            order = {name: tuple(map(_text, columns)) for name, columns in whole.get("columns", {}).items()}
             if resize not in (None, *get_args(Resize)):
                 raise ValueError(f"'{resize}'")
             classes = {output: tuple(map(_text, each)) for output, each in names.items()}
             if any(len(set(each)) < len(each) for each in classes.values()):
                 raise ValueError("two classes have one name")
-            return cls(classes, {name: Normalization.of_json(each) for name, each in said.items()}, resize)
+            normal = {name: Normalization.of_json(each) for name, each in said.items()}
+            return cls(classes, normal, resize, order)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise OnnxgradError(
                 f"what {where} says of its data can't be read: {error}", f"remove its entries {CLASSES} and {INPUTS}"

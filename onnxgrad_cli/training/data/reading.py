@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -26,13 +26,19 @@ Column = Union[np.ndarray, Lists, "Pictures"]
 
 
 class Found(NamedTuple):
-    """What a reader has read: the columns of the inputs it found, the names of what else there is, and of columns of
-    classes the names of these, where the data tell them.
+    """What a reader has read.
+
+    Attributes:
+        arrays: the columns of the inputs it found.
+        others: the names of what else there is.
+        names: input -> the names of its classes, where the data tell them.
+        order: input -> the columns of a table that it took as they stood there, see `columns.Choice`.
     """
 
     arrays: Mapping[str, Column]
     others: list[str]
     names: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    order: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 @contextmanager

@@ -8,13 +8,15 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from onnx import numpy_helper, parser
 
+from onnxgrad_cli import LossSpec, Options, build
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
 from tests.autodiff.rules.test_conv import compare
 from tests.harness import Case, const, forward_model, with_gradient
 
-COORDINATES = "half_pixel half_pixel_symmetric pytorch_half_pixel align_corners asymmetric".split()
+COORDINATES = "half_pixel half_pixel_symmetric pytorch_half_pixel align_corners asymmetric tf_half_pixel_for_nn".split()
 NEAREST = "round_prefer_floor round_prefer_ceil floor ceil".split()
 SIZES = [(1, 3), (2, 1), (3, 2), (5, 7), (6, 3), (7, 10), (8, 16), (9, 27), (12, 5)]
 
@@ -191,6 +193,34 @@ def test_where_a_resize_samples_is_not_differentiated(mode):
         with_gradient(model, ["x2"], ["y0"], "g_")
 
 
+@pytest.mark.parametrize("opset", [11, 12, 13])
+@pytest.mark.parametrize("scale", [2, 0.5, 1.7])
+def test_nearest_neighbours_of_tensorflow(opset, scale):
+    model = parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": {opset}]>
+        net (float[1, 2, 4, 6] x) => (float[a, b, c, d] y)
+        <float[8] roi = {{0, 0, 0, 0, 1, 1, 1, 1}}, float[4] scales = {{1, 1, {scale}, {scale}}}>
+        {{
+          z = Mul(x, w)
+          y = Resize<mode="nearest", coordinate_transformation_mode="tf_half_pixel_for_nn", nearest_mode="floor">
+                    (z, roi, scales)
+        }}""")
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal((1, 2, 4, 6)).astype(np.float32) for _ in range(2))
+    model.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    y = Executor(model, fallback=False)({"x": x})["y"]
+    label = rng.standard_normal(y.shape).astype(np.float32)
+    training = build(model, Options(losses=(LossSpec("mse", label="label"),), reduction="sum")).model
+    grad = Executor(training, fallback=False)({"x": x, "label": label})["w_grad"]
+    each = np.zeros(w.shape)
+    for index in np.ndindex(w.shape):  # the loss is a sum of squares: its gradient is 2 <y - label, dy / dw_i>
+        one = np.zeros(w.shape, np.float32)
+        one[index] = 1
+        model.graph.initializer[-1].CopyFrom(numpy_helper.from_array(one, "w"))
+        each[index] = np.sum(2 * (y - label) * Executor(model, fallback=False)({"x": x})["y"])
+    np.testing.assert_allclose(grad, each, rtol=1e-4, atol=1e-4)
+
+
 CROP = {"coordinate_transformation_mode": "tf_crop_and_resize", "mode": "linear"}
 BOX = const([0, 0, 0.1, 0, 1, 1, 0.9, 1], np.float32)
 
@@ -204,6 +234,7 @@ BOX = const([0, 0, 0.1, 0, 1, 1, 0.9, 1], np.float32)
         ([None, None, const([1, 1, 5, 6])], CROP, "roi"),
         ([None, np.ones(4, np.float32)], {"coordinate_transformation_mode": "align_corners"}, "run time"),
         ([None, None, const([1, 1, 2, 2])], {"exclude_outside": 1, "mode": "linear"}, "exclude_outside"),
+        ([None, None, const([4, 6])], {"axes": [-2, -1], "keep_aspect_ratio_policy": "not_larger"}, "aspect ratio"),
     ],
 )
 def test_refusals(inputs, attrs, reason):
