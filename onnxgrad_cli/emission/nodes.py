@@ -119,6 +119,26 @@ class NodeEmitter:
         """`x` in the type in which statistics are taken: float32 for the half types, as operators do."""
         return self.cast(x, TensorProto.FLOAT) if x.dtype in HALVES else x
 
+    def comparable(self, y: Val, again: Callable[[Val], Val], *xs: Val) -> tuple[Val, ...]:
+        """A result and values of which it takes some as they are, in a form in which they are equal to it.
+
+        onnxruntime computes most of what has 16 bits in float32, and leaves out the rounding from one such kernel to
+        the next, while a kernel of 16 bits reads the same value rounded: a maximum then equals none of its operands.
+        In float32 all kernels read one value.
+
+        Args:
+            y: the result.
+            again: makes it of the values as `wide` gives them; called for the half types alone.
+            *xs: the values.
+
+        Returns:
+            The result, and the values.
+        """
+        if y.dtype not in HALVES:
+            return y, *xs
+        wide = list(map(self.wide, xs))
+        return again(*wide), *wide
+
     def state(self, x: Val, shape: Sequence[Dim | None] | None) -> Val:
         """`x` with the given shape, which the caller knows where inference does not."""
         self.graph.types[x.name] = self.graph.named(tensor_type(x.dtype, shape))

@@ -11,6 +11,7 @@ from onnxgrad_cli.errors import Unknown
 from onnxgrad_cli.ir.einsum import einsum_shape
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, as_message
+from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of, tensor_type
 
 LIKE_ROWS = frozenset({"Normalizer", "Scaler"})
@@ -43,7 +44,20 @@ def operator_types(graph: Graph, node: Node, makers: dict[str, Node]) -> Types:
         return _scores(graph, node)
     if node.op_type.startswith("Reduce") and len(node.input) > 1 and node.input[1]:
         return _reduced(graph, node)
+    if node.op_type == "Compress":
+        return _compressed(graph, node)
     return {}
+
+
+def _compressed(graph: Graph, node: Node) -> Types:
+    """As many slices along an axis, or elements, as there are trues; onnx knows that from opset 11 on."""
+    (name,) = node.output
+    value_type = graph.types.get(node.input[0])
+    shape, axis = shape_of(value_type), attributes_of(node).get("axis")
+    if shape_of(graph.types.get(name)) is not None or shape is None:
+        return {}
+    kept = [None] if axis is None else [None if at == axis % len(shape) else size for at, size in enumerate(shape)]
+    return {name: graph.named(tensor_type(dtype_of(value_type), kept))}
 
 
 def _reduced(graph: Graph, node: Node) -> Types:

@@ -149,10 +149,10 @@ def log_of(op, p):
 
 
 def softplus(op, x):
-    """log(1 + exp x). Before opset 18 onnxruntime has no Softplus for double; what stands in for it has the right
+    """log(1 + exp x). But at opset 18 onnxruntime has no Softplus for double; what stands in for it has the right
     slope at 0 too, since Max shares a tie evenly.
     """
-    if x.dtype == TensorProto.DOUBLE and op.opset < 18:
+    if x.dtype == TensorProto.DOUBLE:
         return op.Max(x, 0) + op.Log(op.Exp(-op.Abs(x)) + 1)
     return op.Softplus(x)
 

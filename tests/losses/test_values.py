@@ -175,6 +175,8 @@ ROWS = [
     *row("bce", F.binary_cross_entropy, "uniform binary"),
     *row("bce-logits", F.binary_cross_entropy_with_logits, "normal uniform", *ANY),
     *row("bce-logits", F.binary_cross_entropy_with_logits, "normal binary", opset=13),
+    *row("bce-logits", F.binary_cross_entropy_with_logits, "normal binary", opset=20),
+    *row("bce-logits", F.binary_cross_entropy_with_logits, "normal binary", opset=22),
     *row(
         "bce-logits",
         with_options(F.binary_cross_entropy_with_logits, pos_weight=torch.tensor(WEIGHTS).double()),

@@ -54,8 +54,22 @@ def leaky_relu(op, g, y, x, *, alpha):
     return above + below * alpha
 
 
+LARGER_SLOPE = (
+    "its slope is larger than x, which the standard forbids, and onnxruntime broadcasts",
+    "give the slope the shape of x, or of its last axes",
+)
+
+
+def _is_no_larger(slope: Val, x: Val) -> bool:
+    """Whether a value broadcasts to the shape of `x`, as far as both are known."""
+    pairs = zip(reversed(slope.shape), reversed(x.shape), strict=False)
+    return slope.rank <= x.rank and all(a in (1, b) or isinstance(a, str) or isinstance(b, str) for a, b in pairs)
+
+
 @rule("PRelu", kink="the slope at x = 0")
 def prelu(op, g, y, x, slope):
+    if not _is_no_larger(slope, x):
+        return [op.no(*LARGER_SLOPE)] * 2
     above, below = split(op, g, x)
     return above + below * slope, below * x if op.wants(slope) else None
 

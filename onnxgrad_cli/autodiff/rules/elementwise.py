@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 from onnx import TensorProto
@@ -217,7 +218,8 @@ def atanh(op, g, y, x):
 def extremum(op, g, y, *xs):
     if len(xs) == 1:
         return g
-    attains = [op.cast(op.Equal(x, y), y) for x in xs]
+    y, *values = op.comparable(y, partial(op.emit, op.node.op_type), *xs)
+    attains = [op.cast(op.Equal(x, y), g) for x in values]
     share = g / op.Sum(*attains)
     return [share * here if op.wants(x) else None for x, here in zip(xs, attains, strict=True)]
 
@@ -230,7 +232,8 @@ def clip(op, g, y, x, low, high):
     """
     gx = glow = ghigh = None
     if op.wants(x):
-        inside = op.Equal(x, y)
+        bounds = (None if bound is None else op.wide(bound) for bound in (low, high))
+        inside = op.Equal(*op.comparable(y, lambda x: op.Clip(x, *bounds), x))
         if low is not None and high is not None and not _ordered(low, high):
             inside = op.And(inside, low <= high)
         gx = g * op.cast(inside, g)

@@ -5,6 +5,8 @@ ScatterND with a reduction is never emitted: with repeated indices and two threa
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from onnx import TensorProto
 
@@ -333,6 +335,8 @@ def _scattered(op, g, y, x, indices, updates, axis, reduction, rows=None):
         return op.ScatterElements(g, indices, op.fill(0.0, updates), axis=axis), None, taken(g)
     if reduction == "mul":
         return _product(op, g, y, x, indices, updates, axis, taken)
+    scattered = partial(op.ScatterElements, axis=axis, reduction=reduction)
+    y, x, updates = op.comparable(y, lambda x, updates: scattered(x, indices, updates), x, updates)
     kept, chosen = op.cast(op.Equal(x, y), g), op.cast(op.Equal(updates, taken(y)), g)
     share = g / added(op, kept, indices, chosen, axis)
     return kept * share, None, chosen * taken(share)

@@ -43,20 +43,20 @@ def max_pool(op, g, ys, x, *, auto_pad, ceil_mode, dilations, kernel_shape, pads
     win, late = windows.auto_window(op, win, x, auto_pad)
     if why := _unlike(win, x, g, ceil_mode, auto_pad):
         return op.no(*why)
+    attributes = {
+        "auto_pad": auto_pad,
+        "ceil_mode": ceil_mode,
+        "dilations": dilations,
+        "kernel_shape": kernel_shape,
+        "pads": pads,
+        "strides": strides,
+    }
     if op.variant("gradient", ("indices", "compared"), "indices") == "compared":
-        return _compared(op, g, ys[0], x, win, late, ceil_mode)
+        y, wide = op.comparable(ys[0], lambda x: op.MaxPool(x, **attributes), x)
+        return op.cast(_compared(op, op.wide(g), y, wide, win, late, ceil_mode), x)
     indices = ys[1] if len(ys) > 1 and not storage_order else None
     if indices is None:
-        _, indices = op.MaxPool(
-            x,
-            outputs=2,
-            auto_pad=auto_pad,
-            ceil_mode=ceil_mode,
-            dilations=dilations,
-            kernel_shape=kernel_shape,
-            pads=pads,
-            strides=strides,
-        )
+        _, indices = op.MaxPool(x, outputs=2, **attributes)
     apart = all(s >= k and d == 1 for s, k, d in zip(win.strides, win.sizes, win.dilations, strict=True))
     if apart and not late and windows.remainder(win, x, g) == [0] * len(win.kernel):
         pads = [*win.begins, *win.ends]
@@ -181,7 +181,7 @@ def _unlike(win, x, g, ceil_mode, auto_pad):
     if ceil_mode and not _outputs_known(win, x, g):
         return BEYOND
     short = any(rest is not None and rest < 0 for rest in windows.remainder(win, x, g))
-    if short and not ceil_mode and not auto_pad.startswith("SAME"):
+    if 0 in g.shape[2:] or (short and not ceil_mode and not auto_pad.startswith("SAME")):
         return SHORT
     wide = zip(win.sizes, win.extents, win.strides, strict=True)
     if auto_pad.startswith("SAME") and any(k != extent or s > k + 1 for k, extent, s in wide):

@@ -21,7 +21,7 @@ class Reduced:
     """
 
     def __init__(self, op, kind, g, y, x, axes_input, axes, keepdims, noop_with_empty_axes):
-        self.op, self.x = op, x
+        self.op, self.kind, self.x = op, kind, x
         self.late = axes_input if axes_input is not None and axes_input.const is None else None
         self.noop = noop_with_empty_axes or 0
         if axes_input is not None and self.late is None:
@@ -37,6 +37,10 @@ class Reduced:
 
     def _again(self, kind, x):
         return self.op.emit(kind, x, self.late, keepdims=1, noop_with_empty_axes=self.noop)
+
+    def again(self, x):
+        """The same reduction of `x`."""
+        return self.op.reduce(self.kind, x, self.axes) if self.late is None else self._again(self.kind, x)
 
     def sum(self, x):
         """The sum of `x` along the same axes, which are kept."""
@@ -87,7 +91,7 @@ def reduce_mean(op, r):
 
 @reduction("ReduceMax ReduceMin", kink="ties share evenly, as in torch.amax and torch.amin")
 def reduce_extreme(op, r):
-    chosen = op.cast(op.Equal(r.x, r.y), op.wide(r.g))
+    chosen = op.cast(op.Equal(*op.comparable(r.y, r.again, r.x)), op.wide(r.g))
     return op.cast(chosen * (op.wide(r.g) / r.sum(chosen)), r.x)
 
 

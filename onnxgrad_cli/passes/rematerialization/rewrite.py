@@ -48,8 +48,10 @@ def _copies(plan: Plan, writer: _Writer) -> dict[int, list[Node]]:
     inserted: dict[int, list[Node]] = defaultdict(list)
     start = 0  # control values are looked for from here on
     for position, names in sorted(needed.items()):
-        barriers = writer.barriers
-        inserted[position] = writer.recompute(names, plan.flow.control_values(start, position))
+        barriers, control_values = writer.barriers, plan.flow.control_values(start, position)
+        if not control_values:  # nothing of the backward part is there to wait for: these values are still in memory
+            continue
+        inserted[position] = writer.recompute(names, control_values)
         if writer.barriers > barriers:  # else the next copies wait for these gradients too
             start = position
     return inserted

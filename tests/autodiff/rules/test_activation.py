@@ -117,3 +117,10 @@ def test_the_ratio_of_a_dropout_in_training_is_refused():
         case = Case("Dropout", [const(np.ones(4), np.float64), np.array(0.5), const(True, bool)], outputs=len(outputs))
         with pytest.raises(UnsupportedError, match="Dropout"):
             with_gradient(forward_model(case, False), ["x1"], ["y0"], "g_")
+
+
+@pytest.mark.parametrize(("x", "slope"), [((3, 1), (4,)), ((3,), (2, 3)), ((2, 1, 5), (4, 1))])
+def test_a_slope_that_is_larger_than_its_input_is_refused(x, slope):
+    model = forward_model(Case("PRelu", [x, slope], opset=16), symbolic=False)
+    with pytest.raises(UnsupportedError, match="slope is larger than x"):
+        with_gradient(model, ["x1"], ["y0"], "g_")

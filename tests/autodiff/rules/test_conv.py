@@ -465,6 +465,8 @@ def test_the_weight_of_an_empty_batch_has_a_gradient_of_zeros(op, x, w, attrs):
          "start beyond the image"),
         *((Case(op, [(1, 1, 6, 2)], {"kernel_shape": [1, 5], "strides": [1, 4], "pads": [0, 1, 0, 1]}), False,
            "longer than the padded image") for op in ("AveragePool", "LpPool", "MaxPool")),
+        (Case("LpPool", [(1, 2, 4)], {"kernel_shape": [3], "dilations": [2], "ceil_mode": 1, "p": 3}, opset=22), False,
+         "longer than the padded image"),
         (Case("ConvTranspose", [(1, 1, 4), (1, 1, 2)], {"strides": [3], "auto_pad": "SAME_UPPER"}), False, "disagree"),
         *((Case(op, [(1, 1, 6)], {"kernel_shape": [k], "strides": [s], "dilations": [d], "auto_pad": "SAME_UPPER"},
                 opset=22), late, "pads as nobody else")

@@ -504,6 +504,21 @@ def test_what_is_written_belongs_to_the_backward_part() -> None:
         assert {entry.value for entry in node.metadata_props if entry.key == ROLE} == {"backward"}
 
 
+def test_what_the_backward_part_begins_with_is_kept() -> None:
+    """The mean of the second loss is scaled by what is known before anything of the backward part is computed."""
+    model = parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[n, m] x) => (float[n, m] y0, float[n, m] y1) <float[1] w = {2}>
+        { z0 = Mul(x, w) y0 = Exp(z0) z1 = Mul(x, w) y1 = Sin(z1) }""")
+    losses = tuple(LossSpec("mse", output=f"y{i}", label=f"label{i}") for i in range(2))
+    plain = build(model, Options(losses=losses, train=("w",)))
+    again = build(model, Options(losses=losses, train=("w",), recompute=RecomputeSpec("block", pattern="*ul*")))
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal((3, 4)).astype(np.float32) for name in ("x", "label0", "label1")}
+    one, other = (ort.InferenceSession(b.model.SerializeToString()).run(["w_grad"], feeds)[0] for b in (plain, again))
+    np.testing.assert_array_equal(one, other)
+
+
 def test_no_two_copies_wait_for_the_same() -> None:
     """What one has waited for is there when the next one's turn comes."""
     waited = [name for node in written(made(exported(blocks(4)), "elementwise")) if node.op_type == "Concat"

@@ -67,7 +67,9 @@ def test_validation_and_evaluation_read_columns_as_the_training_did(
     y = (x[:, 0] > x[:, 2]).astype(int)
     for name, order in (("data", [0, 1, 2, 3]), ("swapped", [2, 1, 0, 3])):
         table = np.column_stack([x[:, order], y])
-        np.savetxt(f"{name}.csv", table, "%g", ",", header=",".join(["abcd"[i] for i in order] + ["label"]), comments="")
+        np.savetxt(
+            f"{name}.csv", table, "%g", ",", header=",".join(["abcd"[i] for i in order] + ["label"]), comments=""
+        )
     shell = Shell(tmp_path, capsys)
     asked = ("--loss", "cross-entropy", "--json")
     losses = []
