@@ -165,7 +165,7 @@ class _Piece:
             return evaluator(model).run
         few = session.OPTIMIZED_FOR_FEW_RUNS
         with limited():
-            return session.start_session(model, alternating=True, beside=self._beside, optimized=few).run
+            return session.start_session(model, alternating=True, beside=self._beside, optimized=few, arena=False).run
 
 
 def _array(x: Any) -> Any:

@@ -57,7 +57,9 @@ class Executor:
             bare, stored = session.take_out(model, values_of_inputs(model, _FED), None)
             try:
                 with limited():
-                    opened = session.start_session(bare, threads=threads, alternating=threads != 1, optimized=few)
+                    opened = session.start_session(
+                        bare, threads=threads, alternating=threads != 1, optimized=few, arena=False
+                    )
                 self._run, self._stored, self._options = opened.run, stored, runtime.RunOptions
                 self.name = f"onnxruntime {runtime.__version__}"
                 return

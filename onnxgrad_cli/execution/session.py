@@ -175,6 +175,7 @@ def start_session(
     alternating: bool = False,
     beside: bool = False,
     optimized: int = OPTIMIZED_FOR_MANY_RUNS,
+    arena: bool = True,
     file: Path | None = None,
     written: Path | None = None,
     sizes: Mapping[str, int] | None = None,
@@ -190,6 +191,7 @@ def start_session(
             way of the other.
         beside: whether it runs twice at the same time: then its threads never spin.
         optimized: the number of nodes beyond which onnxruntime does not optimize the model.
+        arena: whether the memory of a run is kept for the next one; runs of other sizes, or that fail, add to it.
         file: a file that holds the model, which is opened as whoever has the file does.
         written: where onnxruntime writes the model as it runs it.
         sizes: symbol -> size, of which onnxruntime may make use.
@@ -200,6 +202,7 @@ def start_session(
     runtime = load_onnxruntime()
     options = runtime.SessionOptions()
     options.log_severity_level = SILENT
+    options.enable_cpu_mem_arena = arena
     options.enable_mem_pattern = False  # patterns take up to half the memory again, and save microseconds
     if len(model.graph.node) > optimized:
         options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
