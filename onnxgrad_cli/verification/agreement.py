@@ -35,6 +35,10 @@ KERNELS = 5e-2
 NOISY = 0.1
 """Rounding noise of gradients in float32, relative to the largest, from which they can't be held against float64."""
 
+FEW = 100
+"""Numbers up to which wrong gradients may agree by chance with slopes that are measured in float32, where a fault of a
+fifth is hidden: they are looked at twice."""
+
 NEAR = 2
 """Points beside the one that is looked at, from which its precision can't tell it."""
 
@@ -49,6 +53,7 @@ def agrees_with_slopes(case: Case) -> Found:
         return Found("skipped", "the model draws random numbers, so the losses of two runs differ")
     if all(name in case.roles.partial for name in case.roles.gradients):
         return Found("skipped", "every gradient leaves out paths that are declared to be stopped")
+    passed = 0
     for look in (_here, _elsewhere, _in_double):
         try:
             found = look(case)
@@ -56,9 +61,18 @@ def agrees_with_slopes(case: Case) -> Found:
             return Found("failed", str(error))
         except FailsNearby as error:
             return Found("skipped", str(error))
-        if found.status == "passed":
-            break
+        passed += found.status == "passed"
+        sure = case.exact or _numbers(case) > FEW or (look is _elsewhere and passed == 2)
+        if found.status == "passed" and sure:
+            return found
+    if passed:
+        return Found("skipped", f"right on some data, as far as float32 tells, and not on others: {found.detail}")
     return found
+
+
+def _numbers(case: Case) -> int:
+    """How many numbers the gradients are of."""
+    return sum(case.outputs[output].size for output in case.roles.gradients.values())
 
 
 def _draws(case: Case) -> bool:
@@ -116,7 +130,7 @@ def _point(case: Case) -> Point:
         raise _Refuted(
             f"the loss is {value:.6g}, and {loss.value:.6g} by its forward part alone: a fault of onnxruntime"
         )
-    case.measured_by = loss.name
+    case.measured_by, case.exact = loss.name, loss.exact
     claims, *near = (_gradients(case, output) for output in outputs)
     for name, claim in claims.items():
         shape = loss.point[name].shape
@@ -179,7 +193,7 @@ def _in_double(case: Case) -> Found:
     loss, exact = point.loss if point.loss.exact else _double_loss(case), _double_gradients(case)
     if loss is None or exact is None:
         return _told(Judge(point.loss, point.claims, point.noise, case.rng), case, named=True)
-    case.measured_by = loss.name
+    case.measured_by, case.exact = loss.name, loss.exact
     found = _told(Judge(loss, exact, [], case.rng), case, named=True)
     if found.status != "passed":
         return found

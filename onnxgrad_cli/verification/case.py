@@ -30,6 +30,7 @@ class Case:
         feeds, outputs: what the model was run on, and what came of it.
         drawn: the sizes of symbolic dimensions; None where no feed was drawn at random.
         measured_by: what evaluated the differences, and in which precision.
+        exact: whether that was float64.
     """
 
     model: ModelProto
@@ -47,6 +48,7 @@ class Case:
     outputs: Arrays = field(init=False)
     drawn: dict[str, int] | None = field(init=False)
     measured_by: str = ""
+    exact: bool = False
 
     @property
     def ran(self) -> Ran | None:

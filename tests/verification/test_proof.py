@@ -19,7 +19,8 @@ from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.verification.case import Found
 from onnxgrad_cli.verification.proof import prove
-from onnxgrad_cli.verification.verdict import Proof
+from onnxgrad_cli.verification.verdict import NOT_PROVED, PROVED, Proof
+from onnxgrad_cli.verification.written import Ran
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 MLP = """
@@ -97,6 +98,23 @@ def test_float32_alone_finds_a_wrong_gradient(monkeypatch: pytest.MonkeyPatch) -
     with registry.scoped():
         registry.rule("Tanh", override=True)(lambda op, g, y, x: g * (1 - y))
         assert proof_of("Tanh").failed
+
+
+def test_what_float32_passes_by_chance_is_looked_at_on_other_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gradient that is a constant, and right on the data of one look."""
+    monkeypatch.setattr("onnxgrad_cli.execution.double.to_double", _refuse)
+    text = '<ir_version: 10, opset_import: ["": 18]> g (float[N, 4] x) => (float[N, 4] y) <float[1] w = {1.5}>'
+    model = build(onnx.parser.parse_model(f"{text} {{ y = Mul(x, w) }}"), Options(train=("w",))).model
+    runs: list[Ran] = []
+    assert prove(model, describe(model), keep=runs.append).verdict == PROVED
+    wrong = onnx.ModelProto()
+    wrong.CopyFrom(model)
+    for node in wrong.graph.node:
+        node.output[:] = ["another" if name == "w_grad" else name for name in node.output]
+    value = numpy_helper.from_array(runs[0].outputs["w_grad"])
+    wrong.graph.node.append(onnx.helper.make_node("Constant", [], ["w_grad"], value=value))
+    proof = prove(wrong, describe(wrong))
+    assert proof.verdict == NOT_PROVED and "not on others" in proof.why
 
 
 def scaled(activation: str, scale: float, *weights: str) -> onnx.ModelProto:
