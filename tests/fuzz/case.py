@@ -238,6 +238,16 @@ def _values(arguments: Sequence[str], option: str) -> list[str]:
     return [value for name, value in itertools.pairwise(arguments) if name == option]
 
 
+class _Bytes(os.PathLike[bytes]):
+    """A path whose name need be no text, for which onnxruntime asks as one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __fspath__(self) -> bytes:
+        return os.fsencode(self._path)
+
+
 def _refusal(path: Path, optimize: bool = False) -> str:
     """Why onnxruntime does not open a model; "" if it does.
 
@@ -250,7 +260,7 @@ def _refusal(path: Path, optimize: bool = False) -> str:
     if not optimize:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        onnxruntime.InferenceSession(_Bytes(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:
         return str(error).replace(str(path), path.name)
     return ""
