@@ -22,6 +22,7 @@ from onnxgrad_cli.common.choices import Mode, Scaling
 from onnxgrad_cli.common.typed_json import decoded
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.ir.skeleton import copied
+from onnxgrad_cli.ir.types import is_float
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,9 @@ PORTS = {
 STORED = frozenset({"weight", "state", "constant"})
 """The roles of inputs that have a value before the first step: a stored one, or for state the one that is described."""
 
+
+CHANGED = "it was changed after it was built: build it again"
+"""The hint where a model and its description do not agree."""
 
 AVERAGE = "ema"
 """The kind of a state that holds the average of a weight."""
@@ -443,6 +447,16 @@ def _fits(found: Roles, model: ModelProto) -> None:
     gone = next((name for name in (*of, *found.slots) if name not in found.inputs), None)
     if gone is not None:
         raise OnnxgradError(f"the model's description says no input '{gone}', of which it speaks", "build it again")
+    _check_all_described("input", found.inputs, model.graph.input)
+    _check_all_described("output", found.outputs, model.graph.output)
+    for value in model.graph.output:
+        role = found.outputs[value.name].role
+        if role in ("loss", "gradient") and not is_float(value.type):
+            raise OnnxgradError(f"'{value.name}' is no tensor of floats, and is described as {role}", "build it again")
+    made = {name for node in model.graph.node for name in node.output}
+    never = next((name for name in found.held if name not in made), None)
+    if never is not None:
+        raise OnnxgradError(f"the model's description holds '{never}', which no node makes", "build it again")
 
 
 def _compare(kind: str, described: Iterable[str], values: Iterable[ValueInfoProto]) -> None:
@@ -452,8 +466,15 @@ def _compare(kind: str, described: Iterable[str], values: Iterable[ValueInfoProt
     if gone:
         raise OnnxgradError(
             f"the model's description names the {kind} '{gone[0]}', which it does not have",
-            "it was changed after it was built: build it again",
+            CHANGED,
         )
+
+
+def _check_all_described(kind: str, described: Collection[str], values: Iterable[ValueInfoProto]) -> None:
+    """Make sure that values are described: of what is not, nobody knows what it is for, and no proof speaks of it."""
+    strange = next((value.name for value in values if value.name not in described), None)
+    if strange is not None:
+        raise OnnxgradError(f"the model's description says nothing of its {kind} '{strange}'", CHANGED)
 
 
 def started(model: ModelProto, roles: Roles) -> ModelProto:

@@ -51,7 +51,9 @@ def agrees_with_slopes(case: Case) -> Found:
         )
     if _draws(case) and not np.array_equal(case.run(case.feeds)[case.roles.loss], case.outputs[case.roles.loss]):
         return Found("skipped", "the model draws random numbers, so the losses of two runs differ")
-    if all(name in case.roles.partial for name in case.roles.gradients):
+    if not case.roles.gradients:
+        return Found("skipped", "no output is a gradient")
+    if set(case.roles.gradients) <= set(case.roles.partial):
         return Found("skipped", "every gradient leaves out paths that are declared to be stopped")
     passed = 0
     for look in (_here, _elsewhere, _in_double):
@@ -119,6 +121,9 @@ class Point:
 
 
 def _point(case: Case) -> Point:
+    sizes = np.shape(case.outputs[case.roles.loss])
+    if math.prod(sizes) != 1:
+        raise _Refuted(f"the loss '{case.roles.loss}' is {list(sizes)}, and a loss is one number")
     outputs = [case.outputs, *(run_nearby(case) for _ in range(NEAR))]
     factor = math.prod(float(case.feeds[n]) for n, role in case.roles.inputs.items() if role == "loss gradient")
     value, *others = (factor * float(output[case.roles.loss]) for output in outputs)

@@ -8,6 +8,7 @@ from copy import deepcopy
 import numpy as np
 from onnx import ModelProto
 
+from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.observation import too_large
 from onnxgrad_cli.ir.dialects import complaint
@@ -143,6 +144,26 @@ def _is_finite(case: Case) -> Found:
     return Found("passed", "loss and every gradient")
 
 
+def _covers_every_gradient(case: Case) -> Found:
+    """Whether differences of the loss could speak of every gradient as a whole, by what the model says of itself.
+
+    A norm that DoRA holds is a constant by its definition; any other value that is held hides a part of a gradient.
+    """
+    roles = case.roles
+    lacking = [name for name, role in roles.inputs.items() if role == "weight" and name not in roles.gradients]
+    partial = [name for name in roles.partial if name in roles.gradients]
+    norms = {name for node in case.model.graph.node if node.op_type == "Sqrt" for name in node.output}
+    dora = any(adapter.magnitude for adapter in roles.adapters)
+    held = [name for name in roles.held if not (dora and name in norms)]
+    if lacking:
+        return Found("skipped", f"no output is the gradient of {listed(lacking)}")
+    if partial:
+        return Found("skipped", f"paths are declared to be stopped that the gradient of {listed(partial)} leaves out")
+    if held:
+        return Found("skipped", f"{listed(held)} counts as a constant, and is no norm of an adapter")
+    return NOTHING
+
+
 Check = Callable[[Case], Found]
 
 OPENING: tuple[tuple[str, Check], ...] = (
@@ -162,5 +183,6 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("computes what the operators of the standard compute", _computes_the_standard),
     ("finite", _is_finite),
     ("gradients against differences of the loss", agrees_with_slopes),
+    ("every gradient as a whole", _covers_every_gradient),
 )
 """Each check and the name of its step in the proof."""

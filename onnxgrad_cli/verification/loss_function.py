@@ -122,6 +122,8 @@ def _held(
 ) -> tuple[ModelProto, Arrays]:
     """A forward part with values that count as constants for inputs, and what they are on some feeds."""
     there = {name for node in forward.graph.node for name in node.output}.intersection(names)
+    if not there:  # values of the backward part, of which the loss knows nothing
+        return forward, {}
     made = copied(forward)
     del made.graph.output[:]
     made.graph.output.extend(ValueInfoProto(name=name) for name in sorted(there))

@@ -60,6 +60,9 @@ def test_names_of_classes_that_are_none(shell: Shell, names: str) -> None:
         (ROLES, lambda said: said.update(adapters=[{"rank": 0}]), "has no 'weight'"),
         (ROLES, lambda said: said.update(quantized={"weights": {}}), "can't be read"),
         (ROLES, lambda said: said.update(held=[[]]), "can't be []"),
+        (ROLES, lambda said: said.update(held=["w1"]), "holds 'w1', which no node makes"),
+        (ROLES, lambda said: said["outputs"].pop("w1_grad"), "says nothing of its output 'w1_grad'"),
+        (ROLES, lambda said: said["inputs"].pop("x"), "says nothing of its input 'x'"),
         (LOSS, lambda said: said["terms"][0].update(classes="many"), "classes can't be 'many'"),
         (LOSS, lambda said: said["terms"].append(3), "can't be 3"),
         (LOSS, lambda said: said.update(reduction=None), "reduction can't be None"),
@@ -72,6 +75,65 @@ def test_roles_that_lie(shell: Shell, key: str, lie: Lie, said: str) -> None:
     done = shell("check", "t.onnx")
     assert (done.code, "internal" in done.err) == (1, False), done.err
     assert said in done.err
+
+
+def negated(file: str, gradient: str) -> None:
+    """Change the sign of an output that is a gradient."""
+    model = onnx.load(file)
+    for node in model.graph.node:
+        node.output[:] = ["right" if name == gradient else name for name in node.output]
+    model.graph.node.append(onnx.helper.make_node("Neg", ["right"], [gradient]))
+    onnx.save(model, file)
+
+
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        (lambda said: None, "w1 (2.0e+00)"),
+        (
+            lambda said: said["outputs"]["w1_grad"].update(role="kept output", of=""),
+            "no output is the gradient of 'w1'",
+        ),
+        (lambda said: said.update(partial=["w1"]), "the gradient of 'w1' leaves out"),
+        (lambda said: said.update(held=["h"]), "'h' counts as a constant"),
+        (lambda said: said.update(estimated=True), "straight-through estimates"),
+        (
+            lambda said: [said["outputs"][f"{name}_grad"].update(role="kept output") for name in ("w1", "b1", "w2")],
+            "no output is a gradient",
+        ),
+    ],
+)
+def test_what_a_description_leaves_out_is_not_proved(shell: Shell, lie: Lie, said: str) -> None:
+    assert shell("build", "mlp.onnx", "-o", "t.onnx", "--no-report").code == 0
+    negated("t.onnx", "w1_grad")
+    lied("t.onnx", ROLES, lie)
+    done = shell("check", "t.onnx")
+    assert done.code == 4 and said in done.out + done.err, done.out + done.err
+
+
+def test_a_loss_that_is_no_number(shell: Shell) -> None:
+    """Another output is called the loss, and another the gradient."""
+    assert shell("build", "mlp.onnx", "-o", "t.onnx", "--no-report").code == 0
+
+    def swapped(said: dict[str, dict[str, dict[str, str]]]) -> None:
+        outputs = said["outputs"]
+        outputs["loss"], outputs["w1_grad"] = outputs["w1_grad"], outputs["loss"]
+
+    lied("t.onnx", ROLES, swapped)
+    done = shell("check", "t.onnx")
+    assert done.code == 4 and "the loss 'w1_grad' is [4, 3], and a loss is one number" in done.out, done.out + done.err
+
+
+@pytest.mark.parametrize("role", ["loss", "gradient"])
+def test_integers_are_no_loss_and_no_gradient(shell: Shell, role: str) -> None:
+    assert shell("build", "mlp.onnx", "-o", "t.onnx", "--no-report").code == 0
+    model = onnx.load("t.onnx")
+    model.graph.node.append(onnx.helper.make_node("Shape", ["x"], ["sizes"]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("sizes", onnx.TensorProto.INT64, [2]))
+    onnx.save(model, "t.onnx")
+    lied("t.onnx", ROLES, lambda said: said["outputs"].update(sizes={"role": role, "of": "w1"}))
+    done = shell("check", "t.onnx")
+    assert done.code == 1 and f"'sizes' is no tensor of floats, and is described as {role}" in done.err, done.err
 
 
 @pytest.mark.parametrize(
