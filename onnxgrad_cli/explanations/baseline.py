@@ -12,6 +12,8 @@ from onnxgrad_cli.explanations.method import Method
 from onnxgrad_cli.explanations.samples import TOGETHER, batches
 from onnxgrad_cli.explanations.scorer import Scorer
 from onnxgrad_cli.training.data import Data
+from onnxgrad_cli.training.data.npy_folder import mapped
+from onnxgrad_cli.training.data.npz import arrays_of
 
 
 def baseline_of(method: Method, scorer: Scorer, data: Data) -> np.ndarray:
@@ -49,14 +51,10 @@ def baseline_of(method: Method, scorer: Scorer, data: Data) -> np.ndarray:
 
 
 def _read(path: Path, name: str) -> np.ndarray:
-    try:
-        held = np.load(path, allow_pickle=False)
-        if isinstance(held, np.ndarray):
-            return held
-        with held:
-            names = [name] if name in held else held.files
-            if len(names) == 1:
-                return held[names[0]]
-    except (OSError, ValueError, EOFError, KeyError) as error:
-        raise UsageError(f"`baseline`: '{path}' can't be read: {error}", "save it with numpy.save") from None
-    raise UsageError(f"`baseline`: '{path}' has no '{name}'", suggest(name, names, "arrays"))
+    """The array in an .npy file, or of an .npz file the one that is called like the input, or its only one."""
+    if path.suffix == ".npy":
+        return mapped(path)
+    held = arrays_of(path)[0]
+    if name in held or len(held) == 1:
+        return held.get(name, next(iter(held.values())))
+    raise UsageError(f"`baseline`: '{path}' has no '{name}'", suggest(name, list(held), "arrays"))

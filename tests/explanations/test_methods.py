@@ -170,6 +170,16 @@ def test_what_does_not_fit_is_refused(files: tuple[Path, Path], settings: dict[s
     assert says in f"{caught.value.message} {caught.value.hint}"
 
 
+def test_files_that_hold_no_baseline(files: tuple[Path, Path], tmp_path: Path) -> None:
+    np.savez(tmp_path / "two.npz", a=np.zeros(1), b=np.zeros(1))
+    (tmp_path / "none.npy").write_bytes(b"no array")
+    (tmp_path / "none.npz").write_bytes(b"no archive")
+    for name, says in (("two.npz", "has no"), ("none.npy", "can't be read as an .npy"), ("none.npz", "begin as one")):
+        with pytest.raises(UsageError, match=says) as caught:
+            run_explain(*files, method=Method(name="integrated-gradients", baseline=tmp_path / name), verify=False)
+        assert "pickle" not in caught.value.message
+
+
 def test_a_single_number_is_no_class(shell: Shell, tmp_path: Path) -> None:
     weights = np.float32([[0.5], [-2.0], [3.0]])
     text = '<ir_version: 10, opset_import: ["" : 21]> price (float[n,3] x) => (float[n,1] y) {y = MatMul(x, w)}'

@@ -19,11 +19,16 @@ def read(path: Path, inputs: InputTypes) -> Found:
     """
     with reading(path, "a folder of .npy files", "check its permissions"):
         files = {file.relative_to(path).as_posix().removesuffix(".npy"): file for file in sorted(path.rglob("*.npy"))}
-    arrays = {name: _mapped(file) for name, file in files.items() if name in inputs}
+    arrays = {name: mapped(file) for name, file in files.items() if name in inputs}
     return Found(arrays, [name for name in files if name not in inputs])
 
 
-def _mapped(file: Path) -> np.ndarray:
+def mapped(file: Path) -> np.ndarray:
+    """The array in an .npy file, mapped.
+
+    Raises:
+        UsageError: it can't be read.
+    """
     check_regular(file)
     with reading(file, "an .npy file", "write one with numpy.save(FILE, array)"):
         with file.open("rb") as stream:

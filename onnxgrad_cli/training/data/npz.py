@@ -11,12 +11,20 @@ from pathlib import Path
 
 import numpy as np
 
+from onnxgrad_cli.common.memory import free_memory
 from onnxgrad_cli.training.data.input_types import InputTypes
 from onnxgrad_cli.training.data.npy_header import check_header
 from onnxgrad_cli.training.data.reading import Found, check_regular, reading
 
 MOST = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
-"""How many bytes one byte of an archive stands for at most, by its compression. Source: RFC 1951 (258 in 2 bits)."""
+"""How many bytes one byte of an archive stands for at most, by each compression that numpy writes.
+
+Source: RFC 1951 (258 in 2 bits). Of others, BZIP2 and LZMA, a kilobyte stands for gigabytes.
+"""
+
+BEGINNINGS = (b"PK\x03\x04", b"PK\x05\x06", np.lib.format.MAGIC_PREFIX)
+"""Of an archive, of an empty one, and of an array alone. numpy takes what begins otherwise for a pickle, and advises to
+trust it."""
 
 SLACK = 1024
 """Bytes that are not counted: an archive's smallest blocks."""
@@ -41,6 +49,9 @@ def arrays_of(path: Path, inputs: InputTypes | None = None) -> tuple[dict[str, n
     check_regular(path)
     hint = "write one with numpy.savez(FILE, name=array, ...)"
     with reading(path, "an .npz file", hint):
+        with path.open("rb") as file:
+            if not file.read(len(np.lib.format.MAGIC_PREFIX)).startswith(BEGINNINGS):
+                raise ValueError("it does not begin as one, a zip archive")
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError("it holds a single array, without a name")
@@ -62,12 +73,17 @@ def _check_size(archive: np.lib.npyio.NpzFile, name: str) -> None:
     """Hold what an array declares against the bytes that are there, before memory is taken for it.
 
     Raises:
-        ValueError: it declares more, or is no array.
+        ValueError: it declares more, or is no array, or is compressed as numpy compresses none.
+        MemoryError: it is larger than the memory that is free.
     """
     held = archive.zip
     assert held is not None  # as long as it is open
     info = held.getinfo(f"{name}.npy" if f"{name}.npy" in held.namelist() else name)
-    if info.compress_type in MOST and info.file_size > MOST[info.compress_type] * info.compress_size + SLACK:
+    if info.compress_type not in MOST:
+        raise ValueError("it is compressed in a way that numpy does not write")
+    if info.file_size > MOST[info.compress_type] * info.compress_size + SLACK:
         raise ValueError(f"{info.compress_size:,} bytes can't hold the {info.file_size:,} that they are said to")
+    if info.file_size > free_memory():  # which the system would tell by ending the process
+        raise MemoryError
     with held.open(info) as file:
         check_header(file, info.file_size)

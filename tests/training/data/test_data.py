@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import LOSS, describe
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.training.data import Batches, Data, Range, input_types_of, open_data, ranges_of
+from onnxgrad_cli.training.data import Batches, Data, Range, input_types_of, npz, open_data, ranges_of
 from onnxgrad_cli.training.data.arrays import data_of
 from onnxgrad_cli.verification.feeds import DescribedModel, random_feeds
 
@@ -497,6 +498,7 @@ def test_a_number_for_all_samples(tmp_path: Path) -> None:
         ("none.npz", None, "no such file or folder"),
         ("a.npz", b"", "can't be read as an .npz file"),
         ("a.npz", b"PK\x03\x04 cut short", "can't be read as an .npz file"),
+        ("a.npz", b"\x08\x0a no archive", "does not begin as one, a zip archive"),
         ("a.xlsx", b"", "no format that data are read from"),
         ("a.npy", b"", "no format that data are read from"),
         ("data/x.npy", b"\x93NUMPY", "x.npy' can't be read as an .npy file"),
@@ -528,6 +530,24 @@ def test_broken_and_pickled_arrays(tmp_path: Path) -> None:
     with path.open("wb") as file:
         np.save(file, X)
     with pytest.raises(UsageError, match="a single array, without a name"):
+        open_data(path, PORTS)
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_archives_compressed_as_numpy_compresses_none(tmp_path: Path, compression: int) -> None:
+    """A kilobyte of such an archive may stand for gigabytes."""
+    path = to_npz(tmp_path, {"x": X, "y": Y})
+    with zipfile.ZipFile(path) as whole, zipfile.ZipFile(tmp_path / "other.npz", "w", compression) as other:
+        for name in whole.namelist():
+            other.writestr(name, whole.read(name))
+    with pytest.raises(UsageError, match="compressed in a way that numpy does not write"):
+        open_data(tmp_path / "other.npz", PORTS)
+
+
+def test_an_array_that_is_larger_than_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = to_npz(tmp_path, {"x": X, "y": Y})
+    monkeypatch.setattr(npz, "free_memory", lambda: 100)
+    with pytest.raises(OnnxgradError, match="not enough memory to read"):
         open_data(path, PORTS)
 
 
