@@ -54,6 +54,7 @@ class Loop:
         folder: where they go.
         stop: whether somebody asks for an end, asked after each step.
         model: what the steps compute, in short: a checkpoint goes on with the same alone.
+        base: what tells the inference model from others, in short, for who makes one of a checkpoint.
         digests: 'training' and perhaps 'validation' -> what tells these data from others, in short.
         watch: takes what is told, of each step and each judgement.
         max_steps: after how many steps the run ends, in the middle of an epoch too; None is never.
@@ -78,6 +79,7 @@ class Loop:
     eval_every: int = 0
     logs: Sequence[LogForm] = ()
     model: str = ""
+    base: str = ""
     digests: Mapping[str, str] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     _pace: Pace = field(default_factory=Pace)
@@ -326,6 +328,7 @@ class Loop:
             "adapters": [asdict(adapter) for adapter in self.trainer.roles.adapters],
             "watched": self.watched,
             "model": self.model,
+            "base": self.base,
             "data": dict(self.digests),
             "averages": self.trainer.roles.averages,
             "quantized": asdict(self.trainer.roles.quantized),

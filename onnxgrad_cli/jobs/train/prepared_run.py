@@ -27,6 +27,7 @@ from onnxgrad_cli.training.data import (
 from onnxgrad_cli.training.evaluate import Evaluator, confusions
 from onnxgrad_cli.training.inference import matrix_of
 from onnxgrad_cli.training.loop import Loop
+from onnxgrad_cli.training.run.export import untrained_digest
 from onnxgrad_cli.training.run.folder import RunFolder
 from onnxgrad_cli.training.run.watch import Watch
 from onnxgrad_cli.training.schedules import parse_schedule
@@ -82,6 +83,7 @@ class PreparedRun:
             folder=folder, stop=stop, watch=watch, max_steps=course.max_steps,
             eval_every=course.eval_every, logs=logs,
             model=_fingerprint(self.built, self.samples.prepared_by(course.samples)),
+            base=untrained_digest(self.original, {*self.trainer.weights(), *self.trainer.state()}),
             digests={use: samples.digest() for use, samples in data.items()},
         )  # fmt: skip
 

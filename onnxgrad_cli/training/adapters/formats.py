@@ -14,9 +14,11 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import Switch, check_target, make_folder
 from onnxgrad_cli.metadata import Adapter
+from onnxgrad_cli.training.adapters import onnx_adapter, own_file
 from onnxgrad_cli.training.adapters.onnx_adapter import is_onnx_adapter, load_onnx_adapter, onnx_adapter_bytes
 from onnxgrad_cli.training.adapters.own_file import adapter_bytes, load_adapter
 from onnxgrad_cli.training.adapters.peft_folder import CONFIG, MODEL, load_peft, peft_bytes
+from onnxgrad_cli.training.run.export import untrained_digest
 
 Form = Literal["safetensors", "onnx_adapter", "peft"]
 
@@ -131,7 +133,7 @@ def _by_ending(text: str) -> Form:
 
 
 def _own(model: ModelProto, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> bytes:
-    return adapter_bytes(adapters, values)
+    return adapter_bytes(adapters, values, untrained_digest(model, values))
 
 
 def read_adapters(source: Path, model: ModelProto, tell: Tell = silent) -> tuple[list[Adapter], dict[str, np.ndarray]]:
@@ -140,7 +142,7 @@ def read_adapters(source: Path, model: ModelProto, tell: Tell = silent) -> tuple
     Args:
         source: in any of the three forms.
         model: the inference model; it is only read.
-        tell: takes a line where damage would not be noticed.
+        tell: takes a line where damage would not be noticed, and where they were trained on another model.
 
     Returns:
         The adapters, and by name their factors and what else was trained.
@@ -152,9 +154,16 @@ def read_adapters(source: Path, model: ModelProto, tell: Tell = silent) -> tuple
         if not (source / CONFIG).exists():
             raise OnnxgradError(f"'{source}' is a folder, and holds no {CONFIG} of PEFT", "name the file")
         return load_peft(source, model)
-    if is_onnx_adapter(source):
-        return load_onnx_adapter(source, model)
-    return load_adapter(source, tell)
+    foreign = is_onnx_adapter(source)
+    adapters, values = load_onnx_adapter(source, model) if foreign else load_adapter(source, tell)
+    base = onnx_adapter.base_of(source) if foreign else own_file.base_of(source)
+    if base and base != untrained_digest(model, values):
+        tell(
+            f"caution: the adapters in '{source}' were trained on another model, of other nodes or other weights where "
+            "they are not trained",
+            0,
+        )
+    return adapters, values
 
 
 def is_foreign(source: Path) -> bool:

@@ -7,6 +7,7 @@ A flatbuffer of named tensors, each of which overrides the initializer of its na
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from onnxgrad_cli.training.adapters.branches import arrays_of, factors_of, refus
 from onnxgrad_cli.training.adapters.own_file import check_factors
 from onnxgrad_cli.training.adapters.places import Place, keys, places
 from onnxgrad_cli.training.adapters.together import together
-from onnxgrad_cli.training.run.export import stored_tensors
+from onnxgrad_cli.training.run.export import stored_tensors, untrained_digest
 
 MAGIC = b"TORT"
 """The identifier of such a file, at its fifth byte."""
@@ -75,7 +76,14 @@ def onnx_adapter_bytes(model: ModelProto, adapters: Sequence[Adapter], values: M
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "adapter"
         written.export_adapter(str(file))
-        return file.read_bytes() + f"onnxgrad {tool_version()}".encode()  # so that we know it as ours
+        base = untrained_digest(model, tensors)
+        return file.read_bytes() + f"onnxgrad {tool_version()} base {base}".encode()  # so that we know it as ours
+
+
+def base_of(path: Path) -> str:
+    """What follows the tensors of a file that is ours, of the model that they were trained on; "" elsewhere."""
+    found = re.search(rb"onnxgrad \S+ base ([0-9a-f]{8})\Z", path.read_bytes())
+    return found[1].decode() if found else ""
 
 
 def load_onnx_adapter(path: Path, model: ModelProto) -> tuple[list[Adapter], dict[str, np.ndarray]]:

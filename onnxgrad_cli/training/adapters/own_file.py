@@ -24,6 +24,9 @@ from onnxgrad_cli.training.run.tensors import load_tensors, tensor_bytes
 ADAPTERS = "onnxgrad.adapters"
 """The entry of the metadata that describes the adapters."""
 
+BASE = "onnxgrad.base"
+"""The entry that tells the model that they were trained on from others, see `untrained_digest`."""
+
 
 def save_adapter(path: Path, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> None:
     """Write adapters, whole or not at all.
@@ -39,14 +42,14 @@ def save_adapter(path: Path, adapters: Sequence[Adapter], values: Mapping[str, n
     save_bytes(adapter_bytes(adapters, values), path, durable=True)
 
 
-def adapter_bytes(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> bytes:
-    """What `save_adapter` writes.
+def adapter_bytes(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], base: str = "") -> bytes:
+    """What `save_adapter` writes, and of which base the adapters are, where that is known.
 
     Raises:
         OnnxgradError: a factor is missing, or the package safetensors is.
     """
     check_factors(adapters, values)
-    return tensor_bytes(values, {ADAPTERS: [asdict(adapter) for adapter in adapters]})
+    return tensor_bytes(values, {ADAPTERS: [asdict(adapter) for adapter in adapters], **({BASE: base} if base else {})})
 
 
 def load_adapter(path: Path, tell: Tell = silent) -> tuple[list[Adapter], dict[str, np.ndarray]]:
@@ -73,6 +76,15 @@ def is_adapter(path: Path) -> bool:
         OnnxgradError: it can't be read, or the package safetensors is missing.
     """
     return ADAPTERS in load_tensors(path)[1]
+
+
+def base_of(path: Path) -> str:
+    """What a file of adapters says of the model that they were trained on; "" where it says nothing.
+
+    Raises:
+        OnnxgradError: it can't be read, or the package safetensors is missing.
+    """
+    return str(load_tensors(path)[1].get(BASE, ""))
 
 
 def check_factors(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> None:

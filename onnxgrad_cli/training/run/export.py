@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from onnxgrad_cli.files import load_external_data
 from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE, give_own_statistics, is_batch_normalization, own_statistics
 from onnxgrad_cli.ir.nodes import subgraphs
 from onnxgrad_cli.ir.skeleton import copied
+from onnxgrad_cli.ir.types import is_external
 
 
 def with_weights(model: ModelProto, weights: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]) -> ModelProto:
@@ -111,6 +113,25 @@ def read_stored(model: ModelProto, names: Collection[str], path: Path | None) ->
             taken.graph.initializer[-1].name = name
     load_external_data(taken, path)
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in taken.graph.initializer}
+
+
+def untrained_digest(model: ModelProto, trained: Collection[str]) -> str:
+    """Eight digits that tell inference models apart by their nodes and by the tensors that a training left as they are.
+
+    Args:
+        model: the inference model. Of external data only names, types and shapes count: they may be of gigabytes.
+        trained: the names of what the training has values for.
+    """
+    check = 0
+    for node in model.graph.node:
+        if not (node.op_type == "Constant" and node.output[0] in trained):
+            check = zlib.crc32(node.SerializeToString(deterministic=True), check)
+    for tensor in model.graph.initializer:
+        if tensor.name not in trained:
+            check = zlib.crc32(f"{tensor.name} {tensor.data_type} {list(tensor.dims)}".encode(), check)
+            if tensor.data_type != TensorProto.STRING and not is_external(tensor):
+                check = zlib.crc32(numpy_helper.to_array(tensor).tobytes(), check)
+    return f"{check:08x}"
 
 
 def stored_tensors(graph: GraphProto) -> Iterator[tuple[TensorProto, str]]:

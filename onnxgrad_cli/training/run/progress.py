@@ -98,7 +98,7 @@ OF_A_RUN: dict[str, Form] = {
 """What the checkpoint of a run says besides, from which it goes on."""
 
 OPTIONAL: dict[str, Form] = {
-    "averages": _pairs, "quantized": _quantized, "frozen": _names, "state": _names, "writer": _text
+    "averages": _pairs, "quantized": _quantized, "frozen": _names, "state": _names, "writer": _text, "base": _text,
 }  # fmt: skip
 
 

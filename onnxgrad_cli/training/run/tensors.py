@@ -28,7 +28,7 @@ CHECKSUMS = "checksums"
 FEW_BITS = frozenset({"int2", "uint2", "int4", "uint4", "float4_e2m1fn"})
 """Types of numpy that share bytes in ONNX, and that the library does not know."""
 
-KNOWN = frozenset({"progress", "onnxgrad.adapters", HALVES, CHECKSUMS})
+KNOWN = frozenset({"progress", "onnxgrad.adapters", "onnxgrad.base", HALVES, CHECKSUMS})
 """The entries that files of onnxgrad have: another one is one of these whose name was damaged."""
 
 

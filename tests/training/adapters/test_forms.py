@@ -320,6 +320,25 @@ def test_the_command(shell: Shell) -> None:
     assert overridable == {f"{module}.lora_{kind}.weight" for module in ("net.0", "head.last") for kind in "AB"}
 
 
+def test_another_model_than_the_one_that_was_trained(shell: Shell) -> None:
+    """Of equal shapes and names, and with other weights where adapters leave them as they are."""
+    other = network()
+    (first, *_) = other.graph.initializer
+    first.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(first) * 2, first.name))
+    onnx.save(other, "other.onnx")
+    done = shell(*TRAIN, "--lora", "2", "--epochs", "1", "--adapter", "a.safetensors", "-o", "one.onnx", "--run", "r")
+    assert done.code == 0, done.err
+    assert shell("export", "a.safetensors", "--model", "net.onnx", "--adapter", "a.onnx_adapter").code == 0
+    refused = shell("export", "r", "--model", "other.onnx", "-o", "no.onnx")
+    assert refused.code == 1 and "is of another model" in refused.err
+    assert shell("export", "r", "--model", "net.onnx", "-o", "two.onnx").code == 0
+    for source in ("a.safetensors", "a.onnx_adapter"):
+        for model in ("net.onnx", "other.onnx"):
+            told = shell("train", model, *TRAIN[2:], "--adapter-from", source, "--epochs", "1", "-o", "three.onnx",
+                         "--run", f"run-{source}-{model[:3]}", "--force")  # fmt: skip
+            assert told.code == 0 and ("were trained on another model" in told.err) == (model == "other.onnx"), told.err
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
