@@ -18,6 +18,7 @@ import numpy as np
 from onnx import ModelProto, ValueInfoProto, numpy_helper
 
 import onnxgrad_cli
+from onnxgrad_cli.common.checks import number_in
 from onnxgrad_cli.common.choices import Mode, Scaling
 from onnxgrad_cli.common.typed_json import decoded
 from onnxgrad_cli.errors import OnnxgradError, UsageError
@@ -340,7 +341,8 @@ def _check_derived(found: Derived, known: Collection[str]) -> None:
     strange = next((name for name in found.wrt if name not in known and name not in found.inner), None)
     if strange is not None:
         raise ValueError(f"there is no input or weight '{strange}'")
-    if not (found.pick in ("", "argmax") or found.pick.isdecimal() or (found.pick == "label" and found.label)):
+    words = ("", "argmax", *(["label"] if found.label else []))
+    if found.pick not in words and number_in(found.pick) is None:
         raise ValueError(f"there is no class '{found.pick}'")
 
 

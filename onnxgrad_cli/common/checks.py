@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
@@ -49,6 +50,14 @@ def at_least(name: str, value: object, low: float, whole: bool = False) -> None:
     if not is_number(value, low, whole):
         kind = "a whole number" if whole else "a finite number"
         raise UsageError(f"`{name}={value!r}`: {kind} of {low:g} or more is wanted")
+
+
+def number_in(text: str) -> int | None:
+    """The number that digits alone write, as many as 64 bits surely hold; None for any other text.
+
+    `str.isdigit` takes superscripts, of which `int` makes no number, and nothing bounds how many digits there are.
+    """
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
 def path(name: str, value: object) -> Path:

@@ -39,7 +39,7 @@ class ClassChoice:
         """
         if which is None:
             return None
-        if isinstance(which, bool) or not re.fullmatch(r"[0-9]+|argmax|label", str(which)):
+        if isinstance(which, bool) or not re.fullmatch(r"[0-9]{1,18}|argmax|label", str(which)):
             raise UsageError(f"there is no class '{which}'", "give a number from 0, 'argmax' or 'label'")
         return cls(str(which), axis)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from onnx import AttributeProto, ModelProto, TensorProto, numpy_helper
 
+from onnxgrad_cli.common.checks import number_in
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.types import SMALL, Shape, is_external, nbytes
 
@@ -155,7 +156,7 @@ def _tried(sizes: set[int]) -> list[int]:
 def summed(sizes: Mapping[str, int]) -> dict[str, int]:
     """The sizes, in which a symbol that is the sum of others is that."""
     return {
-        symbol: sum(sizes[term] if term in sizes else int(term) for term in terms)
+        symbol: sum(sizes[term] if term in sizes else number_in(term) or 0 for term in terms)
         if (terms := _terms(symbol, sizes))
         else size
         for symbol, size in sizes.items()
@@ -166,4 +167,4 @@ def _terms(symbol: str, sizes: Mapping[str, int]) -> list[str]:
     """The symbols that one is the sum of, if it is."""
     whole = symbol.removeprefix("total_")
     terms = [f"past_{whole}", whole] if whole != symbol else [term.strip() for term in symbol.split("+")]
-    return terms if len(terms) > 1 and all(term in sizes or term.isdecimal() for term in terms) else []
+    return terms if len(terms) > 1 and all(term in sizes or number_in(term) is not None for term in terms) else []

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto, numpy_helper
 
+from onnxgrad_cli.common.checks import number_in
 from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.node import Node, write
 from onnxgrad_cli.ir.nodes import captured, dims_in, node_names, read_by, reads
@@ -75,8 +76,8 @@ class Graph:
         self.kernels: dict[str, Node] = {}
         self._shared: dict[bytes, TypeProto] = {}
         self._pooled: set[str] = set()
-        borne = (dim.dim_param[2:] for dim in dims_in(proto.graph) if dim.dim_param.startswith("_d"))
-        self._symbols = itertools.count(1 + max((int(n) for n in borne if n.isdecimal()), default=0))
+        borne = (number_in(dim.dim_param[2:]) for dim in dims_in(proto.graph) if dim.dim_param.startswith("_d"))
+        self._symbols = itertools.count(1 + max((n for n in borne if n is not None), default=0))
         self._fed = {value.name for value in proto.graph.input}
         self._outer: Graph | None = None
 

@@ -130,7 +130,7 @@ def _spelled(text: str) -> tuple[str, str, dict[str, object]]:
     if "=" not in last:
         output, last = rest, ""
     options = pairs(last, text, "NAME[:OUTPUT][:KEY=VALUE,KEY=VALUE]")
-    if found := re.fullmatch(r"top-(\d+)", name.strip()):
+    if found := re.fullmatch("top-([0-9]{1,18})", name.strip()):
         return "top-k", output, {"k": int(found[1]), **options}
     return name.strip(), output, options
 

@@ -146,6 +146,7 @@ def test_integers_are_no_loss_and_no_gradient(shell: Shell, role: str) -> None:
         ("vjp", lambda said: said.update(mode=""), "mode ''"),
         ("vjp", lambda said: said.update(pick="the best"), "no class 'the best'"),
         ("vjp", lambda said: said.update(pick="label"), "no class 'label'"),
+        ("vjp", lambda said: said.update(pick="9" * 5000), "no class '9999"),
         ("vjp", lambda said: said.update(of=3), "of can't be 3"),
         ("vjp", lambda said: said.update(pick="9"), "not proved"),
         ("vjp", lambda said: said.update(pick="1", class_axis=7), "not proved"),

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
+from onnxgrad_cli.common.checks import number_in
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import in_words, is_external
 from onnxgrad_cli.training.data.input_types import InputTypes
@@ -81,4 +82,5 @@ def _tensor(file: Path) -> tuple[str, np.ndarray]:
 
 def _number(name: str, prefix: str) -> tuple[int, str]:
     rest = name.removeprefix(prefix)
-    return (int(rest) if rest.isdigit() else 10**9), rest
+    number = number_in(rest)
+    return (10**18 if number is None else number), rest

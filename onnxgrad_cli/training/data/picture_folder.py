@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from onnxgrad_cli.common.checks import number_in
 from onnxgrad_cli.common.choices import Resize
 from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.errors import UsageError
@@ -108,9 +109,17 @@ def _classes(path: Path, files: list[Path]) -> np.ndarray:
     empty = [name for name in empty if not name.startswith(".")]
     if empty:
         raise UsageError(f"'{path / empty[0]}' has no pictures", "put some in, or remove the folder")
-    if all(name.isascii() and name.isdigit() for name in names):
-        return np.array([int(name) for name in found], np.int64)
-    return np.array(found, object)
+    numbers = {name: number for name in sorted(names) if (number := number_in(name)) is not None}
+    if len(numbers) < len(names):
+        return np.array(found, object)
+    called = {number: name for name, number in numbers.items()}
+    twice = next((name for name, number in numbers.items() if called[number] != name), None)
+    if twice is not None:
+        raise UsageError(
+            f"'{path / twice}' and '{path / called[numbers[twice]]}' are one class, {numbers[twice]}",
+            "move their pictures into one folder, or give both a name that is no number",
+        )
+    return np.array([numbers[name] for name in found], np.int64)
 
 
 def _files(path: Path, tell: Tell) -> list[Path]:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from onnxgrad_cli.common.checks import number_in
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 
 LAUNCHERS = {
@@ -97,9 +98,9 @@ def any_of(communicator: Communicator, flag: bool) -> bool:
 def launched(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
     """The launcher that has started this process as one of several, and how many these are; ("", 1) for none."""
     for variable, launcher in LAUNCHERS.items():
-        count = environment.get(variable, "")
-        if count.isdecimal() and int(count) > 1:
-            return launcher, int(count)
+        count = number_in(environment.get(variable, "")) or 0
+        if count > 1:
+            return launcher, count
     return "", 1
 
 

@@ -18,8 +18,10 @@ def as_asked(options: Options, adapters: Sequence[Adapter]) -> Options:
     """Options that ask for these adapters, where they ask for none.
 
     Raises:
-        UsageError: the adapters are of several kinds, which options can't ask for.
+        UsageError: the adapters are of several kinds, which options can't ask for, or there are none.
     """
+    if not adapters:
+        raise UsageError("`adapter_from`: it holds no adapters", "leave it out, and ask for new ones with `lora=RANK`")
     kinds = {(adapter.rank, adapter.alpha, adapter.scaling, bool(adapter.magnitude)) for adapter in adapters}
     ranks = {rank for rank, *_ in kinds}
     wanted = options.lora.rank if options.lora else None

@@ -23,6 +23,7 @@ from onnxgrad_cli.ir.modules import module_path
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.training.adapters.formats import AdapterTarget, read_adapters
 from onnxgrad_cli.training.adapters.merge import merge
+from onnxgrad_cli.training.adapters.own_file import save_adapter
 from tests.cli_harness import Shell
 
 RNG = np.random.default_rng(0)
@@ -337,6 +338,12 @@ def test_another_model_than_the_one_that_was_trained(shell: Shell) -> None:
             told = shell("train", model, *TRAIN[2:], "--adapter-from", source, "--epochs", "1", "-o", "three.onnx",
                          "--run", f"run-{source}-{model[:3]}", "--force")  # fmt: skip
             assert told.code == 0 and ("were trained on another model" in told.err) == (model == "other.onnx"), told.err
+
+
+def test_a_file_without_adapters(shell: Shell) -> None:
+    save_adapter(Path("none.safetensors"), [], {"net.0.bias": np.zeros(1, np.float32)})
+    refused = shell(*TRAIN, "--adapter-from", "none.safetensors")
+    assert refused.code == 2 and "--adapter-from: it holds no adapters" in refused.err, refused.err
 
 
 @pytest.mark.parametrize(

@@ -551,6 +551,18 @@ def test_an_array_that_is_larger_than_the_free_memory(tmp_path: Path, monkeypatc
         open_data(path, PORTS)
 
 
+def test_numbers_of_test_sets_that_are_none(tmp_path: Path) -> None:
+    """A superscript is a digit, and no number."""
+    path = to_sets(tmp_path, {"x": X, "y": Y})
+    for name in ("test_data_set_²", "test_data_set_" + "9" * 100):
+        (path / "test_data_set_1").rename(path / name)
+        assert open_data(path, PORTS).size == N
+        (path / name).rename(path / "test_data_set_1")
+    for folder in path.iterdir():
+        (folder / "input_0.pb").rename(folder / "input_0².pb")
+    assert open_data(path, {"x": PORTS["y"], "y": PORTS["x"]}).size == N
+
+
 def test_names_with_something_before_them() -> None:
     inputs = {"x": tensor_type(FLOAT, ["batch", 1, 8, 8]), "y": PORTS["y"]}
     told: list[str] = []

@@ -102,6 +102,9 @@ def test_classes_are_folders_sorted_and_numbers_are_numbers(tmp_path: Path) -> N
     save(tmp_path / "numbers", "10/1.png", "9/1.png", "0/1.png")
     data = opened(tmp_path / "numbers", ports(3, 8, 8))
     assert data.batch(np.arange(3))["y"].tolist() == [0, 10, 9] and not data.names
+    save(tmp_path / "large", "9/1.png", f"{10**20}/1.png")
+    data = open_data(tmp_path / "large", ports(3, 8, 8), terms=[term()])
+    assert data.preprocessing([term()]).classes == {"logits": (f"{10**20}", "9")}
 
 
 def test_other_data_are_numbered_as_the_training_data(tmp_path: Path) -> None:
@@ -196,6 +199,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     [
         (["1.png"], ports(3, 8, 8), "lies in no folder of a class"),
         (["train/a/1.png", "val/a/1.png"], ports(3, 8, 8), "has the folders train, val, which are no classes"),
+        (["0/1.png", "00/1.png", "1/1.png"], ports(3, 8, 8), "0' and '.*00' are one class, 0"),
         (["a/1.png"], ports(3, "h", "w"), "to which size pictures are to be brought is not said"),
         (["a/1.png"], ports(3, 8, 3), "the channels may be its second or its last axis"),
         (["a/1.png"], ports(7), "takes no pictures"),
