@@ -2,51 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx import NodeProto, numpy_helper
 
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.types import FLOATS, Arrays
-from onnxgrad_cli.verification.feeds import DescribedModel, part
+from onnxgrad_cli.verification.feeds import DescribedModel, finite, part
+
+OF_THE_LOSS = "loss/"
+"""What the names of the nodes begin with that a loss has written, of which the constants are no value of the user's."""
 
 
 def first_bad(described: DescribedModel, feeds: Mapping[str, np.ndarray], loss: np.ndarray) -> str:
-    """The first value that is as the loss is, NaN or at least not finite, in words; "" where none is found.
+    """Where the first value comes from that is as the loss is, NaN or at least not finite, in words; "" for none.
+
+    That is followed back through what is not finite: a NaN may come of an infinite weight, and a mask may well be
+    infinite where nothing comes of it.
 
     Args:
         described: the training model.
         feeds: data for its inputs.
         loss: what came of them.
     """
-    is_bad: Callable[[np.ndarray], np.ndarray] = np.isnan if np.isnan(loss).any() else _is_not_finite
-    for what, x in _values(described, feeds):
-        if x.dtype.kind == "f" and is_bad(x).any():
-            return f", from {what} on"
-    return ""
-
-
-def _is_not_finite(x: np.ndarray) -> np.ndarray:
-    return ~np.isfinite(x)
-
-
-def _values(described: DescribedModel, feeds: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    """What there is on the way to the loss, in order, and what it is."""
     forward = part(described.model, described.roles.loss)
-    for tensor in forward.graph.initializer:
-        if tensor.name not in feeds and tensor.data_type in FLOATS:
-            yield f"the weight '{tensor.name}'", np.asarray(numpy_helper.to_array(tensor), np.float64)
     taken = {value.name for value in forward.graph.input}
-    for name, x in feeds.items():
-        if name in taken:
-            yield f"the input '{name}'", x
-    values = _made(forward, {name: x for name, x in feeds.items() if name in taken})
-    for node in forward.graph.node:
-        for name in node.output:
-            if isinstance(values.get(name), np.ndarray):
-                yield f"'{name}', an output of {node.op_type}", values[name]
+    given = {name: x for name, x in feeds.items() if name in taken}
+    stored = {
+        tensor.name: numpy_helper.to_array(tensor)
+        for tensor in forward.graph.initializer if tensor.name not in feeds and tensor.data_type in FLOATS
+    }  # fmt: skip
+    made = {name: x for name, x in _made(forward, given).items() if isinstance(x, np.ndarray) and x.dtype.kind in "fV"}
+    makers = {name: node for node in forward.graph.node for name in node.output}
+    ours = {name for node in forward.graph.node if node.name.startswith(OF_THE_LOSS) for name in node.input}
+    values = {**{name: x for name, x in stored.items() if name not in ours}, **given, **made}
+    only_nan = bool(np.isnan(loss).any())
+    first = next((name for name in makers if name in made and _is_bad(made[name], only_nan)), "")
+    if not first:
+        return ""
+    name = _origin(first, makers, values)
+    if name in makers:
+        return f", from '{name}', an output of {makers[name].op_type} on"
+    return f", from the {'input' if name in given else 'weight'} '{name}' on"
+
+
+def _is_bad(x: np.ndarray, only_nan: bool) -> bool:
+    return not finite(x) and not (only_nan and not np.isnan(np.asarray(x, np.float64)).any())
+
+
+def _origin(name: str, makers: Mapping[str, NodeProto], values: Arrays) -> str:
+    """The value of which another comes that is not finite: one that is made of finite values, or of none."""
+    while name in makers:
+        before = next((each for each in makers[name].input if each in values and not finite(values[each])), None)
+        if before is None:
+            return name
+        name = before
+    return name
 
 
 def _made(forward: onnx.ModelProto, feeds: Arrays) -> Arrays:

@@ -424,6 +424,7 @@ def test_a_model_that_does_not_run_on_random_data_is_no_failure() -> None:
     [
         ("Tanh", "nan", "1", "the weight 'w1'"),
         ("Tanh", "0.5", "nan", "the input 'x'"),
+        ("Identity", "inf", "1", "the weight 'w1'"),
         ("Log", "-0.5", "1", "'a', an output of Log"),
     ],
 )
@@ -433,6 +434,17 @@ def test_a_loss_that_is_not_finite_is_told_from_where_on(activation: str, weight
     model = build(original).model
     proof = prove(model, describe(model), original=original, data={"x": np.full((2, 4), float(data), np.float32)})
     assert proof.verdict == "not proved" and f"from {named}" in proof.why, proof.why
+
+
+def test_a_nan_that_comes_of_an_infinite_weight_is_told_by_its_name() -> None:
+    """The constants of the loss, of which one is NaN, are in no model of the user's."""
+    text = """<ir_version: 10, opset_import: ["": 18]> g (float[n, 2] x) => (float[n, 3] y)
+        <float[2, 3] w = {1, 2, 3, 4, 5, 6}, float[3] b = {1, 2, 3}> { h = MatMul(x, w) y = Add(h, b) }"""
+    original = onnx.parser.parse_model(text)
+    original.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.float32([np.inf, 0, 0]), "b"))
+    model = build(original, Options(losses=(LossSpec("cross-entropy"),))).model
+    proof = prove(model, describe(model))
+    assert proof.verdict == "not proved" and "from the weight 'b' on" in proof.why, proof.why
 
 
 def test_an_axis_of_any_name_gets_the_length_of_the_stored_vector_that_is_added() -> None:
