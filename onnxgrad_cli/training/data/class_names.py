@@ -39,9 +39,10 @@ def numbered(source: Path, label: str, column: np.ndarray, known: Names | None) 
     texts: list[object] = column.tolist()
     at = next((at for at, text in enumerate(texts) if not isinstance(text, str)), None)
     if at is not None:
+        elsewhere = "text elsewhere" if any(isinstance(text, str) for text in texts) else "that is no name of a class"
         raise UsageError(
-            f"'{source}': '{label}' is {texts[at]!r} in sample {at} (the first is 0), and text elsewhere",
-            "save names of classes, or their numbers",
+            f"'{source}': '{label}' is {texts[at]!r} in sample {at} (the first is 0), and {elsewhere}",
+            "save names of classes as text, or their numbers as integers",
         )
     names = tuple(sorted(set(map(str, texts)))) if known is None else known
     numbers = {name: number for number, name in enumerate(names)}

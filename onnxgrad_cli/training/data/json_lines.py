@@ -100,6 +100,13 @@ def _column(path: Path, name: str, numbers: Sequence[int], cells: list[Any]) -> 
         )
     if all(isinstance(cell, str) for cell in cells):
         return np.array(cells, object)
+    texts = [isinstance(cell, str) for cell in cells]
+    if any(texts):
+        what, other = ("a name", "no name") if not texts[0] else ("no name", "a name")
+        raise UsageError(
+            f"'{path}', line {numbers[texts.index(not texts[0])]}: '{name}' is {what}, and {other} on the lines before",
+            "save one of the two",
+        )
     found = _of_numbers(cells)
     if found is not None:
         return found

@@ -60,8 +60,11 @@ class Normalization:
         array = np.array(values, x.dtype)
         if self.axis is None or len(values) == 1:
             return array.reshape(())
-        if len(array) != x.shape[self.axis]:
-            raise UsageError(f"`normalize` has {len(array)} numbers, the data {x.shape[self.axis]} along that axis")
+        if self.axis >= x.ndim or len(array) != x.shape[self.axis]:
+            raise UsageError(
+                f"a normalization has {len(array)} numbers for axis {self.axis}, and a batch is {list(x.shape)}",
+                "give others with `normalize`, which take the place of those that the model says",
+            )
         return array.reshape([-1 if axis == self.axis else 1 for axis in range(x.ndim)])
 
     def __str__(self) -> str:
@@ -84,6 +87,8 @@ class Normalization:
         Raises:
             ValueError, KeyError, TypeError: it is something else.
         """
+        if not isinstance(said, Mapping) or not all(isinstance(said.get(name), list) for name in ("mean", "std")):
+            raise ValueError("a normalization is none")
         scale, axis = float(said["scale"]), said["axis"]
         mean, std = (tuple(map(float, said[name])) for name in ("mean", "std"))
         if not all(map(math.isfinite, (scale, *mean, *std))) or min((scale, *std)) <= 0 or axis not in (None, 1, 3):

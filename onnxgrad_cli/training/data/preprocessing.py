@@ -68,12 +68,14 @@ class Preprocessing:
         """
         try:
             said, names = (json.loads(entries.get(key, "{}")) for key in (INPUTS, CLASSES))
+            if not isinstance(said, dict) or not isinstance(names, dict):
+                raise ValueError("they are no JSON objects")
             whole = said.pop("", {})
             resize = whole.get("resize")
-            order = {name: tuple(map(_text, columns)) for name, columns in whole.get("columns", {}).items()}
+            order = {name: _texts(columns) for name, columns in whole.get("columns", {}).items()}
             if resize not in (None, *get_args(Resize)):
                 raise ValueError(f"'{resize}'")
-            classes = {output: tuple(map(_text, each)) for output, each in names.items()}
+            classes = {output: _texts(each) for output, each in names.items()}
             if any(len(set(each)) < len(each) for each in classes.values()):
                 raise ValueError("two classes have one name")
             normal = {name: Normalization.of_json(each) for name, each in said.items()}
@@ -128,7 +130,7 @@ class Preprocessing:
             save_bytes((strict_json.dumps(self.to_json()) + "\n").encode(), folder / FILE)
 
 
-def _text(name: object) -> str:
-    if not isinstance(name, str):
-        raise ValueError(f"{name!r} is no name")
-    return name
+def _texts(names: object) -> Names:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{names!r} is no list of names")
+    return tuple(names)

@@ -98,6 +98,8 @@ def check(source: Path, found: Found, inputs: InputTypes, ranges: Mapping[str, R
     for name in inputs:
         dtype = helper.tensor_dtype_to_np_dtype(dtype_of(inputs[name]))
         _check_numbers(source, name, found.arrays[name], dtype, ranges.get(name), finite)
+        if name in ranges:
+            _check_some_count(source, name, found.arrays[name], ranges[name])
     return Checked(size, {symbol: size for symbol, (size, _) in sizes.items()}, batch_size)
 
 
@@ -172,7 +174,9 @@ def _check_places(source: Path, name: str, lists: Lists, value_type: TypeProto) 
 
 
 def _reshape(array: np.ndarray | Pictures, shape: tuple[int | str, ...]) -> str:
-    if array.ndim and len(shape) == array.ndim + 1 and shape[-1] in (1, "?"):
+    if not array.ndim and shape:
+        return "it is a single number, and every sample needs its own"
+    if len(shape) == array.ndim + 1 and shape[-1] in (1, "?"):
         return "save it with one more axis: array[..., None]"
     if array.dtype.kind in "iu" and len(shape) == array.ndim + 1:
         return "if they are the numbers of classes, choose the loss that takes them: `losses='cross-entropy'`"
@@ -244,6 +248,17 @@ def check_whole(source: Path, name: str, array: Column, allowed: Range) -> None:
             bad &= ~np.isin(block, list(allowed.besides))
         if bad.any():
             raise _at_fault(source, name, start, block, bad, f"must be {_words(allowed)}", allowed)
+
+
+def _check_some_count(source: Path, name: str, array: Column, allowed: Range) -> None:
+    """Make sure that labels are not all the one that says that a sample does not count: no loss is a mean of none."""
+    parts = array.blocks(BLOCK // 8) if isinstance(array, Lists) else blocks(array)
+    if allowed.besides and all(np.isin(block, list(allowed.besides)).all() for _, block in parts):
+        said = ", ".join(map(str, sorted(allowed.besides)))
+        raise UsageError(
+            f"'{source}': '{name}' is {said} in all samples, which says that they do not count",
+            "give labels to some",
+        )
 
 
 def _words(allowed: Range) -> str:

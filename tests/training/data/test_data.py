@@ -400,6 +400,18 @@ def test_hints_say_what_to_do(tmp_path: Path) -> None:
     assert "did you mean label?" in (told.value.hint or "")
 
 
+def test_labels_of_which_none_counts(tmp_path: Path) -> None:
+    path = to_npz(tmp_path, {"x": X, "y": np.full_like(Y, -100)})
+    with pytest.raises(UsageError, match="'y' is -100 in all samples, which says that they do not count"):
+        open_data(path, PORTS, {"y": CLASSES})
+
+
+def test_one_label_for_all_samples(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"'y' has shape \[\]") as told:
+        open_data(to_npz(tmp_path, {"x": X, "y": np.int64(1)}), PORTS, {"y": CLASSES})
+    assert told.value.hint == "it is a single number, and every sample needs its own"
+
+
 def test_what_is_ignored_is_no_class_at_fault(tmp_path: Path) -> None:
     labels = np.where(np.arange(N) % 2, Y, -100)
     assert open_data(to_npz(tmp_path, {"x": X, "y": labels}), PORTS, {"y": CLASSES}).size == N

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,10 @@ def test_names_of_classes_become_numbers_in_their_order(tmp_path: Path, form: st
         ("csv", [7, *NAMES[1:]], "'apple' is no whole number, and others are"),
         ("csv", [*NAMES[:11], ""], "is no whole number|the cell is empty"),
         ("csv", [0.5] * 12, "'0.5' is no whole number"),
-        ("jsonl", [*NAMES[:11], 7], "no number"),
+        ("jsonl", [*NAMES[:11], 7], "line 12: 'y' is no name, and a name on the lines before"),
+        ("parquet", [Decimal(1)] * 12, r"'y' is Decimal\('1'\) in sample 0 .* that is no name of a class"),
+        ("parquet", [b"pear"] * 12, "'y' is b'pear' in sample 0 .* that is no name of a class"),
+        ("jsonl", [7, 8, *NAMES[:10]], "line 3: 'y' is a name, and no name on the lines before"),
         ("jsonl", [*NAMES[:9], "a", "b", "c"], r"6 classes a, apple, b, c, fig, pear; the model tells 3 apart"),
     ],
 )
@@ -241,6 +245,8 @@ def test_a_model_and_a_run_keep_what_was_done(tmp_path: Path) -> None:
     ("key", "text"),
     [
         (CLASSES, "3"), (CLASSES, '{"p": ["a", "a"]}'), (CLASSES, '{"p": [1]}'), (CLASSES, "["), (INPUTS, "[]"),
+        (CLASSES, '{"p": "cat"}'), (CLASSES, "[]"), (INPUTS, '{"": {"columns": {"x": "ab"}}}'), (INPUTS, '{"": []}'),
+        (INPUTS, '{"x": {"scale": 1, "mean": "12", "std": [1, 1], "axis": 1}}'), (INPUTS, '{"x": [1]}'),
         (INPUTS, '{"": {"resize": "cut"}}'), (INPUTS, '{"x": {"scale": 0, "mean": [0], "std": [1], "axis": 1}}'),
         (INPUTS, '{"x": {"scale": 1, "mean": [0], "std": [0], "axis": 1}}'),
         (INPUTS, '{"x": {"scale": 1, "mean": [0, 1], "std": [1], "axis": 1}}'),
@@ -250,8 +256,17 @@ def test_a_model_and_a_run_keep_what_was_done(tmp_path: Path) -> None:
 def test_what_a_strangers_model_says_is_not_believed(key: str, text: str) -> None:
     model = ModelProto()
     model.metadata_props.add(key=key, value=text)
-    with pytest.raises(OnnxgradError, match="what the model says of its data can't be read"):
+    with pytest.raises(OnnxgradError, match="what the model says of its data can't be read") as told:
         Preprocessing.of_model(model)
+    assert "argument" not in told.value.message and "indices" not in told.value.message
+
+
+@pytest.mark.parametrize("axis", [1, 3])
+def test_a_normalization_of_a_strangers_model_that_does_not_fit(axis: int) -> None:
+    """Nobody has typed it."""
+    known = Normalization.of_json({"scale": 1, "mean": [0, 0], "std": [1, 1], "axis": axis})
+    with pytest.raises(UsageError, match=rf"2 numbers for axis {axis}, and a batch is \[5, 4\]"):
+        known(np.zeros((5, 4), np.float32))
 
 
 # -- at random -----------------------------------------------------------------------------------------
