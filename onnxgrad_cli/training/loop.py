@@ -55,7 +55,9 @@ class Loop:
         stop: whether somebody asks for an end, asked after each step.
         model: what the steps compute, in short: a checkpoint goes on with the same alone.
         base: what tells the inference model from others, in short, for who makes one of a checkpoint.
+        rates: the learning rate and the schedule, in words: a run may go on with others, and the log says so.
         digests: 'training' and perhaps 'validation' -> what tells these data from others, in short.
+        rates_before: those that the run was begun with, where they are others; "" where they are not.
         watch: takes what is told, of each step and each judgement.
         max_steps: after how many steps the run ends, in the middle of an epoch too; None is never.
         eval_every: how many steps lie between judgements within an epoch, which are told, and decide nothing; 0: none.
@@ -80,8 +82,10 @@ class Loop:
     logs: Sequence[LogForm] = ()
     model: str = ""
     base: str = ""
+    rates: str = ""
     digests: Mapping[str, str] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
+    rates_before: str = ""
     _pace: Pace = field(default_factory=Pace)
     _rate: float = math.nan
     _cut: bool = False
@@ -124,6 +128,8 @@ class Loop:
         self.trainer.load(values, said["steps"])
         self.schedule.restore(said["schedule"])
         self.progress = Progress(**said["run"])
+        before = said.get("rates", self.rates)
+        self.rates_before = before if before != self.rates else ""
 
     def _check_same(self, values: Mapping[str, Any], said: Mapping[str, Any]) -> None:
         """Make sure that nothing would begin anew in the middle of a run, act otherwise or be evaluated otherwise."""
@@ -199,6 +205,8 @@ class Loop:
         """
         self._pace = Pace()
         with self.folder.log(self.trainer.steps, self.logs, self._results) as log:
+            if self.rates_before:
+                log.note({"step": self.trainer.steps, "rates": self.rates, "before": self.rates_before})
             while len(self.progress.epochs) < self.epochs:
                 if self._out_of_patience():
                     return "no better"
@@ -329,6 +337,7 @@ class Loop:
             "watched": self.watched,
             "model": self.model,
             "base": self.base,
+            "rates": self.rates,
             "data": dict(self.digests),
             "averages": self.trainer.roles.averages,
             "quantized": asdict(self.trainer.roles.quantized),

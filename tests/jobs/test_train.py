@@ -243,6 +243,26 @@ def test_the_same_run_writes_the_same_adapter(shell: Shell) -> None:
     assert len({Path(name).read_bytes() for name in names}) == 1
 
 
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (("--learning-rate", "0.5"), "a learning rate of 0.5, constant; they were a learning rate of 0.001, constant"),
+        (("--schedule", "cosine"), "0.001, cosine over "),
+        ((), ""),
+    ],
+)
+def test_a_run_that_goes_on_with_other_rates_says_so(shell: Shell, other: tuple[str, ...], told: str) -> None:
+    run = ("train", "mlp.onnx", "--data", "data.npz", "-o", "t.onnx")
+    assert shell(*run, "--epochs", "1").code == 0
+    result = shell(*run, "--epochs", "2", "--resume", *other)
+    assert result.code == 0 and told in result.err, result.err
+    assert ("the rates are others from here on" in result.err) == bool(other)
+    noted = [
+        line for line in map(json.loads, Path("t.onnx.run/train.jsonl").read_text().splitlines()) if "rates" in line
+    ]
+    assert [told in f"{line['rates']}; they were {line['before']}" for line in noted] == [True] * bool(other)
+
+
 def test_a_checkpoint_becomes_a_model(shell: Shell) -> None:
     shell("train", "mlp.onnx", "--data", "data.npz", "--epochs", "2", "-o", "t.onnx")
     result = shell("export", "t.onnx.run/checkpoint.safetensors", "--model", "mlp.onnx", "-o", "again.onnx")

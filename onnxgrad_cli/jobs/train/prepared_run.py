@@ -83,6 +83,8 @@ class PreparedRun:
             folder=folder, stop=stop, watch=watch, max_steps=course.max_steps,
             eval_every=course.eval_every, logs=logs,
             model=_fingerprint(self.built, self.samples.prepared_by(course.samples)),
+            rates=f"a learning rate of {course.learning_rate:g}, {course.schedule}"
+            + (f" over {steps} steps" if course.schedule != "constant" else ""),
             base=untrained_digest(self.original, {*self.trainer.weights(), *self.trainer.state()}),
             digests={use: samples.digest() for use, samples in data.items()},
         )  # fmt: skip

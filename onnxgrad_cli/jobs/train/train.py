@@ -132,5 +132,7 @@ def _resume(loop: Loop, link: Communicator, resume: bool, new_data: bool, drawn:
     if resume:
         loop.resume(new_data)
         tell(f"going on after step {loop.trainer.steps}", 0)
+        if loop.rates_before:
+            tell(f"the rates are others from here on: {loop.rates}; they were {loop.rates_before}", 0)
         if drawn:
             tell(f"{', '.join(drawn)} will draw other random numbers than in a run that was never cut off", 0)

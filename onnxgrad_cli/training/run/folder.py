@@ -52,6 +52,10 @@ class Log:
         if time.monotonic() - self._written > 1:
             self.write()
 
+    def note(self, line: Mapping[str, Any]) -> None:
+        """Take a line of words for this log alone: the other forms have numbers."""
+        self._lines.append(line)
+
     def write(self) -> None:
         """Write all lines that are not yet written.
 
