@@ -36,9 +36,25 @@ def visible_json(text: str) -> str:
     return "\n".join(_replaced(line, _in_json) for line in text.split("\n"))
 
 
+def table_cell(text: str) -> str:
+    """The text as `visible` has it, which no spreadsheet takes for a formula: an apostrophe stands before one.
+
+    Formulas begin with one of four characters; a number that does is a number. Source: OWASP, CSV Injection.
+    """
+    return f"'{visible(text)}" if text.startswith(("=", "+", "-", "@")) and not _is_number(text) else visible(text)
+
+
 def python_literal(text: str) -> str:
     """The text as a literal of Python, for a program that a reader is to run."""
     return visible(repr(text))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _replaced(text: str, escape: Callable[[str], str]) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 
 from onnxgrad_cli.common import checks, strict_json
 from onnxgrad_cli.common.narration import Tell, silent
+from onnxgrad_cli.common.visible import table_cell
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import ModelSource, Switch, check_target, own_model
@@ -111,9 +112,9 @@ def _csv(arrays: dict[str, np.ndarray]) -> Writer:
 def _write_rows(columns: Sequence[str], arrays: Sequence[np.ndarray], stream: BinaryIO) -> None:
     text = io.TextIOWrapper(stream, encoding="utf-8", newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
+    writer.writerow(map(table_cell, columns))
     for row in zip(*(array.reshape(len(array), -1) for array in arrays), strict=True):
-        writer.writerow([str(value) for part in row for value in part])
+        writer.writerow([table_cell(value) if isinstance(value, str) else str(value) for part in row for value in part])
     text.flush()
     text.detach()
 

@@ -48,6 +48,18 @@ def test_names_of_classes_that_are_none(shell: Shell, names: str) -> None:
     assert Path("p.csv").read_text().splitlines()[0].startswith("y_0,y_1")
 
 
+def test_names_of_classes_that_a_terminal_or_a_spreadsheet_would_obey(shell: Shell) -> None:
+    model = onnx.load("mlp.onnx")
+    model.metadata_props.add(key="onnxgrad.classes", value=json.dumps({"y": ["=1+1", "a\x1b[2J\u202e"]}))
+    onnx.save(model, "mlp.onnx")
+    said = set()
+    for x in (np.ones((3, 4), np.float32), -np.ones((3, 4), np.float32)):
+        np.savez("d.npz", x=x)
+        assert shell("predict", "mlp.onnx", "--data", "d.npz", "-o", "p.csv", "--force").code == 0
+        said |= {line.rpartition(",")[2] for line in Path("p.csv").read_text().splitlines()}
+    assert said <= {"y_label", "'=1+1", "a\\x1b[2J\\u202e"} and len(said) > 1
+
+
 @pytest.mark.parametrize(
     ("key", "lie", "said"),
     [

@@ -10,7 +10,7 @@ import unicodedata
 import pytest
 
 from onnxgrad_cli.common import strict_json
-from onnxgrad_cli.common.visible import python_literal, visible, visible_json, visible_lines
+from onnxgrad_cli.common.visible import python_literal, table_cell, visible, visible_json, visible_lines
 
 EVERY = "".join(map(chr, [*range(0x20000), *range(0xE0000, 0xE0200), sys.maxunicode]))
 """Every character but those of Han in the second plane, and what is not assigned."""
@@ -58,3 +58,15 @@ def test_json_says_the_same() -> None:
 def test_python_says_the_same() -> None:
     assert ast.literal_eval(python_literal(EVERY)) == EVERY
     assert visible(python_literal(EVERY)) == python_literal(EVERY)
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("cat", "cat"), ("=1+1", "'=1+1"), ("@sum", "'@sum"), ("+cmd|' /C calc'!A0", "'+cmd|' /C calc'!A0"),
+        ("-cat", "'-cat"), ("-1.5", "-1.5"), ("+3e4", "+3e4"), ("-inf", "-inf"), ("a=b", "a=b"), ("=\x1b", "'=\\x1b"),
+        ("\t=1", "\\t=1"), ("", ""),
+    ],
+)  # fmt: skip
+def test_a_cell_of_a_table_is_no_formula(text: str, cell: str) -> None:
+    assert table_cell(text) == cell
