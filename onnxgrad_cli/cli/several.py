@@ -143,7 +143,7 @@ def targets_in(folder: str, models: Sequence[str], word: str) -> dict[str, str]:
 
     Raises:
         UsageError: a model is named twice, or is stdin; two would go to one file, one would replace a model that is
-            read, or the folder can't be made.
+            read or go through a link, or the folder can't be made.
     """
     _check(models)
     names = {model: f"{Path(model).stem}.{word}.onnx" for model in models}
@@ -155,6 +155,8 @@ def targets_in(folder: str, models: Sequence[str], word: str) -> dict[str, str]:
             raise UsageError(f"what is made of '{model}' would replace '{read[place]}', which is read", APART)
         if taken.setdefault(place, model) != model:
             raise UsageError(f"what is made of '{taken[place]}' and of '{model}' would both be '{path}'", APART)
+        if path.is_symlink():  # a stranger may have left it: only a name that somebody has typed is followed
+            raise UsageError(f"what is made of '{model}' would be '{path}', which is a link", "remove it, or name -o")
     if folder:
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 from onnxgrad_cli.execution.session import CPU, take_out
-from onnxgrad_cli.files import Switch, check_structure, check_target, load_model, stage_model
+from onnxgrad_cli.files import Switch, check_structure, check_target, followed, load_model, stage_model
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.metadata import Roles
@@ -186,7 +186,7 @@ def save_checkpoint(path: str | Path, trainer: TrainerBase) -> None:
     Raises:
         OnnxgradError: it can't be written.
     """
-    path = checks.path("path", path)
+    path = followed(checks.path("path", path))
     checks.of_type("trainer", trainer, TrainerBase, "a trainer")
     values = {name: buffer.read() for name, buffer in trainer.buffers.items()}
     save_tensors(path, values, {"progress": _said(values, trainer.roles, trainer.steps)})

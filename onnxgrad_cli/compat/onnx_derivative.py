@@ -13,6 +13,7 @@ from pathlib import Path
 
 from onnx import ModelProto
 
+from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import Yield
 from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.derivatives.derivative_model import (
@@ -23,7 +24,7 @@ from onnxgrad_cli.derivatives.derivative_model import (
     without,
 )
 from onnxgrad_cli.errors import UsageError, suggest
-from onnxgrad_cli.files import ModelSource, save_model
+from onnxgrad_cli.files import ModelSource, followed, save_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import in_words, shape_of
 from onnxgrad_cli.options import Options
@@ -87,7 +88,7 @@ def onnx_derivative(
             raise UsageError("'loss' and 'label' mean something with DerivativeOptions.Loss alone", "leave them out")
         model = _gradient(graph, weights, inputs, options)
     if path_name is not None:
-        save_model(model, path_name, force=True)
+        save_model(model, followed(checks.path("path_name", path_name)), force=True)
     if verbose:
         names = [", ".join(value.name for value in values) for values in (model.graph.input, model.graph.output)]
         said = f"{len(model.graph.node)} nodes | inputs {names[0]} | outputs {names[1]}"

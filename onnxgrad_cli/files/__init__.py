@@ -9,6 +9,7 @@ from onnxgrad_cli.files.external_data import (
     tensors as tensors,
 )
 from onnxgrad_cli.files.locking import hold as hold, opened as opened
+from onnxgrad_cli.files.outputs import check_is_file as check_is_file, followed as followed
 from onnxgrad_cli.files.reading import (
     STREAM as STREAM,
     ModelSource as ModelSource,
@@ -17,7 +18,7 @@ from onnxgrad_cli.files.reading import (
     own_model as own_model,
     read_model as read_model,
 )
-from onnxgrad_cli.files.switch import Switch as Switch, tidy as tidy, told as told
+from onnxgrad_cli.files.switch import Switch as Switch, is_special as is_special, tidy as tidy, told as told
 from onnxgrad_cli.files.writing import (
     check_target as check_target,
     make_folder as make_folder,

@@ -127,9 +127,9 @@ def _let_go(path: Path, lock: IO[str]) -> None:
 # -- files that take their names together ---------------------------------------------------------------------------
 
 
-def is_replaceable(out: Path) -> bool:
-    """Whether `out` is, or will be, a regular file; a device or a pipe is written to directly."""
-    return not out.exists() or out.is_file()
+def is_special(path: Path) -> bool:
+    """Whether there is, or a link leads to, something that is neither a file nor a folder: a device, a pipe."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 class Switch:
@@ -172,7 +172,7 @@ class Switch:
         return self._staged.get(out, out)
 
     def stage(self, out: Path, write: Write, durable: bool = False) -> None:
-        """Write a file under a temporary name; a device or a pipe is written to at once.
+        """Write a file under a temporary name.
 
         Args:
             out: the name that it will have.
@@ -184,10 +184,6 @@ class Switch:
             OnnxgradError: it can't be written, or another process writes it.
         """
         with told(out):
-            if not is_replaceable(out):
-                with out.open("wb") as file:
-                    write(file)
-                return
             self._claim(out)
             self._staged[out] = self._write(out, write, durable)
             if durable:
@@ -233,7 +229,9 @@ class Switch:
         _remove_unread_data(self._head)
 
     def _claim(self, out: Path) -> None:
-        if out not in self._claimed and is_replaceable(out):
+        if out not in self._claimed:
+            if is_special(out) or out.is_dir():
+                raise OnnxgradError(f"'{out}' is no file: it is a folder, a device or a pipe", "move it away")
             self._claims.enter_context(claim(out))
             self._claimed.add(out)
 

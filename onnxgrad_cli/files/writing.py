@@ -21,8 +21,9 @@ from onnxgrad_cli.files.external_data import (
     restate_references,
     tensors,
 )
+from onnxgrad_cli.files.outputs import check_is_file
 from onnxgrad_cli.files.reading import HEAD, STREAM
-from onnxgrad_cli.files.switch import Switch, is_model, is_replaceable, mentions, told
+from onnxgrad_cli.files.switch import Switch, is_model, mentions, told
 from onnxgrad_cli.ir.types import SMALL, is_external, nbytes
 from onnxgrad_cli.metadata import VERSION, tool_version
 
@@ -62,7 +63,7 @@ def save_model(
         The files written, the model first, then those that hold its data beside it.
 
     Raises:
-        UsageError: `out` is the input, or a file that onnxgrad did not write.
+        UsageError: `out` is an input, or a file that onnxgrad did not write.
         OnnxgradError: it can't be written, or another process writes it.
     """
     if str(out) == STREAM:
@@ -91,7 +92,7 @@ def stage_model(
     data = [*moved.values(), *_move_weights(switch, model)]
     with _relocated(model, {location: file.name for location, file in moved.items()}):
         switch.stage(out, lambda file: file.write(model.SerializeToString()))
-    if check and is_replaceable(out):
+    if check:
         check(switch.where(out))
     return [out, *data]
 
@@ -139,21 +140,22 @@ def check_target(out: Path, model: ModelProto | None = None, source: Path | None
         force: replace a file that onnxgrad did not write.
 
     Raises:
-        UsageError: `out` is the input, or a file that onnxgrad did not write.
+        UsageError: `out` is an input, a file that onnxgrad did not write, or a device or a pipe.
         OnnxgradError: it can't be written.
     """
     with told(out):  # a name may be too long
         there = out.exists()
-    if source is not None and there:
+    if there and source is not None:
         data = [source.parent / reference.location for reference in references(model)] if model else []
         for file in (source, *dict.fromkeys(data)):
             if file.exists() and out.samefile(file):
                 raise UsageError(f"'{out}' is the input, which is never overwritten", "name another file")
+    check_is_file(out)
     if out.is_dir():
         raise OnnxgradError(f"'{out}' is a directory", f"name a file in it: {out / 'model.train.onnx'}")
     if not out.parent.is_dir():
         raise OnnxgradError(f"there is no folder '{out.parent}' to write '{out.name}' to", "make it first")
-    if not os.access(out.parent if is_replaceable(out) else out, os.W_OK):
+    if not os.access(out.parent, os.W_OK):
         raise OnnxgradError(f"'{out}' can't be written: permission denied", "choose another place with -o")
     if out.is_file() and not force and not is_ours(out):
         raise UsageError(f"'{out}' exists, and onnxgrad did not write it", "replace it with `force=True`")

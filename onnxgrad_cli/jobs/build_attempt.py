@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import methodcaller
-from os.path import relpath
+from os.path import realpath, relpath
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -29,6 +29,7 @@ from onnxgrad_cli.files import (
     Switch,
     check_external_data,
     check_target,
+    followed,
     load_model,
     own_model,
     save_bytes,
@@ -324,7 +325,7 @@ def _report_files(target: Path | None, reports: Sequence[Path], no_report: bool)
     if no_report:
         return []
     if reports or target is None:
-        return reports
+        return [followed(file) for file in reports]
     return [target.with_name(f"{target.name}.report.md")]
 
 
@@ -342,7 +343,7 @@ def page_for(picture: Path | None, target: Path | None) -> Path | None:
         raise UsageError(f"`picture`: '{picture}' is no page of HTML", "call it .html; `onnxgrad view` has other forms")
     if picture is not None and target is None:
         raise UsageError("`picture` is written beside the model, which goes to stdout", "name a file with `out`")
-    return picture
+    return picture and followed(picture)
 
 
 def _page_of(model: ModelProto, path: Path | None) -> str:
@@ -370,9 +371,10 @@ def _check_targets(
     targets = [*([target] if target else []), *reports]
     for file in targets:
         check_target(file, model, source, force)
-    twice = {file for file in targets if targets.count(file) > 1}
-    if twice:
-        raise UsageError(f"'{twice.pop()}' is to be written twice", "give each file its own name")
+    places = [realpath(file) for file in targets]
+    twice = next((file for file, place in zip(targets, places, strict=True) if places.count(place) > 1), None)
+    if twice is not None:
+        raise UsageError(f"'{twice}' is to be written twice", "give each file its own name")
 
 
 def _check_words(request: BuildRequest, reports: Sequence[Path]) -> None:

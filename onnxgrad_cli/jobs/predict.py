@@ -78,7 +78,7 @@ def run_predict(
     data = data if isinstance(data, Mapping) else checks.path("data", data)
     checks.text("label", label)
     proto, path = own_model(model)
-    target = None if out is None and path is None else target_of(model, out, "predictions", ".npz")
+    target = None if out is None and path is None else target_of(model, out, "predictions", ".npz", streams=False)
     if target is not None:
         if target.suffix not in FORMATS:
             raise UsageError(f"`out`: '{target}' is of no form for predictions", f"{', '.join(FORMATS)}")

@@ -13,7 +13,7 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.explanations.samples import Scored
 from onnxgrad_cli.explanations.scorer import Scorer, differentiate_score
 from onnxgrad_cli.explanations.subject import Subject
-from onnxgrad_cli.files import check_target
+from onnxgrad_cli.files import check_target, followed
 from onnxgrad_cli.jobs.derive import proof_of
 from onnxgrad_cli.jobs.proof_data import ProofData
 from onnxgrad_cli.options import Options
@@ -42,7 +42,7 @@ def file_for(
     """
     if out is None:
         return None
-    target = checks.path("out", out)
+    target = followed(checks.path("out", out))
     if target.suffix.lower() not in endings:
         raise UsageError(f"'{target}' ends in none of {', '.join(endings)}", "name a file that does")
     check_target(target, model, path, force)

@@ -22,7 +22,7 @@ from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.interleaved_timing import interleaved
 from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.execution.session import load_onnxruntime, open_session
-from onnxgrad_cli.files import STREAM, ModelSource, own_model, save_bytes
+from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model, save_bytes
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, messages
 from onnxgrad_cli.ir.skeleton import copied
@@ -130,11 +130,13 @@ def _target(model: ModelSource, out: str | Path | None) -> Path:
 
     Raises:
         UsageError: the model or the choices would go through a pipe, or the file is there and holds no choices.
+        OnnxgradError: it can't be written.
     """
     if model == STREAM or str(out) == STREAM:
         raise UsageError("tuning reads its model from a file and writes to one", "name both")
-    target = Path(out) if out is not None else target_of(model, None, "tuned", ".toml")
+    target = target_of(model, out, "tuned", ".toml", streams=False)
     assert target is not None, "stdin is refused above"
+    check_target(target, force=True)
     if target.exists():
         load_tuned(target)
     return target

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.execution.judged import judged
-from onnxgrad_cli.files import STREAM, ModelSource, check_target, read_model, save_bytes
+from onnxgrad_cli.files import STREAM, ModelSource, check_target, followed, read_model, save_bytes
 from onnxgrad_cli.view import Drawing, draw, fold, render
 from onnxgrad_cli.view.html import html
 from onnxgrad_cli.view.render import SUFFIXES
@@ -43,7 +44,7 @@ def run_view(
         UsageError: the format is unknown, or a file would be replaced that must not be.
         OnnxgradError: the model can't be read, or the picture can't be written.
     """
-    target = None if out is None or str(out) == STREAM else Path(out)
+    target = None if out is None or str(out) == STREAM else followed(checks.path("out", out), streams=True)
     kind = kind or _by_suffix(target)
     proto, path = read_model(model)
     if target is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import socket
 import stat
 import subprocess
 import time
@@ -454,7 +455,6 @@ def test_output_path_not_writable(shell: Shell) -> None:
     for out, words in (
         ("gone/train.onnx", "no folder 'gone'"),
         ("out", "'out' is a directory"),
-        ("/proc/train.onnx", "can't be written"),
         ("mlp.onnx/train.onnx", "no folder 'mlp.onnx'"),
     ):
         refused(shell, 1, words, command=("build", "mlp.onnx", "--label", "t", "-o", out, "--no-report"))
@@ -466,11 +466,79 @@ def test_folder_not_writable(shell: Shell) -> None:
     refused(shell, 1, "permission denied", command=("build", "mlp.onnx", *BUILD))
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_device_is_full(shell: Shell) -> None:
-    command = ("build", "mlp.onnx", "--label", "t", "-o", "/dev/full", "--no-report")
-    refused(shell, 1, "no space is left", command=command)
-    assert Path("/dev/full").is_char_device(), "a device is written to, never replaced"
+BUILT = ("mlp.onnx", "--label", "t", "--no-verify")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="it has no such files")
+@pytest.mark.parametrize(
+    "place", ["/dev/null", "/dev/gone.onnx", "/proc/gone.onnx", "fifo", "socket", "open", "twice", "folder/1"]
+)
+def test_what_is_no_file_is_not_written(shell: Shell, place: str) -> None:
+    """A device, a pipe, a socket, what is open in this process (as /dev/stdout is), and links to them."""
+    os.mkfifo("fifo")
+    with socket.socket(socket.AF_UNIX) as listener, Path("redirected").open("wb") as stream:
+        listener.bind("socket")
+        Path("open").symlink_to(f"/proc/self/fd/{stream.fileno()}")
+        Path("twice").symlink_to("open")
+        Path("folder").symlink_to("/proc/self/fd")
+        links = {path for path in Path().iterdir() if path.is_symlink()}
+        for force in ((), ("--force",)):
+            refused(shell, 2, "is no file", "-o - writes", command=("build", *BUILT, "-o", place, *force))
+            told = refused(shell, 2, "is no file", command=("tune", "mlp.onnx", "-o", place))
+            assert "-o -" not in told, "its results go to no stream"
+        assert links == {path for path in Path().iterdir() if path.is_symlink()}, "no link is replaced"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="it has no such files")
+def test_what_is_no_file_is_none_for_any_result(shell: Shell) -> None:
+    np.savez("d.npz", x=np.ones((4, 4), np.float32), label=np.ones((4, 2), np.float32))
+    for suffix in (".md", ".html", ".npz", ".safetensors", ".svg", ""):
+        os.mkfifo(f"pipe{suffix}")
+    trained = ("train", "mlp.onnx", "--data", "d.npz", "--epochs", "1")
+    for command in (
+        ("build", *BUILT, "-o", "t.onnx", "--report", "pipe.md"),
+        ("build", *BUILT, "-o", "t.onnx", "--picture", "pipe.html"),
+        ("derive", "mlp.onnx", "-o", "pipe"), ("expand", "mlp.onnx", "-o", "pipe"),
+        ("view", "mlp.onnx", "-o", "pipe.svg"),
+        ("predict", "mlp.onnx", "--data", "d.npz", "-o", "pipe.npz"),
+        ("explain", "mlp.onnx", "--data", "d.npz", "-o", "pipe.npz"),
+        ("attack", "mlp.onnx", "--data", "d.npz", "-o", "pipe.npz"),
+        (*trained, "-o", "pipe"), (*trained, "--picture", "pipe.html"),
+        (*trained, "--lora", "1", "--adapter", "pipe.safetensors"),
+    ):  # fmt: skip
+        refused(shell, 2, "is no file: it is, or leads to, a device, a pipe or a socket", command=command)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links take rights there")
+def test_a_result_goes_through_a_link_that_was_named(shell: Shell) -> None:
+    Path("link.onnx").symlink_to("out/t.onnx")
+    Path("report.md").symlink_to("out/r.md")
+    command = ("build", *BUILT, "-o", "link.onnx", "--report", "report.md")
+    assert shell(*command).code == 0, "of a link that leads to nothing, the file that it names is made"
+    written = Path("out/t.onnx").read_bytes()
+    Path("out/t.onnx").chmod(0o600)
+    assert shell(*command, "--train", "w1").code == 0, "a file of onnxgrad's is replaced without asking"
+    assert Path("out/t.onnx").read_bytes() != written and stat.S_IMODE(Path("out/t.onnx").stat().st_mode) == 0o600
+    assert Path("link.onnx").is_symlink() and Path("report.md").is_symlink()
+    assert sorted(path.name for path in Path("out").iterdir()) == ["r.md", "t.onnx"]
+    Path("out/t.onnx").write_text("mine")
+    refused(shell, 2, "onnxgrad did not write it", "--force", command=command)
+    assert shell(*command, "--force").code == 0 and Path("link.onnx").is_symlink()
+    Path("same.md").symlink_to("report.md")
+    refused(shell, 2, "written twice", command=(*command, "--report", "same.md", "--force"))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links take rights there")
+def test_names_that_nobody_typed_go_through_no_link(shell: Shell) -> None:
+    """A stranger's folder may have links by the names that results have where none is named."""
+    Path("mlp.train.onnx").symlink_to("elsewhere")
+    Path("mlp.train.onnx.report.md").symlink_to("elsewhere.md")
+    assert shell("build", *BUILT).code == 0
+    assert not Path("elsewhere").exists() and not Path("elsewhere.md").exists()
+    Path("art").mkdir()
+    Path("art/training_model.onnx").symlink_to("../elsewhere")
+    assert shell("build", *BUILT, "--artifacts", "art").code == 0
+    assert not Path("elsewhere").exists() and not Path("art/training_model.onnx").is_symlink()
 
 
 def test_disk_full_at_save(shell: Shell) -> None:

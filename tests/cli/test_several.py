@@ -109,6 +109,8 @@ def test_a_link_is_the_file_that_it_names(shell: Shell) -> None:
     shutil.copy("mlp.onnx", "other.onnx")
     with pytest.raises(UsageError, match="would replace 'other\\.onnx'"):
         targets_in("", ["mlp.onnx", "other.onnx"], "train")
+    with pytest.raises(UsageError, match="which is a link"):
+        targets_in("", ["mlp.onnx"], "train")
 
 
 def test_options_are_handed_on_as_they_were_typed() -> None:

@@ -112,7 +112,7 @@ def _target(
     force: bool,
 ) -> Path:  # fmt: skip
     """Where the trained model goes: there, and where its adapters go, files may be written."""
-    target = target_of(model, out, "trained")
+    target = target_of(model, out, "trained", streams=False)
     assert target is not None
     check_target(target, original, path, force)
     if adapter is not None:

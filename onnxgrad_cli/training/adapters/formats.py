@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.files import Switch, check_target, make_folder
+from onnxgrad_cli.files import Switch, check_target, followed, make_folder
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.training.adapters import onnx_adapter, own_file
 from onnxgrad_cli.training.adapters.onnx_adapter import is_onnx_adapter, load_onnx_adapter, onnx_adapter_bytes
@@ -40,13 +40,14 @@ class AdapterTarget:
                 any name.
 
         Raises:
-            UsageError: neither says which form it is.
+            UsageError: neither says which form it is, or it is no file; see `followed`.
         """
         text = str(out)
         word, _, rest = text.partition(":")
         named = word in get_args(Form) and bool(rest)
-        self.path = Path(rest if named else text)
+        path = Path(rest if named else text)
         self.form: Form = word if named else _by_ending(text)  # type: ignore[assignment]
+        self.path = path if self.form == "peft" else followed(path)
 
     @property
     def files(self) -> list[Path]:

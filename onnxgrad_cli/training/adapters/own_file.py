@@ -16,7 +16,7 @@ import numpy as np
 
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError
-from onnxgrad_cli.files import save_bytes
+from onnxgrad_cli.files import followed, save_bytes
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.training.run.progress import are_adapters
 from onnxgrad_cli.training.run.tensors import load_tensors, tensor_bytes
@@ -39,7 +39,7 @@ def save_adapter(path: Path, adapters: Sequence[Adapter], values: Mapping[str, n
     Raises:
         OnnxgradError: a factor is missing, the file can't be written, or the package safetensors is missing.
     """
-    save_bytes(adapter_bytes(adapters, values), path, durable=True)
+    save_bytes(adapter_bytes(adapters, values), followed(path), durable=True)
 
 
 def adapter_bytes(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], base: str = "") -> bytes:

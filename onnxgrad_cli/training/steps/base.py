@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, TypeProto, helper
 
+from onnxgrad_cli.common import checks
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 from onnxgrad_cli.execution.session import Buffer, load_onnxruntime
-from onnxgrad_cli.files import ModelSource, check_target, load_model, own_model, save_model
+from onnxgrad_cli.files import ModelSource, check_target, followed, load_model, own_model, save_model
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.randomness import RANDOM
 from onnxgrad_cli.ir.types import dtype_of, in_words, shape_of
@@ -170,7 +171,8 @@ class TrainerBase:
             CheckFailed: onnxruntime does not open what would be written, and opens the original.
         """
         original, path = load_model(model)
-        check_target(Path(out), original, path, force)
+        out = followed(checks.path("out", out))
+        check_target(out, original, path, force)
         trained = self._merged(original, path, keep_mode)
         return save_model(trained, out, path, force, check=check_opens(trained, original, path))
 
