@@ -52,7 +52,7 @@ class Loop:
         patience: after how many epochs without a better one the run ends; None is never.
         save_every: how many steps lie between checkpoints; 0 saves at the ends of epochs alone.
         folder: where they go.
-        stop: whether somebody asks for an end, asked after each step.
+        stop: whether somebody asks for an end, asked before the first step and after each.
         model: what the steps compute, in short: a checkpoint goes on with the same alone.
         base: what tells the inference model from others, in short, for who makes one of a checkpoint.
         rates: the learning rate and the schedule, in words: a run may go on with others, and the log says so.
@@ -205,6 +205,8 @@ class Loop:
         """
         self._pace = Pace()
         with self.folder.log(self.trainer.steps, self.logs, self._results) as log:
+            if self.stop():
+                return "stopped"
             if self.rates_before:
                 log.note({"step": self.trainer.steps, "rates": self.rates, "before": self.rates_before})
             while len(self.progress.epochs) < self.epochs:

@@ -20,7 +20,7 @@ from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.choices import LogForm
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.files import Switch, hold, opened, save_bytes, tidy, told
+from onnxgrad_cli.files import Switch, hold, is_special, opened, save_bytes, tidy, told
 from onnxgrad_cli.training.run.logs import Sink, sinks
 from onnxgrad_cli.training.run.progress import check_progress, check_run, is_log_line
 from onnxgrad_cli.training.run.tensors import load_tensors, tensor_bytes
@@ -187,13 +187,20 @@ def load_checkpoint(path: Path, tell: Tell = silent) -> tuple[dict[str, np.ndarr
     return values, said
 
 
+def _check_files(folder: Path) -> None:
+    """Refuse a folder with a pipe or a device: in the place of a log it would let whoever opens it wait for ever."""
+    for file in folder.iterdir():
+        if is_special(file):
+            raise OnnxgradError(f"`run`: '{file}' is no file: it is a device or a pipe", "move it away")
+
+
 @contextmanager
 def run_folder(path: Path) -> Iterator[RunFolder]:
     """Make a folder, and hold it as long as the block runs.
 
     Raises:
         UsageError: another process holds it.
-        OnnxgradError: it can't be made.
+        OnnxgradError: it can't be made, or holds what is no file.
     """
     with ExitStack() as held:
         try:
@@ -203,5 +210,7 @@ def run_folder(path: Path) -> Iterator[RunFolder]:
             raise OnnxgradError(f"`run`: '{path}' can't be made: {error.strerror}") from None
         if not alone:
             raise UsageError(f"`run`: another run is going on in '{path}'", "name another folder with `run`")
+        with suppress(PermissionError):  # who may write in a folder need not be one who may read it
+            _check_files(path)
         tidy(path)
         yield RunFolder(path)

@@ -18,6 +18,9 @@ from onnxgrad_cli.training.run.communicator import Communicator, any_of
 def asked_to_stop(link: Communicator, folder: Path, tell: Tell) -> Iterator[Callable[[], bool]]:
     """Let an interrupt ask for an end instead of making one; a second one does make it.
 
+    Before the first step there is nothing to be kept, and a file that is opened may let this process wait for ever: an
+    interrupt makes an end until whoever takes the steps asks for the first time.
+
     Several processes end at the same step. Where one of them has died the others can't reach it: so the request is
     told at once.
 
@@ -29,12 +32,18 @@ def asked_to_stop(link: Communicator, folder: Path, tell: Tell) -> Iterator[Call
     Returns:
         Whether any process was asked, as a function that all of them call at the same time.
     """
-    asked: list[int] = []
+    heard, asked = False, False
 
     def ask(number: int, frame: Any) -> None:
-        if asked:
+        nonlocal asked
+        if asked or not heard:
             raise KeyboardInterrupt
-        asked.append(number)
+        asked = True
+
+    def stop() -> bool:
+        nonlocal heard
+        heard = True
+        return any_of(link, asked)
 
     try:
         before = {number: signal.signal(number, ask) for number in _heard()}
@@ -43,7 +52,7 @@ def asked_to_stop(link: Communicator, folder: Path, tell: Tell) -> Iterator[Call
     ears = _told_at_once(folder, tell) if link.world > 1 and before else nullcontext()
     try:
         with ears:
-            yield lambda: any_of(link, bool(asked))
+            yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

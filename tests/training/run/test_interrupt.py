@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,16 @@ def test_a_signal_asks_and_a_second_one_ends(number: int) -> None:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(number)
     assert signal.getsignal(number) is before
+
+
+def test_before_the_first_step_one_signal_ends(number: int, tmp_path: Path) -> None:
+    """Even while a file is opened that lets the process wait for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    later = threading.Timer(0.2, os.kill, (os.getpid(), number))
+    with asked_to_stop(Alone(), Path("run"), silent), pytest.raises(KeyboardInterrupt):
+        later.start()
+        (tmp_path / "pipe").open()
+    later.join()
 
 
 def test_what_nohup_has_ignored_stays_ignored(number: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,6 +132,18 @@ def test_a_link_in_a_strangers_folder_leads_nowhere(tmp_path: Path, name: str) -
 
 
 def test_a_log_that_is_none(tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").symlink_to("/dev/zero")
+    (tmp_path / "train.jsonl").mkdir()
     with run_folder(tmp_path) as folder, pytest.raises(OnnxgradError, match="is no log: it is a folder, a device"):
         folder.history()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="it has neither pipes with names nor such devices")
+@pytest.mark.parametrize("name", ["train.jsonl", "train.csv", "best.safetensors", "report.md", "any other"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_is_no_file_in_the_folder_of_a_run(tmp_path: Path, name: str, kind: str) -> None:
+    if kind == "pipe":
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises(OnnxgradError, match=f"{name}' is no file"), run_folder(tmp_path):
+        pass
