@@ -13,7 +13,7 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.typed_json import decoded
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.judged import judged
-from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model, save_model
+from onnxgrad_cli.files import STREAM, ModelSource, Switch, check_target, own_model, save_model, stage_model
 from onnxgrad_cli.files.start_values import HeldValues, is_values, read_values
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.jobs.proof_data import ProofData
@@ -90,24 +90,42 @@ def run_export(
     if not trained.adapters and (adaptable or adapter is not None):
         name = "adaptable" if adaptable else "adapter"
         raise UsageError(f"`{name}`: '{source}' holds no adapters", "they are trained with `lora=RANK`")
-    alone, files = AdapterTarget(adapter) if adapter is not None else None, list[Path]()
+    alone = AdapterTarget(adapter) if adapter is not None else None
     if alone is not None:
         alone.check(proto, path, force)
-    if alone is None or out is not None or adaptable or merge:
-        target = target_of(model, out, "adaptable" if adaptable else "trained")
-        if target is not None:
-            check_target(target, proto, path, force)
-        if adaptable:
-            found = make_adaptable(proto, trained.adapters, trained.stored, keep_mode)
-        elif merge and of_integers(proto, trained.adapters):
-            found = trained.rounded(keep_mode, given, tell)
-        else:
-            found = trained.merged(keep_mode)
-        _write_preprocessing(source, found)
-        tell("writing the model, and opening what was written", 1)
-        files += save_model(found, target or STREAM, path, force, check=check_opens(found, proto, path))
-    if alone is not None:
-        files += alone.save(proto, trained.adapters, trained.stored)
+        if out is None and not adaptable and not merge:
+            return alone.save(proto, trained.adapters, trained.stored)
+    target = target_of(model, out, "adaptable" if adaptable else "trained")
+    if target is not None:
+        check_target(target, proto, path, force)
+    if adaptable:
+        found = make_adaptable(proto, trained.adapters, trained.stored, keep_mode)
+    elif merge and of_integers(proto, trained.adapters):
+        found = trained.rounded(keep_mode, given, tell)
+    else:
+        found = trained.merged(keep_mode)
+    _write_preprocessing(source, found)
+    return _save(found, target, alone, trained, tell)
+
+
+def _save(
+    model: ModelProto, target: Path | None, alone: AdapterTarget | None, trained: _Trained, tell: Tell
+) -> list[Path]:
+    """Write a model, and the adapters alone where that is asked for; the files take their names together.
+
+    Returns:
+        The files, the model first; without it where it goes to stdout, which is `target` None.
+    """
+    original, path = trained.model, trained.path
+    if target is None:
+        files = alone.save(original, trained.adapters, trained.stored) if alone is not None else []
+        return [*save_model(model, STREAM), *files]
+    tell("writing the model, and opening what was written", 1)
+    with Switch(target) as switch:
+        files = stage_model(switch, model, target, path, check=check_opens(model, original, path))
+        if alone is not None:
+            files += alone.stage(switch, original, trained.adapters, trained.stored)
+        switch.commit()
     return files
 
 

@@ -348,8 +348,9 @@ class Loop:
             log.write()
             self.folder.save({**weights, **self.trainer.state()}, said, best)
         except OnnxgradError as error:
+            again = "go on with `resume`" if self.folder.begun else "begin again"
             raise OnnxgradError(
-                f"step {self.trainer.steps}: {error.message}", f"mend it and go on with `resume`: {self._where()}"
+                f"step {self.trainer.steps}: {error.message}", f"mend it and {again}: {self._where()}"
             ) from error
 
     def _where(self) -> str:

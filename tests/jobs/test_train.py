@@ -495,6 +495,42 @@ def test_two_runs_in_one_folder_are_refused(shell: Shell) -> None:
     assert shell("train", "mlp.onnx", "--data", "data.npz", "--epochs", "1", "--run", "held", "-o", "t.onnx").code == 0
 
 
+@pytest.mark.parametrize("name", ["report.md", "report.html", "page.html"])
+def test_what_a_run_ends_with_is_written_together(shell: Shell, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A disk that is full at a report or the picture leaves no model without them, and no half of anything."""
+    opened = Path.open
+
+    def full(self: Path, *arguments: Any, **more: Any) -> Any:
+        if self.name.startswith(f".{name}.") and self.suffix == ".tmp":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opened(self, *arguments, **more)
+
+    arguments = ("train", "mlp.onnx", "--data", "data.npz", "--epochs", "2", "--picture", "page.html", "-o", "t.onnx")
+    monkeypatch.setattr(Path, "open", full)
+    result = shell(*arguments)
+    assert result.code == 1 and f"{name}' can't be written: no space is left" in result.err, result.err
+    assert not Path("t.onnx").exists() and not Path("page.html").exists()
+    assert {path.name for path in Path("t.onnx.run").iterdir()} == {
+        "best.safetensors", "checkpoint.safetensors", "lock", "train.jsonl",
+    }  # fmt: skip
+    monkeypatch.undo()
+    monkeypatch.chdir(shell.folder)
+    assert shell(*arguments, "--resume").code == 0, "the steps are not lost"
+
+
+def test_an_exported_model_and_its_adapter_are_written_together(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shell("train", "mlp.onnx", "--data", "data.npz", "--lora", "1", "--epochs", "1", "-o", "t.onnx").code == 0
+
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr("os.fsync", full)
+    before = shell.files()
+    result = shell("export", "t.onnx.run", "--model", "mlp.onnx", "--adapter", "a.safetensors", "-o", "e.onnx")
+    assert result.code == 1 and "'a.safetensors' can't be written: no space is left" in result.err
+    assert shell.files() == before
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no limit on the size of a file")
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint(shell: Shell, share: float) -> None:

@@ -97,7 +97,7 @@ def test_a_model_too_large_to_be_proved_unasked_is_opened(shell: Shell, monkeypa
     [
         ("jobs.derive", "save_model", ("derive", "mlp.onnx", "-o", "out/vjp.onnx")),
         ("jobs.expand", "stage_model", ("expand", "mlp.onnx", "-o", "out/plain.onnx")),
-        ("jobs.export", "save_model", ("export", "a.safetensors", "--model", "mlp.onnx", "-o", "out/t.onnx")),
+        ("jobs.export", "stage_model", ("export", "a.safetensors", "--model", "mlp.onnx", "-o", "out/t.onnx")),
         ("compat.artifacts", "stage_model", ("build", "mlp.onnx", "--artifacts", "out", "--no-report", "--no-verify")),
     ],
 )

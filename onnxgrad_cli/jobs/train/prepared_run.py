@@ -113,8 +113,12 @@ class PreparedRun:
         statistics = {name: array for name, array in state.items() if name not in self.trainer.roles.slots}
         return {**weights, **statistics}
 
-    def write(self, target: Path, adapter: AdapterTarget | None, force: bool) -> list[Path]:
-        """Write the model with the weights of now, and the adapters alone if asked for; both or none."""
+    def stage(self, switch: Switch, target: Path, adapter: AdapterTarget | None, force: bool) -> list[Path]:
+        """Write the model with the weights of now, and the adapters alone if asked for; they take their names together.
+
+        Returns:
+            The files.
+        """
         state, roles = self.trainer.state(), self.trainer.roles
         adapters = roles.adapters
         weights = {**self.trainer.weights(), **{name: state[average] for name, average in self.ema.items()}}
@@ -123,11 +127,9 @@ class PreparedRun:
         check_target(target, found, self.path, force)
         if adapter is not None:
             adapter.check(found, self.path, force)
-        with Switch(target) as switch:
-            files = stage_model(switch, found, target, self.path, check=check_opens(found, self.original, self.path))
-            if adapter is not None:
-                files += adapter.stage(switch, self.original, adapters, self.adapter_values(weights, state))
-            switch.commit()
+        files = stage_model(switch, found, target, self.path, check=check_opens(found, self.original, self.path))
+        if adapter is not None:
+            files += adapter.stage(switch, self.original, adapters, self.adapter_values(weights, state))
         return files
 
 

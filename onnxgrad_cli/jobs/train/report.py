@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from operator import methodcaller
 from os.path import relpath
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from onnxgrad_cli.common.wording import flag_of
-from onnxgrad_cli.files import save_bytes
+from onnxgrad_cli.files import Switch
 from onnxgrad_cli.jobs.train.prepared_run import PreparedRun
 from onnxgrad_cli.jobs.train.trained import Trained
 from onnxgrad_cli.report import make_report
@@ -23,8 +24,11 @@ from onnxgrad_cli.view import draw
 from onnxgrad_cli.view.html import html as drawn
 
 
-def write_report(folder: RunFolder, ready: PreparedRun, found: Trained, picture: Path | None) -> None:
-    """Write the reports to the run's folder, and the picture of the training model to its page."""
+def stage_report(switch: Switch, folder: RunFolder, ready: PreparedRun, found: Trained, picture: Path | None) -> None:
+    """Write the reports to the run's folder, and the picture of the training model to its page.
+
+    They take their names with the trained model.
+    """
     told = asdict(ready.course)
     told |= told.pop("sequences") | _shown(told.pop("samples"))
     asked = {flag_of(name): value for name, value in told.items() if value}
@@ -40,10 +44,10 @@ def write_report(folder: RunFolder, ready: PreparedRun, found: Trained, picture:
     link = "" if picture is None else quote(Path(relpath(picture, folder.path)).as_posix())
     document = replace(page(run), picture=link)
     if picture is not None:
-        save_bytes(drawn(draw(ready.built.model, ready.path)).encode(), picture)
+        switch.stage(picture, methodcaller("write", drawn(draw(ready.built.model, ready.path)).encode()))
     written = {"report.md": markdown(document), "report.html": html(document)}
     for name, text in {**written, **{picture.file: picture.svg for picture in run.pictures}}.items():
-        save_bytes(text.encode(), folder.path / name)
+        switch.stage(folder.path / name, methodcaller("write", text.encode()))
 
 
 def _shown(samples: Mapping[str, Any]) -> dict[str, Any]:

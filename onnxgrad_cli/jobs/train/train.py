@@ -12,11 +12,11 @@ from onnxgrad_cli.common.choices import LogForm
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.judged import judged
-from onnxgrad_cli.files import ModelSource, check_target
+from onnxgrad_cli.files import ModelSource, Switch, check_target
 from onnxgrad_cli.jobs.build_attempt import page_for
 from onnxgrad_cli.jobs.train.course import Course
 from onnxgrad_cli.jobs.train.prepare import prepare, run_folder_of
-from onnxgrad_cli.jobs.train.report import write_report
+from onnxgrad_cli.jobs.train.report import stage_report
 from onnxgrad_cli.jobs.train.trained import Trained
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.training.adapters.formats import AdapterTarget
@@ -114,8 +114,11 @@ def run_train(
     found = Trained(reason, epochs, best, by, ready.trainer.steps, time.perf_counter() - start, [folder.path])
     if reason == "stopped" or link.rank:
         return found
-    found = replace(found, files=[*ready.write(target, written, force), *([picture] if picture else []), folder.path])
-    write_report(folder, ready, found, picture)
+    with Switch(target) as switch:
+        files = ready.stage(switch, target, written, force)
+        found = replace(found, files=[*files, *([picture] if picture else []), folder.path])
+        stage_report(switch, folder, ready, found, picture)
+        switch.commit()
     return found
 
 
