@@ -18,6 +18,7 @@ from onnxgrad_cli.cli.console import Console
 from onnxgrad_cli.cli.failures import failure
 from onnxgrad_cli.cli.help import VisibleContext
 from onnxgrad_cli.cli.swallowed import refuse_swallowed
+from onnxgrad_cli.common.inputs import inputs_kept
 from onnxgrad_cli.common.streams import abandon, is_of_a_stream
 
 EXIT_CODES = """\b
@@ -123,7 +124,7 @@ def run(arguments: Sequence[str]) -> int:
 def _run(console: Console, arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code, having told its error."""
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), inputs_kept():
             warnings.simplefilter("ignore", RuntimeWarning)  # numpy's, of a model's numbers: what comes of them is told
             warnings.showwarning = lambda message, category, *_: console.say(f"{category.__name__}: {message}", 1)
             return _invoke(console, arguments)

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from onnxgrad_cli.common.inputs import keep
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 
 STRANGERS = {
@@ -117,6 +118,7 @@ def _run(path: Path, flag: str) -> ModuleType:
     """Run a Python file as a module that nothing else can import, and that leaves no __pycache__ beside it."""
     if not path.is_file():
         raise UsageError(f"{flag}: no such file: '{path}'")
+    keep(path)
     module = ModuleType(path.stem)
     module.__file__ = str(path)
     try:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from onnxgrad_cli.common import toml
+from onnxgrad_cli.common.inputs import keep
 from onnxgrad_cli.errors import UsageError, suggest
 
 
@@ -22,6 +23,7 @@ def read(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
     """
     if path is None:
         return
+    keep(path)
     try:
         values = toml.load(path)
     except OSError as error:

@@ -10,6 +10,7 @@ import click
 
 from onnxgrad_cli.cli.code import Typed, TypedFunction, function_loader, load_rules
 from onnxgrad_cli.common.choices import SEEDS, Init, Mode, Preset, Quantization, Reduction, Scaling, TargetName, Yield
+from onnxgrad_cli.common.inputs import keep
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -266,6 +267,7 @@ def options(values: dict[str, Any]) -> Options:
 
     for file in values.pop("rules"):
         load_rules(Path(file))
+    keep(values.get("tuned"))
     code = function_loader("--loss")
     losses = tuple(parse_loss(text, code) for text in values.pop("loss", ()))
     lora, scale = values.pop("lora", None), values.pop("loss_scale", None)

@@ -17,6 +17,7 @@ from typing import ParamSpec, TypeVar
 
 from onnx import ModelProto
 
+from onnxgrad_cli.common.inputs import inputs_kept
 from onnxgrad_cli.errors import InternalError, OnnxgradError
 from onnxgrad_cli.execution.limits import OverLimit, one_patience, unasked
 from onnxgrad_cli.execution.observation import Probe, fed_shapes, is_quick
@@ -39,11 +40,14 @@ LIMITS_OF_ONNXRUNTIME = ("Current official support", "is not a registered", "not
 
 
 def judged(job: Callable[P, R]) -> Callable[P, R]:
-    """Let a job, whose first argument is a model, tell what it did not expect as the model's fault where it is that."""
+    """Let a job, whose first argument is a model, tell what it did not expect as the model's fault where it is that.
+
+    What it reads it does not write (`common.inputs`).
+    """
 
     @functools.wraps(job)
     def run(*args: P.args, **keywords: P.kwargs) -> R:
-        with one_patience():
+        with one_patience(), inputs_kept():
             try:
                 return job(*args, **keywords)
             except (OnnxgradError, MemoryError, OSError) as error:

@@ -13,6 +13,7 @@ from typing import BinaryIO
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 from onnx import ModelProto
 
+from onnxgrad_cli.common.inputs import keep
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files.contents import check_contents
 from onnxgrad_cli.files.external_data import check_external_data, external_tensors, restate_references, tensors
@@ -56,6 +57,7 @@ def load_model(path: str | Path) -> tuple[ModelProto, Path | None]:
         where, source, data = "stdin", None, _read_stdin()
     else:
         source = Path(path)
+        keep(source)
         where, data = f"'{path}'", _read(source)
     model = _checked(_parse(data, where), where, source)
     note_kind(model, source)

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, BinaryIO, Self
 
+from onnxgrad_cli.common.inputs import check_is_no_input
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.files.locking import hold, opened
 
@@ -181,6 +182,7 @@ class Switch:
                 for whoever reads it while the machine runs.
 
         Raises:
+            UsageError: it is an input.
             OnnxgradError: it can't be written, or another process writes it.
         """
         with told(out):
@@ -230,6 +232,7 @@ class Switch:
 
     def _claim(self, out: Path) -> None:
         if out not in self._claimed:
+            check_is_no_input(out)
             if is_special(out) or out.is_dir():
                 raise OnnxgradError(f"'{out}' is no file: it is a folder, a device or a pipe", "move it away")
             self._claims.enter_context(claim(out))

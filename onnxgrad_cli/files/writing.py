@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from onnx import ModelProto, TensorProto, numpy_helper
 
+from onnxgrad_cli.common.inputs import check_is_no_input, is_in_input
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files.external_data import (
     check_external_data,
@@ -136,7 +137,8 @@ def check_target(out: Path, model: ModelProto | None = None, source: Path | None
     """Make sure that `out` may be written, before any work is done for it.
 
     Args:
-        model, source: the input: neither it nor its external data are ever overwritten.
+        model, source: the model that is read: neither it nor its external data are ever overwritten, nor is what else
+            is read (`common.inputs`).
         force: replace a file that onnxgrad did not write.
 
     Raises:
@@ -147,9 +149,8 @@ def check_target(out: Path, model: ModelProto | None = None, source: Path | None
         there = out.exists()
     if there and source is not None:
         data = [source.parent / reference.location for reference in references(model)] if model else []
-        for file in (source, *dict.fromkeys(data)):
-            if file.exists() and out.samefile(file):
-                raise UsageError(f"'{out}' is the input, which is never overwritten", "name another file")
+        check_is_no_input(out, (source, *dict.fromkeys(data)))
+    check_is_no_input(out)
     check_is_file(out)
     if out.is_dir():
         raise OnnxgradError(f"'{out}' is a directory", f"name a file in it: {out / 'model.train.onnx'}")
@@ -157,8 +158,11 @@ def check_target(out: Path, model: ModelProto | None = None, source: Path | None
         raise OnnxgradError(f"there is no folder '{out.parent}' to write '{out.name}' to", "make it first")
     if not os.access(out.parent, os.W_OK):
         raise OnnxgradError(f"'{out}' can't be written: permission denied", "choose another place with -o")
-    if out.is_file() and not force and not is_ours(out):
-        raise UsageError(f"'{out}' exists, and onnxgrad did not write it", "replace it with `force=True`")
+    if out.is_file() and not is_ours(out):
+        if is_in_input(out):
+            raise UsageError(f"'{out}' lies in a folder that is an input, which is never overwritten", "name another")
+        if not force:
+            raise UsageError(f"'{out}' exists, and onnxgrad did not write it", "replace it with `force=True`")
 
 
 def is_ours(path: Path) -> bool:

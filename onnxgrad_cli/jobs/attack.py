@@ -12,6 +12,7 @@ import numpy as np
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import Attack, Norm
+from onnxgrad_cli.common.inputs import keep
 from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.visible import visible
@@ -188,6 +189,7 @@ def run_attack(
         UsageError: the request does not fit the model or the data.
         OnnxgradError: a file can't be read or written.
     """
+    keep(data)
     fooling, options = fooling or Fooling(), options or Options()
     proto, path = own_model(model)
     if output is None:

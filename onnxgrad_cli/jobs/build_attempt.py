@@ -16,6 +16,7 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxgrad_cli.builder import TrainingModel
+from onnxgrad_cli.common.inputs import keep
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.cost.operations import operations
 from onnxgrad_cli.errors import CheckFailed, OnnxgradError, UnsupportedError, UsageError, suggest
@@ -117,6 +118,7 @@ class BuildAttempt:
         keeps_original: bool,
         picture: Path | None = None,
     ) -> None:
+        keep(request.test_data, request.tokenizer, *(spec.name for spec in request.options.losses))
         proto, path = own_model(request.model)
         check_is_no_mistake(proto, request.options)
         self.request, self.path, self.target = request, path, target

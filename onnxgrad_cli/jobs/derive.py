@@ -10,6 +10,7 @@ from onnx import ModelProto
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import Derivative, DerivativeNames
+from onnxgrad_cli.common.inputs import keep
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.compat.onnx_derivative import DerivativeOptions, check, cotangents, loss_gradient
 from onnxgrad_cli.derivatives.derivative_model import float_initializers, float_inputs, open_model
@@ -87,6 +88,7 @@ def run_derive(
         UnsupportedError: the model can't be differentiated.
         OnnxgradError: the model can't be read, or a file can't be written.
     """
+    keep(test_data, tokenizer)
     options = options or Options()
     check(flags)
     if kind != "vjp" and flags not in (DerivativeOptions.Zero, DerivativeOptions.KeepOutputs):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto
 
+from onnxgrad_cli.common.inputs import keep
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.errors import UsageError
@@ -154,7 +155,8 @@ def run_explain(
         UsageError: the request does not fit the model or the data.
         OnnxgradError: a file can't be read or written.
     """
-    method, options = method or Method(), options or Options()
+    method, options, sequences = method or Method(), options or Options(), sequences or SequenceOptions()
+    keep(data, sequences.tokenizer, method.baseline)
     proto, path = own_model(model)
     if output is None:
         check_is_original(proto)
@@ -171,7 +173,6 @@ def run_explain(
     else:
         subject = the_input(proto, path, graph, wrt)
     named = label if class_ == "label" else None
-    sequences = sequences or SequenceOptions()
     found = open_samples(
         data, proto, graph, what, label, named is not None, prefix, samples or SampleOptions(), sequences, tell
     )

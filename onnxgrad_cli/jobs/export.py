@@ -9,18 +9,19 @@ from pathlib import Path
 from onnx import ModelProto
 
 from onnxgrad_cli.common import checks
+from onnxgrad_cli.common.inputs import keep
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.typed_json import decoded
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import STREAM, ModelSource, Switch, check_target, own_model, save_model, stage_model
-from onnxgrad_cli.files.start_values import HeldValues, is_values, read_values
+from onnxgrad_cli.files.start_values import HeldValues, is_values, places, read_values
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.jobs.proof_data import ProofData
 from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.metadata import Adapter, Quantized
 from onnxgrad_cli.training.adapters.branches import of_integers
-from onnxgrad_cli.training.adapters.formats import AdapterTarget, is_foreign, read_adapters
+from onnxgrad_cli.training.adapters.formats import AdapterTarget, files_of, is_foreign, read_adapters
 from onnxgrad_cli.training.adapters.lossy import measured
 from onnxgrad_cli.training.adapters.merge import adaptable as make_adaptable, merge as merge_model, requantized
 from onnxgrad_cli.training.adapters.own_file import is_adapter
@@ -86,6 +87,7 @@ def run_export(
     given = ProofData.of(checks.path_or_none("test_data", test_data), checks.path_or_none("tokenizer", tokenizer))
     proto, path = own_model(model)
     source = _file_of(checks.path("source", source), tell)
+    keep(test_data, tokenizer, *files_of(source), places(source)[0] if roles is None else roles)
     trained = _read(source, roles, proto, path, use_ema, tell)
     if not trained.adapters and (adaptable or adapter is not None):
         name = "adaptable" if adaptable else "adapter"

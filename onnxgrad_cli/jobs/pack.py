@@ -12,6 +12,7 @@ import numpy as np
 
 import onnxgrad_cli
 from onnxgrad_cli.common import checks
+from onnxgrad_cli.common.inputs import keep
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.judged import judged
@@ -79,6 +80,7 @@ def run_pack(
     """
     out, data = checks.path("out", out), checks.path("data", data)
     val, runtime = checks.path_or_none("val", val), checks.path_or_none("runtime", runtime)
+    keep(data, val)
     if ort and webgpu:
         raise UsageError("`ort` is optimized for the processor, and `webgpu` uses the GPU", "leave one of them out")
     proto, path = read_model(model)

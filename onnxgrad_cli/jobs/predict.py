@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from onnxgrad_cli.common import checks, strict_json
+from onnxgrad_cli.common.inputs import keep
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.visible import table_cell
 from onnxgrad_cli.errors import UsageError
@@ -77,6 +78,8 @@ def run_predict(
     outputs = checks.tuple_of("outputs", outputs, str, "such as outputs=('logits',)")
     data = data if isinstance(data, Mapping) else checks.path("data", data)
     checks.text("label", label)
+    setting = setting or Setting()
+    keep(data, setting.sequences.tokenizer)
     proto, path = own_model(model)
     target = None if out is None and path is None else target_of(model, out, "predictions", ".npz", streams=False)
     if target is not None:
@@ -85,7 +88,7 @@ def run_predict(
         if target.suffix == ".parquet":
             library("pyarrow.parquet", "parquet", target, "written")
         check_target(target, proto, path, force)
-    predictor = Predictor(proto, path, data, outputs, setting or Setting(), tell, label)
+    predictor = Predictor(proto, path, data, outputs, setting, tell, label)
     found = predictor.all()
     if target is None:
         return Predicted(found, predictor.samples, [])

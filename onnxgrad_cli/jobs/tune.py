@@ -129,7 +129,7 @@ def _target(model: ModelSource, out: str | Path | None) -> Path:
     """The file that the choices go to.
 
     Raises:
-        UsageError: the model or the choices would go through a pipe, or the file is there and holds no choices.
+        UsageError: the model or the choices would go through a pipe, or the file is an input, or holds no choices.
         OnnxgradError: it can't be written.
     """
     if model == STREAM or str(out) == STREAM:

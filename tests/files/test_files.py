@@ -98,9 +98,9 @@ def test_a_users_files_are_never_replaced(tmp_path: Path) -> None:
     model, path = load_model(source)
     foreign = tmp_path / "notes.txt"
     foreign.write_text("mine")
-    with pytest.raises(UsageError, match="is the input"):
+    with pytest.raises(UsageError, match="is an input"):
         check_target(source, model, path, force=True)
-    with pytest.raises(UsageError, match="is the input"):
+    with pytest.raises(UsageError, match="is an input"):
         check_target(tmp_path / "a" / "weights.bin", model, path, force=True)
     with pytest.raises(UsageError, match="did not write it"):
         save_model(model_of(), foreign)

@@ -710,7 +710,7 @@ def test_the_suffix_says_the_format(name: str, head: str, shell: Shell) -> None:
 def test_refused_targets(shell: Shell) -> None:
     before = shell.files()
     result = shell("view", "mlp.onnx", "-o", "mlp.onnx", "--format", "svg")
-    assert result.code == 2 and "is the input" in result.err
+    assert result.code == 2 and "is an input" in result.err
     result = shell("view", "mlp.onnx", "-o", "picture.png")
     assert result.code == 2 and ".svg" in result.err and "--format" in result.err
     assert shell("view", "mlp.onnx", "--format", "png").code == 2

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import LogForm
+from onnxgrad_cli.common.inputs import keep
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.judged import judged
@@ -19,7 +20,7 @@ from onnxgrad_cli.jobs.train.prepare import prepare, run_folder_of
 from onnxgrad_cli.jobs.train.report import stage_report
 from onnxgrad_cli.jobs.train.trained import Trained
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.training.adapters.formats import AdapterTarget
+from onnxgrad_cli.training.adapters.formats import AdapterTarget, files_of
 from onnxgrad_cli.training.loop import Loop
 from onnxgrad_cli.training.run.communicator import Alone, Communicator
 from onnxgrad_cli.training.run.interrupt import asked_to_stop
@@ -81,6 +82,9 @@ def run_train(
     """
     checks.path("data", data)
     adapter_from, run = checks.path_or_none("adapter_from", adapter_from), checks.path_or_none("run", run)
+    options, course = options or Options(), course or Course()
+    keep(data, val, course.sequences.tokenizer, *(spec.name for spec in options.losses), *course.metrics)
+    keep(*([] if adapter_from is None else files_of(adapter_from)))
     if new_data and not resume:
         raise UsageError("`new_data` goes with `resume`", "a run that begins takes any data: leave it out")
     log = checks.tuple_of("log", log, str, "such as log=('csv',)")
@@ -89,7 +93,7 @@ def run_train(
     start, link = time.perf_counter(), communicator or Alone()
     written = None if adapter is None else AdapterTarget(adapter)
     ready, target = prepare(
-        model, data, val, out, options or Options(), course or Course(), written, adapter_from, force, link, tell,
+        model, data, val, out, options, course, written, adapter_from, force, link, tell,
         run if resume else None, resume,
     )  # fmt: skip
     picture = page_for(checks.path_or_none("picture", picture), target)

@@ -17,7 +17,7 @@ from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.training.adapters import onnx_adapter, own_file
 from onnxgrad_cli.training.adapters.onnx_adapter import is_onnx_adapter, load_onnx_adapter, onnx_adapter_bytes
 from onnxgrad_cli.training.adapters.own_file import adapter_bytes, load_adapter
-from onnxgrad_cli.training.adapters.peft_folder import CONFIG, MODEL, load_peft, peft_bytes
+from onnxgrad_cli.training.adapters.peft_folder import CONFIG, MODEL, PICKLE, load_peft, peft_bytes
 from onnxgrad_cli.training.run.export import untrained_digest
 
 Form = Literal["safetensors", "onnx_adapter", "peft"]
@@ -58,7 +58,7 @@ class AdapterTarget:
         """Make sure that the files may be written, before any work is done for them; see `check_target`.
 
         Raises:
-            UsageError: one is the input, or a file that onnxgrad did not write.
+            UsageError: one is an input, or a file that onnxgrad did not write.
             OnnxgradError: one can't be written.
         """
         if self.form != "peft":
@@ -165,6 +165,11 @@ def read_adapters(source: Path, model: ModelProto, tell: Tell = silent) -> tuple
             0,
         )
     return adapters, values
+
+
+def files_of(source: Path) -> list[Path]:
+    """The files that adapters are in."""
+    return [source / name for name in (MODEL, PICKLE, CONFIG)] if source.is_dir() else [source]
 
 
 def is_foreign(source: Path) -> bool:

@@ -306,6 +306,9 @@ def test_the_command(shell: Shell) -> None:
         told = shell("export", source, "--model", "net.onnx", "--adapter", out, "--json")
         assert told.code == 0, told.err
         assert not any(name.endswith(".onnx") for name in told.json["files"])
+        for again in (("export", source, "--model", "net.onnx"), (*TRAIN, "--adapter-from", source, "-o", "new.onnx")):
+            refused = shell(*again, "--adapter", source, "--force")
+            assert refused.code == 2 and "is an input, which is never overwritten" in refused.err
         assert shell("export", source, "--model", "net.onnx", "-o", "again.onnx", "--force").code == 0
         np.testing.assert_allclose(run(onnx.load("again.onnx"), x), wanted, rtol=1e-5, atol=1e-5)
         if source == "c.safetensors":
