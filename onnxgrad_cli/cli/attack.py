@@ -8,6 +8,7 @@ import click
 
 from onnxgrad_cli.cli.console import Console, speaks, table
 from onnxgrad_cli.cli.options import MODEL, complete_files, how_to_read, options
+from onnxgrad_cli.cli.paths import TEXT
 from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.cli.samples import on_samples, sample_options, shown
 from onnxgrad_cli.common.choices import Attack, Norm
@@ -28,6 +29,7 @@ SETTINGS = ("method", "epsilon", "steps", "step_size", "norm", "targeted", "star
 @click.option(
     "-o",
     "--out",
+    type=TEXT,
     shell_complete=complete_files,
     metavar="FILE.npz",
     help="The new samples.  [default: nothing is written]",

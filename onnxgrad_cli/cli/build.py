@@ -9,6 +9,7 @@ import click
 
 from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.options import complete_files, options, proof_data, what_to_build
+from onnxgrad_cli.cli.paths import TEXT, FilePath
 from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.cli.several import STREAM, run_several, takes_several, targets_in, the_only
 from onnxgrad_cli.common.choices import WeightsForm
@@ -28,6 +29,7 @@ OF_ONE = ("artifacts", "report", "picture", "dump_passes")
 @click.option(
     "-o",
     "--out",
+    type=TEXT,
     shell_complete=complete_files,
     metavar="FILE",
     help="The training model; - is stdout.  [default: MODEL.train.onnx]",
@@ -51,27 +53,27 @@ OF_ONE = ("artifacts", "report", "picture", "dump_passes")
 @click.option(
     "--report",
     multiple=True,
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FilePath(dir_okay=False, path_type=Path),
     metavar="FILE.{md,html,json,txt}",
     help="Where the report goes.  [default: OUT.report.md]",
 )
 @click.option(
     "--picture",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FilePath(dir_okay=False, path_type=Path),
     metavar="FILE.html",
     help="Draw the training model on a page, to which a report in HTML links.",
 )
 @click.option("--no-report", is_flag=True, help="Write no report.")
 @click.option(
     "--dump-passes",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FilePath(file_okay=False, path_type=Path),
     metavar="DIR",
     help="Write the model after each pass.",
 )
 @click.option("--stop-after", metavar="PASS", help="End after a pass, and write the model as it is then.")
 @click.option(
     "--artifacts",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FilePath(file_okay=False, path_type=Path),
     metavar="DIR",
     help="Write training_model.onnx, eval_model.onnx, optimizer_model.onnx and checkpoint to a folder instead.",
 )

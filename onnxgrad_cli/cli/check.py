@@ -9,6 +9,7 @@ import click
 
 from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.options import DIM, proof_data
+from onnxgrad_cli.cli.paths import FilePath
 from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.cli.several import run_several, takes_several, the_only
 from onnxgrad_cli.common.visible import visible
@@ -25,7 +26,7 @@ from onnxgrad_cli.errors import CheckFailed
 )
 @click.option(
     "--original",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FilePath(dir_okay=False, path_type=Path),
     metavar="MODEL",
     help="The model that they were made from: compare the two; second derivatives need it.",
 )

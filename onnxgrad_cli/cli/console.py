@@ -21,6 +21,7 @@ from onnxgrad_cli.cli.document import Problem, document
 from onnxgrad_cli.cli.failures import chain
 from onnxgrad_cli.cli.fitting import fitting, is_dumb, width_of
 from onnxgrad_cli.cli.github import harmless, on_github, tell_github
+from onnxgrad_cli.cli.paths import FilePath
 from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.streams import abandon
 from onnxgrad_cli.common.visible import visible, visible_lines
@@ -304,7 +305,7 @@ def speaks(command: Command) -> Command:
                      help="Narrate each pass; -vv checks the graph after each."),
         click.option("--json", is_flag=True, is_eager=True, expose_value=False, callback=_set("json"),
                      help="Print the result, or the error, as JSON."),
-        click.option("--config", type=click.Path(dir_okay=False), is_eager=True, expose_value=False,
+        click.option("--config", type=FilePath(dir_okay=False), is_eager=True, expose_value=False,
                      callback=read, metavar="FILE.toml", help="Read options from a TOML file."),
     ):  # fmt: skip
         command = option(command)

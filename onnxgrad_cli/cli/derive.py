@@ -8,6 +8,7 @@ import click
 
 from onnxgrad_cli.cli.console import Console, speaks, table
 from onnxgrad_cli.cli.options import MODEL, complete_files, how_to_read, options, proof_data
+from onnxgrad_cli.cli.paths import TEXT
 from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.common.choices import Derivative, DerivativeNames
 from onnxgrad_cli.common.visible import visible
@@ -22,6 +23,7 @@ UNASKED = "a proof was not to be made"
 @click.option(
     "-o",
     "--out",
+    type=TEXT,
     shell_complete=complete_files,
     metavar="FILE",
     help="Where it goes; - is stdout.  [default: MODEL.KIND.onnx]",

@@ -12,6 +12,7 @@ import click
 from onnxgrad_cli.cli.code import TypedFunction, metric_name
 from onnxgrad_cli.cli.console import Console, speaks, table
 from onnxgrad_cli.cli.options import MODEL, complete_files, complete_names, options, what_to_build
+from onnxgrad_cli.cli.paths import TEXT, FilePath
 from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.cli.samples import TRAINED, columns_to_samples, sample_options
 
@@ -37,7 +38,7 @@ def setting_options(command: Command) -> Command:
         click.option("--prefix", default="", metavar="TEXT",
                      help="What names in --data have before the inputs' names."),
         columns_to_samples(*TRAINED),
-        click.option("--tokenizer", type=click.Path(path_type=Path), metavar="FILE|DIR",
+        click.option("--tokenizer", type=FilePath(path_type=Path), metavar="FILE|DIR",
                      help="A tokenizer.json, by which text in the data becomes tokens."),
         click.option("--max-length", type=click.IntRange(min=2), metavar="TOKENS",
                      help="Leave out what lies behind in a sample."),
@@ -67,7 +68,12 @@ def setting_of(values: dict[str, Any]) -> Setting:
 @click.command(short_help="Measure a model on data.")
 @MODEL
 @click.option(
-    "--data", required=True, shell_complete=complete_files, metavar="DATA", help=f"{DATA} Labels are among them."
+    "--data",
+    required=True,
+    type=TEXT,
+    shell_complete=complete_files,
+    metavar="DATA",
+    help=f"{DATA} Labels are among them.",
 )
 @click.option(
     "--metric",

@@ -8,6 +8,7 @@ import click
 
 from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.options import MODEL, complete_files
+from onnxgrad_cli.cli.paths import TEXT
 from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.common.visible import visible
 
@@ -21,6 +22,7 @@ MOST = 12
 @click.option(
     "-o",
     "--out",
+    type=TEXT,
     shell_complete=complete_files,
     metavar="FILE",
     help="The inference model; - is stdout.  [default: MODEL.expanded.onnx]",

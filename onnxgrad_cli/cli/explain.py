@@ -11,6 +11,7 @@ import click
 
 from onnxgrad_cli.cli.console import Console, show, speaks, table
 from onnxgrad_cli.cli.options import MODEL, complete_files, how_to_read, options
+from onnxgrad_cli.cli.paths import TEXT, FilePath
 from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.cli.samples import Sizes, on_samples, sample_options, shown
 from onnxgrad_cli.common.choices import Explanation
@@ -41,6 +42,7 @@ ROWS = 12
 @click.option(
     "-o",
     "--out",
+    type=TEXT,
     shell_complete=complete_files,
     metavar="FILE.png|FILE.html|FILE.npz|FILE.npy",
     help="Pictures of the samples under their attributions, a page of tokens in their colours, or arrays.  "
@@ -76,6 +78,7 @@ ROWS = 12
 )
 @click.option(
     "--baseline",
+    type=TEXT,
     default="zero",
     show_default=True,
     metavar="zero|mean|FILE",
@@ -92,7 +95,7 @@ ROWS = 12
 )
 @click.option(
     "--tokenizer",
-    type=click.Path(path_type=Path),
+    type=FilePath(path_type=Path),
     metavar="FILE|DIR",
     help="A tokenizer.json, by which text in --data becomes tokens, and which tells what tokens stand for.",
 )

@@ -9,23 +9,25 @@ import click
 
 from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.options import complete_files, proof_data
+from onnxgrad_cli.cli.paths import TEXT, FilePath
 from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.common.visible import visible
 
 
 @click.command(short_help="Write trained weights into the model.")
-@click.argument("weights", type=click.Path(path_type=Path), metavar="WEIGHTS")
-@click.option("--model", required=True, metavar="MODEL", help="The inference model that was trained.")
+@click.argument("weights", type=FilePath(path_type=Path), metavar="WEIGHTS")
+@click.option("--model", type=TEXT, required=True, metavar="MODEL", help="The inference model that was trained.")
 @click.option(
     "-o",
     "--out",
+    type=TEXT,
     shell_complete=complete_files,
     metavar="FILE",
     help="Where it goes; - is stdout.  [default: MODEL.trained.onnx]",
 )
 @click.option(
     "--roles",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FilePath(dir_okay=False, path_type=Path),
     metavar="FILE.json",
     help="What the bytes of a .bin are.  [default: the .json of its name, beside it]",
 )
@@ -45,6 +47,7 @@ from onnxgrad_cli.common.visible import visible
 )
 @click.option(
     "--adapter",
+    type=TEXT,
     metavar="FILE.safetensors|FILE.onnx_adapter|FOLDER",
     help="Write the adapters alone: in onnxgrad's form, in that of onnxruntime, or as a folder of PEFT.",
 )

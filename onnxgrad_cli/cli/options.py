@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import click
 
 from onnxgrad_cli.cli.code import Typed, TypedFunction, function_loader, load_rules
+from onnxgrad_cli.cli.paths import TEXT, FilePath
 from onnxgrad_cli.common.choices import SEEDS, Init, Mode, Preset, Quantization, Reduction, Scaling, TargetName, Yield
 from onnxgrad_cli.common.inputs import keep
 
@@ -103,7 +104,7 @@ def complete_names(module: str, registry: str) -> Completer:
     return complete
 
 
-MODEL = click.argument("model", metavar="MODEL", shell_complete=complete_files)
+MODEL = click.argument("model", metavar="MODEL", type=TEXT, shell_complete=complete_files)
 
 
 def proof_data(flag: str, help: str, **more: Any) -> Callable[[Command], Command]:
@@ -118,11 +119,11 @@ def proof_data(flag: str, help: str, **more: Any) -> Callable[[Command], Command
     def decorate(command: Command) -> Command:
         command = click.option(
             "--tokenizer",
-            type=click.Path(path_type=Path),
+            type=FilePath(path_type=Path),
             metavar="FILE|DIR",
             help=f"A tokenizer.json, by which text in {flag} becomes tokens.",
         )(command)
-        return click.option(flag, type=click.Path(path_type=Path), metavar="DATA", help=help, **more)(command)
+        return click.option(flag, type=FilePath(path_type=Path), metavar="DATA", help=help, **more)(command)
 
     return decorate
 
@@ -132,7 +133,7 @@ def rules(words: str) -> Callable[[Command], Command]:
     return click.option(
         "--rules",
         multiple=True,
-        type=click.Path(dir_okay=False),
+        type=FilePath(dir_okay=False),
         metavar="FILE.py",
         help=words,
         cls=Typed,
@@ -211,7 +212,7 @@ def what_to_build(command: Command) -> Command:
         click.option("--loss-chunks", type=click.IntRange(1), metavar="N",
                      help="Save memory: the loss of a language model by N chunks of its tokens, one after the other "
                      "(by default 4 where the vocabulary is large).",),
-        click.option("--tuned", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.toml",
+        click.option("--tuned", type=FilePath(dir_okay=False, path_type=Path), metavar="FILE.toml",
                      help="Write the forms of gradients that `onnxgrad tune` has found faster here."),
         click.option("--target", type=click.Choice(get_args(TargetName)), default="standard",
                      show_default=True,

@@ -8,14 +8,15 @@ from typing import Any
 import click
 
 from onnxgrad_cli.cli.console import Console, speaks
+from onnxgrad_cli.cli.paths import TEXT, FilePath
 from onnxgrad_cli.cli.progress import working
 from onnxgrad_cli.common.visible import visible
 
-FILE = click.Path(path_type=Path)
+FILE = FilePath(path_type=Path)
 
 
 @click.command(short_help="Make a folder that trains in a browser.")
-@click.argument("train", metavar="TRAIN")
+@click.argument("train", type=TEXT, metavar="TRAIN")
 @click.option("-o", "--out", type=FILE, required=True, metavar="DIR", help="The folder.")
 @click.option("--data", type=FILE, required=True, metavar="DATA", help="Samples to train on, as `onnxgrad train` has.")
 @click.option("--prefix", default="", metavar="TEXT", help="What names in DATA have before those of inputs.")
@@ -23,7 +24,7 @@ FILE = click.Path(path_type=Path)
 @click.option("--val-prefix", default="", metavar="TEXT", help="What the names there begin with.")
 @click.option(
     "--runtime",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FilePath(file_okay=False, path_type=Path),
     metavar="DIR",
     help="Copy the runtime from here: node_modules/onnxruntime-web/dist.",
 )

@@ -9,15 +9,17 @@ import click
 from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.evaluate import DATA, setting_of, setting_options
 from onnxgrad_cli.cli.options import MODEL, complete_files
+from onnxgrad_cli.cli.paths import TEXT
 from onnxgrad_cli.cli.progress import working
 
 
 @click.command(short_help="Run a model on data.")
 @MODEL
-@click.option("--data", required=True, shell_complete=complete_files, metavar="DATA", help=DATA)
+@click.option("--data", required=True, type=TEXT, shell_complete=complete_files, metavar="DATA", help=DATA)
 @click.option(
     "-o",
     "--out",
+    type=TEXT,
     shell_complete=complete_files,
     metavar="FILE.{npz,csv,jsonl,parquet}",
     help="The outputs: arrays, or a row for each sample.  [default: MODEL.predictions.npz]",

@@ -9,6 +9,7 @@ import click
 
 from onnxgrad_cli.cli.code import Typed, function_of
 from onnxgrad_cli.cli.options import Pair, complete_files
+from onnxgrad_cli.cli.paths import TEXT
 from onnxgrad_cli.common.choices import Resize
 from onnxgrad_cli.errors import UsageError
 
@@ -68,7 +69,7 @@ def columns_to_samples(forms: str, words: str) -> Callable[[Command], Command]:
 def on_samples(command: Command) -> Command:
     """Give a command the options that say which samples it runs on, and whether its gradients are proved."""
     for option in reversed((
-        click.option("--data", required=True, shell_complete=complete_files, metavar="DATA",
+        click.option("--data", required=True, type=TEXT, shell_complete=complete_files, metavar="DATA",
                      help="Samples, in any format of `onnxgrad train`, or a single picture, .png or .jpeg."),
         click.option("--sample", type=click.IntRange(min=0), multiple=True, metavar="N",
                      help="Take this sample alone; the first is 0."),

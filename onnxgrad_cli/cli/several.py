@@ -11,6 +11,7 @@ import click
 
 from onnxgrad_cli.cli.console import Console, table
 from onnxgrad_cli.cli.options import complete_files
+from onnxgrad_cli.cli.paths import TEXT
 from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.errors import UsageError
 
@@ -36,9 +37,9 @@ def takes_several(metavar: str = "MODEL...") -> Callable[[Command], Command]:
             "--jobs", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
             help="How many of several models are taken at a time.",
         )(command)  # fmt: skip
-        return click.argument("models", metavar=metavar, nargs=-1, required=True, shell_complete=complete_files)(
-            command
-        )
+        return click.argument(
+            "models", metavar=metavar, nargs=-1, required=True, type=TEXT, shell_complete=complete_files
+        )(command)
 
     return give
 

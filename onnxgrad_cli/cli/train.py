@@ -16,6 +16,7 @@ import click
 from onnxgrad_cli.cli.code import TypedFunction, metric_name
 from onnxgrad_cli.cli.console import Console, speaks, table
 from onnxgrad_cli.cli.options import MODEL, complete_files, complete_names, options, what_to_build
+from onnxgrad_cli.cli.paths import TEXT, FilePath
 from onnxgrad_cli.cli.progress import is_terminal, training
 from onnxgrad_cli.cli.samples import columns_to_samples, sample_options
 from onnxgrad_cli.common.byte_sizes import bytes_of
@@ -42,6 +43,7 @@ NOT_HERE = {
 @MODEL
 @click.option(
     "--data",
+    type=TEXT,
     shell_complete=complete_files,
     required=True,
     metavar="DATA",
@@ -61,7 +63,7 @@ NOT_HERE = {
 @click.option("--balance", is_flag=True, help="Draw samples so that all classes are seen alike often.")
 @click.option(
     "--tokenizer",
-    type=click.Path(path_type=Path),
+    type=FilePath(path_type=Path),
     metavar="FILE|DIR",
     help="A tokenizer.json, by which text in the data becomes tokens: messages, prompt and completion, or text.",
 )
@@ -76,6 +78,7 @@ NOT_HERE = {
 @click.option("--pad-id", type=click.IntRange(min=0), metavar="TOKEN", help="What stands behind the end of a sample.")
 @click.option(
     "--val",
+    type=TEXT,
     shell_complete=complete_files,
     metavar="DATA|FRACTION",
     help="Judge each epoch on these data, or on a random share of --data such as 0.2, which is not trained on; and "
@@ -86,18 +89,20 @@ NOT_HERE = {
 @click.option(
     "-o",
     "--out",
+    type=TEXT,
     shell_complete=complete_files,
     metavar="FILE",
     help="The trained model.  [default: MODEL.trained.onnx]",
 )
 @click.option(
     "--adapter",
+    type=TEXT,
     metavar="FILE.safetensors|FILE.onnx_adapter|FOLDER",
     help="Write the adapters of --lora alone, too: in onnxgrad's form, in that of onnxruntime, or as a folder of PEFT.",
 )
 @click.option(
     "--adapter-from",
-    type=click.Path(path_type=Path),
+    type=FilePath(path_type=Path),
     metavar="FILE|FOLDER",
     help="Begin with these adapters, in any of the three forms, which then say what --lora does.",
 )
@@ -152,14 +157,14 @@ NOT_HERE = {
 )
 @click.option(
     "--picture",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FilePath(dir_okay=False, path_type=Path),
     metavar="FILE.html",
     help="Draw the training model on a page, to which the run's report in HTML links.",
 )
 @click.option("--use-ema", is_flag=True, help="Judge and write the averages that --ema keeps, not the last weights.")
 @click.option(
     "--run",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FilePath(file_okay=False, path_type=Path),
     metavar="DIR",
     help="The folder of checkpoints and train.jsonl.  [default: OUT.run]",
 )

@@ -10,6 +10,7 @@ import click
 
 from onnxgrad_cli.cli.console import Console, speaks, table
 from onnxgrad_cli.cli.options import DIM, MODEL, options, what_to_build
+from onnxgrad_cli.cli.paths import FilePath
 from onnxgrad_cli.cli.progress import working
 
 
@@ -18,7 +19,7 @@ from onnxgrad_cli.cli.progress import working
 @click.option(
     "-o",
     "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FilePath(dir_okay=False, path_type=Path),
     metavar="FILE.toml",
     help="The choices, for `build --tuned`.  [default: MODEL.tuned.toml]",
 )

@@ -6,6 +6,7 @@ import click
 
 from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.options import MODEL, complete_files
+from onnxgrad_cli.cli.paths import TEXT
 from onnxgrad_cli.cli.progress import working
 
 
@@ -14,6 +15,7 @@ from onnxgrad_cli.cli.progress import working
 @click.option(
     "-o",
     "--out",
+    type=TEXT,
     shell_complete=complete_files,
     metavar="FILE.{dot,svg,mmd,html}",
     help="Where the picture goes.  [default: stdout]",

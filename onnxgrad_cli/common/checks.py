@@ -64,12 +64,14 @@ def path(name: str, value: object) -> Path:
     """A path from a text, or from anything that names one.
 
     Raises:
-        UsageError: it names none.
+        UsageError: it names none, or is empty, which would be the working directory.
     """
     if not isinstance(value, (str, os.PathLike)):
         raise UsageError(
             f"`{name}={value!r}`: a path is wanted, not {_article(type(value).__name__)}", "a text or a pathlib.Path"
         )
+    if not os.fspath(value):
+        raise UsageError(f"`{name}=''`: a path is wanted, and this is empty", "'.' is the working directory")
     return Path(value)
 
 

@@ -13,6 +13,7 @@ from typing import BinaryIO
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 from onnx import ModelProto
 
+from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.inputs import keep
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files.contents import check_contents
@@ -50,10 +51,11 @@ def load_model(path: str | Path) -> tuple[ModelProto, Path | None]:
         relative to the working directory.
 
     Raises:
+        UsageError: the path is empty.
         OnnxgradError: there is no such file, it is no valid ONNX model, or its external data are missing, too
             short, or outside its folder.
     """
-    if str(path) == STREAM:
+    if str(checks.path("model", path)) == STREAM:
         where, source, data = "stdin", None, _read_stdin()
     else:
         source = Path(path)

@@ -26,6 +26,6 @@ def target_of(
     if out is None:
         if not isinstance(model, (str, Path)):
             raise UsageError("`out`: there is no file beside which to write, for the model is in memory", "name a file")
-        source = Path(model)
+        source = checks.path("model", model)
         return None if str(model) == STREAM else source.with_name(f"{source.stem}.{word}{suffix}")
     return None if str(out) == STREAM else followed(checks.path("out", out), streams)

@@ -13,13 +13,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import numpy as np
 import onnx
 import pytest
 from onnx import parser
 
 from onnxgrad_cli import files
-from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.cli import cli
+from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.jobs.build import run_build
+from onnxgrad_cli.training.adapters.formats import AdapterTarget
 from tests.cli_harness import (
     INTEGERS,
     MLP,
@@ -75,6 +79,29 @@ def test_an_option_without_its_value_takes_no_other_option_for_it(
     shell: Shell, typed: tuple[str, ...], words: list[str]
 ) -> None:
     refused(shell, 2, *words, command=("build", "mlp.onnx", *typed))
+
+
+def test_no_path_is_empty(shell: Shell) -> None:
+    """As a shell makes one of a variable that is not set; Python would take it for the working directory."""
+    Path("empty.toml").write_text('out = ""\n')
+    params = [(name, param) for name, command in cli.commands.items() for param in command.params]
+    paths = [(name, param) for name, param in params if isinstance(param.type, click.Path)]
+    assert {name for name, _ in paths} >= set(cli.commands) - {"losses", "optimizers", "metrics", "schedules", "passes"}
+    for name, param in paths:
+        with pytest.raises(click.BadParameter, match="this is empty"):
+            param.type.convert("", param, click.Context(cli.commands[name]))
+    build = ("build", "mlp.onnx", "--label", "t")
+    for command in (
+        (*build, "-o", ""), (*build, "--report", ""), (*build, "--config", "empty.toml"), (*build, "--rules="),
+        ("train", "mlp.onnx", "--data", "d.npz", "--run", ""), ("train", "mlp.onnx", "--data", ""),
+        ("train", "mlp.onnx", "--data", "d.npz", "--adapter", ""), ("build", ""), ("view", ""),
+        ("export", "w.bin", "--model", ""), ("explain", "mlp.onnx", "--data", "d", "-o", ""),
+        ("pack", "", "--data", "d"),
+    ):  # fmt: skip
+        refused(shell, 2, "a path is wanted, and this is empty", command=command)
+    for call in (lambda: run_build(""), lambda: run_build("mlp.onnx", ""), lambda: AdapterTarget("")):
+        with pytest.raises(UsageError, match="this is empty"):
+            call()
 
 
 def test_a_value_may_look_like_an_option_where_it_is_meant(shell: Shell) -> None:

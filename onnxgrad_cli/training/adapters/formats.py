@@ -10,6 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 from onnx import ModelProto
 
+from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import Switch, check_target, followed, make_folder
@@ -45,7 +46,7 @@ class AdapterTarget:
         text = str(out)
         word, _, rest = text.partition(":")
         named = word in get_args(Form) and bool(rest)
-        path = Path(rest if named else text)
+        path = checks.path("adapter", rest if named else text)
         self.form: Form = word if named else _by_ending(text)  # type: ignore[assignment]
         self.path = path if self.form == "peft" else followed(path)
 
