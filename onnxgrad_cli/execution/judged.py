@@ -23,7 +23,7 @@ from onnxgrad_cli.execution.limits import OverLimit, one_patience, unasked
 from onnxgrad_cli.execution.observation import Probe, fed_shapes, is_quick
 from onnxgrad_cli.execution.session import start_session
 from onnxgrad_cli.execution.sizes import sized, sizes_to_try
-from onnxgrad_cli.files import ModelSource, load_external_data, own_model
+from onnxgrad_cli.files import ModelSource, is_read_once, load_external_data, own_model
 from onnxgrad_cli.files.reading import not_text
 from onnxgrad_cli.ir.dialects import complaint, mend
 from onnxgrad_cli.ir.skeleton import skeleton
@@ -57,8 +57,11 @@ def judged(job: Callable[P, R]) -> Callable[P, R]:
             except Exception as error:
                 failure = error
             given = inspect.signature(job).bind(*args, **keywords).arguments
+            source = next(iter(given.values()))
+            if is_read_once(source):
+                raise failure
             with unasked():
-                fault, hint = _fault(next(iter(given.values())), given.get("path"))
+                fault, hint = _fault(source, given.get("path"))
         if not fault:
             raise failure
         raise OnnxgradError(fault, hint) from failure

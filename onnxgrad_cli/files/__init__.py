@@ -14,6 +14,7 @@ from onnxgrad_cli.files.reading import (
     STREAM as STREAM,
     ModelSource as ModelSource,
     check_structure as check_structure,
+    is_read_once as is_read_once,
     load_model as load_model,
     own_model as own_model,
     read_model as read_model,

@@ -19,6 +19,7 @@ from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files.contents import check_contents
 from onnxgrad_cli.files.external_data import check_external_data, external_tensors, restate_references, tensors
 from onnxgrad_cli.files.genai_config import note_kind
+from onnxgrad_cli.files.switch import is_special
 from onnxgrad_cli.ir.dialects import complaint, drop_absent_ends, mend
 from onnxgrad_cli.ir.functions import check_growth
 from onnxgrad_cli.ir.skeleton import copied, skeleton
@@ -47,8 +48,9 @@ def load_model(path: str | Path) -> tuple[ModelProto, Path | None]:
         path: the file; '-' is stdin.
 
     Returns:
-        The model, and the file it came from: external data are relative to it. None for stdin, where they are
-        relative to the working directory.
+        The model, and the file it came from: external data are relative to it. None for stdin and for a pipe by any
+        other name, such as a shell's <(...), which nobody reads again: there they are relative to the working
+        directory.
 
     Raises:
         UsageError: the path is empty.
@@ -61,9 +63,15 @@ def load_model(path: str | Path) -> tuple[ModelProto, Path | None]:
         source = Path(path)
         keep(source)
         where, data = f"'{path}'", _read(source)
+        source = None if is_read_once(source) else source
     model = _checked(_parse(data, where), where, source)
     note_kind(model, source)
     return model, source
+
+
+def is_read_once(model: ModelSource) -> bool:
+    """Whether a model comes through a pipe by another name than '-', so that it can't be read again."""
+    return isinstance(model, (str, Path)) and is_special(Path(model))
 
 
 def read_model(model: ModelSource, path: Path | None = None) -> tuple[ModelProto, Path | None]:

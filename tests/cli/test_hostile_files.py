@@ -226,14 +226,39 @@ def test_a_device_without_an_end(shell: Shell) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
-def test_a_pipe_is_read_like_a_file(shell: Shell) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("inspect",), ("build", "--label", "t", "-o", "t.onnx"), ("derive", "-o", "d.onnx"), ("view", "-o", "v.svg"),
+        ("build", "--label", "t", "--artifacts", "folder"), ("expand", "-o", "e.onnx"), ("doctor",),
+        ("train", "--data", "d.npz", "--epochs", "1", "-o", "m.onnx"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_pipe_is_read_like_a_file(shell: Shell, command: tuple[str, ...]) -> None:
     os.mkfifo(shell.folder / "pipe")
+    np.savez(shell.folder / "d.npz", x=np.ones((4, 4), np.float32), label=np.ones((4, 2), np.float32))
     data = mlp().SerializeToString()
     writer = threading.Thread(target=(shell.folder / "pipe").write_bytes, args=(data,))
     writer.start()
-    result = shell("inspect", "pipe")
+    result = shell(*command, "pipe")
     writer.join()
     assert result.code == 0, result.err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
+def test_what_fails_with_a_model_from_a_pipe_waits_for_no_other(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(shell.folder / "pipe")
+    writer = threading.Thread(target=(shell.folder / "pipe").write_bytes, args=(mlp().SerializeToString(),))
+    writer.start()
+
+    def fails(*arguments: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr("onnxgrad_cli.jobs.derive.settle_sizes", fails)
+    result = shell("derive", "pipe", "-o", "d.onnx")
+    writer.join()
+    assert result.code == 1 and "internal: ZeroDivisionError: ours" in result.err
 
 
 def test_a_file_that_is_longer_than_a_message_can_be(shell: Shell) -> None:
