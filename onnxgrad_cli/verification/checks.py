@@ -13,6 +13,7 @@ from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.observation import too_large
 from onnxgrad_cli.ir.dialects import complaint
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import Arrays, in_words
 from onnxgrad_cli.metadata import started
 from onnxgrad_cli.standard.gradient_operator import expand_gradients, has_gradients
@@ -28,6 +29,9 @@ from onnxgrad_cli.verification.original import Original, with_weights
 MOST_OPERATIONS = 100 * 10**9
 """Floating-point operations of one run up to which a model is proved unasked: twice those of a ResNet-50 and its
 gradients at a batch of two."""
+
+AFTER_THE_MODEL = frozenset({"label", "sample weight", "loss gradient"})
+"""The roles of inputs that the loss has, and what comes after it."""
 
 TARGETED = 1e-2
 """How far the operators of a target may be from the standard's, in float32, relative to a result's largest entry."""
@@ -145,23 +149,36 @@ def _is_finite(case: Case) -> Found:
 
 
 def _covers_every_gradient(case: Case) -> Found:
-    """Whether differences of the loss could speak of every gradient as a whole, by what the model says of itself.
-
-    A norm that DoRA holds is a constant by its definition; any other value that is held hides a part of a gradient.
-    """
+    """Whether differences of the loss could speak of every gradient as a whole, by what the model says of itself."""
     roles = case.roles
     lacking = [name for name, role in roles.inputs.items() if role == "weight" and name not in roles.gradients]
     partial = [name for name in roles.partial if name in roles.gradients]
-    norms = {name for node in case.model.graph.node if node.op_type == "Sqrt" for name in node.output}
-    dora = any(adapter.magnitude for adapter in roles.adapters)
-    held = [name for name in roles.held if not (dora and name in norms)]
     if lacking:
         return Found("skipped", f"no output is the gradient of {listed(lacking)}")
     if partial:
         return Found("skipped", f"paths are declared to be stopped that the gradient of {listed(partial)} leaves out")
-    if held:
+    if held := _held_unasked(case):
         return Found("skipped", f"{listed(held)} counts as a constant, and is no norm of an adapter")
+    if late := _kept_after_the_model(case):
+        return Found("skipped", f"{listed(late)} depends on labels, and is described as an output of the model")
     return NOTHING
+
+
+def _held_unasked(case: Case) -> list[str]:
+    """What counts as a constant, and hides a part of a gradient so; a norm that DoRA holds is one by its definition."""
+    norms = {name for node in case.model.graph.node if node.op_type == "Sqrt" for name in node.output}
+    dora = any(adapter.magnitude for adapter in case.roles.adapters)
+    return [name for name in case.roles.held if not (dora and name in norms)]
+
+
+def _kept_after_the_model(case: Case) -> list[str]:
+    """Outputs that are described as the model's and depend on what it does not know: they may be gradients."""
+    kept = [name for name, role in case.roles.outputs.items() if role.role == "kept output"]
+    late = {case.roles.loss, *(name for name, role in case.roles.inputs.items() if role in AFTER_THE_MODEL)}
+    for node in Graph(case.model).nodes if kept else ():
+        if not late.isdisjoint(reads(node)):
+            late.update(filter(None, node.output))
+    return [name for name in kept if name in late]
 
 
 Check = Callable[[Case], Found]

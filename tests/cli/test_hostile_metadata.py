@@ -106,6 +106,10 @@ def negated(file: str, gradient: str) -> None:
             lambda said: said["outputs"]["w1_grad"].update(role="kept output", of=""),
             "no output is the gradient of 'w1'",
         ),
+        (
+            lambda said: (said["inputs"].update(w1="constant"), said["outputs"]["w1_grad"].update(role="kept output")),
+            "'w1_grad' depends on labels",
+        ),
         (lambda said: said.update(partial=["w1"]), "the gradient of 'w1' leaves out"),
         (lambda said: said.update(held=["h"]), "'h' counts as a constant"),
         (lambda said: said.update(estimated=True), "straight-through estimates"),
