@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,6 +41,11 @@ DRAWN = 12
 """Bytes that a number takes while it is drawn: a float64, and what is made of it."""
 
 
+SEARCH, TRIES = 3.0, 4
+"""Seconds of the processor after which a search for sizes that fit ends, and how many it tries all the same: it begins
+with small ones, on which a run fails in no time, and goes on to those on which each takes seconds."""
+
+
 def first_run(
     run: Callable[[Arrays], Arrays],
     described: DescribedModel,
@@ -56,8 +62,11 @@ def first_run(
         Exception: what `run` raised at the first sizes, where it accepts none.
     """
     failure: Exception | None = None
+    start = time.process_time()
     sizes_of_labels = _sizes_of_labels(described)
-    for found in sizes_to_try(_shapes(described), described.model):
+    for tried, found in enumerate(sizes_to_try(_shapes(described), described.model)):
+        if failure is not None and tried >= TRIES and time.process_time() - start > SEARCH:
+            break
         guess = {**found, **sizes}
         for masked, positive in itertools.product((True, False), (False, True)):
             feeds = random_feeds(described, rng, guess, positive, masked)
