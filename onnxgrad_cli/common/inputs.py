@@ -17,6 +17,10 @@ _KEPT: ContextVar[tuple[Path, ...] | None] = ContextVar("kept", default=None)
 """What is read by now; None outside of jobs."""
 
 
+ALONE = frozenset(".csv .html .jsonl .md .npz .onnx .ort .parquet .safetensors .toml .tsv".split())
+"""Suffixes of files that are read by their own names alone: none of a folder of data or a tokenizer is such."""
+
+
 @contextmanager
 def inputs_kept() -> Iterator[None]:
     """Keep what is read in the block, and what is read around it, from what is written in the block."""
@@ -50,6 +54,8 @@ def check_is_no_input(out: Path, more: Iterable[Path] = ()) -> None:
 
 
 def is_in_input(out: Path) -> bool:
-    """Whether a file lies in a folder that is read."""
+    """Whether a file may be one of those in a folder that is read."""
     place = Path(os.path.realpath(out))
-    return any(folder.is_dir() and place.is_relative_to(os.path.realpath(folder)) for folder in _KEPT.get() or ())
+    return out.suffix.lower() not in ALONE and any(
+        folder.is_dir() and place.is_relative_to(os.path.realpath(folder)) for folder in _KEPT.get() or ()
+    )

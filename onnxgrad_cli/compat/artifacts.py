@@ -28,7 +28,7 @@ from onnxgrad_cli.passes.parameters.patterns import matching
 from onnxgrad_cli.training.eval_model import make_eval_model
 from onnxgrad_cli.training.run.folder import load_checkpoint
 from onnxgrad_cli.training.run.progress import is_nominal
-from onnxgrad_cli.training.run.tensors import load_tensors, save_tensors, tensor_bytes
+from onnxgrad_cli.training.run.tensors import is_safetensors, load_tensors, save_tensors, tensor_bytes
 from onnxgrad_cli.training.steps.base import TrainerBase
 from onnxgrad_cli.training.steps.split import SplitTrainer
 from onnxgrad_cli.verification.written import check_opens
@@ -180,14 +180,22 @@ def stage_artifacts(
     return [*dict.fromkeys(written), checkpoint]
 
 
-def save_checkpoint(path: str | Path, trainer: TrainerBase) -> None:
+def save_checkpoint(path: str | Path, trainer: TrainerBase, *, force: bool = False) -> None:
     """Write the weights and state of a trainer to a checkpoint: `onnxgrad export` and `open_artifacts` read it.
 
+    Args:
+        path: the file; tensors in safetensors' form that are there are replaced.
+        trainer: the trainer.
+        force: replace any file.
+
     Raises:
+        UsageError: there is another file.
         OnnxgradError: it can't be written.
     """
     path = followed(checks.path("path", path))
     checks.of_type("trainer", trainer, TrainerBase, "a trainer")
+    if path.is_file() and not force and not is_safetensors(path):
+        raise UsageError(f"'{path}' is no checkpoint", "name another file, or replace it with `force=True`")
     values = {name: buffer.read() for name, buffer in trainer.buffers.items()}
     save_tensors(path, values, {"progress": _said(values, trainer.roles, trainer.steps)})
 

@@ -27,7 +27,7 @@ from onnxgrad_cli.training.adapters.merge import adaptable as make_adaptable, me
 from onnxgrad_cli.training.adapters.own_file import is_adapter
 from onnxgrad_cli.training.data import Preprocessing
 from onnxgrad_cli.training.run.ema_weights import check_ema
-from onnxgrad_cli.training.run.export import stored_tensors, untrained_digest
+from onnxgrad_cli.training.run.export import is_base, stored_tensors
 from onnxgrad_cli.training.run.folder import BEST, CHECKPOINT, load_checkpoint
 from onnxgrad_cli.training.run.tensors import holds_weights_alone, load_tensors
 from onnxgrad_cli.verification.written import check_opens
@@ -233,7 +233,7 @@ def _held(source: Path, roles: Path | None, model: ModelProto, use_ema: bool, te
         values = load_tensors(source)[0]
         return HeldValues(values, tuple(values))
     values, progress = load_checkpoint(source, tell)
-    if "base" in progress and progress["base"] != untrained_digest(model, values):
+    if "base" in progress and not is_base(progress["base"], model, values):
         raise OnnxgradError(
             f"'{source}' is of another model: one of other nodes, or of other weights where they were not trained",
             "name the model that was trained",

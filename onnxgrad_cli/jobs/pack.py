@@ -32,6 +32,7 @@ from onnxgrad_cli.files.start_values import (
 from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.training.data.dataset import Data, open_data
 from onnxgrad_cli.training.data.input_types import input_types_of, ranges_of
+from onnxgrad_cli.training.data.preprocessing import Preprocessing
 from onnxgrad_cli.verification.written import refused
 
 MODEL, ORT_MODEL, DATA_JSON, DATA_BIN, RUNTIME = "model.onnx", "model.ort", "data.json", "data.bin", "ort"
@@ -94,9 +95,12 @@ def run_pack(
         raise OnnxgradError(f"onnxruntime does not open the model: {why}", "build it again")
     values = {**roles.begun({**values, **stored}), **stored, **values}
     types, ranges = input_types_of(proto), ranges_of(proto)
-    parts = {"train": open_data(data, types, ranges, prefix=prefix, tell=tell)}
+    opened = partial(open_data, inputs=types, ranges=ranges, terms=roles.losses, tell=tell)
+    known = Preprocessing.of_model(proto)
+    parts = {"train": opened(data, prefix=prefix, known=known)}
     if val is not None:
-        parts["val"] = open_data(val, types, ranges, prefix=val_prefix, tell=tell)
+        known = known.with_more(parts["train"].preprocessing(roles.losses))
+        parts["val"] = opened(val, prefix=val_prefix, known=known)
     copies = _copies(out, runtime, webgpu)
     make_folder(out, "`out`")
     head = out / MODEL

@@ -778,3 +778,18 @@ def test_interrupted_while_it_waits_for_stdin(shell: Shell) -> None:
 def _environment() -> dict[str, str]:
     home = str(Path(__file__).parents[2])
     return {**os.environ, "PYTHONPATH": home}
+
+
+def test_folders_that_are_only_called_like_an_input_keep_nothing(shell: Shell) -> None:
+    """A folder called as a loss is, and models in a folder of data, of which none is read."""
+    np.savez("d.npz", x=np.ones((8, 4), np.float32), label=np.ones((8, 2), np.float32))
+    for folder in ("mse", "data"):
+        Path(folder).mkdir()
+        foreign = onnx.load("mlp.onnx")
+        foreign.producer_name = "another"
+        onnx.save(foreign, f"{folder}/m.onnx")
+    np.save("data/x.npy", np.ones((8, 4), np.float32))
+    np.save("data/label.npy", np.ones((8, 2), np.float32))
+    for data, out in (("d.npz", "mse/m.onnx"), ("data", "data/m.onnx")):
+        done = shell("train", "mlp.onnx", "--data", data, "--epochs", "1", "-o", out, "--run", f"run-{data}", "--force")
+        assert done.code == 0, done.err

@@ -112,7 +112,14 @@ def test_there_and_back(shell: Shell) -> None:
     trainer = open_artifacts("art", "my_", threads=1)
     losses = [trainer.step(batch(64), 0.1) for _ in range(20)]
     assert losses[-1] < losses[0] / 2
-    save_checkpoint("art/my_checkpoint", trainer)
+    for _ in range(2):
+        save_checkpoint("art/my_checkpoint", trainer)  # in the place of the one before
+    Path("notes.txt").write_text("mine")
+    for other in ("notes.txt", "art/my_training_model.onnx"):
+        kept = Path(other).read_bytes()
+        with pytest.raises(UsageError, match="is no checkpoint"):
+            save_checkpoint(other, trainer)
+        assert Path(other).read_bytes() == kept
     again = open_artifacts("art", "my_", threads=1)
     assert again.steps == 20 and again.step(batch(), 0.1) == trainer.step(batch(), 0.1)
     result = shell("export", "art/my_checkpoint", "--model", MODEL, "-o", "trained.onnx")

@@ -112,3 +112,22 @@ def test_what_onnxruntime_does_not_open_is_no_page(shell: Shell) -> None:
     result = shell("pack", "odd.onnx", "-o", "site", "--data", "data.npz", "--prefix", "a_")
     assert result.code == 1 and "onnxruntime does not open the model" in result.err
     assert not Path("site/model.onnx").exists()
+
+
+def test_data_are_packed_as_they_were_trained_on(shell: Shell) -> None:
+    """Columns in the order of the training data, and normalized as the model says."""
+    x = np.random.default_rng(0).standard_normal((6, 4)) * 100 + 500
+    for name, order in (("data", [0, 1, 2, 3]), ("swapped", [2, 1, 0, 3])):
+        table = np.column_stack([x[:, order], x[:, :2]])
+        header = ",".join([*("abcd"[i] for i in order), "label_0", "label_1"])
+        np.savetxt(f"{name}.csv", table, "%.7g", ",", header=header, comments="")
+    trained = ("train", "mlp.onnx", "--data", "data.csv", "--normalize", "auto", "--epochs", "1", "-o", "m.onnx")
+    assert shell(*trained).code == 0
+    run_build("m.onnx", "m.train.onnx", Options(optimizer="sgd"), verify=False, no_report=True)
+    assert shell("pack", "m.train.onnx", "-o", "site", "--data", "data.csv", "--val", "swapped.csv").code == 0
+    said, data = json.loads(Path("site/data.json").read_text()), Path("site/data.bin").read_bytes()
+    found = [
+        np.frombuffer(data, np.float32, said[part]["x"]["size"], said[part]["x"]["offset"]) for part in ("train", "val")
+    ]
+    np.testing.assert_array_equal(*found)
+    np.testing.assert_allclose(found[0].reshape(6, 4), (x - x.mean(0)) / x.std(0), atol=1e-3)

@@ -228,8 +228,7 @@ def _data(
     samples.tell_padding(tell)
     share = None if val is None else fraction_of(val)
     if val is not None and share is None:
-        learnt = samples.preprocessing(trainer.roles.losses)
-        known = replace(known, classes={**known.classes, **learnt.classes}, order={**known.order, **learnt.order})
+        known = known.with_more(samples.preprocessing(trainer.roles.losses))
         validation = opened(str(val), course.val_prefix, known)
     elif share is not None:
         if course.val_prefix:

@@ -82,7 +82,7 @@ def onnx_adapter_bytes(model: ModelProto, adapters: Sequence[Adapter], values: M
 
 def base_of(path: Path) -> str:
     """What follows the tensors of a file that is ours, of the model that they were trained on; "" elsewhere."""
-    found = re.search(rb"onnxgrad \S+ base ([0-9a-f]{8})\Z", path.read_bytes())
+    found = re.search(rb"onnxgrad \S+ base ([0-9a-f-]{8,17})\Z", path.read_bytes())
     return found[1].decode() if found else ""
 
 

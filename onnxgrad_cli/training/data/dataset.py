@@ -68,7 +68,8 @@ class Data:
         normal: input -> what brings its numbers to mean 0 and deviation 1.
         augment: what is done to pictures in training alone.
         transform: a user's function of each batch.
-        order: input -> the columns of a table that it took as they stood there.
+        order: input -> the columns of a table that it took as they stood there, or took of other data before.
+        resize: what became of picture files of other data before; None where there were none.
     """
 
     source: Path
@@ -84,6 +85,7 @@ class Data:
     augment: Augmentations | None = None
     transform: Transformed | None = None
     order: Chosen = field(default_factory=dict)
+    resize: Resize | None = None
 
     def __len__(self) -> int:
         return self.size
@@ -154,7 +156,7 @@ class Data:
         """What is done to the data before a model sees them, for the losses `terms`."""
         classes = {term.output: self.names[term.label] for term in terms if term.label in self.names}
         forms = [column.resize for column in self.arrays.values() if isinstance(column, Pictures)]
-        return Preprocessing(classes, self.normal, forms[0] if forms else None, self.order)
+        return Preprocessing(classes, self.normal, forms[0] if forms else self.resize, self.order)
 
     def prepared_by(self, options: SampleOptions) -> str:
         """What tells runs apart that see the same samples otherwise; "" where they are seen as they are."""
@@ -226,7 +228,7 @@ def open_data(
         arrays = {name: _kept(column, dtypes.get(name, column.dtype)) for name, column in columns.items()}
     return Data(
         path, arrays, dtypes, checked.size, checked.sizes, checked.batch_size, sequences=sequences, names=names,
-        normal=_normal(columns, inputs, known, labels), order=found.order,
+        normal=_normal(columns, inputs, known, labels), order={**known.order, **found.order}, resize=known.resize,
     )  # fmt: skip
 
 

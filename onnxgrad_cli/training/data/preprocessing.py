@@ -48,6 +48,10 @@ class Preprocessing:
     order: Chosen = field(default_factory=dict)
     settled: bool = False
 
+    def with_more(self, found: Preprocessing) -> Preprocessing:
+        """What is known, and what data have shown besides: names of classes, and the order of columns."""
+        return replace(self, classes={**self.classes, **found.classes}, order={**self.order, **found.order})
+
     def to_json(self) -> dict[str, str]:
         """The entries that say it, key -> JSON; none where nothing was done."""
         said: dict[str, Any] = {name: each.to_json() for name, each in sorted(self.normal.items())}

@@ -112,6 +112,15 @@ def load_tensors(path: Path, tell: Tell = silent) -> tuple[dict[str, np.ndarray]
     return {n: a.view(ml_dtypes.bfloat16) if n in halves else a for n, a in tensors.items()}, words
 
 
+def is_safetensors(path: Path) -> bool:
+    """Whether a file begins as one of safetensors does: eight bytes of a length, and an object in JSON.
+
+    Source: https://github.com/huggingface/safetensors#format.
+    """
+    with path.open("rb") as file:
+        return file.read(9)[8:] == b"{"
+
+
 def holds_weights_alone(path: Path) -> bool:
     """Whether the metadata of a file say nothing that onnxgrad knows: another program wrote it, of tensors alone.
 

@@ -336,6 +336,9 @@ def test_another_model_than_the_one_that_was_trained(shell: Shell) -> None:
     refused = shell("export", "r", "--model", "other.onnx", "-o", "no.onnx")
     assert refused.code == 1 and "is of another model" in refused.err
     assert shell("export", "r", "--model", "net.onnx", "-o", "two.onnx").code == 0
+    onnx.save(network(), "apart.onnx", save_as_external_data=True, location="apart.bin", size_threshold=0)
+    elsewhere = shell("export", "r", "--model", "apart.onnx", "-o", "four.onnx")
+    assert elsewhere.code == 0, elsewhere.err
     for source in ("a.safetensors", "a.onnx_adapter"):
         for model in ("net.onnx", "other.onnx"):
             told = shell("train", model, *TRAIN[2:], "--adapter-from", source, "--epochs", "1", "-o", "three.onnx",

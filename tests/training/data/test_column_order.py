@@ -48,13 +48,21 @@ def test_the_order_is_that_of_the_data_it_was_trained_on(suffix: str, tmp_path: 
         opened(write(tmp_path / f"less{suffix}", "acy"), known)
 
 
+def test_other_data_leave_it_as_it_is(tmp_path: Path) -> None:
+    """What was trained on a table, and then on arrays, still reads the table as before."""
+    known = Preprocessing(order={"x": ("a", "b", "c")}, resize="stretch")
+    np.savez(tmp_path / "more.npz", x=np.ones((2, 3), np.float32), y=np.zeros(2, np.int64))
+    said = opened(tmp_path / "more.npz", known).preprocessing([])
+    assert said.order == known.order and said.resize == "stretch"
+
+
 def test_columns_whose_names_tell_their_order_are_free(tmp_path: Path) -> None:
-    known = Preprocessing(order={"x": ["a", "b", "c"]})
+    known = Preprocessing(order={"x": ("a", "b", "c")})
     path = tmp_path / "named.csv"
     path.write_text("x_2,x_0,y,x_1\n3,1,0,2\n")
     data = opened(path, known)
     np.testing.assert_array_equal(data.batch(np.arange(1))["x"], [[1, 2, 3]])
-    assert not data.preprocessing([]).to_json()
+    assert not opened(path).preprocessing([]).to_json()
 
 
 def test_validation_and_evaluation_read_columns_as_the_training_did(
