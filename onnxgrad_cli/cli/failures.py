@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import click
 
-from onnxgrad_cli.errors import InternalError, OnnxgradError, Refusal, UnsupportedError
+from onnxgrad_cli.errors import InternalError, OnnxgradError, Refusal, UnsupportedError, UsageError
 
 ISSUES = "https://github.com/onnxgrad/onnxgrad/issues"
 
@@ -16,6 +18,9 @@ REPORT = f"this is a fault of onnxgrad: run it again with --traceback and report
 
 NO_MEMORY = ("std::bad_alloc", "bad allocation", "Failed to allocate memory", "Available memory of")
 """What the libraries say beneath us where memory ends, as errors of any type."""
+
+OUT_OF_REACH = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
+"""What asking whether a file exists fails with where its name or the rights of a folder stand in the way."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,9 @@ def failure(error: BaseException) -> Failure:
         refusals = error.refusals if isinstance(error, UnsupportedError) else ()
         advice = REPORT if isinstance(error, InternalError) else error.hint
         return Failure(error.message, advice, error.details, refusals, error.exit_code)
+    if isinstance(error, OSError) and _is_out_of_reach(error):
+        hint = "check its name, and the permissions of the folders in which it lies"
+        return Failure(f"'{error.filename}' can't be read: {error.strerror}", hint, code=UsageError.exit_code)
     if any(isinstance(each, RecursionError) for each in chain(error)):
         hint = "simplify the model; if it nests no graphs in graphs, it is a fault of onnxgrad: report it, " + ISSUES
         return Failure("what was given is nested too deeply", hint)
@@ -59,3 +67,8 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _lacks_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY)
+
+
+def _is_out_of_reach(error: OSError) -> bool:
+    """Whether an error says that a file which it names can't be reached, which is no fault of ours."""
+    return isinstance(error.filename, (str, os.PathLike)) and error.errno in OUT_OF_REACH

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -61,6 +64,43 @@ def test_nesting_that_is_too_deep() -> None:
     for error in (RecursionError("maximum recursion depth exceeded"), raised(KeyError("x"), RecursionError())):
         assert failure(error).message == "what was given is nested too deeply"
     assert failure(raised(UsageError("no such weight"), RecursionError())).message == "no such weight"
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG])
+def test_a_file_out_of_reach_is_no_fault_of_ours(number: int) -> None:
+    found = failure(OSError(number, os.strerror(number), Path("shut", "c.toml")))
+    assert found.message == f"'{Path('shut', 'c.toml')}' can't be read: {os.strerror(number)}"
+    assert found.code == 2 and "permissions" in (found.hint or "")
+    assert "internal" in failure(OSError(number, "of no file")).message
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--data", "shut/d.npz"),
+        ("--adapter-from", "shut/a.safetensors"),
+        ("--lora", "2", "--adapter", "shut/peft"),
+        ("--tokenizer", "shut/tokenizer"),
+        ("--tuned", "shut/c.toml"),
+        ("--rules", "shut/r.py"),
+    ],
+)
+def test_a_folder_that_may_not_be_searched(
+    options: tuple[str, ...], shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Path.stat
+
+    def stat(path: Path, *arguments: Any, **keywords: Any) -> os.stat_result:
+        if path.parts[:1] == ("shut",) and len(path.parts) > 1:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return asked(path, *arguments, **keywords)
+
+    Path("shut").mkdir()
+    np.savez("d.npz", x=np.zeros((4, 3), np.float32), label=np.zeros(4, np.int64))
+    monkeypatch.setattr(Path, "stat", stat)
+    result = shell("train", "mlp.onnx", "--data", "d.npz", *options, "--loss", "cross-entropy", "-o", "t.onnx")
+    assert result.code == 2, result.err
+    assert re.search("'shut/.*' can't be read: Permission denied", result.err), result.err
 
 
 def test_end_of_a_file_is_no_interrupt(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
