@@ -1,7 +1,7 @@
 """Conversations as text, by the chat template that is published with a tokenizer, and where in it the answers lie.
 
 A template is a program in Jinja that a stranger wrote: it runs in Jinja's sandbox, may go on for so many rounds of its
-loops and calls, and has so much memory and time.
+loops and calls, and has so much memory and time. Nothing of it is computed before it runs.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from onnxgrad_cli.common.memory import GB, limited_memory
 from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.training.data.reading import check_regular, library, reading
+
+T = TypeVar("T")
 
 Span = tuple[int, int]
 """Where something begins and ends in a text, in characters."""
@@ -59,7 +61,7 @@ class ChatTemplate:
         marks: what a template may write besides, such as 'bos_token'.
 
         Raises:
-            UsageError: it is no template, or the package jinja2 is missing.
+            UsageError: it is no template, is beyond its limits, or the package jinja2 is missing.
         """
         self.path, self._marks = path, marks
         self._alone = 0
@@ -67,7 +69,7 @@ class ChatTemplate:
         with reading(path, "a chat template", "a template as published with models is wanted"):
             if len(source) > LONGEST:
                 raise ValueError(f"it has more than {LONGEST:,} characters")
-            self._render, self._restart = _compiled(source)
+            self._render, self._restart = _within_limits(lambda: _compiled(source))
 
     def render(self, where: str, messages: Messages, asked: bool = False) -> str:
         """A conversation as text; `asked`: up to where the next answer begins.
@@ -77,8 +79,9 @@ class ChatTemplate:
         """
         self._restart()
         try:
-            with limited_memory(MEMORY), _limited_time():
-                return self._render(messages=messages, add_generation_prompt=asked, tools=None, **self._marks)
+            return _within_limits(
+                lambda: self._render(messages=messages, add_generation_prompt=asked, tools=None, **self._marks)
+            )
         except Exception as error:  # a template may raise anything
             raise UsageError(
                 f"{where}: the chat template of '{self.path}' refuses the conversation: {error}",
@@ -148,6 +151,20 @@ def check_messages(where: str, name: str, messages: object) -> list[dict[str, An
     return messages
 
 
+def _within_limits(job: Callable[[], T]) -> T:
+    """What a job on a template returns, which may take so much memory and time.
+
+    Raises:
+        ValueError: it takes more.
+    """
+    try:
+        with limited_memory(MEMORY), _limited_time():
+            return job()
+    except MemoryError:
+        pass  # an error that is raised while this one is handled would be told as one of the machine
+    raise ValueError(f"it takes more than {MEMORY // 2**20} MB")
+
+
 @contextmanager
 def _limited_time() -> Iterator[None]:
     """End what this thread does after so many seconds, at its next call: filters go round loops that nobody counts.
@@ -174,7 +191,7 @@ def _limited_time() -> Iterator[None]:
 
 def _compiled(source: str) -> tuple[Callable[..., str], Callable[[], None]]:
     """A function that renders a template, and one that lets it begin anew with `ROUNDS`."""
-    from jinja2 import nodes
+    from jinja2 import nodes, pass_context
     from jinja2.ext import Extension
     from jinja2.parser import Parser
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -218,14 +235,27 @@ def _compiled(source: str) -> tuple[Callable[..., str], Callable[[], None]]:
     def refuse(message: str) -> None:
         raise ValueError(message)
 
+    @pass_context
+    def unchanged(context: Any, value: Any) -> Any:
+        """What is written, as it is: whatever takes a context is not computed while the template is compiled."""
+        return value
+
     environment = Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"], autoescape=False
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[Generation, "jinja2.ext.loopcontrols"],
+        optimized=False,
+        finalize=unchanged,
+        autoescape=False,
     )
     environment.filters |= {"tojson": _json, "_counted": counted}
     environment.globals |= {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
     tree = environment.parse(source)
     for loop in tree.find_all(nodes.For):
         loop.iter = nodes.Filter(loop.iter, "_counted", [], [], None, None)
+    for switch in tree.find_all(nodes.EvalContextModifier):
+        if not all(isinstance(option.value, nodes.Const) for option in switch.options):
+            raise ValueError("its autoescape is computed")
     template = environment.from_string(tree)
 
     def restart() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
+from onnxgrad_cli.cli.failures import failure
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.metadata import Term
@@ -278,6 +279,32 @@ def test_a_template_can_do_no_harm(source: str, said: str) -> None:
         template.render("line 1", CHAT)
     assert ROUNDS == 100_000
     assert sys.getprofile() is None
+
+
+@pytest.mark.parametrize("place", ["{{ X }}", "{% set n = X %}", "{% if X %}{% endif %}", "{{ [1][X] }}"])
+def test_nothing_of_a_template_is_computed_while_it_is_compiled(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[object] = []
+    defaults = pytest.importorskip("jinja2.defaults")
+    monkeypatch.setitem(defaults.DEFAULT_FILTERS, "length", lambda value: computed.append(value) or 0)
+    template = ChatTemplate(Path("tokenizer.json"), place.replace("X", "'abc'|length"), {})
+    assert not computed
+    template.render("line 1", CHAT)
+    assert computed == ["abc"]
+
+
+def test_autoescape_of_a_template_is_no_program() -> None:
+    """Jinja computes it while it compiles a template, whatever it is told."""
+    with pytest.raises(UsageError, match="can't be read as a chat template: its autoescape"):
+        ChatTemplate(Path("tokenizer.json"), "{% autoescape 'abc'|length %}{% endautoescape %}", {})
+    ChatTemplate(Path("tokenizer.json"), "{% autoescape false %}{% endautoescape %}", {})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited there")
+def test_a_template_beyond_its_memory_is_told_by_name() -> None:
+    template = ChatTemplate(Path("tokenizer.json"), "{{ '%0300000000d'|format(1)|length }}", {})
+    with pytest.raises(UsageError) as found:
+        template.render("line 1", CHAT)
+    assert "'tokenizer.json' refuses the conversation: it takes more than 256 MB" in failure(found.value).message
 
 
 @pytest.mark.parametrize("source", ["{% for %}", "{% include 'x' %}{{ 3", "x" * (2**20 + 1)])
