@@ -21,6 +21,9 @@ Value = TypeVar("Value")
 
 STREAM = "-"
 
+OPENED = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
+"""How names begin of what a process has open, as a shell's `<(...)` gives them: its children have it not."""
+
 HEAD = ("model", "verdict", "time", "files")
 
 APART = "rename one, or take them in two commands"
@@ -75,7 +78,7 @@ def run_several(
         The highest of the exit codes.
 
     Raises:
-        UsageError: a model is named twice, or is stdin; or an option is given several times, and not for each.
+        UsageError: a model is named twice, or is a stream; or an option is given several times, and not for each.
     """
     from onnxgrad_cli.cli.processes import Run, ended, words  # half of the time that help would take
 
@@ -112,6 +115,9 @@ def run_several(
 def _check(models: Sequence[str]) -> None:
     if STREAM in models:
         raise UsageError("stdin (-) is one model: it can't be one of several", "give its file")
+    for model in models:
+        if os.path.abspath(model).startswith(OPENED):
+            raise UsageError(f"'{model}' is a stream: it can't be one of several models", "give its file")
     twice = {model for model in models if models.count(model) > 1}
     if twice:
         raise UsageError(f"named twice: {listed(sorted(twice))}", "name each model once")
@@ -143,7 +149,7 @@ def targets_in(folder: str, models: Sequence[str], word: str) -> dict[str, str]:
     """Where what is made of each model goes: into a folder, or beside it where none is named.
 
     Raises:
-        UsageError: a model is named twice, or is stdin; two would go to one file, one would replace a model that is
+        UsageError: a model is named twice, or is a stream; two would go to one file, one would replace a model that is
             read or go through a link, or the folder can't be made.
     """
     _check(models)

@@ -89,6 +89,8 @@ def test_an_interrupt_ends_all_and_leaves_nothing(shell: Shell) -> None:
         ),
         (("mlp.onnx", "mlp.onnx"), (), "would replace 'mlp.onnx'|would both be|named twice"),
         (("mlp.onnx", "-"), ("-O", "out"), r"stdin \(-\) is one model"),
+        (("/dev/fd/63", "/dev/fd/62"), ("-O", "out"), "'/dev/fd/63' is a stream: it can't be one of several models"),
+        (("mlp.onnx", "/dev/stdin"), ("-O", "out"), "'/dev/stdin' is a stream"),
         (("mlp.onnx", "b.onnx"), ("-o", "c.onnx"), "--out does not go with --out-dir or several models"),
         (("mlp.onnx",), ("-O", "out", "--report", "r.md"), "--report does not go with"),
         (("mlp.onnx", "b.onnx"), ("--artifacts", "d"), "--artifacts does not go with"),
