@@ -225,6 +225,22 @@ def _move_weights(switch: Switch, model: ModelProto) -> list[Path]:
     return [data]
 
 
+def check_folder(folder: Path, option: str) -> None:
+    """Make sure that files may be written to a folder, which need not be there, before any work is done for them.
+
+    Raises:
+        UsageError: it is a file, or would lie in one; the message names the option that asked for it.
+        OnnxgradError: it can't be made or written to.
+    """
+    place = folder.absolute()
+    there = next(each for each in (place, *place.parents) if each.exists())
+    if not there.is_dir():
+        raise UsageError(f"{option}: '{folder}' is no folder: '{there}' is a file", "name another folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        what = "written to" if there == place else "made"
+        raise OnnxgradError(f"{option}: '{folder}' can't be {what}: permission denied", "name another folder")
+
+
 def make_folder(folder: Path, option: str) -> None:
     """Make a folder, if it is not there.
 

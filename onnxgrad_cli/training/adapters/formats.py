@@ -13,7 +13,7 @@ from onnx import ModelProto
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.files import Switch, check_target, followed, make_folder
+from onnxgrad_cli.files import Switch, check_folder, check_target, followed, make_folder
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.training.adapters import onnx_adapter, own_file
 from onnxgrad_cli.training.adapters.onnx_adapter import is_onnx_adapter, load_onnx_adapter, onnx_adapter_bytes
@@ -67,6 +67,7 @@ class AdapterTarget:
             return
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"`adapter`: '{self.path}' is a file, and PEFT has a folder", "name a folder")
+        check_folder(self.path, "`adapter`")
         weights, config = self.files
         if self.path.is_dir() and weights.exists():
             check_target(weights, model, source, force)

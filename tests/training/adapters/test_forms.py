@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,20 @@ def test_what_is_written_is_read_and_written_over(out: str, tmp_path: Path, monk
     found = run(merge(model, *read_adapters(target.path, model)), x)
     np.testing.assert_allclose(found, run(merge(model, ADAPTERS, values), x), rtol=1e-5, atol=1e-5)
     assert not [file for file in tmp_path.rglob("*") if file.suffix in (".tmp", ".lock")]
+
+
+@pytest.mark.parametrize("out", ["shut", "shut/peft", "shut/deep/peft", "peft:shut/a.b"])
+def test_a_folder_that_can_not_be_written_is_told_before_the_work(
+    out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("shut").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / "shut")
+    with pytest.raises(OnnxgradError, match=r"`adapter`: 'shut.*' can't be (made|written to): permission denied"):
+        AdapterTarget(out).check(network(), None, False)
+    Path("file").touch()
+    with pytest.raises(UsageError, match=r"'file/peft' is no folder: '.*file' is a file"):
+        AdapterTarget("file/peft").check(network(), None, False)
 
 
 def test_an_onnx_adapter_has_the_names_and_shapes_of_others(tmp_path: Path) -> None:
