@@ -168,7 +168,7 @@ def targets_in(folder: str, models: Sequence[str], word: str) -> dict[str, str]:
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"`out_dir`: '{folder}' can't be made: {error.strerror}") from None
+            raise UsageError(f"--out-dir: '{folder}' can't be made: {error.strerror}") from None
     return {model: str(path) for model, path in paths.items()}
 
 

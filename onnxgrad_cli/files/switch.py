@@ -33,6 +33,10 @@ Write = Callable[[BinaryIO], object]
 """What writes the content of a file that is open."""
 
 
+ANOTHER = "choose another place"
+"""What to do where a file can't be written; which option names it depends on the file."""
+
+
 @contextmanager
 def told(out: Path) -> Iterator[None]:
     """Say an operating system's error in the user's terms."""
@@ -41,7 +45,7 @@ def told(out: Path) -> Iterator[None]:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         what = "no space is left" if full else str(error.strerror)
-        hint = "free some space, or choose another place with -o" if full else "choose another place with -o"
+        hint = f"free some space, or {ANOTHER}" if full else ANOTHER
         raise OnnxgradError(f"'{out}' can't be written: {what}", hint) from error
 
 

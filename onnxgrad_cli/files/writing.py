@@ -24,7 +24,7 @@ from onnxgrad_cli.files.external_data import (
 )
 from onnxgrad_cli.files.outputs import check_is_file
 from onnxgrad_cli.files.reading import HEAD, STREAM
-from onnxgrad_cli.files.switch import Switch, is_model, mentions, told
+from onnxgrad_cli.files.switch import ANOTHER, Switch, is_model, mentions, told
 from onnxgrad_cli.ir.types import SMALL, is_external, nbytes
 from onnxgrad_cli.metadata import VERSION, tool_version
 
@@ -157,7 +157,7 @@ def check_target(out: Path, model: ModelProto | None = None, source: Path | None
     if not out.parent.is_dir():
         raise OnnxgradError(f"there is no folder '{out.parent}' to write '{out.name}' to", "make it first")
     if not os.access(out.parent, os.W_OK):
-        raise OnnxgradError(f"'{out}' can't be written: permission denied", "choose another place with -o")
+        raise OnnxgradError(f"'{out}' can't be written: permission denied", ANOTHER)
     if out.is_file() and not is_ours(out):
         if is_in_input(out):
             raise UsageError(f"'{out}' lies in a folder that is an input, which is never overwritten", "name another")

@@ -105,6 +105,12 @@ def test_what_would_collide_is_refused(
     assert shell.files() == before
 
 
+def test_a_folder_that_can_not_be_made(shell: Shell) -> None:
+    Path("file").touch()
+    result = shell("build", "mlp.onnx", "-O", "file/out")
+    assert result.code == 2 and "error: --out-dir: 'file/out' can't be made: " in result.err
+
+
 @pytest.mark.skipif(os.name != "posix", reason="links take rights there")
 def test_a_link_is_the_file_that_it_names(shell: Shell) -> None:
     Path("mlp.train.onnx").symlink_to("other.onnx")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -19,7 +20,7 @@ import pytest
 from onnx import numpy_helper
 
 from onnxgrad_cli.errors import OnnxgradError
-from onnxgrad_cli.files import Switch, load_model, save_bytes, save_model, switch, writing
+from onnxgrad_cli.files import Switch, check_target, load_model, save_bytes, save_model, switch, told, writing
 from tests.files.test_files import model_of, saved_outside
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="it has neither modes nor these signals")
@@ -301,3 +302,16 @@ def test_a_lock_that_a_stranger_has_left_leads_nowhere(tmp_path: Path, make: Cal
     with pytest.raises(OnnxgradError, match="can't be written"):
         save_model(model_of(np.ones(3, np.float32)), tmp_path / "out.onnx")
     assert names(tmp_path) == before
+
+
+def test_no_option_is_named_where_a_file_can_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be the file of any."""
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(OnnxgradError, match="permission denied") as found:
+        check_target(tmp_path / "m.onnx")
+    assert found.value.hint == "choose another place"
+    hints = {errno.EACCES: "choose another place", errno.ENOSPC: "free some space, or choose another place"}
+    for number, hint in hints.items():
+        with pytest.raises(OnnxgradError, match="can't be written") as found, told(tmp_path / "m.onnx"):
+            raise OSError(number, os.strerror(number))
+        assert found.value.hint == hint

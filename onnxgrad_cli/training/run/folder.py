@@ -7,6 +7,7 @@ a machine that loses its power, at any moment leaves a whole one.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -207,7 +208,8 @@ def run_folder(path: Path) -> Iterator[RunFolder]:
             path.mkdir(parents=True, exist_ok=True)
             alone = hold(held.enter_context(opened(path / LOCK)))
         except OSError as error:
-            raise OnnxgradError(f"`run`: '{path}' can't be made: {error.strerror}") from None
+            what = "written to" if os.path.isdir(path) else "made"
+            raise OnnxgradError(f"`run`: '{path}' can't be {what}: {error.strerror}") from None
         if not alone:
             raise UsageError(f"`run`: another run is going on in '{path}'", "name another folder with `run`")
         with suppress(PermissionError):  # who may write in a folder need not be one who may read it
