@@ -243,7 +243,7 @@ def _roles(model: ModelProto) -> tuple[dict[str, Kind], dict[str, Kind]]:
         ports = json.loads(props.get(ROLES, "{}"))
         inputs = {name: _INPUTS.get(role, Kind.INPUT) for name, role in ports.get("inputs", {}).items()}
         outputs = {name: _OUTPUTS.get(role["role"], Kind.OUTPUT) for name, role in ports.get("outputs", {}).items()}
-    except (ValueError, TypeError, AttributeError, KeyError):
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return {}, {}  # a description that can't be read is no reason not to draw
     return inputs, outputs
 

@@ -440,7 +440,7 @@ PLACES: Mapping[str, Callable[[Path], Any]] = {
     "input": lambda path: path.symlink_to("../in/model.onnx"),
     "hard": lambda path: os.link(path.parent.parent / "in" / "model.onnx", path),
     "stranger's": lambda path: path.write_bytes(b"mine"),
-    "dangling beside": lambda path: path.symlink_to("beside.onnx"),
+    "dangling beside": lambda path: path.symlink_to(f"beside{path.suffix}"),
 }
 
 

@@ -229,7 +229,7 @@ def test_nodes_of_one_name_are_two() -> None:
 
 def test_a_description_that_can_not_be_read_is_no_obstacle() -> None:
     proto = model(MLP)
-    for text in ("{", "[]", '{"inputs": 3}', '{"outputs": {"y": 1}}'):
+    for text in ("{", "[]", '{"inputs": 3}', '{"outputs": {"y": 1}}', "[" * 100_000):
         del proto.metadata_props[:]
         proto.metadata_props.add(key="onnxgrad.roles", value=text)
         assert by_title(draw(proto), Kind.WEIGHT) == ["w1", "b1", "w2"]
