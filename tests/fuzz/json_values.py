@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from random import Random
 from typing import Any
 
@@ -27,7 +28,7 @@ def change(value: Any, rng: Random) -> str:
     if isinstance(value, dict) and rng.random() < 0.1:
         value[hostile.string(rng)] = value.pop(key)
         return f"{key} is called otherwise"
-    value[key] = rng.choice((*VALUES, hostile.string(rng)))
+    value[key] = deepcopy(rng.choice((*VALUES, hostile.string(rng))))  # the next change must not change `VALUES`
     return f"{key} = {str(value[key])[:30]!r}"
 
 
