@@ -19,6 +19,9 @@ from onnxgrad_cli.errors import Unknown
 LAST = np.iinfo(np.int64).max
 """The end of an axis, for Slice."""
 
+LONGEST = 1 << 24
+"""Outputs along an axis up to which what windows read is a constant: a stranger's pads may make billions of them."""
+
 
 @dataclass(frozen=True)
 class Window:
@@ -214,13 +217,13 @@ def reads(
 ) -> np.ndarray | Val:
     """Where windows read along the spatial axis `i`: outputs of `g` and taps along two axes of `rank`.
 
-    A numpy array where the size is static.
+    A numpy array where the size is static, and no larger than any image.
     """
     outputs, steps = axes
     size = g.shape[2 + i]
     reach = np.asarray(taps) * win.dilations[i]
     reach = reach.reshape([-1 if axis == steps else 1 for axis in range(rank)])
-    if not isinstance(size, int):
+    if not isinstance(size, int) or size > LONGEST:
         return op.steps(op.dim(g, 2 + i), outputs, rank) * win.strides[i] + op.const(reach)
     first = np.arange(size).reshape([-1 if axis == outputs else 1 for axis in range(rank)])
     return first * win.strides[i] + reach

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 from onnxgrad_cli.autodiff.rules import conv
 from onnxgrad_cli.builder import build
+from onnxgrad_cli.common.memory import GB, limited_memory
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.types import shape_of
@@ -530,3 +531,12 @@ def test_a_small_weight_is_scaled_in_place_of_a_large_cotangent(settings, weight
     shapes = [sorted(str(shape_of(built.graph.types[name])) for name in node.input) for node in products]
     vector, image = str((1, weight[0], 1, 1)), str(shape_of(built.graph.types["c"]))
     assert ("cotangent" if sorted([vector, image]) in shapes else "weight") == scaled
+
+
+def test_pads_of_billions_make_no_constants():
+    """What each window reads would be 17 GB; such a model is built in no time, and what runs it says what it lacks."""
+    attrs = {"pads": [0, 0, 2**31 - 1, 0], "strides": [2, 2]}
+    with limited_memory(GB):
+        model = forward_model(Case("Conv", [(1, 3, 8, 8), (4, 3, 3, 3)], attrs), symbolic=False)
+        backward = with_gradient(model, ["x0", "x1"], ["y0"], "g_")
+    assert backward.ByteSize() < 10**5
