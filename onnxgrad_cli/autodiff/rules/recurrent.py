@@ -79,7 +79,10 @@ class Activation:
         """`g` times its derivative at `x`, where it is `y`; without `x`, from `y` alone."""
         inside = x and self._clipped(self.op, x)
         g = ACTIVATIONS[self.name][0](self.op, g, y, inside, **self.parameters)
-        return g if self.clip is None or x is None else g * self.op.cast(self.op.Abs(x) <= self.clip, g)
+        if self.clip is None:
+            return g
+        assert x is not None  # what is clipped is always computed again
+        return g * self.op.cast(self.op.Abs(x) <= self.clip, g)
 
     def _clipped(self, op: Op, x: Val) -> Val:
         return x if self.clip is None else op.Clip(x, -self.clip, self.clip)

@@ -28,6 +28,7 @@ OF_TENSORFLOW = "tf_half_pixel_for_nn"
 COORDINATES = frozenset(
     {"align_corners", "asymmetric", "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", CROP, OF_TENSORFLOW}
 )
+"""The coordinate transformation modes that `_Axis` has formulas for."""
 
 
 @dataclass(frozen=True)
