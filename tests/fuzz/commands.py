@@ -83,7 +83,8 @@ def _derive(rng: Random, seed: Seed) -> tuple[list[str], list[str]]:
     # many seconds; and onnxruntime opens a loop over thousands, which read as many from outside, in a time that grows
     # with their square.
     in_loops = bool({"jacobian", "hessian"}.intersection(words))
-    every = ["--wrt", "*"] if not in_loops or len(seed.model.graph.initializer) < 20 else []
+    paths = len(seed.model.graph.initializer) + len(seed.model.graph.input)
+    every = ["--wrt", "*"] if not in_loops or paths < 20 else []
     if len(seed.model.graph.node) > 1000 and in_loops:
         words = []
     for choice in (every, ["--of", rng.choice(values or ["*"])], ["--wrt", rng.choice(values or ["*"])]):
