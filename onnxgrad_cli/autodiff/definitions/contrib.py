@@ -235,7 +235,7 @@ def simplified_layer_normalization(op, x, scale, *, axis=-1, epsilon=1e-5, stash
 
 
 @definition("GatedRMSNorm", domain=MICROSOFT)
-def gated_rms_norm(op, x, scale, gate, *, activation="silu", epsilon=1e-6):
+def gated_rms_norm(op, x, scale, gate, *, activation="silu", epsilon=1e-5):
     """Each group of as many numbers as `scale` has, over its root mean square, times the activated gate; in float32."""
     if activation not in ("silu", "swish", "sigmoid"):
         raise Unknown(f"its activation '{activation}' is not known")

@@ -49,7 +49,7 @@ def group_query_attention(
     cos_cache=None, sin_cache=None, position_ids=None, attention_bias=None, head_sink=None, k_scale=None,
     v_scale=None, q_norm_weight=None, k_norm_weight=None, query_seqlens=None, *,
     num_heads, kv_num_heads, scale=None, softcap=0.0, do_rotary=0, rotary_interleaved=0,
-    local_window_size=-1, smooth_softmax=0, causal=1, qk_norm_epsilon=1e-6, q_norm_epsilon=None, k_norm_epsilon=None,
+    local_window_size=-1, smooth_softmax=-1, causal=1, qk_norm_epsilon=1e-6, q_norm_epsilon=None, k_norm_epsilon=None,
     qk_output=0, sliding_window_cache=0, kv_cache_bit_width=0, k_quant_type="NONE", v_quant_type="NONE",
 ):  # fmt: skip
     """Attention over the cached and the new tokens of each sample, and the caches with the new tokens in them."""

@@ -20,6 +20,9 @@ ENDLESS = 2**31 - 1
 
 LEAST, GREATEST = -(2**63), 2**63 - 1
 
+LONG_STEP = 1 << 10
+"""A step beyond it is not filled up with zeros: it may be much longer than its axis."""
+
 
 # -- where the result is one window or grid of the operand: Pad puts it back -------------------------------------
 
@@ -72,13 +75,14 @@ def _is_whole(starts, ends, i):
 
 
 def _slice_axes(x, starts, axes, steps):
-    """The axes and their steps; None where they are known only at run time."""
+    """The axes and their steps; None where they are known only at run time, or too long to be filled up with zeros."""
     if x.known_shape is None or (axes is None and not isinstance(starts.shape[0], int)):
         return None
     if any(values is not None and values.const is None for values in (axes, steps)):
         return None
     axes = [axis % x.rank for axis in (range(starts.shape[0]) if axes is None else axes.const.tolist())]
-    return axes, [1] * len(axes) if steps is None else steps.const.tolist()
+    steps = [1] * len(axes) if steps is None else steps.const.tolist()
+    return None if any(abs(step) > LONG_STEP for step in steps) else (axes, steps)
 
 
 def _first(op, starts, i, size, step):

@@ -37,12 +37,17 @@ SHORT = (
 def max_pool(op, g, ys, x, *, auto_pad, ceil_mode, dilations, kernel_shape, pads, storage_order, strides):
     """Where windows don't overlap, MaxUnpool (0.9-1.7 of PyTorch's time); else cotangents are added up (3.2).
 
+    A window in which no element lies has the lowest number there is, and hands its cotangent to none.
+
     For runtimes that have neither indices nor MaxUnpool, x is compared with the maxima instead (1-1.5 times that).
     """
     win = windows.window(kernel_shape, strides, dilations, pads)
     win, late = windows.auto_window(op, win, x, auto_pad)
     if why := _unlike(win, x, g, ceil_mode, auto_pad):
         return op.no(*why)
+    if any(_may_miss(win, i, x, g) for i in range(len(win.kernel))):
+        lowest = float(np.finfo(onnx.helper.tensor_dtype_to_np_dtype(x.dtype)).min)
+        g = op.Where(ys[0] > lowest, g, op.const(0.0, g))
     attributes = {
         "auto_pad": auto_pad,
         "ceil_mode": ceil_mode,
@@ -64,6 +69,16 @@ def max_pool(op, g, ys, x, *, auto_pad, ceil_mode, dilations, kernel_shape, pads
             g, indices, kernel_shape=kernel_shape, strides=list(win.strides), pads=pads, shape=x.known_shape
         )
     return _scatter(op, g, indices, x)
+
+
+def _may_miss(win, i, x, g):
+    """Whether a window may lie in the pads alone along one axis: its taps are further apart than the image is long."""
+    size, outputs = x.shape[2 + i], g.shape[2 + i]
+    if win.dilations[i] == 1 or not (win.begins[i] or win.ends[i]):
+        return False
+    if not isinstance(size, int) or not isinstance(outputs, int) or outputs > windows.LONGEST:
+        return True
+    return bool(np.any(_taps_inside(win, i, np.arange(outputs), size, False) == 0))
 
 
 def _compared(op, g, y, x, win, late, ceil_mode):
@@ -220,6 +235,8 @@ def _counts(op, win, i, x, g, late, ceil_mode, count_include_pad):
         return float(win.kernel[i])
     axis = 2 + i
     if whole and not ceil_mode:
+        if count_include_pad and op.opset < 19:  # by the whole kernel, in an image shorter than it too
+            return float(win.kernel[i])
         return op.cast(_first_holds(op, win, i, x), g)
     outputs = op.steps(op.dim(g, axis))
     if late:

@@ -71,6 +71,7 @@ def _input_gradient(op, g, y, x, roi, scales, sizes, how):
         _refuse_broken_sizes(x, factors)
     if _repeats(factors, x.rank, how):
         return _summed(op, g, x, factors)
+    copied = _copied(op, x, y, factors, bool(how.antialias))
     result = g
     for i, axis in enumerate(which):
         size, new, factor = x.shape[axis], y.shape[axis], factors[axis]
@@ -81,7 +82,7 @@ def _input_gradient(op, g, y, x, roi, scales, sizes, how):
             _refuse_cut_axis(region, axis)
         else:
             at = _Axis(op, x, y, axis, factor, region)
-            result = windows.along(op, result, axis, at.transposed(at.matrix(how)))
+            result = windows.along(op, result, axis, at.transposed(at.matrix(how, copied.get(axis))))
     return g if result is g else op.state(result, x.known_shape)
 
 
@@ -147,6 +148,34 @@ def _refuse_broken_sizes(x, factors):
                 raise Unknown(f"{size} times the scale {factor} is broken, which runtimes align in different ways")
 
 
+def _copied(op, x, y, factors, by_axis):
+    """Whether onnxruntime copies an axis though its scale is not 1: axis -> int64, where a run alone can tell.
+
+    It does where the result is as large, for of a size of 2 the scale 1.3 makes 2 again: of the whole input where all
+    of its axes are, and with antialias of each by itself.
+    """
+    kept = [_keeps(x.shape[axis], y.shape[axis], factor) for axis, factor in factors.items()]
+    same = None
+    copied = {}
+    for axis, factor in factors.items():
+        told = kept[axis : axis + 1] if by_axis else kept
+        if factor is None or _is_one(factor) or False in told:
+            continue
+        if None not in told:
+            raise Unknown("its result is as large as its input, which onnxruntime copies then, whatever the scales say")
+        if same is None:
+            same = op.cast(op.Equal(op.shape(x), op.shape(y)), TensorProto.INT64)
+        copied[axis] = op.Gather(same, op.const(axis)) if by_axis else op.reduce("ReduceMin", same, keepdims=False)
+    return copied
+
+
+def _keeps(size, new, factor):
+    """Whether an axis is as long as before; None where that is known at run time only."""
+    if isinstance(size, int) and isinstance(new, int):
+        return size == new
+    return None if not isinstance(factor, float) or 0.5 < factor < 2 else False
+
+
 def _repeats(factors, rank, how):
     """Whether every element is repeated a whole number of times: nearest, by integers, on spatial axes."""
     coordinates, nearest = how.coordinate_transformation_mode, how.nearest_mode
@@ -209,17 +238,26 @@ class _Axis:
         self.region = region and [self._number(share) for share in region]
         self.last = self.size - 1
 
-    def matrix(self, how):
-        """What each output, a row, takes of each input, a column."""
+    def matrix(self, how, copied=None):
+        """What each output, a row, takes of each input, a column.
+
+        Args:
+            copied: int64, 1 where onnxruntime copies the axis and else 0, if that is known at run time only.
+        """
         positions = self._positions(how.coordinate_transformation_mode)
         matrix = self._nearest(positions, how.nearest_mode) if how.mode == "nearest" else self._weighted(positions, how)
-        if self.region is None:
+        if self.region is not None:
+            matrix = matrix * self._equal(self._inside(positions), positions)  # else it is extrapolation_value
+        if copied is None:
             return matrix
-        return matrix * self._equal(self._inside(positions), positions)  # else it is extrapolation_value
+        copied, same = self._number(copied), self._equal(self.outputs, self.inputs)
+        if self.static:
+            same, matrix = (self.op.const(each, self.dtype) for each in (same, matrix))
+        return copied * same + (1 - copied) * matrix
 
     def transposed(self, matrix):
         """[size, new], as `windows.along` takes it."""
-        return matrix.T if self.static else self.op.cast(self.op.swap_last(matrix), self.x)
+        return matrix.T if isinstance(matrix, np.ndarray) else self.op.cast(self.op.swap_last(matrix), self.x)
 
     def _positions(self, coordinates):
         """Where in the input each output lies."""
@@ -241,9 +279,11 @@ class _Axis:
         if coordinates == OF_TENSORFLOW:
             same = self._equal(factor, self._number(1))  # then onnxruntime takes the elements as they are
             return (outputs + (1 - same) * 0.5) / factor
+        if coordinates == "half_pixel_symmetric":  # onnxruntime rounds this sum once, at its end
+            offset = self.size / 2 * (1 - self.new / (self.size * factor))
+            offset, outputs, factor = (self._cast(v, TensorProto.DOUBLE) for v in (offset, outputs, factor))
+            return self._cast(offset + (outputs + 0.5) / factor - 0.5, self.dtype)
         half = (outputs + 0.5) / factor - 0.5
-        if coordinates == "half_pixel_symmetric":
-            return self.size / 2 * (1 - self.new / (self.size * factor)) + half
         return half * several if coordinates == "pytorch_half_pixel" else half
 
     def _nearest(self, positions, how):
@@ -292,7 +332,11 @@ class _Axis:
 
     def _ones(self, where):
         """1 where it is true, else 0."""
-        return where.astype(self.size.dtype) if self.static else self.op.cast(where, self.dtype)
+        return self._cast(where, self.dtype)
+
+    def _cast(self, value, dtype):
+        kind = onnx.helper.tensor_dtype_to_np_dtype(dtype)
+        return value.astype(kind) if self.static else self.op.cast(value, dtype)
 
     def _total(self, rows):
         return rows.sum(1, keepdims=True) if self.static else self.op.sum(rows, [1])

@@ -26,7 +26,8 @@ def inline(graph: Graph, constant: Callable[[Node], TensorProto | None]) -> None
     """Replace every call of a function of the model, in bodies too, by the nodes of the function.
 
     A call stays where its operator has a rule, or operands at which gradients stop: the function computes it then, and
-    the rule differentiates it. Not so in onnxruntime's own domains, whose rules are for its kernels.
+    the rule differentiates it. In onnxruntime's own domains its kernel computes what the rule differentiates, whatever
+    the function says, which is forgotten.
 
     Args:
         graph: the model; of its functions those are left that it still calls.
@@ -50,7 +51,8 @@ class _Inliner:
     def __init__(self, graph: Graph, constant: Callable[[Node], TensorProto | None]) -> None:
         self.graph = graph
         self.constant = constant
-        self.functions = {key_of(function): function for function in graph.proto.functions}
+        functions = {key_of(function): function for function in graph.proto.functions}
+        self.functions = {key: function for key, function in functions.items() if not self.is_kernel(key)}
         self.constants: dict[Key, dict[str, str]] = {}
 
     def nodes(self, nodes: Iterable[Node]) -> list[Node]:
@@ -76,6 +78,16 @@ class _Inliner:
             return False
         rule = registry.lookup(op_type, domain, self.graph.opset(domain) or 1)
         return rule is not None or bool(registry.stopped(op_type, domain))
+
+    def is_kernel(self, key: Key) -> bool:
+        """Whether onnxruntime computes a call with a kernel of its own, for which there is a rule or a definition."""
+        domain, op_type, overload = key
+        if overload or not domain.startswith("com.microsoft"):
+            return False
+        version = self.graph.opset(domain) or 1
+        rule = registry.lookup(op_type, domain, version)
+        known = rule is not None and not rule.refusal
+        return known or registry.lookup_definition(op_type, domain, version) is not None
 
     def called(self, nodes: Iterable[Node]) -> list[FunctionProto]:
         """The functions that nodes call, and those that these call, at the model's opset."""

@@ -4,6 +4,7 @@ The kernel runs in float32 and float16, what replaces it on onnx.reference, whic
 measured in float64.
 """
 
+import contextlib
 import itertools
 import re
 
@@ -12,9 +13,12 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 from torch import nn
 
+from onnxgrad_cli.autodiff.registry import Signature, all_definitions
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
@@ -532,6 +536,27 @@ def refusal(text, **arrays):
 def test_refusals(text, why):
     outputs = "(y, mean)" if "mean" in text else "(y)"
     assert re.search(why, refusal(f"g (float[2, 2] x, float[1, 2] z) => {outputs} {{ {text} }}"))
+
+
+def test_an_attribute_left_out_is_what_onnxruntime_takes_it_for():
+    """Definitions state defaults of their own, for onnx knows none of these operators."""
+    theirs = {}
+    for schema in get_all_operator_schema():
+        for name, attribute in schema.attributes.items():
+            default = onnx.AttributeProto()
+            with contextlib.suppress(DecodeError):  # a newline alone where there is none
+                default.ParseFromString(attribute._default_value)
+            if schema.domain == DOMAIN and default.type:
+                theirs[schema.name, name] = helper.get_attribute_value(default)
+    found = 0
+    for each in all_definitions():
+        for name, default in Signature.of_definition(each.function).attributes.items():
+            if each.domain == DOMAIN and (each.op_type, name) in theirs:
+                found += 1
+                told = theirs[each.op_type, name]
+                told = told.decode() if isinstance(told, bytes) else told
+                assert default == (pytest.approx(told, 1e-6) if isinstance(told, float) else told), (each, name)
+    assert found > 50
 
 
 # -- an optimized model ----------------------------------------------------------------------------------------------

@@ -267,6 +267,39 @@ def test_a_window_longer_than_the_image(op, sizes, kernel, strides, pads, dilati
         compare(lambda x: torch_pool(x, 1.0), op, [x], attrs, symbolic=symbolic, opset=22, target=target)
 
 
+@pytest.mark.parametrize(("size", "kernel", "pads"), [(1, 2, [0, 0]), (3, 4, [0, 0]), (1, 3, [1, 0]), (5, 4, [1, 1])])
+def test_an_average_with_its_pads_is_by_the_whole_kernel_before_opset_19(size, kernel, pads):
+    """Also in an image shorter than it; opset 19 counts what there is."""
+    x = np.arange(1.0, 1 + 2 * size).reshape(1, 2, size)
+    attrs = {"kernel_shape": [kernel], "strides": [kernel], "pads": pads, "count_include_pad": 1}
+
+    def torch_pool(x):
+        return padded(x, pads[:1], [kernel])[..., :kernel].mean(2, keepdim=True)
+
+    for opset in (13, 18):
+        compare(torch_pool, "AveragePool", [x], attrs, symbolic=True, opset=opset)
+
+
+@pytest.mark.parametrize("target", ["standard", "portable"])
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize(("sizes", "dilations"), [([2], [3]), ([1], [2]), ([3], [4]), ([4, 2], [1, 3])])
+def test_a_window_of_pads_alone_hands_its_cotangent_to_none(sizes, dilations, symbolic, target):
+    """Its taps may lie before the image and behind it; a runtime's maximum of nothing is the lowest number."""
+    kernel = [2] * len(sizes)
+    attrs = {"kernel_shape": kernel, "dilations": dilations, "pads": [1] * (2 * len(sizes))}
+    x = np.random.default_rng(0).permutation(2 * int(np.prod(sizes))).reshape(1, 2, *sizes) + 1.0
+    lowest = float(np.finfo(np.float32).min)
+
+    def torch_pool(x):
+        for axis, dilation in enumerate(dilations, 2):
+            x = padded(x, *([int(i == axis) for i in range(2, x.ndim)],) * 2, lowest)
+            count = x.shape[axis] - dilation
+            x = torch.maximum(x.narrow(axis, 0, count), x.narrow(axis, dilation, count))
+        return x
+
+    compare(torch_pool, "MaxPool", [x], attrs, symbolic=symbolic, opset=22, target=target)
+
+
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("seed", range(30))
 def test_lp_pool(seed, symbolic):

@@ -108,12 +108,12 @@ def test_adjoint_with_scales_known_at_run_time(mode, symbolic):
 
 
 def test_nearest_takes_the_elements_that_onnxruntime_takes():
-    """Among them ties that are none in single precision, as of 1 between 20 and 6."""
+    """Among them ties that are none in single precision, as of 1 between 20 and 6, and what is rounded to none."""
     rng = np.random.default_rng(1)
     pairs = [(20, 6), (26, 64), *rng.integers(1, 90, (60, 2)).tolist()]
-    for (old, new), coordinates, how in zip(
-        pairs, itertools.cycle(COORDINATES), itertools.cycle(NEAREST), strict=False
-    ):
+    drawn = zip(pairs, itertools.cycle(COORDINATES), itertools.cycle(NEAREST), strict=False)
+    rounded = itertools.product([(3, 1), (3, 11), (5, 3), (6, 2)], COORDINATES, NEAREST)
+    for (old, new), coordinates, how in (*drawn, *rounded):
         x = np.arange(old, dtype=np.float32).reshape(1, 1, old)
         attrs = {"mode": "nearest", "coordinate_transformation_mode": coordinates, "nearest_mode": how}
         model = forward_model(Case("Resize", [x, None, None, const([1, 1, new])], attrs, opset=19), False)
@@ -122,6 +122,24 @@ def test_nearest_takes_the_elements_that_onnxruntime_takes():
         backward = Executor(with_gradient(model, ["x0"], ["y0"], "g_"), fallback=False)
         dx = backward({"x0": x, "g_y0": g.reshape(1, 1, -1)})["g_grad_x0"].ravel()
         np.testing.assert_array_equal(dx, np.bincount(y, g, old), f"{old} {new} {coordinates} {how}")
+
+
+@pytest.mark.parametrize("coordinates", ["half_pixel", "asymmetric", "half_pixel_symmetric"])
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_a_result_as_large_as_the_input_is_a_copy(mode, coordinates):
+    """However the scales stretch it: onnxruntime looks at the shapes alone; with antialias at each axis by itself."""
+    attrs = {"mode": mode, "coordinate_transformation_mode": coordinates}
+    rng = np.random.default_rng(0)
+    for sizes, scales in [((2, 3), (1.3, 1.3)), ((2, 5), (1.3, 1)), ((4, 3), (1.2, 1.3)), ((2, 5), (1.3, 1.3))]:
+        x = rng.standard_normal((1, 2, *sizes)).astype(np.float32)
+        scales = np.array([1, 1, *scales], np.float32)
+        check_adjoint(Case("Resize", [x, None, const(scales, np.float32)], attrs, opset=19), symbolic=True)
+        for antialias in (0, 1) if mode != "nearest" else (0,):
+            case = Case("Resize", [x, None, scales], {**attrs, "antialias": antialias}, opset=19)
+            check_adjoint(case, symbolic=True)
+    with pytest.raises(UnsupportedError, match="as large as its input, which onnxruntime copies"):
+        x = np.ones((1, 2, 2, 3), np.float32)
+        check_adjoint(Case("Resize", [x, None, const([1, 1, 1.3, 1.3], np.float32)], attrs, opset=19))
 
 
 @pytest.mark.parametrize("size", [(14, 20), (9, 5), (3, 2)])
