@@ -21,6 +21,7 @@ from onnxgrad_cli.files.reading import (
 )
 from onnxgrad_cli.files.switch import Switch as Switch, is_special as is_special, tidy as tidy, told as told
 from onnxgrad_cli.files.writing import (
+    check_apart as check_apart,
     check_folder as check_folder,
     check_target as check_target,
     make_folder as make_folder,

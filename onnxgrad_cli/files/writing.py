@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -163,6 +163,20 @@ def check_target(out: Path, model: ModelProto | None = None, source: Path | None
             raise UsageError(f"'{out}' lies in a folder that is an input, which is never overwritten", "name another")
         if not force:
             raise UsageError(f"'{out}' exists, and onnxgrad did not write it", "replace it with `force=True`")
+
+
+def check_apart(files: Iterable[Path]) -> None:
+    """Make sure that files which are to be written are different ones, by whatever names.
+
+    Raises:
+        UsageError: two are the same.
+    """
+    places: set[str] = set()
+    for file in files:
+        place = os.path.realpath(file)
+        if place in places:
+            raise UsageError(f"'{file}' is to be written twice", "give each file its own name")
+        places.add(place)
 
 
 def is_ours(path: Path) -> bool:

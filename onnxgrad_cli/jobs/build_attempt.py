@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import methodcaller
-from os.path import realpath, relpath
+from os.path import relpath
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -28,6 +28,7 @@ from onnxgrad_cli.files import (
     STREAM,
     ModelSource,
     Switch,
+    check_apart,
     check_external_data,
     check_target,
     followed,
@@ -373,10 +374,7 @@ def _check_targets(
     targets = [*([target] if target else []), *reports]
     for file in targets:
         check_target(file, model, source, force)
-    places = [realpath(file) for file in targets]
-    twice = next((file for file, place in zip(targets, places, strict=True) if places.count(place) > 1), None)
-    if twice is not None:
-        raise UsageError(f"'{twice}' is to be written twice", "give each file its own name")
+    check_apart(targets)
 
 
 def _check_words(request: BuildRequest, reports: Sequence[Path]) -> None:

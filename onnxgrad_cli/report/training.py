@@ -11,8 +11,8 @@ from onnxgrad_cli.report.curve import Curve, svg
 from onnxgrad_cli.report.model import Report
 from onnxgrad_cli.report.words import figure, names, number, seconds, several
 
-PICTURE = "curve.svg"
-"""The file beside the report with the picture of the curve."""
+CURVE, RATE, METRIC = "curve.svg", "rate.svg", "metric-{}.svg"
+"""The files beside the report with the pictures of the curves: of the loss, of the rate, and of each metric."""
 
 ENDS = {
     "done": "All epochs were run",
@@ -64,9 +64,9 @@ class Run:
     @property
     def pictures(self) -> list[Picture]:
         """The curves: of the loss, of each metric and of the rate."""
-        found = [_picture(self.curve, PICTURE, f"Loss of {self.model}")] if self.curve.steps else []
+        found = [_picture(self.curve, CURVE, f"Loss of {self.model}")] if self.curve.steps else []
         for i, (name, curve) in enumerate(self.others.items(), 1):
-            file = "rate.svg" if name == "rate" else f"metric-{i}.svg"
+            file = RATE if name == "rate" else METRIC.format(i)
             found.append(_picture(curve, file, f"{_words(name).capitalize()} of {self.model}"))
         return found
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import parser
 
@@ -627,6 +628,20 @@ def test_a_result_goes_through_a_link_that_was_named(shell: Shell) -> None:
     assert shell(*command, "--force").code == 0 and Path("link.onnx").is_symlink()
     Path("same.md").symlink_to("report.md")
     refused(shell, 2, "written twice", command=(*command, "--report", "same.md", "--force"))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links take rights there")
+def test_weights_beside_a_model_are_found_by_its_own_name(shell: Shell) -> None:
+    """onnxruntime looks for them beside the name that it is given: a link elsewhere is none to open the model by."""
+    save_external(Path("external.onnx"))
+    Path("weights.bin").write_bytes(WEIGHT.tobytes())
+    Path("link.onnx").symlink_to("out/t.onnx")
+    assert shell("build", "external.onnx", "--label", "t", "-o", "link.onnx").code == 0
+    written = sorted(path.name for path in Path("out").iterdir())
+    assert len(written) == 3 and {"t.onnx", "t.onnx.report.md"} < set(written)
+    onnxruntime.InferenceSession("out/t.onnx")
+    with pytest.raises(Exception, match="External data"):
+        onnxruntime.InferenceSession("link.onnx")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links take rights there")

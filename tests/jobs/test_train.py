@@ -340,7 +340,7 @@ def test_sequences_of_different_lengths(shell: Shell) -> None:
         (
             ("--data", "data.npz", "--lora", "2", "--adapter", "a.safetensors", "-o", "a.safetensors"),
             2,
-            "name another file",
+            "to be written twice",
         ),
     ],
 )
@@ -348,6 +348,35 @@ def test_refused_before_the_first_step(shell: Shell, arguments: tuple[str, ...],
     result = shell("train", "mlp.onnx", *arguments)
     assert result.code == code and words in result.err, result.err
     assert not list(Path().glob("*trained*.onnx")) and not list(Path().glob("*/train.jsonl"))
+
+
+def test_no_file_of_a_run_is_an_output(shell: Shell) -> None:
+    """What a run leaves in its folder tells their names, so that a new one is not forgotten."""
+    pytest.importorskip("tensorboardX")
+    options = ("--val", "data.npz", "--metric", "mae", "--schedule", "linear", "--log", "csv", "--log", "tensorboard")
+    command = ("train", "mlp.onnx", "--data", "data.npz", "--normalize", "x:auto", *options)
+    assert shell(*command, "--run", "run").code == 0
+    names = sorted(path.name for path in Path("run").iterdir())
+    assert {"checkpoint.safetensors", "train.csv", "preprocessing.json", "report.html", "rate.svg"} < set(names)
+    Path("new").mkdir()
+    Path("link").symlink_to("new")
+    adapter = ("--lora", "1", "--adapter", "new/best.safetensors")
+    page = ("--picture", "new/report.html")
+    for more in (*(("-o", f"link/{name}") for name in names), adapter, page):
+        result = shell(*command, "--run", "new", *more)
+        assert result.code == 2 and f"'{more[-1]}' is to be written twice" in result.err, (more, result.err)
+        assert not list(Path("new").iterdir())
+    assert shell(*command, "--run", "new", "-o", "new/model.onnx").code == 0
+
+
+def test_the_folder_of_a_run_is_called_by_the_name_that_was_typed(shell: Shell) -> None:
+    Path("far").mkdir()
+    Path("link.onnx").symlink_to("far/model.onnx")
+    command = ("train", "mlp.onnx", "--data", "data.npz", "--epochs", "1", "-o", "link.onnx")
+    assert shell(*command).code == 0
+    assert Path("link.onnx.run/report.md").is_file()
+    assert [path.name for path in Path("far").iterdir()] == ["model.onnx"] and Path("link.onnx").is_symlink()
+    assert shell(*command, "--epochs", "2", "--resume").code == 0
 
 
 def test_a_loss_that_is_no_number_names_step_and_samples(shell: Shell) -> None:

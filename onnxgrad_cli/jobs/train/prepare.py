@@ -79,7 +79,7 @@ def prepare(
         begin_from(trainer, *begun)
     values = {name: buffer.array for name, buffer in trainer.buffers.items()}
     ema = check_ema(trainer.roles.averages, values) if course.use_ema else {}
-    known = _known(original, course, run or run_folder_of(target), resume)
+    known = _known(original, course, run or run_folder_of(target, out), resume)
     samples, validation = _data(data, val, built, trainer, course, known, tell)
     evaluator = None
     if validation is not None:
@@ -102,9 +102,10 @@ def prepare(
     return ready, target
 
 
-def run_folder_of(target: Path) -> Path:
-    """Where checkpoints and log go, if nobody names a folder."""
-    return target.with_name(f"{target.name}.run")
+def run_folder_of(target: Path, out: str | Path | None) -> Path:
+    """Where checkpoints and log go, if nobody names a folder: beside the trained model, by the name that was typed."""
+    named = target if out is None else Path(out)
+    return named.with_name(f"{named.name}.run")
 
 
 def _target(
@@ -116,8 +117,6 @@ def _target(
     assert target is not None
     check_target(target, original, path, force)
     if adapter is not None:
-        if adapter.path.resolve() == target.resolve():
-            raise UsageError(f"`adapter`: '{adapter.path}' is the trained model", "name another file")
         adapter.check(original, path, force)
     return target
 

@@ -18,10 +18,20 @@ from onnxgrad_cli.report import make_report
 from onnxgrad_cli.report.curve import Curve
 from onnxgrad_cli.report.html import html
 from onnxgrad_cli.report.markdown import markdown
-from onnxgrad_cli.report.training import Run, page
-from onnxgrad_cli.training.run.folder import RunFolder
+from onnxgrad_cli.report.training import CURVE, METRIC, RATE, Run, page
+from onnxgrad_cli.training.run.folder import NAMES, RunFolder
 from onnxgrad_cli.view import draw
 from onnxgrad_cli.view.html import html as drawn
+
+REPORTS = ("report.md", "report.html")
+"""The files of the report."""
+
+
+def files_in(folder: Path, ready: PreparedRun) -> list[Path]:
+    """What a run writes to its folder, so that no file which a user names is one of it."""
+    metrics = len(ready.evaluator.metrics) if ready.evaluator else 0
+    pictures = [CURVE, RATE, *(METRIC.format(i) for i in range(1, metrics + 2))]  # the rate is counted, too
+    return [folder / name for name in (*NAMES, *REPORTS, *pictures)]
 
 
 def stage_report(switch: Switch, folder: RunFolder, ready: PreparedRun, found: Trained, picture: Path | None) -> None:
@@ -45,7 +55,7 @@ def stage_report(switch: Switch, folder: RunFolder, ready: PreparedRun, found: T
     document = replace(page(run), picture=link)
     if picture is not None:
         switch.stage(picture, methodcaller("write", drawn(draw(ready.built.model, ready.path)).encode()))
-    written = {"report.md": markdown(document), "report.html": html(document)}
+    written = dict(zip(REPORTS, (markdown(document), html(document)), strict=True))
     for name, text in {**written, **{picture.file: picture.svg for picture in run.pictures}}.items():
         switch.stage(folder.path / name, methodcaller("write", text.encode()))
 

@@ -13,11 +13,11 @@ from onnxgrad_cli.common.inputs import keep
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.judged import judged
-from onnxgrad_cli.files import ModelSource, Switch, check_target
+from onnxgrad_cli.files import ModelSource, Switch, check_apart, check_target
 from onnxgrad_cli.jobs.build_attempt import page_for
 from onnxgrad_cli.jobs.train.course import Course
 from onnxgrad_cli.jobs.train.prepare import prepare, run_folder_of
-from onnxgrad_cli.jobs.train.report import stage_report
+from onnxgrad_cli.jobs.train.report import files_in, stage_report
 from onnxgrad_cli.jobs.train.trained import Trained
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.training.adapters.formats import AdapterTarget, files_of
@@ -63,7 +63,7 @@ def run_train(
         course: how it is trained.
         adapter: a file or folder for the low-rank adapters alone; its form goes by its name, see `AdapterTarget`.
         adapter_from: adapters to begin with, in any of the forms; without `Options.lora` theirs is taken.
-        run: the folder of checkpoints and log; by default `<out>.run`.
+        run: the folder of checkpoints and log; by default `<out>.run`, where `out` is a link, too.
         resume: go on from the folder's checkpoint.
         new_data: with `resume`: on purpose with other training data, of as many samples.
         force: replace a file that onnxgrad did not write.
@@ -99,7 +99,9 @@ def run_train(
     picture = page_for(checks.path_or_none("picture", picture), target)
     if picture is not None:
         check_target(picture, ready.original, ready.path, force)
-    place = run or run_folder_of(target)
+    place = run or run_folder_of(target, out)
+    named = [target, *(written.files if written else ()), *([picture] if picture else ())]
+    check_apart([*files_in(place, ready), *named])
     with rank_zero_folder(place, link) as folder, asked_to_stop(link, place, tell) as stop:
         loop = ready.loop(folder, stop, watch, log)
         _resume(loop, link, resume, new_data, drawing(ready.built.model), tell)

@@ -22,11 +22,15 @@ from onnxgrad_cli.common.choices import LogForm
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import Switch, hold, is_special, opened, save_bytes, tidy, told
-from onnxgrad_cli.training.run.logs import Sink, sinks
+from onnxgrad_cli.training.data.preprocessing import FILE as PREPROCESSING
+from onnxgrad_cli.training.run.logs import CSV, TENSORBOARD, Sink, sinks
 from onnxgrad_cli.training.run.progress import check_progress, check_run, is_log_line
 from onnxgrad_cli.training.run.tensors import load_tensors, tensor_bytes
 
 CHECKPOINT, BEST, LOG, LOCK = "checkpoint.safetensors", "best.safetensors", "train.jsonl", "lock"
+
+NAMES = (CHECKPOINT, BEST, LOG, LOCK, CSV, TENSORBOARD, PREPROCESSING)
+"""What is a run's own in its folder."""
 
 
 class Log:
