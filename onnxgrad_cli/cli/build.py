@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from onnxgrad_cli.cli.code import STRANGERS
 from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.options import complete_files, options, proof_data, what_to_build
 from onnxgrad_cli.cli.paths import TEXT, FilePath
@@ -34,7 +35,13 @@ OF_ONE = ("artifacts", "report", "picture", "dump_passes")
     metavar="FILE",
     help="The training model; - is stdout.  [default: MODEL.train.onnx]",
 )
-@click.option("-O", "--out-dir", default="", metavar="DIR", help="Write MODEL.train.onnx of each model to this folder.")
+@click.option(
+    "-O",
+    "--out-dir",
+    type=FilePath(file_okay=False, readable=False),
+    metavar="DIR",
+    help="Write MODEL.train.onnx of each model to this folder.",
+)
 @what_to_build
 @click.option(
     "--weights",
@@ -82,8 +89,13 @@ OF_ONE = ("artifacts", "report", "picture", "dump_passes")
 @click.option("--force", is_flag=True, help="Replace files that onnxgrad did not write.")
 @speaks
 @click.pass_obj
-def build(console: Console, /, models: tuple[str, ...], out: str | None, out_dir: str, jobs: int, **values: Any) -> int:
+def build(
+    console: Console, /, models: tuple[str, ...], out: str | None, out_dir: str | None, jobs: int, **values: Any
+) -> int:
     """Make a training model of each MODEL (- is stdin): its graph, a loss, and one gradient per weight."""
+    source = click.get_current_context().get_parameter_source
+    if out is not None and source("out") not in STRANGERS and source("out_dir") in STRANGERS:
+        out_dir = None  # what is typed comes before what a configuration says
     if out_dir or len(models) > 1:
         for option, given in {"out": out, **{name: values[name] for name in OF_ONE}}.items():
             if given:

@@ -31,7 +31,7 @@ GRACE = 3.0
 
 def words(name: str, model: str, options: Sequence[str], targets: Mapping[str, str] | None) -> list[str]:
     """The command line for one model."""
-    where = [] if targets is None else [f"--out={targets[model]}", "--out-dir="]
+    where = [] if targets is None else [f"--out={targets[model]}"]
     return [sys.executable, "-P", "-c", PROGRAM, name, *options, *where, "--json", "--", model]
 
 

@@ -145,7 +145,7 @@ def typed(context: click.Context, arguments: Sequence[str], without: Collection[
             yield from (f"{flag}={each}" for each in (value if param.multiple else [value]))
 
 
-def targets_in(folder: str, models: Sequence[str], word: str) -> dict[str, str]:
+def targets_in(folder: str | None, models: Sequence[str], word: str) -> dict[str, str]:
     """Where what is made of each model goes: into a folder, or beside it where none is named.
 
     Raises:

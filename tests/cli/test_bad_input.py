@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import signal
 import socket
@@ -88,6 +89,9 @@ def test_no_path_is_empty(shell: Shell) -> None:
     params = [(name, param) for name, command in cli.commands.items() for param in command.params]
     paths = [(name, param) for name, param in params if isinstance(param.type, click.Path)]
     assert {name for name, _ in paths} >= set(cli.commands) - {"losses", "optimizers", "metrics", "schedules", "passes"}
+    kinds = re.compile("FILE|DIR|FOLDER|DATA|MODEL")
+    others = {param.name for _, param in params if kinds.search(param.metavar or "")} - {p.name for _, p in paths}
+    assert others == {"loss", "metrics", "transform"}, "these may be names, or a function in a file"
     for name, param in paths:
         with pytest.raises(click.BadParameter, match="this is empty"):
             param.type.convert("", param, click.Context(cli.commands[name]))
@@ -97,7 +101,7 @@ def test_no_path_is_empty(shell: Shell) -> None:
         ("train", "mlp.onnx", "--data", "d.npz", "--run", ""), ("train", "mlp.onnx", "--data", ""),
         ("train", "mlp.onnx", "--data", "d.npz", "--adapter", ""), ("build", ""), ("view", ""),
         ("export", "w.bin", "--model", ""), ("explain", "mlp.onnx", "--data", "d", "-o", ""),
-        ("pack", "", "--data", "d"),
+        ("pack", "", "--data", "d"), ("build", "mlp.onnx", "-O", ""), ("build", "mlp.onnx", "--out-dir="),
     ):  # fmt: skip
         refused(shell, 2, "a path is wanted, and this is empty", command=command)
     for call in (lambda: run_build(""), lambda: run_build("mlp.onnx", ""), lambda: AdapterTarget("")):

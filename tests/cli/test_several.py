@@ -105,6 +105,14 @@ def test_what_would_collide_is_refused(
     assert shell.files() == before
 
 
+def test_a_name_that_is_typed_comes_before_a_folder_that_is_configured(shell: Shell) -> None:
+    Path("c.toml").write_text('[build]\nout-dir = "built"\n')
+    command = ("build", "mlp.onnx", "--label", "t", "--config", "c.toml")
+    assert shell(*command, "-o", "t.onnx").code == 0 and Path("t.onnx").is_file() and not Path("built").exists()
+    assert shell(*command).code == 0 and Path("built/mlp.train.onnx").is_file()
+    assert shell(*command, "-o", "t.onnx", "-O", "built").code == 2
+
+
 def test_a_folder_that_can_not_be_made(shell: Shell) -> None:
     Path("file").touch()
     result = shell("build", "mlp.onnx", "-O", "file/out")
