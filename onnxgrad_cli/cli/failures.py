@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import click
 
+from onnxgrad_cli.common.full_disk import UNWRITABLE, said
 from onnxgrad_cli.errors import InternalError, OnnxgradError, Refusal, UnsupportedError, UsageError
 
 ISSUES = "https://github.com/onnxgrad/onnxgrad/issues"
@@ -18,6 +19,9 @@ REPORT = f"this is a fault of onnxgrad: run it again with --traceback and report
 
 NO_MEMORY = ("std::bad_alloc", "bad allocation", "Failed to allocate memory", "Available memory of")
 """What the libraries say beneath us where memory ends, as errors of any type."""
+
+NO_TEMPORARY = "No usable temporary directory"
+"""What Python says where no folder for temporary files can be written to."""
 
 OUT_OF_REACH = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
 """What asking whether a file exists fails with where its name or the rights of a folder stand in the way."""
@@ -50,7 +54,12 @@ def failure(error: BaseException) -> Failure:
         return Failure(error.message, advice, error.details, refusals, error.exit_code)
     if isinstance(error, OSError) and _is_out_of_reach(error):
         hint = "check its name, and the permissions of the folders in which it lies"
-        return Failure(f"'{error.filename}' can't be read: {error.strerror}", hint, code=UsageError.exit_code)
+        return Failure(f"'{error.filename}' can't be reached: {error.strerror}", hint, code=UsageError.exit_code)
+    unwritable = next((each for each in chain(error) if isinstance(each, OSError) and _is_unwritable(each)), None)
+    if unwritable is not None:
+        hint = "free some space, or choose another place; that of temporary files the variable TMPDIR says"
+        which = f"'{unwritable.filename}'" if _names_file(unwritable) else "a file"
+        return Failure(f"{which} can't be written: {said(unwritable)}", hint)
     if any(isinstance(each, RecursionError) for each in chain(error)):
         hint = "simplify the model; if it nests no graphs in graphs, it is a fault of onnxgrad: report it, " + ISSUES
         return Failure("what was given is nested too deeply", hint)
@@ -71,4 +80,12 @@ def _lacks_memory(error: BaseException) -> bool:
 
 def _is_out_of_reach(error: OSError) -> bool:
     """Whether an error says that a file which it names can't be reached, which is no fault of ours."""
-    return isinstance(error.filename, (str, os.PathLike)) and error.errno in OUT_OF_REACH
+    return _names_file(error) and error.errno in OUT_OF_REACH
+
+
+def _is_unwritable(error: OSError) -> bool:
+    return error.errno in UNWRITABLE or NO_TEMPORARY in str(error)
+
+
+def _names_file(error: OSError) -> bool:
+    return isinstance(error.filename, (str, os.PathLike))

@@ -32,7 +32,7 @@ from onnxgrad_cli.cli.progress import working
     metavar="NAME",
     help="What --data call the labels, which are left out.",
 )
-@click.option("--force", is_flag=True, help="Replace a file that onnxgrad did not write.")
+@click.option("--force", is_flag=True, help="Replace a file that is there, or an .npz that onnxgrad did not write.")
 @setting_options
 @speaks
 @click.pass_obj

@@ -9,6 +9,7 @@ import click
 
 from onnxgrad_cli.cli.console import Console, speaks, table
 from onnxgrad_cli.cli.options import SETTING
+from onnxgrad_cli.common.checks import number_in
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,10 +38,10 @@ class Input(click.ParamType[Any]):
         if not isinstance(value, str) or value == "-":
             return None if value == "-" else value
         if not value.startswith("="):
-            sizes = [part for part in value.split(",") if part.strip()]
-            if not all(part.strip().isdecimal() for part in sizes):
+            sizes = [number_in(part.strip()) for part in value.split(",") if part.strip()]
+            if None in sizes:
                 self.fail(f"'{value}' is no shape: write 2,3, or =2,3 for values", param, ctx)
-            return tuple(int(part) for part in sizes)
+            return tuple(sizes)
         import numpy as np
 
         array = np.asarray(SETTING.parse(value[1:]))

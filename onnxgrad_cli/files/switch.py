@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, BinaryIO, Self
 
+from onnxgrad_cli.common.full_disk import FULL, said
 from onnxgrad_cli.common.inputs import check_is_no_input
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.files.locking import hold, opened
@@ -43,10 +44,8 @@ def told(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        what = "no space is left" if full else str(error.strerror)
-        hint = f"free some space, or {ANOTHER}" if full else ANOTHER
-        raise OnnxgradError(f"'{out}' can't be written: {what}", hint) from error
+        hint = f"free some space, or {ANOTHER}" if error.errno in FULL else ANOTHER
+        raise OnnxgradError(f"'{out}' can't be written: {said(error)}", hint) from error
 
 
 # -- names of our own -----------------------------------------------------------------------------------------------

@@ -35,6 +35,9 @@ ALIGNMENT = 4096
 """Bytes. Tensors in a data file start at multiples of a page, so that a runtime can map them."""
 
 
+UNMARKED = frozenset({".csv", ".jsonl", ".parquet"})
+"""Suffixes of forms in which nothing says who has written a file: whether onnxgrad has is not known."""
+
 Check = Callable[[Path], object]
 """What looks at a file that was written and has not its name yet; an error from it leaves nothing written."""
 
@@ -139,7 +142,7 @@ def check_target(out: Path, model: ModelProto | None = None, source: Path | None
     Args:
         model, source: the model that is read: neither it nor its external data are ever overwritten, nor is what else
             is read (`common.inputs`).
-        force: replace a file that onnxgrad did not write.
+        force: replace a file that onnxgrad did not write, or of which that is not known.
 
     Raises:
         UsageError: `out` is an input, a file that onnxgrad did not write, or a device or a pipe.
@@ -162,7 +165,8 @@ def check_target(out: Path, model: ModelProto | None = None, source: Path | None
         if is_in_input(out):
             raise UsageError(f"'{out}' lies in a folder that is an input, which is never overwritten", "name another")
         if not force:
-            raise UsageError(f"'{out}' exists, and onnxgrad did not write it", "replace it with `force=True`")
+            whose = "" if out.suffix.lower() in UNMARKED else ", and onnxgrad did not write it"
+            raise UsageError(f"'{out}' exists{whose}", "replace it with `force=True`")
 
 
 def check_apart(files: Iterable[Path]) -> None:

@@ -529,6 +529,19 @@ def test_foreign_file_is_kept(shell: Shell) -> None:
     refused(shell, 2, "--force", command=("build", "mlp.onnx", *BUILD, "--report", "out/notes.md"))
 
 
+@pytest.mark.parametrize("out", ["p.csv", "p.jsonl", "p.parquet"])
+def test_of_a_file_that_cannot_say_who_wrote_it_nobody_else_is_told(
+    shell: Shell, trained: tuple[object, ...], out: str
+) -> None:
+    if out == "p.parquet":
+        pytest.importorskip("pyarrow")
+    command = ("predict", "mlp.onnx", "--data", "d.npz", "-o", out)
+    assert shell(*command).code == 0
+    said = refused(shell, 2, f"error: '{out}' exists\n", "--force", command=command)
+    assert "did not write" not in said
+    assert shell(*command, "--force").code == 0
+
+
 def test_other_data_file_is_kept(shell: Shell) -> None:
     save_external(Path("external.onnx"))
     Path("weights.bin").write_bytes(WEIGHT.tobytes())

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -69,9 +70,39 @@ def test_nesting_that_is_too_deep() -> None:
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG])
 def test_a_file_out_of_reach_is_no_fault_of_ours(number: int) -> None:
     found = failure(OSError(number, os.strerror(number), Path("shut", "c.toml")))
-    assert found.message == f"'{Path('shut', 'c.toml')}' can't be read: {os.strerror(number)}"
+    assert found.message == f"'{Path('shut', 'c.toml')}' can't be reached: {os.strerror(number)}"
     assert found.code == 2 and "permissions" in (found.hint or "")
     assert "internal" in failure(OSError(number, "of no file")).message
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS])
+def test_what_can_not_be_written_is_no_fault_of_ours(number: int) -> None:
+    words = os.strerror(number) if number == errno.EROFS else "no space is left"
+    unnamed = OSError(number, os.strerror(number))
+    for error in (unnamed, raised(ValueError("Can't close the ZIP file"), unnamed)):
+        found = failure(error)
+        assert (found.message, found.code) == (f"a file can't be written: {words}", 1)
+        assert "TMPDIR" in (found.hint or "")
+    found = failure(OSError(number, os.strerror(number), "full/x"))
+    assert found.message == f"'full/x' can't be written: {words}"
+
+
+def test_no_folder_takes_temporary_files(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez("d.npz", x=np.zeros((4, 4), np.float32), label=np.zeros((4, 2), np.float32))
+    command = ("train", "mlp.onnx", "--data", "d.npz", "--memory", "900MB", "--epochs", "1", "-o", "t.onnx")
+
+    def refuse(folder: str, *_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), folder)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "mkdir", refuse)
+        result = shell(*command)
+    assert result.code == 1 and f"can't be written: {os.strerror(errno.EROFS)}" in result.err, result.err
+    with monkeypatch.context() as broken:
+        broken.setattr(tempfile, "tempdir", None)
+        broken.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere"])
+        result = shell(*command)
+    assert result.code == 1 and "a file can't be written: No usable temporary directory" in result.err, result.err
 
 
 @pytest.mark.parametrize(
@@ -100,7 +131,9 @@ def test_a_folder_that_may_not_be_searched(
     monkeypatch.setattr(Path, "stat", stat)
     result = shell("train", "mlp.onnx", "--data", "d.npz", *options, "--loss", "cross-entropy", "-o", "t.onnx")
     assert result.code == 2, result.err
-    assert re.search("'shut/.*' can't be read: Permission denied", result.err), result.err
+    assert re.search("'shut/.*' can't be (read|reached): Permission denied", result.err), result.err
+    result = shell("build", "mlp.onnx", "--label", "t", "-O", "shut/o")
+    assert result.code == 2 and "'shut/o/mlp.train.onnx' can't be reached: Permission denied" in result.err, result.err
 
 
 def test_end_of_a_file_is_no_interrupt(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -261,6 +261,7 @@ def test_a_wrong_sign_in_one_entry_is_found(shell: Shell) -> None:
         (["Gemm", "--input", "2,3"], 2, "Gemm has no form with 1 inputs", "A, B, C"),
         (["Softmax", "--attribute", "axis=1"], 2, "--attribute", "--input"),
         (["Relu", "--input", "two"], 2, "'two' is no shape", ""),
+        (["Relu", "--input", "9" * 5000], 2, "is no shape", ""),
         (["Relu", "--input", "=two"], 2, "are no numbers", ""),
     ],
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from onnxgrad_cli.common.choices import LogForm
+from onnxgrad_cli.common.visible import table_cell
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import save_bytes, told
 
@@ -59,9 +60,9 @@ class _Csv:
     def __init__(self, path: Path, steps: int, results: Sequence[str]) -> None:
         self._path, self._columns = path, [*OF_A_STEP, *map(_column, results)]
         with told(path):
-            kept: list[Mapping[str, Any]] = list(_rows(path, steps)) if steps and path.exists() else []
-        save_bytes(",".join(self._columns).encode() + b"\n", path)
-        self._lines = kept
+            kept = list(_rows(path, steps)) if steps and path.exists() else []
+        save_bytes(b"", path)
+        self._lines: list[Mapping[str, Any]] = [dict(zip(self._columns, self._columns, strict=True)), *kept]
         self.write()
 
     def add(self, line: Mapping[str, Any]) -> None:
@@ -75,8 +76,8 @@ class _Csv:
 
 
 def _column(name: str) -> str:
-    """The name of a judgement's result, told from that of a step."""
-    return "epoch_loss" if name == "loss" else name
+    """The name of a judgement's result, told from that of a step, as a reader sees it: outputs have any names."""
+    return "epoch_loss" if name == "loss" else table_cell(name)
 
 
 def _rows(path: Path, steps: int) -> Iterator[dict[str, Any]]:

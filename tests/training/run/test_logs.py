@@ -47,6 +47,19 @@ def test_the_table_says_what_the_log_says_also_of_a_run_that_went_on(shell: Shel
     assert [row["step"] for row in found if "epoch_loss" in row] == list("346")
 
 
+def test_names_of_results_are_made_visible_and_stay_one_column(tmp_path: Path) -> None:
+    """Metrics are called by outputs, of which a stranger's file says the names."""
+    name = "val_mae:\x1b[31m,\u202e=1\n"
+    for steps in (0, 1):  # begun, and gone on with
+        (sink,) = sinks(tmp_path, ["csv"], steps, ["loss", name])
+        sink.add({"step": 1 + steps, "epoch": 1, "loss": 2.0, name: 0.5})
+        sink.write()
+    text = (tmp_path / "train.csv").read_text()
+    assert text.replace("\n", "").isprintable()
+    found = [row[r"val_mae:\x1b[31m,\u202e=1\n"] for row in table(tmp_path)]
+    assert found == ["0.5", "0.5"]
+
+
 def test_a_run_of_more_steps_goes_on_bit_for_bit(shell: Shell) -> None:
     assert shell(*RUN, "--epochs", "3", "-o", "whole.onnx").code == 0
     for steps in ("2", "4"):
