@@ -26,6 +26,7 @@ from onnxgrad_cli.training.adapters.lossy import measured
 from onnxgrad_cli.training.adapters.merge import adaptable as make_adaptable, merge as merge_model, requantized
 from onnxgrad_cli.training.adapters.own_file import is_adapter
 from onnxgrad_cli.training.data import Preprocessing
+from onnxgrad_cli.training.new_head import with_trained_classes
 from onnxgrad_cli.training.run.ema_weights import check_ema
 from onnxgrad_cli.training.run.export import is_base, stored_tensors
 from onnxgrad_cli.training.run.folder import BEST, CHECKPOINT, load_checkpoint
@@ -228,11 +229,14 @@ def _held(source: Path, roles: Path | None, model: ModelProto, use_ema: bool, te
                 "`onnxgrad train --use-ema` writes them as its factors; or name a checkpoint",
             )
         adapters, values = read_adapters(source, model, tell)
+        _fit_classes(model, values, tell)
         return HeldValues(values, tuple(values), tuple(adapters))
     if holds_weights_alone(source):
         values = load_tensors(source)[0]
+        _fit_classes(model, values, tell)
         return HeldValues(values, tuple(values))
     values, progress = load_checkpoint(source, tell)
+    _fit_classes(model, values, tell)
     if "base" in progress and not is_base(progress["base"], model, values):
         raise OnnxgradError(
             f"'{source}' is of another model: one of other nodes, or of other weights where they were not trained",
@@ -245,6 +249,12 @@ def _held(source: Path, roles: Path | None, model: ModelProto, use_ema: bool, te
         progress.get("averages", {}),
         decoded(Quantized, progress["quantized"]) if "quantized" in progress else Quantized(),
     )
+
+
+def _fit_classes(model: ModelProto, values: Arrays, tell: Tell) -> None:
+    """Let a model have the classes that a training with `classes` has given it."""
+    for output, classes in with_trained_classes(model, values).items():
+        tell(f"output '{output}' has {classes} classes, as it was trained", 0)
 
 
 def _ema(source: Path, held: HeldValues) -> dict[str, str]:

@@ -76,6 +76,30 @@ def with_classes(model: ModelProto, output: str | None, classes: int, seed: int)
     return [head.weight, *head.biases]
 
 
+def with_trained_classes(model: ModelProto, values: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """Give each last layer of a model, in place, as many classes as there are in what was trained of it.
+
+    Args:
+        model: the inference model; changed.
+        values: what was trained, by name.
+
+    Returns:
+        The outputs that have got another number of classes, and that.
+    """
+    found = {}
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    for output in model.graph.output:
+        try:
+            head = _head(model, output.name, stored)
+        except UsageError:
+            continue  # its size is that of the model
+        before, now = list(stored[head.weight].dims), list(np.shape(values.get(head.weight, ())))
+        if len(now) == len(before) and now[head.axis] != before[head.axis]:
+            found[output.name] = now[head.axis]
+            with_classes(model, output.name, now[head.axis], seed=0)
+    return found
+
+
 def _head(model: ModelProto, name: str, stored: Mapping[str, TensorProto]) -> Head:
     """The last layer behind an output, whose weights are stored and its own."""
     layer, biases, results = _last_layer(model, name, stored)

@@ -15,7 +15,8 @@ from onnx import ModelProto, numpy_helper
 from torch import nn
 
 from onnxgrad_cli import Options
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.jobs.export import run_export
 from onnxgrad_cli.jobs.train import Course, run_train
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import LoraSpec
@@ -77,15 +78,28 @@ def test_the_new_layer_is_another_of_its_kind(kind: str) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"lora": LoraSpec(2)}, {"train": ("0.bias",)}], ids=["all", "lora", "bias"])
 def test_a_training_with_other_classes(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Of its checkpoint and its adapters too the model is made that it began with."""
+    adapter = tmp_path / "a.safetensors" if "lora" in options else None
     model, labels = exported("gemm"), (ROWS[:, 0] > 0).astype(int) + (ROWS[:, 1] > 0)
     np.savez(tmp_path / "data.npz", x=ROWS, label=labels)
     course = Course(epochs=60, learning_rate=0.05, batch_size=40, classes=3, seed=1)
-    found = run_train(model, tmp_path / "data.npz", tmp_path / "t.onnx", Options(losses=LOSSES, **options), course)
+    asked = Options(losses=LOSSES, **options)
+    found = run_train(model, tmp_path / "data.npz", tmp_path / "t.onnx", asked, course, adapter=adapter)
     trained = onnx.load(tmp_path / "t.onnx")
     assert trained.graph.output[0].type.tensor_type.shape.dim[1].dim_value == 3
     assert found.epochs[-1]["loss"] < 0.5 * found.epochs[0]["loss"]
     assert (answers(trained, ROWS).argmax(1) == labels).mean() > 0.8
     assert {t.name for t in trained.graph.initializer} == {t.name for t in model.graph.initializer}
+    said: list[str] = []
+    for source in (tmp_path / "t.onnx.run", *([adapter] if adapter else [])):
+        run_export(source, model, tmp_path / "e.onnx", tell=lambda words, _: said.append(words))
+        assert "output 'y' has 3 classes, as it was trained" in said
+        said.clear()
+        written = onnx.load(tmp_path / "e.onnx")
+        assert written.graph.output == trained.graph.output
+        np.testing.assert_array_equal(answers(written, ROWS), answers(trained, ROWS))
+    with pytest.raises(OnnxgradError, match="another model"):
+        run_export(tmp_path / "t.onnx.run", exported("softmax"), tmp_path / "e.onnx", force=True)
 
 
 def test_weights_that_begin_anew(tmp_path: Path) -> None:
