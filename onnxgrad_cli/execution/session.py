@@ -23,7 +23,7 @@ from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
-from onnxgrad_cli.files import load_external_data
+from onnxgrad_cli.files import load_external_data, without_links
 from onnxgrad_cli.ir.skeleton import without_initializers
 from onnxgrad_cli.ir.types import is_external
 
@@ -219,10 +219,6 @@ def start_session(
         _at_most_basic(runtime, options)
     if any(map(_on_integers, model.graph.node)):  # else it fails at weights that are dequantized alone
         options.add_session_config_entry(EXACT_INTEGERS, "1")
-    if file is None:
-        folder = path.parent if path else Path()
-        folder_name = os.fsencode(folder.absolute())
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder_name)
     for symbol, size in (sizes or {}).items():
         options.add_free_dimension_override_by_name(symbol, size)
     if written is not None:
@@ -231,7 +227,14 @@ def start_session(
     if provider != CPU:  # OpenVINO's has threads of its own
         own = {"num_of_threads": str(threads)} if provider == OPENVINO and threads is not None else {}
         providers.insert(0, (provider, own))
-    source = model.SerializeToString() if file is None else _FileName(file)
+    source: bytes | _FileName
+    if file is None:
+        with without_links(model, path) as folder:
+            source = model.SerializeToString()
+        folder_name = os.fsencode(folder.absolute())
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder_name)
+    else:
+        source = _FileName(file)
     session = _opened(runtime, model, source, options, providers)
     if provider not in session.get_providers():  # onnxruntime goes on without it, and says so in its log alone
         raise RuntimeError(f"it can't load {provider}: a library that it needs is missing, or of another version")

@@ -7,6 +7,7 @@ from onnxgrad_cli.files.external_data import (
     check_external_data as check_external_data,
     load_external_data as load_external_data,
     tensors as tensors,
+    without_links as without_links,
 )
 from onnxgrad_cli.files.locking import hold as hold, opened as opened
 from onnxgrad_cli.files.outputs import check_is_file as check_is_file, followed as followed

@@ -6,6 +6,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -112,19 +113,66 @@ def _plain(location: str, tensor: str) -> str:
     return str(path)
 
 
-def restate_references(external: Iterable[TensorProto], moved: Mapping[str, str] | None = None) -> None:
+def restate_references(external: Iterable[TensorProto]) -> None:
     """Write each reference anew, in place: location, offset and length, once each, in the form that every reader reads.
 
     Args:
         external: the external tensors of a model.
-        moved: location -> the one that its file has got.
 
     Raises:
         OnnxgradError: see `references`.
     """
     for tensor in external:
         found = _reference(tensor)
-        refer(tensor, (moved or {}).get(found.location, found.location), found.offset, found.length)
+        refer(tensor, found.location, found.offset, found.length)
+
+
+@contextmanager
+def relocated(model: ModelProto, moved: Mapping[str, str]) -> Iterator[None]:
+    """A model whose references, for as long as the block runs, are to other places.
+
+    Args:
+        model: the model.
+        moved: location -> the other one.
+
+    Raises:
+        OnnxgradError: see `references`.
+    """
+    before = [(tensor, _reference(tensor)) for tensor in external_tensors(model)]
+    for tensor, found in before:
+        refer(tensor, moved.get(found.location, found.location), found.offset, found.length)
+    try:
+        yield
+    finally:
+        for tensor, found in before:
+            refer(tensor, found.location, found.offset, found.length)
+
+
+@contextmanager
+def without_links(model: ModelProto, path: Path | None) -> Iterator[Path]:
+    """A model that, for as long as the block runs, finds its external data through no link out of its folder.
+
+    onnxruntime follows none, and caches of hubs consist of them.
+
+    Args:
+        model: the model.
+        path: where it was read from.
+
+    Yields:
+        The folder that its references are relative to: its own, or one that has all its data below it.
+
+    Raises:
+        OnnxgradError: see `check_external_data`.
+    """
+    folder = path.parent if path else Path()
+    places = {reference.location: _real(folder / reference.location) for reference in references(model)}
+    if all(place.is_relative_to(_real(folder)) for place in places.values()):
+        yield folder
+        return
+    check_external_data(model, path)
+    common = Path(os.path.commonpath([place.parent for place in places.values()]))
+    with relocated(model, {name: place.relative_to(common).as_posix() for name, place in places.items()}):
+        yield common
 
 
 def refer(tensor: TensorProto, location: str, offset: int, length: int) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,11 +14,10 @@ from onnxgrad_cli.common.inputs import check_is_no_input, is_in_input
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files.external_data import (
     check_external_data,
-    external_tensors,
     is_inside,
     refer,
     references,
-    restate_references,
+    relocated,
     tensors,
 )
 from onnxgrad_cli.files.outputs import check_is_file
@@ -94,7 +92,7 @@ def stage_model(
     mark(model)
     moved = _copy_data(switch, model, source, out.parent) if copy_data else {}
     data = [*moved.values(), *_move_weights(switch, model)]
-    with _relocated(model, {location: file.name for location, file in moved.items()}):
+    with relocated(model, {location: file.name for location, file in moved.items()}):
         switch.stage(out, lambda file: file.write(model.SerializeToString()))
     if check:
         check(switch.where(out))
@@ -208,17 +206,6 @@ def _copy_data(switch: Switch, model: ModelProto, source: Path | None, folder: P
         if not (is_inside(there, folder) and there.exists() and there.samefile(data)):
             moved[location] = switch.copy_data(data)
     return moved
-
-
-@contextmanager
-def _relocated(model: ModelProto, moved: Mapping[str, str]) -> Iterator[None]:
-    """A model whose references, for as long as the block runs, are to where its data are copied."""
-    external = list(external_tensors(model))
-    restate_references(external, moved)
-    try:
-        yield
-    finally:
-        restate_references(external, {new: old for old, new in moved.items()})
 
 
 def _move_weights(switch: Switch, model: ModelProto) -> list[Path]:

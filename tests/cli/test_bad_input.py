@@ -237,6 +237,16 @@ def test_linked_model_has_its_data_beside_the_target(shell: Shell) -> None:
     result = shell("build", "links/model.onnx", *BUILD)
     assert result.code == 0, result.err
     assert [file.read_bytes() for file in Path("out").glob("train.onnx.*.data")] == [WEIGHT.tobytes()]
+    np.savez("d.npz", x=np.ones((4, 8), np.float32), label=np.ones((4, 3), np.float32))
+    data = ("--data", "d.npz")
+    for command in (
+        ("predict", *data, "-o", "p.npz"), ("evaluate", *data, "--loss", "mse"), ("check",),
+        ("train", *data, "--val", "d.npz", "--epochs", "1", "-o", "t.onnx"),
+        ("explain", *data, "--output", "y", "-o", "e.npz"),
+    ):  # fmt: skip
+        result = shell(command[0], "links/model.onnx" if command != ("check",) else "out/train.onnx", *command[1:])
+        assert result.code == 0, (command, result.err)
+    np.testing.assert_array_equal(np.load("p.npz")["y"][0], WEIGHT.reshape(8, 3).sum(0))
 
 
 # -- what is asked ------------------------------------------------------------------------------------------

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto, TensorProto, numpy_helper, parser
 
 from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.execution.session import open_session
 from onnxgrad_cli.files import check_external_data, load_external_data, load_model, own_model, save_model
-from onnxgrad_cli.files.external_data import references
+from onnxgrad_cli.files.external_data import refer, references
 from tests.files.test_files import W, model_of
 
 
@@ -106,3 +108,30 @@ def test_two_values_for_one_key_are_refused(key: str) -> None:
     entries: dict[str, object] = {"location": "d.bin", "offset": 0, "length": 48}
     with pytest.raises(OnnxgradError, match=f"tensor 'w' have two {key}s"):
         list(references(referring(*entries.items(), (key, "e.bin" if key == "location" else 4))))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links take rights there")
+def test_a_session_finds_data_wherever_their_links_lead(tmp_path: Path) -> None:
+    """Two names of one file, below another folder, and a file of another one; the model is as it was after that."""
+    for folder in ("blobs/deep", "links"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "blobs/deep/1").write_bytes(np.float32([1, 2]).tobytes())
+    (tmp_path / "blobs/2").write_bytes(np.float32([10, 20]).tobytes())
+    (tmp_path / "blobs/model").touch()
+    for name, target in (("a", "deep/1"), ("b", "deep/1"), ("c", "2"), ("model.onnx", "model")):
+        (tmp_path / "links" / name).symlink_to(f"../blobs/{target}")
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+    m (float[2] x) => (float[2] y) <float[2] a = {0, 0}, float[2] b = {0, 0}, float[2] c = {0, 0}>
+    { y = Sum(x, a, b, c) }""")
+    for tensor in model.graph.initializer:
+        tensor.ClearField("float_data")
+        refer(tensor, tensor.name, 0, 8)
+    before = model.SerializeToString()
+    session = open_session(model, tmp_path / "links/model.onnx")
+    np.testing.assert_array_equal(session.run(None, {"x": np.float32([100, 200])})[0], np.float32([112, 224]))
+    assert model.SerializeToString() == before
+    (tmp_path / "out").write_bytes(bytes(8))
+    (tmp_path / "links/c").unlink()
+    (tmp_path / "links/c").symlink_to("../out")
+    with pytest.raises(OnnxgradError, match="outside the model's folder"):
+        open_session(model, tmp_path / "links/model.onnx")
