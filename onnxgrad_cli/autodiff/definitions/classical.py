@@ -236,9 +236,13 @@ def array_feature_extractor(op, x, places):
 @definition("FeatureVectorizer", domain=ML)
 def feature_vectorizer(op, *xs, inputdimensions=None):
     """The columns of all inputs, side by side."""
-    widths = [x.shape[1] if x.rank == 2 else None for x in xs]
+    if any(x.rank != 2 for x in xs):
+        raise Unknown("an input is no matrix")
+    widths = [x.shape[1] for x in xs]
+    if not all(isinstance(width, int) for width in widths):
+        raise Unknown("how many columns its inputs have is known only in a run")
     if widths != list(inputdimensions or ()):
-        raise Unknown(f"its inputs have not the {inputdimensions} columns that it names")
+        raise Unknown(f"its inputs have {widths} columns, and it names {list(inputdimensions or ())}")
     return op.Concat(*(op.cast(x, TensorProto.FLOAT) for x in xs), axis=1)
 
 

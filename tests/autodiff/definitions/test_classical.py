@@ -218,6 +218,27 @@ def test_columns_are_taken_and_put_side_by_side() -> None:
     np.testing.assert_allclose(found["x_grad"], 2 * X / 15 * np.float32([1, 1, 0, 1]), rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("columns", "named", "why"),
+    [
+        ("n, many", [4], "how many columns its inputs have is known only in a run"),
+        ("n, 4", [3], r"its inputs have \[4\] columns, and it names \[3\]"),
+        ("n", [1], "an input is no matrix"),
+    ],
+)
+def test_columns_that_are_not_those_named(columns: str, named: list[int], why: str) -> None:
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 1]>
+        m (float[{columns}] x) => (float[n, many] y) <float[1] w = {{2}}>
+        {{
+          h = Mul(x, w)
+          y = ai.onnx.ml.FeatureVectorizer<inputdimensions = {named}>(h)
+        }}"""
+    )
+    with pytest.raises(UnsupportedError, match=why):
+        build(model, Options(label="t"))
+
+
 def test_of_a_map_of_probabilities_the_tensor_is_judged() -> None:
     model = described("softmax", before=False)
     model.graph.node.append(helper.make_node("ZipMap", ["y"], ["map"], domain=ML, classlabels_int64s=[4, 7, 9]))
