@@ -20,9 +20,14 @@ from onnxgrad_cli.files.reading import (
     own_model as own_model,
     read_model as read_model,
 )
-from onnxgrad_cli.files.switch import Switch as Switch, is_special as is_special, tidy as tidy, told as told
-from onnxgrad_cli.files.writing import (
+from onnxgrad_cli.files.switch import (
+    Switch as Switch,
     check_apart as check_apart,
+    is_special as is_special,
+    tidy as tidy,
+    told as told,
+)
+from onnxgrad_cli.files.writing import (
     check_folder as check_folder,
     check_target as check_target,
     make_folder as make_folder,

@@ -15,7 +15,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import IO, BinaryIO, Self
 
 from onnxgrad_cli.common.full_disk import FULL, said
 from onnxgrad_cli.common.inputs import check_is_no_input
-from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files.locking import hold, opened
 
 DIGITS = 12
@@ -131,6 +131,20 @@ def _let_go(path: Path, lock: IO[str]) -> None:
 # -- files that take their names together ---------------------------------------------------------------------------
 
 
+def check_apart(files: Iterable[Path]) -> None:
+    """Make sure that files which are to be written are different ones; a link is itself, for it would be replaced.
+
+    Raises:
+        UsageError: two are the same.
+    """
+    places: set[Path] = set()
+    for file in files:
+        place = Path(os.path.realpath(file.parent), file.name)
+        if place in places:
+            raise UsageError(f"'{file}' is to be written twice", "give each file its own name")
+        places.add(place)
+
+
 def is_special(path: Path) -> bool:
     """Whether there is, or a link leads to, something that is neither a file nor a folder: a device, a pipe."""
     return path.exists() and not path.is_file() and not path.is_dir()
@@ -185,9 +199,10 @@ class Switch:
                 for whoever reads it while the machine runs.
 
         Raises:
-            UsageError: it is an input.
+            UsageError: it is an input, or written already.
             OnnxgradError: it can't be written, or another process writes it.
         """
+        check_apart([out, *self._staged])
         with told(out):
             self._claim(out)
             self._staged[out] = self._write(out, write, durable)

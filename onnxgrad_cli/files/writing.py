@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -158,27 +158,13 @@ def check_target(out: Path, model: ModelProto | None = None, source: Path | None
     if not out.parent.is_dir():
         raise OnnxgradError(f"there is no folder '{out.parent}' to write '{out.name}' to", "make it first")
     if not os.access(out.parent, os.W_OK):
-        raise OnnxgradError(f"'{out}' can't be written: permission denied", ANOTHER)
+        raise OnnxgradError(f"'{out}' can't be written: {_why_not(out.parent)}", ANOTHER)
     if out.is_file() and not is_ours(out):
         if is_in_input(out):
             raise UsageError(f"'{out}' lies in a folder that is an input, which is never overwritten", "name another")
         if not force:
             whose = "" if out.suffix.lower() in UNMARKED else ", and onnxgrad did not write it"
             raise UsageError(f"'{out}' exists{whose}", "replace it with `force=True`")
-
-
-def check_apart(files: Iterable[Path]) -> None:
-    """Make sure that files which are to be written are different ones, by whatever names.
-
-    Raises:
-        UsageError: two are the same.
-    """
-    places: set[str] = set()
-    for file in files:
-        place = os.path.realpath(file)
-        if place in places:
-            raise UsageError(f"'{file}' is to be written twice", "give each file its own name")
-        places.add(place)
 
 
 def is_ours(path: Path) -> bool:
@@ -243,7 +229,13 @@ def check_folder(folder: Path, option: str) -> None:
         raise UsageError(f"{option}: '{folder}' is no folder: '{there}' is a file", "name another folder")
     if not os.access(there, os.W_OK | os.X_OK):
         what = "written to" if there == place else "made"
-        raise OnnxgradError(f"{option}: '{folder}' can't be {what}: permission denied", "name another folder")
+        raise OnnxgradError(f"{option}: '{folder}' can't be {what}: {_why_not(there)}", "name another folder")
+
+
+def _why_not(folder: Path) -> str:
+    """Why nothing may be written in a folder."""
+    only_read = hasattr(os, "statvfs") and os.statvfs(folder).f_flag & os.ST_RDONLY
+    return "its file system is only read" if only_read else "permission denied"
 
 
 def make_folder(folder: Path, option: str) -> None:

@@ -125,7 +125,9 @@ class BuildAttempt:
         self.request, self.path, self.target = request, path, target
         self.reports = _report_files(self.target, reports, no_report)
         self.picture = page_for(picture, self.target)
-        _check_targets(self.target, [*self.reports, *([picture] if picture else [])], proto, path, request.force)
+        _check_targets(
+            self.target, [*self.reports, *([self.picture] if self.picture else [])], proto, path, request.force
+        )
         _check_words(request, self.reports)
         self._data = ProofData.of(request.test_data, request.tokenizer)
         self.dump = PassDump(request.dump_passes, path, request.force, request.check, request.tell)

@@ -14,7 +14,16 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.typed_json import decoded
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.judged import judged
-from onnxgrad_cli.files import STREAM, ModelSource, Switch, check_target, own_model, save_model, stage_model
+from onnxgrad_cli.files import (
+    STREAM,
+    ModelSource,
+    Switch,
+    check_apart,
+    check_target,
+    own_model,
+    save_model,
+    stage_model,
+)
 from onnxgrad_cli.files.start_values import HeldValues, is_values, places, read_values
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.jobs.proof_data import ProofData
@@ -101,6 +110,7 @@ def run_export(
     target = target_of(model, out, "adaptable" if adaptable else "trained")
     if target is not None:
         check_target(target, proto, path, force)
+        check_apart([target, *(alone.files if alone is not None else [])])
     if adaptable:
         found = make_adaptable(proto, trained.adapters, trained.stored, keep_mode)
     elif merge and of_integers(proto, trained.adapters):

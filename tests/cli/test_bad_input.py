@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import numpy as np
@@ -525,6 +526,14 @@ def test_same_file_twice(shell: Shell) -> None:
     refused(shell, 2, "written twice", command=("build", "mlp.onnx", *BUILD, "--report", "r.md", "--report", "r.md"))
 
 
+def test_what_is_written_together_has_names_of_its_own(shell: Shell, trained: tuple[object, ...]) -> None:
+    inputs = ("build", "mlp.onnx", "--label", "t", "--weights", "inputs", "-o", "out/w.onnx", "--report", "out/w.json")
+    refused(shell, 2, "'out/w.json' is to be written twice", command=inputs)
+    assert shell(*trained, "--lora", "1", "-o", "l.onnx").code == 0
+    export = ("export", "l.onnx.run/best.safetensors", "--model", "mlp.onnx", "-o", "a.safetensors")
+    refused(shell, 2, "a.safetensors' is to be written twice", command=(*export, "--adapter", "out/../a.safetensors"))
+
+
 @pytest.mark.parametrize("out", ["N" * 300, "N" * 250])  # of the second the name of the report alone is too long
 def test_a_name_that_no_folder_takes(shell: Shell, out: str) -> None:
     refused(shell, 1, "can't be written: File name too long", command=("build", "mlp.onnx", "--label", "t", "-o", out))
@@ -587,6 +596,25 @@ def test_output_path_not_writable(shell: Shell) -> None:
         ("mlp.onnx/train.onnx", "no folder 'mlp.onnx'"),
     ):
         refused(shell, 1, words, command=("build", "mlp.onnx", "--label", "t", "-o", out, "--no-report"))
+
+
+@pytest.mark.skipif(not hasattr(os, "statvfs"), reason="it says not so of its file systems")
+def test_file_system_that_is_only_read(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rights that nobody lacks are not to be looked for."""
+    trusted, asked = os.access, os.statvfs
+    shut = Path("out").resolve()
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).resolve() != shut and trusted(path, mode))
+    monkeypatch.setattr(
+        os,
+        "statvfs",
+        lambda path: SimpleNamespace(f_flag=os.ST_RDONLY) if Path(path).resolve() == shut else asked(path),
+    )
+    refused(
+        shell, 1, "'out/train.onnx' can't be written: its file system is only read", command=("build", *BUILT, *BUILD)
+    )
+    adapter = ("train", "mlp.onnx", "--data", "d.npz", "--lora", "1", "--adapter", "out/peft")
+    np.savez("d.npz", x=np.ones((4, 4), np.float32), label=np.ones((4, 2), np.float32))
+    refused(shell, 1, "'out/peft' can't be made: its file system is only read", command=adapter)
 
 
 @pytest.mark.skipif(AS_ROOT, reason="root may write everywhere")
