@@ -18,7 +18,6 @@ from onnxgrad_cli.files import (
     STREAM,
     ModelSource,
     Switch,
-    check_apart,
     check_target,
     own_model,
     save_model,
@@ -110,7 +109,6 @@ def run_export(
     target = target_of(model, out, "adaptable" if adaptable else "trained")
     if target is not None:
         check_target(target, proto, path, force)
-        check_apart([target, *(alone.files if alone is not None else [])])
     if adaptable:
         found = make_adaptable(proto, trained.adapters, trained.stored, keep_mode)
     elif merge and of_integers(proto, trained.adapters):
