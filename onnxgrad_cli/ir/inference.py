@@ -17,11 +17,11 @@ from onnx import GraphProto, ModelProto, TensorProto, TypeProto
 
 from onnxgrad_cli.common.memory import GB, limited_memory
 from onnxgrad_cli.errors import OnnxgradError, Unknown
-from onnxgrad_cli.ir.domains import plain_domain
+from onnxgrad_cli.ir.domains import is_standard, plain_domain
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.iterations import first_elements, fixed_trips, meet, of_any_element, stacked, with_fresh
 from onnxgrad_cli.ir.node import Node, as_message
-from onnxgrad_cli.ir.nodes import attributes_of, body_of, captured_by, dims_in, reads, subgraphs
+from onnxgrad_cli.ir.nodes import attributes_of, body_of, captured_by, dims_in, reads, subgraphs, with_bodies
 from onnxgrad_cli.ir.onnx_inference import infer_shapes
 from onnxgrad_cli.ir.operator_types import Types, operator_types
 from onnxgrad_cli.ir.shape_values import ShapeValues, better, computed_shape
@@ -37,7 +37,7 @@ def infer_types(graph: Graph) -> None:
     Raises:
         OnnxgradError: the graph contradicts itself (a node's inputs don't fit its operator).
     """
-    bare = _typed_like_inputs(graph.skeleton())
+    bare = _in_known_terms(graph.skeleton())
     alike: dict[tuple[int, ...], TypeProto] = {}
     for name, tensor in graph.initializers.items():
         key = (tensor.data_type, *tensor.dims)
@@ -69,8 +69,17 @@ def infer_types(graph: Graph) -> None:
         bare.graph.value_info.extend(itertools.starmap(onnx.helper.make_value_info, more.items()))
 
 
-def _typed_like_inputs(bare: ModelProto) -> ModelProto:
-    """The skeleton with an Identity for each output of the operators in `LIKE_INPUT`, so that onnx infers its type."""
+def _in_known_terms(bare: ModelProto) -> ModelProto:
+    """The skeleton with an Identity for each output of the operators in `LIKE_INPUT`, so that onnx infers its type, and
+    with a Mul in place of each PRelu.
+
+    To onnx what a PRelu makes has the shape of x; onnxruntime makes 3 of an axis of size 1 where the slope has 3, as in
+    a Mul, and whether an axis with a symbol has size 1 is known at run time alone.
+    """
+    broadcasts = any(is_standard(entry.domain) and entry.version >= 7 for entry in bare.opset_import)
+    for node in with_bodies(bare.graph.node) if broadcasts else ():
+        if node.op_type == "PRelu" and is_standard(node.domain):
+            node.op_type = "Mul"
     if any(node.op_type in LIKE_INPUT for node in bare.graph.node):
         nodes = list(bare.graph.node)
         del bare.graph.node[:]
@@ -202,7 +211,7 @@ def _beyond_onnx(graph: Graph, stated: set[str]) -> Types:
 def _typed_again(graph: Graph, node: Node) -> Types | None:
     """The types of a node's outputs that are other ones now; None where the node alone does not tell."""
     schema = schema_of(graph, node)
-    if schema is None or subgraphs(node) or node.op_type in LIKE_INPUT:
+    if schema is None or subgraphs(node) or node.op_type in LIKE_INPUT | {"PRelu"}:
         return None
     types = {name: graph.types[name] for name in node.input if name in graph.types}
     data = {name: graph.initializers[name] for name in types if graph.constant(name) is not None}

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 from torch.nn import functional
 
+from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.options import Options
 from tests.autodiff.rules.test_norm import gradients
 from tests.harness import Case, const, forward_model, with_gradient
 
@@ -124,3 +126,20 @@ def test_a_slope_that_is_larger_than_its_input_is_refused(x, slope):
     model = forward_model(Case("PRelu", [x, slope], opset=16), symbolic=False)
     with pytest.raises(UnsupportedError, match="slope is larger than x"):
         with_gradient(model, ["x1"], ["y0"], "g_")
+
+
+def test_a_slope_along_an_axis_of_any_size_that_is_1_at_run_time():
+    """onnxruntime makes 3 of the axis, against the standard; the product is as wide, and x_grad is not."""
+    model = parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["": 17]>
+        wide (float[batch, n] x) => (float[batch, m] y)
+        <float[3] s = {0.1, 0.2, 0.3}> { p = PRelu(x, s) y = Mul(p, x) }
+        """
+    )
+    built = build(model, Options(label="t", grad_of_input=("x",))).model
+    run = Executor(built, prefer="reference")  # onnxruntime may reuse a buffer of [batch, n], and then refuses the size
+    x = np.array([[-0.3], [-1.0]], np.float32)
+    found = run({"x": x, "t": np.zeros((2, 3), np.float32)})
+    squares = np.square(np.array([0.1, 0.2, 0.3]))  # the loss is the mean of (s x^2)^2
+    np.testing.assert_allclose(found["x_grad"], 4 * x**3 * np.sum(squares) / 6, rtol=1e-5)
