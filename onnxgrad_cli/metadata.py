@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 from onnx import ModelProto, ValueInfoProto, numpy_helper
@@ -24,6 +25,8 @@ from onnxgrad_cli.common.typed_json import decoded
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import is_float
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,9 @@ PORTS = {
 STORED = frozenset({"weight", "state", "constant"})
 """The roles of inputs that have a value before the first step: a stored one, or for state the one that is described."""
 
+INPUTS = STORED | {"model input", "label", "sample weight", "learning rate", "loss gradient"}
+OUTPUTS = frozenset({"loss", "gradient", "next state", "kept output"})
+"""The roles of what a training model reads and makes."""
 
 CHANGED = "it was changed after it was built: build it again"
 """The hint where a model and its description do not agree."""
@@ -314,6 +320,8 @@ def read_derived(model: ModelProto) -> Derived | None:
     text = next((entry.value for entry in model.metadata_props if entry.key == DERIVED), None)
     if text is None:
         return None
+    if any(entry.key == ROLES for entry in model.metadata_props):
+        raise OnnxgradError("the model describes itself as a training model and as one of derivatives", CHANGED)
     try:
         found: Derived = decoded(Derived, json.loads(text))
         stored = {tensor.name for tensor in model.graph.initializer}
@@ -341,9 +349,17 @@ def _check_derived(found: Derived, known: Collection[str]) -> None:
     strange = next((name for name in found.wrt if name not in known and name not in found.inner), None)
     if strange is not None:
         raise ValueError(f"there is no input or weight '{strange}'")
+    for names in (found.of, found.wrt, found.inputs, found.outputs):
+        if (twice := _twice(names)) is not None:
+            raise ValueError(f"'{twice}' stands there twice")
     words = ("", "argmax", *(["label"] if found.label else []))
     if found.pick not in words and number_in(found.pick) is None:
         raise ValueError(f"there is no class '{found.pick}'")
+
+
+def _twice(each: Iterable[T]) -> T | None:
+    """What is there more than once: of two outputs that are said to be the same, one could pass for both."""
+    return next((one for one, count in Counter(each).items() if count > 1), None)
 
 
 def tool_version() -> str:
@@ -400,6 +416,8 @@ def describe(model: ModelProto) -> Roles:
             "the model is no training model made by onnxgrad: its description names no loss",
             "an initialization has none, nor has a step of another tool; make one with `onnxgrad build MODEL`",
         )
+    _check_known("input", found.inputs, INPUTS)
+    _check_known("output", {name: role.role for name, role in found.outputs.items()}, OUTPUTS)
     return found
 
 
@@ -455,10 +473,21 @@ def _fits(found: Roles, model: ModelProto) -> None:
         role = found.outputs[value.name].role
         if role in ("loss", "gradient") and not is_float(value.type):
             raise OnnxgradError(f"'{value.name}' is no tensor of floats, and is described as {role}", "build it again")
+    said = [(role.role, role.of * (role.role != "loss")) for role in found.outputs.values()]
+    if (twice := _twice(each for each in said if each[0] != "kept output")) is not None:
+        what = f"the {twice[0]} of '{twice[1]}'" if twice[1] else f"the {twice[0]}"
+        raise OnnxgradError(f"two of the model's outputs are described as {what}", CHANGED)
     made = {name for node in model.graph.node for name in node.output}
     never = next((name for name in found.held if name not in made), None)
     if never is not None:
         raise OnnxgradError(f"the model's description holds '{never}', which no node makes", "build it again")
+
+
+def _check_known(kind: str, roles: Mapping[str, str], known: Collection[str]) -> None:
+    """Make sure that values have roles that there are: of another no check would speak."""
+    strange = next((name for name, role in roles.items() if role not in known), None)
+    if strange is not None:
+        raise OnnxgradError(f"the model's description calls the {kind} '{strange}' a '{roles[strange]}'", CHANGED)
 
 
 def _compare(kind: str, described: Iterable[str], values: Iterable[ValueInfoProto]) -> None:

@@ -159,26 +159,71 @@ def _covers_every_gradient(case: Case) -> Found:
         return Found("skipped", f"paths are declared to be stopped that the gradient of {listed(partial)} leaves out")
     if held := _held_unasked(case):
         return Found("skipped", f"{listed(held)} counts as a constant, and is no norm of an adapter")
-    if late := _kept_after_the_model(case):
+    if late := _after_the_model(case, "kept output"):
         return Found("skipped", f"{listed(late)} depends on labels, and is described as an output of the model")
+    if late := [] if roles.optimizer else _after_the_model(case, "next state"):
+        return Found("skipped", f"{listed(late)} depends on labels, and is described as a running statistic")
+    if read := _state_of_the_loss(case):
+        return Found(
+            "skipped", f"the loss reads {listed(read)}, described as state: no gradient tells it from a weight"
+        )
+    if named := _named_gradients(case):
+        return Found("skipped", f"{listed(named)} is called a gradient, and described as something else")
     return NOTHING
 
 
 def _held_unasked(case: Case) -> list[str]:
-    """What counts as a constant, and hides a part of a gradient so; a norm that DoRA holds is one by its definition."""
-    norms = {name for node in case.model.graph.node if node.op_type == "Sqrt" for name in node.output}
-    dora = any(adapter.magnitude for adapter in case.roles.adapters)
-    return [name for name in case.roles.held if not (dora and name in norms)]
+    """What counts as a constant, and hides a part of a gradient so; a norm that DoRA holds is one by its definition.
+
+    Such a norm follows from both factors of an adapter and from no other weight or data; the loss reads it as what the
+    magnitudes are divided by, and in no other way.
+    """
+    graph = Graph(case.model)
+    makers, before = graph.producers(), graph.ancestors([case.roles.loss]) if case.roles.held else set()
+    others = {name for name, role in case.roles.inputs.items() if role != "constant"}
+
+    def is_norm(name: str) -> bool:
+        uses = [node for node in graph.nodes if name in reads(node) and not before.isdisjoint(node.output)]
+        divided = {(node.op_type, *node.input[1:]) for node in uses} == {("Div", name)}
+        of = graph.ancestors([node.input[0] for node in uses]) & others
+        by = graph.ancestors([name]) & others
+        factors = [{adapter.a, adapter.b} for adapter in case.roles.adapters if {adapter.magnitude} == of]
+        return makers[name].op_type == "Sqrt" and divided and by in factors
+
+    return [name for name in case.roles.held if name in before and not is_norm(name)]
 
 
-def _kept_after_the_model(case: Case) -> list[str]:
-    """Outputs that are described as the model's and depend on what it does not know: they may be gradients."""
-    kept = [name for name, role in case.roles.outputs.items() if role.role == "kept output"]
+def _after_the_model(case: Case, role: str) -> list[str]:
+    """Outputs of a role whose values the model alone makes, and that depend on what it does not know: they may be
+    gradients."""
+    found = [name for name, said in case.roles.outputs.items() if said.role == role]
     late = {case.roles.loss, *(name for name, role in case.roles.inputs.items() if role in AFTER_THE_MODEL)}
-    for node in Graph(case.model).nodes if kept else ():
+    for node in Graph(case.model).nodes if found else ():
         if not late.isdisjoint(reads(node)):
             late.update(filter(None, node.output))
-    return [name for name in kept if name in late]
+    return [name for name in found if name in late]
+
+
+def _state_of_the_loss(case: Case) -> list[str]:
+    """What is described as state and is read on the way to the loss.
+
+    What changes from step to step and is no weight is read by none: statistics of the batch stand for running ones, and
+    the optimizer's state, its loss scale too, comes after the loss.
+    """
+    state = [name for name, role in case.roles.inputs.items() if role == "state"]
+    before = Graph(case.model).ancestors([case.roles.loss]) if state else set()
+    return [name for name in state if name in before]
+
+
+def _named_gradients(case: Case) -> list[str]:
+    """Outputs that are called as a build calls the gradient of an input, or of what is stored, and have another role;
+    the original's own, which are compared with what it computes, may be called so."""
+    own = {value.name for value in case.original.model.graph.output} if case.original is not None else set()
+    tensors = {*case.roles.inputs, *(tensor.name for tensor in case.model.graph.initializer)} - set(
+        case.roles.gradients
+    )
+    gradients = {f"{name}_grad" for name in tensors}
+    return [name for name in case.roles.outputs if name in gradients - own]
 
 
 Check = Callable[[Case], Found]

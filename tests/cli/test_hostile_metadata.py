@@ -75,6 +75,10 @@ def test_names_of_classes_that_a_terminal_or_a_spreadsheet_would_obey(shell: She
         (ROLES, lambda said: said.update(held=["w1"]), "holds 'w1', which no node makes"),
         (ROLES, lambda said: said["outputs"].pop("w1_grad"), "says nothing of its output 'w1_grad'"),
         (ROLES, lambda said: said["inputs"].pop("x"), "says nothing of its input 'x'"),
+        (ROLES, lambda said: said["outputs"]["w1_grad"].update(role="note"), "the output 'w1_grad' a 'note'"),
+        (ROLES, lambda said: said["inputs"].update(w1="frozen"), "the input 'w1' a 'frozen'"),
+        (ROLES, lambda said: said["outputs"]["w1_grad"].update(role="loss"), "described as the loss"),
+        (ROLES, lambda said: said["outputs"]["w1_grad"].update(of="w2"), "described as the gradient of 'w2'"),
         (LOSS, lambda said: said["terms"][0].update(classes="many"), "classes can't be 'many'"),
         (LOSS, lambda said: said["terms"].append(3), "can't be 3"),
         (LOSS, lambda said: said.update(reduction=None), "reduction can't be None"),
@@ -157,6 +161,7 @@ def test_integers_are_no_loss_and_no_gradient(shell: Shell, role: str) -> None:
     [
         ("vjp", lambda said: said.update(wrt=["x", "w1", "w2", "nobody"]), "no input or weight 'nobody'"),
         ("vjp", lambda said: said.update(wrt=["x"]), "other inputs or outputs"),
+        ("vjp", lambda said: said.update(wrt=["x", "w1", "w1", "w2"]), "'w1' stands there twice"),
         ("vjp", lambda said: said.update(kind="hessian"), "other inputs or outputs"),
         ("vjp", lambda said: said.update(kind="gradient"), "of kind 'gradient'"),
         ("vjp", lambda said: said.update(mode=""), "mode ''"),
