@@ -65,12 +65,14 @@ class Found:
         detail: the finding, in words.
         ends: whether the checks that follow make no sense.
         leaves_unproved: why the model as a whole counts as not proved; "" where it does not.
+        hidden: tensors whose gradients may be wrong for all that is found of the others.
     """
 
     status: str = ""
     detail: str = ""
     ends: bool = False
     leaves_unproved: str = ""
+    hidden: tuple[str, ...] = ()
 
 
 NOTHING = Found()

@@ -20,6 +20,7 @@ import onnx
 from onnx import ModelProto
 
 from onnxgrad_cli.common.choices import Derivative, Mode
+from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.execution.double import DoubleExecutor
@@ -28,16 +29,16 @@ from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.skeleton import copied
-from onnxgrad_cli.ir.types import Arrays
+from onnxgrad_cli.ir.types import Arrays, is_float
 from onnxgrad_cli.metadata import Derived, Role, Roles, read_derived
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.verification.agreement import NEAR, FailsNearby, Point, in_single, run_nearby, wide
-from onnxgrad_cli.verification.case import Case, Found
+from onnxgrad_cli.verification.case import NOTHING, Case, Found
 from onnxgrad_cli.verification.checks import OPENING, ORIGINAL
 from onnxgrad_cli.verification.feeds import part, random_feeds
-from onnxgrad_cli.verification.findings import in_words
+from onnxgrad_cli.verification.findings import hiding, in_words
 from onnxgrad_cli.verification.judgement import Judge
-from onnxgrad_cli.verification.loss_function import ScalarFunction
+from onnxgrad_cli.verification.loss_function import FAITHFUL, ScalarFunction, narrowest
 from onnxgrad_cli.verification.original import Original
 from onnxgrad_cli.verification.perturbation import perturbed
 from onnxgrad_cli.verification.proof import checked
@@ -45,6 +46,9 @@ from onnxgrad_cli.verification.verdict import FAILED, PROVED, Proof
 
 AGREES = "derivatives against differences"
 """The name of the check."""
+
+WHOLE = "every derivative"
+"""The name of the check that no output is left out."""
 
 SECOND = ("hvp", "hessian")
 
@@ -95,15 +99,11 @@ def prove_derived(
     before = Original(original, path) if original is not None else None
     roles = roles_of(model, derived)
     case = Case(model, roles, path, before, dict(data or {}), sizes or {}, np.random.default_rng(seed), force)
-    if (
-        before is None
-        or derived.mode != "keep"
-        or not _made(model, [value.name for value in before.model.graph.output])
-    ):
-        checks = OPENING
-    else:
-        checks = (*OPENING, ORIGINAL)
-    return checked(case, (*checks, (AGREES, partial(_agrees, derived))), note)
+    outputs = [value.name for value in before.model.graph.output] if before is not None else []
+    compared = derived.mode == "keep" and any(_made(model, [name]) for name in outputs)
+    checks = (*OPENING, ORIGINAL) if compared else OPENING
+    agree, whole = (AGREES, partial(_agrees, derived)), (WHOLE, partial(_covers_every_output, derived))
+    return checked(case, (*checks, agree, whole), note)
 
 
 def roles_of(model: ModelProto, derived: Derived) -> Roles:
@@ -135,15 +135,44 @@ def _agrees(derived: Derived, case: Case) -> Found:
     return found if found.status == "passed" or not derived.inner else _as_added(derived, case, found)
 
 
+def _covers_every_output(derived: Derived, case: Case) -> Found:
+    """Whether each output of floats is a derivative by its description, or a value of the model: others may be one too.
+
+    What is differentiated, or is differentiated by, is such a value. Of other outputs the original tells that they are,
+    with which they are compared.
+    """
+    known = {*derived.outputs, *derived.of, *derived.inner}
+    own = [value.name for value in case.original.model.graph.output] if case.original is not None else []
+    if derived.mode == "keep":
+        known.update(own)
+    floats = [value.name for value in case.model.graph.output if is_float(value.type)]
+    others = [name for name in floats if name not in known and not _is_score(derived, case, name)]
+    if not others:
+        return NOTHING
+    hint = "" if case.original is not None else ": give the model that it is of with --original"
+    return Found("skipped", f"the model's description says nothing of its output {listed(others)}{hint}")
+
+
+def _is_score(derived: Derived, case: Case, name: str) -> bool:
+    """Whether an output is the score of a class of one that is differentiated."""
+    values = [case.outputs[y] for y in derived.of if derived.pick and y in case.outputs]
+    try:
+        return any(np.array_equal(_score(derived, case.feeds, x), case.outputs[name]) for x in values)
+    except (_Unmeasured, ValueError, IndexError):  # there is no such class, as the differences have told
+        return False
+
+
 def _against_differences(derived: Derived, function: Function, case: Case) -> Found:
     try:
         measure = _Measure(derived, function, case)
         found = measure.here()
         if measure.still and derived.kind in SECOND and _written_as_zero(derived, case.described.model):
             return measure.as_zero()
-        if found.status != "passed" and case.drawn is not None:
+        if (found.status != "passed" or found.hidden) and case.drawn is not None:
             found = measure.elsewhere()
-        return found if found.status == "passed" else measure.in_double()
+        if found.status != "passed" or found.hidden:
+            found = measure.in_double()
+        return replace(found, status="skipped", detail=hiding(found)) if found.hidden else found
     except (_Unmeasured, FailsNearby) as error:
         return Found("skipped", str(error))
 
@@ -286,7 +315,8 @@ class _Measure:
         self._still_for: Arrays | None = None
         self._shares = np.ones(0)
         self._zeros: Arrays = {}
-        self._moving = [name for name, x in self._start().items() if np.isfinite(x).all()]
+        self._finite = {name: np.isfinite(x) for name, x in self._start().items()}
+        self._moving = [name for name, finite in self._finite.items() if finite.any()]
         self.still, self._by = False, ""
         case.measured_by = self._run.name
 
@@ -339,10 +369,12 @@ class _Measure:
             raise _Unmeasured(f"the derivatives can't be had in float64: {str(error).strip()[:300]}") from error
         judge = Judge(point.loss, exact, [], case.rng)
         found = self._with_fixed(in_words(judge, judge.judge(), (), named=True))
-        return found if found.status != "passed" else in_single(point, exact, found, point.loss.value)
+        if found.status != "passed":
+            return found
+        return in_single(point, exact, found, point.loss.value, FAITHFUL[narrowest(case.described.model)])
 
     def _with_fixed(self, found: Found) -> Found:
-        """What was found, and of which constants nothing was, as of a mask of infinities."""
+        """What was found, and of which constants nothing was but zeros, as of a mask of infinities."""
         fixed = [name for name in self._derived.wrt if name not in self._moving]
         told = f"; not by {', '.join(fixed[:5])}, whose values are not finite" if fixed else ""
         return replace(found, detail=found.detail + told)
@@ -370,7 +402,8 @@ class _Measure:
             loss = ScalarFunction(partial(self._along, factors), {y: np.zeros(()) for y in factors}, True, self._run)
         else:
             start = self._start()
-            loss = ScalarFunction(partial(self._total, factors), {x: start[x] for x in claims}, True, self._run)
+            point = {x: np.where(self._finite[x], start[x], 0.0) for x in claims}
+            loss = ScalarFunction(partial(self._total, factors), point, True, self._run)
         if not np.isfinite(loss.value):
             raise _Unmeasured("the outputs are not finite on these data: give others")
         return Point(loss, claims, [{name: other[name] - claims[name] for name in claims} for other in near])
@@ -379,7 +412,8 @@ class _Measure:
         """The derivatives of the sum of the outputs times the factors.
 
         Raises:
-            _Unmeasured: they are not of the shapes that they have by their description.
+            _Unmeasured: they are not of the shapes that they have by their description, or not zero by what is not
+                finite.
         """
         try:
             claims = self._contractions(outputs, factors)
@@ -390,21 +424,21 @@ class _Measure:
             if x in start and claim.shape != start[x].shape:
                 sizes = f"{list(claim.shape)}, and it has {list(start[x].shape)}"
                 raise _Unmeasured(f"the derivative by '{x}' has shape {sizes}")
-        return claims
+            if x in start and np.any(claim[~self._finite[x]]):
+                raise _Unmeasured(f"values of '{x}' are not finite, and the derivative by these is not zero")
+        return {x: claim for x, claim in claims.items() if x not in start or x in self._moving}
 
     def _contractions(self, outputs: Mapping[str, np.ndarray], factors: Arrays) -> Arrays:
         derived = self._derived
         found = [outputs[name] for name in derived.outputs]
         if derived.kind in ("vjp", "hvp"):
-            claimed = {x: claim for x, claim in zip(derived.wrt, found, strict=True) if x in self._moving}
-            return {x: self._of_samples(x, claim) for x, claim in claimed.items()}
+            return {x: self._of_samples(x, claim) for x, claim in zip(derived.wrt, found, strict=True)}
         if derived.kind == "jvp":
             return {y: np.asarray(np.sum(factors[y] * x)) for y, x in zip(derived.of, found, strict=True)}
         rows = derived.of if derived.kind == "jacobian" else derived.wrt
         claims: Arrays = {}
         for (row, x), entries in zip(product(rows, derived.wrt), found, strict=True):
-            if x in self._moving:
-                claims[x] = claims.get(x, 0.0) + self._contracted(x, factors[row], entries)
+            claims[x] = claims.get(x, 0.0) + self._contracted(x, factors[row], entries)
         return claims
 
     def _of_samples(self, x: str, gradient: np.ndarray) -> np.ndarray:
@@ -442,27 +476,19 @@ class _Measure:
     def _values(self, moved: Arrays) -> Arrays:
         """The outputs of the function, by what they are called in the derivatives."""
         weights_there = {**self._case.described.weights, **self._case.feeds}
+        if not all(finite.all() for finite in self._finite.values()):  # what is infinite stays
+            start = self._start()
+            moved = {name: np.where(self._finite[name], x, start[name]) for name, x in moved.items()}
         named = {self._function.moves.get(name, name): x for name, x in {**self._still(), **moved}.items()}
         feeds = {**self._run.widened(weights_there), **named}
         try:
             outputs = self._run(feeds)
             found = {name: np.asarray(outputs[output], np.float64) for name, output in self._function.outputs.items()}
-            return found if self._derived.kind in SECOND else {name: self._score(x) for name, x in found.items()}
+            if self._derived.kind in SECOND:
+                return found
+            return {name: _score(self._derived, self._case.feeds, x) for name, x in found.items()}
         except Exception as error:  # the executors' exceptions share no base class
             raise _Unmeasured(f"the outputs can't be had in float64: {str(error).strip()[:300]}") from error
-
-    def _score(self, values: np.ndarray) -> np.ndarray:
-        """Of the scores of classes the one that is differentiated, by numpy; all, where all are."""
-        pick, axis = self._derived.pick, self._derived.class_axis
-        if not pick:
-            return values
-        if pick.isdigit():
-            return np.take(values, int(pick), axis)
-        which = values.argmax(axis) if pick == "argmax" else self._case.feeds[self._derived.label]
-        if list(np.shape(which)) != np.delete(values.shape, axis).tolist():
-            places = ", ".join(map(str, np.shape(which)))
-            raise _Unmeasured(f"the labels are [{places}], the scores of the classes {list(values.shape)}")
-        return np.take_along_axis(values, np.expand_dims(which, axis), axis).squeeze(axis)
 
     def _total(self, factors: Arrays, moved: Arrays) -> float:
         return sum(_weighted(name, factors[name], x) for name, x in self._values(moved).items())
@@ -477,6 +503,20 @@ class _Measure:
             here = [name for name in factors if float(moved.get(name, 0.0)) == far]
             total += sum(_weighted(name, factors[name], values[name]) for name in here)
         return total
+
+
+def _score(derived: Derived, feeds: Mapping[str, np.ndarray], values: np.ndarray) -> np.ndarray:
+    """Of the scores of classes the one that is differentiated, by numpy; all, where all are."""
+    pick, axis = derived.pick, derived.class_axis
+    if not pick:
+        return values
+    if pick.isdigit():
+        return np.take(values, int(pick), axis)
+    which = values.argmax(axis) if pick == "argmax" else feeds[derived.label]
+    if list(np.shape(which)) != np.delete(values.shape, axis).tolist():
+        places = ", ".join(map(str, np.shape(which)))
+        raise _Unmeasured(f"the labels are [{places}], the scores of the classes {list(values.shape)}")
+    return np.take_along_axis(values, np.expand_dims(which, axis), axis).squeeze(axis)
 
 
 def _times(shares: np.ndarray, x: np.ndarray) -> np.ndarray:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.verification.case import Found
 from onnxgrad_cli.verification.judgement import Judge, Judgement
 
 FAULTS = (0.01, 0.05, 0.2)
 """Sizes of faults, relative to a gradient: the report says in how many tensors the first of them would show that would
 in most."""
+
+ROUNDING = 1e-3
+"""The share of the largest gradient by which a hidden one may be wrong: rounding leaves as much where zero is right, as
+of a bias before a normalization."""
 
 
 def in_words(judge: Judge, judged: Judgement, partial: Sequence[str], named: bool = False) -> Found:
@@ -32,7 +37,15 @@ def in_words(judge: Judge, judged: Judgement, partial: Sequence[str], named: boo
     seen = _seen(judged, moving)
     if not seen:
         return Found("skipped", "the gradients are rounding noise here: a change in the last digits gives others")
-    return Found("passed", f"{detail}; {seen}")
+    hidden = [
+        name for name in moving if judged.visible[name] >= FAULTS[-1] and judge.could_hide(judged, name) > ROUNDING
+    ]
+    return Found("passed", f"{detail}; {seen}", hidden=tuple(hidden))
+
+
+def hiding(found: Found) -> str:
+    """That faults could hide, in words."""
+    return f"in the gradient of {listed(found.hidden)} large faults could hide: {found.detail}"
 
 
 TOGETHER = "none alone, but all together"

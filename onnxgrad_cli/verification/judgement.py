@@ -127,7 +127,7 @@ class Judge:
         self.loss, self._claims, self._noise, self._rng = loss, claims, noise, rng
         self._by_entry = by_entry
         self._sizes = {name: _rms(loss.point[name]) or 1.0 for name in claims}
-        entries = {name: _rms(claim) for name, claim in claims.items()}
+        self._entries = entries = {name: _rms(claim) for name, claim in claims.items()}
         influences = {name: entries[name] * np.sqrt(claims[name].size) * self._sizes[name] for name in claims}
         present = [influence for influence in influences.values() if influence > 0]
         typical = float(np.median(present)) if present else 0.0
@@ -148,6 +148,10 @@ class Judge:
                 self._judge_together(group, found)
         found.directions = self._trials
         return found
+
+    def could_hide(self, found: Judgement, name: str) -> float:
+        """The size of the largest fault that could hide in a tensor's gradient, relative to the largest gradient."""
+        return found.visible[name] * self._entries[name] / max(*self._entries.values(), 1e-300)
 
     def _judge_together(self, names: list[str], found: Judgement) -> None:
         """Judge tensors whose gradients are equally noisy: what is noise in one would hide faults of the others."""

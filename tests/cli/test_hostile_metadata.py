@@ -114,6 +114,13 @@ def negated(file: str, gradient: str) -> None:
             lambda said: (said["inputs"].update(w1="constant"), said["outputs"]["w1_grad"].update(role="kept output")),
             "'w1_grad' depends on labels",
         ),
+        (
+            lambda said: (
+                said["inputs"].update(w1="state"),
+                said["outputs"].update(w1_grad={"role": "next state", "of": "w1"}),
+            ),
+            "'w1_grad' depends on labels, and is described as a running statistic",
+        ),
         (lambda said: said.update(partial=["w1"]), "the gradient of 'w1' leaves out"),
         (lambda said: said.update(held=["h"]), "'h' counts as a constant"),
         (lambda said: said.update(estimated=True), "straight-through estimates"),
@@ -129,6 +136,124 @@ def test_what_a_description_leaves_out_is_not_proved(shell: Shell, lie: Lie, sai
     lied("t.onnx", ROLES, lie)
     done = shell("check", "t.onnx")
     assert done.code == 4 and said in done.out + done.err, done.out + done.err
+
+
+def changed(file: str, without: str = "", nodes: str = "", **values: float) -> None:
+    """Append nodes to a model, of which the last makes the gradient that is now called `right`, or drop that output."""
+    model = onnx.load(file)
+    if without:
+        for output in [each for each in model.graph.output if each.name == without]:
+            model.graph.output.remove(output)
+    else:
+        more = onnx.parser.parse_graph(f"g () => () {{ {nodes} }}")
+        gradient = more.node[-1].output[0]
+        for node in model.graph.node:
+            node.output[:] = ["right" if name == gradient else name for name in node.output]
+        model.graph.node.extend(more.node)
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.array(value, np.float32), name) for name, value in values.items()
+    )
+    onnx.save(model, file)
+
+
+def test_a_weight_that_is_called_state(shell: Shell) -> None:
+    """Statistics and an optimizer's state are read by no loss."""
+    assert shell("build", "mlp.onnx", "-o", "t.onnx", "--no-report").code == 0
+    changed("t.onnx", without="w1_grad")
+    lied("t.onnx", ROLES, lambda said: (said["inputs"].update(w1="state"), said["outputs"].pop("w1_grad")))
+    done = shell("check", "t.onnx")
+    assert done.code == 4 and "the loss reads 'w1', described as state" in done.out, done.out + done.err
+
+
+def test_what_is_called_a_gradient_and_knows_no_label(shell: Shell) -> None:
+    assert shell("build", "mlp.onnx", "-o", "t.onnx", "--no-report").code == 0
+    changed("t.onnx", nodes="w1_grad = Tanh(w1)")
+    lied("t.onnx", ROLES, lambda said: (said["inputs"].update(w1="constant"),
+                                        said["outputs"].update(w1_grad={"role": "kept output"})))  # fmt: skip
+    done = shell("check", "t.onnx")
+    assert done.code == 4 and "'w1_grad' is called a gradient" in done.out, done.out + done.err
+
+
+def test_a_gradient_that_is_wrong_behind_noise(shell: Shell) -> None:
+    """It is twice as large, and the last digits of w1 change it by half: in float32 that hides it."""
+    assert shell("build", "mlp.onnx", "-o", "t.onnx", "--no-report").code == 0
+    nodes = "a = Mul(w1, big) b = Sin(a) c = Mul(b, half) d = Add(c, one) e = Mul(right, d) w1_grad = Mul(e, two)"
+    changed("t.onnx", nodes=nodes, big=3e8, half=0.5, one=1, two=2)
+    done = shell("check", "t.onnx")
+    assert done.code == 4 and "wrong: w1" in done.out, done.out + done.err
+
+
+def test_a_small_gradient_that_is_right_in_float64_alone(shell: Shell) -> None:
+    """What is added to b1's is rounding, and most of it; beside the largest gradient it is small."""
+    assert shell("build", "mlp.onnx", "-o", "t.onnx", "--no-report").code == 0
+    nodes = "a = Add(b1, big) b = Sub(a, big) c = Sub(b, b1) d = Mul(c, little) b1_grad = Add(right, d)"
+    changed("t.onnx", nodes=nodes, big=1e9, little=1e-2)
+    done = shell("check", "t.onnx")
+    assert done.code == 4 and "what float32 makes of 'b1' is another" in done.out, done.out + done.err
+
+
+def test_a_root_that_is_no_norm_of_an_adapter(shell: Shell) -> None:
+    """The weight is the root of its square, times its sign: held, its gradient is zero."""
+    assert shell("build", "mlp.onnx", "-o", "t.onnx", "--no-report").code == 0
+    changed("t.onnx", nodes="w1_grad = Sub(w1, w1)")
+    model = onnx.load("t.onnx")
+    nodes = list(onnx.parser.parse_graph("g () => () { a = Mul(w1, w1) b = Sqrt(a) c = Sign(w1) w = Mul(b, c) }").node)
+    model.graph.node[0].input[1] = "w"
+    nodes += model.graph.node
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    onnx.save(model, "t.onnx")
+    adapter = {"weight": "w2", "a": "w2", "b": "w1", "rank": 1, "alpha": 1.0, "scaling": "lora", "magnitude": "b1"}
+    lied("t.onnx", ROLES, lambda said: said.update(held=["b"], adapters=[adapter]))
+    done = shell("check", "t.onnx")
+    assert done.code == 4 and "'b' counts as a constant" in done.out, done.out + done.err
+
+
+def test_a_model_that_is_described_twice(shell: Shell) -> None:
+    """As a model of some derivatives of its own loss."""
+    assert shell("build", "mlp.onnx", "-o", "t.onnx", "--no-report").code == 0
+    negated("t.onnx", "w1_grad")
+    model = onnx.load("t.onnx")
+    said = {"kind": "vjp", "of": ["loss"], "wrt": ["w2"], "inputs": [], "outputs": ["w2_grad"], "mode": "keep"}
+    model.metadata_props.add(key=DERIVED, value=json.dumps(said))
+    onnx.save(model, "t.onnx")
+    done = shell("check", "t.onnx")
+    assert done.code == 1 and "as a training model and as one of derivatives" in done.err, done.out + done.err
+
+
+@pytest.mark.parametrize("options", [(), ("--option", "keep-outputs")])
+def test_a_derivative_that_the_description_leaves_out(shell: Shell, options: tuple[str, ...]) -> None:
+    original = ("--original", "mlp.onnx")
+    assert shell("derive", "mlp.onnx", "-o", "t.onnx", *options).code == 0
+    how: tuple[str, ...]
+    for how in (original, ()):
+        assert shell("check", "t.onnx", *how).code == (0 if how or options else 4)
+    negated("t.onnx", "w1_grad")
+    lied(
+        "t.onnx",
+        DERIVED,
+        lambda said: [said[each].remove(name) for each, name in (("wrt", "w1"), ("outputs", "w1_grad"))],
+    )
+    for how in (original, ()):
+        done = shell("check", "t.onnx", *how)
+        assert done.code == 4, done.out
+        assert "says nothing of its output 'w1_grad'" in done.out or not (how or options), done.out
+
+
+def test_a_derivative_by_what_is_not_finite_in_one_place(shell: Shell) -> None:
+    assert shell("derive", "mlp.onnx", "-o", "t.onnx", "--option", "keep-outputs").code == 0
+    model = onnx.load("t.onnx")
+    (tensor,) = (tensor for tensor in model.graph.initializer if tensor.name == "w1")
+    w1 = onnx.numpy_helper.to_array(tensor).copy()
+    w1[0, 0] = -np.inf
+    tensor.CopyFrom(onnx.numpy_helper.from_array(w1, "w1"))
+    onnx.save(model, "t.onnx")
+    np.savez("d.npz", x=np.linspace(0.1, 1, 8, dtype=np.float32).reshape(2, 4))
+    done = shell("check", "t.onnx", "--data", "d.npz")
+    assert done.code == 0, done.out + done.err
+    negated("t.onnx", "w1_grad")
+    done = shell("check", "t.onnx", "--data", "d.npz")
+    assert done.code == 4 and "wrong: w1" in done.out, done.out + done.err
 
 
 def test_a_loss_that_is_no_number(shell: Shell) -> None:
