@@ -11,6 +11,9 @@ import onnx
 from onnxgrad_cli.emission.nodes import NodeEmitter
 from onnxgrad_cli.emission.values import Val
 
+LONGEST = 1 << 24
+"""Numbers up to which a row of them is a constant: a stranger's attribute may ask for billions."""
+
 
 class ShapeOps(NodeEmitter):
     """Shorthands for shapes. A size is an int where it is static, else an int64 vector of one element."""
@@ -147,7 +150,8 @@ class ShapeOps(NodeEmitter):
 
     def steps(self, size: int | Val, axis: int = 0, rank: int = 1) -> Val:
         """0, 1, ... below `size` (an int, or a one-element int64 vector) along `axis` of `rank` axes; int64."""
-        if isinstance(size, int):
+        if isinstance(size, int) and size <= LONGEST:
             return self.const(np.arange(size, dtype=np.int64).reshape([-1 if i == axis else 1 for i in range(rank)]))
-        row = self.Range(self.const(0), self.squeeze(size, [0]), self.const(1))
+        stop = self.const(size) if isinstance(size, int) else self.squeeze(size, [0])
+        row = self.Range(self.const(0), stop, self.const(1))
         return self.unsqueeze(row, [i for i in range(rank) if i != axis])

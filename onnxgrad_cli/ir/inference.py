@@ -6,23 +6,20 @@ get names of ours, lest two sizes should share one.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 
 import onnx
 from onnx import GraphProto, ModelProto, TensorProto, TypeProto
 
-from onnxgrad_cli.common.memory import GB, limited_memory
 from onnxgrad_cli.errors import OnnxgradError, Unknown
 from onnxgrad_cli.ir.domains import is_standard, plain_domain
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.iterations import first_elements, fixed_trips, meet, of_any_element, stacked, with_fresh
 from onnxgrad_cli.ir.node import Node, as_message
 from onnxgrad_cli.ir.nodes import attributes_of, body_of, captured_by, dims_in, reads, subgraphs, with_bodies
-from onnxgrad_cli.ir.onnx_inference import infer_shapes
+from onnxgrad_cli.ir.onnx_inference import OutOfProportion, infer_shapes
 from onnxgrad_cli.ir.operator_types import Types, operator_types
 from onnxgrad_cli.ir.shape_values import ShapeValues, better, computed_shape
 from onnxgrad_cli.ir.types import Dim, Shape, dtype_of, shape_of, tensor_type, without_shape
@@ -163,20 +160,11 @@ def follow_shapes(graph: Graph, bare: ModelProto, strict: bool = False) -> Model
     """
     if not graph.follows_shapes:
         return None
-    _ready_to_raise()
     try:
-        with limited_memory(GB):
-            return infer_shapes(bare, strict_mode=strict, data_prop=True)
-    except MemoryError:
+        return infer_shapes(bare, strict_mode=strict, data_prop=True)
+    except OutOfProportion:
         graph.follows_shapes = False
         return None
-
-
-@functools.cache
-def _ready_to_raise() -> None:
-    """Let onnx's library raise once: it takes memory for that, for good, and ends the process where none is left."""
-    with suppress(onnx.shape_inference.InferenceError, onnx.checker.ValidationError):
-        onnx.checker.check_model(ModelProto())
 
 
 def _beyond_onnx(graph: Graph, stated: set[str]) -> Types:

@@ -6,12 +6,15 @@ not know. They are hidden from it until it has found that type without them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import onnx
 from onnx import GraphProto, ModelProto
 
+from onnxgrad_cli.common.memory import GB, limited_memory
+from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
 
@@ -21,6 +24,10 @@ FRAGILE = {"EyeLike": "", "RegexFullMatch": "", "DictVectorizer": ML, "LabelEnco
 
 HIDDEN = "onnxgrad.hidden"
 """The domain of operators that nobody knows."""
+
+
+class OutOfProportion(OnnxgradError):
+    """What a model of few bytes asks for fills the memory."""
 
 
 def infer_shapes(
@@ -34,10 +41,15 @@ def infer_shapes(
 
     Raises:
         onnx.shape_inference.InferenceError: the model contradicts itself, where `strict_mode` asks for that.
+        OutOfProportion: it asks for more than 1 GB, as a vector that Concat doubles forty times.
     """
 
     def inferred() -> ModelProto:
-        return onnx.shape_inference.infer_shapes(model, check_type, strict_mode, data_prop)
+        _ready_to_raise()
+        with suppress(MemoryError), limited_memory(GB):
+            return onnx.shape_inference.infer_shapes(model, check_type, strict_mode, data_prop)
+        what = "onnx takes more than 1 GB to infer the model's shapes"
+        raise OutOfProportion(what, "look for an attribute or a constant out of all proportion")
 
     hidden = [node for node in with_bodies(model.graph.node) if FRAGILE.get(node.op_type) == node.domain]
     while hidden:
@@ -49,6 +61,13 @@ def infer_shapes(
             return _in_sight(found)
         hidden = untyped
     return inferred()
+
+
+@functools.cache
+def _ready_to_raise() -> None:
+    """Let onnx's library raise once: it takes memory for that, for good, and ends the process where none is left."""
+    with suppress(onnx.shape_inference.InferenceError, onnx.checker.ValidationError):
+        onnx.checker.check_model(ModelProto())
 
 
 @contextmanager

@@ -21,6 +21,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli import build
+from onnxgrad_cli.common.memory import GB, limited_memory
 from onnxgrad_cli.errors import InternalError, OnnxgradError
 from onnxgrad_cli.execution import limits
 from onnxgrad_cli.files import check_structure, read_model
@@ -370,6 +371,44 @@ def test_a_split_into_more_parts_than_there_can_be(shell: Shell) -> None:
     onnx.save(model, shell.folder / "m.onnx")
     result = shell("inspect", "m.onnx", "--no-infer-by-run")
     assert result.code in (0, 3) and "internal" not in result.err
+
+
+HUGE = {
+    "a kernel that is not the weight's": (
+        "y = Conv<kernel_shape = [300000000, 1]>(h, k)", 3,
+        "kernel_shape [300000000, 1] is not that of its weight, [3, 3]",
+    ),
+    "a window": (
+        "y = LpPool<kernel_shape = [300000000, 1], pads = [299999992, 0, 299999992, 0]>(h)", 3,
+        "its window of 300000000 x 1 is too large",
+    ),
+    "parts": ("y = Split<num_outputs = 1000000000>(h)", 1, "onnx takes more than 1 GB to infer the model's shapes"),
+    "a block": (
+        "r = Reshape(h, columns) y = Col2Im(r, block, block)", 3, "its blocks of 20000 x 1 elements are too large"),
+    "samples": ("y = RoiAlign<sampling_ratio = 2147483647>(h, rois, zero)", 0, ""),
+    "bins": ("y = RoiAlign<output_height = 2000000000>(h, rois, zero)", 0, ""),
+    "channels": ("c = Reshape(h, channels) y = LRN<size = 3>(c)", 3, "its 20,000 channels are too many"),
+}  # fmt: skip
+"""Nodes of which few bytes ask for billions of numbers; the exit code, and what is told."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system tells a process how much it has")
+@pytest.mark.parametrize("what", HUGE)
+def test_numbers_that_nothing_holds_are_not_written_out(shell: Shell, what: str) -> None:
+    """What few bytes ask for is refused, or left to who runs it."""
+    nodes, code, told = HUGE[what]
+    size = "1, 20000, 1" if what in ("a block", "channels") else "1, 2, 8, 8"
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]>
+        g (float[{size}] x) => (float y) <float[1] w = {{2}}, int64[3] columns = {{1, 20000, 1}},
+        int64[2] block = {{20000, 1}}, int64[4] channels = {{1, 20000, 1, 1}}, int64[1] zero = {{0}},
+        float[1, 4] rois = {{0, 0, 1, 1}}> {{ h = Mul(x, w) {nodes} }}""")
+    model.graph.output[0].type.Clear()
+    if "(h, k)" in nodes:
+        model.graph.initializer.append(numpy_helper.from_array(np.ones((2, 2, 3, 3), np.float32), "k"))
+    onnx.save(model, shell.folder / "m.onnx")
+    with limited_memory(2 * GB):
+        result = shell("build", "m.onnx", "--train", "w", "--no-verify")
+    assert result.code == code and told in result.err, result.err
 
 
 def endless() -> ModelProto:

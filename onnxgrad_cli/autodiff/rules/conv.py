@@ -27,6 +27,9 @@ NARROW = 64
 WIDE = 32
 """The width of a kernel from which its columns are not read one by one: each would be a node."""
 
+LONG, LARGEST_BLOCK = 512, 1 << 12
+"""Taps of a kernel up to which a matrix of each by each is worth its size, and of a block up to which there is one."""
+
 
 @rule("Conv")
 def conv(op, g, y, x, w, b, *, auto_pad, dilations, group, kernel_shape, pads, strides):
@@ -198,7 +201,7 @@ def _by_gathering(op, g, w, x, win):
 def _flipped(op, w, win):
     """The weight with input and output channels exchanged in each group, and its spatial axes reversed.
 
-    The reversal is a product with a small permutation matrix: a strided Slice is slow on large weights.
+    The reversal is a product with a permutation matrix while that is small: a strided Slice is slow on large weights.
     """
     kernel, taps = list(win.kernel), int(np.prod(win.kernel))
     spatial = list(range(2, w.rank))
@@ -211,8 +214,10 @@ def _flipped(op, w, win):
         w = op.reshape(w, [-1, per, *kernel])
     if taps == 1:
         return w
-    reverse = op.const(np.eye(taps)[::-1], w)
-    return op.Reshape(op.Reshape(w, op.ints([0, 0, taps])) @ reverse, op.ints([0, 0, *kernel]))
+    rows = op.Reshape(w, op.ints([0, 0, taps]))
+    if taps > LONG:
+        return op.Reshape(op.Gather(rows, op.ints(range(taps - 1, -1, -1)), axis=2), op.ints([0, 0, *kernel]))
+    return op.Reshape(rows @ op.const(np.eye(taps)[::-1], w), op.ints([0, 0, *kernel]))
 
 
 def _size(op, x, axis, parts):
@@ -368,7 +373,7 @@ def _by_channels(op, x, g, w, win):
     dw = op.Concat(*products, axis=1 + len(lead)) if len(parts) > 1 else products[0]
     dw = op.swap_last(op.reshape(dw, [-1, count, channels]))
     large = all(isinstance(size, int) for size in w.shape) and prod(w.shape) >= LARGE
-    return dw @ op.const(np.eye(count), dw) if large else dw
+    return dw @ op.const(np.eye(count), dw) if large and count <= LONG else dw
 
 
 def _grouped(op, x, group, channels, perm):
@@ -445,6 +450,8 @@ def col2im(op, g, y, x, image_shape, block_shape, *, dilations, pads, strides):
     block = block_shape.const
     if block is not None:
         taps = int(np.prod(block))
+        if taps > LARGEST_BLOCK:
+            return op.no(f"its blocks of {' x '.join(map(str, block))} elements are too large", "make them smaller")
         kernels = op.const(np.eye(taps).reshape(taps, 1, *block), g)
     else:
         taps = op.ReduceProd(block_shape, keepdims=1)

@@ -351,7 +351,7 @@ def _bin_samples(op, start, length, bins, sampling_ratio, size):
     start, length = op.unsqueeze(start, [2]), op.unsqueeze(length, [2])
     counts = op.const(np.full((1, 1, 1), sampling_ratio), start) if sampling_ratio > 0 else op.Ceil(length)
     number = op.cast(op.steps(sampling_ratio if sampling_ratio > 0 else _most(op, counts)), start)
-    bin_number = op.const(np.arange(bins).reshape(bins, 1), start)
+    bin_number = op.cast(op.steps(bins, 0, 2), start)
     at = start + bin_number * length + (number + 0.5) * length / counts
     present = number < counts
     inside = op.And(op.And(at >= -1.0, at <= op.cast(size, at)), present)
@@ -403,7 +403,7 @@ def max_roi_pool(op, g, y, x, rois, *, pooled_shape, spatial_scale):
     axes = []
     for axis, bins, start, end in ((2, pooled_shape[0], *bounds[1::2]), (3, pooled_shape[1], *bounds[::2])):
         length = op.Max(end - start + 1, 1.0) / float(bins)
-        number, size = op.const(np.arange(bins), length), op.cast(op.dim(x, axis), length)
+        number, size = op.cast(op.steps(bins), length), op.cast(op.dim(x, axis), length)
         first, stop = (op.Min(op.Max(edge + start, 0.0), size) for edge in
                        (op.Floor(number * length), op.Ceil((number + 1) * length)))  # fmt: skip
         first, counts = op.unsqueeze(first, [2]), op.unsqueeze(stop - first, [2])

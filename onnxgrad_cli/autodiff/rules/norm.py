@@ -17,6 +17,9 @@ from onnxgrad_cli.autodiff.registry import rule
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
 
+MOST_CHANNELS = 1 << 12
+"""Channels up to which LRN's sum over its window is a product with a matrix of each by each."""
+
 
 def _standardize(op: Op, x: Val, axes: Sequence[int], epsilon: float) -> tuple[Val, Val]:
     """(xhat, r) of `x` over `axes`; the mean is taken away before squaring, so nothing cancels."""
@@ -199,6 +202,8 @@ def lrn(op, g, y, x, *, size, alpha, beta, bias):
     """
     low, high = -((size - 1) // 2), size // 2
     channels = x.shape[1]
+    if isinstance(channels, int) and channels > MOST_CHANNELS:
+        return op.no(f"its {channels:,} channels are too many for a matrix of each by each", "normalize fewer channels")
     if isinstance(channels, int):
         offset = np.arange(channels)[None, :] - np.arange(channels)[:, None]
         band = op.const(((offset >= low) & (offset <= high)).astype(np.float64), x)

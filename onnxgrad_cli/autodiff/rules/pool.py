@@ -16,6 +16,9 @@ from onnxgrad_cli.autodiff.rules.scatter_add import added
 DENSE = 1 << 18
 """Entries of the band matrix of one axis up to which an average is spread by matrix products."""
 
+MOST_TAPS = 1 << 12
+"""Elements of a window up to which they are compared with the maximum one by one: each is some nodes."""
+
 BEYOND = (
     "ceil_mode with windows that start beyond the image: its shape was inferred wrongly before opset 22",
     "export the model at opset 22, or without ceil_mode",
@@ -58,6 +61,9 @@ def max_pool(op, g, ys, x, *, auto_pad, ceil_mode, dilations, kernel_shape, pads
     }
     if op.variant("gradient", ("indices", "compared"), "indices") == "compared":
         y, wide = op.comparable(ys[0], lambda x: op.MaxPool(x, **attributes), x)
+        if np.prod(win.sizes) > MOST_TAPS:
+            why = f"its windows of {' x '.join(map(str, win.sizes))} are too large to be compared tap by tap"
+            return op.no(why, "choose a target that has the indices of MaxPool")
         return op.cast(_compared(op, op.wide(g), y, wide, win, late, ceil_mode), x)
     indices = ys[1] if len(ys) > 1 and not storage_order else None
     if indices is None:

@@ -6,6 +6,7 @@ where sizes are static the same functions return constants.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +21,8 @@ LAST = np.iinfo(np.int64).max
 """The end of an axis, for Slice."""
 
 LONGEST = 1 << 24
-"""Outputs along an axis up to which what windows read is a constant: a stranger's pads may make billions of them."""
+"""Outputs along an axis up to which what windows read is a constant, and elements up to which there are windows: a
+stranger's pads or kernel may make billions of them."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,16 @@ class Window:
 
 
 def kernel_of(kernel_shape: Sequence[int] | None, w: Val) -> tuple[int | str, ...]:
-    """The kernel's size: the attribute, or else the weight's spatial axes."""
-    return tuple(kernel_shape or w.shape[2:])
+    """The kernel's size: the attribute, or else the weight's spatial axes.
+
+    Raises:
+        Unknown: the two contradict each other.
+    """
+    stated, own = tuple(kernel_shape or w.shape[2:]), w.shape[2:]
+    fits = len(stated) == len(own) and all(a == b or not isinstance(b, int) for a, b in zip(stated, own, strict=True))
+    if not fits:
+        raise Unknown(f"kernel_shape {list(stated)} is not that of its weight, {list(own)}")
+    return stated
 
 
 def kernel_sizes(op: Op, win: Window, w: Val) -> Val:
@@ -88,8 +98,14 @@ def window(
     pads: Sequence[int] | None,
     group: int = 1,
 ) -> Window:
-    """A window from a node's attributes, with explicit pads."""
+    """A window from a node's attributes, with explicit pads.
+
+    Raises:
+        Unknown: pads are negative, or it is larger than any image.
+    """
     n = len(kernel)
+    if math.prod(size for size in kernel if isinstance(size, int)) > LONGEST:
+        raise Unknown(f"its window of {' x '.join(map(str, kernel))} is too large")
     pads = tuple(pads or (0,) * (2 * n))
     if any(pad < 0 for pad in pads):
         raise Unknown(f"negative pads {list(pads)}")
