@@ -385,6 +385,7 @@ HUGE = {
     "parts": ("y = Split<num_outputs = 1000000000>(h)", 1, "onnx takes more than 1 GB to infer the model's shapes"),
     "a block": (
         "r = Reshape(h, columns) y = Col2Im(r, block, block)", 3, "its blocks of 20000 x 1 elements are too large"),
+    "a scale": ("y = Resize<mode = \"linear\", antialias = 1>(h, , tiny)", 0, ""),
     "samples": ("y = RoiAlign<sampling_ratio = 2147483647>(h, rois, zero)", 0, ""),
     "bins": ("y = RoiAlign<output_height = 2000000000>(h, rois, zero)", 0, ""),
     "channels": ("c = Reshape(h, channels) y = LRN<size = 3>(c)", 3, "its 20,000 channels are too many"),
@@ -401,7 +402,7 @@ def test_numbers_that_nothing_holds_are_not_written_out(shell: Shell, what: str)
     model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]>
         g (float[{size}] x) => (float y) <float[1] w = {{2}}, int64[3] columns = {{1, 20000, 1}},
         int64[2] block = {{20000, 1}}, int64[4] channels = {{1, 20000, 1, 1}}, int64[1] zero = {{0}},
-        float[1, 4] rois = {{0, 0, 1, 1}}> {{ h = Mul(x, w) {nodes} }}""")
+        float[4] tiny = {{1.0, 1.0, 1e-30, 1.0}}, float[1, 4] rois = {{0, 0, 1, 1}}> {{ h = Mul(x, w) {nodes} }}""")
     model.graph.output[0].type.Clear()
     if "(h, k)" in nodes:
         model.graph.initializer.append(numpy_helper.from_array(np.ones((2, 2, 3, 3), np.float32), "k"))

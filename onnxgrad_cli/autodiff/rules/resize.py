@@ -66,6 +66,8 @@ def _input_gradient(op, g, y, x, roi, scales, sizes, how):
     if how.keep_aspect_ratio_policy != "stretch" and min(how.axes or [0]) < 0:
         return op.no("negative axes, for which onnxruntime does not keep the aspect ratio", "count them from the front")
     which = [axis % x.rank for axis in how.axes] if how.axes else list(range(x.rank))
+    if 0 in y.shape:
+        return None
     factors = _factors(op, x, y, scales, sizes, which, how)
     if how.coordinate_transformation_mode in ("align_corners", CROP):
         _refuse_broken_sizes(x, factors)

@@ -16,7 +16,7 @@ from onnxgrad_cli.files import load_model
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import with_bodies
-from onnxgrad_cli.ir.types import dtype_of, is_float
+from onnxgrad_cli.ir.types import dtype_of, element_type, is_float
 from onnxgrad_cli.options import LossOptions
 from onnxgrad_cli.passes.prepare.upgrade import upgrade
 
@@ -86,4 +86,6 @@ def _needed_by(op_type: str, domain: str, version: int) -> int:
 
 
 def _any_float(graph: Graph, names: Iterable[str]) -> bool:
-    return any(name not in graph.types or is_float(graph.types[name]) for name in names if name)
+    """Whether any of these are, or may be, floats: an output may be declared without a type."""
+    types = (element_type(graph.types.get(name)) for name in names if name)
+    return any(not dtype_of(value_type) or is_float(value_type) for value_type in types)
