@@ -113,7 +113,7 @@ def open_samples(
         sequences = replace(sequences, tokenizer=None)
     data = open_data(
         path, inputs, ranges, prefix=prefix, terms=terms, options=sequences, samples=how, known=known, unread=unread,
-        tell=tell,
+        trains=False, tell=tell,
     )  # fmt: skip
     return as_trained(data, fed, how, tell)
 

@@ -100,7 +100,7 @@ def run_pack(
     parts = {"train": opened(data, prefix=prefix, known=known)}
     if val is not None:
         known = known.with_more(parts["train"].preprocessing(roles.losses))
-        parts["val"] = opened(val, prefix=val_prefix, known=known)
+        parts["val"] = opened(val, prefix=val_prefix, known=known, trains=False)
     copies = _copies(out, runtime, webgpu)
     make_folder(out, "`out`")
     head = out / MODEL

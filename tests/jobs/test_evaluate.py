@@ -379,6 +379,40 @@ def test_data_may_name_fewer_classes_than_the_model_tells_apart(shell: Shell) ->
     assert found.json["confusion"]["cls"]["classes"] == ["ant", "bee", "2"]
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl", "npz"])
+def test_names_that_the_model_does_not_know_are_no_guess(shell: Shell, form: str) -> None:
+    """Two names in data for three classes may be any two of them; three can only be numbered in their order."""
+    onnx.save(two(), "bare.onnx")
+
+    def written(names: list[str]) -> str:
+        rows = [{**{f"x_{i}": float(x) for i, x in enumerate(row)}, "kind": names[at % len(names)]}
+                for at, row in enumerate(X)]  # fmt: skip
+        if form == "npz":
+            np.savez("names.npz", x=X, kind=np.array([row["kind"] for row in rows]))
+        elif form == "jsonl":
+            Path("names.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        else:
+            lines = [",".join(map(str, row.values())) for row in rows]
+            Path("names.csv").write_text("\n".join([",".join(rows[0]), *lines]))
+        return f"names.{form}"
+
+    loss = ("--loss", "cross-entropy:cls:kind")
+    few = written(["no", "yes"])
+    np.savez("numbers.npz", x=X, kind=ARRAYS["kind"])
+    for command in (
+        ("evaluate", "bare.onnx", "--data", few, *loss),
+        ("explain", "bare.onnx", "--data", few, "--class", "label", "--output", "cls", "--label", "kind"),
+        ("attack", "bare.onnx", "--data", few, "--output", "cls", "--label", "kind"),
+        ("train", "bare.onnx", "--data", "numbers.npz", "--val", few, *loss, "-o", "t.onnx"),
+    ):
+        done = shell(*command)
+        assert done.code == 2, (command, done.err)
+        assert f"'{few}': 'kind' has the names no, yes; the model tells 3 classes apart" in done.err, done.err
+    assert shell("train", "bare.onnx", "--data", few, *loss, "--epochs", "1", "-o", "t.onnx").code == 0
+    assert shell("evaluate", "t.onnx", "--data", few, *loss).code == 0
+    assert shell("evaluate", "bare.onnx", "--data", written(["a", "b", "c"]), *loss).code == 0
+
+
 def test_data_are_prepared_as_those_of_the_training(shell: Shell) -> None:
     """Names of classes, and numbers that were normalised, from the data as they were."""
     import csv

@@ -217,13 +217,14 @@ def _data(
     """The training data, and the validation data."""
     inputs, ranges = with_sizes_of_pasts(trainer.inputs, built.graph), ranges_of(built.model)
 
-    def opened(source: str | Path, prefix: str, known: Preprocessing) -> Data:
+    def opened(source: str | Path, prefix: str, known: Preprocessing, trains: bool = False) -> Data:
         terms, options, how = trainer.roles.losses, course.sequences, course.samples
         return open_data(
-            source, inputs, ranges, prefix=prefix, terms=terms, options=options, samples=how, known=known, tell=tell
-        )
+            source, inputs, ranges, prefix=prefix, terms=terms, options=options, samples=how, known=known,
+            trains=trains, tell=tell,
+        )  # fmt: skip
 
-    samples, validation = opened(data, course.prefix, known), None
+    samples, validation = opened(data, course.prefix, known, trains=True), None
     samples.tell_padding(tell)
     share = None if val is None else fraction_of(val)
     if val is not None and share is None:

@@ -1,7 +1,8 @@
 """Labels that are names: which number each class has.
 
 Names are sorted, as torchvision's ImageFolder and Keras sort them, and numbered from 0. The trained model keeps them,
-so that other data are numbered alike. Labels that are whole numbers are the numbers of the classes, as they are.
+so that other data are numbered alike. Labels that are whole numbers are the numbers of the classes, as they are, also
+where they are written as text; see `cells`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.training.data.cells import are_names, is_number, numbers_in
 
 Names = tuple[str, ...]
+
+WHOLE = np.dtype(np.int64)
 
 FOR_NUMBERS = "names of classes are for a loss of classes, `losses='cross-entropy'`; of yes and no save 1 and 0"
 """What to do about text where an input takes floats."""
@@ -22,6 +26,35 @@ FOR_NUMBERS = "names of classes are for a loss of classes, `losses='cross-entrop
 def is_text(array: object) -> bool:
     """Whether a column holds text."""
     return isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype.kind in "OUT"
+
+
+def as_numbers(source: Path, label: str, column: np.ndarray) -> np.ndarray | None:
+    """The whole numbers that a column of text writes, int64 (N,); None where it holds names.
+
+    Args:
+        source: the file or folder, for messages.
+        label: what the labels are called.
+        column: text, (N,).
+
+    Raises:
+        UsageError: some of it are numbers, but not all are whole numbers; or it is empty in some samples.
+    """
+    texts: list[object] = column.tolist()
+    if not all(isinstance(text, str) for text in texts):
+        return None
+    different = sorted(set(map(str, texts)))
+    if are_names(different):
+        return None
+    whole = {text for text in different if is_number(text, WHOLE)}
+    if len(whole) == len(different):
+        numbers = dict(zip(different, numbers_in(np.array(different, str), WHOLE), strict=True))
+        return np.array([numbers[str(text)] for text in texts], WHOLE)
+    at = next(at for at, text in enumerate(texts) if text not in whole)
+    raise UsageError(
+        f"'{source}': '{label}' is '{texts[at]}' in sample {at} (the first is 0), which is no whole number"
+        + (", and others are: names of classes stand in every sample, or in none" if whole else ""),
+        "save names of classes, or their numbers, in every sample",
+    )
 
 
 def numbered(source: Path, label: str, column: np.ndarray, known: Names | None) -> tuple[np.ndarray, Names]:

@@ -7,7 +7,6 @@ Cells are parsed a few thousand lines at a time, so that the text is never held 
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import is_float
+from onnxgrad_cli.training.data.cells import are_names, is_number, numbers_in
 from onnxgrad_cli.training.data.class_names import FOR_NUMBERS
 from onnxgrad_cli.training.data.columns import Chosen, KnownColumns, choose, shaped
 from onnxgrad_cli.training.data.input_types import InputTypes
@@ -24,9 +24,6 @@ from onnxgrad_cli.training.data.reading import Found, reading
 
 LINES = 4096
 """How many lines are parsed at once."""
-
-WORDS = {"true": "1", "false": "0"}
-WHOLE = re.compile(r"([+-]?\d+)\.0*")
 
 CORRECT = "correct the cell, or name the columns of each input: NAME, or NAME_0, NAME_1, ..."
 """What to do about a cell that is no number."""
@@ -108,9 +105,9 @@ class _Parser:
         places, dtype = self.places[feed], self.types[feed]
         cells = np.array([[row[at] for at in places] for _, row in rows], str).reshape(len(rows), len(places))
         try:
-            return _numbers(cells, dtype)
+            return numbers_in(cells, dtype)
         except (ValueError, OverflowError):
-            if dtype.kind == "i" and len(places) == 1 and _are_names(cells):
+            if dtype.kind == "i" and len(places) == 1 and are_names(cells.ravel().tolist()):
                 return np.char.strip(cells).astype(object)
             raise self._bad_cell(feed, rows) from None
 
@@ -131,43 +128,12 @@ class _Parser:
     def _bad_cell(self, feed: str, rows: Rows) -> UsageError:
         dtype = self.types[feed]
         cells = ((line, at, row[at]) for line, row in rows for at in self.places[feed])
-        line, at, cell = next(found for found in cells if not _is(found[2], dtype))
+        line, at, cell = next(found for found in cells if not is_number(found[2], dtype))
         what = f"'{cell}' is no {'whole ' * (dtype.kind == 'i')}number" if cell.strip() else "the cell is empty"
-        if dtype.kind == "i" and cell.strip() and any(_is(row[at], dtype) for _, row in rows):
+        if dtype.kind == "i" and cell.strip() and any(is_number(row[at], dtype) for _, row in rows):
             what += ", and others are: names of classes stand in every line, or in none"
-        named = len(self.places[feed]) == 1 and _are_names(np.array([row[at] for _, row in rows]))
+        named = len(self.places[feed]) == 1 and are_names(row[at] for _, row in rows)
         return UsageError(
             f"'{self.path}', line {line}, column '{self.header[at]}', which '{feed}' takes: {what}",
             FOR_NUMBERS if named else CORRECT,
         )
-
-
-def _are_names(cells: np.ndarray) -> bool:
-    """Whether no cell is a number or empty, so that a mistyped number is not taken for the name of a class."""
-    found = [cell.strip() for cell in cells.ravel().tolist()]
-    return all(cell and not _is(cell, np.dtype(np.float64)) for cell in found)
-
-
-def _numbers(cells: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Cells as numbers. numpy takes 2024_01 as Python does, which in a table is no number."""
-    if (np.char.find(cells, "_") >= 0).any():
-        raise ValueError("an underscore")
-    try:
-        return cells.astype(dtype)
-    except ValueError:
-        return np.vectorize(_plain, otypes=[object])(cells).astype(str).astype(dtype)
-
-
-def _plain(cell: str) -> str:
-    """A cell as numpy reads it: pandas writes True and False, and 1.0 where its whole numbers were read as floats."""
-    word = cell.strip()
-    whole = WHOLE.fullmatch(word)
-    return whole[1] if whole else WORDS.get(word.lower(), word)
-
-
-def _is(cell: str, dtype: np.dtype) -> bool:
-    try:
-        _numbers(np.array([cell]), dtype)
-    except (ValueError, OverflowError):
-        return False
-    return True

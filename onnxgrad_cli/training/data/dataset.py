@@ -20,7 +20,7 @@ from onnxgrad_cli.ir.types import dtype_of, is_float, shape_of
 from onnxgrad_cli.metadata import Term
 from onnxgrad_cli.training.data import arrow_folder, onnx_test_sets, parquet, picture_folder
 from onnxgrad_cli.training.data.augmentation import Augmentations
-from onnxgrad_cli.training.data.class_names import Names, in_words, is_text, numbered
+from onnxgrad_cli.training.data.class_names import Names, as_numbers, in_words, is_text, numbered
 from onnxgrad_cli.training.data.columns import Chosen, KnownColumns, single
 from onnxgrad_cli.training.data.input_types import InputTypes, Range
 from onnxgrad_cli.training.data.lists import Lists
@@ -184,6 +184,7 @@ def open_data(
     samples: SampleOptions | None = None,
     known: Preprocessing | None = None,
     unread: Collection[str] = (),
+    trains: bool = True,
     tell: Tell = silent,
 ) -> Data:
     """Open data for a training model, and make sure that they fit it.
@@ -202,6 +203,8 @@ def open_data(
             balance, is not done here.
         known: what is known of the data: names of classes, normalizations, the order of columns.
         unread: what labels are called that the data may hold, and that are not wanted.
+        trains: whether the numbers of names are free where nothing is known of them, as in a training, whose model
+            keeps them; elsewhere they are a guess, and refused where names are missing.
         tell: takes what is narrated.
 
     Raises:
@@ -212,7 +215,7 @@ def open_data(
     labels = {term.label for term in terms}
     source_ = _Source(path, how, labels, how.resize or known.resize or "crop", unread, known.order, tell)
     columns, found, sequences = _gathered(source_, inputs, ranges, prefix, terms, asked)
-    names, others = _number(path, columns, inputs, ranges, terms, found.names, known, tell), found.others
+    names, others = _number(path, columns, inputs, ranges, terms, found.names, known, trains, tell), found.others
     made = {*sequences.made, *sequences.pairs} if sequences else set()
     held = {name: column for name, column in columns.items() if name in inputs}
     wanted = {name: value_type for name, value_type in inputs.items() if name not in made}
@@ -288,17 +291,25 @@ class _Source:
 
 def _number(
     path: Path, columns: dict[str, Column], inputs: InputTypes, ranges: Mapping[str, Range], terms: Sequence[Term],
-    told: Mapping[str, Names], known: Preprocessing, tell: Tell,
+    told: Mapping[str, Names], known: Preprocessing, trains: bool, tell: Tell,
 ) -> dict[str, Names]:  # fmt: skip
     """Number the classes of labels that are names, in `columns`; and the names of the classes of each label."""
     found: dict[str, Names] = {}
+    by_folder = any(isinstance(each, Pictures) and isinstance(each.files[0], Path) for each in columns.values())
     for term in terms:
         label, names = term.label, known.classes.get(term.output)
         column = columns.get(label)
         if label in found or label not in inputs or is_float(inputs[label]):
             continue
+        guessed = False
         if column is not None and is_text(column):
-            columns[label], names = numbered(path, label, np.asarray(column), names)
+            texts = np.asarray(column)
+            called = by_folder or not set(names or ()).isdisjoint(texts.tolist())
+            numbers = None if called else as_numbers(path, label, texts)
+            if numbers is None:
+                guessed = names is None and not trains
+                numbers, names = numbered(path, label, texts, names)
+            columns[label] = numbers
         elif label in told and names not in (None, told[label]):
             raise UsageError(
                 f"'{path}': the classes of '{label}' are {in_words(told[label])}, and not {in_words(names or ())}",
@@ -309,8 +320,21 @@ def _number(
         if names is None:
             continue
         found[label] = names
+        if guessed:
+            _check_guess(path, label, names, term.classes)
         _tell_classes(path, label, names, ranges.get(label), tell)
     return found
+
+
+def _check_guess(path: Path, label: str, names: Names, there: int) -> None:
+    """Refuse names that the model does not know where data alone can't tell their numbers: others may be missing."""
+    if len(names) != there:
+        apart = f"tells {there} classes apart, and " if there else ""
+        raise UsageError(
+            f"'{path}': '{label}' has the names {in_words(names)}; the model {apart}does not say what its classes are "
+            "called, so nothing tells which these are",
+            "save the numbers of the classes in place of names; a model that was trained on names knows them",
+        )
 
 
 def _tell_classes(path: Path, label: str, names: Names, allowed: Range | None, tell: Tell) -> None:

@@ -114,6 +114,52 @@ def test_a_mistyped_number_is_no_name(tmp_path: Path, form: str, names: list[Any
         opened(WRITERS[form](tmp_path / f"a.{form}", names))
 
 
+def to_npz(path: Path, names: list[Any]) -> Path:
+    np.savez(path, x=X, y=np.array(names))
+    return path
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet", "npz"])
+@pytest.mark.parametrize(
+    ("texts", "numbers"),
+    [
+        ([*map(str, range(11)), "10"], [*range(11), 10]),
+        (["2", "7"] * 6, [2, 7] * 6),
+        (["007", " 3", "+3", "3.0", "1.", "12 "] * 2, [7, 3, 3, 3, 1, 12] * 2),
+        (["True", "false"] * 6, [1, 0] * 6),
+        (["pear", *"12345678901"], None),
+        (["1.5", "2"] * 6, None),
+        (["1_0", "2"] * 6, None),
+        ([str(10**20), "2"] * 6, None),
+        (["", "2"] * 6, None),
+        (["nan"] * 12, None),
+    ],
+)
+def test_whole_numbers_as_text_are_the_same_classes_in_every_format(
+    tmp_path: Path, form: str, texts: list[str], numbers: list[int] | None
+) -> None:
+    path = {**WRITERS, "npz": to_npz}[form](tmp_path / f"a.{form}", texts)
+    if numbers is None:
+        with pytest.raises(UsageError, match=r"no whole number|the cell is empty"):
+            open_data(path, PORTS, terms=[TERM])
+        return
+    for known in (None, Preprocessing({"logits": tuple(sorted(set(NAMES)))})):
+        data = open_data(path, PORTS, terms=[TERM], known=known)
+        assert data.batch(np.arange(12))["y"].tolist() == numbers
+        assert data.names == ({} if known is None else {"y": ("apple", "fig", "pear")})
+
+
+def test_a_number_that_a_class_is_called_by_is_its_name(tmp_path: Path) -> None:
+    known = Preprocessing({"logits": ("7", "cat", "3")})
+    data = opened(to_lines(tmp_path / "a.jsonl", ["3", "7", "cat"] * 4), known=known)
+    assert data.batch(np.arange(3))["y"].tolist() == [2, 0, 1]
+
+
+def test_a_number_with_a_character_that_is_not_seen_is_none(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no whole number, and others are"):
+        opened(to_lines(tmp_path / "a.jsonl", ["1", "2\0"] * 6))
+
+
 def test_names_and_numbers_far_apart_in_a_table_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("y,x_0,x_1,x_2\n" + "pear,1,2,3\n" * 4096 + "1,1,2,3\n")
