@@ -35,8 +35,9 @@ from onnxgrad_cli.training.adapters.merge import adaptable as make_adaptable, me
 from onnxgrad_cli.training.adapters.own_file import is_adapter
 from onnxgrad_cli.training.data import Preprocessing
 from onnxgrad_cli.training.new_head import with_trained_classes
+from onnxgrad_cli.training.run.base import is_base
 from onnxgrad_cli.training.run.ema_weights import check_ema
-from onnxgrad_cli.training.run.export import is_base, stored_tensors
+from onnxgrad_cli.training.run.export import stored_tensors
 from onnxgrad_cli.training.run.folder import BEST, CHECKPOINT, load_checkpoint
 from onnxgrad_cli.training.run.tensors import holds_weights_alone, load_tensors
 from onnxgrad_cli.verification.written import check_opens
@@ -247,7 +248,8 @@ def _held(source: Path, roles: Path | None, model: ModelProto, use_ema: bool, te
     _fit_classes(model, values, tell)
     if "base" in progress and not is_base(progress["base"], model, values):
         raise OnnxgradError(
-            f"'{source}' is of another model: one of other nodes, or of other weights where they were not trained",
+            f"'{source}' is of another model: one of other nodes, opsets, inputs or outputs, or of other weights where "
+            "they were not trained",
             "name the model that was trained",
         )
     return HeldValues(

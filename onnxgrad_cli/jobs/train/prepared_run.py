@@ -27,7 +27,7 @@ from onnxgrad_cli.training.data import (
 from onnxgrad_cli.training.evaluate import Evaluator, confusions
 from onnxgrad_cli.training.inference import matrix_of
 from onnxgrad_cli.training.loop import Loop
-from onnxgrad_cli.training.run.export import untrained_digest
+from onnxgrad_cli.training.run.base import untrained_digest
 from onnxgrad_cli.training.run.folder import RunFolder
 from onnxgrad_cli.training.run.watch import Watch
 from onnxgrad_cli.training.schedules import parse_schedule

@@ -19,7 +19,7 @@ from onnxgrad_cli.training.adapters import onnx_adapter, own_file
 from onnxgrad_cli.training.adapters.onnx_adapter import is_onnx_adapter, load_onnx_adapter, onnx_adapter_bytes
 from onnxgrad_cli.training.adapters.own_file import adapter_bytes, load_adapter
 from onnxgrad_cli.training.adapters.peft_folder import CONFIG, MODEL, PICKLE, load_peft, peft_bytes
-from onnxgrad_cli.training.run.export import is_base, untrained_digest
+from onnxgrad_cli.training.run.base import is_base, untrained_digest
 
 Form = Literal["safetensors", "onnx_adapter", "peft"]
 
@@ -162,8 +162,8 @@ def read_adapters(source: Path, model: ModelProto, tell: Tell = silent) -> tuple
     base = onnx_adapter.base_of(source) if foreign else own_file.base_of(source)
     if base and not is_base(base, model, values):
         tell(
-            f"caution: the adapters in '{source}' were trained on another model, of other nodes or other weights where "
-            "they are not trained",
+            f"caution: the adapters in '{source}' were trained on another model, of other nodes, opsets, inputs or "
+            "outputs, or other weights where they are not trained",
             0,
         )
     return adapters, values

@@ -22,7 +22,8 @@ from onnxgrad_cli.training.adapters.branches import arrays_of, factors_of, refus
 from onnxgrad_cli.training.adapters.own_file import check_factors
 from onnxgrad_cli.training.adapters.places import Place, keys, places
 from onnxgrad_cli.training.adapters.together import together
-from onnxgrad_cli.training.run.export import stored_tensors, untrained_digest
+from onnxgrad_cli.training.run.base import untrained_digest
+from onnxgrad_cli.training.run.export import stored_tensors
 
 MAGIC = b"TORT"
 """The identifier of such a file, at its fifth byte."""
@@ -82,7 +83,7 @@ def onnx_adapter_bytes(model: ModelProto, adapters: Sequence[Adapter], values: M
 
 def base_of(path: Path) -> str:
     """What follows the tensors of a file that is ours, of the model that they were trained on; "" elsewhere."""
-    found = re.search(rb"onnxgrad \S+ base ([0-9a-f-]{8,17})\Z", path.read_bytes())
+    found = re.search(rb"onnxgrad \S+ base ([0-9a-f.-]{8,24})\Z", path.read_bytes())
     return found[1].decode() if found else ""
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import load_external_data
 from onnxgrad_cli.ir.modes import INITIALIZERS_ALONE, give_own_statistics, is_batch_normalization, own_statistics
 from onnxgrad_cli.ir.nodes import subgraphs
 from onnxgrad_cli.ir.skeleton import copied
-from onnxgrad_cli.ir.types import is_external
 
 
 def with_weights(model: ModelProto, weights: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]) -> ModelProto:
@@ -113,43 +111,6 @@ def read_stored(model: ModelProto, names: Collection[str], path: Path | None) ->
             taken.graph.initializer[-1].name = name
     load_external_data(taken, path)
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in taken.graph.initializer}
-
-
-def untrained_digest(model: ModelProto, trained: Collection[str]) -> str:
-    """What tells inference models apart by their nodes and by the tensors that a training left as they are.
-
-    Args:
-        model: the inference model.
-        trained: the names of what the training has values for.
-
-    Returns:
-        Eight digits of nodes, names, types and shapes; and "-" with eight of the tensors' numbers, unless some lie in
-        another file: these may be of gigabytes.
-    """
-    left = sorted((t for t in model.graph.initializer if t.name not in trained), key=lambda tensor: tensor.name)
-    form = numbers = 0
-    for original in model.graph.node:
-        if original.op_type == "Constant" and original.output[0] in trained:
-            continue
-        node = NodeProto()
-        node.CopyFrom(original)
-        node.ClearField("doc_string")
-        node.ClearField("metadata_props")
-        form = zlib.crc32(node.SerializeToString(deterministic=True), form)
-    for tensor in left:
-        form = zlib.crc32(f"{tensor.name} {tensor.data_type} {list(tensor.dims)}".encode(), form)
-    if any(map(is_external, left)):
-        return f"{form:08x}"
-    for tensor in left:
-        if tensor.data_type != TensorProto.STRING:
-            numbers = zlib.crc32(numpy_helper.to_array(tensor).tobytes(), numbers)
-    return f"{form:08x}-{numbers:08x}"
-
-
-def is_base(said: str, model: ModelProto, trained: Collection[str]) -> bool:
-    """Whether a model may be the one of which `untrained_digest` has said this: numbers count where both have them."""
-    before, now = (digest.partition("-") for digest in (said, untrained_digest(model, trained)))
-    return before[0] == now[0] and (before[2] == now[2] or not before[2] or not now[2])
 
 
 def stored_tensors(graph: GraphProto) -> Iterator[tuple[TensorProto, str]]:
