@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -106,16 +107,22 @@ def _npz(arrays: dict[str, np.ndarray]) -> Writer:
 
 
 def _csv(arrays: dict[str, np.ndarray]) -> Writer:
-    columns = [column for name, array in arrays.items() for column in _columns(name, array)]
+    columns = [table_cell(column) for name, array in arrays.items() for column in _columns(name, array)]
     if len(columns) > MOST_COLUMNS:
         raise UsageError(f"a table of {len(columns):,} columns is of no use", "write .npz, or name fewer outputs")
+    twice = next((name for name, count in Counter(columns).items() if count > 1), None)
+    if twice is not None:
+        raise UsageError(
+            f"two columns of the table would be called '{twice}': the names of outputs and of their places clash",
+            "write .npz, .jsonl or .parquet, or name fewer outputs with `outputs`",
+        )
     return partial(_write_rows, columns, list(arrays.values()))
 
 
 def _write_rows(columns: Sequence[str], arrays: Sequence[np.ndarray], stream: BinaryIO) -> None:
     text = io.TextIOWrapper(stream, encoding="utf-8", newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(map(table_cell, columns))
+    writer.writerow(columns)
     for row in zip(*(array.reshape(len(array), -1) for array in arrays), strict=True):
         writer.writerow([table_cell(value) if isinstance(value, str) else str(value) for part in row for value in part])
     text.flush()

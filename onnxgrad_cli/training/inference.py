@@ -255,13 +255,28 @@ class Predictor:
         """The outputs of all samples, and of those with names of classes the class as `<output>_class` and its name.
 
         Raises:
-            UsageError: an output is not of samples, or not of one shape.
+            UsageError: an output is not of samples, or not of one shape, or is called as the class of another.
         """
-        parts = list(self)
-        found = {name: _joined(name, [part[name] for part in parts]) for name in self.outputs}
+        parts = list[dict[str, np.ndarray]]()
+        for part in self:
+            if not parts:
+                self._with_classes(part)  # a name that is there already is told before the rest is run
+            parts.append(part)
+        return self._with_classes({name: _joined(name, [part[name] for part in parts]) for name in self.outputs})
+
+    def _with_classes(self, found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Outputs, and of those with names of classes the class and its name."""
+        whole = dict(found)
         for name in self.outputs:
-            found |= self.named(name, found[name])
-        return found
+            added = self.named(name, found[name])
+            twice = next(filter(whole.__contains__, added), None)
+            if twice is not None:
+                raise UsageError(
+                    f"the model has an output '{twice}', which the class of '{name}' would be called, too",
+                    f"name one of '{name}' and '{twice}' with `outputs`",
+                )
+            whole |= added
+        return whole
 
     def named(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
         """The class of the largest output of each sample and its name, where the model stores names; else {}."""

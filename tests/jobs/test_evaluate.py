@@ -307,6 +307,33 @@ def test_predictions_as_a_table(shell: Shell) -> None:
     assert shell("predict", "m.onnx", "--data", "d.npz", "-o", "m.onnx").code == 2
 
 
+def test_no_output_is_replaced_by_the_class_of_another(shell: Shell) -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[n, 4] x) => (float[n, 4] y, float[n, 4] OTHER) { y = Relu(x) OTHER = Neg(x) }"""
+    for other in ("y_class", "y_label"):
+        model = parser.parse_model(text.replace("OTHER", other))
+        model.metadata_props.add(key="onnxgrad.classes", value='{"y": ["a", "b", "c", "d"]}')
+        onnx.save(model, "z.onnx")
+        done = shell("predict", "z.onnx", "--data", "d.npz", "-o", "p.npz")
+        assert done.code == 2 and not Path("p.npz").exists(), done.err
+        assert f"an output '{other}', which the class of 'y' would be called, too" in done.err
+        found = run_predict("z.onnx", "d.npz", "p.npz", outputs=("y",)).outputs
+        assert set(found) == {"y", "y_class", "y_label"} and found["y_label"][0] in "abcd"
+        assert run_predict("z.onnx", "d.npz", "q.npz", outputs=(other,), force=True).outputs[other].min() < 0
+        Path("p.npz").unlink()
+
+
+def test_a_table_has_no_two_columns_of_one_name(shell: Shell) -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[n, 4] x) => (float[n, 4] y, float[n] y_2)
+    { y = Relu(x) y_2 = ReduceMin<axes = [1], keepdims = 0>(x) }"""
+    onnx.save(parser.parse_model(text), "z.onnx")
+    done = shell("predict", "z.onnx", "--data", "d.npz", "-o", "p.csv")
+    assert done.code == 2 and "two columns of the table would be called 'y_2'" in done.err
+    assert "--output" in done.err and not Path("p.csv").exists()
+    for name in ("p.jsonl", "p.npz"):
+        assert shell("predict", "z.onnx", "--data", "d.npz", "-o", name).code == 0
+
+
 def test_an_output_that_is_not_of_samples_is_refused_by_name(shell: Shell) -> None:
     text = """<ir_version: 8, opset_import: ["": 17]> g (float[n, 4] x) => (float[n, 4] y, float z)
     { y = Relu(x) z = ReduceSum<keepdims=0>(x) }"""
