@@ -44,6 +44,7 @@ from onnxgrad_cli.training.data.preprocessing import Preprocessing
 from onnxgrad_cli.training.eval_model import EvalSession, make_eval_model
 from onnxgrad_cli.training.evaluate import Evaluator, confusions
 from onnxgrad_cli.training.metrics import metrics_of
+from onnxgrad_cli.training.readable_outputs import unreadable, with_readable
 
 Source = str | Path | Mapping[str, np.ndarray]
 """Data in a file or folder, or in memory by the names of inputs."""
@@ -227,6 +228,11 @@ class Predictor:
         )  # fmt: skip
         self._size = self._data.batch_size or setting.batch_size
         self._session = open_session(model, path, find_provider(setting.provider), setting.threads)
+        self._read = {name: name for name in self.outputs}
+        if casts := unreadable(self._session, self.outputs):
+            model, called = with_readable(model, casts)
+            self._read |= called
+            self._session = open_session(model, path, find_provider(setting.provider), setting.threads)
 
     @cached_property
     def samples(self) -> int:
@@ -247,7 +253,7 @@ class Predictor:
             missing = self._size - len(rows) if self._data.batch_size is not None else 0
             feeds = self._data.batch(np.pad(rows, (0, missing), mode="edge"))
             with of_samples(f"the samples from {start} on"):
-                arrays = self._session.run(self.outputs, feeds)
+                arrays = self._session.run(list(self._read.values()), feeds)
             found = dict(zip(self.outputs, arrays, strict=True))
             yield {name: _samples(name, array, len(rows), missing) for name, array in found.items()}
 
@@ -302,14 +308,12 @@ def _asked(model: ModelProto, outputs: Sequence[str], tell: Tell) -> list[str]:
 
 
 def _samples(name: str, array: np.ndarray, count: int, missing: int) -> np.ndarray:
-    """What an output says of each sample, in a type that numpy knows."""
+    """What an output says of each sample."""
     if array.ndim == 0 or len(array) != count + missing:
         raise UsageError(
             f"the output '{name}' is {list(array.shape)} for {count + missing} samples: its first axis is not theirs",
             "name other outputs with `outputs`",
         )
-    if array.dtype.name == "bfloat16":
-        array = array.astype(np.float32)
     return (array.astype(str) if array.dtype == object else array)[:count]
 
 

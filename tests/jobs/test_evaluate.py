@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, parser
+from onnx import TensorProto, helper, numpy_helper, parser
 
 from onnxgrad_cli import (
     LossSpec,
@@ -332,6 +332,34 @@ def test_a_table_has_no_two_columns_of_one_name(shell: Shell) -> None:
     assert "--output" in done.err and not Path("p.csv").exists()
     for name in ("p.jsonl", "p.npz"):
         assert shell("predict", "z.onnx", "--data", "d.npz", "-o", name).code == 0
+
+
+FEW = np.array([[-2, -1, 0, 1]] * 3, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("BFLOAT16", "float32"), ("FLOAT8E4M3FN", "float32"), ("FLOAT8E4M3FNUZ", "float32"),
+        ("FLOAT8E5M2", "float32"), ("FLOAT8E5M2FNUZ", "float32"), ("INT4", "int8"), ("INT2", "int8"),
+        ("UINT4", "uint8"), ("UINT2", "uint8"),
+    ],
+)  # fmt: skip
+def test_outputs_in_types_that_numpy_lacks_are_numbers(kind: str, dtype: str) -> None:
+    """Also beside an output that is called as the one in which they would be read."""
+    to, sizes = TensorProto.DataType.Value(kind), ["n", 4]
+    zero = [helper.make_tensor("z", to, [], [0])] if "INT" in kind else []
+    cast = helper.make_node("Cast", ["x"], ["o"], to=to)
+    made = helper.make_node("QuantizeLinear", ["x", "s", "z"], ["o"]) if zero else cast
+    types = {"x": TensorProto.FLOAT, "o": to, "o_read": TensorProto.FLOAT}
+    ends = [helper.make_tensor_value_info(name, each, sizes) for name, each in types.items()]
+    nodes = [made, helper.make_node("Identity", ["x"], ["o_read"])]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [numpy_helper.from_array(np.float32(1), "s"), *zero])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 25)], ir_version=11)
+    found = run_predict(model, {"x": FEW}).outputs
+    assert found["o"].dtype == dtype
+    np.testing.assert_array_equal(found["o"], np.clip(FEW, 0, 3) if kind.startswith("U") else FEW)
+    np.testing.assert_array_equal(found["o_read"], FEW)
 
 
 def test_an_output_that_is_not_of_samples_is_refused_by_name(shell: Shell) -> None:
