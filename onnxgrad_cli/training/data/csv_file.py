@@ -74,6 +74,8 @@ def _lines(file: IO[str]) -> Iterator[str]:
     while line := file.readline(LONGEST):
         if len(line) == LONGEST:
             raise ValueError(f"a line has more than {LONGEST:,} characters")
+        if "\0" in line:  # numpy drops it at the end of a cell
+            raise ValueError("it holds a NUL, which no text does")
         yield line
 
 

@@ -125,6 +125,8 @@ def _array(path: Path, name: str, column: Any) -> np.ndarray:
         raise UsageError(
             f"'{path}', column '{name}': no value in row {row} (the first is 0)", "fill it or drop the row"
         )
+    if hasattr(column, "to_numpy_ndarray"):
+        return _tensors(path, name, column)
     if not hasattr(column, "value_lengths") or hasattr(column, "keys"):  # a map has both
         if column.type.num_fields:
             raise UsageError(
@@ -140,3 +142,10 @@ def _array(path: Path, name: str, column: Any) -> np.ndarray:
         )
     inner = _array(path, name, column.flatten())
     return inner.reshape(len(column), int(lengths[0]) if len(lengths) else 0, *inner.shape[1:])
+
+
+def _tensors(path: Path, name: str, column: Any) -> np.ndarray:
+    """Tensors of one shape as an array; pyarrow's own way to it takes a missing number for some number."""
+    kind, numbers = column.type, _array(path, name, column.storage)
+    axes = kind.permutation or range(len(kind.shape))
+    return numbers.reshape(len(column), *kind.shape).transpose(0, *(axis + 1 for axis in axes))

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.training.data.input_types import InputTypes
 from onnxgrad_cli.training.data.reading import Found, library, reading
 
@@ -12,7 +16,7 @@ def read(path: Path, inputs: InputTypes) -> Found:
     """The arrays of a safetensors file.
 
     Raises:
-        UsageError: it can't be read, or the package safetensors is missing.
+        UsageError: it can't be read, numpy lacks the type of an array, or the package safetensors is missing.
     """
     safetensors = library("safetensors", "train", path)
     with (
@@ -20,4 +24,13 @@ def read(path: Path, inputs: InputTypes) -> Found:
         safetensors.safe_open(path, framework="numpy") as file,
     ):
         names = list(file.keys())
-        return Found({n: file.get_tensor(n) for n in names if n in inputs}, [n for n in names if n not in inputs])
+        arrays = {name: _array(path, file, name) for name in names if name in inputs}
+        return Found(arrays, [name for name in names if name not in inputs])
+
+
+def _array(path: Path, file: Any, name: str) -> np.ndarray:
+    try:
+        return np.asarray(file.get_tensor(name))
+    except AttributeError:  # the library asks numpy for the type
+        kind = file.get_slice(name).get_dtype()
+        raise UsageError(f"'{path}': '{name}' is of {kind}, which numpy lacks", "save it as F32 or F16") from None

@@ -130,6 +130,8 @@ def _check_type(source: Path, name: str, array: np.ndarray | Pictures, inputs: I
     elif array.dtype.names:
         held = f"records of {', '.join(array.dtype.names)}"
         hint = "save numbers: numpy.lib.recfunctions.structured_to_unstructured(array), or an array for each field"
+    elif isinstance(array, np.ndarray) and array[:1].size and isinstance(array.flat[0], bytes):
+        held, hint = "bytes", "save the numbers that they are, or lists of them"
     elif array.dtype.kind in "OUST":
         held, hint = "text", FOR_NUMBERS if is_float(wanted) and array[:1].size == 1 else hint
     raise UsageError(f"'{source}': '{name}' holds {held}, the model takes {in_words(wanted)}", hint)

@@ -194,6 +194,8 @@ def test_text_as_spreadsheets_write_it(tmp_path: Path) -> None:
         (["2024_01,2,3,4"], r"line 2, column 'x_0', which 'x' takes: '2024_01' is no number"),
         (["1,2,3,99999999999999999999"], r"'99999999999999999999' is no whole number"),
         (["1,2,3,4", "1,inf,3,4"], r"'x' is inf in sample 1 \(the first is 0\), at \[1\] of it"),
+        (["1,2,3,4", "1,2,3\0,4"], r"can't be read as a table in text: it holds a NUL"),
+        (["1,2,3,4\0"], r"can't be read as a table in text: it holds a NUL"),
         (['1,2,3,"4'], r"can't be read as a table in text"),
         ([], r"is empty"),
     ],
@@ -293,6 +295,39 @@ def test_parquet_without_values_and_with_uneven_lists(tmp_path: Path) -> None:
     (tmp_path / "b.parquet").write_bytes(b"PAR1 but no more")
     with pytest.raises(UsageError, match="can't be read as a Parquet file"):
         open_data(tmp_path / "b.parquet", PORTS)
+
+
+@pytest.mark.parametrize("order", [None, [0, 1, 2], [1, 2, 0]])
+def test_tensors_of_one_shape_in_parquet(tmp_path: Path, order: list[int] | None) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    kind = arrow.fixed_shape_tensor(arrow.float32(), (2, 3, 4), permutation=order)
+    numbers: list[Any] = np.arange(120, dtype=np.float32).reshape(5, 24).tolist()
+
+    def read(rows: list[Any]) -> np.ndarray:
+        column = arrow.ExtensionArray.from_storage(kind, arrow.array(rows, kind.storage_type))
+        parquet.write_table(arrow.table({"x": column, "y": Y[:5]}), tmp_path / "a.parquet")
+        return open_data(tmp_path / "a.parquet", inputs).batch(np.arange(1, 5))["x"]
+
+    wanted = np.arange(120).reshape(5, 2, 3, 4).transpose(0, *(1 + axis for axis in order or [0, 1, 2]))
+    inputs = {"x": tensor_type(FLOAT, ["batch", *wanted.shape[1:]]), "y": PORTS["y"]}
+    np.testing.assert_array_equal(read(numbers), wanted[1:])
+    for missing in ([*numbers[:4], None], [*numbers[:4], [None, *numbers[4][1:]]]):
+        with pytest.raises(UsageError, match="column 'x': no value in row"):
+            read(missing)
+
+
+def test_bytes_are_no_text_and_float8_has_no_type(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    rows = arrow.array([row.tobytes() for row in X])
+    pytest.importorskip("pyarrow.parquet").write_table(arrow.table({"x": rows, "y": Y}), tmp_path / "a.parquet")
+    with pytest.raises(UsageError, match="'x' holds bytes, the model takes"):
+        open_data(tmp_path / "a.parquet", PORTS)
+    pytest.importorskip("safetensors", reason="safetensors is not installed")
+    head = json.dumps({"x": {"dtype": "F8_E4M3", "shape": [4, 3], "data_offsets": [0, 12]}}).encode()
+    (tmp_path / "a.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes(12))
+    with pytest.raises(UsageError, match="'x' is of F8_E4M3, which numpy lacks"):
+        open_data(tmp_path / "a.safetensors", {"x": PORTS["x"]})
 
 
 @pytest.mark.parametrize("name, extra", [("parquet", "parquet"), ("safetensors", "train")])
