@@ -468,6 +468,24 @@ def test_names_that_the_model_does_not_know_are_no_guess(shell: Shell, form: str
     assert shell("evaluate", "bare.onnx", "--data", written(["a", "b", "c"]), *loss).code == 0
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"names": "{0: 'cat', 1: 'ant', 2: 'bee'}"}, {"onnxgrad_classes": '{"kind": ["cat", "ant", "bee"]}'},
+        {"onnxgrad_classes": '{"cls": ["cat", "ant", "bee"]}'},
+    ],
+)  # fmt: skip
+def test_names_are_numbered_as_the_model_says_in_whatever_form(shell: Shell, said: dict[str, str]) -> None:
+    onnx.save(two(**said), "m.onnx")
+    names = np.array(["cat", "ant", "bee"])[ARRAYS["kind"]]
+    for few in (slice(None), names != "ant"):
+        np.savez("numbers.npz", x=X[few], kind=ARRAYS["kind"][few])
+        np.savez("names.npz", x=X[few], kind=names[few])
+        command = ("evaluate", "m.onnx", "--loss", "cross-entropy:cls:kind", "--json", "--data")
+        by_number, by_name = (shell(*command, f"{form}.npz").json for form in ("numbers", "names"))
+        assert by_name["results"] == by_number["results"] and by_name["confusion"] == by_number["confusion"]
+
+
 def test_data_are_prepared_as_those_of_the_training(shell: Shell) -> None:
     """Names of classes, and numbers that were normalised, from the data as they were."""
     import csv

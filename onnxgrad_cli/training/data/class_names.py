@@ -28,13 +28,14 @@ def is_text(array: object) -> bool:
     return isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype.kind in "OUT"
 
 
-def as_numbers(source: Path, label: str, column: np.ndarray) -> np.ndarray | None:
+def as_numbers(source: Path, label: str, column: np.ndarray, known: Names | None) -> np.ndarray | None:
     """The whole numbers that a column of text writes, int64 (N,); None where it holds names.
 
     Args:
         source: the file or folder, for messages.
         label: what the labels are called.
         column: text, (N,).
+        known: the names that there are, one of which may look like a number.
 
     Raises:
         UsageError: some of it are numbers, but not all are whole numbers; or it is empty in some samples.
@@ -43,7 +44,7 @@ def as_numbers(source: Path, label: str, column: np.ndarray) -> np.ndarray | Non
     if not all(isinstance(text, str) for text in texts):
         return None
     different = sorted(set(map(str, texts)))
-    if are_names(different):
+    if are_names(different) or not set(different).isdisjoint(known or ()):
         return None
     whole = {text for text in different if is_number(text, WHOLE)}
     if len(whole) == len(different):

@@ -297,15 +297,14 @@ def _number(
     found: dict[str, Names] = {}
     by_folder = any(isinstance(each, Pictures) and isinstance(each.files[0], Path) for each in columns.values())
     for term in terms:
-        label, names = term.label, known.classes.get(term.output)
+        label, names = term.label, known.classes.get(term.output) if trains else known.names_of(term)
         column = columns.get(label)
         if label in found or label not in inputs or is_float(inputs[label]):
             continue
         guessed = False
         if column is not None and is_text(column):
             texts = np.asarray(column)
-            called = by_folder or not set(names or ()).isdisjoint(texts.tolist())
-            numbers = None if called else as_numbers(path, label, texts)
+            numbers = None if by_folder else as_numbers(path, label, texts, names)
             if numbers is None:
                 guessed = names is None and not trains
                 numbers, names = numbered(path, label, texts, names)

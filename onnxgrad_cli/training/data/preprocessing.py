@@ -18,6 +18,8 @@ from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.choices import Resize
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.files import save_bytes
+from onnxgrad_cli.metadata import Term
+from onnxgrad_cli.training.class_names import class_names
 from onnxgrad_cli.training.data.class_names import Names
 from onnxgrad_cli.training.data.columns import Chosen
 from onnxgrad_cli.training.data.normalization import Normalization
@@ -35,7 +37,8 @@ class Preprocessing:
     """What was done to data.
 
     Attributes:
-        classes: output -> the names of its classes, in the order of their numbers.
+        classes: output -> the names of its classes, in the order of their numbers. A model of another program may say
+            them of a label, or of '', which stands for any.
         normal: input -> its normalization.
         resize: what became of picture files of other proportions; None where there were none.
         order: input -> the columns of a table that it took, in order, where their names don't tell it.
@@ -47,6 +50,13 @@ class Preprocessing:
     resize: Resize | None = None
     order: Chosen = field(default_factory=dict)
     settled: bool = False
+
+    def names_of(self, term: Term) -> Names | None:
+        """The names of the classes that a loss is of, by whatever they are said of; what is not said of its output must
+        be as many as it tells apart."""
+        others = (self.classes[key] for key in (term.label, "") if key in self.classes)
+        fitting = (names for names in others if 0 < len(names) == term.classes)
+        return self.classes.get(term.output, next(fitting, None))
 
     def with_more(self, found: Preprocessing) -> Preprocessing:
         """What is known, and what data have shown besides: names of classes, and the order of columns."""
@@ -96,7 +106,9 @@ class Preprocessing:
         Raises:
             OnnxgradError: it can't be read.
         """
-        return cls.of_json({entry.key: entry.value for entry in model.metadata_props}, "the model")
+        found = cls.of_json({entry.key: entry.value for entry in model.metadata_props}, "the model")
+        said = {key: tuple(names) for key, names in class_names(model).items() if len(set(names)) == len(names)}
+        return replace(found, classes={**said, **found.classes})
 
     def write_to(self, model: ModelProto) -> None:
         """Write it into a trained model, in place of what the model has said."""
