@@ -148,6 +148,8 @@ def _said(model: ModelProto, offsets: Mapping[str, int], files: Mapping[str, Any
         "onnxgrad": tool_version(),
         **files,
         "loss": roles.loss,
+        "reduction": roles.reduction,
+        "losses": [asdict(term) for term in roles.losses],
         "learning_rate": rates[0] if rates else None,
         "optimizer": roles.optimizer or None,
         "inputs": inputs,

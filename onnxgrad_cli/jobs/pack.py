@@ -36,7 +36,7 @@ from onnxgrad_cli.training.data.preprocessing import Preprocessing
 from onnxgrad_cli.verification.written import refused
 
 MODEL, ORT_MODEL, DATA_JSON, DATA_BIN, RUNTIME = "model.onnx", "model.ort", "data.json", "data.bin", "ort"
-PAGE = ("trainer.mjs", "page.js", "index.html")
+PAGE = ("trainer.mjs", "matches.mjs", "page.js", "index.html")
 WASM = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 WEBGPU = ("ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs", "ort-wasm-simd-threaded.asyncify.wasm")
 """The files of onnxruntime-web that a page loads, by what computes."""

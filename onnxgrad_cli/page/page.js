@@ -1,4 +1,5 @@
 // The page of `onnxgrad pack`: trains the model in this folder on the data in it. index.html?provider=webgpu uses the GPU.
+import { matches } from './matches.mjs';
 import { Trainer } from './trainer.mjs';
 
 const at = (id) => document.getElementById(id);
@@ -23,30 +24,27 @@ function batch(part, numbers) {
   return tensors;
 }
 
-// Loss and accuracy on the held-out samples; the accuracy where the model hands out scores of classes.
+// Loss and accuracy on the held-out samples; the accuracy where the model hands out the scores of classes that a loss
+// judges. The loss is a mean over samples, or over the labels that count; or a sum.
 async function evaluate(size) {
   const { roles, session, held } = trainer;
-  const scores = Object.keys(roles.outputs).find((name) => roles.outputs[name].role === 'kept output');
-  const label = Object.keys(roles.inputs).find((name) => roles.inputs[name].role === 'label');
+  const judged = roles.losses.find(({ output, classes }) => classes && roles.outputs[output]?.role === 'kept output');
+  const sums = roles.reduction === 'sum';
   const count = Object.values(data.val)[0].dims[0];
-  let loss = 0, right = 0, seen = 0;
+  let loss = 0, right = 0, counted = 0, seen = 0;
   for (let start = 0; start + size <= count || (start < count && !fixed()); start += size) {
     const numbers = Array.from({ length: Math.min(size, count - start) }, (_, i) => start + i);
     const feeds = batch('val', numbers);
     const rate = roles.learning_rate ? { [roles.learning_rate]: trainer.tensor(roles.learning_rate, [0], []) } : {};
-    const found = await session.run({ ...held, ...feeds, ...rate }, scores ? [roles.loss, scores] : [roles.loss]);
-    loss += Number(found[roles.loss].data[0]) * numbers.length;
-    seen += numbers.length;
-    if (scores && feeds[label]?.type === 'int64') right += matches(found[scores], feeds[label]);
-    else right = NaN;
+    const found = await session.run({ ...held, ...feeds, ...rate }, judged ? [roles.loss, judged.output] : [roles.loss]);
+    const labels = judged ? matches(found[judged.output], feeds[judged.label], judged) : [];
+    const weight = roles.losses.length === 1 && judged ? labels.length : numbers.length;
+    if (weight) loss += Number(found[roles.loss].data[0]) * (sums ? 1 : weight);
+    seen += weight;
+    right += labels.filter(Boolean).length;
+    counted += labels.length;
   }
-  return `held out: loss ${(loss / seen).toFixed(3)}` + (isNaN(right) ? '' : `, ${((100 * right) / seen).toFixed(1)} % right`);
-}
-
-function matches({ data: scores, dims }, { data: labels }) {
-  const classes = dims.at(-1);
-  const best = (i) => scores.subarray(i * classes, (i + 1) * classes).reduce((b, s, j, all) => (s > all[b] ? j : b), 0);
-  return labels.reduce((count, label, i) => count + (best(i) === Number(label)), 0);
+  return `held out: loss ${(sums ? loss : loss / seen).toFixed(3)}` + (counted ? `, ${((100 * right) / counted).toFixed(1)} % right` : '');
 }
 
 // The number of samples that the model takes at once; undefined where it takes any.

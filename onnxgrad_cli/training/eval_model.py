@@ -15,6 +15,7 @@ from onnxgrad_cli.execution.session import CPU, Buffer, feed, of_samples, open_s
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import give_own_statistics
 from onnxgrad_cli.ir.skeleton import copied, without_initializers
+from onnxgrad_cli.metadata import describe
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.optimizer.accumulation import counted_by
 from onnxgrad_cli.passes.roles import embed
@@ -98,6 +99,7 @@ class EvalSession:
 
     Attributes:
         inputs: what it is fed: the model's inputs and the labels, names.
+        sums: whether the loss is a sum over a batch.
     """
 
     def __init__(
@@ -134,6 +136,7 @@ class EvalSession:
     def _open(self, found: EvalModel, path: Path | None, provider: str, threads: int | None) -> None:
         self._loss, self._outputs, self._bound = found.loss, found.outputs, found.weights
         self._divisor = found.divisor
+        self.sums = describe(found.model).reduction == "sum"
         bare = without_initializers(found.model, self._bound)
         fed = set(self._bound) | {tensor.name for tensor in bare.graph.initializer}
         self.inputs = [value.name for value in bare.graph.input if value.name not in fed]

@@ -54,7 +54,8 @@ class Evaluator:
     def __call__(self, weights: Mapping[str, Buffer]) -> dict[str, float]:
         """The loss, as 'loss', and each metric by its name.
 
-        The loss is the mean over all that counts in it: labels that are not left out, or samples.
+        The loss is the mean over all that counts in it: labels that are not left out, or samples; where it is a sum, it
+        is the sum over all.
         """
         return self.measure(weights, ())
 
@@ -75,13 +76,14 @@ class Evaluator:
             feeds = self.data.batch(part.indices)
             result = self.session(feeds, weights)
             weight = len(part.indices) if result.count is None else result.count
-            total += result.loss * weight if weight else 0.0
+            if weight:
+                total += result.loss if self.session.sums else result.loss * weight
             count += weight
             for named, found in begun:
                 _update(found, named.term, result, feeds)
             for term, taken in more:
                 _update(taken, term, result, feeds)
-        loss = total / count if count else math.nan
+        loss = math.nan if not count else total if self.session.sums else total / count
         return {"loss": loss, **{named.name: found.value() for named, found in begun}}
 
 

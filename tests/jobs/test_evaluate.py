@@ -99,6 +99,13 @@ def test_each_output_is_measured_over_all_samples(shell: Shell, size: int) -> No
     assert done.json["confusion"]["cls"] == {"classes": ["ant", "bee", "cat"], "counts": matrix.tolist()}
 
 
+def test_a_loss_that_is_a_sum_is_the_sum_over_all_samples(shell: Shell) -> None:
+    """Whatever the size of a batch."""
+    words = ("evaluate", "m.onnx", "--data", "d.npz", *LOSSES, "--reduction", "sum", "--json", "--batch-size")
+    found = [shell(*words, size).json["results"]["loss"] for size in (1, 7, 64)]
+    assert found == pytest.approx([found[-1]] * 3, rel=1e-5)
+
+
 def test_what_suits_the_losses_is_measured_unasked_and_shown_as_a_table(shell: Shell) -> None:
     done = shell("evaluate", "m.onnx", "--data", "d.npz", *LOSSES)
     names = [line.split()[0] for line in done.out.splitlines() if line and not line.startswith(" ")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -109,3 +110,22 @@ def test_the_page_of_the_docs(tmp_path: Path) -> None:
         tmp_path / "trained.bin", SAMPLES / "digits_cnn.onnx", tmp_path / "t.onnx", roles=tmp_path / "digits.json"
     )
     assert found == [tmp_path / "t.onnx"]
+
+
+@pytest.mark.parametrize(("axis", "shape", "ignored"), [(1, (8, 3, 4, 5), None), (1, (8, 3), 2), (-1, (2, 6, 4), -100)])
+def test_labels_are_compared_along_the_axis_of_the_classes(
+    axis: int, shape: tuple[int, ...], ignored: int | None
+) -> None:
+    """The page's count of what is right is numpy's, and labels that are ignored count in neither."""
+    rng = np.random.default_rng(0)
+    scores = rng.standard_normal(shape)
+    labels = rng.integers(0, shape[axis], np.delete(shape, axis))
+    labels.flat[:3] = labels.flat[:3] if ignored is None else ignored
+    term = {"class_axis": axis, "ignore_index": ignored}
+    given = {"scores": scores.ravel().tolist(), "dims": shape, "labels": labels.ravel().tolist(), "term": term}
+    program = f"""import {{ matches }} from '{javascript.TRAINER.with_name("matches.mjs").as_uri()}';
+        const {{ scores, dims, labels, term }} = {json.dumps(given)};
+        console.log(JSON.stringify(matches({{ data: scores, dims }}, {{ data: labels.map(BigInt) }}, term)));"""
+    done = subprocess.run([node(), "--input-type=module", "-e", program], capture_output=True, text=True, check=True)
+    counts = labels != ignored
+    assert json.loads(done.stdout) == (scores.argmax(axis) == labels)[counts].tolist()
