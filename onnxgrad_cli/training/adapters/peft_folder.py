@@ -162,6 +162,12 @@ def load_peft(folder: Path, model: ModelProto) -> tuple[list[Adapter], dict[str,
     layers = [key[0] for name, key in keys(known).items() if name == key[0].module and not key[0].obstacle]
     there = {name: size for place in layers for name, size in place.sizes.items()}
     factors, called = as_built(kind_of(model), stored, there)
+    ignored = sorted(module for module in stored if not _is_meant(config, module))
+    if ignored:
+        raise OnnxgradError(
+            f"'{folder}' has factors of '{ignored[0]}', to which its configuration gives no adapter",
+            "let `target_modules` name what it is for: PEFT would leave the factors out",
+        )
     unknown = sorted(stored.keys() - called.values())
     if unknown:
         raise OnnxgradError(
@@ -228,17 +234,30 @@ def _scaling(config: Mapping[str, Any]) -> str:
 def _of(config: Mapping[str, Any], pattern: str, module: str, default: Any) -> Any:
     """What a configuration says of a module: the first pattern counts that is its path, or the end of that.
 
-    PEFT reads patterns as regular expressions. Those of a stranger can take for ever, so that only names are read.
+    PEFT reads patterns as regular expressions. Those of a stranger can take for ever, so that only names are read, in
+    which a dot is any character, and one behind a backslash a dot.
     """
     for key, value in (config.get(pattern) or {}).items():
-        name = key.removeprefix("^").removesuffix("$").replace(r"\.", ".")
-        if not re.fullmatch(r"[\w.-]+", name):
+        name = key.removeprefix("^").removesuffix("$")
+        if not re.fullmatch(r"([\w-]|\\?\.)+", name):
             raise OnnxgradError(
                 f"'{pattern}' has a pattern that is no module's name: {key!r}", "name each module there"
             )
-        if module == name or (module.endswith(f".{name}") and not key.startswith("^")):
+        if re.fullmatch(name if key.startswith("^") else rf"(.*\.)?{name}", module):
             return value
     return default
+
+
+def _is_meant(config: Mapping[str, Any], module: str) -> bool:
+    """Whether a configuration gives a module an adapter, by the names in it; regular expressions are not read."""
+
+    def named(entry: str) -> bool:
+        names = config.get(entry)
+        return isinstance(names, list) and any(module == name or module.endswith(f".{name}") for name in names)
+
+    return (named("target_modules") or not isinstance(config.get("target_modules"), list)) and not named(
+        "exclude_modules"
+    )
 
 
 def _config(path: Path) -> dict[str, Any]:

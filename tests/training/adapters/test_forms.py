@@ -195,6 +195,8 @@ STRANGE: dict[str, tuple[Callable[[dict[str, Any], Arrays], None], str]] = {
     "infinite": (changed(lora_alpha=float("inf")), "does not say which rank and which alpha"),
     "another rank": (changed(r=3), "its factors of rank 3 are [2, 6] and [8, 2]"),
     "patterns that take for ever": (changed(rank_pattern={"(a+)+b": 2}), "a pattern that is no module's name"),
+    "of others": (changed(target_modules=["last"]), "factors of 'net.0', to which its configuration gives no adapter"),
+    "excluded": (changed(exclude_modules=["0"]), "factors of 'net.0', to which its configuration gives no adapter"),
     "patterns of text": (changed(rank_pattern="x"), "does not say which rank"),
     "another shape": (tensor(A, np.zeros((2, 7), np.float32)), "'net.0' goes from 6 to 8"),
     "one factor": (tensor(A, None), "'net.0' lacks a factor"),
@@ -220,11 +222,12 @@ def test_folders_of_strangers(name: str, tmp_path: Path) -> None:
     assert why in error.value.message
 
 
-def test_patterns_and_bfloat16(tmp_path: Path) -> None:
-    """A pattern is the end of a module's path; numbers of two bytes are widened."""
+@pytest.mark.parametrize("pattern", ["last", "la.t", r"head\.last", "^head.last$"])
+def test_patterns_and_bfloat16(tmp_path: Path, pattern: str) -> None:
+    """A pattern is the end of a module's path, its dots any character; numbers of two bytes are widened."""
     model, x = network(), RNG.standard_normal((3, 6)).astype(np.float32)
     weights, file = AdapterTarget(f"peft:{tmp_path}").save(model, ADAPTERS, factors())
-    config = json.loads(file.read_text()) | {"alpha_pattern": {"last": 7}, "use_rslora": False}
+    config = json.loads(file.read_text()) | {"alpha_pattern": {"t": 5, pattern: 7}, "use_rslora": False}
     file.write_text(json.dumps(config))
     tensors = {name: array.astype(ml_dtypes.bfloat16) for name, array in safetensors.numpy.load_file(weights).items()}
     safetensors.numpy.save_file(tensors, weights)
