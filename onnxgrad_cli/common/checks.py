@@ -38,7 +38,10 @@ def is_number(value: object, low: float = -math.inf, whole: bool = False) -> boo
     """Whether a value is a finite number, not below `low`, and with `whole` an integer; a bool is none."""
     if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
         return False
-    return math.isfinite(value) and float(value) >= low
+    try:
+        return math.isfinite(value) and float(value) >= low
+    except OverflowError:  # an integer of hundreds of digits
+        return False
 
 
 def at_least(name: str, value: object, low: float, whole: bool = False) -> None:

@@ -113,6 +113,8 @@ def made_examples(
     names = _input_names(schema, op_type, len(inputs))
     given = {name: x for name, x in zip(names, inputs, strict=True) if x is not None}
     shapes = {name: x for name, x in given.items() if isinstance(x, tuple)}
+    if not shapes:
+        raise UsageError("all inputs are constants: nothing is left to differentiate by", "give one as a shape, as 2,3")
     constants = {name: np.asarray(x) for name, x in given.items() if not isinstance(x, tuple)}
     node = helper.make_node(op_type, [n if n in given else "" for n in names], _output_names(schema), domain=domain)
     node.attribute.extend(_attribute(schema, op_type, *pair) for pair in attributes.items())
@@ -250,6 +252,6 @@ def _attribute(schema: onnx.defs.OpSchema | None, op_type: str, name: str, value
             return helper.make_attribute(name, [_LISTS[kind](each) for each in values], attr_type=kind)
         if kind in _SINGLE:
             return helper.make_attribute(name, _SINGLE[kind](value), attr_type=kind)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise UsageError(f"`attributes`: '{value}' is no value of {name}") from None
     raise OnnxgradError(f"'{name}' is a tensor or a graph, which can't be given here", "take a published example")

@@ -263,6 +263,8 @@ def test_a_wrong_sign_in_one_entry_is_found(shell: Shell) -> None:
         (["Relu", "--input", "two"], 2, "'two' is no shape", ""),
         (["Relu", "--input", "9" * 5000], 2, "is no shape", ""),
         (["Relu", "--input", "=two"], 2, "are no numbers", ""),
+        (["Relu", "--input", "=2.5"], 2, "all inputs are constants", "as 2,3"),
+        (["Softmax", "--input", "2,2", "--attribute", "axis=1e400"], 2, "'inf' is no value of axis", ""),
     ],
 )
 def test_errors(arguments: list[str], code: int, message: str, hint: str, shell: Shell) -> None:

@@ -38,8 +38,8 @@ def _pairs(value: Any) -> bool:
 
 
 def _float(value: Any) -> bool:
-    """A number, nan and infinity included: a metric may be undefined."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """A number, nan and infinity included: a metric may be undefined. An integer may have too many digits for one."""
+    return isinstance(value, float) or is_number(value)
 
 
 def are_adapters(value: Any) -> bool:
@@ -147,6 +147,8 @@ def is_nominal(value: Any) -> bool:
 def is_log_line(value: Any) -> bool:
     """Whether a line of a log says of which step it is, and its losses as numbers, or as null what is none."""
     if not isinstance(value, dict) or not _count(value.get("step")):
+        return False
+    if any(isinstance(each, int) and not isinstance(each, bool) and not _float(each) for each in value.values()):
         return False
     losses = [value[name] for name in ("loss", "val_loss") if name in value]
     return ("rate" not in value or _float(value.get("loss"))) and all(x is None or _float(x) for x in losses)

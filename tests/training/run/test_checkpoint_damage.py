@@ -14,6 +14,7 @@ import pytest
 
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.training.run.folder import BEST, CHECKPOINT, LOG, RunFolder, load_checkpoint, run_folder
+from onnxgrad_cli.training.run.progress import is_log_line
 from onnxgrad_cli.training.run.tensors import load_tensors, save_tensors
 from tests.cli_harness import MLP, Shell, save
 
@@ -108,6 +109,8 @@ def test_what_another_program_wrote_is_believed_and_said(tmp_path: Path) -> None
         ("averages", {"w": "gone"}), ("batches", []), ("batches", {"epoch": None}), ("schedule", 3), ("run", []),
         ("run", {**SAID["run"], "best": 2}), ("run", {**SAID["run"], "epochs": [3]}), ("run", {}),
         ("run", {**SAID["run"], "total": None}), ("run", {**SAID["run"], "more": 1}), ("model", 5), ("data", None),
+        ("run", {**SAID["run"], "total": 10**400}), ("run", {**SAID["run"], "epochs": [{"loss": 10**400}]}),
+        ("steps", 10**400),
     ],
 )  # fmt: skip
 def test_what_no_checkpoint_says_is_refused_by_name(tmp_path: Path, name: str, value: Any) -> None:
@@ -231,3 +234,9 @@ def test_a_type_that_the_form_has_not(tmp_path: Path) -> None:
     with pytest.raises(OnnxgradError, match="'w' is of uint4, which safetensors does not store"):
         save_tensors(tmp_path / "c.safetensors", {"w": np.zeros(4, ml_dtypes.uint4)}, {})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["step", "loss", "rate", "val_loss", "accuracy"])
+def test_a_line_of_a_log_holds_no_number_that_is_none(name: str) -> None:
+    line = {"step": 1, "loss": 0.5, "rate": 0.1}
+    assert is_log_line(line) and not is_log_line({**line, name: 10**400})
