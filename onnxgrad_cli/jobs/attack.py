@@ -42,6 +42,9 @@ from onnxgrad_cli.options import Options
 from onnxgrad_cli.training.class_names import called, number_of
 from onnxgrad_cli.training.data import Data, SampleOptions, SequenceOptions
 
+LARGEST = float(np.finfo(np.float32).max)
+"""What no distance is beyond: its square is a float64 still."""
+
 
 @dataclass(frozen=True)
 class Fooling(KnownKeywords):
@@ -81,6 +84,11 @@ class Fooling(KnownKeywords):
             named = name == "targeted" and isinstance(self.targeted, str)
             if getattr(self, name) is not None and not named:
                 checks.at_least(name, getattr(self, name), 1 if name == "steps" else 0, whole=whole)
+        for name in ("epsilon", "step_size"):
+            if (getattr(self, name) or 0) > LARGEST:
+                raise UsageError(
+                    f"`{name}` is more than a float32 holds", "give it in the numbers that the model takes"
+                )
         if self.method == "fgsm" and (self.steps, self.step_size) != (None, None):
             raise UsageError("fgsm is one step of epsilon: `steps` and `step_size` are of pgd", "take `method='pgd'`")
         if self.clip is not None and not (len(self.clip) == 2 and self.clip[0] < self.clip[1]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -36,7 +36,8 @@ from onnxgrad_cli.training.data.preprocessing import Preprocessing
 from onnxgrad_cli.verification.written import refused
 
 MODEL, ORT_MODEL, DATA_JSON, DATA_BIN, RUNTIME = "model.onnx", "model.ort", "data.json", "data.bin", "ort"
-PAGE = ("trainer.mjs", "matches.mjs", "page.js", "index.html")
+SCRIPT = "page.js"
+PAGE = ("trainer.mjs", "matches.mjs", SCRIPT, "index.html")
 WASM = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 WEBGPU = ("ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs", "ort-wasm-simd-threaded.asyncify.wasm")
 """The files of onnxruntime-web that a page loads, by what computes."""
@@ -104,7 +105,7 @@ def run_pack(
     copies = _copies(out, runtime, webgpu)
     make_folder(out, "`out`")
     head = out / MODEL
-    _check(head, path, force)
+    _check(head, copies, path, force)
     if runtime is None:
         tell(f"put {', '.join(WASM)} of onnxruntime-web's folder dist into '{out / RUNTIME}'", 0)
     else:
@@ -122,12 +123,30 @@ def run_pack(
     return [*files, *beside, *copies]
 
 
-def _check(head: Path, source: Path | None, force: bool) -> None:
-    """Refuse to replace files of others; those of a folder that onnxgrad has packed are ours."""
+def _check(head: Path, copies: Iterable[Path], source: Path | None, force: bool) -> None:
+    """Refuse to replace files of others, but those of a page that onnxgrad has packed, and to write through a link.
+
+    Args:
+        head: the model.
+        copies: what is copied to its folder and below.
+        source: the model that is read.
+        force: replace files of others.
+    """
     check_target(head, None, source, force)
     check_places(head, force)
-    for name in (ORT_MODEL, DATA_JSON, DATA_BIN, *PAGE):
-        check_target(head.with_name(name), None, source, force or head.exists())
+    within = head.with_name(RUNTIME)
+    if within.is_symlink():
+        raise UsageError(f"'{within}' is a link, which leads out of the page's folder", "remove it")
+    ours = force or (head.exists() and _is_page(head.with_name(SCRIPT)))
+    for file in (*(head.with_name(name) for name in (ORT_MODEL, DATA_JSON, DATA_BIN)), *copies):
+        if file.parent.exists():
+            check_target(file, None, source, ours)
+
+
+def _is_page(script: Path) -> bool:
+    """Whether a script begins as that of a page does which onnxgrad has packed."""
+    own = (Path(onnxgrad_cli.__file__).parent / "page" / script.name).read_bytes()
+    return script.is_file() and script.read_bytes().startswith(own.splitlines()[0])
 
 
 def _copies(out: Path, runtime: Path | None, webgpu: bool) -> dict[Path, Path]:

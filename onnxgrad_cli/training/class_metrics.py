@@ -240,6 +240,8 @@ class _Perplexity:
         check_classes("perplexity", predictions, labels, self._axis)
         logits = np.moveaxis(predictions, self._axis, -1)
         if self._shift:
+            if labels.ndim < 2:
+                raise UsageError(f"perplexity: labels {list(labels.shape)} have no places to shift", "leave shift away")
             logits, labels = logits[:, : -self._shift], labels[:, self._shift :]
         counted = labels != self._ignored
         for row, place, label in zip(logits, counted, labels, strict=True):  # a row at a time: vocabularies are large

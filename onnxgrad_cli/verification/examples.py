@@ -21,6 +21,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, num
 from onnxgrad_cli.autodiff.registry import NEWEST_OPSET
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
 from onnxgrad_cli.execution.opsets import newest_loaded
+from onnxgrad_cli.ir.dialects import complaint
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import HALVES, Arrays, dtype_of, is_float
 
@@ -215,6 +216,8 @@ def _model_of(
         *([helper.make_opsetid(node.domain, 1)] if node.domain else []),
     ]
     model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    if why := complaint(copied(model)):
+        raise UsageError(f"{node.op_type} does not take that: {why}")
     try:
         inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
     except Exception as error:  # onnx raises several kinds

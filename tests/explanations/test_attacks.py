@@ -148,6 +148,12 @@ def test_a_class_is_called_by_the_name_that_the_model_stores(
         run_attack(*named, fooling=Fooling(targeted="argmax"), verify=False)
 
 
+@pytest.mark.parametrize("name", ["epsilon", "step_size"])
+def test_no_distance_is_beyond_all_numbers(name: str) -> None:
+    with pytest.raises(UsageError, match=f"`{name}` is more than a float32 holds"):
+        Fooling(method="pgd", **{name: 1e308})
+
+
 def test_tokens_are_not_attacked(tmp_path: Path) -> None:
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 18]>
         net (int64[N, 2] input_ids) => (float[N, 2] y) <float[3, 2] table = {1, -2, 3, 4, 5, 6}, int64[1] along = {1}>

@@ -94,6 +94,29 @@ def test_files_of_others_are_not_replaced(name: str, shell: Shell) -> None:
     assert [file.name for file in Path("site").iterdir()] == [name]
 
 
+def test_a_folder_with_a_model_of_ours_is_no_page_of_ours(shell: Shell) -> None:
+    run_build("mlp.onnx", "site.onnx", OPTIONS, verify=False, no_report=True)
+    Path("site").mkdir()
+    Path("site.onnx").rename("site/model.onnx")
+    Path("site/index.html").write_text("mine")
+    with pytest.raises(UsageError, match=r"index\.html"):
+        run_pack("train.onnx", Path("site"), data=Path("data.npz"), prefix="a_")
+    assert Path("site/index.html").read_text() == "mine"
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_the_runtime_replaces_no_files_of_others_and_goes_through_no_link(link: bool, shell: Shell) -> None:
+    for folder in ("dist", "mine", "site"):
+        Path(folder).mkdir()
+    for name in WASM:
+        Path("dist", name).write_text(name)
+    Path("mine", WASM[0]).write_text("mine")
+    Path("site/ort").symlink_to("../mine") if link else Path("mine").rename("site/ort")
+    with pytest.raises(UsageError, match="ort' is a link" if link else f"{WASM[0]}' exists"):
+        run_pack("train.onnx", Path("site"), data=Path("data.npz"), prefix="a_", runtime=Path("dist"))
+    assert Path("site/ort", WASM[0]).read_text() == "mine" and len([*Path("site/ort").iterdir()]) == 1
+
+
 def test_a_weight_is_declared_of_which_only_the_value_has_a_type(shell: Shell) -> None:
     """The value is taken out, so that onnxruntime would know of none."""
     model = onnx.load("train.onnx")

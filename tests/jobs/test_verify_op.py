@@ -263,6 +263,7 @@ def test_a_wrong_sign_in_one_entry_is_found(shell: Shell) -> None:
         (["Relu", "--input", "two"], 2, "'two' is no shape", ""),
         (["Relu", "--input", "9" * 5000], 2, "is no shape", ""),
         (["Relu", "--input", "=two"], 2, "are no numbers", ""),
+        (["Einsum", "--input", "2,2", "--attribute", "equation=ii-"], 2, "has the equation 'ii-', which is none", ""),
         (["Relu", "--input", "=2.5"], 2, "all inputs are constants", "as 2,3"),
         (["Softmax", "--input", "2,2", "--attribute", "axis=1e400"], 2, "'inf' is no value of axis", ""),
     ],

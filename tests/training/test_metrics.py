@@ -176,6 +176,11 @@ def test_auc_of_yes_and_no_with_equal_scores(shape: tuple[int, ...]) -> None:
     assert np.isnan(taken("auc", scores, np.zeros(shape)))
 
 
+def test_labels_without_places_are_not_shifted() -> None:
+    with pytest.raises(UsageError, match="have no places to shift"):
+        taken("perplexity:shift=1", LOGITS, CLASSES)
+
+
 def test_perplexity() -> None:
     import torch
 

@@ -94,7 +94,7 @@ class Preprocessing:
                 raise ValueError("two classes have one name")
             normal = {name: Normalization.of_json(each) for name, each in said.items()}
             return cls(classes, normal, resize, order)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise OnnxgradError(
                 f"what {where} says of its data can't be read: {error}", f"remove its entries {CLASSES} and {INPUTS}"
             ) from None

@@ -445,3 +445,9 @@ def test_a_function_that_is_wrong_is_told_before_the_first_step(tmp_path: Path, 
     function, said = WRONG[case]
     with pytest.raises(UsageError, match=said):
         ready(opened(to_csv(tmp_path / "a.csv", NAMES)), transform=function)
+
+
+def test_a_normalization_by_no_number_is_told() -> None:
+    said = {"x": {"scale": 1, "mean": [10**400], "std": [1], "axis": None}}
+    with pytest.raises(OnnxgradError, match="what the model says of its data can't be read"):
+        Preprocessing.of_json({INPUTS: json.dumps(said)}, "the model")
