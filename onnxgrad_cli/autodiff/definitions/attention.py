@@ -38,7 +38,7 @@ def attention(
         q, k, v = heads(op, q, q_num_heads), heads(op, k, kv_num_heads), heads(op, v, kv_num_heads)
     past = 0 if past_key is None else op.size(past_key, 2)
     if past_key is not None:
-        k, v = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
+        k, v = appended(op, past_key, k), appended(op, past_value, v)
     bias = _bias(op, q, k, attn_mask)
     visible = _visible(op, q, k, past, nonpad_kv_seqlen, is_causal, left_window_size, right_window_size)
     if visible is not None:
@@ -50,6 +50,19 @@ def attention(
         always=always,
     )  # fmt: skip
     return unheads(op, y) if packed else y, k, v, scores
+
+
+def appended(op: Op, past: Val, new: Val) -> Val:
+    """The keys or values of a cache, [batch, heads, tokens, size], and the new ones behind them.
+
+    Raises:
+        Unknown: they are of other heads.
+    """
+    for axis in (0, 1, 3):
+        kept, added = past.shape[axis], new.shape[axis]
+        if isinstance(kept, int) and isinstance(added, int) and kept != added:
+            raise Unknown(f"its cache is {list(past.shape)}, and what is put behind it {list(new.shape)}")
+    return op.Concat(past, new, axis=2)
 
 
 @definition("FlexAttention", domain="ai.onnx.preview", needs_opset=15)

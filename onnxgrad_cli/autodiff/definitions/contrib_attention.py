@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxgrad_cli.autodiff.definitions.attention import BIASED, attend, heads, unheads
+from onnxgrad_cli.autodiff.definitions.attention import BIASED, appended, attend, heads, unheads
 from onnxgrad_cli.autodiff.registry import definition
 from onnxgrad_cli.autodiff.rules.attention import pairs, split_heads, unpaired
 from onnxgrad_cli.emission.emitter import Op
@@ -38,7 +38,7 @@ def attention(
     if past is not None:
         before = op.size(past, 3)
         past_k, past_v = (op.squeeze(part, [0]) for part in op.split(past, [1, 1], axis=0))
-        k, v = op.Concat(past_k, k, axis=2), op.Concat(past_v, v, axis=2)
+        k, v = appended(op, past_k, k), appended(op, past_v, v)
     added = _added(op, q, k, mask, before, True, unidirectional, mask_filter_value, attention_bias)
     y, _ = attend(op, q, k, v, added, scale=scale or None)
     if k.shape[3] != v.shape[3]:
@@ -73,7 +73,7 @@ def multi_head_attention(
     square = q.shape[2] == k.shape[2] != "?"
     if past_key is not None:
         before = op.size(past_key, 2)
-        k, v = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
+        k, v = appended(op, past_key, k), appended(op, past_value, v)
     added = _added(op, q, k, mask, before, square, unidirectional, mask_filter_value, attention_bias)
     y, scores = attend(op, q, k, v, added, scale=scale or None, mode=BIASED)
     return unheads(op, y), k, v, scores

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
-from onnxgrad_cli.autodiff.definitions.attention import attend, heads, unheads
+from onnxgrad_cli.autodiff.definitions.attention import appended, attend, heads, unheads
 from onnxgrad_cli.autodiff.definitions.contrib_attention import rotated
 from onnxgrad_cli.autodiff.registry import definition
 from onnxgrad_cli.emission.emitter import Op
@@ -71,8 +71,8 @@ def group_query_attention(
     at = places.new(op, 3)
     keys, values, present_key, present_value = k, v, k, v
     if places.before is not None:
-        keys = op.Concat(past_key, k, axis=2)
-        values = op.state(op.Concat(past_value, v, axis=2), keys.shape)
+        keys = appended(op, past_key, k)
+        values = op.state(appended(op, past_value, v), keys.shape)
         slot, past = _steps(op, keys, 2, 3), op.size(past_key, 2)
         held = slot + places.gone[0]
         held = op.Where(held < places.before, held, places.end)  # what the cache does not use is hidden from all

@@ -538,6 +538,20 @@ def test_refusals(text, why):
     assert re.search(why, refusal(f"g (float[2, 2] x, float[1, 2] z) => {outputs} {{ {text} }}"))
 
 
+@pytest.mark.parametrize("call", [
+    "GroupQueryAttention<num_heads = 1, kv_num_heads = 1>(x, x, x, c, c, last, all)",
+    "MultiHeadAttention<num_heads = 1>(x, x, x, , , , c, c)",
+    "Attention<num_heads = 1>(x, w, , , both)",
+])  # fmt: skip
+def test_a_cache_of_other_heads_is_told(call):
+    """Of these operators onnx infers nothing that would contradict the sizes which a user gives a model."""
+    text = f"""g (float[1, 2, 4] x, float[4, 12] w, float[1, 1, 3, 8] c, float[2, 1, 1, 3, 8] both) => (y) {{
+        last = Constant<value_ints = [4]>() all = Constant<value_int = 5>()
+        last32 = Cast<to = 6>(last) all32 = Cast<to = 6>(all)
+        y = com.microsoft.{call.replace("last", "last32").replace("all)", "all32)")} }}"""
+    assert re.search(r"its cache is \[1, 1, 3, 8\], and what is put behind it \[1, 1, 2, 4\]", refusal(text))
+
+
 def test_an_attribute_left_out_is_what_onnxruntime_takes_it_for():
     """Definitions state defaults of their own, for onnx knows none of these operators."""
     theirs = {}
