@@ -25,12 +25,13 @@ from onnxgrad_cli.passes.roles import embed
 class EvalResult:
     """The results of a batch: the loss, by name the outputs that are compared with labels, what the loss is divided by.
 
-    `count` is None where the loss is a mean over samples, or is not one mean.
+    `count` is None where the loss is a mean over samples, or is not one mean; `sums` says that it is a sum.
     """
 
     loss: float
     outputs: Mapping[str, np.ndarray]
     count: float | None = None
+    sums: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,6 @@ class EvalSession:
 
     Attributes:
         inputs: what it is fed: the model's inputs and the labels, names.
-        sums: whether the loss is a sum over a batch.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class EvalSession:
     def _open(self, found: EvalModel, path: Path | None, provider: str, threads: int | None) -> None:
         self._loss, self._outputs, self._bound = found.loss, found.outputs, found.weights
         self._divisor = found.divisor
-        self.sums = describe(found.model).reduction == "sum"
+        self._sums = describe(found.model).reduction == "sum"
         bare = without_initializers(found.model, self._bound)
         fed = set(self._bound) | {tensor.name for tensor in bare.graph.initializer}
         self.inputs = [value.name for value in bare.graph.input if value.name not in fed]
@@ -165,4 +165,4 @@ class EvalSession:
             self._session.run_with_iobinding(binding)
         found = dict(zip(names, binding.copy_outputs_to_cpu(), strict=True))
         count = float(found[self._divisor]) if self._divisor else None
-        return EvalResult(float(found[self._loss]), {name: found[name] for name in self._outputs}, count)
+        return EvalResult(float(found[self._loss]), {name: found[name] for name in self._outputs}, count, self._sums)

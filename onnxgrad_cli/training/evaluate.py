@@ -71,19 +71,20 @@ class Evaluator:
         """
         begun = [(named, named.begin()) for named in self.metrics] if metrics else []
         weights = {**weights, **{name: weights[average] for name, average in self.ema.items()}}
-        total, count = 0.0, 0.0
+        total, count, sums = 0.0, 0.0, False
         for part in self.batches:
             feeds = self.data.batch(part.indices)
             result = self.session(feeds, weights)
             weight = len(part.indices) if result.count is None else result.count
+            sums = result.sums
             if weight:
-                total += result.loss if self.session.sums else result.loss * weight
+                total += result.loss if sums else result.loss * weight
             count += weight
             for named, found in begun:
                 _update(found, named.term, result, feeds)
             for term, taken in more:
                 _update(taken, term, result, feeds)
-        loss = math.nan if not count else total if self.session.sums else total / count
+        loss = math.nan if not count else total if sums else total / count
         return {"loss": loss, **{named.name: found.value() for named, found in begun}}
 
 

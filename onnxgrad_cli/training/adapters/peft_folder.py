@@ -166,7 +166,7 @@ def load_peft(folder: Path, model: ModelProto) -> tuple[list[Adapter], dict[str,
     if ignored:
         raise OnnxgradError(
             f"'{folder}' has factors of '{ignored[0]}', to which its configuration gives no adapter",
-            "let `target_modules` name what it is for: PEFT would leave the factors out",
+            "let its target_modules name what it is for: PEFT would leave the factors out",
         )
     unknown = sorted(stored.keys() - called.values())
     if unknown:
