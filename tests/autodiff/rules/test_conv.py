@@ -267,6 +267,15 @@ def test_a_window_longer_than_the_image(op, sizes, kernel, strides, pads, dilati
         compare(lambda x: torch_pool(x, 1.0), op, [x], attrs, symbolic=symbolic, opset=22, target=target)
 
 
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_a_kernel_of_many_taps_is_turned_round_without_a_matrix(symbolic):
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((1, 2, 1300)), rng.standard_normal((3, 2, 600))
+    compare(
+        lambda x, w: torch.nn.functional.conv1d(x, w, stride=7), "Conv", [x, w], {"strides": [7]}, symbolic=symbolic
+    )
+
+
 @pytest.mark.parametrize(("size", "kernel", "pads"), [(1, 2, [0, 0]), (3, 4, [0, 0]), (1, 3, [1, 0]), (5, 4, [1, 1])])
 def test_an_average_with_its_pads_is_by_the_whole_kernel_before_opset_19(size, kernel, pads):
     """Also in an image shorter than it; opset 19 counts what there is."""
