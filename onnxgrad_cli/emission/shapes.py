@@ -12,7 +12,8 @@ from onnxgrad_cli.emission.nodes import NodeEmitter
 from onnxgrad_cli.emission.values import Val
 
 LONGEST = 1 << 24
-"""Numbers up to which a row of them is a constant: a stranger's attribute may ask for billions."""
+"""Numbers up to which a row of them is a constant, and elements up to which there are windows: few bytes may ask for
+billions."""
 
 
 class ShapeOps(NodeEmitter):

@@ -27,6 +27,9 @@ from onnxgrad_cli.ir.types import Dim, Shape, dtype_of, shape_of, tensor_type, w
 LIKE_INPUT = frozenset({"Gradient", "GroupNormalization", "Inverse"})
 """Operators for which onnx infers no type; each output has that of the input at its place."""
 
+OTHERWISE = LIKE_INPUT | {"PRelu"}
+"""Operators that stand in other terms where onnx infers; see `_in_known_terms`."""
+
 
 def infer_types(graph: Graph) -> None:
     """Infer the type of every value, on the skeleton, and keep what is found in `graph.types`.
@@ -199,7 +202,7 @@ def _beyond_onnx(graph: Graph, stated: set[str]) -> Types:
 def _typed_again(graph: Graph, node: Node) -> Types | None:
     """The types of a node's outputs that are other ones now; None where the node alone does not tell."""
     schema = schema_of(graph, node)
-    if schema is None or subgraphs(node) or node.op_type in LIKE_INPUT | {"PRelu"}:
+    if schema is None or subgraphs(node) or node.op_type in OTHERWISE:
         return None
     types = {name: graph.types[name] for name in node.input if name in graph.types}
     data = {name: graph.initializers[name] for name in types if graph.constant(name) is not None}

@@ -14,15 +14,7 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.typed_json import decoded
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.judged import judged
-from onnxgrad_cli.files import (
-    STREAM,
-    ModelSource,
-    Switch,
-    check_target,
-    own_model,
-    save_model,
-    stage_model,
-)
+from onnxgrad_cli.files import STREAM, ModelSource, Switch, check_target, own_model, save_model, stage_model
 from onnxgrad_cli.files.start_values import HeldValues, is_values, places, read_values
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.jobs.proof_data import ProofData

@@ -109,8 +109,7 @@ class Setting(KnownKeywords):
         else:
             data = open_data(
                 source, inputs, ranges, prefix=self.prefix, finite=finite, terms=terms, options=self.sequences,
-                samples=self.samples, known=known, unread=unread, trains=False,
-                tell=tell,
+                samples=self.samples, known=known, unread=unread, trains=False, tell=tell,
             )  # fmt: skip
             data.tell_padding(tell)
         return as_trained(data, {n: kind for n, kind in inputs.items() if n not in labels}, self.samples, tell)

@@ -12,6 +12,7 @@ import onnx
 from onnxgrad_cli.autodiff.registry import rule
 from onnxgrad_cli.autodiff.rules import windows
 from onnxgrad_cli.autodiff.rules.scatter_add import added
+from onnxgrad_cli.emission.shapes import LONGEST
 
 DENSE = 1 << 18
 """Entries of the band matrix of one axis up to which an average is spread by matrix products."""
@@ -82,7 +83,7 @@ def _may_miss(win, i, x, g):
     size, outputs = x.shape[2 + i], g.shape[2 + i]
     if win.dilations[i] == 1 or not (win.begins[i] or win.ends[i]):
         return False
-    if not isinstance(size, int) or not isinstance(outputs, int) or outputs > windows.LONGEST:
+    if not isinstance(size, int) or not isinstance(outputs, int) or outputs > LONGEST:
         return True
     return bool(np.any(_taps_inside(win, i, np.arange(outputs), size, False) == 0))
 

@@ -14,15 +14,12 @@ from typing import Any
 import numpy as np
 
 from onnxgrad_cli.emission.emitter import Op
+from onnxgrad_cli.emission.shapes import LONGEST
 from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
 
 LAST = np.iinfo(np.int64).max
 """The end of an axis, for Slice."""
-
-LONGEST = 1 << 24
-"""Outputs along an axis up to which what windows read is a constant, and elements up to which there are windows: a
-stranger's pads or kernel may make billions of them."""
 
 
 @dataclass(frozen=True)
