@@ -366,3 +366,45 @@ class Buffer:
             self.array[...] = array
         else:
             self.value.update_inplace(np.ascontiguousarray(array, self.array.dtype))
+
+
+class BoundRuns:
+    """The runs of a session that read and write buffers where they lie."""
+
+    def __init__(
+        self,
+        session: onnxruntime.InferenceSession,
+        read: Mapping[str, Buffer],
+        written: Mapping[str, Buffer],
+        provider: str = CPU,
+    ) -> None:
+        """Bind the buffers.
+
+        Args:
+            session: on the model.
+            read, written: the buffers of inputs and of outputs, by their names; the other inputs are fed to each run.
+            provider: the execution provider of the session.
+        """
+        self._session, self._read = session, read
+        self._elsewhere = provider in DEVICES
+        self._binding = session.io_binding()
+        self._bind_read()
+        for name, buffer in written.items():
+            self._binding.bind_ortvalue_output(name, buffer.value)
+
+    def __call__(self, feeds: Mapping[str, np.ndarray]) -> None:
+        """Run on what else the model takes."""
+        for name, array in feeds.items():
+            feed(self._binding, name, array)
+        if self._elsewhere:
+            self._bind_read()
+        self._session.run_with_iobinding(self._binding)
+
+    def _bind_read(self) -> None:
+        """Bind what is read: on a device before each run.
+
+        Where the processor runs a node that reads an input, onnxruntime copies the input there as it is bound, and
+        never again: it would compute with the weights of the first step for good.
+        """
+        for name, buffer in self._read.items():
+            self._binding.bind_ortvalue_input(name, buffer.value)

@@ -95,7 +95,7 @@ class Trainer(TrainerBase):
         self._step: WholeStep | SlicedStep
         self._unbroken: Callable[[], AbstractContextManager[None]]
         if parts is None:
-            self._step = WholeStep(copy, roles, self._sides, scalars, start)
+            self._step = WholeStep(copy, roles, self._sides, scalars, start, provider)
         else:
             self._step = SlicedStep(parts, self._sides, self._successors, scalars, start, threads)
         trim()

@@ -16,7 +16,7 @@ from onnx import ModelProto, TypeProto
 
 from onnxgrad_cli import metadata
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.execution.session import CPU, Buffer, feed, open_session, take_out
+from onnxgrad_cli.execution.session import CPU, BoundRuns, Buffer, open_session, take_out
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.passes.optimizer.split import DIVISOR, Halves, narrowed
 from onnxgrad_cli.training.schedules import Schedule
@@ -71,8 +71,8 @@ class SplitTrainer(TrainerBase):
         self._gradient = open_session(gradient, path, provider, threads, alternating=True)
         self._optimizer = open_session(optimizer, path, provider, threads, alternating=True)
         sides = (self._sides, self._sides[::-1])
-        self._forward = [self._bind(self._gradient, gradient, {}, self._between, *pair) for pair in sides]
-        self._update = [self._bind(self._optimizer, optimizer, read, {}, *pair) for pair in sides]
+        self._forward = [self._runs(self._gradient, gradient, {}, self._between, provider, *pair) for pair in sides]
+        self._update = [self._runs(self._optimizer, optimizer, read, {}, provider, *pair) for pair in sides]
 
     def _buffers_between(self, gradients: Roles, types: Mapping[str, TypeProto], provider: str) -> dict[str, Buffer]:
         """The buffers that the gradient model writes and others read: scalars, and what the optimizer takes."""
@@ -82,31 +82,31 @@ class SplitTrainer(TrainerBase):
             for name in dict.fromkeys([*self._scalars, *self._crossing])
         }
 
-    def _bind(
+    def _runs(
         self,
         session: onnxruntime.InferenceSession,
         model: ModelProto,
         read: Mapping[str, Buffer],
         written: Mapping[str, Buffer],
+        provider: str,
         before: Mapping[str, Buffer],
         after: Mapping[str, Buffer],
-    ) -> onnxruntime.IOBinding:
-        """A binding of a session to the buffers that it reads and writes.
+    ) -> BoundRuns:
+        """The runs of a session on the buffers that it reads and writes.
 
         Args:
-            session, model: of one half.
+            session, model, provider: of one half.
             read, written: the buffers between the halves, and the learning rate.
             before, after: the sides of weights and state that the step reads and writes.
         """
-        binding = session.io_binding()
-        read = {**before, **read}
-        written = {**{s: after[name] for name, s in self._successors.items()}, **written}
-        for value in model.graph.input:
-            if value.name in read:
-                binding.bind_ortvalue_input(value.name, read[value.name].value)
-        for value in model.graph.output:
-            binding.bind_ortvalue_output(value.name, written[value.name].value)
-        return binding
+        inputs = {**before, **read}
+        outputs = {**{s: after[name] for name, s in self._successors.items()}, **written}
+        return BoundRuns(
+            session,
+            {value.name: inputs[value.name] for value in model.graph.input if value.name in inputs},
+            {value.name: outputs[value.name] for value in model.graph.output},
+            provider,
+        )
 
     def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float | Schedule = RATE) -> float:
         """Take a step on a batch; see `TrainerBase.step`."""
@@ -115,17 +115,14 @@ class SplitTrainer(TrainerBase):
         self._differentiate(feeds)
         loss = float(self._between[self.roles.loss].read())
         if np.isfinite(loss):
-            self._optimizer.run_with_iobinding(self._update[self._now])
+            self._update[self._now]({})
         return self._take(loss)
 
     def _differentiate(self, feeds: Mapping[str, np.ndarray]) -> None:
         """Let `_between` hold loss and gradients, and the other side the next running statistics."""
         self._draw(self._seed)
-        binding = self._forward[self._now]
         try:
-            for name, array in feeds.items():
-                feed(binding, name, array)
-            self._gradient.run_with_iobinding(binding)
+            self._forward[self._now](feeds)
         except Exception as error:  # of many kinds, none of them public
             raise self._failed(feeds, error) from error
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from onnx import ModelProto
 
-from onnxgrad_cli.execution.session import Buffer, feed
+from onnxgrad_cli.execution.session import BoundRuns, Buffer
 from onnxgrad_cli.metadata import Roles
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ class WholeStep:
         sides: Sequence[Mapping[str, Buffer]],
         scalars: Mapping[str, Buffer],
         start: Callable[[ModelProto], onnxruntime.InferenceSession],
+        provider: str,
     ) -> None:
         """Open the session.
 
@@ -34,25 +35,23 @@ class WholeStep:
             sides: weights and state, read and written alternately.
             scalars: the loss, which is written, and the learning rate, by their names.
             start: opens a session.
+            provider: the execution provider of the session.
         """
         outputs = {value.name: value for value in model.graph.output}
         del model.graph.output[:]
         model.graph.output.extend(outputs[name] for name in (roles.loss, *roles.successors.values()))
         self.session = start(model)
         self._loss = scalars[roles.loss]
-        self._bindings = [self._bind(roles, scalars, *both) for both in (sides, sides[::-1])]
-
-    def _bind(
-        self, roles: Roles, scalars: Mapping[str, Buffer], before: Mapping[str, Buffer], after: Mapping[str, Buffer]
-    ) -> onnxruntime.IOBinding:
-        binding = self.session.io_binding()
-        for name, buffer in {**before, **scalars}.items():
-            if name != roles.loss:
-                binding.bind_ortvalue_input(name, buffer.value)
-        binding.bind_ortvalue_output(roles.loss, self._loss.value)
-        for name, successor in roles.successors.items():
-            binding.bind_ortvalue_output(successor, after[name].value)
-        return binding
+        rates = {name: buffer for name, buffer in scalars.items() if name != roles.loss}
+        self._runs = [
+            BoundRuns(
+                self.session,
+                {**before, **rates},
+                {roles.loss: self._loss, **{s: after[name] for name, s in roles.successors.items()}},
+                provider,
+            )
+            for before, after in (sides, sides[::-1])
+        ]
 
     @property
     def sessions(self) -> list[onnxruntime.InferenceSession]:
@@ -61,10 +60,7 @@ class WholeStep:
 
     def begin(self, feeds: Mapping[str, np.ndarray], now: int) -> float:
         """Write the side that is not `now`; returns the loss."""
-        binding = self._bindings[now]
-        for name, array in feeds.items():
-            feed(binding, name, array)
-        self.session.run_with_iobinding(binding)
+        self._runs[now](feeds)
         return float(self._loss.read())
 
     def finish(self, now: int) -> None:
