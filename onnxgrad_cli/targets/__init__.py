@@ -9,21 +9,13 @@ from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
+from onnxgrad_cli.targets import cuda
 from onnxgrad_cli.targets.blocked import block_convolutions, suiting_form
 from onnxgrad_cli.targets.portable import fit, portable_form
 
 
 def _no_form(op: Op, name: str, default: str) -> str | None:
     return None
-
-
-def _cuda_form(op: Op, name: str, default: str) -> str | None:
-    """cuDNN has an LSTM, while a Scan starts its kernels anew at each step; and the transposed convolution.
-
-    Chosen by what kernels there are, not by measurement.
-    """
-    forms = {("LSTM", "gates"): "recomputed", ("Conv", "input gradient"): "transposed convolution"}
-    return forms.get((op.node.op_type, name)) if op.node is not None else None
 
 
 @dataclass(frozen=True)
@@ -33,7 +25,7 @@ class Target:
     Attributes:
         prefer: the form of a gradient that suits it, by the name of what has several; see `KernelVariants`.
         replace: lets functions that call the runtime's own operators compute nodes; returns these nodes.
-        fit: writes otherwise what the runtime has in another form, and refuses what it has not.
+        fit: writes otherwise what the runtime has, or is faster at, in another form, and refuses what it has not.
         branches: whether the runtime has If.
         constant_axes: whether it wants to know the axes of sums when it loads a model.
         fuses_convolutions: whether convolutions of single pixels that take in what follows them are faster there than
@@ -58,7 +50,7 @@ TARGETS = {
     STANDARD: Target(fuses_convolutions=True),
     PORTABLE: Target(portable_form, fit=fit, branches=False, constant_axes=True),
     "ort-cpu": Target(suiting_form, block_convolutions, fuses_convolutions=True),
-    "ort-cuda": Target(_cuda_form),
+    "ort-cuda": Target(cuda.cuda_form, fit=cuda.fit),
 }
 
 

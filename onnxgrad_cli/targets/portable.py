@@ -14,9 +14,10 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Refusal, UnsupportedError
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.node import ROLE, Node, as_message, metadata_of
+from onnxgrad_cli.ir.node import Node, as_message
 from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.ir.types import Shape, dtype_of, shape_of
+from onnxgrad_cli.targets.standing_in import op_for
 
 FORMS = {
     ("MaxPool", "gradient"): "compared",  # WebGPU has no Indices, OpenVINO no MaxUnpool
@@ -113,7 +114,7 @@ def _narrowed(graph: Graph, node: Node) -> list[Node]:
     """A Concat or Split of many pieces as several of few; none where it is no such node."""
     if not is_standard(node.domain) or max(len(node.input), len(node.output)) <= WIDEST:
         return []
-    op = _op_for(graph, node)
+    op = op_for(graph, node)
     axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
     if node.op_type == "Concat":
         parts = [op.val(name) for name in node.input]
@@ -140,14 +141,6 @@ def _cut(op: Op, x: Val, sizes: Sequence[int], axis: int) -> list[Val]:
     return [piece for part, group in zip(parts, groups, strict=True) for piece in _cut(op, part, group, axis)]
 
 
-def _op_for(graph: Graph, node: Node) -> Op:
-    """An emitter of nodes that stand for another one."""
-    op = Op(graph)
-    op.role = metadata_of(node, ROLE) or op.role
-    op.scope = node.name
-    return op
-
-
 # -- convolutions on WebGPU --------------------------------------------------------------------------------------------
 
 
@@ -169,7 +162,7 @@ def _with_more_channels(graph: Graph, node: Node) -> list[Node]:
     shape = _weight(graph, node)
     if shape is None or not isinstance(shape[1], int) or _group(node) > 1 or not _is_wrong(shape, 1):
         return []
-    op = _op_for(graph, node)
+    op = op_for(graph, node)
     more = -shape[1] % 4
     around = op.ints([0] * (len(shape) + 1) + [more] + [0] * (len(shape) - 2))
     for position in (0, 1):
