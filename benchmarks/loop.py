@@ -42,7 +42,7 @@ def overhead(repeat: int, folder: Path) -> dict[str, float]:
 
     def bare() -> None:
         for i in range(len(batches)):
-            whole.session.run_with_iobinding(whole._bindings[i % 2])
+            whole.runs[i % 2]({})
 
     def steps() -> None:
         for batch in batches:

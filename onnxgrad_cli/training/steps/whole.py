@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
 
 class WholeStep:
-    """A session on a training model, alternating between two sides of weights and state."""
+    """A session on a training model, alternating between two sides of weights and state.
+
+    Attributes:
+        session: the one session.
+        runs: its runs, by the side that they read.
+    """
 
     def __init__(
         self,
@@ -43,7 +48,7 @@ class WholeStep:
         self.session = start(model)
         self._loss = scalars[roles.loss]
         rates = {name: buffer for name, buffer in scalars.items() if name != roles.loss}
-        self._runs = [
+        self.runs = [
             BoundRuns(
                 self.session,
                 {**before, **rates},
@@ -60,7 +65,7 @@ class WholeStep:
 
     def begin(self, feeds: Mapping[str, np.ndarray], now: int) -> float:
         """Write the side that is not `now`; returns the loss."""
-        self._runs[now](feeds)
+        self.runs[now](feeds)
         return float(self._loss.read())
 
     def finish(self, now: int) -> None:
