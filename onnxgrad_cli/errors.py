@@ -5,7 +5,6 @@ The command line turns each kind into its documented exit code and prints it wit
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -96,6 +95,8 @@ class CheckFailed(OnnxgradError):
 
 def suggest(name: str, known: Iterable[str], kind: str, show: Callable[[str], str] = str) -> str:
     """A hint for a misspelt `name`: the nearest of `known`, or else the first few of them, each as `show` writes it."""
+    import difflib  # which few commands need
+
     known = list(known)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     if near:

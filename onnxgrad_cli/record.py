@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from onnxgrad_cli.autodiff.differentiation import Cautions, Differentiation
 from onnxgrad_cli.ir.graph import Graph
@@ -45,8 +46,7 @@ class Targeted:
     operators: dict[str, int]
 
 
-@dataclass(frozen=True)
-class Chunks:
+class Chunks(NamedTuple):
     """A loss that is written by chunks of tokens.
 
     Attributes:
@@ -62,7 +62,7 @@ class Chunks:
     nodes: tuple[frozenset[str], ...]
 
 
-@dataclass
+@dataclass(init=False, repr=False, eq=False)
 class ParameterRecord(Cautions):
     """What is differentiated by, and what is not.
 
@@ -93,7 +93,7 @@ class ParameterRecord(Cautions):
     scale_copies: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(init=False, repr=False, eq=False)
 class StateRecord(Cautions):
     """What a step replaces.
 
@@ -109,7 +109,7 @@ class StateRecord(Cautions):
     slots: dict[str, Slot] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(init=False, repr=False, eq=False)
 class LossRecord(ParameterRecord, Differentiation):
     """What the losses compare, and what they come to.
 
@@ -130,7 +130,7 @@ class LossRecord(ParameterRecord, Differentiation):
     chunks: Chunks | None = None
 
 
-@dataclass
+@dataclass(init=False, repr=False, eq=False)
 class BackwardRecord(ParameterRecord, Differentiation):
     """Where the forward part ends, and what the backward part gives.
 

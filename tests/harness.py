@@ -29,7 +29,8 @@ from onnxgrad_cli.ir.types import Arrays, is_float, shape_of, tensor_type
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.outputs import settle_yield
 from onnxgrad_cli.passes.prepare.expand import expand
-from onnxgrad_cli.passes.rematerialization.recompute import RECOMPUTE, parse_recompute
+from onnxgrad_cli.passes.rematerialization import RECOMPUTE
+from onnxgrad_cli.passes.rematerialization.request import parse_recompute
 from onnxgrad_cli.passes.target import TARGET
 from onnxgrad_cli.record import Training
 from onnxgrad_cli.targets import STANDARD, TARGETS, find_target

@@ -30,7 +30,7 @@ from onnxgrad_cli.cost.training_cost import cost
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options, RecomputeSpec
-from onnxgrad_cli.passes.rematerialization.recompute import BUDGET
+from onnxgrad_cli.passes.rematerialization.request import BUDGET
 from tests.harness import asked, changes
 
 BOUND = 1e-4

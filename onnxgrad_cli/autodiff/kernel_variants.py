@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import onnx
 
@@ -26,8 +27,7 @@ OLD_TABLE = "lowerings"
 """The name of that table in older files."""
 
 
-@dataclass(frozen=True)
-class VariantChoice:
+class VariantChoice(NamedTuple):
     """One choice that a build has made.
 
     Attributes:

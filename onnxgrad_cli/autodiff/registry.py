@@ -9,10 +9,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 
@@ -24,8 +23,7 @@ NEWEST_OPSET = 28
 """The newest opset that the rules were proven at; which one onnxruntime loads is another question, and asked of it."""
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """How one operator is differentiated.
 
     Attributes:
@@ -67,8 +65,7 @@ class Rule:
         return Signature.of(self.function)
 
 
-@dataclass(frozen=True)
-class Definition:
+class Definition(NamedTuple):
     """What an operator without a rule of its own means, in operators that have one.
 
     Attributes:
@@ -90,8 +87,7 @@ class Definition:
         return f"{self.function.__module__}.{self.function.__qualname__}"
 
 
-@dataclass(frozen=True)
-class Signature:
+class Signature(NamedTuple):
     """What a rule's parameters ask for, read from their names once.
 
     `g`, `y` are the cotangent and value of output 0; `gs`, `ys` ask for tuples of all outputs. Inputs follow by

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import click
 
@@ -27,8 +27,7 @@ OUT_OF_REACH = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
 """What asking whether a file exists fails with where its name or the rights of a folder stand in the way."""
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(NamedTuple):
     """How a command failed; see `Console.error`."""
 
     message: str

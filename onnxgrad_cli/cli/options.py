@@ -264,7 +264,7 @@ def options(values: dict[str, Any]) -> Options:
     from onnxgrad_cli.passes.adapters import parse_lora
     from onnxgrad_cli.passes.loss_scale import parse_loss_scale
     from onnxgrad_cli.passes.optimizer.groups import parse_group
-    from onnxgrad_cli.passes.rematerialization.recompute import parse_recompute
+    from onnxgrad_cli.passes.rematerialization.request import parse_recompute
 
     for file in values.pop("rules"):
         load_rules(Path(file))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,8 @@ def load(path: str | Path) -> dict[str, Any]:
         OSError: it can't be read.
         ValueError, RecursionError: it is no TOML, too large, or nested too deep.
     """
+    import tomllib  # which few commands need
+
     with open(path, "rb") as file:
         data = file.read(MOST + 1)
     if len(data) > MOST:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True)
-class Fusion:
+class Fusion(NamedTuple):
     """The gradient of a value that several nodes compute together, where one rule takes fewer passes over memory.
 
     Attributes:

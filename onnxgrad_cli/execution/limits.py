@@ -11,7 +11,6 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
 from typing import Any, TypeVar
@@ -195,6 +194,8 @@ def at_once(run: Callable[[T], R], values: Sequence[T]) -> list[R]:
         OverLimit: a run was cut short, or one before it was.
         Exception: that of the first run that raises.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     with limited(), ThreadPoolExecutor(len(values)) as pool:  # which ends when all have
         runs = [pool.submit(copy_context().run, run, value) for value in values]
         return [each.result() for each in runs]

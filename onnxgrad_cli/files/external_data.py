@@ -7,8 +7,8 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
@@ -56,8 +56,7 @@ def _node_tensors(node: NodeProto) -> list[TensorProto]:
     return found
 
 
-@dataclass(frozen=True)
-class Reference:
+class Reference(NamedTuple):
     """Where an external tensor lies: file relative to the model's folder, first byte, number of bytes."""
 
     tensor: str

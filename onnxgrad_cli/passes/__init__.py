@@ -1,7 +1,5 @@
 """The passes, in the order in which they make a training model of an inference model."""
 
-from dataclasses import replace
-
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.adapters import ADAPTERS, adapters_asked
@@ -25,7 +23,7 @@ from onnxgrad_cli.targets import STANDARD
 PASSES = (PREPARE, LOSS, YIELD, BACKWARD, OUTPUTS, OPTIMIZER, FEW_BITS, IN_TURN, CLEANUP, IDENTIFIERS)
 """The pipeline of `onnxgrad build`; `verify` follows it, on the model as it was written."""
 
-_INSTEAD = {YIELD: GRADIENT, OUTPUTS: replace(OUTPUTS, summary="inputs and outputs declared", needs=(GRADIENT.name,))}
+_INSTEAD = {YIELD: GRADIENT, OUTPUTS: OUTPUTS._replace(summary="inputs and outputs declared", needs=(GRADIENT.name,))}
 COMPACT = tuple(_INSTEAD.get(step, step) for step in PASSES if step not in (BACKWARD, FEW_BITS, IN_TURN))
 """The pipeline of `onnxgrad build --as-gradient-op`; `verify` expands the model first."""
 

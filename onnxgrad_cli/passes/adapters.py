@@ -12,9 +12,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import TensorProto, helper
@@ -65,8 +65,7 @@ def adapters_asked(options: AdaptationOptions) -> bool:
     return options.lora is not None
 
 
-@dataclass(frozen=True)
-class Reader:
+class Reader(NamedTuple):
     """A product that reads a weight: the node, at which input, and whether through a transpose."""
 
     node: Node
@@ -211,8 +210,7 @@ def _named(pattern: str, every: Mapping[str, _Weight], linear: set[str]) -> set[
     return found
 
 
-@dataclass(frozen=True)
-class _Weight:
+class _Weight(NamedTuple):
     """A weight in the graph: its shape and type, the names of it and of views that are a matrix too, and their readers.
 
     One that is stored as integers has the shape and type of what products read. With DoRA it has the squared norms of
@@ -288,7 +286,7 @@ def _obstacle(
 
 def _measured(graph: Graph, weight: _Weight) -> _Weight:
     reader = weight.readers[0]
-    return replace(weight, squares=squared_norms(graph, reader.node.input[reader.position], reader.inputs_first))
+    return weight._replace(squares=squared_norms(graph, reader.node.input[reader.position], reader.inputs_first))
 
 
 def _without_directions(weight: _Weight) -> str:

@@ -95,7 +95,7 @@ def _run(graph: Graph, options: NamingOptions, training: StepRecord) -> bool:
     training.integer_weights = [replace(w, weight=names.get(w.weight, w.weight)) for w in training.integer_weights]
     if training.chunks is not None:
         values = tuple(names.get(name, name) for name in training.chunks.values)
-        training.chunks = replace(training.chunks, values=values)
+        training.chunks = training.chunks._replace(values=values)
     embed(graph, options, training)
     return bool(names)
 

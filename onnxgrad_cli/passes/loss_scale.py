@@ -15,8 +15,6 @@ from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.options import DYNAMIC, LossScale, StepOptions, check_loss_scale
-from onnxgrad_cli.passes.optimizer.dynamic_loss_scale import FIRST, SCALE
-from onnxgrad_cli.passes.optimizer.state import OptimizerState
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.record import StepRecord
 
@@ -42,7 +40,9 @@ def _run(graph: Graph, options: StepOptions, training: StepRecord) -> bool:
     op = Op(graph)
     op.role, op.scope = "backward", "loss_scale"
     if asked == DYNAMIC:
-        scale = OptimizerState(graph, options, training).scalar(op, SCALE, FIRST, TensorProto.FLOAT)
+        from onnxgrad_cli.passes.optimizer.dynamic_loss_scale import first_scale  # which few builds need
+
+        scale = first_scale(op, options, training)
     else:
         scale = op.const(asked, TensorProto.FLOAT)
     _scale_up(op, training, scale)

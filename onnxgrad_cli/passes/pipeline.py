@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.ir.graph import Graph
@@ -14,8 +14,7 @@ from onnxgrad_cli.options import Options
 from onnxgrad_cli.record import Training
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(NamedTuple):
     """One step: `run(graph, options, training) -> changed`; `needs` names the passes that come before it."""
 
     name: str
@@ -24,8 +23,7 @@ class Pass:
     needs: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class PassRecord:
+class PassRecord(NamedTuple):
     """What a pass did: how long it took, the nodes before and after, whether it changed the graph."""
 
     name: str

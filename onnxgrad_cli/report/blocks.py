@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class Name(str):
@@ -17,15 +18,13 @@ Inline = str | tuple[str, ...]
 """A run of text: plain words and `Name`s."""
 
 
-@dataclass(frozen=True)
-class Paragraph:
+class Paragraph(NamedTuple):
     """One or several sentences."""
 
     text: Inline
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Rows under a head; columns in `right` hold numbers and stand flush right."""
 
     head: tuple[str, ...]
@@ -33,23 +32,20 @@ class Table:
     right: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True)
-class Bullets:
+class Bullets(NamedTuple):
     """A list of short texts."""
 
     items: list[Inline]
 
 
-@dataclass(frozen=True)
-class Listing:
+class Listing(NamedTuple):
     """Something to type or to run, in `language`."""
 
     language: str
     text: str
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """An `svg` element that also stands in `file`, beside the document; `words` say what it shows."""
 
     svg: str
@@ -57,16 +53,14 @@ class Picture:
     words: str
 
 
-@dataclass(frozen=True)
-class Course:
+class Course(NamedTuple):
     """How a quantity goes from 0 up and down: its values in order, and what they are and how many at most, in words."""
 
     values: list[int]
     words: str
 
 
-@dataclass(frozen=True)
-class Trade:
+class Trade(NamedTuple):
     """How much of one quantity is to be had for how much of another.
 
     Attributes:
@@ -87,8 +81,7 @@ class Trade:
 Block = Paragraph | Table | Bullets | Listing | Picture | Course | Trade
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """A heading and what stands under it."""
 
     title: str

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
 from onnxgrad_cli.common.checks import is_number
@@ -183,6 +182,8 @@ def _lines(curve: Curve, caption: str) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
+    from html import escape  # which reports without pictures don't need
+
     return escape(visible(text))
 
 

@@ -11,7 +11,6 @@ from onnxgrad_cli.common.visible import visible_lines
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.report import text
 from onnxgrad_cli.report.document import page
-from onnxgrad_cli.report.html import html
 from onnxgrad_cli.report.markdown import markdown
 from onnxgrad_cli.report.model import Report
 
@@ -24,6 +23,8 @@ def _markdown(report: Report, picture: str) -> str:
 
 
 def _html(report: Report, picture: str) -> str:
+    from onnxgrad_cli.report.html import html
+
     return html(dataclasses.replace(page(report), picture=picture))
 
 

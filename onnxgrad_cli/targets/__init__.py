@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UsageError, suggest
@@ -18,8 +18,7 @@ def _no_form(op: Op, name: str, default: str) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """A runtime that a training model is written for.
 
     Attributes:

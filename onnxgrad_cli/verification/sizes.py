@@ -10,8 +10,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from onnx import ModelProto
 
@@ -29,8 +29,7 @@ MOST = 8
 """Axes of one symbol up to which each is tried alone: a decoder has two for each of its layers."""
 
 
-@dataclass(frozen=True)
-class Promises:
+class Promises(NamedTuple):
     """What became of the symbols that stand on several axes.
 
     Attributes:

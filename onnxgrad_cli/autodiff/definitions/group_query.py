@@ -8,7 +8,7 @@ keys behind the end of a sample, rows of caches that are not in use) is what onn
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from onnx import TensorProto, numpy_helper
@@ -21,8 +21,7 @@ from onnxgrad_cli.emission.values import Val
 from onnxgrad_cli.errors import Unknown
 
 
-@dataclass(frozen=True)
-class Places:
+class Places(NamedTuple):
     """Where the new tokens stand among all tokens of their sample.
 
     Attributes:

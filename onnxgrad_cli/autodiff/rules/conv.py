@@ -6,7 +6,6 @@ products that it does run fast; which, is chosen by shape in `input_gradient` an
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -97,7 +96,7 @@ def conv_transpose(
         return op.no(why, "write its pads out"), op.no(why, "write its pads out"), bias_gradient(op, g, b)
     if output_shape and not (win.known and all(isinstance(size, int) for size in x.shape[2:])):
         begins, ends = _late_pads(op, win, x, w, auto_pad, output_padding, output_shape)
-        win, over = replace(win, begins=(0,) * len(win.kernel), ends=(0,) * len(win.kernel)), []
+        win, over = win._replace(begins=(0,) * len(win.kernel), ends=(0,) * len(win.kernel)), []
         g_inner = windows.pad(op, g, begins, ends)
     else:
         win, over = _transposed_pads(win, x, auto_pad, output_padding, output_shape)
@@ -132,7 +131,7 @@ def _transposed_pads(win, x, auto_pad, output_padding, output_shape):
         begins.append(begin)
         ends.append(max(end, 0))
         over.append(max(-end, 0))
-    return replace(win, begins=tuple(begins), ends=tuple(ends)), over
+    return win._replace(begins=tuple(begins), ends=tuple(ends)), over
 
 
 def _late_pads(op, win, x, w, auto_pad, output_padding, output_shape):
@@ -184,7 +183,7 @@ def _backwards(win):
         return None
     rest = [extent - 1 - pad for extent, pad in zip(win.extents * 2, (*win.begins, *win.ends), strict=True)]
     half = len(win.kernel)
-    return replace(win, begins=tuple(rest[:half]), ends=tuple(rest[half:])) if min(rest) >= 0 else None
+    return win._replace(begins=tuple(rest[:half]), ends=tuple(rest[half:])) if min(rest) >= 0 else None
 
 
 def _by_gathering(op, g, w, x, win):
@@ -274,7 +273,7 @@ def _by_pixels(op, x, g, w, win):
     if len(win.kernel) == 1:
         x, g = op.unsqueeze(x, [2]), op.unsqueeze(g, [2])
         none, one = (0,), (1,)
-        win = replace(win, kernel=one + win.kernel, strides=one + win.strides, dilations=one + win.dilations,
+        win = win._replace(kernel=one + win.kernel, strides=one + win.strides, dilations=one + win.dilations,
                       begins=none + win.begins, ends=none + win.ends)  # fmt: skip
     (high, wide), channels, outputs = win.kernel, op.size(w, 1), op.size(w, 0)
     small = 0 < windows.cells(g) <= SMALL

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add, mul
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import TensorProto
@@ -108,8 +108,7 @@ def _reflected(op: Op, at: Val, sizes: Val, align_corners: bool) -> tuple[Val, V
     return op.Where(back, mirrored, at), op.Where(back, op.const(-1.0, at), op.const(1.0, at))
 
 
-@dataclass(frozen=True)
-class Samples:
+class Samples(NamedTuple):
     """P samples of each of the images `x`, [B, C, *sizes].
 
     Attributes:

@@ -7,8 +7,7 @@ again. A Scan does in the place of the node what the node does, in a little more
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from onnxgrad_cli.emission.bodies import scan
 from onnxgrad_cli.emission.emitter import Op
@@ -22,8 +21,7 @@ DEAR = 250_000
 """The multiplications of a step's recomputed products from which on it is faster to keep the gates."""
 
 
-@dataclass(frozen=True)
-class Gates:
+class Gates(NamedTuple):
     """What one direction of an LSTM has computed, all of [T, B, H], a step beside its input in natural time.
 
     Attributes:

@@ -12,9 +12,8 @@ Source: S. Hochreiter and J. Schmidhuber, 1997; K. Cho et al., 2014; equations a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from onnx import TensorProto
 
@@ -56,8 +55,7 @@ None where it must be given: there onnxruntime takes 0, and the operator pages a
 """
 
 
-@dataclass(frozen=True)
-class Activation:
+class Activation(NamedTuple):
     """One activation function of a cell, whose input is clipped to [-clip, clip] first (None: not at all)."""
 
     op: Op
@@ -88,8 +86,7 @@ class Activation:
         return x if self.clip is None else op.Clip(x, -self.clip, self.clip)
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """One direction of a layer, batch second: what its cell needs, and the cotangents that reach it.
 
     Shapes: T steps, B samples, I inputs, H units, n gates. x [T, B, I]; y, h_before, gy [T, B, H]; w [nH, I];
@@ -166,7 +163,7 @@ Grads = dict[str, Val]
 
 def _lstm(run: Run, coupled: bool) -> Grads:
     op, f, g, h = run.op, *run.acts
-    h = replace(h, clip=None)  # as onnxruntime has it, though the operator page clips the inputs of all activations
+    h = h._replace(clip=None)  # as onnxruntime has it, though the operator page clips the inputs of all activations
     s = run.gates or _gates(run, coupled)
     by_i, by_o = f.pull(s.cand - s.c_before if coupled else s.cand, s.i, s.zi), f.pull(s.hc, s.o, s.zo)
     by_f = op.fill(0.0, s.i) if coupled else f.pull(s.c_before, s.f, s.zf)
@@ -198,7 +195,7 @@ def _lstm(run: Run, coupled: bool) -> Grads:
 def _gates(run: Run, coupled: bool) -> Gates:
     """What an LSTM does not hand out, computed again."""
     op, f, g, h = run.op, *run.acts
-    h = replace(h, clip=None)
+    h = h._replace(clip=None)
     z = run.x @ op.swap_last(run.w) + run.h_before @ op.swap_last(run.r)
     if run.b is not None:
         z = z + op.sum(run.b, [0], keepdims=False)
@@ -376,8 +373,7 @@ def _joined(op: Op, found: Sequence[Grads], inputs: dict[str, Val | None]) -> di
     return result
 
 
-@dataclass(frozen=True)
-class _Steps:
+class _Steps(NamedTuple):
     """What sequences of different lengths say of each time step; all None where every sequence is whole.
 
     Attributes:

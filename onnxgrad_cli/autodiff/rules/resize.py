@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -31,8 +31,7 @@ COORDINATES = frozenset(
 """The coordinate transformation modes that `_Axis` has formulas for."""
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """The attributes of a Resize; those that came with opset 18 have their defaults."""
 
     coordinate_transformation_mode: str

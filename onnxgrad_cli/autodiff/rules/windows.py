@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +21,7 @@ LAST = np.iinfo(np.int64).max
 """The end of an axis, for Slice."""
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """A window over the spatial axes (all but the first two): one entry an axis.
 
     The kernel's sizes are those of the weight's axes, symbols where they are known at run time only.
@@ -126,7 +124,7 @@ def auto_window(op: Op, win: Window, x: Val, auto_pad: str) -> tuple[Window, tup
         return win, None
     none = (0,) * len(win.kernel)
     if auto_pad == "VALID":
-        return replace(win, begins=none, ends=none), None
+        return win._replace(begins=none, ends=none), None
     totals = []
     for size, extent, stride in zip(x.shape[2:], win.extents, win.strides, strict=True):
         if stride == 1:
@@ -135,14 +133,14 @@ def auto_window(op: Op, win: Window, x: Val, auto_pad: str) -> tuple[Window, tup
             totals.append(max((-(-size // stride) - 1) * stride + extent - size, 0))
     if len(totals) == len(win.kernel):
         begins, ends = zip(*(split_pads(total, auto_pad) for total in totals), strict=True)
-        return replace(win, begins=begins, ends=ends), None
+        return win._replace(begins=begins, ends=ends), None
     sizes, strides = (
         op.Shape(x, start=2) if op.opset >= 15 else op.Slice(op.Shape(x), op.ints([2]), op.ints([LAST])),
         op.ints(win.strides),
     )
     steps = (sizes + (strides - 1)) / strides - 1
     total = op.Max(steps * strides + op.ints(win.extents) - sizes, op.ints([0]))
-    return replace(win, begins=none, ends=none), split_pads(total, auto_pad)
+    return win._replace(begins=none, ends=none), split_pads(total, auto_pad)
 
 
 def flat(op: Op, x: Val) -> Val:
@@ -214,7 +212,7 @@ def spread(op: Op, g: Val, w: Val, x: Val, win: Window, exact: bool = True) -> V
         short = end - (stride - 1 if rest is None else rest)
         ends.append(max(short, 0))
         more.append(max(-short, 0))
-    attributes = replace(win, ends=tuple(ends)).attributes
+    attributes = win._replace(ends=tuple(ends)).attributes
     result = op.ConvTranspose(
         g,
         w,

@@ -7,8 +7,8 @@ own, whose product has those columns of the result.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from onnx import TensorProto, numpy_helper
@@ -27,8 +27,7 @@ eighths 0.75. With more pieces the nodes take more memory than the floats.
 """
 
 
-@dataclass(frozen=True)
-class Packed:
+class Packed(NamedTuple):
     """The matrix of a MatMulNBits.
 
     Attributes:
@@ -70,7 +69,7 @@ class Packed:
 
         floats = self.zeros is not None and self.zeros.dtype != TensorProto.UINT8
         zeros = late(self.zeros) if floats and self.zeros is not None else self.zeros
-        return replace(self, bytes=late(self.bytes, self.size // self.places), scales=late(self.scales), zeros=zeros)
+        return self._replace(bytes=late(self.bytes, self.size // self.places), scales=late(self.scales), zeros=zeros)
 
     @property
     def blocks(self) -> int:

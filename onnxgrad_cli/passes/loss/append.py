@@ -29,7 +29,7 @@ from onnxgrad_cli.passes.loss.file import LossFile
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.record import LossRecord
 
-LABEL = LossOptions().label
+LABEL = LossOptions.label
 """What a label is called where nothing else is asked for."""
 
 NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)

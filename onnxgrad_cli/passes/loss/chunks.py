@@ -12,8 +12,7 @@ form in standard operators.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from onnx import TensorProto, helper
 
@@ -94,8 +93,7 @@ def _count(prediction: Val, asked: int | None) -> int:
     return (USUAL if words >= LARGE else 1) if asked is None else asked
 
 
-@dataclass(frozen=True)
-class _Cuts:
+class _Cuts(NamedTuple):
     """How tokens are cut into chunks: the sizes, and the symbols for them."""
 
     sizes: Val
@@ -125,8 +123,7 @@ def _sizes(op: Op, tokens: Val, count: int) -> Val:
 # -- the head ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Head:
+class _Head(NamedTuple):
     """What makes the logits of narrower values, token by token.
 
     Attributes:

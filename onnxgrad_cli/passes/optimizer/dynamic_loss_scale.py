@@ -13,6 +13,7 @@ from onnx import TensorProto
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.sums import total
 from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.options import StepOptions
 from onnxgrad_cli.passes.optimizer.state import OptimizerState
 from onnxgrad_cli.record import StepRecord
 
@@ -28,6 +29,11 @@ LARGEST = 2.0**127
 def are_finite(op: Op, gradients: Iterable[Val]) -> Val:
     """Whether no element is infinite or no number."""
     return total(op, "ReduceL1", *gradients) < np.inf
+
+
+def first_scale(op: Op, options: StepOptions, training: StepRecord) -> Val:
+    """A new state for the scale."""
+    return OptimizerState(op.graph, options, training).scalar(op, SCALE, FIRST, TensorProto.FLOAT)
 
 
 def scale_in(op: Op, state: OptimizerState, training: StepRecord) -> tuple[Val, Val]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from onnxgrad_cli.common.settings import pairs
 from onnxgrad_cli.errors import UsageError, suggest
@@ -13,8 +12,7 @@ from onnxgrad_cli.options import RATE, Group, OptimizerOptions
 from onnxgrad_cli.passes.parameters.patterns import Known, matching
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """What the optimizer does with one weight: its options, and a factor of the learning rate."""
 
     options: dict[str, Any]

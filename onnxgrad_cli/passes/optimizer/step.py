@@ -19,7 +19,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import known_as
 from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.optimizers import OPTIMIZERS, Optimizer
-from onnxgrad_cli.options import DYNAMIC, StepOptions, UpdateOptions
+from onnxgrad_cli.options import DYNAMIC, UpdateOptions
 from onnxgrad_cli.passes.loss.append import fed_first
 from onnxgrad_cli.passes.optimizer.accumulation import accumulate, cautions, check_accumulation, counted_by
 from onnxgrad_cli.passes.optimizer.clipping import clipped
@@ -27,7 +27,6 @@ from onnxgrad_cli.passes.optimizer.dynamic_loss_scale import adapted, are_finite
 from onnxgrad_cli.passes.optimizer.ema import ema_after
 from onnxgrad_cli.passes.optimizer.groups import settings
 from onnxgrad_cli.passes.optimizer.state import OptimizerState
-from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.roles import embed
 from onnxgrad_cli.record import StepRecord
 from onnxgrad_cli.targets import find_target
@@ -38,15 +37,9 @@ SHARE_OF_SCALE = 0.01
 """By how much of itself a step changes a quantizer's scale at most, which so stays above zero: scales are small, and an
 adaptive optimizer takes steps as large as the learning rate."""
 
-FOR_STEPS = ("optimizer_options", "group", "clip_norm", "clip_value", "accumulate", "ema", "embed_state")
-"""Options that say how a step is taken."""
 
-
-def _run(graph: Graph, options: UpdateOptions, training: StepRecord) -> bool:
+def append_step(graph: Graph, options: UpdateOptions, training: StepRecord) -> None:
     """Append the optimizer's step, and declare what replaces weights and state as outputs."""
-    if not options.optimizer:
-        _refuse_options(options)
-        return False
     check_accumulation(options)
     if not training.trained:
         raise UsageError("`optimizer`: no weight is trained", "choose weights with `train=GLOB`")
@@ -67,13 +60,6 @@ def _run(graph: Graph, options: UpdateOptions, training: StepRecord) -> bool:
     _hand_out(op, training, after)
     fed_first(graph)
     embed(graph, options, training)
-    return True
-
-
-def _refuse_options(options: StepOptions) -> None:
-    for name in FOR_STEPS:
-        if getattr(options, name) != getattr(StepOptions(), name):
-            raise UsageError(f"`{name}`: there is no optimizer", "choose one with `optimizer=NAME`")
 
 
 class _Step:
@@ -195,6 +181,3 @@ def _hand_out(op: Op, training: StepRecord, updated: dict[str, Val]) -> None:
         graph.add_output(successor, graph.types[name])
     training.state.update(successors)
     graph.nodes.extend(op.nodes)
-
-
-OPTIMIZER = Pass("optimizer", "the optimizer's step, if one is asked for", _run, ("outputs",))

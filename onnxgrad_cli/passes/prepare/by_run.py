@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -68,8 +68,7 @@ def observe_ranks(graph: Graph, training: Cautions, asked: bool | None = None) -
     return bool(found)
 
 
-@dataclass(frozen=True)
-class _Run:
+class _Run(NamedTuple):
     """A run of the model.
 
     Attributes:

@@ -8,8 +8,8 @@ definitions; what is left is refused.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import onnx
 from onnx import TensorProto, TypeProto, helper
@@ -42,8 +42,7 @@ LAST_WITH_KERNELS = 27
 """The newest opset at which onnxruntime 1.32 has kernels of `LAGGING`: of their forms of opset 25 and before."""
 
 
-@dataclass(frozen=True)
-class Limit:
+class Limit(NamedTuple):
     """The opset that a graph is to be at, and what sets it: 'the newest that ...'."""
 
     opset: int

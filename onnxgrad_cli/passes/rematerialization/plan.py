@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from onnxgrad_cli.cost.facts import Facts
 from onnxgrad_cli.cost.flops import node_flops
@@ -30,8 +30,7 @@ CHEAP = VIEWS | frozenset(
 """Operators that go over their elements once or twice and give about as many."""
 
 
-@dataclass(frozen=True)
-class Recomputation:
+class Recomputation(NamedTuple):
     """How some values are recomputed.
 
     Attributes:

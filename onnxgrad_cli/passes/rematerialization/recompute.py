@@ -7,55 +7,28 @@ recomputed, `rewrite` writes the nodes.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import get_args
 
-from onnxgrad_cli.common.byte_sizes import bytes_of
-from onnxgrad_cli.common.choices import Recomputation
 from onnxgrad_cli.cost.facts import Facts
 from onnxgrad_cli.cost.training_cost import Cost, cost
-from onnxgrad_cli.errors import Caution, UsageError, suggest
+from onnxgrad_cli.errors import Caution, UsageError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.options import RecomputeSpec, RematerializationOptions
 from onnxgrad_cli.passes.parameters.patterns import matching
-from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.rematerialization import rewrite
 from onnxgrad_cli.passes.rematerialization.dataflow import LONGEST_CHAIN, Dataflow
 from onnxgrad_cli.passes.rematerialization.layers import ends_of_layers
 from onnxgrad_cli.passes.rematerialization.plan import Plan, plan_blocks, plan_budget, plan_elementwise, trade
+from onnxgrad_cli.passes.rematerialization.request import AUTO, BLOCK, OPTIMAL, SIZED
 from onnxgrad_cli.passes.rematerialization.solver import plan_optimal
 from onnxgrad_cli.record import Recomputed, Training
-
-KINDS: tuple[Recomputation, ...] = get_args(Recomputation)
-ELEMENTWISE, BLOCK, BUDGET, OPTIMAL = KINDS
-SIZED = (BUDGET, OPTIMAL)
-AUTO = "auto"
-"""The pattern that stands for the layers of the network."""
 
 OFFERS = 40
 """How many plans the report shows beside the one that was taken, at most."""
 
-FORM = "`recompute` takes elementwise, block:auto, block:GLOB, budget:SIZE or optimal:SIZE"
 
-
-def parse_recompute(text: str) -> RecomputeSpec:
-    """Read `elementwise`, `block:auto`, `block:GLOB`, `budget:SIZE` or `optimal:SIZE`, such as budget:512MB.
-
-    Raises:
-        UsageError: it is none of these.
-    """
-    word, _, rest = (part.strip() for part in text.partition(":"))
-    kind = next((kind for kind in KINDS if kind == word), None)
-    if kind is None:
-        raise UsageError(f"{FORM}, not '{text}'", suggest(word, KINDS, "kinds"))
-    if bool(rest) != (kind != ELEMENTWISE):
-        raise UsageError(f"{FORM}, not '{text}'", "such as block:'*layer*/output' or budget:512MB")
-    return RecomputeSpec(
-        kind, rest if kind == BLOCK else "", bytes_of(rest, f"`recompute` {kind}") if kind in SIZED else 0
-    )
-
-
-def _run(graph: Graph, options: RematerializationOptions, training: Training) -> bool:
+def recompute(graph: Graph, options: RematerializationOptions, training: Training) -> bool:
+    """Compute values again, as the options ask for; returns whether any are."""
     spec = options.recompute
     assert spec is not None
     results = [training.loss, *training.gradients.values(), *training.state.values()]
@@ -153,11 +126,3 @@ def _boundaries(graph: Graph, training: Training, spec: RecomputeSpec) -> set[st
             break
         names.update(dict.fromkeys(filter(None, (node.name, *node.output))))
     return set(matching(spec.pattern, list(names), "`recompute` block", "nodes or values"))
-
-
-RECOMPUTE = Pass(
-    "recompute",
-    "with --recompute: values computed again in the backward part instead of being kept",
-    _run,
-    ("backward",),
-)

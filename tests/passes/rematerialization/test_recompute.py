@@ -19,7 +19,7 @@ from onnxgrad_cli.errors import Caution, UsageError
 from onnxgrad_cli.ir.node import ROLE
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options, RecomputeSpec
-from onnxgrad_cli.passes.rematerialization.recompute import parse_recompute
+from onnxgrad_cli.passes.rematerialization.request import parse_recompute
 from tests.cli_harness import MLP
 
 BATCH, WIDTH = 64, 32
