@@ -38,7 +38,8 @@ def live_bytes(
         elsewhere: values that are written to memory which is there already.
     """
     numbers = {name: at for at, name in enumerate(chain.from_iterable(step.made for step in steps))}
-    reads = [[numbers[name] for name in step.reads if name in numbers] for step in steps]
+    number_of = numbers.get
+    reads = [[at for name in step.reads if (at := number_of(name)) is not None] for step in steps]
     made = [[numbers[name] for name in step.made] for step in steps]
     order = run_order(reads, made)
     sizes = [0 if name in elsewhere else facts.bytes_or_nothing(name) for name in numbers]

@@ -313,7 +313,7 @@ class NodeEmitter:
         looked for in a build.
         """
         self.nodes = []
-        for known in (self._vals, self._constants, self._written):
+        for known in (self._vals, self._constants, self._written, self._renamed):
             known.clear()
 
 

@@ -127,17 +127,17 @@ def restate_references(external: Iterable[TensorProto]) -> None:
 
 
 @contextmanager
-def relocated(model: ModelProto, moved: Mapping[str, str]) -> Iterator[None]:
-    """A model whose references, for as long as the block runs, are to other places.
+def relocated(external: Iterable[TensorProto], moved: Mapping[str, str]) -> Iterator[None]:
+    """External tensors whose references, for as long as the block runs, are to other places.
 
     Args:
-        model: the model.
+        external: the tensors.
         moved: location -> the other one.
 
     Raises:
         OnnxgradError: see `references`.
     """
-    before = [(tensor, _reference(tensor)) for tensor in external_tensors(model)]
+    before = [(tensor, _reference(tensor)) for tensor in external]
     for tensor, found in before:
         refer(tensor, moved.get(found.location, found.location), found.offset, found.length)
     try:
@@ -170,7 +170,8 @@ def without_links(model: ModelProto, path: Path | None) -> Iterator[Path]:
         return
     check_external_data(model, path)
     common = Path(os.path.commonpath([place.parent for place in places.values()]))
-    with relocated(model, {name: place.relative_to(common).as_posix() for name, place in places.items()}):
+    moved = {name: place.relative_to(common).as_posix() for name, place in places.items()}
+    with relocated(external_tensors(model), moved):
         yield common
 
 
@@ -191,9 +192,14 @@ def check_external_data(model: ModelProto, path: Path | None) -> list[str]:
     Raises:
         OnnxgradError: a file is missing, too short, or outside the folder.
     """
+    return check_data(external_tensors(model), path)
+
+
+def check_data(external: Iterable[TensorProto], path: Path | None) -> list[str]:
+    """The same of some external tensors of a model."""
     folder = path.parent if path else Path()
     sizes: dict[str, int] = {}
-    for reference in references(model):
+    for reference in map(_reference, external):
         if reference.location not in sizes:
             sizes[reference.location] = _data_size(reference, folder, path)
         size, end = sizes[reference.location], reference.offset + reference.length

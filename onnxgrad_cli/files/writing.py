@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from onnxgrad_cli.common.inputs import check_is_no_input, is_in_input
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files.external_data import (
-    check_external_data,
+    check_data,
     is_inside,
     refer,
     references,
@@ -90,9 +90,10 @@ def stage_model(
 ) -> list[Path]:
     """Write a model that takes its name with other files, over whatever is there; see `save_model`."""
     mark(model)
-    moved = _copy_data(switch, model, source, out.parent) if copy_data else {}
-    data = [*moved.values(), *_move_weights(switch, model)]
-    with relocated(model, {location: file.name for location, file in moved.items()}):
+    stored = tensors(model)
+    moved = _copy_data(switch, filter(is_external, stored), source, out.parent) if copy_data else {}
+    data = [*moved.values(), *_move_weights(switch, stored)]
+    with relocated(filter(is_external, stored), {location: file.name for location, file in moved.items()}):
         switch.stage(out, lambda file: file.write(model.SerializeToString()))
     if check:
         check(switch.where(out))
@@ -180,23 +181,23 @@ def is_ours(path: Path) -> bool:
         return not head or b"onnxgrad" in head or b"onnxgrad" in file.read(HEAD)
 
 
-def _copy_data(switch: Switch, model: ModelProto, source: Path | None, folder: Path) -> dict[str, Path]:
-    """Copy the external data of a model that is written where it could not refer to them.
+def _copy_data(switch: Switch, external: Iterable[TensorProto], source: Path | None, folder: Path) -> dict[str, Path]:
+    """Copy the data of a model's external tensors, if it is written where it could not refer to them.
 
     Returns:
         Location -> the copy.
     """
     origin, moved = source.parent if source else Path(), {}
-    for location in check_external_data(model, source):
+    for location in check_data(external, source):
         data, there = origin / location, folder / location
         if not (is_inside(there, folder) and there.exists() and there.samefile(data)):
             moved[location] = switch.copy_data(data)
     return moved
 
 
-def _move_weights(switch: Switch, model: ModelProto) -> list[Path]:
-    """Move inline weights to a data file where they are too large for protobuf."""
-    inline = [t for t in tensors(model) if not is_external(t) and t.data_type != TensorProto.STRING]
+def _move_weights(switch: Switch, stored: Iterable[TensorProto]) -> list[Path]:
+    """Move the inline tensors of a model to a data file where they are too large for protobuf."""
+    inline = [t for t in stored if not is_external(t) and t.data_type != TensorProto.STRING]
     if sum(nbytes(tensor) for tensor in inline) <= PROTOBUF_LIMIT:
         return []
     places: list[tuple[TensorProto, int, int]] = []

@@ -170,7 +170,7 @@ def _is_in_order(graph: GraphProto) -> bool:
     """Whether each node comes after those that it reads from."""
     made, waited_for = set[str](), set[str]()
     for node in graph.node:
-        waited_for.update(name for name in reads(node) if name not in made)
+        waited_for.update(itertools.filterfalse(made.__contains__, reads(node)))
         outputs = node.output[:]
         if not waited_for.isdisjoint(outputs):
             return False
@@ -219,8 +219,9 @@ def _unlike_any_dialect(model: ModelProto) -> str:
 
 def _in_domains(model: ModelProto) -> None:
     """Put onnxruntime's operators that stand in the standard's domain in its own, and import that."""
+    opset = _opset(model)
     for node in _all_nodes(model):
-        if not node.domain and is_of_onnxruntime(node.op_type, _opset(model)):
+        if not node.domain and is_of_onnxruntime(node.op_type, opset):
             node.domain = "com.microsoft"
     for owner in (model, *model.functions):
         if all(entry.domain != "com.microsoft" for entry in owner.opset_import):

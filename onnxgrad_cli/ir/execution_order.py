@@ -21,8 +21,8 @@ def run_order(reads: Sequence[Sequence[Hashable]], made: Sequence[Sequence[Hasha
 
     Source: GraphViewer and Graph::ReverseDFSFrom, onnxruntime/core/graph.
     """
-    makers = {name: at for at, names in enumerate(made) for name in names}
-    needs = [[makers[name] for name in names if name in makers] for names in reads]
+    maker_of = {name: at for at, names in enumerate(made) for name in names}.get
+    needs = [[at for name in names if (at := maker_of(name)) is not None] for names in reads]
     needs = [each if len(each) < 2 else sorted(set(each)) for each in needs]
     needed = set[int]().union(*needs)
     stack = [at for at in range(len(needs)) if at not in needed]

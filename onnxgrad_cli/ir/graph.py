@@ -284,7 +284,6 @@ class Graph:
                 del self.initializers[name]
             self._pooled.clear()
         if self._nodes is not None:
-            del graph.node[:]
             write(self._nodes, graph.node)
         return self.proto
 

@@ -269,7 +269,7 @@ class _Beyond:
                 return {name: self.graph.named(tensor_type(dtype, sizes))}
         if not self.graph.hints and not self.graph.observed:
             return {}
-        observed = self._observed(node)
+        observed = self._observed(node) if self.graph.observed else {}
         hinted = {name: self._hinted(name) for name in outputs if name in self.graph.hints}
         trusted = {name: value_type for name, value_type in hinted.items() if value_type is not None}
         trusted = {name: value_type for name, value_type in trusted.items() if name not in observed}

@@ -119,8 +119,11 @@ def messages(nodes: Iterable[Node | NodeProto]) -> list[NodeProto]:
     return list(map(as_message, nodes))
 
 
-def write(nodes: Iterable[Node | NodeProto], field: Any) -> None:
-    """Append nodes to the field of a message that holds nodes."""
+def write(nodes: Sequence[Node | NodeProto], field: Any) -> None:
+    """Let the field of a message that holds nodes hold these, and no others."""
+    if len(nodes) == len(field) and all(map(_stands_in, nodes, field)):
+        return
+    del field[:]
     said: Mapping[str, str] = {}
     entries: list[StringStringEntryProto] = []
     for node in nodes:
@@ -133,6 +136,11 @@ def write(nodes: Iterable[Node | NodeProto], field: Any) -> None:
             op_type=node.op_type, input=node.input, output=node.output, name=node.name, domain=node.domain,
             attribute=node.attribute, metadata_props=entries,
         )  # fmt: skip
+
+
+def _stands_in(node: Node | NodeProto, message: NodeProto) -> bool:
+    """Whether a node is the one in a message, which is brought up to date then."""
+    return isinstance(node, Node) and node._message is message and node.message() is message
 
 
 def metadata(node: Node | NodeProto) -> Mapping[str, str]:

@@ -24,6 +24,20 @@ def test_what_was_read_goes_out_as_it_came_in() -> None:
     assert [each.SerializeToString() for each in graph.node] == [before, before]
 
 
+def test_a_field_holds_what_is_written_and_nothing_else() -> None:
+    graph = GraphProto(node=[message(), helper.make_node("Relu", ["a"], ["y"])])
+    first, last = nodes = list(map(Node.read, graph.node))
+    last.input = ["b"]
+    write(nodes, graph.node)
+    assert [list(each.input) for each in graph.node] == [["x", ""], ["b"]]
+    write([last, first], graph.node)
+    assert [each.op_type for each in graph.node] == ["Relu", "Split"]
+    write([last, Node("Abs", ["y"], ["z"], "new")], graph.node)
+    assert [each.op_type for each in graph.node] == ["Relu", "Abs"]
+    write([], graph.node)
+    assert not graph.node
+
+
 def test_every_change_of_what_was_read_goes_out() -> None:
     node = Node.read(message())
     as_message(node)  # what was written once is not remembered

@@ -60,7 +60,7 @@ def divide_at_once(graph: Graph, keep: Collection[str] = ()) -> bool:
     made = {node.output[0]: node for node in graph.nodes if node.op_type == "Div" and _is_reciprocal(graph, node)}
     if not made:
         return False
-    readers = Counter(name for name in read_by(graph.nodes) if name in made)
+    readers = Counter(filter(made.__contains__, read_by(graph.nodes)))
     kept = {*graph.output_names, *keep}
     gone: set[str] = set()
     for node in graph.nodes:

@@ -23,6 +23,8 @@ def turn_products(graph: Graph) -> bool:
     """Write (Aᵀ B)ᵀ as Bᵀ A in the backward part, where nobody else reads the product; whether any was."""
     transposes = {node.output[0]: node for node in graph.nodes if _is_matrix_transpose(graph, node)}
     last = _last_transposes(graph, transposes)
+    if not last:
+        return False
     turned = {node.output[0] for node in last.values()}
     factors = {name: node for name, node in transposes.items() if name not in turned}
     dropped = {node.name for node in last.values()}
@@ -33,7 +35,7 @@ def turn_products(graph: Graph) -> bool:
         if node.name not in dropped:
             nodes.append(node)
     graph.nodes = nodes
-    return bool(last)
+    return True
 
 
 def _last_transposes(graph: Graph, transposes: Mapping[str, Node]) -> dict[str, Node]:

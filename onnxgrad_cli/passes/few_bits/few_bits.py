@@ -7,6 +7,8 @@ matrix W, of N rows of K, once, in dX = G W: there it is unpacked when G has com
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
@@ -47,10 +49,13 @@ class _Writer:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._op = Op(graph)
-        self._makers = graph.producers()
         self._stored = graph.initializers.keys() - {*graph.input_names, *graph.not_constant}
         found = {node.output[0]: node for node in graph.nodes if node.op_type == "DequantizeLinear"} | graph.kernels
         self.matrices = {value: node for value, node in found.items() if self._is_frozen(node)}
+
+    @cached_property
+    def _makers(self) -> dict[str, Node]:
+        return self.graph.producers()
 
     def _is_frozen(self, node: Node) -> bool:
         """Whether all that a node dequantizes is stored, and nobody feeds or trains it."""

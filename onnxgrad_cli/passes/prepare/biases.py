@@ -30,6 +30,8 @@ def round_biases(graph: Graph, training: ParameterRecord, steps: Mapping[str, np
         training: knows the integers that they are, and what is trained.
         steps: the scale of each, so that it broadcasts with it.
     """
+    if not steps:
+        return
     weights = {weight.weight: weight for weight in training.integer_weights}
     op, rounded, uses, trained = Op(graph), dict[str, str](), graph.uses(), set(training.trained)
     for name, step in steps.items():

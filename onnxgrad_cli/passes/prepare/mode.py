@@ -119,11 +119,10 @@ def _own_statistics(graph: Graph) -> bool:
 
 def _separate_statistics(graph: Graph, mode: str) -> bool:
     """Give each layer that learns statistics its own, where it shares them with another layer or with a weight."""
-    readers = _readers(graph)
+    layers = [node for node in graph.nodes if is_batch_normalization(node) and _by_batch(graph, node, mode)]
+    readers = _readers(graph) if layers else {}
     changed = False
-    for node in graph.nodes:
-        if not is_batch_normalization(node) or not _by_batch(graph, node, mode):
-            continue
+    for node in layers:
         for position, name in own_statistics(node).items():
             shared = node.input[position]
             if shared in graph.initializers and len(readers[shared]) > 1 and not graph.taken(name):
