@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from itertools import chain
 
 from onnxgrad_cli.cost.facts import Facts
 from onnxgrad_cli.cost.steps import Step
@@ -37,17 +36,29 @@ def live_bytes(
         facts: the size of every value; what has none counts as nothing.
         elsewhere: values that are written to memory which is there already.
     """
-    numbers = {name: at for at, name in enumerate(chain.from_iterable(step.made for step in steps))}
+    numbers: dict[str, int] = {}
+    owner, makers, views = list[int](), list[int](), list[int]()
+    reads, made, needs = list[list[int]](), list[range](), list[list[int]]()
     number_of = numbers.get
-    reads = [[at for name in step.reads if (at := number_of(name)) is not None] for step in steps]
-    made = [[numbers[name] for name in step.made] for step in steps]
-    order = run_order(reads, made)
+    for at, step in enumerate(steps):
+        read = [number for name in step.reads if (number := number_of(name)) is not None]
+        reads.append(read)
+        needs.append([makers[value] for value in read])
+        first = len(owner)
+        for number, name in enumerate(step.made, first):
+            numbers[name] = number
+            owner.append(number)
+            makers.append(at)
+        made.append(range(first, len(owner)))
+        if step.shows:
+            shown = number_of(step.shows)
+            owner[first] = first if shown is None else owner[shown]
+            views.append(first)
     sizes = [0 if name in elsewhere else facts.bytes_or_nothing(name) for name in numbers]
-    owner, last = list(range(len(numbers))), [NEVER] * len(numbers)
+    for view in views:
+        sizes[view] = 0
+    order, last = run_order(needs), [NEVER] * len(owner)
     for i, at in enumerate(order):
-        if steps[at].shows:
-            (view, *_), shown = made[at], numbers.get(steps[at].shows)
-            owner[view], sizes[view] = view if shown is None else owner[shown], 0
         for value in reads[at]:
             last[owner[value]] = i
     for name in outputs:

@@ -9,20 +9,17 @@ ResNet-50) to 1.25 times (MobileNetV2) as much, the small BERT too, for gradient
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 
-def run_order(reads: Sequence[Sequence[Hashable]], made: Sequence[Sequence[Hashable]]) -> list[int]:
+def run_order(needs: Sequence[Sequence[int]]) -> list[int]:
     """The order in which onnxruntime runs nodes by default, where its optimizer leaves them as they are.
 
     Args:
-        reads: the values that each node reads, in bodies too.
-        made: the values that each node makes.
+        needs: of each node those that make what it reads, in bodies too.
 
     Source: GraphViewer and Graph::ReverseDFSFrom, onnxruntime/core/graph.
     """
-    maker_of = {name: at for at, names in enumerate(made) for name in names}.get
-    needs = [[at for name in names if (at := maker_of(name)) is not None] for names in reads]
     needs = [each if len(each) < 2 else sorted(set(each)) for each in needs]
     needed = set[int]().union(*needs)
     stack = [at for at in range(len(needs)) if at not in needed]
