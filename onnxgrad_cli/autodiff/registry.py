@@ -9,9 +9,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, NamedTuple
+from typing import Any
 
 import onnx
 
@@ -23,7 +24,8 @@ NEWEST_OPSET = 28
 """The newest opset that the rules were proven at; which one onnxruntime loads is another question, and asked of it."""
 
 
-class Rule(NamedTuple):
+@dataclass(frozen=True)
+class Rule:
     """How one operator is differentiated.
 
     Attributes:
@@ -65,7 +67,8 @@ class Rule(NamedTuple):
         return Signature.of(self.function)
 
 
-class Definition(NamedTuple):
+@dataclass(frozen=True)
+class Definition:
     """What an operator without a rule of its own means, in operators that have one.
 
     Attributes:
@@ -87,7 +90,8 @@ class Definition(NamedTuple):
         return f"{self.function.__module__}.{self.function.__qualname__}"
 
 
-class Signature(NamedTuple):
+@dataclass(frozen=True)
+class Signature:
     """What a rule's parameters ask for, read from their names once.
 
     `g`, `y` are the cotangent and value of output 0; `gs`, `ys` ask for tuples of all outputs. Inputs follow by

@@ -271,6 +271,8 @@ class _Beyond:
             return {}
         observed = self._observed(node) if self.graph.observed else {}
         hinted = {name: self._hinted(name) for name in outputs if name in self.graph.hints}
+        if not observed and not hinted:
+            return {}
         trusted = {name: value_type for name, value_type in hinted.items() if value_type is not None}
         trusted = {name: value_type for name, value_type in trusted.items() if name not in observed}
         self.graph.assumed.update(trusted)

@@ -43,8 +43,9 @@ def sample(tensor: TensorProto, folder: Path | None) -> np.ndarray | None:
         return None
     else:
         array = found
-    first = tuple(slice(SAMPLE if axis >= array.ndim - 2 else 8) for axis in range(array.ndim))
-    return np.asarray(array[first] if array.size > SAMPLE**2 else array).astype(np.float64)
+    if array.size > SAMPLE**2:
+        array = array[tuple(slice(SAMPLE if axis >= array.ndim - 2 else 8) for axis in range(array.ndim))]
+    return np.asarray(array).astype(np.float64)
 
 
 def _external(tensor: TensorProto, folder: Path | None) -> np.ndarray | None:

@@ -68,7 +68,11 @@ def _needed(graph: Graph, opset: int) -> int:
     """The opset that the gradient of a graph at `opset` needs."""
     bfloat16 = any(dtype_of(value_type) == TensorProto.BFLOAT16 for value_type in graph.distinct_types())
     needs = [FIRST_WITH_BFLOAT16 if bfloat16 else OLDEST_OPSET]
-    operators = {(n.op_type, n.domain) for n in with_bodies(graph.nodes) if _any_float(graph, n.output[:])}
+    operators = set[tuple[str, str]]()
+    for node in with_bodies(graph.nodes):
+        operator = (node.op_type, node.domain)
+        if operator not in operators and _any_float(graph, node.output[:]):
+            operators.add(operator)
     for op_type, domain in operators:
         needs.append(_needed_by(op_type, domain, graph.opset(domain) or 1 if domain else opset))
     return max(needs)
