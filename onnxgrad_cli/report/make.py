@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import platform
 import shlex
@@ -216,6 +217,7 @@ def _words(value: Any) -> str:
 # -- what is in the model -----------------------------------------------------------------------------------------
 
 
+@functools.cache
 def _dtype(dtype: int) -> str:
     return str(TensorProto.DataType.Name(dtype)).lower() if dtype else "unknown"
 
