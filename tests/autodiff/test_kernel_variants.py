@@ -89,7 +89,7 @@ MODELS = {
 }
 FORMS = {
     "Conv weight gradient": ("convolution", "channels", "pixels", "shifts", "diagonals", "product"),
-    "Conv input gradient": ("transposed convolution", "convolution", "gathered product"),
+    "Conv input gradient": ("transposed convolution", "convolution", "gathered product", "product"),
     "LSTM gates": ("kept", "recomputed"),
     **{f"{kind} steps": ("scan", "unrolled") for kind in ("LSTM", "GRU", "RNN")},
     "MaxPool gradient": ("indices", "compared"),
