@@ -127,7 +127,7 @@ def machine() -> dict[str, str]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30) if hasattr(os, "sysconf") else 0.0
     found = {"processor": model, "cores": str(os.cpu_count()), "memory": f"{memory:.0f} GB"}
     found |= {"system": platform.system(), "Python": platform.python_version()}
-    for package in ("onnxgrad", "onnxruntime", "onnx", "numba", "torch"):
+    for package in ("onnxgrad", "onnxruntime", "onnx", "llvmlite", "torch"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

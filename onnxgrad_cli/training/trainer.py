@@ -86,6 +86,7 @@ class Trainer(TrainerBase):
         parts = parts_of(copy, values) if in_memory else None
         self._seed = loosen(copy if parts is None else parts.gradient, seed)
         super().__init__(roles, inputs, values, provider, parts.in_place if parts else ())
+        trim()  # before sessions and loops are made, which take memory of their own
         scalars = {name: Buffer(np.zeros((), numpy_type(types[name])), provider) for name in (roles.loss, *rates)}
         self._rate = scalars[rates[0]]
 
@@ -98,7 +99,6 @@ class Trainer(TrainerBase):
             self._step = WholeStep(copy, roles, self._sides, scalars, start, provider)
         else:
             self._step = SlicedStep(parts, self._sides, self._successors, scalars, start, threads)
-        trim()
         self._unbroken = nullcontext if parts is None else uninterrupted  # what is half updated is lost
 
     @property

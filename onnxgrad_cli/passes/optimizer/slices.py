@@ -39,7 +39,7 @@ class Update:
     Attributes:
         weight: its name.
         nodes: elementwise ones, in order, with the names of the training model.
-        dtypes: of what they compute.
+        dtypes: of what they compute and read, but for constants.
         vectors, scalars: what they read, the former of the weight's shape.
         constants: scalars that are known.
         outputs: what replaces -> the weight or slot that it replaces, the weight first.
@@ -164,7 +164,7 @@ class _Chain:
         known = {name: self._graph.constant(name) for name in self.scalars}
         constants = {name: array.reshape(()) for name, array in known.items() if array is not None}
         scalars = tuple(name for name in self.scalars if name not in constants)
-        dtypes = {name: self._dtype(name) for node in self.nodes for name in node.output}
+        dtypes = {name: self._dtype(name) for name in (*self.made, *self.vectors, *scalars)}
         weight = next(iter(self.outputs.values()))
         return Update(weight, tuple(self.nodes), dtypes, tuple(self.vectors), scalars, constants, self.outputs)
 

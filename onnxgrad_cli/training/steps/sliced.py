@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from onnx import ModelProto, helper
@@ -22,8 +22,8 @@ from onnxgrad_cli import metadata
 from onnxgrad_cli.execution.session import Buffer, feed
 from onnxgrad_cli.passes.optimizer.slices import Update, slice_optimizer
 from onnxgrad_cli.passes.optimizer.split import narrowed, split
-from onnxgrad_cli.training.steps.compiled import update_of
-from onnxgrad_cli.training.steps.elementwise import Scratch
+from onnxgrad_cli.training.steps.compiled import CompiledUpdate, update_of
+from onnxgrad_cli.training.steps.elementwise import InPlace, Scratch
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -110,8 +110,7 @@ class SlicedStep:
         self._written = [{successors.get(name, name): value for name, value in side.items()} for side in self._sides]
         self._gradient, self._common = _Part(start(parts.gradient)), _Part(start(parts.common))
         self.sessions = [self._gradient.session, self._common.session]
-        self._arrays = [{name: each.array.reshape(-1) for name, each in {**side, **scalars}.items()} for side in sides]
-        sizes = {name: array.size for name, array in self._arrays[0].items()}
+        sizes = {name: buffer.array.size for name, buffer in sides[0].items()}
         workers = min(threads or os.cpu_count() or 1, WORKERS)
         length = SLICE if workers > 1 else ALONE
         self._updates = [
@@ -120,6 +119,8 @@ class SlicedStep:
             for begin in range(0, sizes[weight], length)
         ]
         self._read = {name for update in parts.updates for name in (*update.vectors, *update.scalars)}
+        self._views = {kind: VIEWS[kind] for kind in {type(update) for update, *_ in self._updates}}
+        self._seen = [{kind: _viewed(view, side) for kind, view in self._views.items()} for side in self._sides]
         workers = min(workers, len(self._updates))
         self._scratch = [Scratch(length) for _ in range(workers)]
         self._others = ThreadPoolExecutor(workers)
@@ -134,7 +135,8 @@ class SlicedStep:
     def finish(self, now: int) -> None:
         """Write the rest of the side that is not `now`, and what is updated in place."""
         made = self._made | self._common.run({}, {**self._sides[now], **self._made}, self._written[1 - now])
-        values = self._arrays[now] | {name: _array(value) for name, value in made.items() if name in self._read}
+        read = {name: value for name, value in made.items() if name in self._read}
+        values = {kind: self._seen[now][kind] | _viewed(view, read) for kind, view in self._views.items()}
         left = deque(self._updates)
 
         def work(scratch: Scratch) -> None:
@@ -144,7 +146,7 @@ class SlicedStep:
                         update, begin, end = left.popleft()
                     except IndexError:  # there are none left
                         return
-                    update.run(values, begin, end, scratch)
+                    update.run(values[type(update)], begin, end, scratch)
 
         running = [self._others.submit(work, scratch) for scratch in self._scratch[1:]]
         try:
@@ -189,3 +191,11 @@ def _array(value: OrtValue) -> np.ndarray:
     size = math.prod(shape)
     memory = (ctypes.c_byte * (size * kind.itemsize)).from_address(value.data_ptr())
     return np.frombuffer(memory, kind).reshape(-1 if size > 1 else ())
+
+
+VIEWS: Mapping[type, Callable[[OrtValue], Any]] = {InPlace: _array, CompiledUpdate: lambda value: value.data_ptr()}
+"""How the kinds of updates see a tensor."""
+
+
+def _viewed(view: Callable[[OrtValue], Any], values: Mapping[str, OrtValue]) -> dict[str, Any]:
+    return {name: view(value) for name, value in values.items()}

@@ -46,7 +46,7 @@ class StepMemory:
     Attributes:
         held: weights, the optimizer's state and constants, with the buffers into which a step writes the next ones.
         values: what a run makes on its way, at the most: kept results, gradients, what lies between.
-        sessions: what onnxruntime takes for itself, and numba where it compiles the updates.
+        sessions: what onnxruntime takes for itself, and LLVM where it compiles the updates.
         unknown: symbols of which nobody has told a size, and which so count as the least that the network takes.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from onnxgrad_cli.passes.optimizer.slices import ELEMENTWISE, Update, slice_opti
 from onnxgrad_cli.passes.optimizer.split import split
 from onnxgrad_cli.training import trainer
 from onnxgrad_cli.training.steps import compiled as compiled_steps, sliced as sliced_steps
-from onnxgrad_cli.training.steps.compiled import TERMS, CompiledUpdate, is_compiled, is_covered, update_of
+from onnxgrad_cli.training.steps.compiled import OPERANDS, CompiledUpdate, is_compiled, is_covered, update_of
 from onnxgrad_cli.training.steps.elementwise import FUNCTIONS, InPlace, Scratch
 from onnxgrad_cli.training.steps.sliced import parts_of
 from onnxgrad_cli.training.trainer import NotFinite, Trainer
@@ -74,7 +75,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def compiled(small_slices: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("numba")
+    pytest.importorskip("llvmlite")
     monkeypatch.setattr(sliced_steps, "update_of", update_of)
 
 
@@ -138,16 +139,21 @@ def test_compiled_steps_of_doubles_in_threads(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("small_slices")
-def test_a_numba_that_refuses_this_numpy_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(name: str) -> None:
-        raise ImportError("Numba needs an older NumPy")
+@pytest.mark.parametrize("version", ["0.44.0", None])
+def test_without_llvm_or_with_an_old_one_nothing_is_compiled(
+    version: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(name: str) -> SimpleNamespace:
+        if version is None:
+            raise ImportError(f"No module named '{name}'")
+        return SimpleNamespace(__version__=version)
 
-    monkeypatch.setattr(compiled_steps, "import_module", refused)
-    compiled_steps.load_numba.cache_clear()
+    monkeypatch.setattr(compiled_steps, "import_module", load)
+    compiled_steps.load_llvm.cache_clear()
     parts = slice_optimizer(split(built("adamw").model).optimizer, 12)
     assert parts is not None and not any(map(is_compiled, parts.updates))
     assert all(isinstance(update_of(update), InPlace) for update in parts.updates)
-    compiled_steps.load_numba.cache_clear()
+    compiled_steps.load_llvm.cache_clear()
 
 
 def test_halves_are_not_compiled() -> None:
@@ -155,21 +161,22 @@ def test_halves_are_not_compiled() -> None:
     assert parts is not None and not any(map(is_covered, parts.updates))
 
 
-@pytest.mark.parametrize("op_type", sorted(TERMS))
+@pytest.mark.parametrize("op_type", sorted(OPERANDS))
 def test_terms_are_the_functions(op_type: str) -> None:
     """To the bit, also of what is not finite and of zeros with a sign, but for which of two zeros is the larger."""
-    pytest.importorskip("numba")
-    count = TERMS[op_type].count("{")
+    pytest.importorskip("llvmlite")
+    count = OPERANDS[op_type]
     _, arrays = operands(TAKEN.get(op_type, "f" * count)[:count])
     given = dict(zip("abc", arrays, strict=False))
     kind = np.dtype(bool if op_type in TRUTHS else np.float32)
     nodes = (helper.make_node(op_type, list(given), ["t"]), helper.make_node("Where", ["t", "one", "zero"], ["new"]))
     nodes = nodes if op_type in TRUTHS else (helper.make_node(op_type, list(given), ["new"]),)
     constants = {"one": np.float32(1).reshape(1), "zero": np.float32(0).reshape(1)} if op_type in TRUTHS else {}
-    update = Update("w", nodes, {"t": kind, "new": np.dtype("f")}, tuple(given), (), constants, {"new": "w"})
+    dtypes = {name: array.dtype for name, array in given.items()} | {"t": kind, "new": np.dtype("f")}
+    update = Update("w", nodes, dtypes, tuple(given), (), constants, {"new": "w"})
     assert is_covered(update)
     found, wanted = ({**given, "w": np.empty(64, "f")} for _ in range(2))
-    CompiledUpdate(update).run(found, 0, 64, Scratch(64))
+    CompiledUpdate(update).run({name: array.ctypes.data for name, array in found.items()}, 0, 64, Scratch(64))
     with np.errstate(all="ignore"):
         InPlace(update).run(wanted, 0, 64, Scratch(64))
     np.testing.assert_array_equal(found["w"].view(np.int32) << 1, wanted["w"].view(np.int32) << 1)
