@@ -16,12 +16,12 @@ import onnx
 import onnxruntime  # noqa: F401 (a session imports it late; memory is told beyond the imports)
 
 from benchmarks.interleaved import RATE, serve
-from onnxgrad_cli.execution.session import CPU, Buffer, feed, find_provider, open_session, take_out
+from onnxgrad_cli.execution.session import CPU, Buffer, feed, find_provider, open_session, take_out, trim
 from onnxgrad_cli.metadata import Roles, describe
 from onnxgrad_cli.training.trainer import Trainer
 
 with suppress(ImportError):
-    import numba  # noqa: F401 (as onnxruntime)
+    import llvmlite.binding  # noqa: F401 (as onnxruntime)
 
 
 class Gradients:
@@ -41,6 +41,8 @@ class Gradients:
             self._binding.bind_ortvalue_input(name, buffer.value)
         self.sessions = [self.session]
         self._outputs = [output.name for output in self.session.get_outputs()]
+        del model
+        trim()  # as `Trainer` does
 
     def step(self) -> float:
         """The loss."""

@@ -15,7 +15,7 @@ from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError, UsageError
-from onnxgrad_cli.execution.session import CPU, Buffer, open_session, take_out, trim
+from onnxgrad_cli.execution.session import CPU, Buffer, open_session, take_out
 from onnxgrad_cli.files import ModelSource, read_model
 from onnxgrad_cli.files.start_values import lacking, values_beside
 from onnxgrad_cli.metadata import describe
@@ -86,7 +86,6 @@ class Trainer(TrainerBase):
         parts = parts_of(copy, values) if in_memory else None
         self._seed = loosen(copy if parts is None else parts.gradient, seed)
         super().__init__(roles, inputs, values, provider, parts.in_place if parts else ())
-        trim()  # before sessions and loops are made, which take memory of their own
         scalars = {name: Buffer(np.zeros((), numpy_type(types[name])), provider) for name in (roles.loss, *rates)}
         self._rate = scalars[rates[0]]
 

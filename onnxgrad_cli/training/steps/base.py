@@ -15,7 +15,7 @@ from onnx import ModelProto, TypeProto, helper
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
-from onnxgrad_cli.execution.session import Buffer, load_onnxruntime
+from onnxgrad_cli.execution.session import Buffer, load_onnxruntime, trim
 from onnxgrad_cli.files import ModelSource, check_target, followed, load_model, own_model, save_model
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.randomness import RANDOM
@@ -108,6 +108,7 @@ class TrainerBase:
                 places[name][...] = array
             first[name] = Buffer(places[name] if name in places else array.copy(), provider)
             del array
+        trim()
         twice = self._successors.keys() - set(in_place)
         second = {name: Buffer(np.empty_like(first[name].array), provider) for name in twice}
         self._sides = [{name: side[name] for name in names} for side in (first, first | second)]
