@@ -163,7 +163,7 @@ def through_batch_statistics(op, g, x, scale, b, centred, deviation, factor):
     g, dx = op.cast(g, centred), None
     total, product = op.sum(g, axes), op.sum(g * centred, axes)
     if op.wants(x):
-        count = op.count(x, axes, centred.dtype)
+        count = op.count(centred, axes)  # x is not kept for its sizes
         slope = product / (deviation * deviation * count)
         dx = op.cast(op.scaled(g - (centred * slope + total / count), factor), x)
     dscale = op.cast(op.reshape_like(product / deviation, scale), scale)

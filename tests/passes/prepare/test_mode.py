@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.node import ROLE, metadata_of
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
 
@@ -84,6 +85,13 @@ def test_train_uses_the_statistics_of_the_batch(shape):
     assert built.training.state == {"mean": "mean_next", "var": "var_next"}
     assert not any(node.op_type == "BatchNormalization" for node in built.model.graph.node)
     close(run(built, {"x": x, "label": label}), expected(arrays, x, label))
+
+
+def test_the_backward_part_keeps_no_second_tensor_of_the_inputs_size():
+    model, _ = batch_norm((4, 3, 5, 6), shared=True)
+    built = trained(model, "train", grad_of_input=("x",))
+    readers = [metadata_of(node, ROLE) for node in built.graph.nodes if "hidden" in node.input]
+    assert readers and "backward" not in readers
 
 
 def test_the_mean_of_the_input_costs_no_precision():
