@@ -1,22 +1,24 @@
-"""Gelus that exporters write out in several nodes, each differentiated as the one operator that it means.
+"""Several nodes that are differentiated as one: Gelus that exporters write out, and what is behind a convolution.
 
-The rules of the nodes keep the result of each; that of the operator keeps what goes in and, at most, what comes out.
-And what the backward part does not read, onnxruntime computes in one node of its own.
+The rules of a Gelu's nodes keep the result of each; that of the operator keeps what goes in and, at most, what comes
+out. And what the backward part does not read, onnxruntime computes in one node of its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import wraps
 
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.fusion import Fusion
 from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.types import shape_of
+from onnxgrad_cli.ir.nodes import attributes_of
+from onnxgrad_cli.ir.types import HALVES, dtype_of, shape_of
 
 CLOSE = 1e-6
 """How far a written constant may be from the one that is meant, relatively."""
@@ -43,6 +45,43 @@ def find_fusions(graph: Graph, kept: Collection[str]) -> dict[str, Fusion]:
     formulas = _Formulas(graph, kept)
     found = (formulas.gelu(cores[name], node) for node in by_one for name in node.input if name in cores)
     return dict(filter(None, found))
+
+
+def with_convolutions(graph: Graph, fusions: Mapping[str, Fusion], kept: Collection[str]) -> dict[str, Fusion]:
+    """`fusions`, of which some have a rule for what they and the convolution before them compute together: that one
+    where it takes fewer passes over memory.
+
+    Args:
+        graph: the forward graph.
+        fusions: by their results.
+        kept: values whose own cotangents are asked for or given: none of them is between the two.
+    """
+    found, kept = dict(fusions), graph.held.union(kept)
+    able = {y: fusion for y, fusion in fusions.items() if fusion.convolved is not None}
+    makers = graph.producers() if able and not _is_changed("Conv") else {}
+    for y, fusion in able.items():
+        between, *others = fusion.inputs
+        node = makers.get(between)
+        if node is not None and fusion.convolved and between not in kept and _widens(graph, node):
+            inputs = (*node.input[:2], *others)
+            found[y] = Fusion(fusion.operator, inputs, fusion.saved, fusion.convolved)
+    return found
+
+
+def _widens(graph: Graph, node: Node) -> bool:
+    """Whether a node multiplies each pixel by a matrix of twice as many rows as columns, or more, with twice as many
+    pixels as columns: then products of its images with themselves take less than passes over its results."""
+    if node.op_type != "Conv" or not is_standard(node.domain) or len([name for name in node.input if name]) != 2:
+        return False
+    weight, images = (shape_of(graph.types.get(name)) or () for name in (node.input[1], node.output[0]))
+    attributes, sizes = attributes_of(node), [size for size in (*weight, *images[2:]) if isinstance(size, int)]
+    known = len(weight) > 2 and len(sizes) == len(weight) + len(images) - 2
+    if not known or dtype_of(graph.types.get(node.output[0])) in HALVES:
+        return False
+    outer, inner, *kernel = sizes[: len(weight)]
+    whole = {*kernel, *attributes.get("strides", ()), attributes.get("group", 1)} == {1}
+    plain = whole and not any(attributes.get("pads", ()))
+    return plain and outer >= 2 * inner > 0 and math.prod(sizes[len(weight) :]) >= 2 * inner
 
 
 def _gelu_fusion(x: str, y: str, approximate: str) -> Fusion:

@@ -15,7 +15,7 @@ import numpy as np
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.autodiff.activity import Activity, reads_by_position, stopped
 from onnxgrad_cli.autodiff.differentiation import Differentiation
-from onnxgrad_cli.autodiff.fusions import find_fusions
+from onnxgrad_cli.autodiff.fusions import find_fusions, with_convolutions
 from onnxgrad_cli.autodiff.operand_sizes import contradiction, misdivision
 from onnxgrad_cli.autodiff.rule_call import Refused, call_rule, misfit
 from onnxgrad_cli.emission import bodies
@@ -57,7 +57,8 @@ def differentiate(
         raise ValueError("the seeds belong to another emitter: what is computed from them would be lost")
     graph.vary(wanted)
     op.training = training = training or Differentiation()
-    fusions = find_fusions(graph, {*wanted, *seeds}) | training.fusions
+    kept = {*wanted, *seeds}
+    fusions = find_fusions(graph, kept) | with_convolutions(graph, training.fusions, kept)
     activity = Activity(graph, wanted, seeds)
     op.cautions.extend(_stop_caution(node, position) for node, position in activity.stops)
     walk = _Walk(op, training, activity, fusions)

@@ -14,9 +14,12 @@ class Fusion(NamedTuple):
         inputs: the values that get a cotangent.
         saved: other values of these nodes that the rule reads.
         function: `rule(op, g, *inputs, *saved)`, which returns a cotangent for each input.
+        convolved: `rule(op, g, x, w, *inputs[1:], *saved)` for where the first input is the convolution of x with w, a
+            matrix for each pixel: a cotangent for each of these but what is saved. None where there is no such rule.
     """
 
     operator: str
     inputs: tuple[str, ...]
     saved: tuple[str, ...]
     function: Callable[..., Any]
+    convolved: Callable[..., Any] | None = None

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from onnxgrad_cli.autodiff.rules.convolved_statistics import through_convolved_statistics
 from onnxgrad_cli.autodiff.rules.norm import through_batch_statistics
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.fusion import Fusion
@@ -232,7 +233,11 @@ def _with_batch_statistics(graph: Graph, node: Node, training: ModeRecord) -> li
     op.rename(y, node.output[0])
     kept = (centred.name, deviation.name, factor.name)
     training.fusions[node.output[0]] = Fusion(
-        "ai.onnx::BatchNormalization", tuple(node.input[:3]), kept, through_batch_statistics
+        "ai.onnx::BatchNormalization",
+        tuple(node.input[:3]),
+        kept,
+        through_batch_statistics,
+        through_convolved_statistics,
     )
     momentum = attributes_of(node).get("momentum", MOMENTUM)
     fed = {*graph.input_names, *graph.initializers}
