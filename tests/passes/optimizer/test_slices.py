@@ -161,6 +161,14 @@ def test_halves_are_not_compiled() -> None:
     assert parts is not None and not any(map(is_covered, parts.updates))
 
 
+def test_weights_that_are_updated_alike_are_compiled_once() -> None:
+    pytest.importorskip("llvmlite")
+    parts = slice_optimizer(split(built("adamw", group=(Group("a", {"weight_decay": 0.0}),)).model).optimizer, 2)
+    assert parts is not None
+    alone, *alike = map(CompiledUpdate, parts.updates)
+    assert alike[0].loop is alike[1].loop is not alone.loop
+
+
 @pytest.mark.parametrize("op_type", sorted(OPERANDS))
 def test_terms_are_the_functions(op_type: str) -> None:
     """To the bit, also of what is not finite and of zeros with a sign, but for which of two zeros is the larger."""
