@@ -498,7 +498,7 @@ class AdaptationOptions(InitOptions, AdapterOptions, ParameterOptions):
     """What adapters are made by."""
 
 
-class BackwardOptions(GradientOptions, OutputOptions, InitOptions):
+class BackwardOptions(GradientOptions, OutputOptions, MemoryOptions, InitOptions):
     """What the backward part is written by."""
 
 

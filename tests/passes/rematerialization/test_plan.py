@@ -18,7 +18,7 @@ from onnxgrad_cli.cost.facts import Facts
 from onnxgrad_cli.cost.training_cost import cost
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import tensor_type
-from onnxgrad_cli.options import Options
+from onnxgrad_cli.options import Options, RecomputeSpec
 from onnxgrad_cli.passes.rematerialization.dataflow import LONGEST_CHAIN, Dataflow
 from onnxgrad_cli.passes.rematerialization.plan import (
     Plan,
@@ -43,7 +43,7 @@ def differentiated(nodes: str, boundaries: Collection[str] = ()) -> tuple[Traini
          int64[2] halves = {{2, 2}}> {{ {nodes} }}
     """)
     model.graph.output[0].type.tensor_type.ClearField("shape")
-    built = TrainingModel(Graph(model), Options())
+    built = TrainingModel(Graph(model), Options(recompute=RecomputeSpec("elementwise")))
     built.run(stop_after="backward")
     return built, Dataflow(built.graph, built.training, boundaries, LONGEST_CHAIN)
 

@@ -42,7 +42,7 @@ def test_the_least_that_is_large_enough_is_taken_and_cut_only_where_half_would_b
     assert arena.take(1024) == small  # it was never cut
 
 
-@pytest.mark.parametrize("batch", [100, 400, 1024, 1500, 3000])
+@pytest.mark.parametrize("batch", [80, 150, 400, 1024, 1500, 3000])
 def test_runs_take_the_regions_that_onnxruntime_takes(batch: int, tmp_path: Path) -> None:
     """Its profile tells the bytes of its regions after each node, and the loss and constants beside them."""
     built = build(perceptron(128, 6), Options(losses=(LossSpec("mse"),)))
