@@ -48,7 +48,8 @@ def test_onnxruntime_makes_each_mask_when_it_has_the_cotangent_that_it_is_for() 
     graph = helper.make_graph(nodes, "g", [first], [last], weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     made = build(model, Options(losses=(LossSpec("mse"),))).graph.nodes
-    course = [made[i] for i in run_order([list(reads(node)) for node in made], [list(node.output) for node in made])]
+    makers = {name: i for i, node in enumerate(made) for name in node.output}
+    course = [made[i] for i in run_order([[makers[name] for name in reads(node) if name in makers] for node in made])]
     makers = {name: i for i, node in enumerate(course) for name in node.output}
     masked = [
         (i, makers[name])

@@ -37,13 +37,19 @@ def _call(b: Any, name: str, *operands: Any) -> Any:
     return b.call(b.module.declare_intrinsic(f"llvm.{name}", kinds[:1], kind), operands)
 
 
+def _equal(b: Any, x: Any, y: Any) -> Any:
+    """Whether two floats, or two truths, are equal."""
+    compare = b.icmp_unsigned if isinstance(x.type, load_llvm().ir.IntType) else b.fcmp_ordered
+    return compare("==", x, y)
+
+
 TERMS: Mapping[str, Callable[..., Any]] = {
     "Abs": lambda b, x: _call(b, "fabs", x),
     "Add": lambda b, x, y: b.fadd(x, y),
     "And": lambda b, x, y: b.and_(x, y),
     "Clip": lambda b, x, low, high: _call(b, "minimum", _call(b, "maximum", x, low), high),
     "Div": lambda b, x, y: b.fdiv(x, y),
-    "Equal": lambda b, x, y: b.fcmp_ordered("==", x, y),
+    "Equal": _equal,
     "Greater": lambda b, x, y: b.fcmp_ordered(">", x, y),
     "GreaterOrEqual": lambda b, x, y: b.fcmp_ordered(">=", x, y),
     "Less": lambda b, x, y: b.fcmp_ordered("<", x, y),

@@ -169,12 +169,12 @@ def test_weights_that_are_updated_alike_are_compiled_once() -> None:
     assert alike[0].loop is alike[1].loop is not alone.loop
 
 
-@pytest.mark.parametrize("op_type", sorted(OPERANDS))
-def test_terms_are_the_functions(op_type: str) -> None:
+@pytest.mark.parametrize(("op_type", "kinds"), [*[(op_type, "") for op_type in sorted(OPERANDS)], ("Equal", "bb")])
+def test_terms_are_the_functions(op_type: str, kinds: str) -> None:
     """To the bit, also of what is not finite and of zeros with a sign, but for which of two zeros is the larger."""
     pytest.importorskip("llvmlite")
     count = OPERANDS[op_type]
-    _, arrays = operands(TAKEN.get(op_type, "f" * count)[:count])
+    _, arrays = operands(kinds or TAKEN.get(op_type, "f" * count)[:count])
     given = dict(zip("abc", arrays, strict=False))
     kind = np.dtype(bool if op_type in TRUTHS else np.float32)
     nodes = (helper.make_node(op_type, list(given), ["t"]), helper.make_node("Where", ["t", "one", "zero"], ["new"]))
