@@ -89,3 +89,17 @@ def test_sums_over_both_ends_are_taken_in_two_steps(
     expected = kind(array.astype(np.float64), tuple(axes), keepdims=bool(keepdims)) ** 2
     got = session(written).run(["y"], {"x": array})[0]
     np.testing.assert_allclose(got, expected, atol=1e-5 * max(1, np.abs(expected).max()))
+
+
+@pytest.mark.parametrize("opset", [12, 18])
+def test_a_mean_of_integers_is_rounded_once(opset: int) -> None:
+    given: dict[str, Any] = {"axes": [0, 2]} if opset < 18 else {}
+    axes = [helper.make_tensor("axes", TensorProto.INT64, [2], [0, 2])] if opset >= 18 else []
+    nodes = [helper.make_node("ReduceMean", ["x", *(t.name for t in axes)], ["y"], "mean", keepdims=0, **given)]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.INT32, [None] * n) for name, n in (("x", 3), ("y", 1)))
+    graph = helper.make_graph(nodes, "mean", [x], [y], axes)
+    fitted = Graph(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8))
+    infer_types(fitted)
+    fit(fitted)
+    array = np.array([[[3, 0]], [[0, 1]]], np.int32)  # by rows 1 and 0, of which the mean is 0
+    np.testing.assert_array_equal(session(fitted.commit()).run(["y"], {"x": array})[0], [1])
