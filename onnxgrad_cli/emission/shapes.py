@@ -10,10 +10,15 @@ import onnx
 
 from onnxgrad_cli.emission.nodes import NodeEmitter
 from onnxgrad_cli.emission.values import Val
+from onnxgrad_cli.errors import Unknown
 
 LONGEST = 1 << 24
 """Numbers up to which a row of them is a constant, and elements up to which there are windows: few bytes may ask for
 billions."""
+
+LONGEST_RANGE = 1 << 26
+"""Numbers up to which a row of them is a Range of constants: onnx computes that where it infers shapes. Beyond half a
+gigabyte it runs out of the memory that it is given, and now and then dies of that."""
 
 
 class ShapeOps(NodeEmitter):
@@ -150,7 +155,13 @@ class ShapeOps(NodeEmitter):
         return self.ConstantOfShape(self.vector(dims), value=tensor, shape=known)
 
     def steps(self, size: int | Val, axis: int = 0, rank: int = 1) -> Val:
-        """0, 1, ... below `size` (an int, or a one-element int64 vector) along `axis` of `rank` axes; int64."""
+        """0, 1, ... below `size` (an int, or a one-element int64 vector) along `axis` of `rank` axes; int64.
+
+        Raises:
+            Unknown: `size` is known, and no model can hold so many.
+        """
+        if isinstance(size, int) and size > LONGEST_RANGE:
+            raise Unknown(f"its {size:,} places along an axis are too many")
         if isinstance(size, int) and size <= LONGEST:
             return self.const(np.arange(size, dtype=np.int64).reshape([-1 if i == axis else 1 for i in range(rank)]))
         stop = self.const(size) if isinstance(size, int) else self.squeeze(size, [0])

@@ -63,7 +63,7 @@ def _cotangents_last(nodes: Sequence[Node], cotangents: Collection[str]) -> list
     late = set(cotangents)
     for node in nodes:
         if not late.isdisjoint(reads(node)):
-            late.update(node.output)
+            late.update(filter(None, node.output))
     return sorted(nodes, key=lambda node: not late.isdisjoint(node.output))
 
 

@@ -386,8 +386,8 @@ HUGE = {
     "a block": (
         "r = Reshape(h, columns) y = Col2Im(r, block, block)", 3, "its blocks of 20000 x 1 elements are too large"),
     "a scale": ("y = Resize<mode = \"linear\", antialias = 1>(h, , tiny)", 0, ""),
-    "samples": ("y = RoiAlign<sampling_ratio = 2147483647>(h, rois, zero)", 0, ""),
-    "bins": ("y = RoiAlign<output_height = 2000000000>(h, rois, zero)", 0, ""),
+    "samples": ("y = RoiAlign<sampling_ratio = 2147483647>(h, rois, zero)", 3, "2,147,483,647 places along an axis"),
+    "bins": ("y = RoiAlign<output_height = 2000000000>(h, rois, zero)", 3, "2,000,000,000 places along an axis"),
     "channels": ("c = Reshape(h, channels) y = LRN<size = 3>(c)", 3, "its 20,000 channels are too many"),
 }  # fmt: skip
 """Nodes of which few bytes ask for billions of numbers; the exit code, and what is told."""
