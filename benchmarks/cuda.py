@@ -29,16 +29,20 @@ import torch
 
 from benchmarks import models
 from benchmarks.interleaved import RATE, quartiles
+from benchmarks.systems.pytorch import Step
 from benchmarks.workloads import Draw, Kind, Row, chosen
 from onnxgrad_cli import LossSpec, Options, build
 from onnxgrad_cli.execution.interleaved_timing import block, rounds
-from onnxgrad_cli.execution.session import take_out
+from onnxgrad_cli.execution.session import CPU, Buffer, take_out
 from onnxgrad_cli.metadata import describe
+from onnxgrad_cli.training.steps.base import numpy_type
 
 SIZES = {"resnet50": 32, "bert_classifier": 16, "gpt2": 8, "vit_small": 32}
 """The networks, and the batch of each: what fills a card without being all of it."""
 
-CARD = "cuda"
+CARD, CUDA = "cuda", "CUDAExecutionProvider"
+"""What PyTorch calls the card, and onnxruntime's provider for it."""
+
 AGREE = {"exact": (1e-4, 1e-3), "float32": (2e-3, 1e-2), "float16": (1e-2, 5e-2)}
 """How far loss and norm of the gradients may be from PyTorch's: in float32 proper, with TF32, in float16."""
 
@@ -95,30 +99,10 @@ class Case:
         return path
 
 
-class InPyTorch:
-    """A step in PyTorch."""
-
-    def __init__(self, case: Case, kind: Kind, compiled: bool) -> None:
-        self._net = case.module().train()
-        self._label = torch.tensor(case.batch["y"], device=CARD)
-        self._inputs = [torch.tensor(case.batch[name], device=CARD) for name in case.row.inputs]
-        self._call = torch.compile(self._net) if compiled else self._net
-        parameters = self._net.parameters()
-        self._adamw = torch.optim.AdamW(parameters, RATE, fused=True) if kind == "adamw" else None
-
-    def step(self) -> float:
-        """The loss before the step."""
-        self._net.zero_grad()
-        loss = torch.nn.functional.cross_entropy(self._call(*self._inputs), self._label)
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self._adamw:
-            self._adamw.step()
-        return loss.item()
-
-    def norm(self) -> float:
-        """Of all gradients together."""
-        found = [p.grad.float() for p in self._net.parameters() if p.grad is not None]
-        return float(torch.nn.utils.get_total_norm(found))
+def in_pytorch(case: Case, kind: Kind, compiled: bool) -> Step:
+    """A step in PyTorch, on the card, with its fused optimizer."""
+    variant = "adamw-fused" if kind == "adamw" else kind
+    return Step(case.module(), dict(case.batch), variant, CARD, compiled)
 
 
 class OnCard:
@@ -140,10 +124,9 @@ class OnCard:
         del model.graph.output[:]
         model.graph.output.extend(outputs[name] for name in (self.roles.loss, *made.values()))
         self.session = _session(model, graph, exact, profile)
-        fed_there, held_there, self._written = ({n: _there(a) for n, a in each.items()} for each in (
-            fed, values, {name: np.empty_like(values[name]) for name in made}))  # fmt: skip
-        kind_of_loss = onnx.helper.tensor_dtype_to_np_dtype(outputs[self.roles.loss].type.tensor_type.elem_type)
-        self._loss = _there(np.zeros((), kind_of_loss))
+        fed_there, held_there = ({name: _there(array) for name, array in each.items()} for each in (fed, values))
+        self._written = {name: _there(np.empty_like(values[name])) for name in made}
+        self._loss = _there(np.zeros((), numpy_type(outputs[self.roles.loss].type)))
         sides = [(held_there, self._written)]
         if self.roles.optimizer:
             sides.append((held_there | self._written, held_there))
@@ -177,7 +160,7 @@ class OnCard:
 
 def _there(array: np.ndarray) -> Any:
     """The array on the card."""
-    return onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array).reshape(array.shape), CARD, 0)
+    return Buffer(array, CUDA).value
 
 
 def _run_options(captured: int) -> onnxruntime.RunOptions:
@@ -196,7 +179,7 @@ def _session(model: onnx.ModelProto, graph: bool, exact: bool, profile: Path | N
         options.enable_profiling, options.profile_file_prefix = True, str(profile)
     given = {"use_tf32": "0" if exact else "1", "cudnn_conv_algo_search": "HEURISTIC"}
     given |= {"enable_cuda_graph": "1"} if graph else {}
-    providers = [("CUDAExecutionProvider", given), "CPUExecutionProvider"]
+    providers = [(CUDA, given), CPU]
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers)
 
 
@@ -206,7 +189,7 @@ def on_the_processor(case: Case) -> tuple[int, Counter[str]]:
     system.step()
     events = json.loads(Path(system.session.end_profiling()).read_text())
     nodes = {e["name"]: e["args"] for e in events if e.get("cat") == "Node" and e["name"].endswith("_kernel_time")}
-    left = Counter(a["op_name"] for a in nodes.values() if a["provider"] != "CUDAExecutionProvider")
+    left = Counter(a["op_name"] for a in nodes.values() if a["provider"] != CUDA)
     return len(nodes), left + Counter(a["op_name"] for a in nodes.values() if a["op_name"].startswith("Memcpy"))
 
 
@@ -232,15 +215,15 @@ def measure(case: Case, count: int) -> Iterator[str]:
     name = f"{case.row.name}, {case.precision}"
     if not case.half:
         tf32(False)
-        off = agree(name, OnCard(case, "gradients", exact=True), InPyTorch(case, "gradients", False), AGREE["exact"])
+        off = agree(name, OnCard(case, "gradients", exact=True), in_pytorch(case, "gradients", False), AGREE["exact"])
         yield f"{name}: in float32 proper, loss and gradients differ by {off[0]:.1e} and {off[1]:.1e}"
         tf32(True)
     for kind in case.kinds:
         make: dict[str, Callable[[], Any]] = {
             "onnxgrad": lambda kind=kind: OnCard(case, kind),
             "captured": lambda kind=kind: OnCard(case, kind, graph=True),
-            "PyTorch": lambda kind=kind: InPyTorch(case, kind, False),
-            "compiled": lambda kind=kind: InPyTorch(case, kind, True),
+            "PyTorch": lambda kind=kind: in_pytorch(case, kind, False),
+            "compiled": lambda kind=kind: in_pytorch(case, kind, True),
         }
         systems = {key: each() for key, each in make.items()}
         if kind == "gradients":
@@ -282,7 +265,7 @@ def main() -> None:
             if arguments.prepare:
                 for kind in case.kinds:
                     case.training_model(kind)
-                InPyTorch(case, "gradients", True).step()
+                in_pytorch(case, "gradients", True).step()
             else:
                 for line in measure(case, arguments.rounds):
                     print(line, flush=True)

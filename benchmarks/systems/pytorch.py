@@ -17,10 +17,13 @@ from benchmarks.interleaved import RATE, serve
 class Step:
     """Forward, backward and perhaps the optimizer, with cross-entropy."""
 
-    def __init__(self, net: str, batch: dict[str, np.ndarray], kind: str) -> None:
-        self._net = getattr(models, net)().train()
-        self._label = torch.tensor(batch.pop("y"))
-        self._inputs = [torch.tensor(array) for array in batch.values()]
+    def __init__(
+        self, net: torch.nn.Module, batch: dict[str, np.ndarray], kind: str, device: str = "cpu", compiled: bool = False
+    ) -> None:
+        self._net = net.train()
+        self._call = torch.compile(net) if compiled else net
+        self._label = torch.tensor(batch.pop("y"), device=device)
+        self._inputs = [torch.tensor(array, device=device) for array in batch.values()]
         fused = kind.endswith("fused")
         parameters = self._net.parameters()
         self._adamw = None if kind == "gradients" else torch.optim.AdamW(parameters, RATE, fused=fused)
@@ -28,7 +31,7 @@ class Step:
     def step(self) -> float:
         """The loss before the step."""
         self._net.zero_grad()
-        loss = torch.nn.functional.cross_entropy(self._net(*self._inputs), self._label)
+        loss = torch.nn.functional.cross_entropy(self._call(*self._inputs), self._label)
         loss.backward()  # type: ignore[no-untyped-call]
         if self._adamw:
             self._adamw.step()
@@ -36,13 +39,14 @@ class Step:
 
     def norm(self) -> float:
         """Of all gradients together."""
-        return float(torch.nn.utils.get_total_norm([p.grad for p in self._net.parameters() if p.grad is not None]))
+        found = [p.grad.float() for p in self._net.parameters() if p.grad is not None]
+        return float(torch.nn.utils.get_total_norm(found))
 
 
 def main(net: str, batch: str, threads: str, kind: str) -> None:
     """Serve."""
     torch.set_num_threads(int(threads))
-    serve(lambda: Step(net, dict(np.load(batch)), kind))
+    serve(lambda: Step(getattr(models, net)(), dict(np.load(batch)), kind))
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def with_convolutions(graph: Graph, fusions: Mapping[str, Fusion], kept: Collect
         node = makers.get(between)
         if node is not None and fusion.convolved and between not in kept and _widens(graph, node):
             inputs = (*node.input[:2], *others)
-            found[y] = Fusion(fusion.operator, inputs, fusion.saved, fusion.convolved)
+            found[y] = fusion._replace(inputs=inputs, function=fusion.convolved)
     return found
 
 

@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto, helper
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.targets.cuda import fit
-from tests.targets.test_targets import CASES, by_torch, feeds_of, made, model, session
+from tests.targets.test_targets import CASES, assert_gradients_of_pytorch, made, model, session
 
 SAME = {
     "strides, pads at the end": ((2, 8, 8, 8), (6, 8, 3, 3), {"pads": [0, 0, 1, 1], "strides": [2, 2]}),
@@ -42,11 +42,7 @@ def test_gradients_are_those_of_pytorch(case: str, level: str, monkeypatch: pyte
     built = made(model(*EVEN[case]), "ort-cuda", grad_of_input=("x",))
     onnx.checker.check_model(built.model, full_check=True)
     assert not left_to_the_processor(built.model)
-    feeds = feeds_of(case)
-    got = session(built.model, level, threads=2)
-    results = dict(zip([v.name for v in got.get_outputs()], got.run(None, feeds), strict=True))
-    for name, expected in by_torch(case, feeds).items():
-        np.testing.assert_allclose(results[name], expected, atol=2e-5 * np.abs(expected).max(), err_msg=name)
+    assert_gradients_of_pytorch(built.model, case, level)
 
 
 def test_pads_are_made_even_where_the_standard_has_others() -> None:

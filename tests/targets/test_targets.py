@@ -96,16 +96,21 @@ def feeds_of(case: str) -> dict[str, np.ndarray]:
     return {"x": x, "label": rng.standard_normal(shape).astype(np.float32)}
 
 
+def assert_gradients_of_pytorch(built: ModelProto, case: str, level: str) -> None:
+    """Loss and gradients of a training model of a case are autograd's."""
+    feeds = feeds_of(case)
+    got = session(built, level, threads=2)
+    results = dict(zip([v.name for v in got.get_outputs()], got.run(None, feeds), strict=True))
+    for name, expected in by_torch(case, feeds).items():
+        np.testing.assert_allclose(results[name], expected, atol=2e-5 * np.abs(expected).max(), err_msg=name)
+
+
 @pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_ALL"])
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_are_those_of_pytorch(case: str, level: str) -> None:
     built = made(model(*CASES[case]), grad_of_input=("x",))
     onnx.checker.check_model(built.model, full_check=True)
-    feeds = feeds_of(case)
-    got = session(built.model, level, threads=2)
-    results = dict(zip([v.name for v in got.get_outputs()], got.run(None, feeds), strict=True))
-    for name, expected in by_torch(case, feeds).items():
-        np.testing.assert_allclose(results[name], expected, atol=2e-5 * np.abs(expected).max(), err_msg=name)
+    assert_gradients_of_pytorch(built.model, case, level)
 
 
 def test_what_is_replaced() -> None:

@@ -29,8 +29,9 @@ def _run(graph: Graph, options: UpdateOptions, training: StepRecord) -> bool:
 
 
 def _refuse_options(options: StepOptions) -> None:
+    defaults = Options()
     for name in FOR_STEPS:
-        if getattr(options, name) != getattr(Options(), name):
+        if getattr(options, name) != getattr(defaults, name):
             raise UsageError(f"`{name}`: there is no optimizer", "choose one with `optimizer=NAME`")
 
 
