@@ -99,3 +99,17 @@ def test_a_mean_of_integers_is_rounded_once(opset: int) -> None:
     fit(fitted)
     array = np.array([[[3, 0]], [[0, 1]]], np.int32)  # by rows 1 and 0, of which the mean is 0
     np.testing.assert_array_equal(session(fitted.commit()).run(["y"], {"x": array})[0], [1])
+
+
+@pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+@pytest.mark.parametrize("op_type", ["ReduceSum", "ReduceMean"])
+def test_a_sum_in_16_bits_has_no_part_that_they_do_not_hold(op_type: str, dtype: int) -> None:
+    """Of 60,000 twice and their negatives the parts are infinite in float16, the sum is 0."""
+    axes = helper.make_tensor("axes", TensorProto.INT64, [2], [0, 2])
+    node = helper.make_node(op_type, ["x", "axes"], ["y"], "reduced")
+    x, y = (helper.make_tensor_value_info(name, dtype, shape) for name, shape in (("x", [2, 1, 2]), ("y", [1, 1, 1])))
+    graph = helper.make_graph([node], "reduction", [x], [y], [axes])
+    fitted = Graph(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8))
+    infer_types(fitted)
+    fit(fitted)
+    assert [each.op_type for each in fitted.nodes] == [op_type]
