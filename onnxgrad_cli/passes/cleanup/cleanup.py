@@ -16,6 +16,7 @@ from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.cleanup.constants import compute_constants, divide_at_once
 from onnxgrad_cli.passes.cleanup.cubic_layout import keep_cubic_layout
+from onnxgrad_cli.passes.cleanup.padded_weights import concatenate_zeros
 from onnxgrad_cli.passes.cleanup.scaled_channels import convolve_channels
 from onnxgrad_cli.passes.cleanup.transposed_products import turn_products
 from onnxgrad_cli.passes.pipeline import Pass
@@ -40,6 +41,7 @@ def tidy(graph: Graph, keep: Iterable[str] = ()) -> bool:
     changed = divide_at_once(graph, keep) or removed
     changed = _separate_views(graph) or changed
     changed = keep_cubic_layout(graph) or changed
+    changed = concatenate_zeros(graph) or changed
     declare(graph)
     return changed
 
