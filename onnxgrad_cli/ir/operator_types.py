@@ -8,6 +8,7 @@ import onnx
 from onnx import TensorProto, TypeProto
 
 from onnxgrad_cli.errors import Unknown
+from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.einsum import einsum_shape
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, as_message
@@ -42,6 +43,10 @@ def operator_types(graph: Graph, node: Node, makers: dict[str, Node]) -> Types:
         return _cut_to_fit(graph, node, makers)
     if node.op_type in SCORES and node.domain == "ai.onnx.ml":
         return _scores(graph, node)
+    if node.op_type == "LabelEncoder" and node.domain == "ai.onnx.ml":
+        return _encoded(graph, node)
+    if node.op_type == "Attention" and is_standard(node.domain):
+        return _caches(graph, node)
     if node.op_type.startswith("Reduce") and len(node.input) > 1 and node.input[1]:
         return _reduced(graph, node)
     if node.op_type == "Compress":
@@ -61,15 +66,21 @@ def _compressed(graph: Graph, node: Node) -> Types:
 
 
 def _reduced(graph: Graph, node: Node) -> Types:
-    """Axes that are known at run time only take away as many as there are numbers; none of them means all, or none."""
+    """Axes that are known at run time only take away as many as there are numbers; none of them means all, or none.
+
+    Where axes are kept, their number does not matter.
+    """
     (name,) = node.output
     x, axes = (shape_of(graph.types.get(each)) for each in node.input)
     attributes = {attribute.name: attribute.i for attribute in node.attribute}
-    if shape_of(graph.types.get(name)) is not None or x is None or axes is None:
+    if shape_of(graph.types.get(name)) is not None or x is None:
         return {}
-    if len(axes) != 1 or not isinstance(axes[0], int):  # a number without an axis is none of the standard's
-        return {}
-    gone = (axes[0] or len(x) * (not attributes.get("noop_with_empty_axes"))) * (not attributes.get("keepdims", 1))
+    if attributes.get("keepdims", 1):
+        gone = 0
+    elif axes is None or len(axes) != 1 or not isinstance(axes[0], int):
+        return {}  # a number without an axis is none of the standard's
+    else:
+        gone = axes[0] or len(x) * (not attributes.get("noop_with_empty_axes"))
     return {name: graph.named(tensor_type(dtype_of(graph.types[node.input[0]]), [None] * (len(x) - gone)))}
 
 
@@ -84,6 +95,25 @@ def _scores(graph: Graph, node: Node) -> Types:
     if node.op_type in LIKE_ROWS:
         return {name: tensor_type(TensorProto.FLOAT, samples)}
     return {name: graph.named(tensor_type(TensorProto.FLOAT, [samples[0] if len(samples) > 1 else 1, None]))}
+
+
+def _encoded(graph: Graph, node: Node) -> Types:
+    """LabelEncoder: one label for each that is read; onnx infers no shape."""
+    (name,) = node.output
+    dtype, shape = dtype_of(graph.types.get(name)), shape_of(graph.types.get(node.input[0]))
+    known = shape_of(graph.types.get(name))
+    return {name: tensor_type(dtype, shape)} if dtype and shape is not None and known is None else {}
+
+
+def _caches(graph: Graph, node: Node) -> Types:
+    """Attention: present keys, present values and scores have four axes."""
+    found: Types = {}
+    for at, name in enumerate(node.output[1:], 1):
+        inferred = graph.types.get(name)
+        dtype = dtype_of(inferred) or dtype_of(graph.types.get(node.input[at if at < 3 else 0]))
+        if name and dtype and shape_of(inferred) is None:
+            found[name] = graph.named(tensor_type(dtype, [None] * 4))
+    return found
 
 
 def _element(graph: Graph, name: str) -> Types:

@@ -24,8 +24,13 @@ Entries = np.ndarray
 
 Sizes = list[Dim | None]
 
-SAME_RANK = frozenset("Pad Resize Slice Tile Upsample".split())
+SAME_RANK = frozenset(
+    "CenterCropPad ConvInteger ConvTranspose MaxUnpool Pad QLinearConv Resize Slice Tile Upsample".split()
+)
 """Operators whose result has as many axes as their first input, whatever the others hold."""
+
+FIXED_RANK = {"BlackmanWindow": 1, "HammingWindow": 1, "HannWindow": 1, "MelWeightMatrix": 2, "STFT": 4}
+"""Operators whose result always has the same number of axes."""
 
 LARGEST = 2**63 - 1
 """The largest size."""
@@ -118,6 +123,8 @@ class ShapeValues:
 
 def computed_shape(values: ShapeValues, node: Node) -> Sizes | None:
     """The shape of a node's first output, of which onnx may not know even the rank; None where nothing is known."""
+    if node.op_type in FIXED_RANK and is_standard(node.domain):
+        return [None] * FIXED_RANK[node.op_type]
     follow = RESULTS.get(node.op_type) if is_standard(node.domain) else None
     if follow is None or not node.input:
         return None
@@ -163,7 +170,8 @@ def _gather(values: ShapeValues, node: Node) -> Entries | None:
     entries, at = values.entries(node.input[0]), values.entries(node.input[1])
     if entries is None or at is None or entries.ndim != 1:
         return None
-    return _each(lambda i: None if i is None else entries[i], at)
+    alike = entries[0] if entries.size and all(entry == entries[0] for entry in entries) else None
+    return _each(lambda i: alike if i is None else entries[i], at)
 
 
 def _slice(values: ShapeValues, node: Node) -> Entries | None:
@@ -320,6 +328,42 @@ def _resized(values: ShapeValues, node: Node) -> Sizes | None:
     return sizes.tolist() if stretched else None
 
 
+def _sampled(values: ShapeValues, node: Node) -> Sizes | None:
+    """AffineGrid: the coordinates of each point, in as many dimensions as theta has rows."""
+    theta = values.shape(node.input[0])
+    rows = theta[1] if theta and len(theta) == 3 else None
+    return [theta[0], *[None] * rows, rows] if theta and isinstance(rows, int) else None
+
+
+def _without_axes(values: ShapeValues, node: Node) -> Sizes | None:
+    """Squeeze with axes that are computed: their number is that of the axes that go."""
+    shape, axes = values.shape(node.input[0]), _axes(values, node)
+    if shape is None or axes is None or axes.size > len(shape):
+        return None
+    if not all(isinstance(axis, int) for axis in axes):
+        return [None] * (len(shape) - axes.size)
+    gone = {axis % len(shape) for axis in axes.tolist()}
+    return [size for at, size in enumerate(shape) if at not in gone]
+
+
+def _with_axes(values: ShapeValues, node: Node) -> Sizes | None:
+    """Unsqueeze with axes that are computed: their number is that of the axes that are added."""
+    shape, axes = values.shape(node.input[0]), _axes(values, node)
+    if shape is None or axes is None:
+        return None
+    rank = len(shape) + axes.size
+    if not all(isinstance(axis, int) for axis in axes):
+        return [None] * rank
+    added, sizes = {axis % rank for axis in axes.tolist()}, iter(shape)
+    return [1 if at in added else next(sizes, None) for at in range(rank)]
+
+
+def _axes(values: ShapeValues, node: Node) -> Entries | None:
+    """The axes in the second input of a node; None where their number is unknown, or an attribute holds them."""
+    axes = values.entries(node.input[1]) if len(node.input) > 1 and node.input[1] else None
+    return axes.reshape(-1) if axes is not None and axes.ndim < 2 else None
+
+
 RESULTS: dict[str, Callable[[ShapeValues, Node], Sizes | None]] = {
     **dict.fromkeys(SAME_RANK, lambda values, node: None),
     "Reshape": _reshaped,
@@ -328,6 +372,9 @@ RESULTS: dict[str, Callable[[ShapeValues, Node], Sizes | None]] = {
     "Tile": _tiled,
     "Range": _ranged,
     "Resize": _resized,
+    "AffineGrid": _sampled,
+    "Squeeze": _without_axes,
+    "Unsqueeze": _with_axes,
 }
 
 
