@@ -1,7 +1,9 @@
-"""Several nodes that are differentiated as one: Gelus that exporters write out, and what is behind a convolution.
+"""Several nodes that are differentiated as one: Gelus that exporters write out, angles, what is behind a convolution.
 
 The rules of a Gelu's nodes keep the result of each; that of the operator keeps what goes in and, at most, what comes
 out. And what the backward part does not read, onnxruntime computes in one node of its own.
+
+An angle, the Atan of a quotient, has a gradient where the divisor is 0; the quotient has none.
 """
 
 from __future__ import annotations
@@ -26,25 +28,40 @@ CLOSE = 1e-6
 CORES = {"Erf": math.sqrt(0.5), "Tanh": math.sqrt(2 / math.pi)}
 """The functions in the two forms of a Gelu, and the factor of what they are applied to."""
 
+ORIGIN = "of a quotient of two values: 0 where both are 0"
+"""The convention for an angle of no direction."""
+
 Monomial = tuple[float, list[str]]
 """A number times values."""
 
 
 def find_fusions(graph: Graph, kept: Collection[str]) -> dict[str, Fusion]:
-    """The results of Gelus that are written out, each with the fusion of its nodes.
+    """Return the results of Gelus that are written out and of angles, each with the fusion of its nodes.
 
     Args:
         graph: the forward graph.
         kept: values whose own cotangents are asked for or given: none of them is inside.
     """
+    if not (candidates := [*_gelu_candidates(graph), *_angle_candidates(graph)]):
+        return {}
+    formulas = _Formulas(graph, kept)
+    found = (formulas.gelu(*nodes) if len(nodes) == 2 else formulas.angle(*nodes) for nodes in candidates)
+    return dict(filter(None, found))
+
+
+def _gelu_candidates(graph: Graph) -> list[tuple[Node, Node]]:
+    """Each Erf or Tanh to which 1 is added, and the Add."""
     cores = {node.output[0]: node for node in graph.nodes if node.op_type in CORES and not node.domain}
     sums = [node for node in graph.nodes if node.op_type == "Add" and not cores.keys().isdisjoint(node.input[:])]
     by_one = [node for node in sums if 1.0 in (_number(graph, name) for name in node.input)]
     if not by_one or any(map(_is_changed, ("Add", "Div", "Erf", "Mul", "Pow", "Tanh"))):
-        return {}
-    formulas = _Formulas(graph, kept)
-    found = (formulas.gelu(cores[name], node) for node in by_one for name in node.input if name in cores)
-    return dict(filter(None, found))
+        return []
+    return [(cores[name], node) for node in by_one for name in node.input if name in cores]
+
+
+def _angle_candidates(graph: Graph) -> list[tuple[Node]]:
+    found = [(node,) for node in graph.nodes if node.op_type == "Atan" and is_standard(node.domain)]
+    return [] if found and any(map(_is_changed, ("Atan", "Div", "Mul", "Reciprocal"))) else found
 
 
 def with_convolutions(graph: Graph, fusions: Mapping[str, Fusion], kept: Collection[str]) -> dict[str, Fusion]:
@@ -97,6 +114,21 @@ def _gelu_fusion(x: str, y: str, approximate: str) -> Fusion:
     return Fusion("ai.onnx::Gelu", (x,), (y,) if approximate == "tanh" else (), through)
 
 
+def angle_gradient(op: Op, g: Val, y: Val, x: Val) -> tuple[Val | None, Val | None]:
+    """The gradient of atan(y / x): (x dy - y dx) / (x² + y²), which is finite where x = 0.
+
+    Both are divided by the larger one first, so that no square leaves the range of the type. The gradient at the origin
+    is 0, as PyTorch's is of atan2.
+    """
+    larger = op.Max(op.Abs(y), op.Abs(x))
+    at_origin, one = op.Equal(larger, 0.0), op.const(1.0, larger)
+    larger = op.Where(at_origin, one, larger)
+    a, b = x / larger, y / larger
+    share = g / (larger * op.Where(at_origin, one, a * a + b * b))
+    dy = op.sum_to(share * a, y) if op.wants(y) else None
+    return dy, -op.sum_to(share * b, x) if op.wants(x) else None
+
+
 def _is_changed(op_type: str) -> bool:
     """Whether somebody has given an operator a derivative of their own."""
     rule = registry.lookup(op_type)
@@ -134,6 +166,29 @@ class _Formulas:
             number, values = self.monomial(y)
             if math.isclose(number, 0.5, rel_tol=CLOSE) and sorted(values) == factors and self.alike(x, y):
                 return y, _gelu_fusion(x, y, "tanh" if core.op_type == "Tanh" else "none")
+        return None
+
+    def angle(self, atan: Node) -> tuple[str, Fusion] | None:
+        """The Atan of a quotient by something that is no constant, with the fusion of both."""
+        node = self.makers.get(atan.input[0])
+        if node is None or not is_standard(node.domain) or not self.is_private(atan.input[0]):
+            return None
+        if node.op_type == "Div":
+            y, x = node.input
+        elif node.op_type == "Mul" and (inverse := self._inverse(node)):
+            y, x = inverse
+        else:
+            return None
+        if self.graph.constant(x) is not None:
+            return None
+        return atan.output[0], Fusion("ai.onnx::Atan", (y, x), (), angle_gradient, kink=ORIGIN)
+
+    def _inverse(self, product: Node) -> tuple[str, str] | None:
+        """The two of y * (1 / x), for a Reciprocal that nobody else reads."""
+        for y, inverse in (product.input, reversed(product.input)):
+            maker = self.makers.get(inverse)
+            if maker is not None and maker.op_type == "Reciprocal" and self.is_private(inverse):
+                return y, maker.input[0]
         return None
 
     def operand(self, core: Node) -> str:

@@ -200,6 +200,8 @@ class _Walk:
         for x, cotangent in zip(xs, fusion.function(op, g, *xs), strict=False):
             if cotangent is not None and x.name in active:
                 self.add(x.name, cotangent)
+        if fusion.kink:
+            self.training.kinks[fusion.operator.rpartition("::")[2]] = fusion.kink
         source = f"{fusion.function.__module__}.{fusion.function.__qualname__}"
         self.training.rules[fusion.operator, source] += 1
         return True

@@ -16,6 +16,7 @@ class Fusion(NamedTuple):
         function: `rule(op, g, *inputs, *saved)`, which returns a cotangent for each input.
         convolved: `rule(op, g, x, w, *inputs[1:], *saved)` for where the first input is the convolution of x with w, a
             matrix for each pixel: a cotangent for each of these but what is saved. None where there is no such rule.
+        kink: the convention where the value has no derivative.
     """
 
     operator: str
@@ -23,3 +24,4 @@ class Fusion(NamedTuple):
     saved: tuple[str, ...]
     function: Callable[..., Any]
     convolved: Callable[..., Any] | None = None
+    kink: str = ""
