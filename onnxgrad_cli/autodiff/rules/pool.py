@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+from onnx import TensorProto
 
 from onnxgrad_cli.autodiff.registry import rule
 from onnxgrad_cli.autodiff.rules import windows
@@ -39,7 +40,8 @@ SHORT = (
 
 @rule("MaxPool", kink="the first maximum of the window in row-major order takes all", needs_opset=16)
 def max_pool(op, g, ys, x, *, auto_pad, ceil_mode, dilations, kernel_shape, pads, storage_order, strides):
-    """Where windows don't overlap, MaxUnpool (0.9-1.7 of PyTorch's time); else cotangents are added up (3.2).
+    """Where windows don't overlap, MaxUnpool (0.9-1.7 of PyTorch's time), which has no kernel for float64; otherwise
+    cotangents are added up (3.2).
 
     A window in which no element lies has the lowest number there is, and hands its cotangent to none.
 
@@ -70,7 +72,7 @@ def max_pool(op, g, ys, x, *, auto_pad, ceil_mode, dilations, kernel_shape, pads
     if indices is None:
         _, indices = op.MaxPool(x, outputs=2, **attributes)
     apart = all(s >= k and d == 1 for s, k, d in zip(win.strides, win.sizes, win.dilations, strict=True))
-    if apart and not late and windows.remainder(win, x, g) == [0] * len(win.kernel):
+    if apart and not late and x.dtype != TensorProto.DOUBLE and windows.remainder(win, x, g) == [0] * len(win.kernel):
         pads = [*win.begins, *win.ends]
         return op.MaxUnpool(
             g, indices, kernel_shape=kernel_shape, strides=list(win.strides), pads=pads, shape=x.known_shape
