@@ -16,6 +16,7 @@ from onnxgrad_cli.emission.typing import OutputTypes
 from onnxgrad_cli.emission.values import VALUES, Val
 from onnxgrad_cli.errors import Caution, InternalError, OnnxgradError
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.modules import origin
 from onnxgrad_cli.ir.node import FORWARD, ROLE, Node
 from onnxgrad_cli.ir.randomness import RANDOM
 from onnxgrad_cli.ir.renaming import rename
@@ -53,6 +54,7 @@ class NodeEmitter:
         self._written: dict[tuple[Any, ...], Any] = {}
         self._elementwise: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # operator, types' ids -> types, result's type
         self._renamed: dict[str, str] = {}
+        self._origin: Mapping[str, str] = {}
         self._said = ("", "")
         self._told: Mapping[str, str] = {}
 
@@ -144,6 +146,11 @@ class NodeEmitter:
         self.graph.types[x.name] = self.graph.named(tensor_type(x.dtype, shape))
         self.graph.declared_shapes.add(x.name)
         return self.val(x.name)
+
+    def replaces(self, node: Node) -> None:
+        """Write the next nodes in place of one: they are named after it, and of the module that it is of."""
+        self._origin = origin(node)
+        self.scope, self.forward, self._said = node.name, self._origin[FORWARD], ("", "")
 
     # -- emission -------------------------------------------------------------------------------------------
 
@@ -256,7 +263,8 @@ class NodeEmitter:
         """What the metadata of a new node say: one object for all nodes of which they say the same."""
         said = (self.role, self.forward)
         if said != self._said:
-            self._said, self._told = said, {key: text for key, text in zip((ROLE, FORWARD), said, strict=True) if text}
+            texts = {key: text for key, text in zip((ROLE, FORWARD), said, strict=True) if text}
+            self._said, self._told = said, {**self._origin, **texts}
         return self._told
 
     def infer(self, node: Node) -> dict[str, TypeProto]:

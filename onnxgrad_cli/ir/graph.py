@@ -17,6 +17,7 @@ from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto, numpy_helpe
 
 from onnxgrad_cli.common.checks import number_in
 from onnxgrad_cli.ir.domains import plain_domain
+from onnxgrad_cli.ir.modules import origin
 from onnxgrad_cli.ir.node import Node, write
 from onnxgrad_cli.ir.nodes import captured, dims_in, node_names, read_by, reads
 from onnxgrad_cli.ir.provenance import Provenance
@@ -292,12 +293,20 @@ class Graph:
         return skeleton(self.proto, self.nodes, self.initializers)
 
     def adopt(self, rewritten: ModelProto) -> None:
-        """Take the nodes, opsets and new constants of a rewritten skeleton; the weights stay as they are."""
-        metadata = {output: node.metadata for node in self.nodes for output in node.output if output}
-        nodes = list(map(Node.read, rewritten.graph.node))
+        """Take the nodes, opsets and new constants of a rewritten skeleton; the weights stay as they are.
+
+        Nodes in place of one, which end with that which makes its output, are of its module.
+        """
+        before = {output: node for node in self.nodes for output in node.output if output}
+        nodes, written = list(map(Node.read, rewritten.graph.node)), list[Node]()
         for node in nodes:
-            if not node.metadata and node.output and node.output[0] in metadata:
-                node.metadata = metadata[node.output[0]]
+            written.append(node)
+            replaced = next((before[output] for output in node.output if output in before), None)
+            if replaced is not None:
+                same = len(written) == 1 and node.op_type == replaced.op_type
+                for each in written:
+                    each.metadata = each.metadata or (replaced.metadata if same else origin(replaced))
+                written.clear()
         self.set_nodes(nodes)
         del self.proto.opset_import[:]
         self.proto.opset_import.extend(rewritten.opset_import)

@@ -17,6 +17,9 @@ GENAI, GENAI_KIND = "onnxruntime-genai", "onnxruntime-genai.type"
 VIEWS = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators whose result is a weight still."""
 
+HANDED_ON = VIEWS | {"DequantizeLinear", "Expand", "QuantizeLinear"}
+"""Operators whose result stands for the weight that is their first input, for whoever reads it."""
+
 
 def modules_around(node: Node) -> tuple[str, ...]:
     """The modules a node lies in, outermost first, each with its whole path: by its exporter, or by its name."""
@@ -84,6 +87,12 @@ def module_path(node: Node) -> str:
     return next(reversed(_noted(node)), "") or _dotted(name.split("/")[:-1])
 
 
+def origin(node: Node) -> dict[str, str]:
+    """Metadata of nodes that stand for one of the file: its name, and the modules that the exporter has noted."""
+    scopes = metadata_of(node, SCOPES)
+    return {FORWARD: metadata_of(node, FORWARD) or node.name, **({SCOPES: scopes} if scopes else {})}
+
+
 def _dotted(parts: Iterable[str]) -> str:
     """The path that the folders of a name come to.
 
@@ -99,15 +108,15 @@ def _dotted(parts: Iterable[str]) -> str:
 
 
 def readers(nodes: Iterable[Node], names: Iterable[str]) -> dict[str, list[Node]]:
-    """The nodes that read each of some initializers, be it through views of them; the views too."""
+    """The nodes that read each of some initializers, be it through views or quantizers of them; these too."""
     found: dict[str, list[Node]] = {name: [] for name in names}
     weight_of = {name: name for name in found}
     for node in nodes:
         for name in dict.fromkeys(node.input):
             if name in weight_of:
                 found[weight_of[name]].append(node)
-                if node.op_type in VIEWS:
-                    weight_of.update(dict.fromkeys(node.output, weight_of[name]))
+        if node.op_type in HANDED_ON and node.input[0] in weight_of:
+            weight_of.update(dict.fromkeys(node.output, weight_of[node.input[0]]))
     return found
 
 
@@ -115,11 +124,12 @@ def known_as(nodes: Iterable[Node], names: Iterable[str]) -> Mapping[str, frozen
     """What initializers are called besides their names: by the nodes and the modules that read them.
 
     An exporter that folds or merges weights leaves them names such as 'val_20'; the module that reads one, and its
-    place there, 'encoder.layers.0.linear1.val_20', stay.
+    place there, 'encoder.layers.0.linear1.val_20', stay. Of a node that stands for one of the file, the latter counts.
     """
     found: dict[str, frozenset[str]] = {}
     for name, nodes_of in readers(nodes, names).items():
         paths = {path for node in nodes_of if (path := module_path(node))}
         inside = {f"{path}.{name}" for path in paths if not name.startswith(f"{path}.")}
-        found[name] = frozenset({*paths, *inside, *(node.name for node in nodes_of if node.name)})
+        labels = {label for node in nodes_of for label in (node.name, metadata_of(node, FORWARD)) if label}
+        found[name] = frozenset({*paths, *inside, *labels})
     return found

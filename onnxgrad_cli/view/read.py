@@ -101,11 +101,23 @@ class _Reader:
         self.edges: dict[tuple[str, str], list[str]] = {}
         self.opsets = {plain_domain(entry.domain): entry.version for entry in model.opset_import}
         self.roles = _roles(model)
+        self.tells_parts = any(_meta(node, ROLE) == "backward" for node in model.graph.node)
         self.numbers = itertools.count()
         self.inline = 0
 
     def key(self, stem: str) -> str:
         return f"{stem}{next(self.numbers)}"
+
+    def kind(self, node: NodeProto, default: Kind) -> Kind:
+        """The part that a node belongs to.
+
+        A node that names another one differentiates it, or stands in its place: in a model that says which nodes are
+        its backward part, the latter are all others.
+        """
+        role = _meta(node, ROLE)
+        if node.op_type == "YieldOp" or (not role and not self.tells_parts and _forward_of(node)):
+            return Kind.BACKWARD
+        return _NODES.get(role, default)
 
     # -- graphs -----------------------------------------------------------------------------------------------------
 
@@ -116,7 +128,7 @@ class _Reader:
         units: list[_Unit] = []
         known: dict[str, _Unit] = {}
         ends = {value.name for value in graph.output}
-        plain = [node for node in graph.node if _kind(node, kind) == Kind.FORWARD]
+        plain = [node for node in graph.node if self.kind(node, kind) == Kind.FORWARD]
         module_of = module_finder(plain, {tensor.name for tensor in graph.initializer})
         drawn_nodes: list[tuple[NodeProto, str]] = []
         for node, twin in _in_order(graph, typed):
@@ -124,7 +136,8 @@ class _Reader:
                 scope.constants[node.output[0]] = text
                 self.inline += 1
                 continue
-            own, of = _kind(node, kind), _forward_of(node)
+            own = self.kind(node, kind)
+            of = _forward_of(node) if own == Kind.BACKWARD else ""
             module = module_of(node)
             if not of or of not in known:
                 units.append(_Unit(of or _label(node), folders(of) if of else module))
@@ -260,12 +273,6 @@ def _label(node: NodeProto) -> str:
 
 def _meta(node: NodeProto, key: str) -> str:
     return next((entry.value for entry in node.metadata_props if entry.key == key), "")
-
-
-def _kind(node: NodeProto, default: Kind) -> Kind:
-    if _forward_of(node) or node.op_type == "YieldOp":
-        return Kind.BACKWARD
-    return _NODES.get(_meta(node, ROLE), default)
 
 
 def _forward_of(node: NodeProto) -> str:

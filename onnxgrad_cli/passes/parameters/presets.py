@@ -86,7 +86,7 @@ def layers(graph: Graph, outputs: Sequence[str], weights: Sequence[str]) -> list
             continue
         uses = [(weight_of[name], node, at) for at, name in _inputs(node) if name in weight_of]
         layer = next((layer_of[name] for name in node.input if name in layer_of), None)
-        if node.op_type in VIEWS:
+        if node.op_type in modules.HANDED_ON:
             weight_of.update(_views(node, weight_of))
         elif uses:
             if layer is None or node.op_type not in ELEMENTWISE:
@@ -153,7 +153,7 @@ def _norm(graph: Graph, predictions: Sequence[str], weights: Sequence[str]) -> s
 def _normalized(producers: Mapping[str, Node], name: str) -> bool:
     """Whether a value is a normalization's result, before it is scaled."""
     node = producers.get(name)
-    while node is not None and node.op_type in VIEWS:
+    while node is not None and node.op_type in modules.HANDED_ON:
         node = producers.get(node.input[0])
     if node is None or node.op_type in NORMALIZATIONS:
         return node is not None

@@ -95,7 +95,7 @@ def _expanded(graph: Graph, node: Node, definition: registry.Definition) -> Sequ
         Unknown: the definition does not cover the node, or the type of an input is unknown.
     """
     op = Op(graph)
-    op.scope = op.forward = node.name
+    op.replaces(node)
     op.node = node
     asked = registry.Signature.of_definition(definition.function)
     xs: list[Val | None] = [op.val(name) if name else None for name in node.input]

@@ -14,6 +14,7 @@ import numpy as np
 from onnxgrad_cli.ir.dialects import FIRST_WITHOUT
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.modules import origin
 from onnxgrad_cli.ir.node import Node, make_node
 from onnxgrad_cli.ir.nodes import attributes_of
 
@@ -31,6 +32,7 @@ class _Writer:
             self.graph.add_initializer(name, np.asarray(value, np.float32))
         y = self.graph.fresh(f"{self.node.output[0]}/{op_type}")
         self.nodes.append(make_node(op_type, [x, *names], [y], name=y, **attributes))
+        self.nodes[-1].metadata = origin(self.node)
         return y
 
 

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.modules import origin
 from onnxgrad_cli.ir.node import Node, make_node
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.steps import spread
@@ -125,6 +126,7 @@ class _Floats:
             graph.add_initializer(zero, np.zeros(dims, dtype))
         quantized = self.written[integers] = graph.fresh(f"{name}{QUANTIZED}")
         quantizer = make_node("QuantizeLinear", [name, node.input[1], zero], [quantized], name=quantized)
+        quantizer.metadata = origin(node)
         quantizer.attribute.extend(a for a in node.attribute if a.name in ("axis", "block_size"))
         node.input[:] = [quantized, node.input[1], zero]
         return quantizer

@@ -192,12 +192,11 @@ class _Inliner:
 
 
 def _hand_on(call: Node, function: FunctionProto, nodes: Iterable[Node]) -> None:
-    """Give the nodes of a function the attributes of a call, and its metadata where they have none."""
+    """Give the nodes of a function the attributes of a call, and of its metadata what they have none of."""
     given = {a.name: a for a in (*function.attribute_proto, *call.attribute)}
     for node in nodes:
         _fill(node, given)
-        if not metadata(node):
-            set_metadata(node, metadata(call))
+        set_metadata(node, {**metadata(call), **metadata(node)})
 
 
 def _fill(node: Node, given: Mapping[str, AttributeProto]) -> None:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
+from onnx import helper
 
 from onnxgrad_cli.autodiff.rules.convolved_statistics import through_convolved_statistics
 from onnxgrad_cli.autodiff.rules.norm import through_batch_statistics
@@ -19,6 +20,7 @@ from onnxgrad_cli.emission.fusion import Fusion
 from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import (
+    BY_ATTRIBUTE,
     for_inference,
     is_batch_normalization,
     is_dropout,
@@ -45,16 +47,19 @@ AS_WHAT = {
 """What becomes of a model that comes in training mode, by the mode that is asked for."""
 
 
-def apply_mode(graph: Graph, options: ModeOptions, training: ModeRecord) -> bool:
-    """Rewrite BatchNormalization and Dropout as `options.mode` asks ('keep': as the model has it).
+def set_mode(graph: Graph, options: ModeOptions, training: ModeRecord) -> bool:
+    """Put BatchNormalization and Dropout in the mode that `options.mode` names ('keep': as the model has it).
 
-    In training, BatchNormalization uses the statistics of the batch, and `training.state` tells where the next
-    running statistics are: momentum * running + (1 - momentum) * statistic of the batch, with the population
-    variance, as the ONNX operator has it. (PyTorch's momentum is one minus this one, and it takes the unbiased
-    variance, which is count / (count - 1) times as large.)
+    In training, BatchNormalization uses the statistics of the batch and outputs the next running statistics, which
+    `training.state` names: momentum * running + (1 - momentum) * statistic of the batch, with the population variance,
+    as the ONNX operator has it. (PyTorch's momentum is one minus this one, and it takes the unbiased variance, which is
+    count / (count - 1) times as large.)
+
+    Each BatchNormalization stays one node, so that weights are chosen alike in every mode; `write_batch_statistics`
+    writes it out.
 
     Returns:
-        Whether the graph changed; types must be inferred again then.
+        True if the graph changed; types must be inferred again then.
 
     Raises:
         UnsupportedError: a BatchNormalization in training reads a value of unknown rank.
@@ -83,6 +88,23 @@ def apply_mode(graph: Graph, options: ModeOptions, training: ModeRecord) -> bool
         texts += _in_bodies(graph, options.mode)
     training.cautions.extend(Caution("note", SUBJECT, text) for text in texts)
     return changed
+
+
+def write_batch_statistics(graph: Graph, training: ModeRecord) -> bool:
+    """Write each BatchNormalization in training mode in single operators.
+
+    Returns:
+        True if there were any; types must be inferred again then.
+    """
+    opset = graph.opset() or 0
+    found = {id(node) for node in graph.nodes if is_batch_normalization(node) and uses_batch(node, opset)}
+    if found:
+        graph.set_nodes([
+            new
+            for node in graph.nodes
+            for new in (_with_batch_statistics(graph, node, training) if id(node) in found else [node])
+        ])  # fmt: skip
+    return bool(found)
 
 
 def _comes_in_training(graph: Graph, mode: str) -> Iterator[str]:
@@ -204,7 +226,7 @@ def _batch_normalization(
         if shape_of(graph.types.get(node.input[0])) is None:
             refusals.append(Refusal(node.name, node.op_type, f"the rank of '{node.input[0]}' is unknown"))
             return [node]
-        return _with_batch_statistics(graph, node, training)
+        return [_in_training(graph, node, training)]
     if is_for_inference(node):
         return [node]
     new, *same = for_inference(node)
@@ -213,10 +235,37 @@ def _batch_normalization(
     return [new, *same]
 
 
+def _in_training(graph: Graph, node: Node, training: ModeRecord) -> Node:
+    """A copy of a BatchNormalization in training mode, which outputs both next running statistics.
+
+    Of layers that share running statistics, each takes those that the one before it outputs.
+    """
+    new = copied(node)
+    if (graph.opset() or 0) >= BY_ATTRIBUTE:
+        kept = [a for a in node.attribute if a.name != "training_mode"]
+        del new.attribute[:]
+        new.attribute.extend([*kept, helper.make_attribute("training_mode", 1)])
+    fed = {*graph.input_names, *graph.initializers}
+    asked = [*node.output[1:3], "", ""]
+    del new.output[1:]
+    for position, which in ((3, "mean"), (4, "variance")):
+        name = node.input[position]
+        after = asked[position - 3] or graph.fresh(f"{name}_next")
+        new.input[position] = training.state.get(name, name)
+        new.output.append(after)
+        graph.types[after] = graph.types[name]
+        if name in fed:
+            training.state[name] = after
+        else:
+            text = f"the running {which} '{name}' of '{node.name}' is computed, not stored: it is not learned"
+            training.cautions.append(Caution("note", SUBJECT, text))
+    return new
+
+
 def _with_batch_statistics(graph: Graph, node: Node, training: ModeRecord) -> list[Node]:
     """y = (x - mean) scale / sqrt(var + epsilon) + b with the statistics of the batch, and the next running ones."""
     op = Op(graph)
-    op.forward = node.name
+    op.replaces(node)
     x, scale, b = (op.val(name) for name in node.input[:3])
     axes = [axis for axis in range(x.rank) if axis != 1]
     per_channel = [-1, *[1] * (x.rank - 2)]
@@ -240,21 +289,9 @@ def _with_batch_statistics(graph: Graph, node: Node, training: ModeRecord) -> li
         through_convolved_statistics,
     )
     momentum = attributes_of(node).get("momentum", MOMENTUM)
-    fed = {*graph.input_names, *graph.initializers}
-    for position, statistic in ((3, mean), (4, var)):
-        name = node.input[position]
-        asked = node.output[position - 2] if len(node.output) > position - 2 else ""
-        if name not in fed:
-            which = "mean" if position == 3 else "variance"
-            text = f"the running {which} '{name}' of '{node.name}' is computed, not stored: it is not learned"
-            training.cautions.append(Caution("note", SUBJECT, text))
-        if name not in fed and not asked:
-            continue
-        op.scope = f"{node.name}/running_{'mean' if position == 3 else 'var'}"
-        running = op.val(training.state.get(name, name))
+    for position, statistic, which in ((3, mean, "mean"), (4, var, "var")):
+        op.scope = f"{node.name}/running_{which}"
+        running = op.val(node.input[position])
         fresh = op.cast(op.Reshape(statistic, op.ints([-1])), running)
-        after = running * momentum + fresh * (1 - momentum)
-        after = op.rename(after, asked or graph.fresh(f"{name}_next"))
-        if name in fed:
-            training.state[name] = after.name
+        op.rename(running * momentum + fresh * (1 - momentum), node.output[position - 2])
     return op.nodes

@@ -20,7 +20,7 @@ from onnxgrad_cli.passes.prepare.admit import admit
 from onnxgrad_cli.passes.prepare.biases import round_biases
 from onnxgrad_cli.passes.prepare.fake_quantizers import put_fake_quantizers
 from onnxgrad_cli.passes.prepare.learned_scales import learn_scales
-from onnxgrad_cli.passes.prepare.mode import apply_mode
+from onnxgrad_cli.passes.prepare.mode import set_mode, write_batch_statistics
 from onnxgrad_cli.passes.prepare.normalise import normalise
 from onnxgrad_cli.passes.prepare.opset import OLDEST_OPSET, opset_of_losses
 from onnxgrad_cli.passes.prepare.quantized_operators import write_out_quantized
@@ -37,7 +37,7 @@ def _run(graph: Graph, options: PreparationOptions, training: PreparationRecord)
     graph.settings = settings(graph)
     if options.straight_through:
         write_out_quantized(graph)
-    make_differentiable(graph, options, training, opset_of_losses(options))
+    changed = _bring_into_form(graph, options, training, opset_of_losses(options))
     lora = options.lora is not None  # adapters leave what is stored as it is
     biases = put_fake_quantizers(graph, training) if options.straight_through and not lora else {}
     if options.quantization == "lsq":
@@ -46,17 +46,29 @@ def _run(graph: Graph, options: PreparationOptions, training: PreparationRecord)
     training.inputs = [name for name in graph.input_names if name not in graph.initializers]
     training.predictions = resolve_outputs(graph, options)
     select(graph, options, training)
+    _write_out(graph, training, changed)
     round_biases(graph, training, biases)
     return True
 
 
 def make_differentiable(graph: Graph, options: FormOptions, training: ModeRecord, opset: int = OLDEST_OPSET) -> None:
     """Bring an admitted graph into the form that can be differentiated, at `opset` or newer where that can be had."""
+    _write_out(graph, training, _bring_into_form(graph, options, training, opset))
+
+
+def _bring_into_form(graph: Graph, options: FormOptions, training: ModeRecord, opset: int) -> bool:
+    """Bring an admitted graph into the form in which weights are chosen; True if types must be inferred again."""
     normalise(graph)
     settle(graph, training, opset, options.infer_by_run)
-    if apply_mode(graph, options, training):
-        infer_types(graph)
+    changed = set_mode(graph, options, training)
     _declare_outputs(graph)
+    return changed
+
+
+def _write_out(graph: Graph, training: ModeRecord, changed: bool) -> None:
+    """Write out what has no rule as it stands; weights are chosen before, since it reads them otherwise."""
+    if write_batch_statistics(graph, training) or changed:
+        infer_types(graph)
 
 
 def _declare_outputs(graph: Graph) -> None:

@@ -16,6 +16,7 @@ from onnx import AttributeProto, numpy_helper
 
 from onnxgrad_cli.ir.domains import full_name
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.modules import origin
 from onnxgrad_cli.ir.node import Node, copied, make_node
 from onnxgrad_cli.ir.types import is_external
 
@@ -43,6 +44,7 @@ class _Writer:
         last = max((i for i, name in enumerate(inputs) if name), default=-1)  # what is absent ends with the inputs
         self.nodes.append(make_node(op_type, inputs[: last + 1], [y], name=y, **attributes))
         self.nodes[-1].attribute.extend(kept)
+        self.nodes[-1].metadata = origin(self.node)
         return y
 
     def floats(self, at: int, axis: int | None = None) -> str:

@@ -60,7 +60,7 @@ def _identity(graph: Graph, node: Node, source: str) -> list[Node]:
 
 def _with_op(graph: Graph, node: Node, result: Callable[[Op], Val]) -> list[Node]:
     op = Op(graph)
-    op.scope = op.forward = node.name
+    op.replaces(node)
     op.rename(result(op), node.output[0])
     return op.nodes
 
@@ -96,7 +96,7 @@ def _same(graph: Graph, node: Node, known: dict[str, Elements]) -> None:
 def _split(graph: Graph, node: Node, known: dict[str, Elements]) -> list[Node] | None:
     """The parts of a SplitToSequence as a Split, where their number is known."""
     op = Op(graph)
-    op.scope = op.forward = node.name
+    op.replaces(node)
     x = op.val(node.input[0])
     if x.known_shape is None or node.output[0] in known:
         return None

@@ -18,6 +18,7 @@ from onnxgrad_cli.errors import Refusal, UnsupportedError
 from onnxgrad_cli.ir.dialects import OF_ONNXRUNTIME
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.modules import origin
 from onnxgrad_cli.ir.node import Node, copied, make_node, messages
 from onnxgrad_cli.ir.nodes import reads, subgraphs
 from onnxgrad_cli.ir.onnx_inference import infer_shapes
@@ -124,7 +125,9 @@ class _Upgrade:
 
     def node(self, op_type: str, inputs: Sequence[str], like: Node, **attributes: Any) -> Node:
         name = self.graph.fresh(f"{like.name or like.output[0]}/{op_type}")
-        return make_node(op_type, inputs, [self.graph.fresh(f"{name}_out")], name=name, **attributes)
+        written = make_node(op_type, inputs, [self.graph.fresh(f"{name}_out")], name=name, **attributes)
+        written.metadata = origin(like)
+        return written
 
 
 def types_in(graph: GraphProto) -> dict[str, TypeProto]:

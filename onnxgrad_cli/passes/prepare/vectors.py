@@ -40,7 +40,7 @@ def _axis(graph: Graph, node: Node) -> int | None:
 
 def _widened(graph: Graph, node: Node, axis: int) -> Sequence[Node]:
     op = Op(graph)
-    op.scope = op.forward = node.name
+    op.replaces(node)
     a, b = (op.val(name) for name in node.input)
     product = a @ op.unsqueeze(b, [-1]) if axis == -1 else op.unsqueeze(a, [0]) @ b
     op.rename(op.squeeze(product, [axis]), node.output[0])
