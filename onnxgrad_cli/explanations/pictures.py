@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrad_cli.common.packages import load_package
 from onnxgrad_cli.errors import UsageError
 
 TILE, MOST, GAP = 128, 64, 4
@@ -29,12 +30,9 @@ def draw(pictures: np.ndarray, heat: np.ndarray, smooth: bool, said: str) -> byt
     Raises:
         UsageError: pillow is missing, or there are too many samples.
     """
-    try:
-        from PIL import Image, PngImagePlugin
-    except ImportError:
-        raise UsageError(
-            "a png can't be written without the package pillow", "pip install 'onnxgrad[images]'"
-        ) from None
+    load_package("PIL.Image", "a .png file", "write .npz")
+    from PIL import Image, PngImagePlugin
+
     if len(pictures) > MOST:
         raise UsageError(
             f"a picture holds {MOST} samples, not {len(pictures)}", "choose some with `sample`, or write .npz"

@@ -18,13 +18,13 @@ import numpy as np
 from onnxgrad_cli.common import checks, strict_json
 from onnxgrad_cli.common.inputs import keep
 from onnxgrad_cli.common.narration import Tell, silent
+from onnxgrad_cli.common.packages import load_package
 from onnxgrad_cli.common.visible import table_cell
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import ModelSource, Switch, check_target, own_model
 from onnxgrad_cli.files.arrays import write_npz
 from onnxgrad_cli.jobs.targets import target_of
-from onnxgrad_cli.training.data.reading import library
 from onnxgrad_cli.training.inference import Predictor, Setting, Source
 
 MOST_COLUMNS = 10_000
@@ -87,7 +87,7 @@ def run_predict(
         if target.suffix not in FORMATS:
             raise UsageError(f"`out`: '{target}' is of no form for predictions", f"{', '.join(FORMATS)}")
         if target.suffix == ".parquet":
-            library("pyarrow.parquet", "parquet", target, "written")
+            load_package("pyarrow.parquet", f"writing '{target}'")
         check_target(target, proto, path, force)
     predictor = Predictor(proto, path, data, outputs, setting, tell, label)
     found = predictor.all()

@@ -348,10 +348,9 @@ class Loop:
             log.write()
             self.folder.save({**weights, **self.trainer.state()}, said, best)
         except OnnxgradError as error:
-            again = "go on with `resume`" if self.folder.begun else "begin again"
-            raise OnnxgradError(
-                f"step {self.trainer.steps}: {error.message}", f"mend it and {again}: {self._where()}"
-            ) from error
+            again = "continue with `resume`" if self.folder.begun else "start again"
+            hint = f"{error.hint or 'remove the cause'}; then {again}: {self._where()}"
+            raise OnnxgradError(f"step {self.trainer.steps}: {error.message}", hint, error.details) from error
 
     def _where(self) -> str:
         return (

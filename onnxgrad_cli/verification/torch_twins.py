@@ -20,7 +20,8 @@ import onnx
 from onnx import NodeProto, helper
 from onnx.defs import OpSchema
 
-from onnxgrad_cli.errors import OnnxgradError, UnsupportedError
+from onnxgrad_cli.common.packages import load_package
+from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.verification.examples import Example
@@ -146,12 +147,7 @@ class Twin:
             OnnxgradError: PyTorch is not installed.
             UnsupportedError: there is no mapping, or not one for these attributes.
         """
-        try:
-            import torch
-        except ImportError:
-            raise OnnxgradError(
-                "PyTorch is not installed", "pip install 'onnxgrad[torch]', or `against='math'`"
-            ) from None
+        torch = load_package("torch", "`against='torch'`", "`against='math'`")
         self._torch = torch
         self._example = example
         self.expression = expression_of(example.node.op_type, example.node.domain)

@@ -25,8 +25,6 @@ from onnxgrad_cli.training.adapters.formats import AdapterTarget
 from onnxgrad_cli.training.run.folder import LOG, load_checkpoint, run_folder
 from tests.cli_harness import MLP, Shell, save
 
-pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
-
 ROOT = Path(__file__).parents[2]
 DIGITS = str(ROOT / "sample_models" / "digits.npz")
 ON_DIGITS = (
@@ -577,7 +575,7 @@ def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint(shell: Shell, share:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert full.code == 1 and "can't be written: no space is left" in full.err, full.err
-    assert not share or ("step 5:" in full.err and "go on with --resume: 't.onnx.run' has" in full.err), full.err
+    assert not share or ("step 5:" in full.err and "continue with --resume: 't.onnx.run' has" in full.err), full.err
     after = shell.files()
     assert after.keys() == before.keys()  # nothing half-written
     for name, data in before.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -445,7 +444,6 @@ def test_alpha_is_the_rank_where_none_is_given() -> None:
 
 
 def test_an_adapter_in_a_file(tmp_path: Path) -> None:
-    pytest.importorskip("safetensors", reason="the extra [train] is not installed")
     model, _ = model_of(FORMS["conv"])
     built = build(copied(model), replace(LORA, train=("c",)))
     values = {**factors(built), "c": np.arange(5, dtype=np.float32)}
@@ -478,13 +476,6 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
         load_adapter(tmp_path / "cut.safetensors")
     with pytest.raises(OnnxgradError, match="none"):
         load_adapter(tmp_path / "none.safetensors")
-
-
-def test_the_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
-    with pytest.raises(OnnxgradError, match="safetensors is missing") as error:
-        save_adapter(tmp_path / "adapter.safetensors", [], {})
-    assert "onnxgrad[train]" in (error.value.hint or "")
 
 
 def test_what_can_not_be_merged() -> None:

@@ -262,18 +262,18 @@ def test_weights_that_are_no_longer_finite_are_not_saved():
 @pytest.mark.parametrize(
     ("begun", "how"),
     [
-        (False, "begin again: there is no checkpoint yet"),
-        (True, "go on with `resume`: 'runs/a' has the last good checkpoint"),
+        (False, "start again: there is no checkpoint yet"),
+        (True, "continue with `resume`: 'runs/a' has the last good checkpoint"),
     ],
 )
 def test_what_cannot_be_written_says_how_to_go_on(begun, how):
     run = Steps([1.0, 2.0])
     run.loop.folder.begun = begun
-    run.loop.folder.save = Mock(side_effect=OnnxgradError("the disk is full"))
+    run.loop.folder.save = Mock(side_effect=OnnxgradError("the disk is full", "free some space"))
     with pytest.raises(OnnxgradError) as failed:
         run.loop.run()
     assert failed.value.message == "step 2: the disk is full"
-    assert failed.value.hint == f"mend it and {how}"
+    assert failed.value.hint == f"free some space; then {how}"
 
 
 def checkpoint(**changes):

@@ -14,9 +14,9 @@ from math import inf
 
 import numpy as np
 
+from onnxgrad_cli.common.packages import load_package
 from onnxgrad_cli.cost.facts import Facts
 from onnxgrad_cli.cost.flops import node_flops
-from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.passes.rematerialization.plan import Plan, computed, flops_of, size_of
 
@@ -80,11 +80,7 @@ def plan_optimal(heuristic: Plan, budget: int, sizes: Facts, total: int) -> Plan
     Raises:
         UsageError: the solver is not installed.
     """
-    try:
-        import scipy.optimize  # noqa: F401
-    except ImportError as error:
-        hint = "pip install 'onnxgrad[solver]', or `recompute=budget:SIZE`, which plans without it"
-        raise UsageError("`recompute` optimal takes the package scipy", hint) from error
+    load_package("scipy.optimize", "`recompute=optimal`", f"`recompute=budget:{budget}`, which plans without it")
     plan = Plan(heuristic.flow)
     everything = sum(size_of(root, sizes) for root in plan.groups)
     if total <= budget or not plan.groups:

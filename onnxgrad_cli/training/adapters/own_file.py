@@ -37,7 +37,7 @@ def save_adapter(path: Path, adapters: Sequence[Adapter], values: Mapping[str, n
         values: their factors by name, weights that were trained in full, and running statistics.
 
     Raises:
-        OnnxgradError: a factor is missing, the file can't be written, or the package safetensors is missing.
+        OnnxgradError: a factor is missing, or the file can't be written.
     """
     save_bytes(adapter_bytes(adapters, values), followed(path), durable=True)
 
@@ -46,7 +46,7 @@ def adapter_bytes(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray],
     """What `save_adapter` writes, and of which base the adapters are, where that is known.
 
     Raises:
-        OnnxgradError: a factor is missing, or the package safetensors is.
+        OnnxgradError: a factor is missing.
     """
     check_factors(adapters, values)
     return tensor_bytes(values, {ADAPTERS: [asdict(adapter) for adapter in adapters], **({BASE: base} if base else {})})
@@ -56,7 +56,7 @@ def load_adapter(path: Path, tell: Tell = silent) -> tuple[list[Adapter], dict[s
     """The adapters in a file, and the values of their factors and of what else was trained.
 
     Raises:
-        OnnxgradError: the file can't be read, holds no adapters, or the package safetensors is missing.
+        OnnxgradError: the file can't be read, or holds no adapters.
     """
     values, words = load_tensors(path, tell)
     if not are_adapters(words.get(ADAPTERS)):
@@ -73,7 +73,7 @@ def is_adapter(path: Path) -> bool:
     """Whether a file holds adapters.
 
     Raises:
-        OnnxgradError: it can't be read, or the package safetensors is missing.
+        OnnxgradError: it can't be read.
     """
     return ADAPTERS in load_tensors(path)[1]
 
@@ -82,7 +82,7 @@ def base_of(path: Path) -> str:
     """What a file of adapters says of the model that they were trained on; "" where it says nothing.
 
     Raises:
-        OnnxgradError: it can't be read, or the package safetensors is missing.
+        OnnxgradError: it can't be read.
     """
     return str(load_tensors(path)[1].get(BASE, ""))
 

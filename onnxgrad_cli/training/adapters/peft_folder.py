@@ -17,6 +17,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import safetensors.numpy
 from onnx import ModelProto
 
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
@@ -33,7 +34,7 @@ from onnxgrad_cli.training.adapters.module_names import (
 from onnxgrad_cli.training.adapters.own_file import check_factors
 from onnxgrad_cli.training.adapters.places import Factors, Place, flat, keys, places
 from onnxgrad_cli.training.adapters.together import Read, together
-from onnxgrad_cli.training.run.tensors import read_bytes, safetensors
+from onnxgrad_cli.training.run.tensors import read_bytes
 
 CONFIG, MODEL, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 """The files of a folder."""
@@ -143,7 +144,7 @@ def _safetensors(tensors: Mapping[str, np.ndarray]) -> bytes:
     """A file that says which library's shapes it has, as PEFT's own do, and that it is ours."""
     halves = {name for name, array in tensors.items() if array.dtype == ml_dtypes.bfloat16}
     found = {name: array.astype(np.float32) if name in halves else array for name, array in tensors.items()}
-    data: bytes = safetensors().numpy.save(found, {"format": "pt", VERSION: tool_version()})
+    data: bytes = safetensors.numpy.save(found, {"format": "pt", VERSION: tool_version()})
     return data
 
 
@@ -301,7 +302,7 @@ def _factors(path: Path, pickled: Path) -> dict[str, dict[str, np.ndarray]]:
             f"'{pickled}' is a pickle, which can run code and is not read", "save the adapter as safetensors with PEFT"
         )
     try:
-        tensors = dict(safetensors().deserialize(read_bytes(path)))
+        tensors = dict(safetensors.deserialize(read_bytes(path)))
     except OnnxgradError:
         raise
     except Exception as error:  # the library has kinds of its own, and raises others too

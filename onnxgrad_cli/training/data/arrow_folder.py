@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from onnxgrad_cli.common.choices import Resize
+from onnxgrad_cli.common.packages import load_package
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.training.data.columns import KnownColumns
 from onnxgrad_cli.training.data.input_types import InputTypes
 from onnxgrad_cli.training.data.parquet import columns_of
-from onnxgrad_cli.training.data.reading import Found, check_regular, library, reading
+from onnxgrad_cli.training.data.reading import Found, check_regular, reading
 
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 HINT = "write it with datasets.Dataset.save_to_disk(FOLDER)"
@@ -43,7 +44,7 @@ def read(path: Path, inputs: InputTypes, resize: Resize, known: KnownColumns) ->
         if any(state.get(key) for key in ("_indices_data_files", "_indices_files")):
             raise ValueError("its rows are chosen by a table of indices: call flatten_indices() before it is saved")
         files = [_inside(path, each["filename"]) for each in state["_data_files"]]
-    arrow, ipc = library("pyarrow", "parquet", path), library("pyarrow.ipc", "parquet", path)
+    arrow, ipc = (load_package(name, f"reading '{path}'") for name in ("pyarrow", "pyarrow.ipc"))
     tables = []
     for file in files:
         check_regular(file)

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from importlib import metadata
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
 from onnxgrad_cli.common.memory import GB, limited_memory
 from onnxgrad_cli.common.narration import Tell
+from onnxgrad_cli.common.packages import install_command, load_package
 from onnxgrad_cli.errors import UsageError
-from onnxgrad_cli.training.data.reading import check_regular, library, reading
+from onnxgrad_cli.training.data.reading import check_regular, reading
 
 T = TypeVar("T")
 
@@ -47,6 +50,9 @@ SECONDS = 2.0
 LONGEST = 2**20
 """Characters of a template: published ones have some ten thousand."""
 
+SAFE = (3, 1, 6)
+"""The first version of jinja2 whose sandbox holds: before, `|attr('format')` reads any attribute (CVE-2025-27516)."""
+
 ANSWERS = "assistant"
 """The role whose messages are judged."""
 
@@ -61,11 +67,12 @@ class ChatTemplate:
         marks: what a template may write besides, such as 'bos_token'.
 
         Raises:
-            UsageError: it is no template, is beyond its limits, or the package jinja2 is missing.
+            UsageError: it is no template, is beyond its limits, or the package jinja2 is missing or too old.
         """
         self.path, self._marks = path, marks
         self._alone = 0
-        library("jinja2", "text", path)
+        load_package("jinja2", f"the chat template of '{path}'")
+        _check_sandbox()
         with reading(path, "a chat template", "a template as published with models is wanted"):
             if len(source) > LONGEST:
                 raise ValueError(f"it has more than {LONGEST:,} characters")
@@ -135,6 +142,23 @@ def chat_template(tokenizer: Path, settings: Mapping[str, str], tell: Tell) -> C
         return ChatTemplate(tokenizer.with_name("tokenizer_config.json"), settings["chat_template"], marks)
     tell(f"'{tokenizer}' has no chat template beside it: conversations are written in ChatML", 0)
     return ChatTemplate(tokenizer, CHATML, marks)
+
+
+def _check_sandbox() -> None:
+    """Refuse a version of jinja2 in whose sandbox a template can read what it should not.
+
+    Raises:
+        UsageError: it is such a version, or an unknown one.
+    """
+    try:
+        installed = metadata.version("jinja2")
+    except metadata.PackageNotFoundError:
+        installed = "of an unknown version"
+    if tuple(int(number) for number in re.findall(r"\d+", installed)[:3]) < SAFE:
+        raise UsageError(
+            f"jinja2 {installed} lets a chat template read this process's memory and environment",
+            install_command("jinja2"),
+        )
 
 
 def check_messages(where: str, name: str, messages: object) -> list[dict[str, Any]]:

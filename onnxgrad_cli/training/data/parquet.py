@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrad_cli.common.choices import Resize
+from onnxgrad_cli.common.packages import load_package
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.types import in_words
 from onnxgrad_cli.training.data.columns import KnownColumns, choose, shaped
@@ -21,7 +22,7 @@ from onnxgrad_cli.training.data.input_types import InputTypes
 from onnxgrad_cli.training.data.lists import Lists
 from onnxgrad_cli.training.data.picture_layout import layout_of
 from onnxgrad_cli.training.data.pictures import Pictures, check_size
-from onnxgrad_cli.training.data.reading import Column, Found, library, reading
+from onnxgrad_cli.training.data.reading import Column, Found, reading
 
 
 def read(path: Path, inputs: InputTypes, resize: Resize, known: KnownColumns) -> Found:
@@ -30,7 +31,7 @@ def read(path: Path, inputs: InputTypes, resize: Resize, known: KnownColumns) ->
     Raises:
         UsageError: it can't be read, pyarrow is missing, a value is missing, or lists inside lists differ in length.
     """
-    files = library("pyarrow.parquet", "parquet", path)
+    files = load_package("pyarrow.parquet", f"reading '{path}'")
     with reading(path, "a Parquet file", "write it again"):
         file = files.ParquetFile(path)
         return columns_of(path, file.schema_arrow.names, lambda names: file.read(columns=names), inputs, resize, known)

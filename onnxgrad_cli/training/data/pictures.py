@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from onnxgrad_cli.common.choices import Resize
+from onnxgrad_cli.common.packages import load_package
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.training.data.picture_layout import Layout
-from onnxgrad_cli.training.data.reading import library, reading
+from onnxgrad_cli.training.data.reading import reading
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
 FORMATS = ("PNG", "JPEG")
@@ -95,7 +96,7 @@ class Pictures:
         Raises:
             UsageError: one does not; the message names it.
         """
-        pillow = library("PIL.Image", "images", self.source)
+        pillow = load_package("PIL.Image", f"reading '{self.source}'")
         for row, file in enumerate(self.files):
             with self._told(row), warnings.catch_warnings():
                 warnings.simplefilter("error")
@@ -113,7 +114,7 @@ class Pictures:
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
-        library("PIL.ImageOps", "images", self.source)  # before threads import it
+        load_package("PIL.ImageOps", f"reading '{self.source}'")  # before threads import it
         return ThreadPoolExecutor(min(os.cpu_count() or 1, 8), "pictures")
 
     def _told(self, row: int) -> Any:
@@ -122,7 +123,7 @@ class Pictures:
         return reading(name, "a picture", HINT)
 
     def _read(self, row: int) -> np.ndarray:
-        pillow, operations = (library(f"PIL.{name}", "images", self.source) for name in ("Image", "ImageOps"))
+        pillow, operations = (load_package(f"PIL.{name}", f"reading '{self.source}'") for name in ("Image", "ImageOps"))
         size = self.layout.width, self.layout.height
         with self._told(row), pillow.open(_opened(self.files[row]), formats=FORMATS) as picture:
             _check(picture, pillow.MAX_IMAGE_PIXELS)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Union
+from typing import TYPE_CHECKING, NamedTuple, Union
 
 import numpy as np
 
@@ -84,18 +83,3 @@ def check_regular(path: Path) -> None:
         odd = path.exists() and not path.is_file()
     if odd:
         raise UsageError(f"'{path}' is no file: it is a device, a pipe or a folder", "copy its data to a file")
-
-
-def library(name: str, extra: str, path: Path, done: str = "read") -> Any:
-    """A module that is no part of the installation, without which a file can't be `done` with.
-
-    Raises:
-        UsageError: it is missing.
-    """
-    try:
-        return import_module(name)
-    except ImportError:
-        package = name.partition(".")[0]
-        raise UsageError(
-            f"'{path}' can't be {done} without the package {package}", f"pip install 'onnxgrad[{extra}]'"
-        ) from None

@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors
 
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.training.data.input_types import InputTypes
-from onnxgrad_cli.training.data.reading import Found, library, reading
+from onnxgrad_cli.training.data.reading import Found, reading
 
 
 def read(path: Path, inputs: InputTypes) -> Found:
     """The arrays of a safetensors file.
 
     Raises:
-        UsageError: it can't be read, numpy lacks the type of an array, or the package safetensors is missing.
+        UsageError: it can't be read, or numpy lacks the type of an array.
     """
-    safetensors = library("safetensors", "train", path)
     with (
         reading(path, "a safetensors file", "write it with safetensors.numpy.save_file"),
         safetensors.safe_open(path, framework="numpy") as file,

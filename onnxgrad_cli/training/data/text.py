@@ -24,12 +24,13 @@ from typing import Any
 import numpy as np
 
 from onnxgrad_cli.common.narration import Tell
+from onnxgrad_cli.common.packages import load_package
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.metadata import Term
 from onnxgrad_cli.training.data.chat import ChatTemplate, Span, chat_template, check_messages
 from onnxgrad_cli.training.data.json_lines import objects
 from onnxgrad_cli.training.data.lists import Lists
-from onnxgrad_cli.training.data.reading import check_regular, library, reading
+from onnxgrad_cli.training.data.reading import check_regular, reading
 from onnxgrad_cli.training.data.sequences import SequenceOptions
 
 FORMATS = (".jsonl", ".parquet", ".csv", ".tsv")
@@ -72,7 +73,7 @@ class Tokenizer:
             UsageError: it can't be read, or is no tokenizer; or the package tokenizers is missing.
         """
         self.path = path / "tokenizer.json" if path.is_dir() else path
-        tokenizers = library("tokenizers", "text", self.path)
+        tokenizers = load_package("tokenizers", f"reading '{self.path}'")
         hint = "a tokenizer.json is wanted, as published with models"
         content = _content(self.path)
         with reading(self.path, "a tokenizer", hint):
@@ -299,7 +300,7 @@ def _records(path: Path, names: Sequence[str]) -> Iterator[tuple[str, Mapping[st
 
 
 def _of_parquet(path: Path, names: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-    files = library("pyarrow.parquet", "parquet", path)
+    files = load_package("pyarrow.parquet", f"reading '{path}'")
     with reading(path, "a Parquet file", "write it again"):
         file = files.ParquetFile(path)
         there = [name for name in names if name in file.schema_arrow.names]

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from onnxgrad_cli.common.checks import number_in
+from onnxgrad_cli.common.packages import install_command
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 
 LAUNCHERS = {
@@ -118,7 +119,7 @@ def communicator() -> Communicator:
     except (ImportError, RuntimeError) as error:  # it raises the latter where it finds no MPI
         raise OnnxgradError(
             f"{launcher} has started {count} processes, which can't speak to each other: {str(error).splitlines()[0]}",
-            "pip install 'onnxgrad[mpi]', for the MPI whose mpirun this is",
+            f"{install_command('mpi4py')}, for the MPI whose mpirun this is",
         ) from None
     size = MPI.COMM_WORLD.Get_size()
     if size != count:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from onnxgrad_cli.common.choices import LogForm
+from onnxgrad_cli.common.packages import load_package
 from onnxgrad_cli.common.visible import table_cell
-from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.files import save_bytes, told
 
 CSV, TENSORBOARD = "train.csv", "tensorboard"
@@ -108,13 +109,10 @@ class _TensorBoard:
     """
 
     def __init__(self, folder: Path, steps: int) -> None:
-        try:
-            from tensorboardX.event_file_writer import EventsWriter
-            from tensorboardX.proto import event_pb2, summary_pb2
-        except ImportError:
-            raise UsageError(
-                "`log='tensorboard'` needs the package tensorboardX", "pip install 'onnxgrad[tensorboard]'"
-            ) from None
+        load_package("tensorboardX.event_file_writer", "`log='tensorboard'`")
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2, summary_pb2
+
         self._path = (folder / TENSORBOARD).resolve()  # tensorboardX takes the names of some schemes for a cloud's
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         if (folder / TENSORBOARD).is_symlink():

@@ -14,6 +14,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import safetensors.numpy
 
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError
@@ -41,7 +42,7 @@ def save_tensors(path: Path, tensors: Mapping[str, np.ndarray], words: Mapping[s
         words: what the metadata say besides, entries of `KNOWN`; values are written as JSON.
 
     Raises:
-        OnnxgradError: the file can't be written, or the package safetensors is missing.
+        OnnxgradError: the file can't be written.
     """
     save_bytes(tensor_bytes(tensors, words), path, durable=True)
 
@@ -50,9 +51,8 @@ def tensor_bytes(tensors: Mapping[str, np.ndarray], words: Mapping[str, Any]) ->
     """What `save_tensors` writes.
 
     Raises:
-        OnnxgradError: the package safetensors is missing, or the form has no such type: one of four bits.
+        OnnxgradError: the form has no such type: one of four bits.
     """
-    library = _library()
     few = next((name for name, array in tensors.items() if str(array.dtype) in FEW_BITS), "")
     if few:
         raise OnnxgradError(
@@ -64,7 +64,7 @@ def tensor_bytes(tensors: Mapping[str, np.ndarray], words: Mapping[str, Any]) ->
     plain = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in plain.items()}
     said = {key: json.dumps(value) for key, value in {**words, **({HALVES: halves} if halves else {})}.items()}
     checksums = {"words": _of_words(said), "tensors": {name: _of_array(array) for name, array in plain.items()}}
-    data = library.save(plain, {**said, CHECKSUMS: json.dumps(checksums)})
+    data = safetensors.numpy.save(plain, {**said, CHECKSUMS: json.dumps(checksums)})
     return _in_order(data)
 
 
@@ -86,15 +86,13 @@ def load_tensors(path: Path, tell: Tell = silent) -> tuple[dict[str, np.ndarray]
         tell: takes a line where another program has written the file, without checksums.
 
     Raises:
-        OnnxgradError: there is no such file, it is no safetensors file, it is damaged, or the package safetensors is
-            missing.
+        OnnxgradError: there is no such file, it is no safetensors file, or it is damaged.
     """
-    library = _library()
     data = read_bytes(path)
     try:
         head = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         said = head.get("__metadata__", {})
-        tensors = library.load(data)
+        tensors = safetensors.numpy.load(data)
     except MemoryError:
         raise OnnxgradError(
             f"there is not enough memory to read '{path}'", "free some, or use a larger machine"
@@ -125,7 +123,7 @@ def holds_weights_alone(path: Path) -> bool:
     """Whether the metadata of a file say nothing that onnxgrad knows: another program wrote it, of tensors alone.
 
     Raises:
-        OnnxgradError: it can't be read, or the package safetensors is missing.
+        OnnxgradError: it can't be read.
     """
     return not load_tensors(path)[1]
 
@@ -203,20 +201,3 @@ def _of_words(said: Mapping[str, str]) -> str:
 
 def _are_names(value: object, known: Collection[str]) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) and name in known for name in value)
-
-
-def safetensors() -> Any:
-    """The package safetensors.
-
-    Raises:
-        OnnxgradError: it is not installed.
-    """
-    try:
-        import safetensors.numpy
-    except ImportError:
-        raise OnnxgradError("the package safetensors is missing", "pip install 'onnxgrad[train]'") from None
-    return safetensors
-
-
-def _library() -> Any:
-    return safetensors().numpy

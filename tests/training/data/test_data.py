@@ -323,21 +323,10 @@ def test_bytes_are_no_text_and_float8_has_no_type(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow.parquet").write_table(arrow.table({"x": rows, "y": Y}), tmp_path / "a.parquet")
     with pytest.raises(UsageError, match="'x' holds bytes, the model takes"):
         open_data(tmp_path / "a.parquet", PORTS)
-    pytest.importorskip("safetensors", reason="safetensors is not installed")
     head = json.dumps({"x": {"dtype": "F8_E4M3", "shape": [4, 3], "data_offsets": [0, 12]}}).encode()
     (tmp_path / "a.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes(12))
     with pytest.raises(UsageError, match="'x' is of F8_E4M3, which numpy lacks"):
         open_data(tmp_path / "a.safetensors", {"x": PORTS["x"]})
-
-
-@pytest.mark.parametrize("name, extra", [("parquet", "parquet"), ("safetensors", "train")])
-def test_a_missing_package_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, extra: str) -> None:
-    for module in ("pyarrow", "pyarrow.parquet", "safetensors"):
-        monkeypatch.setitem(sys.modules, module, None)
-    (tmp_path / f"a.{name}").write_bytes(b"")
-    with pytest.raises(UsageError, match="without the package") as told:
-        open_data(tmp_path / f"a.{name}", PORTS)
-    assert told.value.hint == f"pip install 'onnxgrad[{extra}]'"
 
 
 def test_safetensors_of_half_floats(tmp_path: Path) -> None:

@@ -6,10 +6,13 @@ import csv
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto
 
@@ -19,6 +22,8 @@ from onnxgrad_cli.ir.types import tensor_type
 from onnxgrad_cli.metadata import Term
 from onnxgrad_cli.training.data import Range, SequenceOptions, open_data
 from onnxgrad_cli.training.data.chat import CHATML, ROUNDS, ChatTemplate
+from tests.cli_harness import Shell
+from tests.genai_form import decoder
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 
@@ -323,3 +328,47 @@ def test_what_templates_use() -> None:
     found = ChatTemplate(Path("t"), source, {"bos_token": "<s>"}).render("", CHAT)
     assert found == '<s>"what is the sky ?"4"blue"420[\n 1,\n 2\n]assistant'
     assert ChatTemplate(Path("t"), CHATML, {}).render("", CHAT[:1], True).endswith("<|im_start|>assistant\n")
+
+
+FORMATTED = "{{ ('{0.__globals__[sys].modules[os].environ[ONNXGRAD_SECRET]}'|attr('format'))(raise_exception) }}"
+"""What an old sandbox lets a template read: `|attr('format')` gives str.format itself (CVE-2025-27516)."""
+
+
+def test_a_template_reads_no_attributes_by_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONNXGRAD_SECRET", "hidden")
+    template = ChatTemplate(Path("tokenizer.json"), FORMATTED, {})
+    with pytest.raises(UsageError, match="refuses the conversation") as refused:
+        template.render("line 1", CHAT)
+    assert "hidden" not in str(refused.value)
+
+
+def test_a_sandbox_with_holes_is_refused(
+    tokenizer: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command reads no template with an old jinja2, and reads it with the installed one."""
+    monkeypatch.chdir(tokenizer.parent)
+    shell, real = Shell(tokenizer.parent, capsys), metadata.version
+    onnx.save(decoder(len(WORDS)), "model.onnx")
+    lines(Path("chat.jsonl"), [{"messages": CHAT}] * 4)
+    arguments = ("train", "model.onnx", "--data", "chat.jsonl", "--loss", "causal-lm", "--tokenizer", tokenizer)
+    arguments += ("--lora", "1", "--epochs", "1", "-o", "tuned.onnx")
+    with monkeypatch.context() as patch:
+        patch.setattr(metadata, "version", lambda package: "3.1.5" if package == "jinja2" else real(package))
+        refused = shell(*arguments)
+    assert refused.code == 2 and "jinja2 3.1.5" in refused.err, refused.err
+    assert "pip install 'jinja2>=3.1.6'" in refused.err and not Path("tuned.onnx.run").exists()
+    assert shell(*arguments).code == 0
+
+
+@pytest.mark.parametrize("installed", ["3.1.0", "3.0", "2.11.3", None])
+def test_versions_with_holes_in_the_sandbox(installed: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Mock(side_effect=metadata.PackageNotFoundError("jinja2") if installed is None else [installed])
+    monkeypatch.setattr(metadata, "version", found)
+    with pytest.raises(UsageError, match="lets a chat template read"):
+        ChatTemplate(Path("tokenizer.json"), CHATML, {})
+
+
+@pytest.mark.parametrize("installed", ["3.1.6", "3.2", "4.0.0rc1"])
+def test_versions_without_them(installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "version", lambda _: installed)
+    ChatTemplate(Path("tokenizer.json"), CHATML, {})

@@ -115,7 +115,7 @@ def test_what_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(__import__("sys").modules, "tensorboardX.event_file_writer", None)
     with pytest.raises(UsageError, match="tensorboardX") as missing:
         sinks(tmp_path, ["tensorboard"], 0, ["loss"])
-    assert missing.value.hint == "pip install 'onnxgrad[tensorboard]'"
+    assert missing.value.hint == "pip install 'tensorboardX>=2.6.1'"
 
 
 @pytest.mark.parametrize("text", ["9" * 5000 + ",1\n", "1," + "9" * 200_000, '1,"\0', ""])

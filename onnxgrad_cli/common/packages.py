@@ -1,0 +1,47 @@
+"""Import packages that a plain installation of onnxgrad lacks."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from onnxgrad_cli.errors import UsageError
+
+REQUIREMENTS = {
+    "PIL": "pillow>=11",
+    "jinja2": "jinja2>=3.1.6",
+    "mpi4py": "mpi4py>=4",
+    "pyarrow": "pyarrow>=18",
+    "scipy": "scipy>=1.13",
+    "tensorboardX": "tensorboardX>=2.6.1",
+    "tokenizers": "tokenizers>=0.21",
+    "torch": "torch>=2.13",
+}
+"""Top-level module -> what pip installs for it, with the bound of the extra that lists it in pyproject.toml."""
+
+
+def load_package(module: str, purpose: str, alternative: str = "") -> Any:
+    """Import a module of an optional package.
+
+    Args:
+        module: the module, such as 'pyarrow.parquet'.
+        purpose: what requires it, as the subject of the message.
+        alternative: what else the user can do.
+
+    Raises:
+        UsageError: the package is not installed; the hint has the command that installs it.
+    """
+    try:
+        return import_module(module)
+    except ImportError:
+        package = REQUIREMENTS[module.partition(".")[0]].partition(">=")[0]
+        hint = install_command(module) + (f", or {alternative}" if alternative else "")
+        raise UsageError(f"{purpose} requires the package {package}", hint) from None
+
+
+def install_command(module: str) -> str:
+    """Return the command that installs the package of a module.
+
+    It names the package and not an extra of onnxgrad, so that it works however onnxgrad was installed.
+    """
+    return f"pip install '{REQUIREMENTS[module.partition('.')[0]]}'"
