@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -582,6 +583,21 @@ def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint(shell: Shell, share:
         assert after[name] == data or (share and name == "t.onnx.run/train.jsonl" and after[name].startswith(data))
     assert shell(*arguments, "--epochs", "6", "-o", "t.onnx", "--resume").code == 0
     assert Path("t.onnx").read_bytes() == Path("whole.onnx").read_bytes()
+
+
+def test_a_disk_without_room_is_refused_before_the_first_step(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints hold 21 weights and two moments of each, twice while one replaces the other."""
+    arguments = ("train", "mlp.onnx", "--data", "data.npz", "--epochs", "1", "-o", "t.onnx")
+    free = 2 * 3 * 4 * (12 + 3 + 6) + Path("mlp.onnx").stat().st_size
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Mock(free=free - 1))
+    refused = shell(*arguments)
+    assert refused.code == 1 and f"{free - 1:,} are free" in refused.err, refused.err
+    assert "choose other places with --run and --out" in refused.err
+    assert not Path("t.onnx").exists() and not Path("t.onnx.run/train.jsonl").exists()
+    assert "there is no space" in shell(*arguments, "--val", "0.2").err
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Mock(free=free + 100))
+    assert shell(*arguments, "--run", "again").code == 0
+    assert "there is no space" in shell(*arguments, "--val", "0.2").err, "the best checkpoint is kept, too"
 
 
 def test_random_weights_are_drawn_by_the_seed_and_learn(shell: Shell) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import LogForm
+from onnxgrad_cli.common.full_disk import check_space
 from onnxgrad_cli.common.inputs import keep
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import UsageError
@@ -107,6 +108,12 @@ def run_train(
         _resume(loop, link, resume, new_data, drawing(ready.built.model), tell)
         if link.rank == 0:
             ready.preprocessing.write_to_run(folder.path)
+            size = sum(buffer.array.nbytes for buffer in ready.trainer.buffers.values())
+            growth = folder.growth(size, ready.evaluator is not None)
+            check_space(
+                [(folder.path, growth), (target.parent, ready.original.ByteSize())],
+                "free some space, or choose other places with `run` and `out`",
+            )
         reason = loop.run()
         if reason != "stopped" and ready.evaluator is not None:
             loop.take_best()

@@ -102,6 +102,17 @@ class RunFolder:
                 switch.stage(self.path / name, methodcaller("write", data), durable=True)
             switch.commit()
 
+    def growth(self, size: int, best: bool) -> int:
+        """Return the bytes by which the folder grows: a new checkpoint is whole before the old one is removed.
+
+        Args:
+            size: the bytes of weights and state.
+            best: the best checkpoint is kept, too.
+        """
+        names = (CHECKPOINT, *[BEST] * best)
+        there = sum(file.stat().st_size for name in names if (file := self.path / name).is_file())
+        return 2 * len(names) * size - there
+
     def load(self, best: bool = False) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """The values and the progress of the last checkpoint, or of the best one.
 
