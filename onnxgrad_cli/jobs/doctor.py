@@ -172,10 +172,12 @@ def _modes(model: ModelProto) -> Iterator[str]:
 
 
 def _folded(model: ModelProto) -> list[str]:
-    """Signs that normalizations went into the convolutions before them when the model was exported."""
-    if any(node.op_type == "BatchNormalization" for node in with_bodies(model.graph.node)):
-        return []
-    statistics = sum(name.endswith("running_mean") for name in provenance(model).fixed)
+    """Signs that normalizations went into the convolutions before them when the model was exported.
+
+    The newer exporter lists the running mean of each normalization, but stores none of a folded one.
+    """
+    stored = {tensor.name for tensor in model.graph.initializer}
+    statistics = sum(name.endswith("running_mean") for name in provenance(model).fixed - stored)
     made_up = sum(
         node.op_type in ("Conv", "ConvTranspose") and node.input[1].startswith("onnx::") for node in model.graph.node
     )
@@ -200,22 +202,35 @@ def _proof(origin: Origin, report: Report) -> Iterator[str]:
         yield "random operators: two runs differ"
 
 
+def _varying(origin: Origin) -> str:
+    """The call of PyTorch's exporter that lets the first axis of each input vary."""
+    axes = {name: {} if kind.endswith("[]") else {0: "batch"} for name, kind in origin.inputs.items()}
+    if origin.exporter == OLDER:
+        return f"with torch.onnx.export(model, ..., dynamo=False, input_names={list(axes)}, dynamic_axes={axes})"
+    return f"with torch.onnx.export(model, ..., dynamic_shapes={list(axes.values())})"
+
+
 def _advice(origin: Origin, unnamed: list[str], folded: bool, modes: bool) -> Iterator[str]:
     """Settings of the exporter that would have served better."""
-    older = origin.exporter == OLDER
-    if folded or (older and unnamed):
+    older, newer = origin.exporter == OLDER, origin.exporter == NEWER
+    if newer and (folded or unnamed):
         yield (
-            "torch.onnx.export(..., training=torch.onnx.TrainingMode.PRESERVE, do_constant_folding=False) of "
-            "model.train() keeps normalizations, Dropout and the names of weights"
-            if older
-            else "a model in model.train() keeps its normalizations apart from its convolutions"
+            "torch.onnx.export(model.train(), ..., optimize=False) keeps normalizations, Dropout and the names of "
+            "weights; train normalizations with `mode='train'`"
+        )
+    elif folded or (older and unnamed):
+        yield (
+            "torch.onnx.export(model.train(), ..., dynamo=False, training=torch.onnx.TrainingMode.PRESERVE, "
+            "do_constant_folding=False) keeps normalizations, Dropout and the names of weights"
         )
     if older:
-        yield "torch.onnx.export(..., dynamo=True) writes down which tensors are parameters"
+        yield (
+            "torch.onnx.export(model.train(), ..., dynamo=True, optimize=False) keeps these too, and writes down which "
+            "tensors are parameters"
+        )
     if not origin.sizes:
-        pytorch = older or origin.exporter == NEWER
-        how = "dynamic_axes or dynamic_shapes=" if pytorch else "symbolic sizes"
-        yield f"no size may vary: with {how} batches of any size can be trained on"
+        how = _varying(origin) if older or newer else "with symbolic sizes,"
+        yield f"no size may vary: {how} batches of any size can be trained on"
     if any(name.startswith("com.microsoft") for name in origin.operators):
         yield "operators of onnxruntime's own: the model as it was before they were put in is simpler to train"
     if any("QuantizeLinear" in name or name.startswith("QLinear") for name in origin.operators):

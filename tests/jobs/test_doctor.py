@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import io
 import warnings
 from pathlib import Path
@@ -61,7 +63,9 @@ def test_an_export_in_inference(shell: Shell) -> None:
     assert {name.partition("_")[0] for name in found["unnamed"]} == {"onnx::Conv"}
     assert found["trained_numbers"] == 4 * 2 * 9 + 4 + 4 * 4 + 4 + 4
     advice = " ".join(found["advice"])
-    assert all(word in advice for word in ("do_constant_folding=False", "dynamo=True", "dynamic_shapes"))
+    assert all(
+        word in advice for word in ("do_constant_folding=False", "dynamo=True", "dynamic_axes={'x': {0: 'batch'}}")
+    )
     text = shell("doctor", "net.onnx").out
     assert text.startswith("Differentiable: 5 gradients can be had.\nwritten by    PyTorch's older exporter (pytorch 2")
     assert "names         made up for 2 of 5 weights: onnx::Conv_" in text
@@ -77,7 +81,7 @@ def test_an_export_that_can_be_trained_on(shell: Shell) -> None:
         "1 of BatchNormalization, 1 of them in training mode", "1 of Dropout, 1 of them in training mode"
     ]  # fmt: skip
     assert found["unnamed"] == [] and found["origin"]["sizes"] == ["n"]
-    assert found["advice"] == ["torch.onnx.export(..., dynamo=True) writes down which tensors are parameters"]
+    assert len(found["advice"]) == 1 and "writes down which tensors are parameters" in found["advice"][0]
     groups = {group["reason"]: (group["names"], group["numbers"]) for group in found["not_trained"]}
     assert groups["frozen by --freeze"] == (["fc.bias"], 4)
     assert "names         every weight bears the name that it had" in shell("doctor", "net.onnx").out
@@ -167,3 +171,55 @@ def test_an_exporter_whose_name_is_no_utf8(shell: Shell) -> None:
 def test_a_file_that_is_no_model(shell: Shell) -> None:
     Path("net.onnx").write_bytes(b"no model")
     assert shell("doctor", "net.onnx").code == 1
+
+
+def calls_in(advice: list[str]) -> list[dict[str, Any]]:
+    """The keywords of each call of torch.onnx.export that the advice contains."""
+    found = []
+    for text in advice:
+        start = text.find("torch.onnx.export(")
+        if start >= 0:
+            ends = (end for end, letter in enumerate(text) if letter == ")" and end > start)
+            call = next(tree for end in ends if (tree := _parsed(text[start : end + 1])) is not None)
+            found.append({k.arg: eval(ast.unparse(k.value), {"torch": torch}) for k in call.keywords if k.arg})
+    return found
+
+
+def _parsed(text: str) -> ast.Call | None:
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except SyntaxError:
+        return None
+    return tree if isinstance(tree, ast.Call) else None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamo", [False, True], ids=["older", "newer"])
+def test_the_advice_on_an_export_is_true(shell: Shell, dynamo: bool) -> None:
+    """Each call that the advice contains is made, and the problem that it is for is gone."""
+    if importlib.util.find_spec("onnxscript") is None and dynamo:
+        pytest.skip("PyTorch's newer exporter needs onnxscript")
+
+    def written(path: str, **settings: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(Net().train(), (torch.zeros(2, 2, 6, 6),), path, external_data=False, **settings)
+        return shell("doctor", path, "--json", "--mode", "train").json
+
+    before = written("before.onnx", dynamo=dynamo)
+    folded = "BatchNormalization was folded into 1 convolution: it can't be trained any more"
+    assert folded in before["normalization"] and "norm.weight" not in before["trained"]
+    calls = calls_in(before["advice"])
+    if importlib.util.find_spec("onnxscript") is None:
+        calls = [call for call in calls if not call.get("dynamo", dynamo)]
+    assert len(calls) >= 2
+    for number, call in enumerate(calls):
+        found = written(f"after{number}.onnx", **{"dynamo": dynamo, **call})
+        if "dynamic_axes" in call or "dynamic_shapes" in call:
+            assert before["origin"]["sizes"] == [] and found["origin"]["sizes"] == ["batch"]
+            continue
+        assert {"norm.weight", "norm.bias", "conv.weight", "fc.weight"} <= set(found["trained"])
+        assert found["unnamed"] == [] and len(found["normalization"]) == 2  # BatchNormalization and Dropout
+        assert "folded" not in str(found["normalization"])
+        if call.get("dynamo"):
+            assert "offset" not in found["trained"]  # a buffer
