@@ -10,6 +10,7 @@ from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto, helper
 
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.limits import counted
+from onnxgrad_cli.execution.sizes import switch_values
 from onnxgrad_cli.files import load_external_data
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.skeleton import copied
@@ -96,14 +97,17 @@ class Probe:
     def __call__(self, shapes: Shapes) -> Arrays:
         """The values of a run on data of these shapes: floats between 0 and 1, and zeros, or ones if these don't fit.
 
+        An input of one integer is the stored integer that the model compares it with, if it does; or 1.
+
         Raises:
             Exception: onnxruntime's own, where the model does not run on them.
         """
-        types = fed_types(self.model)
+        types, switches = fed_types(self.model), switch_values(self.model)
 
         def drawn(fill: int) -> Arrays:
             with counted():
-                return {name: _drawn(dtype_of(types[name]), shape, fill) for name, shape in shapes.items()}
+                arrays = {name: _drawn(dtype_of(types[name]), shape, fill) for name, shape in shapes.items()}
+                return arrays | {name: np.full_like(arrays[name], at) for name, at in switches.items() if not fill}
 
         try:
             outputs = self._run(drawn(0))

@@ -6,11 +6,11 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 
-from onnx import AttributeProto, ModelProto, TensorProto, numpy_helper
+from onnx import AttributeProto, ModelProto, TensorProto, TypeProto, numpy_helper
 
 from onnxgrad_cli.common.checks import number_in
 from onnxgrad_cli.ir.nodes import with_bodies
-from onnxgrad_cli.ir.types import SMALL, Shape, is_external, nbytes
+from onnxgrad_cli.ir.types import SMALL, Shape, dtype_of, is_external, nbytes, shape_of
 
 SIZES = (8, 16, 32, 5, 64, 224)
 """Sizes that are tried, in order, for symbols that do not lead an input: networks have axes that must be long enough,
@@ -46,7 +46,8 @@ def sizes_to_try(shapes: Mapping[str, Shape], model: ModelProto, apart: bool = F
     those that stored vectors and matrices demand, and those of signals.
 
     Where a symbol leads an input and stands elsewhere in another, as a batch does in the states of a recurrent network,
-    sizes at which it is small come after all others.
+    sizes at which it is small come after all others. Last come those at which the only open size of an input is
+    small: the batch in the states of a recurrent network whose sizes have no names.
 
     Of language models, a symbol may be the sum of others, by an exporter's convention ('past_sequence_length +
     sequence_length', or 'total_sequence_length' beside these two); and what is past may be empty.
@@ -62,7 +63,11 @@ def sizes_to_try(shapes: Mapping[str, Shape], model: ModelProto, apart: bool = F
         return
     first = {symbol_at(name, 0, str(shape[0])) for name, shape in shapes.items() if shape}
     somewhere = {symbol: symbol in first for symbol in leading}
-    for leads in (leading,) if leading == somewhere else (leading, somewhere):
+    open_sizes = [[symbol_at(name, i, s) for i, s in enumerate(x) if isinstance(s, str)] for name, x in shapes.items()]
+    alone = {symbols[0] for symbols in open_sizes if len(symbols) == 1}
+    batches_alone = {symbol: symbol in first or symbol in alone for symbol in leading}
+    variants = [leading, somewhere, batches_alone]
+    for leads in (each for at, each in enumerate(variants) if each not in variants[:at]):
         for size, (small, large), most in _in_order(model, apart):
             batches, others = itertools.count(LEADING, small), itertools.count(size, size * large)
             sizes = {symbol: next(batches if leads[symbol] else others) for symbol in leads}
@@ -124,6 +129,28 @@ def _left_behind(model: ModelProto) -> list[int]:
     ]
     whole = (stored[name] for name in read if name in stored and stored[name].data_type == TensorProto.INT64)
     return _tried({int(size) for tensor in whole for size in numpy_helper.to_array(tensor).flat})
+
+
+def switch_values(model: ModelProto) -> dict[str, int]:
+    """Return the integer that each input of one element is compared with, such as a sample rate that selects a branch.
+
+    Only the first comparison with a stored integer counts.
+    """
+    stored = {name: tensor for name, tensor in _constants(model) if nbytes(tensor) <= SMALL}
+    numbers = {value.name for value in model.graph.input if _is_integer(value.type)} - stored.keys()
+    values: dict[str, int] = {}
+    for node in model.graph.node if numbers else ():
+        for name, other in (node.input[:], node.input[::-1]) if node.op_type == "Equal" else ():
+            if name in numbers and other in stored and math.prod(stored[other].dims) == 1:
+                values.setdefault(name, int(numpy_helper.to_array(stored[other]).item()))
+    return values
+
+
+def _is_integer(value_type: TypeProto) -> bool:
+    """Return True if a type is that of one integer."""
+    shape = shape_of(value_type)
+    integer = dtype_of(value_type) in (TensorProto.INT32, TensorProto.INT64)
+    return integer and shape is not None and all(size == 1 for size in shape)
 
 
 def _demanded(model: ModelProto) -> list[int]:

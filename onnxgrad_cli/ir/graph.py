@@ -41,6 +41,8 @@ class Graph:
         follows_shapes: whether onnx is to follow the integers that make shapes: not where they fill the memory.
         observed: types that were read off a run of the model; their sizes have no names.
         ranks: values that have other ranks at other sizes -> which, in words.
+        branches: Ifs that were replaced by one branch because the other one can't run -> the branch.
+        trial_depth: how many Ifs a branch was put in the place of to see if it can run.
         multiples: symbols that we have made for a multiple of another one, as (factor, symbol).
         original_names: every name of a value or node that the model had before anything was done to it.
         provenance: what the file says of where its tensors come from; nothing before `prepare` has asked it.
@@ -64,6 +66,8 @@ class Graph:
         self.follows_shapes = True
         self.observed: dict[str, TypeProto] = {}
         self.ranks: dict[str, str] = {}
+        self.branches: dict[str, str] = {}
+        self.trial_depth = 0
         self.multiples: dict[str, tuple[int, str]] = {}
         self.initializers: dict[str, TensorProto] = {t.name: t for t in proto.graph.initializer}
         self.original_names = frozenset(node_names(proto.graph))
@@ -121,7 +125,7 @@ class Graph:
     def share_names(self, other: Graph) -> None:
         """Draw fresh names and symbols from the same stock as `other`, so that both can be parts of one model."""
         self._names, self._counters, self._symbols = other._names, other._counters, other._symbols
-        self.multiples = other.multiples
+        self.multiples, self.branches, self.trial_depth = other.multiples, other.branches, other.trial_depth
         self._outer = other
 
     @property

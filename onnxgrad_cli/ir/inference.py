@@ -31,11 +31,15 @@ OTHERWISE = LIKE_INPUT | {"PRelu"}
 """Operators that stand in other terms where onnx infers; see `_in_known_terms`."""
 
 
+class Contradiction(OnnxgradError):
+    """The shapes in a graph contradict each other: a node's inputs don't fit its operator."""
+
+
 def infer_types(graph: Graph) -> None:
     """Infer the type of every value, on the skeleton, and keep what is found in `graph.types`.
 
     Raises:
-        OnnxgradError: the graph contradicts itself (a node's inputs don't fit its operator).
+        Contradiction: a node's inputs don't fit its operator.
     """
     bare = _in_known_terms(graph.skeleton())
     alike: dict[tuple[int, ...], TypeProto] = {}
@@ -59,7 +63,7 @@ def infer_types(graph: Graph) -> None:
             graph.hints.clear()
             return infer_types(graph)
         if not more and error:
-            raise OnnxgradError(f"the model's shapes contradict each other: {str(error).strip()}") from error
+            raise Contradiction(f"the model's shapes contradict each other: {str(error).strip()}") from error
         if not more:
             break
         stated.update(more)

@@ -16,7 +16,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnxgrad_cli.common.memory import free_memory
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.limits import counted
-from onnxgrad_cli.execution.sizes import sized, sizes_to_try
+from onnxgrad_cli.execution.sizes import sized, sizes_to_try, switch_values
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import Arrays, Shape, dtype_of, is_float, shape_of
@@ -63,7 +63,7 @@ def first_run(
     """
     failure: Exception | None = None
     start = time.process_time()
-    sizes_of_labels = _sizes_of_labels(described)
+    sizes_of_labels, switches = _sizes_of_labels(described), switch_values(described.model)
     for tried, found in enumerate(sizes_to_try(_shapes(described), described.model)):
         if failure is not None and tried >= TRIES and time.process_time() - start > SEARCH:
             break
@@ -84,6 +84,8 @@ def first_run(
                 outputs = run(feeds)
             except Exception as error:  # sizes or numbers that don't fit: try others
                 failure = failure or error
+                if masked and switches:  # the branch that they select may not fit
+                    continue
                 break
             drawn = guess if any(name not in data for name in feeds) else None
             if positive or finite(outputs.get(described.roles.loss, np.zeros(1))):
@@ -171,7 +173,8 @@ def random_feeds(
 
     Floats are normal, or between 0 and 1 if `positive`. Integers are valid as what they index; those that index
     no weight are 0 or 1 if `masked`, else 1; so is a number alone, for it may be a step or a length: of a step of 0 in
-    STFT onnxruntime ends the process. Of labels that may say that a sample does not count, the first two count, and of
+    STFT onnxruntime ends the process. One that the model compares with a stored integer is that integer, if `masked`.
+    Of labels that may say that a sample does not count, the first two count, and of
     many each fifth does not.
 
     Raises:
@@ -184,6 +187,7 @@ def random_feeds(
         raise MemoryError("random data do not fit into the memory that is free")
     classes = {loss.label: loss.classes for loss in described.roles.losses if loss.classes}
     limits = {**index_limits(described.model, shapes), **classes}
+    switches = switch_values(described.model)
     feeds = {}
     for name, shape in shapes.items():
         dtype = dtype_of(types[name])
@@ -193,6 +197,8 @@ def random_feeds(
         else:
             least = 0 if name in limits or (masked and (shape or dtype == TensorProto.BOOL)) else 1
             feeds[name] = draw(rng, dtype, shape, least, limits.get(name, 2))
+            if masked and name in switches:
+                feeds[name] = np.full_like(feeds[name], switches[name])
     for term in described.roles.losses:
         if term.ignore_index is not None and term.label in feeds:
             labels = feeds[term.label].reshape(-1)

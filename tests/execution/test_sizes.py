@@ -3,7 +3,7 @@
 import onnx
 import pytest
 
-from onnxgrad_cli.execution.sizes import MOST_ELEMENTS, SIZES, sized, sizes_to_try
+from onnxgrad_cli.execution.sizes import MOST_ELEMENTS, SIZES, sized, sizes_to_try, switch_values
 
 EMPTY = onnx.ModelProto()
 
@@ -69,3 +69,17 @@ def test_matrices_that_must_be_square_are_so() -> None:
         '<ir_version: 10, opset_import: ["" : 20]> g (float[N, M] x) => (float y) { y = Det(x) }'
     )
     assert [set(sizes.values()) for sizes in sizes_to_try({"x": ("N", "M")}, model)] == [{8}, {16}]
+
+
+def test_a_batch_without_a_name_is_small_in_states_too() -> None:
+    found = list(sizes_to_try({"audio": ("?", "?"), "state": (2, "?", 128)}, EMPTY))
+    assert {"audio/0": 2, "audio/1": 512, "state/1": 2} in found
+
+
+def test_a_switch_is_the_integer_that_it_is_compared_with() -> None:
+    """Not so tokens, nor what is compared with another value."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 20]>
+    g (int64 rate, int64 other, int64[n] tokens) => (bool a, bool b, bool[n] c) <int64 wide = {16000}> {
+      a = Equal(wide, rate) b = Equal(other, rate) c = Equal(tokens, wide)
+    }""")
+    assert switch_values(model) == {"rate": 16000}

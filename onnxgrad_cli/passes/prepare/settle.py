@@ -6,8 +6,10 @@ Each replacement gives values whose types must be inferred, and each type may le
 from __future__ import annotations
 
 from onnxgrad_cli.autodiff.differentiation import Cautions
+from onnxgrad_cli.common.wording import listed
+from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.ir.inference import Contradiction, infer_types
 from onnxgrad_cli.passes.prepare.by_run import check_hints, keep_ranks, observe_ranks
 from onnxgrad_cli.passes.prepare.declarations import set_hints_aside, settle_hints
 from onnxgrad_cli.passes.prepare.downgrade import downgrade, opset_limit
@@ -15,11 +17,15 @@ from onnxgrad_cli.passes.prepare.expand import expand
 from onnxgrad_cli.passes.prepare.experimental import write_out_experimental
 from onnxgrad_cli.passes.prepare.fold import fold
 from onnxgrad_cli.passes.prepare.function_bodies import inline_function_bodies
+from onnxgrad_cli.passes.prepare.impossible_branches import rule_out_branches
 from onnxgrad_cli.passes.prepare.normalise import normalise
 from onnxgrad_cli.passes.prepare.opset import OLDEST_OPSET, raise_opset
 from onnxgrad_cli.passes.prepare.sequences import unpack
 from onnxgrad_cli.passes.prepare.subgraphs import choose_branches, settle_bodies
 from onnxgrad_cli.passes.prepare.vectors import widen_vectors
+
+DEEPEST_TRIAL = 2
+"""Branches that are tried within one another."""
 
 
 def settle(graph: Graph, training: Cautions, opset: int = OLDEST_OPSET, by_run: bool | None = None) -> None:
@@ -44,6 +50,10 @@ def settle(graph: Graph, training: Cautions, opset: int = OLDEST_OPSET, by_run: 
     downgrade(graph, limit, training)
     keep_ranks(graph)
     settle_hints(graph, training)
+    if graph.branches:
+        text = "only one branch fits the shapes of the model; a run that chooses the other branch ends with an error: "
+        text += listed([f"{name} ({branch})" for name, branch in graph.branches.items()])
+        training.cautions.append(Caution("note", "If", text))
 
 
 def settle_part(graph: Graph) -> None:
@@ -66,9 +76,27 @@ def _replace(graph: Graph) -> bool:
         or widen_vectors(graph)
         or unpack(graph)
         or choose_branches(graph)
-        or settle_bodies(graph, _settle_body)
+        or _settle_bodies(graph)
         or inline_function_bodies(graph)
+        or _rule_out(graph)
     )
+
+
+def _settle_bodies(graph: Graph) -> bool:
+    try:
+        return settle_bodies(graph, _settle_body)
+    except Contradiction:  # in a branch that can't run, as it may be
+        if _rule_out(graph, all_of_them=True):
+            return True
+        raise
+
+
+def _rule_out(graph: Graph, all_of_them: bool = False) -> bool:
+    """Replace an If of which one branch can't run by the other; return True if there is one.
+
+    In a trial of a trial nothing is tried: the number of trials would double with each If.
+    """
+    return graph.trial_depth < DEEPEST_TRIAL and rule_out_branches(graph, _settle_body, all_of_them)
 
 
 def _write_out(graph: Graph, opset: int) -> bool:
@@ -90,6 +118,16 @@ def _settle_body(body: Graph) -> None:
 
 def infer_and_fold(graph: Graph) -> None:
     """Type every value; each shape that turns out to be constant may give others theirs."""
-    infer_types(graph)
+    _infer(graph)
     while fold(graph):
-        infer_types(graph)
+        _infer(graph)
+
+
+def _infer(graph: Graph) -> None:
+    """Type every value, without branches that can't run if they are what contradicts the others."""
+    while True:
+        try:
+            return infer_types(graph)
+        except Contradiction:
+            if not _rule_out(graph, all_of_them=True):
+                raise

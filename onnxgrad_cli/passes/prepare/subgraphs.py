@@ -115,18 +115,28 @@ def choose_branches(graph: Graph) -> bool:
             nodes.append(node)
             continue
         changed = True
-        branch = renamed(graph, body_of(node, "then_branch" if condition.all() else "else_branch"))
-        for tensor in branch.initializer:
-            graph.proto.graph.initializer.append(tensor)
-            graph.initializers[tensor.name] = graph.proto.graph.initializer[-1]
-        nodes += branch.node
-        for name, value in zip(node.output, branch.output, strict=True):
-            if name:
-                identity = graph.fresh(f"{node.name}/Identity")
-                nodes.append(make_node("Identity", [value.name], [name], name=identity))
+        nodes += put_branch(graph, node, "then_branch" if condition.all() else "else_branch")
     if changed:
         graph.set_nodes(nodes)
     return changed
+
+
+def put_branch(graph: Graph, node: Node, branch: str) -> list[Node]:
+    """Return the nodes of a branch of an If, under names of their own, and an Identity for each output of the If.
+
+    The initializers of the branch become initializers of the graph.
+    """
+    body = renamed(graph, body_of(node, branch))
+    for tensor in body.initializer:
+        graph.proto.graph.initializer.append(tensor)
+        graph.initializers[tensor.name] = graph.proto.graph.initializer[-1]
+    pairs = zip(node.output, body.output, strict=True)
+    identities = [
+        make_node("Identity", [value.name], [name], name=graph.fresh(f"{node.name}/Identity"))
+        for name, value in pairs
+        if name
+    ]
+    return [*map(Node.read, body.node), *identities]
 
 
 def settle_bodies(graph: Graph, settle: Callable[[Graph], None]) -> bool:

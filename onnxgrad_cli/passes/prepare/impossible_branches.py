@@ -1,0 +1,98 @@
+"""Replace an If by its one possible branch if the shapes of the graph contradict each other with the other branch.
+
+Exporters write PyTorch's `squeeze` and its tests of the rank as an If on a size. Only one branch fits the operators
+behind the If: a run that takes the other one ends with an error. A guard keeps it so in the training model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from onnx import TensorProto
+
+from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import Contradiction
+from onnxgrad_cli.ir.node import Node, make_node
+from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.types import dtype_of, shape_of
+from onnxgrad_cli.passes.prepare.subgraphs import put_branch
+
+BRANCHES = ("then_branch", "else_branch")
+
+MOST_TRIED, MOST_NODES = 8, 50_000
+"""Ifs of a graph that are tried, and nodes that are typed for that: each trial types the graph twice."""
+
+
+def rule_out_branches(graph: Graph, settle: Callable[[Graph], None], all_of_them: bool = False) -> bool:
+    """Replace an If of which one branch is impossible by its other branch; return True if there is one.
+
+    Args:
+        graph: the graph.
+        settle: infer the types of a graph and choose the branches that follow; raises Contradiction.
+        all_of_them: try every If, not only those with an output of unknown rank.
+    """
+    tried = [node for node in graph.nodes if node.op_type == "If" and _gives_tensors(graph, node)]
+    if not all_of_them:
+        tried = [node for node in tried if any(shape_of(graph.types[name]) is None for name in node.output if name)]
+    size = sum(1 for _ in with_bodies(graph.nodes)) if tried else 0
+    for node in tried[: min(MOST_TRIED, MOST_NODES // max(size, 1))]:
+        possible = [branch for branch in BRANCHES if _is_possible(graph, node, branch, settle)]
+        if len(possible) == 1:
+            _commit(graph, node, possible[0])
+            return True
+    return False
+
+
+def _gives_tensors(graph: Graph, node: Node) -> bool:
+    """Return True if all outputs of a node are known to be tensors: a sequence can't be guarded."""
+    return all(dtype_of(graph.types.get(name)) for name in node.output if name)
+
+
+def _is_possible(graph: Graph, node: Node, branch: str, settle: Callable[[Graph], None]) -> bool:
+    """Return True if nothing contradicts the graph with a branch in the place of its If."""
+    trial = Graph(graph.skeleton())
+    trial.follows_shapes, trial.not_constant = graph.follows_shapes, set(graph.not_constant)
+    trial.observed, trial.trial_depth = dict(graph.observed), graph.trial_depth + 1
+    nodes = trial.nodes
+    at = next(i for i, each in enumerate(graph.nodes) if each is node)
+    trial.set_nodes([*nodes[:at], *put_branch(trial, nodes[at], branch), *nodes[at + 1 :]])
+    try:
+        settle(trial)
+    except Contradiction:
+        return False
+    except OnnxgradError:  # another reason, which is reported if the branch is taken
+        return True
+    return True
+
+
+def _commit(graph: Graph, node: Node, branch: str) -> None:
+    """Replace an If by a branch, and let a run end with an error in which the condition chooses the other one.
+
+    The guard adds a zero to the shape to which each output is reshaped. The zero is taken from a vector of one
+    element, at 1 if the condition is another one.
+    """
+    zeros, index, zero = (graph.fresh(f"{node.name}/{name}") for name in ("zeros", "index", "zero"))
+    graph.add_initializer(zeros, np.zeros(1, np.int64))
+    condition, guard = node.input[0], list[Node]()
+
+    def add(op_type: str, inputs: list[str], output: str, **attributes: int) -> str:
+        guard.append(make_node(op_type, inputs, [output], name=graph.fresh(f"{output}/{op_type}"), **attributes))
+        return output
+
+    if branch == "then_branch":
+        condition = add("Not", [condition], graph.fresh(f"{node.name}/otherwise"))
+    add("Cast", [condition], index, to=TensorProto.INT64)
+    add("Gather", [zeros, index], zero)
+    outputs = node.output[:]
+    node.output[:] = [graph.fresh(f"{name}_made") if name else "" for name in outputs]
+    nodes = put_branch(graph, node, branch)
+    for name, made in zip(outputs, node.output, strict=True):
+        if name:
+            shape = add("Shape", [made], graph.fresh(f"{name}/shape"))
+            guarded = add("Add", [shape, zero], graph.fresh(f"{name}/guarded"))
+            add("Reshape", [made, guarded], name)
+    at = next(i for i, each in enumerate(graph.nodes) if each is node)
+    graph.set_nodes([*graph.nodes[:at], *nodes, *guard, *graph.nodes[at + 1 :]])
+    graph.branches[node.name] = branch.removesuffix("_branch")
