@@ -32,6 +32,9 @@ from onnxgrad_cli.ir.types import is_external, shape_of
 SIZES_TRIED = 6
 """Sizes of its inputs at which a model must fail, to be at fault."""
 
+LARGEST, PRIMES = 2**24, (101, 103, 107, 109, 113, 127, 131, 137)
+"""The largest size of an input that is run, and the sizes that stand for larger ones."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -81,6 +84,7 @@ def _fault(source: ModelSource, path: Path | None) -> tuple[str, str]:
         return f"the model is no valid ONNX model: {fault}", "export it again"
     free = {d for value in model.graph.input for d in shape_of(value.type) or () if isinstance(d, str) and d != "?"}
     hint = f"export it again, or fix sizes that it takes for free by mistake with `dims`: {', '.join(sorted(free))}"
+    _shrink(model)
     return _stumble(model, path), hint if free else "export it again"
 
 
@@ -94,6 +98,19 @@ def _refusal(model: ModelProto, path: Path | None) -> str:
         text = " ".join(str(error).split())
         return "" if any(limit in text for limit in LIMITS_OF_ONNXRUNTIME) else text[:600]
     return ""
+
+
+def _shrink(model: ModelProto) -> None:
+    """Replace sizes of inputs that are too large to be run by small primes.
+
+    Equal sizes stay equal, and different sizes stay different.
+    """
+    dims = [dim for value in model.graph.input for dim in value.type.tensor_type.shape.dim]
+    large = dict.fromkeys(dim.dim_value for dim in dims if dim.dim_value > LARGEST)
+    smaller = dict(zip(large, PRIMES, strict=False))
+    for dim in dims:
+        if dim.dim_value in smaller:
+            dim.dim_value = smaller[dim.dim_value]
 
 
 def _stumble(model: ModelProto, path: Path | None) -> str:

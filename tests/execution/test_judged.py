@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import onnx.parser
 import pytest
 from onnx import ModelProto
 
 from onnxgrad_cli.errors import InternalError, OnnxgradError
 from onnxgrad_cli.execution.judged import judged
+from tests.cli_harness import Shell, save
 
 
 def model_of(body: str) -> ModelProto:
@@ -45,3 +48,20 @@ def test_a_fault_of_a_job_stays_its_own() -> None:
         stumbles(model)
     with pytest.raises(ZeroDivisionError):
         divides(model)
+
+
+@pytest.mark.parametrize(
+    ("declared", "node"),
+    [
+        ("float[3, 4] x, float[3, 2147483648] w) => (float[3, 4] y", "LayerNormalization<axis = 0>(x, w)"),
+        ("float[1, 4, 5] x, float[2, 2147483648, 3] w) => (float[1, 2, 3] y", "Conv(x, w)"),
+        ("float[2, 2, 3, 4] x, float[2, 2, 5, 2147483648] w) => (float[2, 2, 3, 4] y", "Attention(x, w, x)"),
+    ],
+)
+def test_a_size_that_does_not_fit_and_is_too_large_to_be_run_is_the_fault_of_the_model(
+    declared: str, node: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f'<ir_version: 10, opset_import: ["": 23]> g ({declared}) {{ y = {node} }}'
+    shell = Shell(tmp_path, capsys)
+    result = shell("derive", save(text, tmp_path / "model.onnx"), "-o", tmp_path / "derived.onnx")
+    assert result.code == 1 and "the model runs on no data that are drawn for it" in result.err, result.err
