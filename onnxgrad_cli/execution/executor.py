@@ -60,7 +60,7 @@ class Executor:
                     opened = session.start_session(
                         bare, threads=threads, alternating=threads != 1, optimized=few, arena=False
                     )
-                self._run, self._stored, self._options = opened.run, stored, runtime.RunOptions
+                self._run, self._stored, self._options = session.array_run(opened), stored, runtime.RunOptions
                 self.name = f"onnxruntime {runtime.__version__}"
                 return
             except (errors.NotImplemented, errors.Fail) as error:  # no kernel, none with these attributes, or too new

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -328,6 +328,30 @@ def trim() -> None:
     trim_all = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim_all is not None:
         trim_all(0)
+
+
+def array_run(session: onnxruntime.InferenceSession) -> Callable[..., Any]:
+    """Return the session's `run`, or one that also reads and writes bfloat16 arrays, which numpy has no name for."""
+    types = [value.type for value in (*session.get_inputs(), *session.get_outputs())]
+    tensors = all(kind.startswith("tensor(") and kind != "tensor(string)" for kind in types)
+    return partial(_run_with_bfloat16, session) if tensors and "tensor(bfloat16)" in types else session.run
+
+
+def _run_with_bfloat16(
+    session: onnxruntime.InferenceSession, outputs: Sequence[str] | None, feeds: Mapping[str, Any], *options: Any
+) -> list[np.ndarray]:
+    buffers = {name: Buffer(np.asarray(x)) for name, x in feeds.items()}
+    values = {name: buffer.value for name, buffer in buffers.items()}
+    return [_array_of(value) for value in session.run_with_ort_values(outputs, values, *options)]
+
+
+def _array_of(value: onnxruntime.OrtValue) -> np.ndarray:
+    """A tensor on the processor as an array, which is a copy where its type is bfloat16."""
+    if value.element_type() != TensorProto.BFLOAT16:
+        return value.numpy()
+    size = value.tensor_size_in_bytes()
+    data = ctypes.string_at(value.data_ptr(), size) if size else b""
+    return np.frombuffer(data, BFLOAT16).reshape(value.shape()).copy()
 
 
 def feed(binding: onnxruntime.IOBinding, name: str, array: np.ndarray) -> None:

@@ -49,6 +49,7 @@ class Graph:
         settings: values that hold a setting of an operator that a definition may replace -> which.
         not_constant: values that may change at run time though they look constant, such as trained weights.
         held: values that count as constants in derivatives, whatever they depend on.
+        runs_bfloat16: whether the installed onnxruntime has kernels for the model as it was read, which has bfloat16.
         kernels: values that a definition has written -> the node with a kernel of its own that gives them, or products
             with them.
     """
@@ -78,6 +79,7 @@ class Graph:
         self.settings: dict[str, str] = {}
         self.not_constant: set[str] = set()
         self.held: set[str] = set()
+        self.runs_bfloat16 = False
         self.kernels: dict[str, Node] = {}
         self._shared: dict[bytes, TypeProto] = {}
         self._pooled: set[str] = set()

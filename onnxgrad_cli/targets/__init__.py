@@ -29,6 +29,7 @@ class Target(NamedTuple):
         constant_axes: whether it wants to know the axes of sums when it loads a model.
         fuses_convolutions: whether convolutions of single pixels that take in what follows them are faster there than
             products and sums: measured for onnxruntime on processors alone.
+        on_processor: whether onnxruntime runs it on a processor, for which it has few kernels of bfloat16.
     """
 
     prefer: Callable[[Op, str, str], str | None] = _no_form
@@ -37,6 +38,7 @@ class Target(NamedTuple):
     branches: bool = True
     constant_axes: bool = False
     fuses_convolutions: bool = False
+    on_processor: bool = True
 
 
 STANDARD = "standard"
@@ -49,7 +51,7 @@ TARGETS = {
     STANDARD: Target(fuses_convolutions=True),
     PORTABLE: Target(portable_form, fit=fit, branches=False, constant_axes=True),
     "ort-cpu": Target(suiting_form, block_convolutions, fuses_convolutions=True),
-    "ort-cuda": Target(cuda.cuda_form, fit=cuda.fit),
+    "ort-cuda": Target(cuda.cuda_form, fit=cuda.fit, on_processor=False),
 }
 
 

@@ -190,7 +190,7 @@ def _off_zero(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """An array whose entries are other ones: off zero, on either side of it, where all of them were next to it."""
     if np.max(np.abs(x), initial=0) > ELSEWHERE:
         return moved(x, rng, ELSEWHERE)
-    signs = np.where(x == 0, rng.choice([-1, 1], x.shape), np.sign(x))
+    signs = np.where(x == 0, rng.choice([-1.0, 1.0], x.shape), np.sign(np.asarray(x, np.float64)))
     return np.asarray(signs * ELSEWHERE * (1 + rng.random(x.shape)), x.dtype)
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto, numpy_helper
 
 from onnxgrad_cli.errors import CheckFailed
 from onnxgrad_cli.execution.limits import OverLimit, run_limited
-from onnxgrad_cli.execution.session import load_onnxruntime, start_session
+from onnxgrad_cli.execution.session import array_run, load_onnxruntime, start_session
 from onnxgrad_cli.files import load_model
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.verification.judgement import off
@@ -94,12 +94,12 @@ def difference(file: Path, written: ModelProto, ran: Ran, step: Callable[[ModelP
         model = step(load_model(file)[0]) if step else written
         held = step is not None
         got = _results(model, ran, file, in_memory=held)
-        if got is None or _agree(got, ran.outputs):
+        if _agree(got, ran.outputs):
             return ""
-        if _agree(got, _results(ran.model, ran) or {}):  # opened as the file is, not optimized
+        if _agree(got, _results(ran.model, ran)):  # opened as the file is, not optimized
             return ""
-        got = _results(model, ran, file, in_memory=held, threads=1) or {}  # which sums in one order
-        again = [_results(ran.model, ran, threads=1) or {} for _ in range(2)]
+        got = _results(model, ran, file, in_memory=held, threads=1)  # which sums in one order
+        again = [_results(ran.model, ran, threads=1) for _ in range(2)]
     except OverLimit:  # the file opens, and what it computes takes longer than a run may that nobody has asked for
         return ""
     except Exception as error:  # of many kinds, none of them public
@@ -111,8 +111,8 @@ def difference(file: Path, written: ModelProto, ran: Ran, step: Callable[[ModelP
 
 def _results(
     model: ModelProto, ran: Ran, file: Path | None = None, in_memory: bool = True, threads: int | None = None
-) -> Arrays | None:
-    """What a model, or the file it was written to, makes of the feeds of a run; None where numpy has no such type."""
+) -> Arrays:
+    """What a model, or the file it was written to, makes of the feeds of a run."""
     session = start_session(model, file, threads=threads, optimized=0, file=None if in_memory else file)  # of one run
     stored = {tensor.name: tensor for tensor in ran.model.graph.initializer}
     needed = [value.name for value in session.get_inputs()]
@@ -120,11 +120,9 @@ def _results(
     feeds = {name: array for name, array in ran.feeds.items() if name in known}
     for name in needed:
         if name not in feeds:
-            if stored[name].data_type == TensorProto.BFLOAT16:
-                return None
             feeds[name] = numpy_helper.to_array(stored[name])
     names = [value.name for value in session.get_outputs()]
-    return dict(zip(names, run_limited(session.run, feeds, load_onnxruntime().RunOptions), strict=True))
+    return dict(zip(names, run_limited(array_run(session), feeds, load_onnxruntime().RunOptions), strict=True))
 
 
 def _agree(got: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> bool:

@@ -430,7 +430,7 @@ def _by_convolution(op, image, g, w, win):
         x = op.transpose(x, [2, 1, 0, *(axis + 1 for axis in spatial)])
         x = op.reshape(x, [op.size(w, 1), -1, *sizes])
     # A stride leaves cells beyond the last window, over which the kernel takes more steps than it has taps.
-    sizes = tuple(
+    steps = tuple(
         "?" if rest is None and stride > 1 else tap if stride == 1 else tap + rest // dilation
         for tap, rest, stride, dilation in zip(
             win.kernel, windows.remainder(win, image, g), win.strides, win.dilations, strict=True
@@ -444,9 +444,9 @@ def _by_convolution(op, image, g, w, win):
         dilations=list(win.strides),
         pads=[*win.begins, *win.ends],
         group=win.group,
-        shape=(*channels, *sizes),
+        shape=(*channels, *steps),
     )
-    if sizes != win.kernel:
+    if steps != win.kernel:
         starts, stops = op.ints([0] * len(spatial)), windows.kernel_sizes(op, win, w)
         result = op.Slice(result, starts, stops, op.ints(spatial), shape=(*channels, *win.kernel))
     return op.transpose(result, [1, 0, *spatial])

@@ -16,6 +16,7 @@ from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.cleanup.constants import compute_constants, divide_at_once
 from onnxgrad_cli.passes.cleanup.cubic_layout import keep_cubic_layout
+from onnxgrad_cli.passes.cleanup.narrow_kernels import compute_in_float32
 from onnxgrad_cli.passes.cleanup.padded_weights import concatenate_zeros
 from onnxgrad_cli.passes.cleanup.scaled_channels import convolve_channels
 from onnxgrad_cli.passes.cleanup.transposed_products import turn_products
@@ -31,6 +32,8 @@ def _run(graph: Graph, options: Options, training: object) -> bool:
     changed = turn_products(graph) or changed
     if find_target(options.target).fuses_convolutions and not options.as_gradient_op:  # which is differentiated yet
         changed = convolve_channels(graph) or changed
+    if find_target(options.target).on_processor:
+        changed = compute_in_float32(graph) or changed
     return tidy(graph) or changed
 
 

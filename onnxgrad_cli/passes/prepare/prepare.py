@@ -6,10 +6,14 @@ needs it (and only then), every value typed, on a model without its weights; the
 
 from __future__ import annotations
 
+from onnx import TensorProto
+
 from onnxgrad_cli.errors import Caution
+from onnxgrad_cli.execution.kernels import loads
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.ir.provenance import provenance
+from onnxgrad_cli.ir.types import dtype_of
 from onnxgrad_cli.options import FormOptions, PreparationOptions
 from onnxgrad_cli.passes.parameters.constants import settings
 from onnxgrad_cli.passes.parameters.outputs import resolve_outputs
@@ -58,6 +62,7 @@ def make_differentiable(graph: Graph, options: FormOptions, training: ModeRecord
 
 def _bring_into_form(graph: Graph, options: FormOptions, training: ModeRecord, opset: int) -> bool:
     """Bring an admitted graph into the form in which weights are chosen; True if types must be inferred again."""
+    graph.runs_bfloat16 = _has_bfloat16(graph) and loads(graph.skeleton())
     normalise(graph)
     settle(graph, training, opset, options.infer_by_run)
     changed = set_mode(graph, options, training)
@@ -69,6 +74,14 @@ def _write_out(graph: Graph, training: ModeRecord, changed: bool) -> None:
     """Write out what has no rule as it stands; weights are chosen before, since it reads them otherwise."""
     if write_batch_statistics(graph, training) or changed:
         infer_types(graph)
+
+
+def _has_bfloat16(graph: Graph) -> bool:
+    """Return True if the file names bfloat16 as the type of a value."""
+    values = (*graph.proto.graph.input, *graph.proto.graph.output, *graph.proto.graph.value_info)
+    kinds = {*map(dtype_of, (value.type for value in values)), *(t.data_type for t in graph.initializers.values())}
+    casts = (a.i for node in graph.nodes if node.op_type == "Cast" for a in node.attribute if a.name == "to")
+    return TensorProto.BFLOAT16 in kinds.union(casts)
 
 
 def _declare_outputs(graph: Graph) -> None:

@@ -1,0 +1,87 @@
+"""Compute in float32 where onnxruntime has no kernel for bfloat16, in models that it runs itself.
+
+Its processor's kernels for bfloat16 move data and compute little, so that it runs a Gather but not the sums in the
+gradient of one. Each result is rounded to bfloat16, as by a kernel.
+"""
+
+from __future__ import annotations
+
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxgrad_cli.execution.kernels import has_kernel
+from onnxgrad_cli.ir.domains import is_standard
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.node import Node, make_node
+from onnxgrad_cli.ir.nodes import subgraphs
+from onnxgrad_cli.ir.types import dtype_of, shape_of, tensor_type
+
+CASTS = frozenset({"Cast", "CastLike"})
+"""Operators whose result is bfloat16 because that was asked for."""
+
+
+def compute_in_float32(graph: Graph) -> bool:
+    """Put casts around the nodes without a kernel for bfloat16; return True if there was one."""
+    if not graph.runs_bfloat16:
+        return False
+    wide: dict[str, str] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if _lacks_kernel(graph, node):
+            nodes += _widened(graph, node, wide)
+        else:
+            nodes.append(node)
+    changed = len(nodes) > len(graph.nodes)
+    graph.nodes = nodes
+    return changed
+
+
+def _lacks_kernel(graph: Graph, node: Node) -> bool:
+    names = [name for name in (*node.input, *node.output) if name]
+    if not any(_is_bfloat16(graph, name) for name in names) or node.op_type in CASTS:
+        return False
+    return is_standard(node.domain) and not subgraphs(node) and not has_kernel(graph, node)
+
+
+def _is_bfloat16(graph: Graph, name: str) -> bool:
+    return dtype_of(graph.types.get(name)) == TensorProto.BFLOAT16
+
+
+def _widened(graph: Graph, node: Node, wide: dict[str, str]) -> list[Node]:
+    """Return a node in float32, with the casts before and after it.
+
+    Args:
+        graph: the graph.
+        node: is changed.
+        wide: values of bfloat16 that were cast -> what they are called in float32.
+    """
+    before: list[Node] = []
+    after: list[Node] = []
+    for position, name in enumerate(node.input):
+        if name and _is_bfloat16(graph, name):
+            if name not in wide:
+                wide[name] = _in_float32(graph, name)
+                before.append(_cast(graph, node, name, wide[name], TensorProto.FLOAT))
+            node.input[position] = wide[name]
+    for position, name in enumerate(node.output):
+        if name and _is_bfloat16(graph, name):
+            node.output[position] = _in_float32(graph, name)
+            after.append(_cast(graph, node, node.output[position], name, TensorProto.BFLOAT16))
+    for attribute in node.attribute:
+        if attribute.t.data_type == TensorProto.BFLOAT16:
+            attribute.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(attribute.t).astype("f")))
+        elif attribute.name == "dtype" and attribute.i == TensorProto.BFLOAT16:
+            attribute.CopyFrom(helper.make_attribute("dtype", TensorProto.FLOAT))
+    return [*before, node, *after]
+
+
+def _in_float32(graph: Graph, name: str) -> str:
+    """Return a new name for a value in float32."""
+    wide = graph.fresh(f"{name}_float32")
+    graph.types[wide] = tensor_type(TensorProto.FLOAT, shape_of(graph.types[name]))
+    return wide
+
+
+def _cast(graph: Graph, node: Node, source: str, result: str, to: int) -> Node:
+    cast = make_node("Cast", [source], [result], graph.fresh(f"{node.name}/Cast"), to=to)
+    cast.metadata = node.metadata
+    return cast
