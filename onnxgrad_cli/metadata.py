@@ -9,22 +9,24 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from types import MappingProxyType
 from typing import Any, TypeVar, get_args
 
 import numpy as np
-from onnx import ModelProto, ValueInfoProto, numpy_helper
+from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
 import onnxgrad_cli
 from onnxgrad_cli.common.checks import number_in
 from onnxgrad_cli.common.choices import Mode, Scaling
 from onnxgrad_cli.common.typed_json import decoded
 from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.skeleton import copied
-from onnxgrad_cli.ir.types import is_float
+from onnxgrad_cli.ir.types import FLOATS, is_external, is_float
 
 T = TypeVar("T")
 
@@ -126,6 +128,7 @@ class Slot:
 
 
 VERSION, LOSS, ROLES, DERIVED = "onnxgrad.version", "onnxgrad.loss", "onnxgrad.roles", "onnxgrad.derivative"
+TENSORS = "onnxgrad.tensors"
 """The keys in the model's metadata_props."""
 
 
@@ -304,6 +307,93 @@ class Derived:
             "jvp": product(self.of), "jacobian": product(self.of, wrt), "hessian": product(wrt, wrt)
         }  # fmt: skip
         return dict(zip(keys.get(self.kind, product(wrt)), self.outputs, strict=True))
+
+
+@dataclass(frozen=True)
+class ModelTensors:
+    """The float tensors that a model had before onnxgrad added derivatives to it.
+
+    Other tools fold, merge and rename tensors. The record shows what they changed: a folded `Transpose(W)` would keep
+    its value while W is trained.
+
+    Attributes:
+        names: the tensors, in initializers and Constant nodes.
+        literals: those that were Constant nodes in the original model.
+        equal: tensors that are equal to a generated constant -> the constant. A tool may merge the two.
+        computed: float values that nodes compute of shapes, integers and generated constants alone. A tool may store
+            them as initializers; they are no parameters.
+    """
+
+    names: tuple[str, ...]
+    literals: tuple[str, ...] = ()
+    equal: dict[str, str] = field(default_factory=dict)
+    computed: tuple[str, ...] = ()
+
+
+def write_tensors(model: ModelProto, graph: Graph) -> None:
+    """Record a model's own float tensors in its metadata; an earlier record is narrowed to those that remain.
+
+    Args:
+        model: the model with the derivatives added; external data are not read.
+        graph: the graph that it was made of, which knows types, provenance and generated constants.
+    """
+    stored = {tensor.name: tensor for tensor in stored_floats(model)}
+    before = read_tensors(model)
+    names = [name for name in stored if not graph.added(name) and (before is None or name in before.names)]
+    inline = {name: tensor for name, tensor in stored.items() if not is_external(tensor)}
+    constants = {_contents(tensor): name for name, tensor in inline.items() if graph.added(name)}
+    sizes = {key[:2] for key in constants}
+    alike = [n for n in names if n in inline and (inline[n].data_type, tuple(inline[n].dims)) in sizes]
+    equal = {name: constants[key] for name in alike if (key := _contents(inline[name])) in constants}
+    literals = [name for name in names if name in graph.provenance.literals]
+    found = ModelTensors(tuple(names), tuple(literals), equal, tuple(_computed_of_constants(graph, stored)))
+    for old in [entry for entry in model.metadata_props if entry.key == TENSORS]:
+        model.metadata_props.remove(old)
+    model.metadata_props.add(key=TENSORS, value=json.dumps(asdict(found)))
+
+
+def read_tensors(model: ModelProto) -> ModelTensors | None:
+    """Return the record of a model's own float tensors, or None if it has none.
+
+    Raises:
+        OnnxgradError: the record can't be read.
+    """
+    text = next((entry.value for entry in model.metadata_props if entry.key == TENSORS), None)
+    try:
+        return None if text is None else decoded(ModelTensors, json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise OnnxgradError(f"the model's entry '{TENSORS}' can't be read: {error}", "derive it again") from error
+
+
+def stored_floats(model: ModelProto) -> Iterator[TensorProto]:
+    """The float tensors of a graph, in initializers and Constant nodes, under the names of their values."""
+    yield from (tensor for tensor in model.graph.initializer if tensor.data_type in FLOATS)
+    for node in model.graph.node:
+        for attribute in node.attribute if node.op_type == "Constant" else ():
+            if attribute.name == "value" and attribute.t.data_type in FLOATS:
+                tensor = TensorProto()
+                tensor.CopyFrom(attribute.t)
+                tensor.name = node.output[0]
+                yield tensor
+
+
+def _computed_of_constants(graph: Graph, floats: Collection[str]) -> Iterator[str]:
+    """The float values that are computed of shapes and of constants that are no float tensors of the model itself."""
+    model = graph.proto.graph
+    constant = {tensor.name for tensor in model.initializer if tensor.name not in floats}
+    constant.update(filter(graph.added, floats))
+    yield from (name for name in floats if name in graph.computed)
+    for node in model.node:
+        if node.op_type == "Constant":
+            constant.update(name for name in node.output if name not in floats)
+        elif node.op_type in ("Shape", "Size") or (node.input and constant.issuperset(filter(None, reads(node)))):
+            constant.update(node.output)
+            yield from (name for name in node.output if is_float(graph.types.get(name)))
+
+
+def _contents(tensor: TensorProto) -> tuple[int, tuple[int, ...], bytes]:
+    """The element type, the sizes and the bytes of a tensor."""
+    return tensor.data_type, tuple(tensor.dims), numpy_helper.to_array(tensor).tobytes()
 
 
 def write_derived(model: ModelProto, found: Derived) -> None:

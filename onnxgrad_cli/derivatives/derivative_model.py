@@ -14,12 +14,13 @@ from onnxgrad_cli.errors import UnsupportedError, UsageError
 from onnxgrad_cli.files import ModelSource, mark, own_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.types import FLOATS, is_float
-from onnxgrad_cli.metadata import Derived, write_derived
+from onnxgrad_cli.metadata import Derived, write_derived, write_tensors
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.backward import BACKWARD
 from onnxgrad_cli.passes.cleanup import CLEANUP
 from onnxgrad_cli.passes.identifiers import make_identifiers
 from onnxgrad_cli.passes.outputs import settle_yield
+from onnxgrad_cli.passes.parameters.changed import read_record, refuse_changed
 from onnxgrad_cli.passes.prepare.admit import admit
 from onnxgrad_cli.passes.prepare.prepare import make_differentiable
 from onnxgrad_cli.passes.yield_op import insert_yield
@@ -68,6 +69,8 @@ class DerivativeModel:
             UnsupportedError: no output is of floats.
         """
         graph = self.graph
+        if self.weights:
+            refuse_changed(graph)
         if not self.wanted:
             raise UsageError(
                 "there is nothing to differentiate with respect to", "name float inputs or float initializers"
@@ -157,6 +160,7 @@ class DerivativeModel:
             kind, ends, tuple(wrt), tuple(added), tuple(names), self.options.mode, self.training.straight_through,
             tuple(self.training.partial), tuple(self.inner), **self.said,
         )  # fmt: skip
+        write_tensors(model, self.graph)
         write_derived(model, said)
         return model
 
@@ -186,6 +190,7 @@ def open_model(model: ModelSource, path: Path | None, options: Options | None = 
         UnsupportedError: its opset is newer than what is known.
     """
     graph = Graph(*own_model(model, path))
+    read_record(graph)
     admit(graph, options or Options())
     return graph
 
@@ -197,8 +202,8 @@ def float_inputs(graph: Graph) -> list[str]:
 
 
 def float_initializers(graph: Graph) -> list[str]:
-    """The float initializers, in order."""
-    return [name for name, tensor in graph.initializers.items() if tensor.data_type in FLOATS]
+    """Return the float initializers in order, without constants that onnxgrad generated."""
+    return [n for n, tensor in graph.initializers.items() if tensor.data_type in FLOATS and not graph.added(n)]
 
 
 def without(names: Sequence[str], others: Iterable[str]) -> list[str]:

@@ -87,9 +87,7 @@ class NodeEmitter:
             array = array.astype(onnx.helper.tensor_dtype_to_np_dtype(dtype))
         key = (array.dtype.num, array.shape, array.tobytes())
         if key not in self._constants:
-            name = self.graph.fresh("const")
-            self.graph.add_initializer(name, array)
-            self._constants[key] = self.val(name)
+            self._constants[key] = self.val(self.graph.add_constant(array))
         if scalar is not None:
             self._constants[scalar] = self._constants[key]
         return self._constants[key]

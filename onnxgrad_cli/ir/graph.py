@@ -24,6 +24,14 @@ from onnxgrad_cli.ir.provenance import Provenance
 from onnxgrad_cli.ir.skeleton import skeleton
 from onnxgrad_cli.ir.types import SMALL, is_external, nbytes, tensor_type
 
+GENERATED = "onnxgrad_const"
+"""Prefix of the names of constants that onnxgrad generates. It marks them in files: later commands never train them."""
+
+
+def is_generated(name: str) -> bool:
+    """Return True if the name of a constant says that onnxgrad generated it."""
+    return name.startswith(GENERATED)
+
 
 class Graph:
     """A model under work.
@@ -45,6 +53,8 @@ class Graph:
         trial_depth: how many Ifs a branch was put in the place of to see if it can run.
         multiples: symbols that we have made for a multiple of another one, as (factor, symbol).
         original_names: every name of a value or node that the model had before anything was done to it.
+        computed: values that nodes computed of constants when onnxgrad wrote the file, and that a tool may have stored.
+        changed: the first tensor that another tool changed after onnxgrad added derivatives, in words; "" if none.
         provenance: what the file says of where its tensors come from; nothing before `prepare` has asked it.
         settings: values that hold a setting of an operator that a definition may replace -> which.
         not_constant: values that may change at run time though they look constant, such as trained weights.
@@ -75,6 +85,8 @@ class Graph:
         self._names = set(self.original_names)
         self._counters: dict[str, int] = defaultdict(int)
         self._constants: dict[str, np.ndarray | None] = {}
+        self.computed: frozenset[str] = frozenset()
+        self.changed = ""
         self.provenance = Provenance()
         self.settings: dict[str, str] = {}
         self.not_constant: set[str] = set()
@@ -217,6 +229,16 @@ class Graph:
         self._names.add(name)
         self._pooled.add(name)
 
+    def fresh_constant(self, stem: str = "") -> str:
+        """Return an unused name for a generated constant; the prefix marks it as no parameter, in files too."""
+        return self.fresh(f"{GENERATED}_{stem}" if stem else GENERATED)
+
+    def add_constant(self, array: np.ndarray, stem: str = "") -> str:
+        """Add a generated constant under a marked name, and return the name."""
+        name = self.fresh_constant(stem)
+        self.add_initializer(name, array)
+        return name
+
     def store(self, name: str, array: np.ndarray) -> None:
         """Add an initializer as one of the model's own; no node makes a value called `name` any more."""
         self.add_initializer(name, array)
@@ -235,8 +257,8 @@ class Graph:
         self._names.add(copy)
 
     def added(self, name: str) -> bool:
-        """Whether `name` is a constant that a pass of this tool has added."""
-        return name in self._pooled
+        """Return True if onnxgrad generated the constant `name`, in this build or in the one that wrote the file."""
+        return name in self._pooled or name in self.computed or is_generated(name)
 
     def hand_constants_to(self, outer: Graph) -> None:
         """Give the constants that were added to the graph around this one, where all can read them."""

@@ -22,7 +22,9 @@ from onnxgrad_cli.ir.dialects import mend
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.jobs.targets import target_of
+from onnxgrad_cli.metadata import write_tensors
 from onnxgrad_cli.passes.outputs import forget_domain
+from onnxgrad_cli.passes.parameters.changed import read_record
 from onnxgrad_cli.passes.prepare.admit import FIRST_WITH_CONSTANTS
 from onnxgrad_cli.passes.prepare.expand import expand
 from onnxgrad_cli.passes.prepare.normalise import normalise
@@ -143,6 +145,8 @@ def expand_operators(model: ModelProto, path: Path | None = None) -> ModelProto:
         UnsupportedError: a node can't be written out; all are listed.
     """
     mend(model)
+    before, expands = Graph(model), bool(_nodes(model))
+    read_record(before)
     model = expand_gradients(model, path)
     graph = Graph(model, path)
     if _nodes(model):
@@ -166,7 +170,11 @@ def expand_operators(model: ModelProto, path: Path | None = None) -> ModelProto:
         refusals = [Refusal(n.name or n.output[0], n.op_type, graph.unexpanded.get(n.name, why)) for n in left]
         raise UnsupportedError(f"{len(left)} nodes can't be written out in standard operators:", refusals)
     forget_domain(graph, PREVIEW)
-    return graph.commit()
+    model = graph.commit()
+    if expands:
+        graph.provenance, graph.computed = before.provenance, before.computed
+        write_tensors(model, graph)
+    return model
 
 
 def _nodes(model: ModelProto) -> list[str]:

@@ -46,9 +46,7 @@ def _let_the_seed_come_first(graph: Graph, training: Training) -> None:
     seeds = {*training.yielded.values()}
     for node in graph.nodes:
         if node.op_type == "ConstantOfShape" and node.input[0] in shapes and node.output[0] in seeds:
-            name = graph.fresh("const")
-            graph.add_initializer(name, np.zeros(0, np.int64))
-            node.input[0] = name
+            node.input[0] = graph.add_constant(np.zeros(0, np.int64))
 
 
 def _reached(nodes: Sequence[Node], starts: Collection[str]) -> set[str]:

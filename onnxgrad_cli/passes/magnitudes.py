@@ -66,10 +66,10 @@ def _squares(matrix: np.ndarray, inputs_first: bool) -> np.ndarray:
 
 def store(graph: Graph, weight: str, squares: np.ndarray, dtype: np.dtype) -> tuple[str, str]:
     """Store the magnitudes with which nothing changes, and what the norm begins with; returns their names."""
-    magnitude, known = graph.fresh(f"{weight}_lora_magnitude"), graph.fresh(f"{weight}_squared_norms")
+    magnitude = graph.fresh(f"{weight}_lora_magnitude")
     graph.add_initializer(magnitude, np.sqrt(squares).astype(dtype))
-    graph.add_initializer(known, squares.astype(np.float64 if dtype == np.float64 else np.float32))
-    return magnitude, known
+    wide = np.float64 if dtype == np.float64 else np.float32
+    return magnitude, graph.add_constant(squares.astype(wide), f"{weight}_squared_norms")
 
 
 def gains(op: Op, adapter: Adapter, known: str, matrix: Val, first: Val, last: Val, inputs_first: bool) -> Val:

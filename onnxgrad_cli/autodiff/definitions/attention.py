@@ -77,7 +77,8 @@ def _through(op: Op, modifier: GraphProto | None, x: Val) -> Val:
     """What a modifier makes of `x`, its nodes written out."""
     if modifier is None:
         return x
-    body = renamed(op.graph, modifier, {modifier.input[0].name: x.name})
+    constants = {tensor.name: op.graph.fresh_constant() for tensor in modifier.initializer}
+    body = renamed(op.graph, modifier, {modifier.input[0].name: x.name, **constants})
     for tensor in body.initializer:
         op.graph.add_initializer(tensor.name, numpy_helper.to_array(tensor))
     for node in body.node:

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import ROLE, Node, metadata_of
 from onnxgrad_cli.ir.nodes import read_by
+from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.types import SMALL, Shape, dtype_of, shape_of
 
 MANY = 1000
@@ -46,9 +47,12 @@ def compute_constants(graph: Graph) -> bool:
             continue
         if node.output[0] not in outputs and _role(node) in roles:
             found[node.output[0]] = value
-    graph.nodes = [node for node in graph.nodes if node.output[0] not in found] if found else graph.nodes
-    for name, value in found.items():
-        graph.add_initializer(name, value)
+    if found:
+        graph.nodes = [node for node in graph.nodes if node.output[0] not in found]
+        floats = {name: value for name, value in found.items() if value.dtype.kind == "f"}
+        rename(graph.nodes, {name: graph.add_constant(value) for name, value in floats.items()})
+        for name in found.keys() - floats.keys():
+            graph.add_initializer(name, found[name])
     return bool(found)
 
 

@@ -24,8 +24,7 @@ def keep_cubic_layout(graph: Graph) -> bool:
     for node in cubic:
         name = node.output[0]
         rank = len(shape_of(graph.types.get(name)) or ())
-        sizes = graph.fresh("same_sizes")
-        graph.add_initializer(sizes, np.zeros(rank, np.int64))
+        sizes = graph.add_constant(np.zeros(rank, np.int64))
         node.output[0] = graph.fresh(f"{name}_resized")
         graph.types[node.output[0]] = graph.types[name]
         views[node.output[0]] = make_node("Reshape", [node.output[0], sizes], [name], graph.fresh(f"{name}/view"))

@@ -118,8 +118,7 @@ class _Writer:
 
     def _reshaped(self, node: Node, name: str, shape: tuple[int, ...]) -> Node:
         if shape not in self._shapes:
-            self._shapes[shape] = self._graph.fresh("channels")
-            self._graph.add_initializer(self._shapes[shape], np.array(shape, np.int64))
+            self._shapes[shape] = self._graph.add_constant(np.array(shape, np.int64))
         result = self._graph.fresh(f"{node.name}/Reshape_out")
         self._graph.types[result] = tensor_type(TensorProto.FLOAT, shape)
         view = make_node("Reshape", [name, self._shapes[shape]], [result], self._graph.fresh(f"{node.name}/Reshape"))

@@ -160,8 +160,7 @@ class LossFile:
         """Copy the loss's nodes and constants into `op`; returns name in the file -> name in the model."""
         inner, names = self._graph, {name: value.name for name, value in given.items()}
         for name, tensor in inner.initializers.items():
-            names[name] = op.graph.fresh(f"{op.scope}/{name}")
-            op.graph.add_initializer(names[name], numpy_helper.to_array(tensor))
+            names[name] = op.graph.add_constant(numpy_helper.to_array(tensor), name)
         for node in inner.nodes:
             for name in node.output:
                 if name:

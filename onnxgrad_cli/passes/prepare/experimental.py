@@ -27,9 +27,7 @@ class _Writer:
         self.nodes: list[Node] = []
 
     def __call__(self, op_type: str, x: str, *constants: Any, **attributes: Any) -> str:
-        names = [self.graph.fresh(f"{self.node.output[0]}/{op_type}_{i}") for i in range(len(constants))]
-        for name, value in zip(names, constants, strict=True):
-            self.graph.add_initializer(name, np.asarray(value, np.float32))
+        names = [self.graph.add_constant(np.asarray(value, np.float32)) for value in constants]
         y = self.graph.fresh(f"{self.node.output[0]}/{op_type}")
         self.nodes.append(make_node(op_type, [x, *names], [y], name=y, **attributes))
         self.nodes[-1].metadata = origin(self.node)

@@ -121,9 +121,9 @@ class _Floats:
         graph, integers = self.graph, node.input[0]
         zero = node.input[2] if len(node.input) > 2 else ""
         if not zero:
-            zero, dims = graph.fresh(f"{name}_zero_point"), list(graph.initializers[node.input[1]].dims)
+            dims = list(graph.initializers[node.input[1]].dims)
             dtype = helper.tensor_dtype_to_np_dtype(graph.initializers[integers].data_type)
-            graph.add_initializer(zero, np.zeros(dims, dtype))
+            zero = graph.add_constant(np.zeros(dims, dtype))
         quantized = self.written[integers] = graph.fresh(f"{name}{QUANTIZED}")
         quantizer = make_node("QuantizeLinear", [name, node.input[1], zero], [quantized], name=quantized)
         quantizer.metadata = origin(node)

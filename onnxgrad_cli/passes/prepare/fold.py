@@ -19,6 +19,7 @@ from onnxgrad_cli.execution.limits import unasked
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, messages
+from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.types import SMALL, Shape, dtype_of, is_float, shape_of
 
 PURE = frozenset(
@@ -45,8 +46,13 @@ def fold(graph: Graph) -> bool:
     folded = [node for node in graph.nodes if not values.keys().isdisjoint(node.output)]
     graph.set_nodes(node for node in graph.nodes if values.keys().isdisjoint(node.output))
     graph.drop_unread({name for node in folded for name in node.input if name})
+    marked: dict[str, str] = {}
     for name, array in values.items():
-        graph.add_initializer(name, array)
+        if is_float(graph.types.get(name)):
+            marked[name] = graph.add_constant(array)
+        else:
+            graph.add_initializer(name, array)
+    rename(graph.nodes, marked)
     return True
 
 

@@ -12,9 +12,9 @@ from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.execution.kernels import loads
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
-from onnxgrad_cli.ir.provenance import provenance
 from onnxgrad_cli.ir.types import dtype_of
 from onnxgrad_cli.options import FormOptions, PreparationOptions
+from onnxgrad_cli.passes.parameters.changed import read_record, refuse_changed
 from onnxgrad_cli.passes.parameters.constants import settings
 from onnxgrad_cli.passes.parameters.outputs import resolve_outputs
 from onnxgrad_cli.passes.parameters.select import select
@@ -36,7 +36,7 @@ def _run(graph: Graph, options: PreparationOptions, training: PreparationRecord)
     if graph.proto.training_info:
         text = "the training information that the model had is left out: it is about the graph as it was"
         training.cautions.append(Caution("note", "training_info", text))
-    graph.provenance = provenance(graph.proto)
+    read_record(graph)
     training.cautions += admit(graph, options)
     graph.settings = settings(graph)
     if options.straight_through:
@@ -50,6 +50,8 @@ def _run(graph: Graph, options: PreparationOptions, training: PreparationRecord)
     training.inputs = [name for name in graph.input_names if name not in graph.initializers]
     training.predictions = resolve_outputs(graph, options)
     select(graph, options, training)
+    if training.trained or training.adaptable:
+        refuse_changed(graph)
     _write_out(graph, training, changed)
     round_biases(graph, training, biases)
     return True

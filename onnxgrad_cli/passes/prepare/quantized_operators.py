@@ -83,9 +83,7 @@ class _Writer:
 
     def constant(self, array: np.ndarray) -> str:
         """A new initializer."""
-        name = self.graph.fresh(f"{self.node.output[0]}/constant")
-        self.graph.add_initializer(name, array)
-        return name
+        return self.graph.add_constant(array)
 
     def stored(self, name: str, channels: int) -> np.ndarray:
         """The value of an initializer: one number, or a vector of one for each channel."""
@@ -106,8 +104,7 @@ class _Writer:
         product = np.array([factor], np.float32)
         for name in scales:
             product = product * self.array(name).reshape(-1)
-        scale = self.graph.fresh(f"{values}_scale")
-        self.graph.add_initializer(scale, product[0] if product.size == 1 else product)
+        scale = self.constant(product[0] if product.size == 1 else product)
         given: dict[str, Any] = {} if product.size == 1 else {"axis": 0}
         return self("DequantizeLinear", values, scale, **given)
 

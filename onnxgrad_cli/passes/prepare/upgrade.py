@@ -119,9 +119,7 @@ class _Upgrade:
         return shape_of(self.types.get(name))
 
     def constant(self, values: Any, dtype: Any = np.int64) -> str:
-        name = self.graph.fresh("const")
-        self.graph.add_initializer(name, np.asarray(values, dtype))
-        return name
+        return self.graph.add_constant(np.asarray(values, dtype))
 
     def node(self, op_type: str, inputs: Sequence[str], like: Node, **attributes: Any) -> Node:
         name = self.graph.fresh(f"{like.name or like.output[0]}/{op_type}")

@@ -71,8 +71,8 @@ def add_branches(
         gain = ""
         if found.magnitude is not None:
             each = found.gain(replace(found, magnitude=None).added_to(dequantized(model, place, path)))
-            gain = graph.fresh(f"{place.weight}_lora_gain")
-            graph.add_initializer(gain, each.astype(found.a.dtype).reshape(-1, *(1 for _ in place.kernel)))
+            each = each.astype(found.a.dtype).reshape(-1, *(1 for _ in place.kernel))
+            gain = graph.add_constant(each, f"{place.weight}_lora_gain")
         branches.add(graph, place, names, gain=gain)
     branches.write(graph)
 
@@ -219,8 +219,7 @@ def _lengthened(branch: _Branch, place: Place, total: Sequence[str], gain: str) 
     if not bias:
         return y
     if place.kernel:
-        shape = branch.graph.fresh("shape")
-        branch.graph.add_initializer(shape, np.array([-1, *(1 for _ in place.kernel)]))
+        shape = branch.graph.add_constant(np.array([-1, *(1 for _ in place.kernel)]))
         bias = branch.write("Reshape", bias, shape)
     return [*y, bias if beta == 1 else branch.write("Mul", bias, _constant(branch.graph, beta, gain))]
 
@@ -241,10 +240,8 @@ def _product(branch: _Branch, place: Place, names: Sequence[str], alpha: float) 
 
 
 def _constant(graph: Graph, number: float, like: str) -> str:
-    name = graph.fresh("alpha")
     dtype = helper.tensor_dtype_to_np_dtype(graph.initializers[like].data_type)
-    graph.add_initializer(name, np.asarray(number, dtype))
-    return name
+    return graph.add_constant(np.asarray(number, dtype))
 
 
 # -- what a runtime overrides -----------------------------------------------------------------------------------------
