@@ -16,6 +16,7 @@ from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import STREAM, ModelSource, Switch, check_target, own_model, save_model, stage_model
 from onnxgrad_cli.files.start_values import HeldValues, is_values, places, read_values
+from onnxgrad_cli.files.switch import is_model
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.jobs.proof_data import ProofData
 from onnxgrad_cli.jobs.targets import target_of
@@ -31,7 +32,8 @@ from onnxgrad_cli.training.run.base import is_base
 from onnxgrad_cli.training.run.ema_weights import check_ema
 from onnxgrad_cli.training.run.export import stored_tensors
 from onnxgrad_cli.training.run.folder import BEST, CHECKPOINT, load_checkpoint
-from onnxgrad_cli.training.run.tensors import holds_weights_alone, load_tensors
+from onnxgrad_cli.training.run.model_values import check_fits, read_model_values
+from onnxgrad_cli.training.run.tensors import holds_weights_alone, is_safetensors, load_tensors
 from onnxgrad_cli.verification.written import check_opens
 
 
@@ -201,7 +203,7 @@ def _read(
     source: Path, roles: Path | None, model: ModelProto, path: Path | None, use_ema: bool, tell: Tell
 ) -> _Trained:
     """What was trained of a model, from a file."""
-    held = _held(source, roles, model, use_ema, tell)
+    held = _held(source, roles, model, path, use_ema, tell)
     ema = _ema(source, held) if use_ema else {}
     weights = {name: held.values[ema.get(name, name)] for name in held.weights}
     state = {name: array for name, array in held.values.items() if name not in weights}
@@ -217,12 +219,19 @@ def _file_of(source: Path, tell: Tell) -> Path:
     return found
 
 
-def _held(source: Path, roles: Path | None, model: ModelProto, use_ema: bool, tell: Tell) -> HeldValues:
+def _held(
+    source: Path, roles: Path | None, model: ModelProto, path: Path | None, use_ema: bool, tell: Tell
+) -> HeldValues:
     """All that a file holds, of whatever form it is."""
     if is_values(source):
         return read_values(source, roles)
     if roles is not None:
         raise UsageError(f"`roles` says what bytes are, and '{source}' says so itself", "leave it out")
+    if source.is_file() and is_model(source) and not is_safetensors(source) and not is_foreign(source):
+        found = read_model_values(source, model)
+        _fit_classes(model, found.held.values, tell)
+        check_fits(source, model, path, found.held, found.untrained, tell)
+        return found.held
     if is_foreign(source) or is_adapter(source):
         if use_ema:
             raise UsageError(
@@ -235,22 +244,28 @@ def _held(source: Path, roles: Path | None, model: ModelProto, use_ema: bool, te
     if holds_weights_alone(source):
         values = load_tensors(source)[0]
         _fit_classes(model, values, tell)
-        return HeldValues(values, tuple(values))
+        held = HeldValues(values, tuple(values))
+        check_fits(source, model, path, held, {}, tell)
+        return held
     values, progress = load_checkpoint(source, tell)
     _fit_classes(model, values, tell)
-    if "base" in progress and not is_base(progress["base"], model, values):
-        raise OnnxgradError(
-            f"'{source}' is of another model: one of other nodes, opsets, inputs or outputs, or of other weights where "
-            "they were not trained",
-            "name the model that was trained",
-        )
-    return HeldValues(
+    held = HeldValues(
         values,
         tuple(progress["weights"]),
         tuple(Adapter(**adapter) for adapter in progress["adapters"]),
         progress.get("averages", {}),
         decoded(Quantized, progress["quantized"]) if "quantized" in progress else Quantized(),
     )
+    same = "base" not in progress or is_base(progress["base"], model, values)
+    if not same and "untrained" in progress:
+        check_fits(source, model, path, held, progress["untrained"], tell)
+    elif not same:
+        raise OnnxgradError(
+            f"'{source}' is of another model: one of other nodes, opsets, inputs or outputs, or of other weights where "
+            "they were not trained",
+            "name the model that was trained",
+        )
+    return held
 
 
 def _fit_classes(model: ModelProto, values: Arrays, tell: Tell) -> None:

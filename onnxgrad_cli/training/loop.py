@@ -55,6 +55,8 @@ class Loop:
         stop: whether somebody asks for an end, asked before the first step and after each.
         model: what the steps compute, in short: a checkpoint goes on with the same alone.
         base: what tells the inference model from others, in short, for who makes one of a checkpoint.
+        untrained: the digests of tensors that a model of derivatives has from its base model and that are not trained;
+            None for other models.
         rates: the learning rate and the schedule, in words: a run may go on with others, and the log says so.
         digests: 'training' and perhaps 'validation' -> what tells these data from others, in short.
         rates_before: those that the run was begun with, where they are others; "" where they are not.
@@ -82,6 +84,7 @@ class Loop:
     logs: Sequence[LogForm] = ()
     model: str = ""
     base: str = ""
+    untrained: Mapping[str, str] | None = None
     rates: str = ""
     digests: Mapping[str, str] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
@@ -339,6 +342,7 @@ class Loop:
             "watched": self.watched,
             "model": self.model,
             "base": self.base,
+            **({} if self.untrained is None else {"untrained": dict(self.untrained)}),
             "rates": self.rates,
             "data": dict(self.digests),
             "averages": self.trainer.roles.averages,

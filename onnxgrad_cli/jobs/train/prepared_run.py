@@ -29,6 +29,7 @@ from onnxgrad_cli.training.inference import matrix_of
 from onnxgrad_cli.training.loop import Loop
 from onnxgrad_cli.training.run.base import untrained_digest
 from onnxgrad_cli.training.run.folder import RunFolder
+from onnxgrad_cli.training.run.model_values import untrained_digests
 from onnxgrad_cli.training.run.watch import Watch
 from onnxgrad_cli.training.schedules import parse_schedule
 from onnxgrad_cli.training.steps.base import TrainerBase
@@ -68,6 +69,7 @@ class PreparedRun:
         whole = course.epochs * len(self.batches)
         steps = whole if course.max_steps is None else min(whole, course.max_steps)
         data = {"training": self.samples, **({"validation": evaluator.data} if evaluator else {})}
+        trained = {*self.trainer.weights(), *self.trainer.state()}
         schedule = parse_schedule(course.schedule, course.learning_rate, steps, len(self.batches))
         if evaluator is None and (
             course.patience is not None or schedule.watches or course.metrics or course.eval_every
@@ -85,7 +87,8 @@ class PreparedRun:
             model=_fingerprint(self.built, self.samples.prepared_by(course.samples)),
             rates=f"a learning rate of {course.learning_rate:g}, {course.schedule}"
             + (f" over {steps} steps" if course.schedule != "constant" else ""),
-            base=untrained_digest(self.original, {*self.trainer.weights(), *self.trainer.state()}),
+            base=untrained_digest(self.original, trained),
+            untrained=untrained_digests(self.original, trained),
             digests={use: samples.digest() for use, samples in data.items()},
         )  # fmt: skip
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Collection, Iterable, Iterator
 
+import numpy as np
 from onnx import (
     AttributeProto,
     FunctionProto,
@@ -51,6 +52,12 @@ def untrained_digest(model: ModelProto, trained: Collection[str]) -> str:
     parts += [_of_function(function, left).SerializeToString(deterministic=True) for function in functions]
     form = _digits(parts)
     return f"{FORM}{form}" if any(map(is_external, left)) else f"{FORM}{form}-{_digits(map(_numbers, left))}"
+
+
+def tensor_digest(tensor: TensorProto | np.ndarray) -> str:
+    """Return eight digits that tell tensors apart by element type, sizes and numbers."""
+    tensor = tensor if isinstance(tensor, TensorProto) else numpy_helper.from_array(tensor)
+    return _digits([_head(tensor).SerializeToString(deterministic=True), _numbers(tensor)])
 
 
 def is_base(said: str, model: ModelProto, trained: Collection[str]) -> bool:

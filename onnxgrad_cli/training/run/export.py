@@ -53,10 +53,7 @@ def check_stored(model: ModelProto, names: Iterable[str]) -> None:
     Raises:
         UsageError: the model has no such tensor of that name.
     """
-    stored = {name for _, name in stored_tensors(model.graph)}
-    stored |= {node.output[0] for node in model.graph.node if node.op_type == "Identity"}
-    layers = filter(is_batch_normalization, model.graph.node)
-    stored |= {name for node in layers for name in own_statistics(node).values()}
+    stored = writable(model)
     for name in names:
         if name not in stored:
             raise UsageError(
@@ -65,6 +62,14 @@ def check_stored(model: ModelProto, names: Iterable[str]) -> None:
                 f"leave it as it is with `freeze` '{name}', or let onnx.inliner.inline_local_functions bring functions "
                 "into the graph first",
             )
+
+
+def writable(model: ModelProto) -> set[str]:
+    """The names of the values that `with_weights` can write."""
+    stored = {name for _, name in stored_tensors(model.graph)}
+    stored |= {node.output[0] for node in model.graph.node if node.op_type == "Identity"}
+    layers = filter(is_batch_normalization, model.graph.node)
+    return stored | {name for node in layers for name in own_statistics(node).values()}
 
 
 def _store_copies(model: ModelProto, values: Mapping[str, np.ndarray]) -> None:

@@ -99,7 +99,7 @@ OF_A_RUN: dict[str, Form] = {
 
 OPTIONAL: dict[str, Form] = {
     "averages": _pairs, "quantized": _quantized, "frozen": _names, "state": _names, "writer": _text, "base": _text,
-    "rates": _text,
+    "rates": _text, "untrained": _pairs,
 }  # fmt: skip
 
 
