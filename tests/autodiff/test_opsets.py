@@ -120,8 +120,8 @@ def older(case: Case, opset: int) -> Case | None:
         return None  # one type for base and exponent
     if opset < 21 and any(as_array(x).dtype.type.__module__ == "ml_dtypes" for x in inputs if x is not None):
         return None  # four and eight bits
-    if opset < 18 and (case.op == "OptionalGetElement" or (case.op == "MaxUnpool" and "overlapping" in case.note)):
-        return None  # of a tensor; windows that overlap need a Scatter of opset 18
+    if opset < 18 and case.op == "OptionalGetElement":
+        return None  # of a tensor
     if opset < 11 and case.op in ("Flatten", "Squeeze", "Unsqueeze", "OneHot") and _negative(case):
         return None
     schema = defs.get_schema(case.op, opset)

@@ -5,7 +5,8 @@ ScatterND with a reduction is never emitted: with repeated indices and two threa
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, reduce
+from operator import mul
 
 import numpy as np
 from onnx import TensorProto
@@ -269,8 +270,8 @@ def gather_nd(op, g, y, x, indices, *, batch_dims):
 
 
 SCATTER = (
-    "without reduction no index repeats; ties of max and min share evenly; the second derivative is 0 where several "
-    "factors of one product are 0"
+    "without reduction the last update of a place takes its cotangent; ties of max and min share evenly; the second "
+    "derivative is 0 where several factors of one product are 0"
 )
 
 
@@ -336,7 +337,10 @@ def _scattered(op, g, y, x, indices, updates, axis, reduction, rows=None):
     if reduction == "add":
         return g, None, taken(g)
     if reduction in (None, "none"):
-        return op.ScatterElements(g, indices, op.fill(0.0, updates), axis=axis), None, taken(g)
+        gx = op.ScatterElements(g, indices, op.fill(0.0, updates), axis=axis)
+        if not op.wants(updates):
+            return gx, None, None
+        return gx, None, _of_last(op, taken(g), _last_elements(op, x, indices, axis, rows))
     if reduction == "mul":
         return _product(op, g, y, x, indices, updates, axis, taken)
     scattered = partial(op.ScatterElements, axis=axis, reduction=reduction)
@@ -344,6 +348,70 @@ def _scattered(op, g, y, x, indices, updates, axis, reduction, rows=None):
     kept, chosen = op.cast(op.Equal(x, y), g), op.cast(op.Equal(updates, taken(y)), g)
     share = g / added(op, kept, indices, chosen, axis)
     return kept * share, None, chosen * taken(share)
+
+
+# Without reduction the last of several updates of a place stays: its cotangent is that of the place, and that of the
+# others 0. onnxruntime's ScatterElements keeps that order; its ScatterND does with one thread.
+
+
+def _of_last(op, taken, last):
+    """The cotangents of updates, 0 for those that another one has overwritten; `last` is True for the others."""
+    return taken if last is None else op.Where(last, taken, op.const(0.0, taken))
+
+
+def _last_elements(op, x, indices, axis, rows):
+    """Mark the updates that no later one overwrites, as a value that broadcasts to them; None for all of them."""
+    if indices.known_shape is not None and indices.shape[axis] == 1:
+        return None
+    known = indices.const
+    if known is not None and x.known_shape is not None and isinstance(size := x.shape[axis], int):
+        places = np.indices(known.shape)
+        places[axis] = known % max(size, 1)
+        return _known_last(op, np.moveaxis(places, 0, -1))
+    if rows is not None:
+        last = last_of(op, rows, op.size(x, axis))
+        return op.unsqueeze(last, [a - (axis % x.rank) for a in range(axis % x.rank + 1, x.rank)])
+    numbers = _count(op, indices)
+    zeros = op.cast(op.fill(0.0, x), numbers)
+    marked = op.ScatterElements(zeros, indices, numbers, axis=axis)
+    return op.Equal(op.GatherElements(marked, indices, axis=axis), numbers)
+
+
+def _last_slices(op, x, indices, updates):
+    """As `_last_elements`, for ScatterND."""
+    depth = "?" if indices.known_shape is None else indices.shape[-1]
+    if isinstance(depth, str) or x.known_shape is None:
+        last = last_of(op, op.reshape(op.GatherND(_count(op, x), indices), [-1]), op.reshape(op.Size(x), [1]))
+        return op.reshape_like(last, updates)
+    tail = x.rank - depth
+    sizes = [op.size(x, axis) for axis in range(depth)]
+    if indices.const is not None and all(isinstance(size, int) for size in sizes):
+        return _known_last(op, indices.const % np.maximum(sizes, 1), tail)
+    rows = op.sum(op.Mod(indices, op.vector(sizes)) * op.vector(strides_of(sizes)), [-1], keepdims=False)
+    last = last_of(op, op.reshape(rows, [-1]), reduce(mul, sizes, 1))
+    return op.reshape(last, [*(op.size(indices, a) for a in range(indices.rank - 1)), *[1] * tail])
+
+
+def _known_last(op, places, tail=0):
+    """Mark the last of equal known places, which are rows of numbers; None where none repeats.
+
+    `tail`: how many axes the result has beyond those of the places.
+    """
+    rows = places.reshape(-1, places.shape[-1])
+    numbers = np.ravel_multi_index(tuple(rows.T), tuple(rows.max(axis=0, initial=0) + 1)) if rows.size else rows[:, 0]
+    _, positions = np.unique(numbers[::-1], return_index=True)
+    if len(positions) == len(numbers):
+        return None
+    last = np.zeros(len(numbers), bool)
+    last[len(numbers) - 1 - positions] = True
+    return op.const(last.reshape(*places.shape[:-1], *[1] * tail))
+
+
+def last_of(op, rows, count):
+    """Mark the last of equal numbers in a vector that counts from 0, or back from `count`."""
+    numbers = _count(op, rows)
+    marked = op.ScatterElements(op.zeros([count], numbers), rows, numbers)
+    return op.Equal(op.Gather(marked, rows), numbers)
 
 
 def _product(op, g, y, x, indices, updates, axis, taken):
@@ -366,7 +434,16 @@ def scatter_nd(op, g, y, x, indices, updates, *, reduction):
     """With max, min or mul as ScatterElements, on flat tensors and numbered places."""
     if reduction in (None, "none"):
         gx = op.ScatterND(g, indices, op.fill(0.0, updates))
-        return gx, None, op.state(op.GatherND(g, indices), updates.known_shape)
+        if not op.wants(updates):
+            return gx, None, None
+        last = _last_slices(op, x, indices, updates)
+        if last is not None and last.const is not None:
+            text = (
+                f"{op.forward}: its indices repeat; with two threads or more onnxruntime's ScatterND may keep any of "
+                "their updates, and the gradient goes to the last one; ScatterElements keeps the last one"
+            )
+            op.cautions.append(Caution("note", op.forward, text))
+        return gx, None, _of_last(op, op.state(op.GatherND(g, indices), updates.known_shape), last)
     if not _distinct(indices.const):
         text = (
             f"{op.forward}: onnxruntime's ScatterND(reduction='{reduction}') loses updates where an index repeats and "

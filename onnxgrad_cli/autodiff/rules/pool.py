@@ -12,6 +12,7 @@ from onnx import TensorProto
 
 from onnxgrad_cli.autodiff.registry import rule
 from onnxgrad_cli.autodiff.rules import windows
+from onnxgrad_cli.autodiff.rules.index import last_of
 from onnxgrad_cli.autodiff.rules.scatter_add import added
 from onnxgrad_cli.emission.shapes import LONGEST
 
@@ -139,22 +140,17 @@ def _scatter(op, g, indices, x):
 @rule("MaxUnpool")
 def max_unpool(op, g, y, x, indices, output_shape, *, kernel_shape, pads, strides):
     """Each entry went to one place, so its cotangent stands there. Of entries sent to one place the last stays, and
-    takes it; where windows don't overlap, indices of MaxPool are distinct.
+    takes it; indices of a MaxPool whose windows don't overlap are distinct.
     """
     win = windows.window(kernel_shape, strides, None, pads)
-    overlap = any(s < k for s, k in zip(win.strides, win.sizes, strict=True))
-    if overlap and op.opset < 18:
-        return op.no("its windows overlap, so that indices may repeat", "export the model at opset 18 or newer")
     if output_shape is not None and (output_shape.const is None or tuple(output_shape.const) != _unpooled(win, x)):
         hint = "leave output_shape away, or fix the model's shapes so that it is seen to be the default"
         return op.no("indices count in output_shape, or in the default: runtimes disagree", hint)
-    flat = op.reshape(indices, [-1])
+    maker, flat = op.maker(indices), op.reshape(indices, [-1])
     taken = op.Gather(op.reshape(g, [-1]), flat)
-    if overlap:
-        entries = op.Range(op.const(0), op.Size(flat), op.const(1))
-        none = op.ConstantOfShape(op.Shape(op.reshape(y, [-1])), value=onnx.numpy_helper.from_array(np.full(1, -1)))
-        last = op.ScatterElements(none, flat, entries, reduction="max")
-        taken = op.Where(op.Equal(op.Gather(last, flat), entries), taken, op.const(0.0, g))
+    apart = all(s >= k for s, k in zip(win.strides, win.sizes, strict=True))
+    if not (apart and maker is not None and maker.op_type == "MaxPool"):
+        taken = op.Where(last_of(op, flat, op.reshape(op.Size(y), [1])), taken, op.const(0.0, g))
     return op.reshape_like(taken, x)
 
 

@@ -171,6 +171,21 @@ ROWS = [
         )
     ),
     Case("ScatterElements", [(5,), const([1, 1, -1]), (3,)], {"reduction": "mul"}, note="of vectors"),
+    *(
+        Case("ScatterElements", [(3, 4), make(REPEATED), (2, 3)], {"axis": axis}, note="the last of a place stays")
+        for axis in (0, 1)
+        for make in (const, np.asarray)
+    ),
+    *(
+        Case("ScatterND", [(4, 3), make([[1], [-1], [1], [3]]), (4, 3)], note="the last of a place stays")
+        for make in (const, np.asarray)
+    ),
+    *(
+        Case(
+            "ScatterND", [(4, 3), make([[[0, 1], [2, 2]], [[2, -1], [0, 1]]]), (2, 2)], note="the last of a place stays"
+        )
+        for make in (const, np.asarray)
+    ),
     Case("ScatterND", [(4, 3), const([[0], [2]]), (2, 3)]),
     Case("ScatterND", [(4, 3), const([[0, 1], [-1, 2]]), (2,)], opset=16),
     Case(

@@ -67,6 +67,7 @@ ROWS = [
     Case("GlobalLpPool", [(2, 3, 4)]),
     Case("GlobalLpPool", [(1, 2, 2, 3, 2)], {"p": 4}),
     Case("MaxUnpool", [(1, 1, 2, 2), np.array([[[[4, 4], [4, 1]]]])], K2, note="overlapping windows: the last stays"),
+    Case("MaxUnpool", [(1, 1, 2, 2), const([[[[5, 5], [8, 5]]]])], {**K2, "strides": [2, 2]}, note="the last stays"),
     Case(
         "MaxUnpool",
         [(1, 1, 2, 2), np.array([[[[5, 2], [8, 11]]]]), const([1, 1, 4, 4])],
