@@ -515,7 +515,7 @@ class StepOptions(InitOptions, OptimizerOptions, LossOptions):
 
 
 @part
-class AppendOptions(OutputOptions, MemoryOptions, InitOptions, LossOptions):
+class AppendOptions(ShapeOptions, OutputOptions, MemoryOptions, InitOptions, LossOptions):
     """What the loss is appended by."""
 
 

@@ -93,7 +93,7 @@ def _refuse_unknown_options(options: LossOptions, training: LossRecord) -> None:
 
 def _term(op: Op, options: AppendOptions, training: LossRecord, spec: LossSpec, prediction: Val) -> Val:
     """One loss on one output, reduced to a scalar; its label becomes an input of the model."""
-    loss = LossFile(spec.name, op.graph) if spec.loss is None else spec.loss
+    loss = LossFile(spec.name, op.graph, options.infer_by_run) if spec.loss is None else spec.loss
     given = settings_of(options.loss_options, spec.output, prediction.name, spec.label or options.label)
     label_type = loss.label_type(prediction, given)
     label = None if label_type is None else _label(op, training, spec.label or options.label, label_type)

@@ -39,12 +39,17 @@ def in_order(inputs: Sequence[ValueInfoProto]) -> list[ValueInfoProto]:
 class LossFile:
     """A loss read from `path`, brought to the opset of `graph`.
 
+    Args:
+        path: the file.
+        graph: the model that the loss is appended to.
+        by_run: read ranks that can't be inferred off a run of the loss; None does so if that is quick.
+
     Raises:
         UsageError: it is no valid model, its inputs or outputs are not those of a loss, or its opset can't be had.
     """
 
-    def __init__(self, path: str, graph: Graph) -> None:
-        self.path = path
+    def __init__(self, path: str, graph: Graph, by_run: bool | None = None) -> None:
+        self.path, self._by_run = path, by_run
         try:
             model = load_model(path)[0]
         except OnnxgradError as error:
@@ -146,7 +151,7 @@ class LossFile:
         del inner.proto.graph.value_info[:]
         inner.share_names(op.graph)  # its sizes without a name are none of the model's
         try:
-            settle_part(inner)
+            settle_part(inner, op.training, self._by_run)
         except OnnxgradError as error:
             raise self._unfit(f"does not fit the output '{prediction.name}': {error.message}", "") from error
         (output,) = inner.output_names

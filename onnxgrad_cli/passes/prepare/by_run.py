@@ -126,12 +126,15 @@ def keep_ranks(graph: Graph) -> None:
         and f"tensor({element_name(dtype_of(graph.types[name]))})" in shaped  # a file may leave out the element type
     ]
     for name in first:
-        _keep_rank(graph, name)
+        keep_rank(graph, name)
 
 
-def _keep_rank(graph: Graph, name: str) -> None:
-    """Put behind a value what has its shape by its first axes: of too few one can't be taken, of too many the numbers
-    don't fit."""
+def keep_rank(graph: Graph, name: str) -> None:
+    """Put behind a value a Reshape to the sizes of its first axes, as many as it is known to have.
+
+    A run ends with an error if the value has another rank: of too few axes one can't be taken, of too many the numbers
+    don't fit.
+    """
     made = graph.fresh(f"{name}_made")
     at = next(i for i, node in enumerate(graph.nodes) if name in node.output)
     maker = graph.nodes[at]

@@ -17,6 +17,7 @@ from onnxgrad_cli.passes.prepare.expand import expand
 from onnxgrad_cli.passes.prepare.experimental import write_out_experimental
 from onnxgrad_cli.passes.prepare.fold import fold
 from onnxgrad_cli.passes.prepare.function_bodies import inline_function_bodies
+from onnxgrad_cli.passes.prepare.implied_ranks import imply_ranks
 from onnxgrad_cli.passes.prepare.impossible_branches import rule_out_branches
 from onnxgrad_cli.passes.prepare.normalise import normalise
 from onnxgrad_cli.passes.prepare.opset import OLDEST_OPSET, raise_opset
@@ -56,12 +57,16 @@ def settle(graph: Graph, training: Cautions, opset: int = OLDEST_OPSET, by_run: 
         training.cautions.append(Caution("note", "If", text))
 
 
-def settle_part(graph: Graph) -> None:
-    """Type a normalised graph that becomes part of another, at its opset, and replace operators that have no rule."""
+def settle_part(graph: Graph, training: Cautions, by_run: bool | None) -> None:
+    """Type a normalised graph that becomes part of another, at its opset, and replace operators that have no rule.
+
+    Ranks that can't be inferred are read off a run of the part, as in `settle`.
+    """
     infer_and_fold(graph)
-    while _replace(graph):
+    while _replace(graph) or observe_ranks(graph, training, by_run):
         normalise(graph)
         infer_and_fold(graph)
+    keep_ranks(graph)
 
 
 def _ask_run(graph: Graph, training: Cautions, by_run: bool | None) -> bool:
@@ -79,6 +84,7 @@ def _replace(graph: Graph) -> bool:
         or _settle_bodies(graph)
         or inline_function_bodies(graph)
         or _rule_out(graph)
+        or imply_ranks(graph)  # last: the guards of ranks hide contradictions
     )
 
 
