@@ -7,9 +7,10 @@ and Dropout drops. A model that is used is in inference mode: running statistics
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
-from onnx import FunctionProto, GraphProto, ModelProto, helper
+import numpy as np
+from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.node import Node, copied, make_node, messages
@@ -39,20 +40,22 @@ def uses_batch(node: Node, opset: int) -> bool:
 
 
 def own_statistics(node: Node) -> dict[int, str]:
-    """What the running mean and variance of a BatchNormalization are called where it shared them: input -> name.
+    """What the running mean and variance of a BatchNormalization are called where it has none: input -> name.
 
     Exporters write equal tensors once, so that fresh layers share their zeros and ones; what training finds is not
-    the same for all of them.
+    the same for all of them. A layer may also compute its statistics of its own batch, and store none.
     """
     return {3: f"{node.output[0]}/running_mean", 4: f"{node.output[0]}/running_var"}
 
 
 def give_own_statistics(model: ModelProto, names: Collection[str]) -> None:
-    """Give BatchNormalizations the running statistics of their own that are among `names`: copies of the shared ones.
+    """Give BatchNormalizations the running statistics of their own that are among `names`.
+
+    They are copies of shared ones, or fresh ones in place of those that are computed.
 
     Args:
-        model: its nodes and initializers are changed, and in old files its inputs, for initializers are inputs there. A
-            shared tensor that nobody reads any more is removed.
+        model: its nodes and initializers are changed, and in old files its inputs, for initializers are inputs there.
+            Shared tensors and nodes whose result nobody reads any more are removed.
         names: as `own_statistics` has them; others are ignored.
     """
     graph = model.graph
@@ -60,18 +63,40 @@ def give_own_statistics(model: ModelProto, names: Collection[str]) -> None:
     left = set()
     for node in filter(is_batch_normalization, graph.node):
         for position, name in own_statistics(node).items():
-            shared = stored.get(node.input[position]) if name in names else None
-            if shared is not None:
+            shared = stored.get(node.input[position])
+            if shared is None and node.input[1] in stored:
+                shared = fresh_statistic(stored[node.input[1]], position)
+            if name in names and shared is not None:
+                left.add(node.input[position])
                 node.input[position] = name
-                left.add(shared.name)
                 copy = graph.initializer.add()
                 copy.CopyFrom(shared)
                 copy.name = name
                 if model.ir_version < INITIALIZERS_ALONE:
                     graph.input.append(helper.make_tensor_value_info(name, copy.data_type, copy.dims))
-    read = {name for node in with_bodies(graph.node) for name in node.input} if left else set()
-    for name in left - read - {value.name for value in (*graph.input, *graph.output)}:
-        graph.initializer.remove(stored[name])
+    if left:
+        _remove_unread(graph, left, stored)
+
+
+def fresh_statistic(scale: TensorProto, position: int) -> TensorProto:
+    """The running mean or variance of a BatchNormalization that has learned nothing yet, by its scale."""
+    array = np.full(scale.dims, position - 3, helper.tensor_dtype_to_np_dtype(scale.data_type))
+    return numpy_helper.from_array(array)
+
+
+def _remove_unread(graph: GraphProto, names: Collection[str], stored: Mapping[str, TensorProto]) -> None:
+    """Remove the initializers among `names` that nobody reads, and the nodes that only compute such values."""
+    read = Counter(name for node in with_bodies(graph.node) for name in node.input)
+    read.update(value.name for value in (*graph.input, *graph.output))
+    unread = set(names)
+    for node in reversed(list(graph.node)):
+        if not unread.isdisjoint(node.output) and not any(read[name] for name in node.output):
+            read.subtract(node.input)
+            unread.update(node.input)
+            graph.node.remove(node)
+    for name in unread & stored.keys():
+        if not read[name]:
+            graph.initializer.remove(stored[name])
 
 
 def is_for_inference(node: Node) -> bool:

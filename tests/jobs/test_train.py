@@ -627,3 +627,83 @@ def test_a_run_goes_on_with_what_it_was_begun_with(shell: Shell, other: str) -> 
     refused = shell(*arguments, "--epochs", "2", "--resume", other)
     assert refused.code == 2 and "was begun with" in refused.err
     assert shell(*arguments, "--epochs", "2", "--resume").code == 0
+
+
+BY_ITS_BATCH = """<ir_version: 8, opset_import: ["": 17]> net (float[n, 4] x) => (float[n, 2] y)
+<float[4] scale = {1, 2, 0.5, 1.5}, float[4] shift = {0.1, 0.2, 0.3, 0.4}, float[4, 2] w = {1, 2, 3, -4, 5, 6, 7, 8}>
+{ m = ReduceMean <axes = [0], keepdims = 0> (x)  k = ReduceMean <axes = [0]> (x)  d = Sub(x, k)  s = Mul(d, d)
+  v = ReduceMean <axes = [0], keepdims = 0> (s)  b = BatchNormalization(x, scale, shift, m, v)  y = MatMul(b, w) }"""
+BY_HAND = BY_ITS_BATCH.replace("b = BatchNormalization(x, scale, shift, m, v)", "b = Div(d, v)").replace(
+    "float[4] scale = {1, 2, 0.5, 1.5}, float[4] shift = {0.1, 0.2, 0.3, 0.4}, ", ""
+)
+
+
+def alone(model: str, x: np.ndarray) -> np.ndarray:
+    return np.concatenate([answers(model, x=x[i : i + 1]) for i in range(len(x))])
+
+
+def test_a_normalization_by_its_own_batch_learns_running_statistics(shell: Shell) -> None:
+    save(BY_ITS_BATCH, Path("net.onnx"))
+    x = (np.random.default_rng(1).standard_normal((64, 4)) * 3 + 1).astype(np.float32)
+    np.savez("x.npz", x=x, label=x[:, :2])
+    given = ("--data", "x.npz", "--epochs", "3", "--batch-size", "64", "--mode", "train", "-o", "out.onnx")
+    result = shell("train", "net.onnx", *given)
+    assert result.code == 0, result.err
+    assert "own batch" not in result.err
+    np.testing.assert_allclose(answers("out.onnx", x=x), alone("out.onnx", x), rtol=1e-6)
+    model = onnx.load("out.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    assert [node.op_type for node in model.graph.node] == ["BatchNormalization", "MatMul"]
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    moved = 1 - 0.9**3  # of the way from 0 and 1 to the statistics of all samples
+    np.testing.assert_allclose(stored["b/running_mean"], moved * x.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(stored["b/running_var"], 1 - moved + moved * x.var(0), rtol=1e-5)
+    assert shell("export", "out.onnx.run/checkpoint.safetensors", "--model", "net.onnx", "-o", "back.onnx").code == 0
+    np.testing.assert_array_equal(answers("back.onnx", x=x), answers("out.onnx", x=x))
+
+
+@pytest.mark.parametrize(
+    ("text", "node", "option"),
+    [(BY_ITS_BATCH, "BatchNormalization_b", "--mode train learns running statistics"), (BY_HAND, "Sub_d", "")],
+)
+def test_a_model_that_normalizes_by_its_own_batch_is_no_inference_model(
+    shell: Shell, text: str, node: str, option: str
+) -> None:
+    save(text, Path("net.onnx"))
+    result = shell("train", "net.onnx", "--data", "data.npz", "--epochs", "1", "-o", "out.onnx")
+    assert result.code == 0, result.err
+    x = np.load("data.npz")["x"]
+    assert (
+        np.abs(answers("out.onnx", x=x) - alone("out.onnx", x)).max() > 0.1
+        or not np.isfinite(alone("out.onnx", x)).all()
+    )
+    for told in (result.err, Path("out.onnx.run/report.md").read_text().replace("`", "'")):
+        assert f"'{node}'" in told and "no inference model" in told and option in told.replace("'", "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BY_HAND.replace("axes = [0]", "axes = [1]").replace("keepdims = 0", "keepdims = 1"),
+        BY_HAND.replace("n, 4", "1, 4"),
+    ],
+)
+def test_a_normalization_of_a_sample_alone_is_one_of_inference(shell: Shell, text: str) -> None:
+    save(text, Path("net.onnx"))
+    result = shell("build", "net.onnx", "--loss", "mse", "-o", "out.onnx", "--no-verify")
+    assert result.code == 0 and "own batch" not in result.err, result.err
+
+
+def test_running_statistics_of_momentum_1_are_named(shell: Shell) -> None:
+    text = BY_ITS_BATCH.replace("scale, shift, m, v)", "scale, shift, mean, var)").replace(
+        "float[4] scale", "float[4] mean = {0, 0, 0, 0}, float[4] var = {1, 1, 1, 1}, float[4] scale"
+    )
+    save(
+        text.replace("b = BatchN", "b, c, e = BatchN").replace("tion(x", "tion <training_mode = 1, momentum = 1.0> (x"),
+        Path("net.onnx"),
+    )
+    result = shell("train", "net.onnx", "--data", "data.npz", "--epochs", "1", "-o", "out.onnx")
+    assert result.code == 0, result.err
+    assert "the momentum of 'BatchNormalization_b' is 1: its running statistics never change" in result.err
+    save(text, Path("usual.onnx"))
+    assert "momentum" not in shell("train", "usual.onnx", "--data", "data.npz", "--epochs", "1", "--mode", "train").err

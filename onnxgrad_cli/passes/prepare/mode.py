@@ -8,29 +8,32 @@ which its gradient needs.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from onnxgrad_cli.autodiff.rules.convolved_statistics import through_convolved_statistics
 from onnxgrad_cli.autodiff.rules.norm import through_batch_statistics
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.fusion import Fusion
 from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError
+from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import (
     BY_ATTRIBUTE,
     for_inference,
+    fresh_statistic,
     is_batch_normalization,
     is_dropout,
     is_for_inference,
     own_statistics,
     uses_batch,
 )
+from onnxgrad_cli.ir.modules import VIEWS
 from onnxgrad_cli.ir.node import Node, copied
 from onnxgrad_cli.ir.nodes import attributes_of, captured, subgraphs, with_bodies
-from onnxgrad_cli.ir.types import shape_of
+from onnxgrad_cli.ir.types import Dim, shape_of
 from onnxgrad_cli.options import ModeOptions
 from onnxgrad_cli.record import ModeRecord
 
@@ -45,6 +48,9 @@ AS_WHAT = {
     "eval": "it is taken in inference mode here",
 }
 """What becomes of a model that comes in training mode, by the mode that is asked for."""
+
+
+DEPENDS = "what the model says of a sample depends on its batch, and what is written of it is no inference model"
 
 
 def set_mode(graph: Graph, options: ModeOptions, training: ModeRecord) -> bool:
@@ -70,6 +76,7 @@ def set_mode(graph: Graph, options: ModeOptions, training: ModeRecord) -> bool:
     training.cautions += (Caution("training mode", SUBJECT, text) for text in _comes_in_training(graph, options.mode))
     changed = _own_statistics(graph)
     changed |= _separate_statistics(graph, options.mode)
+    training.cautions += (Caution("note", SUBJECT, text) for text in _by_own_batch(graph, options.mode))
     for node in graph.nodes:
         new = [node]
         if is_batch_normalization(node):
@@ -141,9 +148,12 @@ def _own_statistics(graph: Graph) -> bool:
 
 
 def _separate_statistics(graph: Graph, mode: str) -> bool:
-    """Give each layer that learns statistics its own, where it shares them with another layer or with a weight."""
+    """Give each layer that learns statistics its own, where it shares them with another layer or with a weight.
+
+    Fresh ones take the place of statistics that are computed of the batch.
+    """
     layers = [node for node in graph.nodes if is_batch_normalization(node) and _by_batch(graph, node, mode)]
-    readers = _readers(graph) if layers else {}
+    readers, varies = _readers(graph) if layers else {}, _varying(graph)
     changed = False
     for node in layers:
         for position, name in own_statistics(node).items():
@@ -151,7 +161,55 @@ def _separate_statistics(graph: Graph, mode: str) -> bool:
             if shared in graph.initializers and len(readers[shared]) > 1 and not graph.taken(name):
                 graph.copy_initializer(shared, name)
                 node.input[position], changed = name, True
+            elif (scale := graph.initializers.get(node.input[1])) and not graph.taken(name) and varies(shared):
+                graph.store(name, numpy_helper.to_array(fresh_statistic(scale, position)))
+                node.input[position], changed = name, True
     return changed
+
+
+def _varying(graph: Graph) -> Callable[[str], bool]:
+    """Return the test whether a value is computed from the model's inputs."""
+    fed = set(graph.input_names).difference(graph.initializers)
+    stored = {*fed, *graph.initializers}
+    return lambda name: name not in stored and not fed.isdisjoint(graph.ancestors([name]))
+
+
+def _by_own_batch(graph: Graph, mode: str) -> Iterator[str]:
+    """Name the normalizations that use statistics of their own batch in inference too."""
+    varies, needed, within = _varying(graph), graph.ancestors(graph.output_names), set[str]()
+    for node in filter(is_batch_normalization, graph.nodes):
+        computed = [name for name in node.input[3:5] if varies(name)]
+        if computed and not _by_batch(graph, node, mode):
+            within |= graph.ancestors(computed) - graph.ancestors(node.input[:1])
+            yield (
+                f"'{node.name}' normalizes by the statistics of its own batch: {DEPENDS}. `mode='train'` learns "
+                "running statistics, which begin with mean 0 and variance 1, and writes them"
+            )
+    producers, batch, needed = graph.producers(), _batch(graph), needed - within
+    for node in graph.nodes:
+        if node.op_type == "Sub" and is_standard(node.domain) and node.output[0] in needed:
+            mean = producers.get(node.input[1])
+            while mean is not None and mean.op_type in VIEWS and mean.input[0] != node.input[0]:
+                mean = producers.get(mean.input[0])
+            if mean is not None and mean.input[0] == node.input[0] and _over_samples(graph, mean, batch):
+                yield f"'{node.name}' subtracts the mean of its own batch: {DEPENDS}"
+
+
+def _batch(graph: Graph) -> Dim | None:
+    """The size of the batch: the first axis of the first input that has one; None for a batch of 1."""
+    shapes = (shape_of(graph.types.get(name)) for name in graph.input_names if name not in graph.initializers)
+    size = next((shape[0] for shape in shapes if shape), None)
+    return None if size == 1 else size
+
+
+def _over_samples(graph: Graph, node: Node, batch: Dim | None) -> bool:
+    """Return True if a node takes the mean of a value along the axis of the samples."""
+    shape = shape_of(graph.types.get(node.input[0]))
+    if node.op_type != "ReduceMean" or batch is None or not shape or shape[0] != batch:
+        return False
+    axes = graph.constant(node.input[1]) if len(node.input) > 1 and node.input[1] else None
+    listed = attributes_of(node).get("axes", [] if axes is None else axes.tolist())
+    return not listed or 0 in [axis % len(shape) for axis in listed]
 
 
 def _readers(graph: Graph) -> dict[str, set[object]]:
@@ -246,6 +304,12 @@ def _in_training(graph: Graph, node: Node, training: ModeRecord) -> Node:
         del new.attribute[:]
         new.attribute.extend([*kept, helper.make_attribute("training_mode", 1)])
     fed = {*graph.input_names, *graph.initializers}
+    if attributes_of(node).get("momentum", MOMENTUM) >= 1 and not fed.isdisjoint(node.input[3:5]):
+        text = (
+            f"the momentum of '{node.name}' is 1: its running statistics never change, and what is written normalizes "
+            "by them and not as it was trained; export it with a momentum below 1 (in PyTorch: above 0)"
+        )
+        training.cautions.append(Caution("note", SUBJECT, text))
     asked = [*node.output[1:3], "", ""]
     del new.output[1:]
     for position, which in ((3, "mean"), (4, "variance")):
