@@ -33,7 +33,7 @@ from onnxgrad_cli.training.data.sample_options import SampleOptions
 from onnxgrad_cli.training.data.sequences import Preparation, SequenceOptions, Sequences, following, tokens_of, uneven
 from onnxgrad_cli.training.data.text import TEXTS, read_text
 from onnxgrad_cli.training.data.transform import Transformed
-from onnxgrad_cli.training.data.validate import BLOCK, blocks, check
+from onnxgrad_cli.training.data.validate import BLOCK, blocks, check, without_samples
 
 T = TypeVar("T")
 
@@ -70,6 +70,7 @@ class Data:
         transform: a user's function of each batch.
         order: input -> the columns of a table that it took as they stood there, or took of other data before.
         resize: what became of picture files of other data before; None where there were none.
+        same: inputs whose array is fed whole in each step, the same for all samples.
     """
 
     source: Path
@@ -86,6 +87,7 @@ class Data:
     transform: Transformed | None = None
     order: Chosen = field(default_factory=dict)
     resize: Resize | None = None
+    same: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         return self.size
@@ -101,7 +103,7 @@ class Data:
             UsageError: a picture can't be read, or the user's function fails.
         """
         rows = self.rows(indices)
-        taken = {name: _take(array, rows) for name, array in self.arrays.items()}
+        taken = {name: array if name in self.same else _take(array, rows) for name, array in self.arrays.items()}
         whole: dict[str, Any] = dict(taken if self.sequences is None else self.sequences.batch(taken))
         if part is not None and self.augment is not None:
             whole = self.augment(whole, part)
@@ -112,7 +114,7 @@ class Data:
     def column(self, name: str) -> Iterator[np.ndarray]:
         """The samples of an input as they were read, in blocks."""
         array, rows = self.arrays[name], self.rows(np.arange(len(self)))
-        if isinstance(array, Lists) or not array.ndim:
+        if isinstance(array, Lists) or not array.ndim or name in self.same:
             return
         step = max(BLOCK // max(array.nbytes // max(len(array), 1), 1), 1)
         for start in range(0, len(rows), step):
@@ -232,6 +234,7 @@ def open_data(
     return Data(
         path, arrays, dtypes, checked.size, checked.sizes, checked.batch_size, sequences=sequences, names=names,
         normal=_normal(columns, inputs, known, labels), order={**known.order, **found.order}, resize=known.resize,
+        same=without_samples(columns, inputs),
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ The numbers are read once, in blocks, so that arrays which are mapped from files
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +60,10 @@ def check_inputs(inputs: InputTypes) -> int | None:
     fixed = {size: name for size, name in leading.items() if isinstance(size, int)}
     if len(fixed) > 1:
         said = " and ".join(f"{size} in '{name}'" for size, name in list(fixed.items())[:2])
-        raise UsageError(f"the first axis of an input is its batch, and it is {said}", "make it one size with `shapes`")
+        raise UsageError(
+            f"the first axis of an input is its batch, and it is {said}",
+            "make it one size with `shapes`, or save the input that is the same for all samples in its own shape",
+        )
     for name, value_type in inputs.items():
         shape = shape_of(value_type) or ()
         for axis, dim in enumerate(shape):
@@ -70,6 +73,28 @@ def check_inputs(inputs: InputTypes) -> int | None:
                     "data are cut into batches along the first axis: export the model so",
                 )
     return next(iter(fixed), None)
+
+
+def without_samples(arrays: Arrays, inputs: InputTypes) -> frozenset[str]:
+    """Return the inputs that are the same for all samples, such as the initial state of a recurrent network.
+
+    The array of such an input fits its declared shape, whose first size is a number and not the batch of other inputs.
+    """
+    shapes = {name: shape for name, value_type in inputs.items() if (shape := shape_of(value_type))}
+
+    def is_apart(name: str) -> bool:
+        leading = {shape[0] for other, shape in shapes.items() if other != name}
+        batches = {dim for dim in leading if isinstance(dim, str) and dim != "?"}
+        return bool(leading) and shapes[name][0] not in leading and batches.isdisjoint(shapes[name])
+
+    same = {name for name in shapes if name in arrays and _fits(arrays[name].shape, shapes[name]) and is_apart(name)}
+    return frozenset(name for name in same if len(same) < len(shapes) or shapes[name][0] != 1)
+
+
+def _fits(sizes: Sequence[int], shape: Shape) -> bool:
+    """Return True if an array has a declared shape, whose first size is a number."""
+    fixed = isinstance(shape[0], int) and len(sizes) == len(shape)
+    return fixed and all(isinstance(dim, str) or size == dim for size, dim in zip(sizes, shape, strict=True))
 
 
 def check(source: Path, found: Found, inputs: InputTypes, ranges: Mapping[str, Range], finite: bool) -> Checked:
@@ -84,7 +109,8 @@ def check(source: Path, found: Found, inputs: InputTypes, ranges: Mapping[str, R
     Raises:
         UsageError: they can't; the message names the file, the input and the first sample at fault.
     """
-    batch_size = check_inputs(inputs)
+    same = without_samples(found.arrays, inputs)
+    batch_size = check_inputs({name: value_type for name, value_type in inputs.items() if name not in same})
     _check_names(source, found, inputs)
     sizes: dict[str, tuple[int, str]] = {}
     for name, value_type in inputs.items():
@@ -92,9 +118,9 @@ def check(source: Path, found: Found, inputs: InputTypes, ranges: Mapping[str, R
         _check_type(source, name, column.values if isinstance(column, Lists) else column, inputs)
         if isinstance(column, Lists):
             _check_places(source, name, column, value_type)
-        else:
+        elif name not in same:
             _check_shape(source, name, column, shape_of(value_type), sizes)
-    size = _count(source, found.arrays, inputs)
+    size = _count(source, {name: column for name, column in found.arrays.items() if name not in same}, inputs)
     for name in inputs:
         dtype = helper.tensor_dtype_to_np_dtype(dtype_of(inputs[name]))
         _check_numbers(source, name, found.arrays[name], dtype, ranges.get(name), finite)
