@@ -19,6 +19,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
 import onnxgrad_cli
+from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.checks import number_in
 from onnxgrad_cli.common.choices import Mode, Scaling
 from onnxgrad_cli.common.typed_json import decoded
@@ -413,7 +414,7 @@ def read_derived(model: ModelProto) -> Derived | None:
     if any(entry.key == ROLES for entry in model.metadata_props):
         raise OnnxgradError("the model describes itself as a training model and as one of derivatives", CHANGED)
     try:
-        found: Derived = decoded(Derived, json.loads(text))
+        found: Derived = decoded(Derived, strict_json.loads(text))
         stored = {tensor.name for tensor in model.graph.initializer}
         _check_derived(found, stored.union(value.name for value in model.graph.input))
     except (ValueError, RecursionError) as error:
@@ -538,7 +539,10 @@ def read(model: ModelProto) -> Roles:
             "make one with `onnxgrad build MODEL`; if this was one, another tool has dropped its metadata",
         )
     try:
-        ports, loss = json.loads(props[ROLES]), json.loads(props.get(LOSS, '{"terms": [], "reduction": ""}'))
+        ports, loss = (
+            strict_json.loads(props[ROLES]),
+            strict_json.loads(props.get(LOSS, '{"terms": [], "reduction": ""}')),
+        )
         said = {field: ports[name] for field, name in PORTS.items() if name in ports}
         found: Roles = decoded(
             Roles,

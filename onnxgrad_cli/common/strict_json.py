@@ -24,6 +24,28 @@ def dumps(value: Any, indent: int | None = None) -> str:
     return visible_json(json.dumps(_plain(value), allow_nan=False, ensure_ascii=False, indent=indent))
 
 
+def loads(text: str | bytes) -> Any:
+    """Parse JSON that another program may have written.
+
+    Args:
+        text: the JSON, in UTF-8 where it is bytes.
+
+    Raises:
+        ValueError: it is no JSON, or an object has a key twice: readers differ in which of the two values they take.
+        RecursionError: it is nested too deeply.
+    """
+    return json.loads(text, object_pairs_hook=_unique)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"the key '{twice}' is there twice")
+    return found
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {_plain(key): _plain(each) for key, each in value.items()}

@@ -28,7 +28,7 @@ from onnxgrad_cli.passes.parameters.patterns import matching
 from onnxgrad_cli.training.eval_model import make_eval_model
 from onnxgrad_cli.training.run.folder import load_checkpoint
 from onnxgrad_cli.training.run.progress import is_nominal
-from onnxgrad_cli.training.run.tensors import is_safetensors, load_tensors, save_tensors, tensor_bytes
+from onnxgrad_cli.training.run.tensors import is_safetensors, load_words, save_tensors, tensor_bytes
 from onnxgrad_cli.training.steps.base import TrainerBase
 from onnxgrad_cli.training.steps.split import SplitTrainer
 from onnxgrad_cli.verification.written import check_opens
@@ -270,7 +270,7 @@ def nominal(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     Raises:
         OnnxgradError: it is none, or can't be read.
     """
-    said = load_tensors(path)[1].get("progress", {})
+    said = load_words(path).get("progress", {})
     if not isinstance(said, dict) or not is_nominal(said.get("nominal")):
         raise OnnxgradError(f"'{path}' is no nominal checkpoint", "it was written without nominal_checkpoint")
     return {name: (dtype, tuple(shape)) for name, (dtype, shape) in said["nominal"].items()}

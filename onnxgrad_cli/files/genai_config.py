@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 from onnx import ModelProto
 
+from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.ir.modules import GENAI, GENAI_KIND
 
 CONFIG = "genai_config.json"
@@ -33,7 +33,7 @@ def _kind(path: Path) -> str:
     try:
         if not path.is_file() or path.stat().st_size > MOST:
             return ""
-        kind = json.loads(path.read_bytes())["model"]["type"]
+        kind = strict_json.loads(path.read_bytes())["model"]["type"]
     except (OSError, ValueError, RecursionError, LookupError, TypeError):  # whatever it holds, the model stands alone
         return ""
     return kind if isinstance(kind, str) and re.fullmatch(r"[\w.-]{1,64}", kind) else ""

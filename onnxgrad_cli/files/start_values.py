@@ -9,7 +9,6 @@ who reads it makes `bytes` zeros and copies the file over their beginning. A fil
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -227,7 +226,7 @@ def read_values(path: Path, roles: Path | None = None) -> HeldValues:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text("utf-8"))
+        return strict_json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
         raise OnnxgradError(f"'{path}' is no JSON: {error}") from None
     except OSError as error:

@@ -15,6 +15,7 @@ from typing import Any
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto, helper
 
 from onnxgrad_cli.builder import TrainingModel
+from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import check_structure
 from onnxgrad_cli.ir.domains import STANDARD, plain_domain
@@ -172,7 +173,7 @@ def _bind(binding: Any, pairs: Mapping[str, str]) -> None:
 
 def _renamed_roles(text: str, names: Mapping[str, str]) -> str:
     """What an entry of the metadata says, with outputs under the names they have in the algorithm."""
-    said = json.loads(text)
+    said = strict_json.loads(text)
     if "outputs" in said:
         said["outputs"] = {names.get(name, name): role for name, role in said["outputs"].items()}
     return json.dumps(said)
@@ -437,7 +438,7 @@ def _roles_of_step(graph: Graph, updates: Mapping[str, str]) -> str:
 def _described_outputs(said: Mapping[str, str]) -> list[str]:
     """The outputs of a step that its description names: with --keep-outputs those of the inference graph are there."""
     try:
-        return list(json.loads(said[ROLES])["outputs"])
+        return list(strict_json.loads(said[ROLES])["outputs"])
     except (KeyError, TypeError, ValueError):
         return []
 

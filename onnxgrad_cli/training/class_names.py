@@ -7,11 +7,11 @@ their numbers. Ultralytics writes `names`, a mapping of the numbers as Python sp
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Mapping, Sequence
 
 from onnx import ModelProto
 
+from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.errors import UsageError, suggest
 
 CLASSES, NAMES = "onnxgrad.classes", "names"
@@ -26,7 +26,7 @@ def class_names(model: ModelProto) -> dict[str, list[str]]:
     said = {entry.key: entry.value for entry in model.metadata_props}
     try:
         if CLASSES in said:
-            found = json.loads(said[CLASSES])
+            found = strict_json.loads(said[CLASSES])
         elif NAMES in said:
             found = {"": ast.literal_eval(said[NAMES])}
         else:

@@ -7,7 +7,6 @@ nodes' names. Any other model is drawn too, as a forward part alone.
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, numpy_helper
 
+from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.ir.dialects import mend
 from onnxgrad_cli.ir.domains import is_standard, plain_domain
@@ -253,7 +253,7 @@ def _roles(model: ModelProto) -> tuple[dict[str, Kind], dict[str, Kind]]:
     """The kinds of the inputs and outputs, as far as a training model describes itself."""
     props = {entry.key: entry.value for entry in model.metadata_props}
     try:
-        ports = json.loads(props.get(ROLES, "{}"))
+        ports = strict_json.loads(props.get(ROLES, "{}"))
         inputs = {name: _INPUTS.get(role, Kind.INPUT) for name, role in ports.get("inputs", {}).items()}
         outputs = {name: _OUTPUTS.get(role["role"], Kind.OUTPUT) for name, role in ports.get("outputs", {}).items()}
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):

@@ -19,7 +19,7 @@ from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.files import followed, save_bytes
 from onnxgrad_cli.metadata import Adapter
 from onnxgrad_cli.training.run.progress import are_adapters
-from onnxgrad_cli.training.run.tensors import load_tensors, tensor_bytes
+from onnxgrad_cli.training.run.tensors import load_tensors, load_words, tensor_bytes
 
 ADAPTERS = "onnxgrad.adapters"
 """The entry of the metadata that describes the adapters."""
@@ -75,7 +75,7 @@ def is_adapter(path: Path) -> bool:
     Raises:
         OnnxgradError: it can't be read.
     """
-    return ADAPTERS in load_tensors(path)[1]
+    return ADAPTERS in load_words(path)
 
 
 def base_of(path: Path) -> str:
@@ -84,7 +84,7 @@ def base_of(path: Path) -> str:
     Raises:
         OnnxgradError: it can't be read.
     """
-    return str(load_tensors(path)[1].get(BASE, ""))
+    return str(load_words(path).get(BASE, ""))
 
 
 def check_factors(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> None:

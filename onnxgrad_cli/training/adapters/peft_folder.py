@@ -12,6 +12,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,9 @@ import numpy as np
 import safetensors.numpy
 from onnx import ModelProto
 
+from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
+from onnxgrad_cli.files.safetensors_header import read_header
 from onnxgrad_cli.metadata import VERSION, Adapter, tool_version
 from onnxgrad_cli.training.adapters.module_names import (
     Arrays,
@@ -50,6 +54,9 @@ STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 
 MOST = 2**20
 """Bytes that a configuration may have."""
+
+MOST_PATTERNS = 10_000
+"""Patterns that an entry of a configuration may have: each is tried on each module."""
 
 STRANGE = (
     "alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication", "lora_bias", "megatron_config",
@@ -163,7 +170,8 @@ def load_peft(folder: Path, model: ModelProto) -> tuple[list[Adapter], dict[str,
     layers = [key[0] for name, key in keys(known).items() if name == key[0].module and not key[0].obstacle]
     there = {name: size for place in layers for name, size in place.sizes.items()}
     factors, called = as_built(kind_of(model), stored, there)
-    ignored = sorted(module for module in stored if not _is_meant(config, module))
+    target, excluded = _names(config, "target_modules"), _names(config, "exclude_modules")
+    ignored = sorted(module for module in stored if not _is_meant(module, target, excluded))
     if ignored:
         raise OnnxgradError(
             f"'{folder}' has factors of '{ignored[0]}', to which its configuration gives no adapter",
@@ -239,38 +247,49 @@ def _of(config: Mapping[str, Any], pattern: str, module: str, default: Any) -> A
     which a dot is any character, and one behind a backslash a dot.
     """
     for key, value in (config.get(pattern) or {}).items():
-        name = key.removeprefix("^").removesuffix("$")
-        if not re.fullmatch(r"([\w-]|\\?\.)+", name):
+        compiled = _pattern(key)
+        if compiled is None:
             raise OnnxgradError(
                 f"'{pattern}' has a pattern that is no module's name: {key!r}", "name each module there"
             )
-        if re.fullmatch(name if key.startswith("^") else rf"(.*\.)?{name}", module):
+        if compiled.fullmatch(module):
             return value
     return default
 
 
-def _is_meant(config: Mapping[str, Any], module: str) -> bool:
-    """Whether a configuration gives a module an adapter, by the names in it; regular expressions are not read."""
+@cache
+def _pattern(key: str) -> re.Pattern[str] | None:
+    """Return a compiled pattern of a configuration, or None if it is more than a module's name."""
+    name = key.removeprefix("^").removesuffix("$")
+    if not re.fullmatch(r"([\w-]|\\?\.)+", name):
+        return None
+    return re.compile(name if key.startswith("^") else rf"(.*\.)?{name}")
 
-    def named(entry: str) -> bool:
-        names = config.get(entry)
-        return isinstance(names, list) and any(module == name or module.endswith(f".{name}") for name in names)
 
-    return (named("target_modules") or not isinstance(config.get("target_modules"), list)) and not named(
-        "exclude_modules"
-    )
+def _names(config: Mapping[str, Any], entry: str) -> frozenset[str] | None:
+    """Return the modules that an entry lists, or None where it is a regular expression, which is not read."""
+    names = config.get(entry)
+    return frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) else None
+
+
+def _is_meant(module: str, target: frozenset[str] | None, excluded: frozenset[str] | None) -> bool:
+    """Return True if a configuration gives a module an adapter: names match the end of its path."""
+    ends = {module, *(module[at + 1 :] for at, mark in enumerate(module) if mark == ".")}
+    return (target is None or not ends.isdisjoint(target)) and ends.isdisjoint(excluded or ())
 
 
 def _config(path: Path) -> dict[str, Any]:
     data = read_bytes(path, MOST)
     try:
-        config = json.loads(data)
+        config = strict_json.loads(data)
     except (ValueError, RecursionError) as error:
         raise OnnxgradError(f"'{path}' is no JSON: {error}") from None
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         kind = config.get("peft_type") if isinstance(config, dict) else None
         raise OnnxgradError(f"'{path}' describes no LoRA, but {kind!r}", "adapters of other kinds are not read")
     patterns = [config.get(name) or {} for name in ("rank_pattern", "alpha_pattern")]
+    if any(isinstance(each, dict) and len(each) > MOST_PATTERNS for each in patterns):
+        raise OnnxgradError(f"'{path}' has more than {MOST_PATTERNS:,} patterns", "it has one for each module at most")
     ranks = [config.get("r"), *(patterns[0].values() if isinstance(patterns[0], dict) else [None])]
     alphas = [config.get("lora_alpha"), *(patterns[1].values() if isinstance(patterns[1], dict) else [None])]
     if not all(map(_is_rank, ranks)) or not all(map(_is_alpha, alphas)):
@@ -302,7 +321,9 @@ def _factors(path: Path, pickled: Path) -> dict[str, dict[str, np.ndarray]]:
             f"'{pickled}' is a pickle, which can run code and is not read", "save the adapter as safetensors with PEFT"
         )
     try:
-        tensors = dict(safetensors.deserialize(read_bytes(path)))
+        data = read_bytes(path)
+        read_header(BytesIO(data))
+        tensors = dict(safetensors.deserialize(data))
     except OnnxgradError:
         raise
     except Exception as error:  # the library has kinds of its own, and raises others too

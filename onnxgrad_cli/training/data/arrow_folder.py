@@ -5,10 +5,10 @@ dataset_info.json tells the features, of which a ClassLabel has the names of cla
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.choices import Resize
 from onnxgrad_cli.common.packages import load_package
 from onnxgrad_cli.errors import UsageError
@@ -72,7 +72,7 @@ def _described(file: Path) -> dict[str, Any]:
     with reading(file, "JSON", HINT):
         if file.stat().st_size > LARGEST:
             raise ValueError(f"it has more than {LARGEST:,} bytes")
-        found = json.loads(file.read_text("utf-8"))
+        found = strict_json.loads(file.read_text("utf-8"))
         if not isinstance(found, dict):
             raise ValueError("it is no object")
     return found

@@ -6,13 +6,13 @@ A value is a number, the name of a class or a list, and lists may be of differen
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.training.data.columns import KnownColumns, choose, shaped
 from onnxgrad_cli.training.data.input_types import InputTypes
@@ -45,7 +45,7 @@ def _object(path: Path, number: int, line: bytes) -> Mapping[str, Any]:
     if len(line) == LONGEST:
         raise UsageError(f"'{path}', line {number} has more than {LONGEST:,} bytes", hint)
     try:
-        found = json.loads(line.decode("utf-8-sig"))
+        found = strict_json.loads(line.decode("utf-8-sig"))
     except BROKEN as error:
         raise UsageError(f"'{path}', line {number} is no JSON: {error}", hint) from None
     if not isinstance(found, dict):

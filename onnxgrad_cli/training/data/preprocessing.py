@@ -6,7 +6,6 @@ another order, pixels of another scale, columns in another order.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -81,7 +80,7 @@ class Preprocessing:
             OnnxgradError: it can't be read; the message says `where`.
         """
         try:
-            said, names = (json.loads(entries.get(key, "{}")) for key in (INPUTS, CLASSES))
+            said, names = (strict_json.loads(entries.get(key, "{}")) for key in (INPUTS, CLASSES))
             if not isinstance(said, dict) or not isinstance(names, dict):
                 raise ValueError("they are no JSON objects")
             whole = said.pop("", {})
@@ -127,7 +126,7 @@ class Preprocessing:
         file = folder / FILE
         try:
             text = file.read_text("utf-8") if file.is_file() else None
-            entries = {} if text is None else json.loads(text)
+            entries = {} if text is None else strict_json.loads(text)
         except (OSError, ValueError, RecursionError) as error:
             raise OnnxgradError(f"'{file}' can't be read: {error}", "take another copy, or begin anew") from None
         if text is None:

@@ -9,6 +9,7 @@ import numpy as np
 import safetensors
 
 from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.files.safetensors_header import read_header
 from onnxgrad_cli.training.data.input_types import InputTypes
 from onnxgrad_cli.training.data.reading import Found, reading
 
@@ -19,13 +20,13 @@ def read(path: Path, inputs: InputTypes) -> Found:
     Raises:
         UsageError: it can't be read, or numpy lacks the type of an array.
     """
-    with (
-        reading(path, "a safetensors file", "write it with safetensors.numpy.save_file"),
-        safetensors.safe_open(path, framework="numpy") as file,
-    ):
-        names = list(file.keys())
-        arrays = {name: _array(path, file, name) for name in names if name in inputs}
-        return Found(arrays, [name for name in names if name not in inputs])
+    with reading(path, "a safetensors file", "write it with safetensors.numpy.save_file"):
+        with path.open("rb") as stream:
+            read_header(stream)
+        with safetensors.safe_open(path, framework="numpy") as file:
+            names = list(file.keys())
+            arrays = {name: _array(path, file, name) for name in names if name in inputs}
+            return Found(arrays, [name for name in names if name not in inputs])
 
 
 def _array(path: Path, file: Any, name: str) -> np.ndarray:

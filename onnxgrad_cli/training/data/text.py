@@ -13,7 +13,6 @@ has other tokens than the model is asked with. Text without a chat template ends
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.common.packages import load_package
 from onnxgrad_cli.errors import UsageError
@@ -146,7 +146,7 @@ def _check_growth(tokenizer: Any) -> None:
     Raises:
         ValueError: it may become more.
     """
-    growth = math.prod(_growths(json.loads(tokenizer.normalizer.__getstate__()))) if tokenizer.normalizer else 1
+    growth = math.prod(_growths(strict_json.loads(tokenizer.normalizer.__getstate__()))) if tokenizer.normalizer else 1
     added = tokenizer.num_special_tokens_to_add(False)
     if max(growth, added) > MOST_GROWTH:
         raise ValueError(
@@ -179,7 +179,7 @@ def _settings(path: Path) -> dict[str, str]:
     with reading(
         path, "JSON", "a tokenizer_config.json is wanted, as published with models", ValueError, RecursionError
     ):
-        found = json.loads(content)
+        found = strict_json.loads(content)
         if not isinstance(found, dict):
             raise ValueError("it is no object")
     texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in found.items()}

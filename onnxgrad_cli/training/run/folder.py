@@ -6,7 +6,6 @@ a machine that loses its power, at any moment leaves a whole one.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -171,7 +170,7 @@ def _lines(file: Path) -> list[tuple[str, dict[str, Any]]]:
         if not line.endswith("}\n"):
             continue
         try:
-            said = json.loads(line)
+            said = strict_json.loads(line)
         except (ValueError, RecursionError):
             said = None
         if not is_log_line(said):

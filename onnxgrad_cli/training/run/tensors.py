@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,11 @@ import ml_dtypes
 import numpy as np
 import safetensors.numpy
 
+from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.files import save_bytes
+from onnxgrad_cli.files.safetensors_header import read_header
 
 HALVES = "bfloat16"
 """The entry of the metadata with the names of what is bfloat16, which the library can't read into numpy."""
@@ -60,7 +64,8 @@ def tensor_bytes(tensors: Mapping[str, np.ndarray], words: Mapping[str, Any]) ->
             "leave it an initializer, which no input of the model overrides",
         )
     halves = [name for name, array in tensors.items() if array.dtype == ml_dtypes.bfloat16]
-    plain = {name: array.view(np.uint16) if name in halves else array for name, array in tensors.items()}
+    bits = {name: tensors[name].view(np.uint16) for name in halves}
+    plain = {**tensors, **bits}
     plain = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in plain.items()}
     said = {key: json.dumps(value) for key, value in {**words, **({HALVES: halves} if halves else {})}.items()}
     checksums = {"words": _of_words(said), "tensors": {name: _of_array(array) for name, array in plain.items()}}
@@ -89,24 +94,15 @@ def load_tensors(path: Path, tell: Tell = silent) -> tuple[dict[str, np.ndarray]
         OnnxgradError: there is no such file, it is no safetensors file, or it is damaged.
     """
     data = read_bytes(path)
-    try:
-        head = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        said = head.get("__metadata__", {})
+    with _parsing(path):
+        said = read_header(BytesIO(data)).get("__metadata__", {})
         tensors = safetensors.numpy.load(data)
-    except MemoryError:
-        raise OnnxgradError(
-            f"there is not enough memory to read '{path}'", "free some, or use a larger machine"
-        ) from None
-    except Exception as error:  # the library has kinds of its own, and raises others too
-        raise OnnxgradError(f"'{path}' is no safetensors file, or is broken: {error}") from error
     _check(path, tensors, said, tell)
-    try:
-        words = {key: json.loads(value) for key, value in said.items() if key in KNOWN - {CHECKSUMS}}
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"its metadata are no JSON: {error}") from None
+    words = _words(path, said)
     halves = words.pop(HALVES, [])
-    if not _are_names(halves, [name for name, array in tensors.items() if array.dtype == np.uint16]):
+    if not _are_names(halves, {name for name, array in tensors.items() if array.dtype == np.uint16}):
         raise _damaged(path, f"its entry '{HALVES}' does not fit its arrays")
+    halves = set(halves)
     return {n: a.view(ml_dtypes.bfloat16) if n in halves else a for n, a in tensors.items()}, words
 
 
@@ -119,13 +115,35 @@ def is_safetensors(path: Path) -> bool:
         return file.read(9)[8:] == b"{"
 
 
+def load_words(path: Path) -> dict[str, Any]:
+    """Return what the metadata of a file say, without its arrays and without a look at checksums.
+
+    Raises:
+        OnnxgradError: it can't be read, or is no safetensors file.
+    """
+    check_is_file(path)
+    with _parsing(path), path.open("rb") as file:
+        said = read_header(file).get("__metadata__", {})
+    return _words(path, said)
+
+
 def holds_weights_alone(path: Path) -> bool:
     """Whether the metadata of a file say nothing that onnxgrad knows: another program wrote it, of tensors alone.
 
     Raises:
         OnnxgradError: it can't be read.
     """
-    return not load_tensors(path)[1]
+    return not load_words(path)
+
+
+def check_is_file(path: Path) -> None:
+    """Refuse a folder or a device in the place of a file of tensors.
+
+    Raises:
+        OnnxgradError: it is one.
+    """
+    if path.exists() and not path.is_file():
+        raise OnnxgradError(f"'{path}' is no file of tensors: it is a folder or a device", "name the file")
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
@@ -141,8 +159,7 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
     try:
         if most is not None and path.stat().st_size > most:
             raise OnnxgradError(f"'{path}' is larger than such a file is: {path.stat().st_size} bytes")
-        if path.exists() and not path.is_file():
-            raise OnnxgradError(f"'{path}' is no file of tensors: it is a folder or a device", "name the file")
+        check_is_file(path)
         return path.read_bytes()
     except MemoryError:
         raise OnnxgradError(
@@ -152,13 +169,36 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
         raise OnnxgradError(f"'{path}' can't be read: {getattr(error, 'strerror', None) or error}") from None
 
 
+@contextmanager
+def _parsing(path: Path) -> Iterator[None]:
+    """Name the file in errors of its parsers."""
+    try:
+        yield
+    except MemoryError:
+        raise OnnxgradError(
+            f"there is not enough memory to read '{path}'", "free some, or use a larger machine"
+        ) from None
+    except OSError as error:
+        raise OnnxgradError(f"'{path}' can't be read: {error.strerror}") from None
+    except Exception as error:  # the library has kinds of its own, and raises others too
+        raise OnnxgradError(f"'{path}' is no safetensors file, or is broken: {error}") from error
+
+
+def _words(path: Path, said: Mapping[str, str]) -> dict[str, Any]:
+    """Return the entries of onnxgrad, parsed."""
+    try:
+        return {key: strict_json.loads(value) for key, value in said.items() if key in KNOWN - {CHECKSUMS}}
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _damaged(path, f"its metadata are no JSON: {error}") from None
+
+
 def _check(path: Path, tensors: Mapping[str, np.ndarray], said: Mapping[str, str], tell: Tell) -> None:
     """Make sure that a file of onnxgrad is as it was written; a file of another kind is not looked at."""
     if CHECKSUMS not in said:
         _check_foreign(path, said, tell)
         return
     try:
-        checksums = json.loads(said[CHECKSUMS])
+        checksums = strict_json.loads(said[CHECKSUMS])
         words, arrays = checksums["words"], dict(checksums["tensors"])
     except (ValueError, KeyError, TypeError, RecursionError):
         raise _damaged(path, "its checksums can't be read") from None
