@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -163,12 +164,12 @@ def without_links(model: ModelProto, path: Path | None) -> Iterator[Path]:
     Raises:
         OnnxgradError: see `check_external_data`.
     """
+    check_external_data(model, path)
     folder = path.parent if path else Path()
     places = {reference.location: _real(folder / reference.location) for reference in references(model)}
     if all(place.is_relative_to(_real(folder)) for place in places.values()):
         yield folder
         return
-    check_external_data(model, path)
     common = Path(os.path.commonpath([place.parent for place in places.values()]))
     moved = {name: place.relative_to(common).as_posix() for name, place in places.items()}
     with relocated(external_tensors(model), moved):
@@ -231,6 +232,14 @@ def _data_size(reference: Reference, folder: Path, path: Path | None) -> int:
         raise _unreadable(reference, error.strerror) from None
     if not stat.S_ISREG(found.st_mode):
         raise _unreadable(reference, "it is no regular file")
+    if found.st_nlink > 1:  # the other name may be anywhere: a stranger's archive can link to the user's own files
+        copied = shlex.quote(f"{file}.copy")
+        raise OnnxgradError(
+            f"external data file '{file}' has {found.st_nlink} names (hard links), so it may come from outside the "
+            f"model's folder; tensor '{reference.tensor}' lies there",
+            f"if you trust the model, copy the file: cp {shlex.quote(str(file))} {copied} && "
+            f"mv -f {copied} {shlex.quote(str(file))}",
+        )
     return found.st_size
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.execution.session import open_session
 from onnxgrad_cli.files import check_external_data, load_external_data, load_model, own_model, save_model
 from onnxgrad_cli.files.external_data import refer, references
+from tests.cli_harness import Shell
 from tests.files.test_files import W, model_of
 
 
@@ -79,6 +81,44 @@ def test_odd_names_are_told(tmp_path: Path, location: str, words: str) -> None:
         with pytest.raises(OnnxgradError, match=words) as error:
             read(model, source)
         assert "'w'" in str(error.value) and len(str(error.value)) < 1000
+
+
+COMMANDS = (
+    "build m.onnx --loss mse -o out.onnx --no-verify",
+    "derive m.onnx --kind vjp --wrt x -o out.onnx",
+    "evaluate m.onnx --data d.npz --loss mse",
+    "predict m.onnx --data d.npz -o p.npz",
+    "train m.onnx --data d.npz --epochs 1 -o out.onnx",
+    "view m.onnx -o p.html",
+    "doctor m.onnx",
+)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the hint is of a shell that Windows lacks")
+def test_a_hard_link_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its bytes may be those of a secret file; a copy, by the command of the hint, is read."""
+    folder = written(tmp_path / "a model", ("location", "d.bin")).parent
+    (folder / "d.bin").rename(tmp_path / "secret")
+    os.link(tmp_path / "secret", folder / "d.bin")
+    monkeypatch.chdir(folder)
+    shell = Shell(folder, capsys)
+    np.savez("d.npz", x=np.ones((4, 4), np.float32), label=np.ones((4, 3), np.float32))
+    with pytest.raises(OnnxgradError, match="2 names"):
+        open_session(onnx.load(folder / "m.onnx", load_external_data=False), folder / "m.onnx")
+    hints = set()
+    for command in COMMANDS:
+        refused = shell(*command.split())
+        assert refused.code == 1 and "'d.bin' has 2 names (hard links)" in refused.err, refused.err
+        assert not {"out.onnx", "p.npz", "p.html"} & {*os.listdir()}
+        hints.add(next(line for line in refused.err.splitlines() if line.startswith("hint: ")))
+    (hint,) = hints
+    subprocess.run(["sh", "-ec", hint.partition("copy the file: ")[2]], check=True)
+    for command in (COMMANDS[0], "predict m.onnx --data d.npz -o p.npz"):
+        done = shell(*command.split())
+        assert done.code == 0, done.err
+    assert (tmp_path / "secret").stat().st_nlink == 1 and (tmp_path / "secret").read_bytes() == W.tobytes()
 
 
 @pytest.mark.parametrize(
