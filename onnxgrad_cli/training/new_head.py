@@ -7,14 +7,17 @@ feedforward neural networks, AISTATS 2010; its bias is zero. The output has the 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, TensorShapeProto, helper, numpy_helper
 
 from onnxgrad_cli.errors import UsageError, suggest
 from onnxgrad_cli.ir.nodes import reads, with_bodies
+from onnxgrad_cli.ir.onnx_inference import infer_shapes
+from onnxgrad_cli.ir.skeleton import skeleton
+from onnxgrad_cli.ir.types import tensor_type
 
 THROUGH = frozenset({"Cast", "Identity", "LogSoftmax", "Sigmoid", "Softmax"})
 """What may follow a last layer: it gives a number for each class as it takes one."""
@@ -66,14 +69,44 @@ def with_classes(model: ModelProto, output: str | None, classes: int, seed: int)
     rng = np.random.default_rng(seed)
     for each in (head.weight, *head.biases):
         _resize(stored[each], head.axis if each == head.weight else -1, classes, rng, each == head.weight)
-    for value in list(graph.value_info):
-        if value.name in head.results:
-            graph.value_info.remove(value)
     dims = outputs[name].type.tensor_type.shape.dim
     if dims:
         dims[head.class_axis].Clear()
         dims[head.class_axis].dim_value = classes
+    _declare_again(model, {each: stored[each] for each in (head.weight, *head.biases)}, head.results)
     return [head.weight, *head.biases]
+
+
+def _declare_again(model: ModelProto, weights: Mapping[str, TensorProto], results: Sequence[str]) -> None:
+    """Let a model declare the sizes that a new last layer has given to weights, values and outputs.
+
+    Args:
+        model: the model; changed.
+        weights: the new weights, by name. Old files have them among their inputs, and PyTorch's in `value_info`.
+        results: the output of the layer, whose size is declared already, and the values from it back to the layer.
+    """
+    graph, output, changed = model.graph, results[0], {results[-1]}
+    for node in graph.node:
+        if not changed.isdisjoint(reads(node)):
+            changed.update(node.output)
+    declared = [value for value in graph.value_info if value.name not in changed and value.name not in weights]
+    del graph.value_info[:]
+    graph.value_info.extend(declared)
+    for value in graph.input:
+        if value.name in weights and value.type.tensor_type.HasField("shape"):
+            value.type.CopyFrom(tensor_type(weights[value.name].data_type, weights[value.name].dims))
+    others = {value.name: value.type.tensor_type.shape for value in graph.output if value.name in changed - {output}}
+    if not others:
+        return
+    bare = skeleton(model)
+    for value in bare.graph.output:
+        if value.name in others:
+            value.type.tensor_type.ClearField("shape")
+    for value in infer_shapes(bare).graph.output:
+        found = value.type.tensor_type.shape.dim
+        for dim, size in zip(others.get(value.name, TensorShapeProto()).dim, found, strict=False):
+            if size.HasField("dim_value"):
+                dim.dim_value = size.dim_value
 
 
 def with_trained_classes(model: ModelProto, values: Mapping[str, np.ndarray]) -> dict[str, int]:
