@@ -96,17 +96,19 @@ class IntegerWeight:
 
 @dataclass(frozen=True)
 class Quantized:
-    """What a training model has otherwise than the inference model that stores integers.
+    """Tensors of the inference model that the training model stores otherwise: integers, and copies of others.
 
     Attributes:
         weights: the weights that are floats.
         scales: the scales that are learned, or would be if they were not left out by name.
-        copies: scales of the inference model -> the scale of the same value that has taken their place, too.
+        copies: scales and weights of the inference model -> the one of the same values that has taken their place.
+        transposed: those of `copies` that hold the values transposed.
     """
 
     weights: tuple[IntegerWeight, ...] = ()
     scales: tuple[str, ...] = ()
     copies: dict[str, str] = field(default_factory=dict)
+    transposed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -206,6 +206,8 @@ class ParameterOptions(_Part):
         train, freeze: glob patterns over the names of initializers, and of the nodes and modules that read them.
         untie: glob patterns over the same names, of weights that several modules read and that each is to have its own
             copy of.
+        tie: glob patterns over the same names, of weights that have the values of another one, transposed perhaps, and
+            that are to be trained as one with it.
         preset: groups of weights to train: 'bias', 'norm', 'head'. They add up, with `train` and `train_last` too.
         train_last: how many of the last layers with weights to train; 0: no such choice.
     """
@@ -213,11 +215,12 @@ class ParameterOptions(_Part):
     train: tuple[str, ...] = ()
     freeze: tuple[str, ...] = ()
     untie: tuple[str, ...] = ()
+    tie: tuple[str, ...] = ()
     preset: tuple[Preset, ...] = ()
     train_last: int = 0
 
     def __post_init__(self) -> None:
-        self._patterns("train", "freeze", "untie")
+        self._patterns("train", "freeze", "untie", "tie")
         self._tuple("preset", str, "such as preset=('bias',)")
         for name in self.preset:
             checks.one_of("preset", name, Preset)

@@ -77,7 +77,8 @@ class ParameterRecord(Cautions):
         may_be_none: whether there may be nothing to differentiate by, as where a loss is only computed.
         integer_weights: the weights that the model stores as integers and that are floats now.
         learned_scales: the scales of quantizers that are trained unless they are left out by name.
-        scale_copies: scales of the model that are no more, each with the one of the same value in its place.
+        copies: scales and weights of the model that are no more, each with the one of the same values in its place.
+        transposed: those of `copies` that hold the values transposed.
     """
 
     inputs: list[str] = field(default_factory=list)
@@ -90,7 +91,8 @@ class ParameterRecord(Cautions):
     may_be_none: bool = False
     integer_weights: list[IntegerWeight] = field(default_factory=list)
     learned_scales: list[str] = field(default_factory=list)
-    scale_copies: dict[str, str] = field(default_factory=dict)
+    copies: dict[str, str] = field(default_factory=dict)
+    transposed: list[str] = field(default_factory=list)
 
 
 @dataclass(init=False, repr=False, eq=False)

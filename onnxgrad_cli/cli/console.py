@@ -54,6 +54,10 @@ CONVENTIONS = ("kink", "run-time sum")
 """Kinds of cautions that nearly every model has: they are in the report, and no warnings."""
 
 
+PRINTED = ("--tie",)
+"""Subjects of cautions that are printed, too: what is trained may not be what the model's program is."""
+
+
 class Console:
     """What a command says, and how loudly.
 
@@ -226,7 +230,7 @@ class Console:
             self._result = asdict(report)
         for caution in report.cautions:
             if caution.kind not in CONVENTIONS:
-                self.warn(caution.text, tell=False)
+                self.warn(caution.text, tell=caution.subject in PRINTED)
         if report.error:
             message, *details = report.error.split("\n")
             self.error(message, report.hint or None, map(str.strip, details), report.refusals)

@@ -28,7 +28,7 @@ FIRST, OWN = "Common options", "Options"
 
 SECTIONS = {
     "Loss": "loss-option reduction sample-weight l1 l2",
-    "What is trained": "untie preset train-last lora-target lora-scaling lora-dropout lora-dora grad-of-input "
+    "What is trained": "untie tie preset train-last lora-target lora-scaling lora-dropout lora-dora grad-of-input "
     "init seed reset",
     "Optimizer": "optimizer-option group clip-norm clip-value accumulate loss-scale ema embed-state schedule",
     "How the model is read": "quantization identifiers shape infer-by-run rules",

@@ -166,6 +166,9 @@ def what_to_build(command: Command) -> Command:
                      help="Don't train the weights of these names, or of modules so called."),
         click.option("--untie", multiple=True, metavar="GLOB",
                      help="Give modules that share a weight of these names ('*': any) a copy of their own each."),
+        click.option("--tie", multiple=True, metavar="GLOB",
+                     help="Train weights of these names ('*': any) as one with the weight that has their values, "
+                     "perhaps transposed."),
         click.option("--preset", type=click.Choice(get_args(Preset)), multiple=True,
                      help="Train only biases, normalizations, or the last layer. Such choices add up."),
         click.option("--train-last", type=click.IntRange(min=1), default=None, metavar="N",

@@ -38,7 +38,7 @@ ARGUMENTS = frozenset(
         "of optimizer optimizer_options ort out output outputs pack pad_id patience per_sample picture prefix preset "
         "provider quantization recompute reduction repeats reports reset resize resume roles run runtime sample "
         "sample_weight save_every schedule seed shapes start step_size steps stop_after stride target targeted "
-        "test_data threads tokenizer train train_last training_info transform tuned untie use_ema val val_prefix "
+        "test_data threads tie tokenizer train train_last training_info transform tuned untie use_ema val val_prefix "
         "verify webgpu weights window wrt yield_"
     ).split()
 )

@@ -256,6 +256,13 @@ class Graph:
         self.types[copy] = self.types[name]
         self._names.add(copy)
 
+    def remove_initializer(self, name: str) -> None:
+        """Remove one of the model's own initializers; a node may make a value of that name then."""
+        stored = self.proto.graph.initializer
+        del stored[next(i for i, tensor in enumerate(stored) if tensor.name == name)]
+        self.initializers = {tensor.name: tensor for tensor in stored} | {n: self.initializers[n] for n in self._pooled}
+        self._constants.pop(name, None)
+
     def added(self, name: str) -> bool:
         """Return True if onnxgrad generated the constant `name`, in this build or in the one that wrote the file."""
         return name in self._pooled or name in self.computed or is_generated(name)

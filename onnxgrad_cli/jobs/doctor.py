@@ -24,7 +24,7 @@ from onnxgrad_cli.ir.types import UNNAMED, in_words
 from onnxgrad_cli.jobs.build import inspected
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.parameters.constants import GENERATED
-from onnxgrad_cli.passes.parameters.formulas import sample
+from onnxgrad_cli.passes.parameters.tie import twins
 from onnxgrad_cli.report import Report
 from onnxgrad_cli.report.diagnosis import Diagnosis, Group, Origin
 from onnxgrad_cli.report.words import several
@@ -148,15 +148,11 @@ def _groups(report: Report) -> Iterator[Group]:
 
 
 def _equal(graph: Graph, names: list[str]) -> list[list[str]]:
-    """The weights of equal values, but for those that have one value throughout, as new ones have."""
-    alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
-    folder = graph.path.parent if graph.path else None
-    for name in names:
-        tensor = graph.initializers.get(name)
-        values = None if tensor is None else sample(tensor, folder)
-        if tensor is not None and values is not None and values.size > 1 and values.min() < values.max():
-            alike[*tensor.dims, tensor.data_type, values.tobytes()].append(name)
-    return [group for group in alike.values() if len(group) > 1]
+    """The weights of equal values, transposed perhaps, but for those that have one value throughout, as new ones."""
+    alike: dict[str, list[str]] = defaultdict(list)
+    for twin in twins(graph, [name for name in names if name in graph.initializers]):
+        alike[twin.of].append(twin.name)
+    return [[first, *others] for first, others in alike.items()]
 
 
 # -- the modes --------------------------------------------------------------------------------------------------------

@@ -54,7 +54,12 @@ def roles(graph: Graph, options: StepOptions, training: StepRecord) -> Roles:
         options.optimizer,
         tuple(training.adapters),
         dict(training.slots),
-        Quantized(tuple(training.integer_weights), tuple(training.learned_scales), dict(training.scale_copies)),
+        Quantized(
+            tuple(training.integer_weights),
+            tuple(training.learned_scales),
+            dict(training.copies),
+            tuple(training.transposed),
+        ),
         tuple(sorted(graph.held.intersection(graph.producers()))) if graph.held else (),
     )
 

@@ -101,13 +101,13 @@ TWICE = """net (float[n, 4] x) => (float[n, 2] y) <float[4, 2] w = {1, -2, 3, 4,
 def test_equal_scales_of_one_value_are_one() -> None:
     """A file may store the scale of QuantizeLinear and that of DequantizeLinear apart."""
     built = built_of(TWICE)
-    assert built.training.scale_copies == {"s1": "s", "s2": "s"}
+    assert built.training.copies == {"s1": "s", "s2": "s"}
     assert built.training.learned_scales == ["s", "t", "other"]
 
 
 def test_scales_of_different_values_stay_apart() -> None:
     built = built_of(TWICE.replace("s2 = {0.1}", "s2 = {0.11}").replace("z1 = {3}", "z1 = {4}"))
-    assert not built.training.scale_copies
+    assert not built.training.copies
 
 
 def test_the_scales_of_integers_that_go_in_or_come_out_stay() -> None:

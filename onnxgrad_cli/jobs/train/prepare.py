@@ -23,6 +23,7 @@ from onnxgrad_cli.jobs.train.course import Course
 from onnxgrad_cli.jobs.train.prepared_run import PreparedRun
 from onnxgrad_cli.metadata import Adapter, check_is_original
 from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.parameters.select import TIE
 from onnxgrad_cli.passes.prepare.mode import SUBJECT as MODE
 from onnxgrad_cli.training.adapters.branches import check_branches
 from onnxgrad_cli.training.adapters.formats import AdapterTarget, read_adapters
@@ -153,7 +154,7 @@ def _built(
         course = _in_runs(course, plan.runs)
     check_ends(built.graph)
     for caution in built.training.cautions:
-        if caution.subject == MODE:
+        if caution.subject in (MODE, TIE):
             tell(f"caution: {caution}", 0)
     return built, options, course
 

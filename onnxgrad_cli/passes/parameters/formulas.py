@@ -35,17 +35,17 @@ def sample(tensor: TensorProto, folder: Path | None) -> np.ndarray | None:
         tensor: the tensor.
         folder: where its external data are relative to.
     """
-    if nbytes(tensor) > LARGEST:
+    array = None if nbytes(tensor) > LARGEST else values_of(tensor, folder)
+    if array is None:
         return None
-    if not is_external(tensor):
-        array = numpy_helper.to_array(tensor)
-    elif (found := _external(tensor, folder)) is None:
-        return None
-    else:
-        array = found
     if array.size > SAMPLE**2:
         array = array[tuple(slice(SAMPLE if axis >= array.ndim - 2 else 8) for axis in range(array.ndim))]
     return np.asarray(array).astype(np.float64)
+
+
+def values_of(tensor: TensorProto, folder: Path | None) -> np.ndarray | None:
+    """The values of a tensor; None where they are out of reach. Arguments: see `sample`."""
+    return _external(tensor, folder) if is_external(tensor) else numpy_helper.to_array(tensor)
 
 
 def _external(tensor: TensorProto, folder: Path | None) -> np.ndarray | None:

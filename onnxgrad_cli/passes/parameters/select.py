@@ -24,9 +24,13 @@ from onnxgrad_cli.options import SelectionOptions
 from onnxgrad_cli.passes.parameters import presets
 from onnxgrad_cli.passes.parameters.constants import ConstantRoles
 from onnxgrad_cli.passes.parameters.patterns import matches, matching
+from onnxgrad_cli.passes.parameters.tie import twins
 from onnxgrad_cli.passes.parameters.untie import owners_of
 from onnxgrad_cli.passes.quantized_matrices import is_integer, quantized_matrices
 from onnxgrad_cli.record import SelectionRecord
+
+TIE = "`tie`"
+"""What cautions about weights that may be one are about."""
 
 UNTIED = "no differentiable path ties it to the loss"
 
@@ -61,7 +65,7 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
     training.not_trained.update((name, reasons[name]) for name in floats if name in reasons)
     training.trained = [name for name in floats if name not in reasons]
     _refuse_untied(graph, training.predictions, tied, [n for n in by_name if n not in tied and n not in frozen])
-    training.cautions.extend(_shared(graph, training.trained))
+    training.cautions.extend([*_shared(graph, training.trained), *_transposed(graph, training.trained)])
     training.not_trained.update(dict.fromkeys(_quantized(graph), QUANTIZED))
     training.not_trained.update(_in_unknown_forms(graph))
     if not (training.may_be_none or _is_any(graph, options, training)):
@@ -163,6 +167,14 @@ def _shared(graph: Graph, trained: list[str]) -> Iterator[Caution]:
                 "values, too; `untie` parts them"
             )
             yield Caution("note", name, text)
+
+
+def _transposed(graph: Graph, trained: list[str]) -> Iterator[Caution]:
+    """Name the trained weights that hold the values of another one transposed."""
+    for name, of, transposed in twins(graph, trained):
+        if transposed:
+            text = f"'{name}' is '{of}' transposed: they are trained as two weights. `tie={name!r}` trains them as one"
+            yield Caution("note", TIE, text)
 
 
 def _nothing(graph: Graph, floats: list[str], training: SelectionRecord) -> UnsupportedError:

@@ -37,8 +37,8 @@ def learn_scales(graph: Graph, training: ParameterRecord) -> None:
     Raises:
         UsageError: there are none.
     """
-    training.scale_copies = _join(graph)
-    as_they_are = training.scale_copies.get
+    training.copies = _join(graph)
+    as_they_are = training.copies.get
     training.integer_weights = [
         replace(
             weight,

@@ -18,6 +18,7 @@ from onnxgrad_cli.passes.parameters.changed import read_record, refuse_changed
 from onnxgrad_cli.passes.parameters.constants import settings
 from onnxgrad_cli.passes.parameters.outputs import resolve_outputs
 from onnxgrad_cli.passes.parameters.select import select
+from onnxgrad_cli.passes.parameters.tie import tie
 from onnxgrad_cli.passes.parameters.untie import untie
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.prepare.admit import admit
@@ -47,6 +48,7 @@ def _run(graph: Graph, options: PreparationOptions, training: PreparationRecord)
     if options.quantization == "lsq":
         learn_scales(graph, training)
     untie(graph, options.untie)
+    tie(graph, options.tie, training)
     training.inputs = [name for name in graph.input_names if name not in graph.initializers]
     training.predictions = resolve_outputs(graph, options)
     select(graph, options, training)

@@ -73,7 +73,9 @@ def as_integers(
     _check_positive(_scales(model, quantized), values)
     floats = {weight.weight for weight in quantized.weights}
     found = {name: array for name, array in values.items() if name not in floats}
-    found |= {copy: values[one] for copy, one in quantized.copies.items() if one in values}
+    for copy, one in quantized.copies.items():
+        if one in found:
+            found[copy] = np.ascontiguousarray(found[one].T) if copy in quantized.transposed else found[one]
     changed = [w for w in quantized.weights if not values.keys().isdisjoint((w.weight, w.scale, *w.factors))]
     stored = _read(model, changed, path)
     for weight in changed:

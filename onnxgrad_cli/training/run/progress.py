@@ -66,7 +66,8 @@ def _quantized(value: Any) -> bool:
     def are_weights(value: Any) -> bool:
         return isinstance(value, list) and all(_has(each, forms) for each in value)
 
-    return _has(value, {"weights": are_weights, "scales": _names, "copies": _pairs})
+    known: dict[str, Form] = {"weights": are_weights, "scales": _names, "copies": _pairs, "transposed": _names}
+    return isinstance(value, dict) and _has({"transposed": [], **value}, known)
 
 
 def _epochs(value: Any) -> bool:
