@@ -32,6 +32,7 @@ from onnxgrad_cli.explanations.samples import (
     open_samples,
     scored,
 )
+from onnxgrad_cli.explanations.saturation import find_saturation, with_outputs
 from onnxgrad_cli.explanations.scorer import Case, Scorer
 from onnxgrad_cli.explanations.subject import in_mode, the_input, typed
 from onnxgrad_cli.files import ModelSource, own_model, save_bytes
@@ -184,7 +185,8 @@ def run_attack(
         out: an .npz with the new samples, and what else the model is fed, under the inputs' names, `labels`, `samples`,
             `before` and `after`; by default nothing is written.
         fooling: how; by default fgsm.
-        output: the scores, [batch, classes]; by default the first output of floats.
+        output: the scores, [batch, classes]: an output of the model or a value in between; by default the first output
+            of floats.
         wrt: the input that is changed; by default the one of floats.
         label: what the data call the labels; None takes the model's own answers for them.
         prefix: what names in the data have before the inputs' names.
@@ -206,6 +208,9 @@ def run_attack(
     proto = in_mode(proto, path, options)
     graph = typed(proto, path, options)
     check_ends(graph)
+    inner = with_outputs(proto, graph, [output or ""])
+    if inner is not proto:
+        proto, graph = inner, typed(inner, path, options)
     what = scored(graph, output)
     likely, name = with_log_probabilities(proto, graph, what)
     subject = the_input(likely, path, typed(likely, path, options), wrt)
@@ -233,11 +238,15 @@ def run_attack(
         tell(f"attacking: {sum(len(each['x']) for each in parts)} of {len(rows)} samples are done", 1)
         parts.append(_fooled(part, scorer, found, what, label, fooling, target_class, ball))
     arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    flat = int(arrays.pop("flat").sum())
+    mask = arrays.pop("flat")
+    flat = int(mask.sum())
     if flat:
+        first = next(part for part in batches(rows, scorer, TOGETHER) if np.isin(part, rows[mask]).any())
+        feeds = {key: value for key, value in found.batch(first).items() if key != label}
+        saturated = find_saturation(proto, path, graph, what, feeds, np.isin(first, rows[mask]))
         tell(
             f"caution: the gradients of {flat} of {len(rows)} samples are zero at the start: that these stay as they "
-            "are is no sign of robustness", 0,
+            f"are is no sign of robustness{saturated}", 0,
         )  # fmt: skip
     aimed = "another class" if target_class is None else called(target_class, names)
     words = visible(_words(fooling, ball, what, aimed, label))

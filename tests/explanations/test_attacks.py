@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx import ModelProto
 
 from onnxgrad_cli.common.choices import Norm
 from onnxgrad_cli.errors import UsageError
@@ -17,6 +18,7 @@ from onnxgrad_cli.jobs.attack import Fooling, run_attack
 from onnxgrad_cli.jobs.derive import run_derive
 from onnxgrad_cli.jobs.explain import run_explain
 from onnxgrad_cli.training.data import SampleOptions
+from tests.cli_harness import Shell
 from tests.explanations import nets
 
 X = nets.samples()
@@ -108,7 +110,59 @@ def test_samples_without_a_gradient_are_told(files: tuple[Path, Path], tmp_path:
     onnx.save(model, tmp_path / "dead.onnx")
     told: list[str] = []
     found = run_attack(tmp_path / "dead.onnx", files[1], verify=False, tell=lambda text, level: told.append(text))
-    assert found.flat == 5 and found.success == 0 and any("no sign of robustness" in text for text in told)
+    assert found.flat == 5 and found.success == 0
+    assert any("no sign of robustness; Relu 'layer' saturates there" in text for text in told)
+
+
+def ended(tail: str, path: Path, scale: float = 30) -> ModelProto:
+    """Save the network with scaled logits, and operators behind them."""
+    text = nets.TEXT.replace("float[N, 5] logits", "float[N, 5] y").replace(", b3)", ", b3)" + tail)
+    model = onnx.parser.parse_model(text)
+    for name, array in nets.weights().items():
+        scaled = array * np.float32(scale) if name in ("w3", "b3") else array
+        model.graph.initializer.append(onnx.numpy_helper.from_array(scaled, name))
+    for name, value in (("low", 1e-7), ("high", 1 - 1e-6)):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(value), name))
+    onnx.save(model, path)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("tail", "named"),
+    [
+        ("p = Softmax(logits) y = Clip(p, low, high)", ["Clip", "Softmax"]),
+        ("p = Softmax(logits) c = Clip(p, low, high) y = Log(c)", ["Clip", "Softmax"]),
+        ("c = Clip(logits, low, high) y = Softmax(c)", ["Clip"]),
+    ],
+)
+def test_saturated_scores_are_named_with_the_output_before_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tail: str, named: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shell = Shell(tmp_path, capsys)
+    np.savez("data.npz", x=X)
+    ended(tail, Path("net.onnx"))
+    ended("y = Identity(logits)", Path("cut.onnx"))
+    given = ("--data", "data.npz", "--epsilon", "0.3", "--no-verify", "--json")
+    result = shell("attack", "net.onnx", *given)
+    assert result.code == 0 and result.json["flat"] > 0
+    told = next(line for line in result.err.splitlines() if "no sign of robustness" in line)
+    assert all(f"{op_type} '" in told for op_type in named)
+    option = told.split("with --output ")[1].strip("'")
+    assert option == "logits"
+    after = shell("attack", "net.onnx", *given, "--output", option, "-o", "hinted.npz")
+    assert after.code == 0 and after.json["flat"] == 0 and after.json["success"] > 0, after.err
+    assert shell("attack", "cut.onnx", *given, "-o", "cut.npz").code == 0
+    np.testing.assert_array_equal(np.load("hinted.npz")["x"], np.load("cut.npz")["x"])
+
+
+def test_no_output_is_named_that_has_no_gradient_either(tmp_path: Path) -> None:
+    ended("p = Softmax(logits) y = Clip(p, low, high)", tmp_path / "far.onnx", scale=1e4)
+    np.savez(tmp_path / "data.npz", x=X)
+    told: list[str] = []
+    run_attack(tmp_path / "far.onnx", tmp_path / "data.npz", verify=False, tell=lambda text, level: told.append(text))
+    assert any("Softmax '" in text for text in told)
+    assert not any("`output" in text for text in told)
 
 
 NAMES = ["ant", "bee", "cat", "dog", "eel"]
