@@ -1,0 +1,810 @@
+"""Track the axis of the batch through a graph, and prove that the samples of a batch do not mix.
+
+A value either holds the samples along one axis, each slice computed from that sample alone, or depends on no sample.
+`FORMS` has a function for each operator that says where the samples are in its results. A node without one, or one
+that mixes samples, is refused by name.
+
+A reshape may merge the batch with other axes, such as the heads of an attention; a `Place` keeps both factors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from onnx import numpy_helper
+
+from onnxgrad_cli.errors import Refusal
+from onnxgrad_cli.ir.domains import is_standard
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.modes import uses_batch
+from onnxgrad_cli.ir.node import Node
+from onnxgrad_cli.ir.nodes import attributes_of, reads
+from onnxgrad_cli.ir.randomness import RANDOM, is_random
+from onnxgrad_cli.ir.types import Dim, Shape, is_external, shape_of
+
+MAX_BACKTRACKS = 1000
+"""Number of times the search may return to an ambiguous reshape or input and take its next candidate."""
+
+TO_THE_END = 2**63 - 1
+"""The end of a Slice that goes to the end of its axis."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of a number and symbols: a size, or several multiplied."""
+
+    number: int = 1
+    symbols: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, graph: Graph, sizes: Iterable[Dim]) -> Product:
+        """Return the product of sizes; multiples of a symbol are written as number and symbol."""
+        number, symbols = 1, list[str]()
+        for size in sizes:
+            factor, symbol = (size, None) if isinstance(size, int) else graph.multiples.get(size, (1, size))
+            number *= factor
+            symbols += [symbol] if symbol is not None else []
+        return cls(number, tuple(sorted(symbols)))
+
+    def __mul__(self, other: Product) -> Product:
+        return Product(self.number * other.number, tuple(sorted((*self.symbols, *other.symbols))))
+
+    def over(self, other: Product) -> Product | None:
+        """Return the quotient, or None unless it is a product too."""
+        rest = list(self.symbols)
+        for symbol in other.symbols:
+            if symbol not in rest:
+                return None
+            rest.remove(symbol)
+        if other.number == 0 or self.number % other.number:
+            return None
+        return Product(self.number // other.number, tuple(rest))
+
+
+ONE = Product()
+
+
+class Place(NamedTuple):
+    """The axis of a value that holds the samples; its size is before * batch * after."""
+
+    axis: int
+    before: Product = ONE
+    after: Product = ONE
+
+    @property
+    def is_plain(self) -> bool:
+        """Return True if the axis holds the samples and nothing else."""
+        return self.before == self.after == ONE
+
+    def at(self, axis: int) -> Place:
+        """Return the place with another axis."""
+        return self._replace(axis=axis)
+
+
+class Edit(NamedTuple):
+    """A change of one operand without which a node takes one size of the batch only.
+
+    Attributes:
+        node: the first output of the node.
+        position: the operand.
+        kind: 'repeat': an operand without samples gets one copy per sample at `place`. 'multiply': entry `entry` of a
+            shape counts the samples at `place`. 'set': entry `entry` becomes `value`. 'axes': the operand becomes
+            the vector `value`. 'own': indices take the entries of their own sample from data that have the samples at
+            `place`; the samples of the indices are on axis `entry`.
+    """
+
+    node: str
+    position: int
+    kind: str
+    entry: int = 0
+    place: Place | None = None
+    value: Any = None
+
+
+class Mixed(Exception):
+    """Samples mix in a node, or it is not known that they don't; `certain` if they do."""
+
+    def __init__(self, why: str, certain: bool) -> None:
+        super().__init__(why)
+        self.certain = certain
+
+
+def mixed(why: str, certain: bool = False) -> NoReturn:
+    """Raise Mixed."""
+    raise Mixed(why, certain)
+
+
+class Tracker:
+    """The places of the samples in the values of a graph.
+
+    Attributes:
+        places: value -> where its samples are; values that depend on no sample are absent.
+        edits: node index -> the changes that free the batch of the node; empty unless `frees`.
+        refusals: nodes that mix samples, or may.
+        mixes: True if one of these nodes surely mixes samples.
+
+    Args:
+        graph: a typed graph.
+        batch: the size of the batch in it.
+        starts: input -> its possible places, the most likely first; None is an input without samples.
+        frees: collect the edits that let the graph take any batch. A size in `graph` is one of the sizes at `batch`.
+    """
+
+    def __init__(self, graph: Graph, batch: Dim, starts: Mapping[str, Sequence[Place | None]], frees: bool) -> None:
+        self.graph, self.batch, self.frees = graph, batch, frees
+        self.batch_size = Product.of(graph, [batch])
+        self.places: dict[str, Place] = {}
+        self.edits: dict[int, list[Edit]] = {}
+        self.refusals: list[Refusal] = []
+        self.mixes = False
+        self._starts = list(starts.items())
+        self._choices: dict[int, int] = {}
+        """Index of an ambiguous node, or of an input as a negative number -> the candidate that is taken."""
+        self._counts: dict[int, int] = {}
+        self._first: dict[int, int] = {}
+        self._preferred: dict[object, int] = {}
+
+    def run(self, outputs: Iterable[str], hint: str) -> None:
+        """Find all places on the way to some outputs; `hint` goes into the refusals."""
+        graph = self.graph
+        needed = graph.ancestors(outputs)
+        nodes = [node for node in graph.nodes if not needed.isdisjoint(node.output)]
+        makers = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+        makers |= {name: i - len(self._starts) for i, (name, _) in enumerate(self._starts)}
+        first: dict[int, tuple[Refusal, bool]] = {}
+        unknown: set[str] = set()
+        index = self._begin()
+        left = MAX_BACKTRACKS
+        while index < len(nodes):
+            node = nodes[index]
+            if not unknown.isdisjoint(reads(node)):
+                unknown.update(node.output)
+            elif not self.places.keys().isdisjoint(reads(node)):
+                try:
+                    self._visit(index, node)
+                except Mixed as error:
+                    found = Refusal(node.name or node.output[0], node.op_type, str(error), hint)
+                    first.setdefault(index, (found, error.certain))
+                    again = self._earlier_choice(index, nodes, makers) if left and not self.refusals else None
+                    if again is not None:
+                        left -= 1
+                        index = self._return_to(again, nodes)
+                        continue
+                    certain = error.certain
+                    if not self.refusals:  # the choices that were taken first are the likeliest
+                        found, certain = next(iter(first.values()))
+                    self.refusals.append(found)
+                    self.mixes |= certain
+                    unknown.update(node.output)
+            elif self.frees and node.op_type in RANDOM and is_random(graph, node):
+                text = "it draws random numbers for one batch size"
+                self.refusals.append(Refusal(node.name or node.output[0], node.op_type, text, hint))
+            index += 1
+
+    def _begin(self) -> int:
+        self.places.clear()
+        for i, (name, candidates) in enumerate(self._starts):
+            key = i - len(self._starts)
+            self._counts[key] = len(candidates)
+            place = candidates[self._choices.setdefault(key, 0)]
+            if place is not None:
+                self.places[name] = place
+        return 0
+
+    def _visit(self, index: int, node: Node) -> None:
+        visit = _Node(node, self, index)
+        pairs = zip(node.output, visit.outputs(), strict=False)
+        found = {name: place for name, place in pairs if name and place is not None}
+        for name, place in found.items():
+            self._check_size(name, place)
+        self.places |= found
+        if self.frees:
+            self.edits[index] = visit.edits
+
+    def _check_size(self, name: str, place: Place) -> None:
+        """Make sure that a result has as many slices as there are samples: one of one sample might be broadcast."""
+        shape = shape_of(self.graph.types.get(name))
+        expected = place.before * self.batch_size * place.after
+        if shape is None or Product.of(self.graph, [shape[place.axis]]) != expected:
+            mixed(f"it is not known that axis {place.axis} of '{name}' has the size of the batch, {self.batch}")
+
+    def choose(self, index: int, candidates: Sequence[Place], signature: object) -> Place:
+        """Return the candidate to take at an ambiguous node."""
+        self._counts[index] = len(candidates)
+        if index not in self._choices:  # layers are alike: what was right in one comes first in the next
+            self._choices[index], self._first[index] = 0, self._preferred.get(signature, 0)
+        taken = (self._first[index] + self._choices[index]) % len(candidates)
+        self._preferred[signature] = taken
+        return candidates[taken]
+
+    def _earlier_choice(self, index: int, nodes: Sequence[Node], makers: Mapping[str, int]) -> int | None:
+        """Return the last ambiguous node or input on the way to a node that has untried candidates."""
+        stack, seen = [index], {index}
+        while stack:
+            at = stack.pop()
+            for name in reads(nodes[at]) if at >= 0 else ():
+                maker = makers.get(name)
+                if maker is not None and maker not in seen and name in self.places:
+                    seen.add(maker)
+                    stack.append(maker)
+        tried = (at for at in sorted(seen, reverse=True) if at in self._choices)
+        return next((at for at in tried if self._untried(at)), None)
+
+    def _untried(self, at: int) -> bool:
+        return self._choices[at] + 1 < self._counts[at]
+
+    def _return_to(self, at: int, nodes: Sequence[Node]) -> int:
+        self._choices[at] += 1
+        for later in [key for key in self._choices if key > at]:
+            del self._choices[later]
+        self.edits = {key: edits for key, edits in self.edits.items() if key < at}
+        if at < 0:
+            return self._begin()
+        for node in nodes[at:]:
+            for name in node.output:
+                self.places.pop(name, None)
+        return at
+
+
+class _Node:
+    """A node, and where the samples are in its operands.
+
+    Attributes:
+        places: of each operand; None where it depends on no sample.
+        edits: what must be changed so that the node takes any batch.
+    """
+
+    def __init__(self, node: Node, tracker: Tracker, index: int) -> None:
+        self.node, self.graph, self.tracker, self.index = node, tracker.graph, tracker, index
+        places = tracker.places
+        self.places = [places.get(name) for name in node.input]
+        self.given = attributes_of(node)
+        self.edits: list[Edit] = []
+        if not places.keys().isdisjoint(set(reads(node)) - set(node.input)):
+            mixed("a body of it reads samples")
+
+    def outputs(self) -> Sequence[Place | None]:
+        """Return the place of the samples in each output."""
+        form = FORMS.get(self.node.op_type) if is_standard(self.node.domain) else None
+        if form is None:
+            mixed("what it does with the axis of the samples is not known")
+        if self.tracker.frees and is_random(self.graph, self.node):
+            mixed("it draws random numbers")
+        found = form(self)
+        return found if isinstance(found, list) else [found] * len(self.node.output)
+
+    def shape(self, position: int) -> Shape:
+        """Return the shape of an operand."""
+        shape = shape_of(self.graph.types.get(self.node.input[position]))
+        return mixed("the rank of an operand is not known") if shape is None else shape
+
+    def result(self) -> Shape:
+        """Return the shape of the first output."""
+        shape = shape_of(self.graph.types.get(self.node.output[0]))
+        return mixed("the rank of its result is not known") if shape is None else shape
+
+    def has(self, position: int) -> bool:
+        """Return True if an operand is given."""
+        return position < len(self.node.input) and bool(self.node.input[position])
+
+    def only(self, *positions: int) -> None:
+        """Make sure that other operands than these depend on no sample."""
+        if any(place is not None for at, place in enumerate(self.places) if at not in positions):
+            mixed("an operand that applies to all samples depends on them")
+
+    def first(self) -> Place:
+        """Return the place of the first operand, which alone depends on samples."""
+        self.only(0)
+        place = self.places[0]
+        return mixed("its first operand depends on no sample") if place is None else place
+
+    def axis(self, name: str, default: int, rank: int) -> int:
+        """Return an attribute that counts axes, from the front."""
+        return int(self.given.get(name, default)) % max(rank, 1)
+
+    def constant(self, position: int, name: str = "") -> list[int] | None:
+        """Return the integers of an operand, or of an attribute where it was one; None where it is absent."""
+        if name in self.given:
+            return list(self.given[name])
+        if not self.has(position):
+            return None
+        array = self.graph.constant(self.node.input[position])
+        return mixed("its sizes or axes are computed at run time") if array is None else list(array.ravel().tolist())
+
+    def agreed(self, places: Iterable[Place | None]) -> Place:
+        """Return the one place that all operands with samples give to the result."""
+        (place, *others) = set(places) - {None} or {None}
+        return mixed("its operands have the samples on different axes") if others or place is None else place
+
+    def apart(self, place: Place, *worked: int) -> Place:
+        """Return the place, whose axis is not one along which the operator works."""
+        return mixed("it works along the axis of the samples", certain=True) if place.axis in worked else place
+
+    def edit(self, kind: str, position: int, entry: int = 0, place: Place | None = None, value: Any = None) -> None:
+        """Note a change that lets the node take any batch."""
+        self.edits.append(Edit(self.node.output[0], position, kind, entry, place, value))
+
+    def repeat(self, position: int, place: Place, broadcasts: bool = False) -> None:
+        """Give an operand without samples one copy per sample, where its axis has the size of the batch.
+
+        With `broadcasts`, an axis of size 1 stays as it is, and so does one that is absent.
+        """
+        if not self.tracker.frees or not self.has(position) or self.places[position] is not None:
+            return
+        shape = self.shape(position)
+        if broadcasts and (place.axis < 0 or shape[place.axis] == 1):
+            return
+        size = Product.of(self.graph, [shape[place.axis]])
+        if size != place.before * self.tracker.batch_size * place.after:
+            mixed(f"it repeats samples along axis {place.axis} of '{self.node.input[position]}'")
+        if place.before != ONE and not all(isinstance(size, int) for size in shape):
+            mixed(f"axis {place.axis} of '{self.node.input[position]}' joins the batch with sizes that may vary")
+        if self.tracker.batch != 1 and not (place.is_plain and self._is_alike(self.node.input[position], place.axis)):
+            mixed(f"'{self.node.input[position]}' may hold another value for each of the {self.tracker.batch} samples")
+        self.edit("repeat", position, place=place)
+
+    def _is_alike(self, name: str, axis: int) -> bool:
+        """Return True if the slices of a value without samples are equal along an axis."""
+        tensor = self.graph.initializers.get(name)
+        if tensor is not None:
+            values = None if is_external(tensor) else numpy_helper.to_array(tensor)
+            return values is not None and bool((values == np.take(values, [0], axis)).all())
+        maker = self.graph.producers().get(name)
+        if maker is None:
+            return False
+        if maker.op_type == "ConstantOfShape":
+            return True
+        inner = shape_of(self.graph.types.get(maker.input[0])) if maker.input else None
+        outer = shape_of(self.graph.types.get(name))
+        if maker.op_type == "Expand" and inner is not None and outer is not None:
+            source = axis + len(inner) - len(outer)
+            return source < 0 or inner[source] == 1 or self._is_alike(maker.input[0], source)
+        return maker.op_type in ("Cast", "Identity") and self._is_alike(maker.input[0], axis)
+
+    def broadcast(self, positions: Iterable[int], rank: int) -> Place:
+        """Return the place in the result of operands that are broadcast to `rank` axes, aligned at the end."""
+        positions = [at for at in positions if self.has(at)]
+        lifted = {at: rank - len(self.shape(at)) for at in positions}
+        found = self.agreed(
+            None if (place := self.places[at]) is None else place.at(place.axis + lifted[at]) for at in positions
+        )
+        for at in positions:
+            self.repeat(at, found.at(found.axis - lifted[at]), broadcasts=True)
+        return found
+
+    def own_entries(self, data: Place, indices: Place | None, shape: Shape, behind: int = 0) -> Place:
+        """Return the place in what indices take along the axis of the samples, where each is to take its own entries.
+
+        The samples are along an axis of the indices, of `shape`, that has size 1 if the indices depend on no sample.
+
+        Args:
+            data, indices: the places in the operands.
+            shape: of the indices.
+            behind: the axis of the result that is the first one of the indices.
+        """
+        if not self.tracker.frees or self.tracker.batch != 1 or data.before != ONE:
+            mixed("it takes entries of the axis of the samples")
+        if indices is not None and (not indices.is_plain or indices.axis >= len(shape)):
+            mixed("it may take entries of other samples")
+        axes = [axis for axis, size in enumerate(shape) if size == 1] if indices is None else [indices.axis]
+        if not axes:
+            mixed("it takes entries of the axis of the samples")
+        chosen = self.tracker.choose(self.index, [Place(behind + axis) for axis in axes], (shape, data))
+        self.edit("own", 1, chosen.axis - behind, data)
+        return chosen
+
+    def reshaped(self, place: Place, before: Shape, after: Shape) -> list[Place]:
+        """Return the possible places of samples after a reshape, the likeliest first."""
+        batch = self.tracker.batch_size
+        outer = Product.of(self.graph, before[: place.axis]) * place.before
+        found: list[Place] = []
+        for axis, size in enumerate(after):
+            over = outer.over(Product.of(self.graph, after[:axis]))
+            rest = None if over is None else Product.of(self.graph, [size]).over(over * batch)
+            if over is not None and rest is not None:
+                found.append(Place(axis, over, rest))
+        inner = place.after * Product.of(self.graph, before[place.axis + 1 :])
+        found = [p for p in found if p.after * Product.of(self.graph, after[p.axis + 1 :]) == inner] or found
+        return sorted(found, key=lambda p: (not p.is_plain, p.axis != place.axis, p.axis))
+
+
+Form = Callable[[_Node], Any]
+
+
+def _elementwise(n: _Node) -> Place:
+    return n.broadcast(range(len(n.node.input)), len(n.result()))
+
+
+def _first_elementwise(n: _Node) -> Place:
+    return n.first()
+
+
+def _samples(n: _Node) -> Place:
+    """Axis 0 has samples in every operand, and the second is that of channels."""
+    place = n.agreed(n.places)
+    if place.axis != 0 or n.places[0] is None:
+        mixed("its samples are not on axis 0")
+    return place
+
+
+def _kernel(n: _Node) -> Place:
+    n.only(0)
+    return _samples(n)
+
+
+def _pooled(n: _Node) -> Place:
+    if n.tracker.frees and any(n.node.output[1:]):
+        mixed("its indices count through the whole batch")
+    return _kernel(n)
+
+
+def _sampled_at(n: _Node) -> Place:
+    """X and grid."""
+    place = _samples(n)
+    n.repeat(1, place)
+    return place
+
+
+def _grid(n: _Node) -> Place:
+    place = _kernel(n)
+    n.edit("multiply", 1, 0, place)
+    return place
+
+
+def _normalized(n: _Node) -> list[Place | None]:
+    if uses_batch(n.node, n.graph.opset() or 1):
+        mixed("in training mode it takes mean and variance over the samples", certain=True)
+    return [_kernel(n), *[None] * (len(n.node.output) - 1)]
+
+
+def _resized(n: _Node) -> Place:
+    place = n.first()
+    if n.shape(0)[place.axis] != n.result()[place.axis]:
+        mixed("it may resize the axis of the samples")
+    if n.has(3):
+        axes = [a % len(n.shape(0)) for a in n.given.get("axes", range(len(n.shape(0))))]
+        if place.axis in axes:
+            n.edit("multiply", 3, axes.index(place.axis), place)
+    return place
+
+
+def _along(default: int) -> Form:
+    """It works along one axis, before opset 13 along all behind it too."""
+
+    def form(n: _Node) -> Place:
+        place = n.first()
+        old = (n.graph.opset() or 13) < 13
+        worked = n.axis("axis", 1 if old else default, len(n.shape(0)))
+        return n.apart(place, worked, *(range(worked, 1 + place.axis) if old else ()))
+
+    return form
+
+
+def _behind(n: _Node) -> Place:
+    """It works along an axis and all behind it."""
+    place = n.first()
+    return n.apart(place, *range(n.axis("axis", -1, len(n.shape(0))), len(n.shape(0))))
+
+
+def _mean_variance(n: _Node) -> Place:
+    return n.apart(n.first(), *(a % len(n.shape(0)) for a in n.given.get("axes", (0, 2, 3))))
+
+
+def _cumulated(n: _Node) -> Place:
+    axes = n.constant(1) or []
+    return n.apart(n.first(), *(a % len(n.shape(0)) for a in axes))
+
+
+def _reduced(n: _Node) -> Place:
+    place, rank = n.first(), len(n.shape(0))
+    axes = n.constant(1, "axes") or ([] if n.given.get("noop_with_empty_axes") else list(range(rank)))
+    axes = [a % rank for a in axes]
+    if place.axis in axes:
+        mixed("it reduces the axis of the samples", certain=True)
+    return place if n.given.get("keepdims", 1) else place.at(place.axis - sum(a < place.axis for a in axes))
+
+
+def _arg(n: _Node) -> Place:
+    place = n.first()
+    worked = n.axis("axis", 0, len(n.shape(0)))
+    n.apart(place, worked)
+    return place if n.given.get("keepdims", 1) else place.at(place.axis - (worked < place.axis))
+
+
+def _topk(n: _Node) -> Place:
+    return n.apart(n.first(), n.axis("axis", -1, len(n.shape(0))))
+
+
+def _matmul(n: _Node) -> Place:
+    (a, b), (left, right), rank = n.places[:2], (len(n.shape(0)), len(n.shape(1))), len(n.result())
+    n.only(0, 1)
+    found: list[Place] = []
+    if a is not None:
+        if a.axis == left - 1:
+            mixed("it contracts the axis of the samples", certain=True)
+        found.append(a if right == 1 else a.at(a.axis + rank - left))
+    if b is not None:
+        if b.axis == max(right - 2, 0):
+            mixed("it contracts the axis of the samples", certain=True)
+        found.append(b.at(rank - 1 if b.axis == right - 1 else b.axis + rank - right + (left == 1)))
+    place = n.agreed(found)
+    for position, size in ((0, left), (1, right)):  # an operand without samples, where the axis is one of matrices
+        lifted = place.axis - (rank - size)
+        if size > 2 and 0 <= lifted < size - 2:
+            n.repeat(position, place.at(lifted), broadcasts=True)
+    return place
+
+
+def _gemm(n: _Node) -> Place:
+    rows, columns = int(bool(n.given.get("transA"))), 1 - int(bool(n.given.get("transB")))
+    found: list[Place | None] = []
+    for place, kept, axis in ((n.places[0], rows, 0), (n.places[1], columns, 1)):
+        if place is not None:
+            if place.axis != kept:
+                mixed("it contracts the axis of the samples", certain=True)
+            found.append(place.at(axis))
+    if n.has(2):
+        lifted = 2 - len(n.shape(2))
+        found += [None if n.places[2] is None else n.places[2].at(n.places[2].axis + lifted)]
+        whole = n.agreed(found)
+        n.repeat(2, whole.at(whole.axis - lifted), broadcasts=True)
+    return n.agreed(found)
+
+
+def _transposed(n: _Node) -> Place:
+    rank, place = len(n.shape(0)), n.first()
+    order = list(n.given.get("perm", range(rank)[::-1]))
+    return place.at(order.index(place.axis)) if len(order) == rank else mixed("it has another rank than its operand")
+
+
+def _reshaped(n: _Node) -> Place:
+    """The elements before the samples in memory stay before them."""
+    place, before, after = n.first(), n.shape(0), n.result()
+    found = n.reshaped(place, before, after)
+    if not n.tracker.frees:
+        found = [each for each in found if each.is_plain]
+    if not found:
+        mixed("it may cut through samples")
+    chosen = n.tracker.choose(n.index, found, (before, after, place))
+    if n.node.op_type == "Reshape":
+        n.edit("multiply", 1, chosen.axis, chosen, place)
+    return chosen
+
+
+def _squeezed(n: _Node) -> Place:
+    place, shape = n.first(), n.shape(0)
+    axes = n.constant(1, "axes")
+    gone = [a % len(shape) for a in axes] if axes is not None else [a for a, size in enumerate(shape) if size == 1]
+    if place.axis in gone:
+        mixed("it removes the axis of the samples")
+    if axes is None:
+        n.edit("axes", 1, value=gone)
+    return place.at(place.axis - sum(a < place.axis for a in gone))
+
+
+def _unsqueezed(n: _Node) -> Place:
+    place, rank = n.first(), len(n.result())
+    new = {a % rank for a in n.constant(1, "axes") or ()}
+    return place.at([at for at in range(rank) if at not in new][place.axis])
+
+
+def _expanded(n: _Node) -> Place:
+    place = n.first()
+    target, lifted = n.shape(1)[0], len(n.result()) - len(n.shape(0))
+    if not isinstance(target, int):
+        mixed("the length of its shape is not known")
+    found = place.at(place.axis + lifted)
+    entry = found.axis - (len(n.result()) - target)
+    if entry >= 0:
+        n.edit("set", 1, entry, value=1)
+    return found
+
+
+def _joined(n: _Node) -> Place:
+    place = n.apart(n.agreed(n.places), n.axis("axis", 0, len(n.result())))
+    for position in range(len(n.node.input)):
+        n.repeat(position, place)
+    return place
+
+
+def _cut(n: _Node) -> Place:
+    return n.apart(n.first(), n.axis("axis", 0, len(n.shape(0))))
+
+
+def _sliced(n: _Node) -> Place:
+    place, rank = n.first(), len(n.shape(0))
+    axes = n.constant(3, "axes")
+    starts = len(n.given["starts"]) if "starts" in n.given else n.shape(1)[0]
+    if not isinstance(starts, int):
+        mixed("which axes it cuts is not known")
+    cut = list(range(starts)) if axes is None else [a % rank for a in axes]
+    if place.axis not in cut:
+        return place
+    at, size = cut.index(place.axis), n.shape(0)[place.axis]
+    first, end = ((n.constant(i, name) or [])[at] for i, name in ((1, "starts"), (2, "ends")))
+    step = (n.constant(4) or [1] * starts)[at]
+    if first != 0 or step != 1 or not (end >= 2**31 - 1 or (n.tracker.frees and isinstance(size, int) and end >= size)):
+        mixed("it works along the axis of the samples", certain=True)
+    n.edit("set", 2, at, value=TO_THE_END)
+    return place
+
+
+def _gathered(n: _Node) -> Place:
+    (data, indices), axis = n.places, n.axis("axis", 0, len(n.shape(0)))
+    if data is not None and data.axis == axis:
+        return n.own_entries(data, indices, n.shape(1), axis)
+    if data is not None and indices is not None:
+        mixed("it may take entries of other samples")
+    if data is None:
+        assert indices is not None
+        return indices.at(axis + indices.axis)
+    return data.at(data.axis + (len(n.shape(1)) - 1 if data.axis > axis else 0))
+
+
+def _gathered_tuples(n: _Node) -> Place:
+    """GatherND without batch axes."""
+    (data, indices), shape = n.places, n.shape(1)
+    depth = shape[-1]
+    if data is None or n.given.get("batch_dims", 0) or not isinstance(depth, int):
+        mixed("it may take entries of other samples")
+    if data.axis < depth:
+        if not data.is_plain:
+            mixed("it may take entries of other samples")
+        return n.own_entries(data, indices, shape[:-1])
+    if indices is not None:
+        mixed("it may take entries of other samples")
+    return data.at(len(shape) - 1 + data.axis - depth)
+
+
+def _elements(n: _Node) -> Place:
+    place = n.apart(n.agreed(n.places), n.axis("axis", 0, len(n.shape(0))))
+    for position in range(len(n.node.input)):
+        n.repeat(position, place)
+    return place
+
+
+def _padded(n: _Node) -> Place:
+    place, rank = n.first(), len(n.shape(0))
+    pads, axes = n.constant(1, "pads") or [], n.constant(3)
+    which = [a % rank for a in axes] if axes else list(range(rank))
+    return n.apart(place, *(a for a, *sides in zip(which, pads, pads[len(which) :], strict=False) if any(sides)))
+
+
+def _tiled(n: _Node) -> Place:
+    place = n.first()
+    times = (n.constant(1) or [])[place.axis]
+    if times < 1 or (times != 1 and not n.tracker.frees):
+        mixed("it works along the axis of the samples", certain=True)
+    return place._replace(before=Product(times) * place.before)
+
+
+def _einsum(n: _Node) -> Place:
+    equation = n.given["equation"].decode().replace(" ", "")
+    if "." in equation or "->" not in equation:
+        mixed("its equation is written in a short form")
+    terms, result = equation.split("->")
+    written = terms.split(",")
+    letters = {term[p.axis] for term, p in zip(written, n.places, strict=True) if p is not None}
+    (letter, *others) = letters
+    if others or letter not in result or any(term.count(letter) > 1 for term in written):
+        mixed("it sums over samples, or joins them", certain=True)
+    place = n.agreed(None if p is None else p.at(0) for p in n.places)
+    for position, term in enumerate(written):
+        if n.places[position] is None and letter in term:
+            n.repeat(position, place.at(term.index(letter)))
+    return place.at(result.index(letter))
+
+
+def _one_hot(n: _Node) -> Place:
+    place, rank = n.first(), len(n.result())
+    return place.at(place.axis + (n.axis("axis", -1, rank) <= place.axis))
+
+
+def _recurrent(n: _Node) -> list[Place | None]:
+    """Time-major: X is [time, batch, in], Y [time, directions, batch, hidden], states [directions, batch, hidden]."""
+    expected: dict[int, int] = {0: 1, 4: 0, 5: 1, 6: 1}
+    if n.given.get("layout") or any(p is not None and expected.get(i) != p.axis for i, p in enumerate(n.places)):
+        mixed("the samples are not on the axis of its batch")
+    place = n.agreed(None if p is None else p.at(1) for p in n.places)
+    for position, axis in expected.items():
+        n.repeat(position, place.at(axis))
+    places: list[Place | None] = [place.at(axis) for axis in (2, 1, 1)]
+    return places[: len(n.node.output)]
+
+
+def _attended(n: _Node) -> Place:
+    if any(p is not None and p.axis != 0 for p in n.places) or None in n.places[:3]:
+        mixed("its samples are not on axis 0 of query, key and value")
+    place = n.agreed(n.places)
+    if n.has(3):
+        if n.places[3] is not None and len(n.shape(3)) < 4:
+            mixed("its mask has no axis of samples of its own")
+        if len(n.shape(3)) == 4:
+            n.repeat(3, place, broadcasts=True)
+    for position in (4, 5, 6):
+        n.repeat(position, place)
+    return place
+
+
+def _triangle(n: _Node) -> Place:
+    rank = len(n.shape(0))
+    return n.apart(n.first(), rank - 1, rank - 2)
+
+
+def _quantized(n: _Node) -> Place:
+    """One scale for all, or one for each slice along an axis."""
+    place, scale = n.first(), n.shape(1)
+    if n.given.get("block_size"):
+        mixed("it may have other scales for each sample")
+    if scale not in ((), (1,)):
+        n.apart(place, n.axis("axis", 1, len(n.shape(0))))
+    return place
+
+
+def _nothing(n: _Node) -> list[Place | None]:
+    """Sizes are those at the batch that the graph has: whoever frees it keeps them."""
+    return [None] * len(n.node.output)
+
+
+def _of(operators: str, form: Form) -> dict[str, Form]:
+    return dict.fromkeys(operators.split(), form)
+
+
+FORMS: Mapping[str, Form] = {
+    **_of(
+        "Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast "
+        "Ceil Celu Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity "
+        "IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu "
+        "Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu "
+        "Where Xor",
+        _elementwise,
+    ),
+    **_of("CastLike Clip Dropout", _first_elementwise),
+    **_of(
+        "AveragePool Conv ConvInteger ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool GlobalMaxPool "
+        "GroupNormalization InstanceNormalization LRN LpPool QLinearConv SpaceToDepth",
+        _kernel,
+    ),
+    **_of("MaxPool", _pooled),
+    **_of("AffineGrid", _grid),
+    **_of("GridSample", _sampled_at),
+    **_of("BatchNormalization", _normalized),
+    **_of("Resize Upsample", _resized),
+    **_of("Hardmax LogSoftmax Softmax LpNormalization", _along(-1)),
+    **_of("LayerNormalization RMSNormalization", _behind),
+    **_of("MeanVarianceNormalization", _mean_variance),
+    **_of("CumSum", _cumulated),
+    **_of(
+        "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
+        "ReduceSumSquare",
+        _reduced,
+    ),
+    **_of("ArgMax ArgMin", _arg),
+    **_of("TopK", _topk),
+    **_of("MatMul MatMulInteger", _matmul),
+    **_of("Gemm", _gemm),
+    **_of("Transpose", _transposed),
+    **_of("Flatten Reshape", _reshaped),
+    **_of("Squeeze", _squeezed),
+    **_of("Unsqueeze", _unsqueezed),
+    **_of("Expand", _expanded),
+    **_of("Concat", _joined),
+    **_of("Split", _cut),
+    **_of("Slice", _sliced),
+    **_of("Gather", _gathered),
+    **_of("GatherND", _gathered_tuples),
+    **_of("GatherElements ScatterElements", _elements),
+    **_of("Pad", _padded),
+    **_of("Tile", _tiled),
+    **_of("Einsum", _einsum),
+    **_of("OneHot", _one_hot),
+    **_of("GRU LSTM RNN", _recurrent),
+    **_of("Attention", _attended),
+    **_of("Trilu", _triangle),
+    **_of("DequantizeLinear QuantizeLinear", _quantized),
+    **_of("Shape Size", _nothing),
+}
+"""Where each operator leaves the axis of the samples."""
