@@ -459,7 +459,8 @@ class ShapeOptions(_Part):
 
     Attributes:
         dims: symbol -> size, fixed before anything else; 0 for a past that is empty.
-        shapes: input -> shape, fixed before anything else.
+        shapes: input -> shape, set before anything else. A symbol, or another size, in place of a size that the model
+            has fixed frees the batch of the model.
         infer_by_run: read ranks that can't be inferred off a run of the model; by default where that is quick.
     """
 

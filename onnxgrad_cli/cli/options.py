@@ -241,7 +241,8 @@ def how_to_read(command: Command) -> Command:
         click.option("--identifiers", is_flag=True,
                      help="Make valid C identifiers of all names that are not the model's own."),
         click.option("--dim", type=DIM, multiple=True, help="Fix a symbolic dimension; 0 for a past that is empty."),
-        click.option("--shape", type=SHAPE, multiple=True, help="Fix the shape of an input."),
+        click.option("--shape", type=SHAPE, multiple=True,
+                     help="Set the shape of an input; a name in place of a number frees a fixed batch."),
         click.option(
             "--infer-by-run/--no-infer-by-run",
             default=None,

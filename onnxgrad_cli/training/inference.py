@@ -22,6 +22,7 @@ from onnxgrad_cli.ir.skeleton import copied, skeleton
 from onnxgrad_cli.ir.types import in_words
 from onnxgrad_cli.metadata import Term, check_is_original, describe
 from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.prepare.free_batch import asked_batch
 from onnxgrad_cli.passes.prepare.normalise import normalise
 from onnxgrad_cli.training.class_metrics import Confusion
 from onnxgrad_cli.training.class_names import class_names, names_for
@@ -45,6 +46,7 @@ from onnxgrad_cli.training.eval_model import EvalSession, make_eval_model
 from onnxgrad_cli.training.evaluate import Evaluator, confusions
 from onnxgrad_cli.training.metrics import metrics_of
 from onnxgrad_cli.training.readable_outputs import unreadable, with_readable
+from onnxgrad_cli.verification.freed_batch import freed
 
 Source = str | Path | Mapping[str, np.ndarray]
 """Data in a file or folder, or in memory by the names of inputs."""
@@ -160,6 +162,11 @@ def evaluate(
     check_is_original(model)
     _check_ends(model)
     options = with_empty_pasts(model, options, lambda: _held(source), tell)
+    batch = asked_batch(model, options)
+    if batch is not None:
+        free = freed(model, path, batch, options.shapes)
+        tell(str(free.compare()), 0)
+        model = free.model
     found = make_eval_model(model, options, (), path, keep_mode=keep_mode, counted=True)
     roles = describe(found.model)
     terms, labels = roles.losses, {n for n, role in roles.inputs.items() if role in ("label", "sample weight")}

@@ -24,6 +24,7 @@ from onnxgrad_cli.ir.types import Dim, Shape, in_words, shape_of
 from onnxgrad_cli.options import ShapeOptions
 from onnxgrad_cli.passes.prepare.declarations import UNTESTED, Axis, forget_placeholders, repeated, taken_to_be_equal
 from onnxgrad_cli.passes.prepare.fixed_shapes import fixed_sizes, rest_of, settle_sums
+from onnxgrad_cli.verification.freed_batch import free_asked
 
 MOST = 8
 """Axes of one symbol up to which each is tried alone: a decoder has two for each of its layers."""
@@ -36,15 +37,17 @@ class Promises(NamedTuple):
         kept: those that the model does not run without, or that were not tested.
         broken: symbol -> the axes whose sizes are their own.
         untested: why the symbols of `kept` were not tested; "" if they were.
+        freed: what was done to a batch that the model has fixed and `shapes` does not.
     """
 
     kept: tuple[str, ...] = ()
     broken: Mapping[str, tuple[Axis, ...]] | None = None
     untested: str = ""
+    freed: tuple[Caution, ...] = ()
 
     def cautions(self) -> list[Caution]:
         """What a user should know of it."""
-        found = [
+        found = [*self.freed] + [
             Caution("note", symbol, f"'{symbol}' stands for several sizes: the model runs where {_of(axes)} differ")
             for symbol, axes in (self.broken or {}).items()
         ]
@@ -61,10 +64,11 @@ def settle_sizes(graph: Graph, options: ShapeOptions, tests: bool | None = None)
         options: the sizes and shapes that are given.
         tests: whether to run the model; by default where that is quick.
     """
+    freed = tuple(free_asked(graph, options))
     forget_placeholders(graph)
     settle_sums(graph.proto, options.dims)
     tests = is_quick(graph.proto) if tests is None else tests
-    return keep_promises(graph.proto, graph.path, tests, fixed_sizes(options))
+    return keep_promises(graph.proto, graph.path, tests, fixed_sizes(options))._replace(freed=freed)
 
 
 def keep_promises(model: ModelProto, path: Path | None, tests: bool, sizes: Mapping[str, Sequence[int]]) -> Promises:

@@ -12,10 +12,14 @@ from onnx import ModelProto
 
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.common.narration import Tell
-from onnxgrad_cli.errors import UsageError
+from onnxgrad_cli.errors import UnsupportedError, UsageError
 from onnxgrad_cli.execution.endless import check_ends
 from onnxgrad_cli.execution.session import CPU, find_provider
 from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.modes import is_batch_normalization, uses_batch
+from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.skeleton import skeleton
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.jobs.memory_plan import Plan, planned
 from onnxgrad_cli.jobs.targets import target_of
@@ -24,6 +28,7 @@ from onnxgrad_cli.jobs.train.prepared_run import PreparedRun
 from onnxgrad_cli.metadata import Adapter, check_is_original
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.parameters.select import TIE
+from onnxgrad_cli.passes.prepare.free_batch import HINT, SamplesMixError, asked_batch, fixed_batch
 from onnxgrad_cli.passes.prepare.mode import SUBJECT as MODE
 from onnxgrad_cli.training.adapters.branches import check_branches
 from onnxgrad_cli.training.adapters.formats import AdapterTarget, read_adapters
@@ -54,6 +59,7 @@ from onnxgrad_cli.training.steps.init_adapters import as_asked, begin_from
 from onnxgrad_cli.training.steps.init_weights import init_weights
 from onnxgrad_cli.training.steps.parallel import ParallelTrainer, agree
 from onnxgrad_cli.training.trainer import Trainer
+from onnxgrad_cli.verification.freed_batch import FreedModel, freed
 
 
 def prepare(
@@ -71,7 +77,7 @@ def prepare(
     check_is_original(original)
     begun = None if adapter_from is None else read_adapters(adapter_from, original, tell)
     target, asked = _target(model, original, path, out, adapter, force), course
-    built, options, course = _built(original, path, options, course, data, begun, link, tell)
+    built, options, course, free = _built(original, path, options, course, data, begun, link, tell)
     trainer = _trainer(built, course, link)
     check_stored(original, _own(original, trainer))
     check_branches(original, trainer.roles.adapters)
@@ -82,9 +88,15 @@ def prepare(
     ema = check_ema(trainer.roles.averages, values) if course.use_ema else {}
     known = _known(original, course, run or run_folder_of(target, out), resume)
     samples, validation = _data(data, val, built, trainer, course, known, tell)
+    if free is not None:
+        feeds = samples.batch(np.arange(free.samples) % len(samples))
+        caution = free.compare(feeds)
+        tell(f"{caution}; the trained model keeps its batch of {free.batch.size}", 0)
+        built.training.cautions.append(caution)
     evaluator = None
     if validation is not None:
-        evaluator = _evaluator(original, path, options, course, trainer, validation, link, ema, tell)
+        run = original if free is None else free.model
+        evaluator = _evaluator(run, path, options, course, trainer, validation, link, ema, tell)
     agree(link, {"samples": np.array(len(samples))}, "data")
     weights = balance(samples, trainer.roles.losses[0].label, tell) if course.samples.balance else None
     batches = Batches(
@@ -134,11 +146,11 @@ def _known(original: ModelProto, course: Course, run: Path, resume: bool) -> Pre
 def _built(
     original: ModelProto, path: Path | None, options: Options, course: Course, data: str | Path,
     begun: tuple[Sequence[Adapter], Arrays] | None, link: Communicator, tell: Tell,
-) -> tuple[TrainingModel, Options, Course]:  # fmt: skip
+) -> tuple[TrainingModel, Options, Course, FreedModel | None]:  # fmt: skip
     """The training model, and options and course with what follows from `begun`, adapters that it begins with, from the
-    data, and from the memory that there is.
+    data, from the memory that there is, and from a batch that the model has fixed.
 
-    The original gets the head that is asked for.
+    The original gets the head that is asked for. If its batch was freed for the training, that comes last.
     """
     if begun is not None:
         options = as_asked(options, begun[0])
@@ -146,17 +158,69 @@ def _built(
         fresh = with_classes(original, options.losses[0].output or options.output, course.classes, course.seed)
         options = _also_trained(options, fresh)
     options = with_empty_pasts(original, options, lambda: names_in(data), tell)
+    free, runs = _free_batch(original, path, options, course, link, tell)
+    if runs > 1:
+        options, course = replace(options, accumulate=options.accumulate * runs), _in_runs(course, runs)
+    model = original if free is None else free.model
     if course.memory is None:
-        built = build(original, options, path=path)
+        built = build(model, options, path=path)
     else:
-        plan = _within(course.memory, original, path, options, course, link, tell)
+        plan = _within(course.memory, model, path, options, course, link, tell)
         built, options = plan.built, plan.options
         course = _in_runs(course, plan.runs)
     check_ends(built.graph)
     for caution in built.training.cautions:
         if caution.subject in (MODE, TIE):
             tell(f"caution: {caution}", 0)
-    return built, options, course
+    return built, options, course, free
+
+
+def _free_batch(
+    original: ModelProto, path: Path | None, options: Options, course: Course, link: Communicator, tell: Tell
+) -> tuple[FreedModel | None, int]:  # fmt: skip
+    """The model with a free batch, where its own is fixed to another size than that of a step; else None, and the
+    number of runs of the original that a step takes.
+
+    Raises:
+        UsageError: neither is possible.
+        UnsupportedError: `shapes` asks to free the batch, and that is not possible.
+    """
+    asked = asked_batch(original, options)
+    if asked is not None:
+        return freed(original, path, asked, options.shapes), 1
+    fixed = None if options.shapes else fixed_batch(original)
+    if fixed is None or fixed.size * link.world == course.batch_size:
+        return None, 1
+    runs = course.batch_size // fixed.size
+    try:
+        return freed(original, path, fixed), 1
+    except SamplesMixError as error:
+        why, apart = str(error.refusals[0]), "a batch is not one sample after the other"
+    except UnsupportedError as error:
+        why = str(error.refusals[0]) if error.refusals else error.message
+        apart = _not_in_runs(original, options, course, link, fixed.size)
+    text = f"the model takes batches of {fixed.size}, and its batch can't be freed: {why}"
+    if not apart:
+        tell(f"caution: {text}", 0)
+        as_if = f"`batch_size={fixed.size}` and `accumulate={runs * options.accumulate}`"
+        tell(f"each step takes {runs} runs, as with {as_if}", 0)
+        return None, runs
+    alone = f"`batch_size={fixed.size * link.world}`"
+    alone += f" and `accumulate={runs // link.world}`" if runs > link.world else ""
+    raise UsageError(f"{text}; {apart}", f"{HINT}; or set {alone}: batches of {fixed.size} then run on their own")
+
+
+def _not_in_runs(original: ModelProto, options: Options, course: Course, link: Communicator, size: int) -> str:
+    """Why a step can't take several runs of a model of one batch size; "" where it can."""
+    graph = Graph(skeleton(original))
+    normalizations = [node for node in with_bodies(graph.nodes) if is_batch_normalization(node)]
+    if any(options.mode == "train" or uses_batch(node, graph.opset() or 1) for node in normalizations):
+        return "BatchNormalization in training mode takes the statistics of a whole batch"
+    if course.batch_size % size:
+        return f"{course.batch_size} samples are no whole number of such batches"
+    if course.schedule != "constant":
+        return f"the schedule '{course.schedule}' counts runs, so that a step is one run"
+    return "several processes share a batch" if link.world > 1 else ""
 
 
 def _within(

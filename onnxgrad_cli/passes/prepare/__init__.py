@@ -11,6 +11,7 @@
 - `opset`: the opset that the gradient needs; `upgrade` and `downgrade` take a model to a newer and an older opset.
 - `mode`: BatchNormalization and Dropout in training.
 - `fixed_shapes`: sizes of inputs that the user fixes.
+- `free_batch`: a batch that the model has fixed and the user frees.
 """
 
 from onnxgrad_cli.passes.prepare.prepare import PREPARE

@@ -14,6 +14,7 @@ from onnxgrad_cli.ir.nodes import CONTROL_FLOW, with_bodies
 from onnxgrad_cli.options import ShapeOptions
 from onnxgrad_cli.passes.prepare.declarations import forget_placeholders
 from onnxgrad_cli.passes.prepare.fixed_shapes import fix_shapes
+from onnxgrad_cli.passes.prepare.free_batch import NOT_COMPARED, asked_batch, free_batch
 
 BLOCKED = "com.microsoft.nchwc"
 """The domain of the operators on blocks of channels that onnxruntime writes at ORT_ENABLE_ALL."""
@@ -54,6 +55,9 @@ def admit(graph: Graph, options: ShapeOptions) -> list[Caution]:
     _refuse_foreign_control_flow(graph)
     _refuse_odd_flags(graph)
     forget_placeholders(graph)
+    batch = asked_batch(graph.proto, options)
+    if batch is not None:
+        cautions.append(free_batch(graph, batch, options.shapes).caution(NOT_COMPARED))
     fix_shapes(graph, options)
     _forget_roles(graph)
     if graph.proto.ir_version < FIRST_WITH_CONSTANTS:

@@ -25,7 +25,7 @@ def normalise(graph: Graph) -> None:
         OnnxgradError: a node lacks an input, or has an equation that is none; a call of a function may make such.
     """
     to_standard(graph.proto, graph.nodes)
-    inline(graph, _constant_tensor)
+    inline_functions(graph)
     check_depth(graph.nodes)
     if fault := fatal_node(graph.nodes, graph.opset() or 0):
         raise OnnxgradError(f"the model is no valid ONNX model: {fault}", "export it again")
@@ -35,6 +35,11 @@ def normalise(graph: Graph) -> None:
     name_nodes(graph)
     _write_defaults(graph)
     to_time_major(graph)
+
+
+def inline_functions(graph: Graph) -> None:
+    """Write out the functions that the model defines."""
+    inline(graph, _constant_tensor)
 
 
 def _hoist_constants(graph: Graph) -> None:
