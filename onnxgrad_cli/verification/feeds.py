@@ -63,7 +63,7 @@ def first_run(
     """
     failure: Exception | None = None
     start = time.process_time()
-    sizes_of_labels, switches = _sizes_of_labels(described), switch_values(described.model)
+    sizes_of_labels, switches = _sizes_of_labels(described), _switches(described)
     for tried, found in enumerate(sizes_to_try(_shapes(described), described.model)):
         if failure is not None and tried >= TRIES and time.process_time() - start > SEARCH:
             break
@@ -98,6 +98,12 @@ def _shapes(described: DescribedModel) -> dict[str, Shape]:
     """The declared shapes of the inputs that must be fed."""
     types = {value.name: value.type for value in described.model.graph.input}
     return {name: shape_of(types[name]) or () for name in described.roles.fed}
+
+
+def _switches(described: DescribedModel) -> dict[str, int]:
+    """Return the integers that inputs of the model, not labels, are compared with; see `switch_values`."""
+    inputs = described.roles.inputs
+    return {name: at for name, at in switch_values(described.model).items() if inputs.get(name) == "model input"}
 
 
 def _inputs(described: DescribedModel, feeds: Arrays) -> Arrays:
@@ -187,7 +193,7 @@ def random_feeds(
         raise MemoryError("random data do not fit into the memory that is free")
     classes = {loss.label: loss.classes for loss in described.roles.losses if loss.classes}
     limits = {**index_limits(described.model, shapes), **classes}
-    switches = switch_values(described.model)
+    switches = _switches(described)
     feeds = {}
     for name, shape in shapes.items():
         dtype = dtype_of(types[name])
@@ -197,7 +203,7 @@ def random_feeds(
         else:
             least = 0 if name in limits or (masked and (shape or dtype == TensorProto.BOOL)) else 1
             feeds[name] = draw(rng, dtype, shape, least, limits.get(name, 2))
-            if masked and name in switches:
+            if masked and name in switches and name not in limits:
                 feeds[name] = np.full_like(feeds[name], switches[name])
     for term in described.roles.losses:
         if term.ignore_index is not None and term.label in feeds:
