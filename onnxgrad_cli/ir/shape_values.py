@@ -25,7 +25,8 @@ Entries = np.ndarray
 Sizes = list[Dim | None]
 
 SAME_RANK = frozenset(
-    "CenterCropPad ConvInteger ConvTranspose MaxUnpool Pad QLinearConv Resize Slice Tile Upsample".split()
+    "CenterCropPad Conv ConvInteger ConvTranspose DeformConv MaxUnpool Pad QLinearConv Resize Slice Tile "
+    "Upsample".split()
 )
 """Operators whose result has as many axes as their first input, whatever the others hold."""
 

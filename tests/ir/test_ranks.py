@@ -39,6 +39,11 @@ CASES = {
         "r = CenterCropPad(x, size)",
         {"x": floats(4, 6), "size": np.array([5, 3])},
     ),
+    "Conv": (
+        "float[n, c, l] x, float[o, d, k] w",
+        "r = Conv<dilations = [2], strides = [3], pads = [1, 1]>(x, w)",
+        {"x": floats(2, 4, 9), "w": floats(3, 4, 3)},
+    ),
     "ConvTranspose": (
         "float[n, c, l] x, float[c, o, k] w",
         "r = ConvTranspose(x, w)",

@@ -23,9 +23,9 @@ from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.types import SMALL, Shape, dtype_of, is_float, shape_of
 
 PURE = frozenset(
-    "Abs Add And Cast Ceil Concat ConstantOfShape Div Equal Expand Floor Gather Greater GreaterOrEqual Identity Less "
-    "LessOrEqual Max Min Mod Mul Neg Not Or Range ReduceMax ReduceMin ReduceProd ReduceSum Reshape Shape Size Slice "
-    "Sqrt Squeeze Sub Tile Transpose Unsqueeze Where".split()
+    "Abs Add And Cast CastLike Ceil Concat ConstantOfShape Div Equal Expand Floor Gather Greater GreaterOrEqual "
+    "Identity Less LessOrEqual Max Min Mod Mul Neg Not Or Range ReduceMax ReduceMin ReduceProd ReduceSum Reshape "
+    "Shape Size Slice Sqrt Squeeze Sub Tile Transpose Unsqueeze Where".split()
 )
 """Operators that shapes are computed with: small, and the same at every run."""
 
