@@ -11,6 +11,7 @@ from onnxgrad_cli.autodiff.activity import reads_by_position
 from onnxgrad_cli.autodiff.registry import Rule, Signature
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import No, Val
+from onnxgrad_cli.execution.runtime_schemas import attribute_defaults
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import captured
 from onnxgrad_cli.ir.types import is_float
@@ -80,7 +81,8 @@ def _operands(op: Op, node: Node, asked: Signature, names: Sequence[str], active
 def node_attributes(op: Op, node: Node, asked: Signature) -> tuple[dict[str, Any], str | None]:
     """The attributes a rule asks for, defaults filled in, and the first one it does not cover (or None).
 
-    An attribute the rule does not name must stand at its default: nothing is ignored by accident.
+    An attribute the rule does not name must stand at its default: nothing is ignored by accident. The default is that
+    of onnx's schema, or of the installed onnxruntime's for operators that onnx has no schema for.
     """
     if not (node.attribute or asked.attributes or asked.any_attribute):
         return {}, None
@@ -90,8 +92,10 @@ def node_attributes(op: Op, node: Node, asked: Signature) -> tuple[dict[str, Any
         name, value = attribute.name, onnx.helper.get_attribute_value(attribute)
         values[name] = value.decode(errors="replace") if isinstance(value, bytes) else value
         covered = asked.any_attribute or name in asked.attributes
-        if not covered and defaults.get(name) != values[name]:
-            return {}, f"{name}={values[name]!r}"
+        if not covered:
+            known = defaults if name in defaults else attribute_defaults(node.op_type, node.domain)
+            if known.get(name) != values[name]:
+                return {}, f"{name}={values[name]!r}"
     if asked.any_attribute:
         return values, None
     return {name: values.get(name) for name in asked.attributes}, None
