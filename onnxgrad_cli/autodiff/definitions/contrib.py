@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
-from onnxgrad_cli.autodiff.definitions.recent import causal_conv_with_state, linear_attention
 from onnxgrad_cli.autodiff.registry import definition, refuse
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.values import Val
@@ -325,10 +324,6 @@ def cdist(op, a, b, *, metric="sqeuclidean"):
         raise Unknown(f"its metric '{metric}' is not known")
     kind = "ReduceL2" if metric == "euclidean" else "ReduceSumSquare"
     return op.reduce(kind, op.unsqueeze(a, [1]) - op.unsqueeze(b, [0]), [2], keepdims=False)
-
-
-definition("CausalConvWithState", domain=MICROSOFT)(causal_conv_with_state)
-definition("LinearAttention", domain=MICROSOFT, needs_opset=16)(linear_attention)
 
 
 # -- what is refused by name -----------------------------------------------------------------------------------------

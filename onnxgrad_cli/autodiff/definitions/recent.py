@@ -57,20 +57,37 @@ def causal_conv_with_state(op, x, weight, bias=None, past_state=None, *, activat
 
     Source: T. Dao and A. Gu, Transformers are SSMs, 2024, section 7.
     """
-    size = op.size(weight, 2)
+    return convolved(op, x, weight, bias, past_state, activation)
+
+
+def convolved(
+    op: Op, x: Val, weight: Val, bias: Val | None, past: Val | None, activation: str, dilation: int = 1,
+    whole: bool = False,
+) -> tuple[Val, Val]:  # fmt: skip
+    """Return the causal convolution of [batch, channels, tokens] and the values that the next tokens need.
+
+    Args:
+        past: the values before the first token; None is zeros.
+        dilation: the distance of the taps.
+        whole: return the past and all values of `x` in place of those that the next tokens need.
+    """
+    if activation not in ("none", "silu", "swish"):
+        raise Unknown(f"its activation '{activation}' is not known")
     known = {weight.shape[0], x.shape[1], *(bias.shape if bias is not None else ())}
     channels = next((count for count in known if isinstance(count, int)), None)
     if channels is None:
-        raise Unknown("how many channels it has is unknown")
-    if past_state is None:
-        before = size - 1 if isinstance(size, int) else op.Sub(size, op.ints([1]))
-        past_state = op.zeros([op.size(x, 0), channels, before], x)
-    padded = op.Concat(past_state, x, axis=2)
-    y = op.Conv(padded, weight, bias, group=channels, shape=x.known_shape)
-    state = op.Slice(padded, op.dim(x, 2), op.ints([GREATEST]), op.ints([2]), shape=past_state.known_shape)
+        raise Unknown("the number of its channels is unknown")
+    if past is None:
+        taps = op.size(weight, 2)
+        past = op.zeros([op.size(x, 0), channels, (taps - 1) * dilation], x)
+    padded = op.Concat(past, x, axis=2)
+    spread = {"dilations": [dilation]} if dilation != 1 else {}
+    y = op.Conv(padded, weight, bias, group=channels, shape=x.known_shape, **spread)
     if activation != "none":
         y = op.cast(op.wide(y) * op.Sigmoid(op.wide(y)), y)
-    return y, state
+    if whole:
+        return y, padded
+    return y, op.Slice(padded, op.dim(x, 2), op.ints([GREATEST]), op.ints([2]), shape=past.known_shape)
 
 
 @definition("LinearAttention", needs_opset=16)
@@ -82,24 +99,49 @@ def linear_attention(
 
     Source: S. Yang et al., Gated Delta Networks, 2024, section 3.
     """
-    by_time = [1, 0, 2, 3]
-    q, k, v = (op.wide(x) for x in (query, key, value))
-    q = split_heads(op, q, q_num_heads)
+    q = split_heads(op, op.wide(query), q_num_heads)
     groups = op.Reshape(q, op.ints([0, 0, kv_num_heads, q_num_heads // kv_num_heads, -1]),
                         shape=(*q.shape[:2], kv_num_heads, q_num_heads // kv_num_heads, q.shape[3]))  # fmt: skip
-    size = q.shape[3]
-    factor = scale or (1 / math.sqrt(size) if isinstance(size, int) else 1 / op.Sqrt(op.count(q, [3])))
-    q = op.transpose(groups, [1, 0, 2, 3, 4]) * factor
-    k, v = (op.unsqueeze(op.transpose(split_heads(op, x, kv_num_heads), by_time), [3]) for x in (k, v))
-    steps = [q, k, v]
-    gated, delta = "gated" in update_rule, "delta" in update_rule
+    k, v = (split_heads(op, op.wide(x), kv_num_heads) for x in (key, value))
+    state = None if past_state is None else op.wide(past_state)
+    g = None if decay is None else split_heads(op, op.wide(decay), kv_num_heads)
+    b = None if beta is None else op.wide(beta)
+    y, last = recurrence(op, groups, k, v, state, g, b, scale, update_rule)
+    width = value.shape[2]
+    width = q_num_heads * (width // kv_num_heads) if isinstance(width, int) else -1
+    y = op.reshape(y, [op.size(query, 0), op.size(query, 1), width])
+    return op.cast(y, query), op.cast(last, past_state if past_state is not None else query)
+
+
+def recurrence(
+    op: Op, q: Val, k: Val, v: Val, state: Val | None, decay: Val | None, beta: Val | None, scale: float, rule: str
+) -> tuple[Val, Val]:
+    """Return the outputs of a linear attention, [batch, tokens, heads, queries, value size], and the last state.
+
+    Args:
+        q: the queries of each head, [batch, tokens, heads, queries, key size].
+        k, v: keys and values, [batch, tokens, heads, size].
+        state: the first state, [batch, heads, key size, value size]; None is zeros.
+        decay: logarithms of factors of the state, [batch, tokens, heads, key size or 1].
+        beta: update rates, [batch, tokens, heads or 1].
+        scale: the factor of the queries; 0 is 1 / sqrt(key size).
+        rule: the update rule, as in the operator LinearAttention.
+    """
+    size, by_time = q.shape[4], [1, 0, 2, 3]
+    factor = scale or (1 / math.sqrt(size) if isinstance(size, int) else 1 / op.Sqrt(op.count(q, [4], q.dtype)))
+    steps = [op.transpose(q, [1, 0, 2, 3, 4]) * factor]
+    steps += [op.unsqueeze(op.transpose(x, by_time), [3]) for x in (k, v)]
+    gated, delta = "gated" in rule, "delta" in rule
     if gated:
-        steps.append(op.unsqueeze(op.Exp(op.transpose(split_heads(op, op.wide(decay), kv_num_heads), by_time)), [4]))
+        if decay is None:
+            raise Unknown(f"its update rule '{rule}' needs a decay")
+        steps.append(op.unsqueeze(op.Exp(op.transpose(decay, by_time)), [4]))
     if delta:
-        steps.append(op.unsqueeze(op.transpose(op.wide(beta), [1, 0, 2]), [3, 4]))
-    state = op.wide(past_state) if past_state is not None else op.zeros(
-        [op.size(query, 0), kv_num_heads, op.size(k, 4), op.size(v, 4)], k
-    )  # fmt: skip
+        if beta is None:
+            raise Unknown(f"its update rule '{rule}' needs an update rate")
+        steps.append(op.unsqueeze(op.transpose(beta, [1, 0, 2]), [3, 4]))
+    if state is None:
+        state = op.zeros([op.size(k, 0), op.size(k, 2), op.size(k, 3), op.size(v, 3)], k)
 
     def step(op: Op, states: list[Val], steps: list[Val]) -> tuple[list[Val], list[Val]]:
         (s,), (q, k, v, *more) = states, steps
@@ -113,7 +155,4 @@ def linear_attention(
         return [s], [q @ s]
 
     (last,), (y,) = scan(op, step, [state], steps)
-    width = value.shape[2]
-    width = q_num_heads * (width // kv_num_heads) if isinstance(width, int) else -1
-    y = op.reshape(op.transpose(y, [1, 0, 2, 3, 4]), [op.size(query, 0), op.size(query, 1), width])
-    return op.cast(y, query), op.cast(last, past_state if past_state is not None else query)
+    return op.transpose(y, [1, 0, 2, 3, 4]), last

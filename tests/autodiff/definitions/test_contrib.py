@@ -15,13 +15,17 @@ import pytest
 import torch
 from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, numpy_helper
-from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema, get_all_opkernel_def
 from torch import nn
 
+from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.autodiff.registry import Signature, all_definitions
+from onnxgrad_cli.autodiff.rule_call import node_attributes
 from onnxgrad_cli.builder import build
+from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.execution.runtime_schemas import attribute_defaults
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
@@ -35,6 +39,10 @@ FLOATS = (np.float32, np.float16)
 TOLERANCE = {np.float32: 2e-5, np.float16: 1e-2}
 FLOATING = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 DOMAIN = "com.microsoft"
+SINCE_1_32 = pytest.mark.skipif(
+    tuple(map(int, onnxruntime.__version__.split(".")[:2])) < (1, 32),
+    reason="onnxruntime has had the kernel since 1.32",
+)
 
 
 def normal(*shape, low=None):
@@ -237,6 +245,28 @@ def test_matmul_n_bits_with_zeros_that_are_floats(bits):
     }  # fmt: skip
     attributes = {"K": 64, "N": 5, "bits": bits, "block_size": 32}
     check("MatMulNBits", feeds, ("y",), attributes, constants=("b", "s", "z"), floats=FLOATS[:1])
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize(("rows", "size", "block"), [(5, 32, 16), (3, 16, 32), (3, 15, 16), (2, 40, 16)])
+def test_matmul_bnb4(rows, size, block, kind):
+    rng = np.random.default_rng([kind, size])
+    count = rows * size
+    feeds = {
+        "a": normal(2, 3, size), "b": rng.integers(0, 256, (count + 1) // 2).astype(np.uint8),
+        "s": rng.uniform(0.5, 2, -(-count // block)),
+    }  # fmt: skip
+    attributes = {"K": size, "N": rows, "block_size": block, "quant_type": kind}
+    check("MatMulBnb4", feeds, ("y",), attributes, constants=("b", "s"), floats=FLOATS[:1])
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_word_conv_embedding(symbolic):
+    """Of words as long as they may be, shorter than a window, and with a zero between letters."""
+    words = np.array([[1, 2, 3, 4, 5], [3, 1, 0, 0, 0], [5, 5, 2, 1, 0], [2, 0, 4, 3, 0]], np.int32)
+    feeds = {"words": words, "w": normal(6, 1, 3, 4), "b": normal(6), "table": normal(7, 4)}
+    check("WordConvEmbedding", feeds, ("y",), {"conv_window_size": 3}, floats=FLOATS[:1], symbolic=symbolic,
+          fixed=("w", "b", "table"))  # fmt: skip
 
 
 GATHERED = list(itertools.product([(), (3,), (2, 3)], (4, 8), (False, True)))
@@ -453,28 +483,15 @@ def test_range(delta):
     check("Range", feeds, ("y",), floats=FLOATS[:1])
 
 
-@pytest.mark.parametrize("state", [False, True])
-@pytest.mark.parametrize("activation", ["none", "silu", "swish"])
-def test_causal_conv_with_state(activation, state):
-    feeds = {
-        "x": normal(2, 3, 5), "w": normal(3, 1, 3), "b": normal(3) if state else None,
-        "state": normal(2, 3, 2) if state else None,
-    }  # fmt: skip
-    check("CausalConvWithState", feeds, ("y", "after"), {"activation": activation})
+def test_unique():
+    given = {"floats": FLOATS[:1], "types": {"places": TensorProto.INT64, "counts": TensorProto.INT64}}
+    outputs = ("y", "places", "counts")
+    values_are_the_kernels("Unique", {"x": np.array([0.5, -1.0, 0.5, 2.0, -1.0, 3.0])}, outputs, {}, **given)
+    check("Unique", {"x": normal(6)}, outputs, **given)  # equal elements would not stay equal
 
 
-@pytest.mark.parametrize("state", [False, True])
-@pytest.mark.parametrize("heads", [2, 4])
-@pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
-def test_linear_attention(rule, heads, state):
-    feeds = {
-        "q": 0.3 * normal(2, 5, 4 * heads), "k": 0.3 * normal(2, 5, 8), "v": normal(2, 5, 6),
-        "state": 0.1 * normal(2, 2, 4, 3) if state else None,
-        "decay": -normal(2, 5, 2, low=0.1) if "gated" in rule else None,
-        "beta": 0.3 * normal(2, 5, 2, low=0.1) if "delta" in rule else None,
-    }  # fmt: skip
-    attributes = {"q_num_heads": heads, "kv_num_heads": 2, "update_rule": rule}
-    check("LinearAttention", feeds, ("y", "after"), attributes)
+def test_sample_op():
+    check("SampleOp", {"x": normal(2, 3)}, ("y",), floats=FLOATS[:1])
 
 
 @pytest.mark.parametrize("metric", ["euclidean", "sqeuclidean"])
@@ -518,6 +535,9 @@ def refusal(text, **arrays):
         ("y = com.microsoft.MatMulNBits<K = 2, N = 2, block_size = 16>(x, z, z, , z)", "reordered or prepacked"),
         ("y = com.microsoft.MatMulNBits<K = 2, N = 2, block_size = 16, bits = 3>(x, z, z)", "3 bits"),
         ("y = com.microsoft.MatMulNBits<K = 2, N = 2, block_size = 0>(x, z, z)", "divides by an attribute or a size"),
+        ("y = com.microsoft.MatMulBnb4<K = 2, N = 2, block_size = 16, quant_type = 1, transB = 0>(x, z, z)",
+         "not transposed"),
+        ("y = com.microsoft.MatMulBnb4<K = 2, N = 2, block_size = 16, quant_type = 2>(x, z, z)", "quant_type 2"),
         ("i = Cast<to = 7>(z) y = com.microsoft.GatherBlockQuantized(x, i, z)", "no matrix of bytes"),
         ("b = Cast<to = 2>(x) i = Cast<to = 7>(z) y = com.microsoft.GatherBlockQuantized<gather_axis = 1>(b, i, x)",
          "does not gather rows"),
@@ -571,6 +591,61 @@ def test_an_attribute_left_out_is_what_onnxruntime_takes_it_for():
                 told = told.decode() if isinstance(told, bytes) else told
                 assert default == (pytest.approx(told, 1e-6) if isinstance(told, float) else told), (each, name)
     assert found > 50
+
+
+def schemas():
+    """Yield the operators that onnxruntime adds to the standard, in their newest versions."""
+    newest = {}
+    for schema in get_all_operator_schema():
+        key = schema.domain, schema.name
+        if schema.domain in (DOMAIN, "ai.onnx.ml") and schema.since_version >= newest.get(key, schema).since_version:
+            newest[key] = schema
+    return list(newest.values())
+
+
+def has_floats(parameters, schema):
+    allowed = {constraint.type_param_str: constraint.allowed_type_strs for constraint in schema.type_constraints}
+    kinds = {kind for each in parameters for kind in allowed.get(each.typeStr, [each.typeStr])}
+    return not kinds.isdisjoint(f"tensor({kind})" for kind in ("float", "double", "float16", "bfloat16"))
+
+
+def test_each_operator_of_floats_that_onnxruntime_has_is_known():
+    """One that a new release adds wants a definition, or a refusal with a reason."""
+    found = [schema for schema in schemas() if has_floats(schema.inputs, schema) and has_floats(schema.outputs, schema)]
+    assert len(found) > 80
+    unknown = {
+        f"{schema.domain}::{schema.name}"
+        for schema in found
+        if registry.lookup(schema.name, schema.domain, schema.since_version) is None
+        and registry.lookup_definition(schema.name, schema.domain, schema.since_version) is None
+    }
+    assert unknown == set()
+
+
+def test_operators_refused_for_want_of_a_kernel_have_none():
+    kernels = {
+        kernel.op_name
+        for kernel in get_all_opkernel_def()
+        if (kernel.domain, kernel.provider) == (DOMAIN, "CPUExecutionProvider")
+    }
+    refused = {rule.op_type for rule in registry.all_rules() if "made for another processor" in rule.refusal}
+    assert len(refused) > 40
+    assert refused & kernels == set()
+
+
+def test_attributes_at_the_defaults_of_onnxruntime_are_covered():
+    """Also those that a definition does not know."""
+    checked = 0
+    for schema in schemas():
+        definition = registry.lookup_definition(schema.name, schema.domain, schema.since_version)
+        defaults = attribute_defaults(schema.name, schema.domain)
+        if definition is None or not defaults:
+            continue
+        node = helper.make_node(schema.name, [], ["y"], domain=schema.domain, **defaults)
+        op = Op(Graph(helper.make_model(helper.make_graph([], "g", [], []))))
+        assert node_attributes(op, node, Signature.of_definition(definition.function))[1] is None, schema.name
+        checked += len(defaults)
+    assert checked > 80
 
 
 # -- an optimized model ----------------------------------------------------------------------------------------------

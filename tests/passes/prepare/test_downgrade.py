@@ -112,7 +112,7 @@ CONVOLUTION = "g (float[2, C, 6] x, float[N, 1, 3] w) => (y, s) { y, s = CausalC
     ("text", "why"),
     [
         *((text, r"Celu.*it takes tensor\(double\) since opset 28") for text in DOUBLES),
-        (CONVOLUTION, "how many channels"),
+        (CONVOLUTION, "number of its channels"),
     ],
 )
 def test_what_has_no_older_form_is_refused_by_name(text, why, monkeypatch):
