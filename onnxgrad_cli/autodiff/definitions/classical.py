@@ -249,6 +249,7 @@ def feature_vectorizer(op, *xs, inputdimensions=None):
 # -- what has no derivative ------------------------------------------------------------------------------------------
 
 no_gradient("Binarizer", domain=ML, kink="at the threshold zero")
+no_gradient("LabelEncoder OneHotEncoder", domain=ML, kink="0 where the code changes")
 refuse(
     "TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor",
     "a tree's answer is constant between its thresholds: no gradient leads to them",

@@ -189,6 +189,64 @@ def unpacked(op: Op, packed: Val, bits: int, dims: Sequence[int | Val], kept: in
     return op.Slice(values, op.ints([0]), op.ints([kept]), op.ints([values.rank - 1]), shape=shape)
 
 
+BNB4 = {
+    0: [0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4, 0, -1 / 192, -2 / 3, -1, -1 / 3, -1 / 2, -1 / 6, -1 / 4],
+    1: [-1, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+        -0.18477343022823334, -0.09105003625154495, 0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634,
+        0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1],
+}  # fmt: skip
+"""The values of the 16 codes of FP4 and of NF4.
+
+Source: T. Dettmers et al., QLoRA: Efficient Finetuning of Quantized LLMs, 2023, appendix E; the library bitsandbytes.
+"""
+
+
+@definition("MatMulBnb4", domain=MICROSOFT)
+def matmul_bnb4(op, a, b, absmax, *, K, N, block_size, quant_type, training_mode=0, transB=1):
+    """A Bᵀ, where B holds N rows of K codes of FP4 or NF4 in blocks, each with a scale of its own.
+
+    B is packed, the high bits first. It is constant, and so are the scales.
+    """
+    if quant_type not in BNB4:
+        raise Unknown(f"its quant_type {quant_type} is not known")
+    if not transB:
+        raise Unknown("its matrix is not transposed (transB=0), where onnxruntime's CPU kernel reads other memory")
+    low = op.BitShift(op.BitShift(b, op.const(4, b), direction="LEFT"), op.const(4, b), direction="RIGHT")
+    codes = op.Concat(*(op.unsqueeze(x, [1]) for x in (op.BitShift(b, op.const(4, b), direction="RIGHT"), low)), axis=1)
+    count, blocks = N * K, -(-N * K // block_size)
+    codes = op.reshape(codes, [-1])
+    if blocks * block_size != count + count % 2:
+        codes = op.Pad(codes, op.ints([0, blocks * block_size - count - count % 2]), op.const(0, codes))
+    values = op.Gather(op.const(BNB4[quant_type], a), op.cast(codes, TensorProto.INT32))
+    values = op.reshape(values, [blocks, block_size]) * op.cast(op.reshape(absmax, [blocks, 1]), a)
+    if blocks * block_size != count:
+        values = op.Slice(op.reshape(values, [-1]), op.ints([0]), op.ints([count]), op.ints([0]), shape=[count])
+    weight = op.swap_last(op.reshape(values, [N, K]))
+    op.stands_for(weight)
+    return a @ weight
+
+
+@definition("WordConvEmbedding", domain=MICROSOFT)
+def word_conv_embedding(
+    op, words, weight, bias, table, *, char_embedding_size=None, conv_window_size=None, embedding_size=None
+):  # fmt: skip
+    """The maximum, over the windows of a word, of the tanh of a convolution of its characters' embeddings.
+
+    A word has as many characters as it has numbers above 0. Windows may reach beyond a word that is shorter than they.
+    Words without characters give zeros; onnxruntime's kernel leaves their memory as it was.
+    """
+    window = op.size(weight, 2)
+    shown = op.cast(words > 0, TensorProto.INT64)
+    first = op.Slice(shown, op.ints([0]), op.ints([1]), op.ints([1]))
+    length = op.sum(shown, [1]) * first
+    images = op.unsqueeze(op.Gather(table, words, axis=0), [1])
+    y = op.squeeze(op.Tanh(op.Conv(images, weight, bias, shape=(words.shape[0], weight.shape[0], None, 1))), [3])
+    last = op.Max(length, op.vector([window])) - op.vector([window])
+    seen = op.unsqueeze(op.steps(op.size(y, 2), axis=1, rank=2) <= last, [1])
+    best = op.max(op.Where(seen, y, op.const(-2.0, y)), [2], keepdims=False)
+    return op.Where(first > 0, best, op.const(0.0, best))
+
+
 # -- activations -----------------------------------------------------------------------------------------------------
 
 
@@ -317,6 +375,19 @@ def trilu(op, x, k=None, *, upper=1):
     return op.Trilu(x, k, upper=upper)
 
 
+@definition("Unique", domain=MICROSOFT)
+def unique(op, x):
+    """The values in the order in which they first occur, the place of each element among them, and their counts."""
+    y, _, places, counts = op.Unique(x, sorted=0, outputs=4)
+    return y, places, counts
+
+
+@definition("SampleOp", domain=MICROSOFT)
+def sample_op(op, x):
+    """x, as an example of an operator."""
+    return op.Identity(x)
+
+
 @definition("CDist", domain=MICROSOFT)
 def cdist(op, a, b, *, metric="sqeuclidean"):
     """The distance of each row of A from each row of B."""
@@ -335,10 +406,51 @@ refuse(
     domain="com.microsoft.nchwc",
 )
 refuse(
-    "BiasAdd BiasDropout BiasSoftmax BiasSplitGelu ComplexMul ComplexMulConj GatedRelativePositionBias GemmFloat8 "
-    "GemmaRotaryEmbedding GroupNorm Irfft NhwcConv NhwcFusedConv NhwcMaxPool PackedAttention "
-    "PackedMultiHeadAttention RelativePositionBias RemovePadding RestorePadding Rfft SkipGroupNorm",
+    "BiasAdd BiasDropout BiasSoftmax BiasSplitGelu BitmaskBiasDropout BitmaskDropout ComplexMul ComplexMulConj "
+    "ConvStateReplay DecoderAttention DecoderMaskedSelfAttention DequantizeWithOrder DynamicSparseAttention "
+    "EPContext FusedMatMulActivation GatedDeltaNetStateReplay GatedRelativePositionBias GemmFastGelu GemmFloat8 "
+    "GemmaRotaryEmbedding GroupNorm HyperConnectionLowRankMix Irfft LongformerAttention Mamba2Verify "
+    "MatMulBlockQuantizedFp4Weight MatMulBlockQuantizedFp8Weight MatMulNBitsMlp MatMulNBitsQLoRA MatMulNBitsQkv "
+    "MatMulPacked MoEPacked NhwcConv NhwcFusedConv PackedAttention PackedMultiHeadAttention "
+    "PackedSparseAttentionIndexer PagedAttention RMSNormRotary RelativePositionBias RemovePadding RestorePadding "
+    "Rfft RouterGateUpProj SkipGroupNorm Snpe SparseAttentionIndexer SparsePagedAttention SwiGLU TorchEmbedding",
     "it is made for another processor: onnxruntime has no CPU kernel that would prove a gradient",
     "start from the model before it was optimized, or optimize it for the CPU",
+    domain=MICROSOFT,
+)
+refuse(
+    "BeamSearch GreedySearch Sampling WhisperBeamSearch",
+    "it chooses tokens step by step, and choices have no derivative",
+    "start from the decoder, before it was built into the search",
+    domain=MICROSOFT,
+)
+refuse(
+    "NGramRepeatBlock",
+    "it is a step of a search for tokens, which has no loss",
+    "start from the model before the search was added",
+    domain=MICROSOFT,
+)
+refuse(
+    "SparseToDenseMatMul",
+    "it reads a sparse tensor, and no operator of the standard computes with one",
+    "store the matrix as a dense tensor, and multiply with MatMul",
+    domain=MICROSOFT,
+)
+refuse(
+    "MatMulFpQ4",
+    "it stores scales and weights in one array of bytes, in a layout that no exporter writes today",
+    "quantize the model again, to MatMulNBits",
+    domain=MICROSOFT,
+)
+refuse(
+    "SparseAttention",
+    "onnxruntime's CPU kernel runs it only where old and new cache share memory: nothing would prove a gradient",
+    "export the model with GroupQueryAttention",
+    domain=MICROSOFT,
+)
+refuse(
+    "AttnLSTM",
+    "no definition of it has been proven",
+    "export the attention and the LSTM as operators of the standard",
     domain=MICROSOFT,
 )

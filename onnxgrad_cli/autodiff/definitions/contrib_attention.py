@@ -9,6 +9,7 @@ Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators
 from __future__ import annotations
 
 import numpy as np
+from onnx import TensorProto
 
 from onnxgrad_cli.autodiff.definitions.attention import BIASED, appended, attend, heads, unheads
 from onnxgrad_cli.autodiff.registry import definition
@@ -77,6 +78,49 @@ def multi_head_attention(
     added = _added(op, q, k, mask, before, square, unidirectional, mask_filter_value, attention_bias)
     y, scores = attend(op, q, k, v, added, scale=scale or None, mode=BIASED)
     return unheads(op, y), k, v, scores
+
+
+@definition("DecoderMaskedMultiHeadAttention", domain="com.microsoft")
+def decoder_masked_multi_head_attention(
+    op, query, key=None, value=None, mask=None, attention_bias=None, past_key=None, past_value=None,
+    past_sequence_length=None, beam_width=None, cache_indirection=None, bias=None, *,
+    num_heads, mask_filter_value=MASKED, output_qk=0, past_present_share_buffer=0, scale=None,
+):  # fmt: skip
+    """Attention of one token: to keys and values by head, or to those in a buffer, into which its own are written."""
+    if beam_width is not None or cache_indirection is not None:
+        raise Unknown("it reads its cache by beam")
+    if output_qk:
+        raise Unknown("its products of queries and keys are an output (output_qk)")
+    if key is None or value is None or query.shape[1] != 1:
+        raise Unknown("its queries, keys and values are packed, or they are of several tokens")
+    q, k, v = query, key, value
+    size = query.shape[2]
+    if bias is not None:
+        if not isinstance(size, int):
+            raise Unknown("the size of its heads is unknown")
+        parts = op.split(bias, [size, size, size], axis=0)
+        q = q + parts[0]
+        if key.rank == 3:
+            k, v = k + parts[1], v + parts[2]
+    q = heads(op, q, num_heads)
+    if past_key is None:
+        if key.rank != 4 or attention_bias is not None:
+            raise Unknown("it has no cache, and its keys are not by head or have a bias")
+        added = _added(op, q, k, mask, 0, False, 0, mask_filter_value, None)
+        return unheads(op, attend(op, q, k, v, added, scale=scale or None)[0])
+    if not past_present_share_buffer or past_sequence_length is None or key.rank != 3:
+        raise Unknown("its cache is not a buffer, which onnxruntime's CPU kernel needs")
+    count = op.reshape(op.cast(past_sequence_length, TensorProto.INT64), [1])
+    buffers = [_inserted(op, past, heads(op, new, num_heads), count) for past, new in ((past_key, k), (past_value, v))]
+    k, v = (op.Slice(x, op.ints([0]), count + 1, op.ints([2]), shape=(*x.shape[:2], None, x.shape[3])) for x in buffers)
+    added = _added(op, q, k, mask, 0, False, 0, mask_filter_value, attention_bias)
+    return unheads(op, attend(op, q, k, v, added, scale=scale or None)[0]), *buffers
+
+
+def _inserted(op: Op, buffer: Val, new: Val, place: Val) -> Val:
+    """Return a buffer of keys or values, [batch, heads, tokens, size], with a token written at a place."""
+    here = op.Equal(op.steps(op.size(buffer, 2), axis=2, rank=4), place)
+    return op.state(op.Where(here, new, buffer), buffer.shape)
 
 
 @definition("RotaryEmbedding", domain="com.microsoft", needs_opset=16)

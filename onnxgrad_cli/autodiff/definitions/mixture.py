@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from onnxgrad_cli.autodiff.definitions.contrib import MICROSOFT, dequantized, unpacked
 from onnxgrad_cli.autodiff.registry import definition
 from onnxgrad_cli.emission.emitter import Op
@@ -70,6 +72,41 @@ def quantized_mixture(
     w2 = _experts(op, fc2, fc2_scales, fc2_zeros, fc2_expert_weight_bits or expert_weight_bits, block_size, x)
     swiglu = activation_alpha, activation_beta, swiglu_limit
     return _mixed(op, x, share, (w1, fc1_bias), (w2, fc2_bias), activation_type, swiglu)
+
+
+@definition("MoEGroupRouter", domain=MICROSOFT)
+def moe_group_router(
+    op, logits, expert_bias, projection=None, *,
+    group_topk=2, n_group=1, router_sentinel=-10000.0, top_k, topk_group=1,
+):  # fmt: skip
+    """The logarithms of the chosen experts' sigmoids, and the sentinel elsewhere; or all sigmoids, for a later choice.
+
+    Experts are chosen by the sigmoid plus a bias: first groups, by the sum of their best experts, then experts of these
+    groups. A choice has no derivative.
+    """
+    if projection is not None:
+        wide = op.wide(op.reshape(logits, [-1, op.size(logits, -1)]))
+        scores = op.Sigmoid(wide @ op.swap_last(op.cast(projection, wide)))
+        return None, scores + op.cast(expert_bias, scores), scores
+    count = logits.shape[-1] if isinstance(logits.shape[-1], int) else expert_bias.shape[0]
+    if not isinstance(count, int):
+        raise Unknown("the number of its experts is unknown")
+    scores = op.Sigmoid(op.reshape(op.wide(logits), [-1, count]))
+    biased = scores + op.cast(expert_bias, scores)
+    size = count // n_group
+    if top_k > topk_group * size:
+        raise Unknown(f"it chooses {top_k} experts of {topk_group} groups that have {size} each")
+    candidates = biased
+    if topk_group < n_group:
+        groups = op.reshape(biased, [-1, n_group, size])
+        best, _ = op.TopK(groups, op.ints([min(group_topk, size)]), axis=2, outputs=2)
+        chosen = _chosen(op, op.sum(best, [2], keepdims=False), topk_group)
+        open_ = op.reshape(op.Expand(op.unsqueeze(chosen, [2]), op.ints([1, 1, size])), [-1, count])
+        candidates = op.Where(open_ > 0, biased, op.const(-np.inf, biased))
+    taken = _chosen(op, candidates, top_k)
+    logarithm = op.Log(op.Max(scores, op.const(1e-20, scores)))
+    routed = op.Where(taken > 0, logarithm, op.const(router_sentinel, scores))
+    return op.cast(routed, logits), biased, scores
 
 
 def _is_known(third: Val | None, sparse: int, activation: str, fusion: int, after: int) -> None:

@@ -136,7 +136,7 @@ refuse(
     domain="com.microsoft",
 )
 refuse(
-    "MatMulInteger16 QLinearReduceMean",
+    "MatMulInteger16 NhwcMaxPool QLinearReduceMean",
     f"{WITH_INTEGERS}, in a form that onnxruntime does not run on the CPU, or that has no scale",
     FROM_FLOATS,
     domain="com.microsoft",

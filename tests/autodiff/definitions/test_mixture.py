@@ -9,7 +9,15 @@ import torch
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.passes.prepare import prepare
 from onnxgrad_cli.record import Training
-from tests.autodiff.definitions.test_contrib import FLOATS, case, check, normal, packed
+from tests.autodiff.definitions.test_contrib import (
+    FLOATS,
+    SINCE_1_32,
+    case,
+    check,
+    normal,
+    packed,
+    values_are_the_kernels,
+)
 from tests.nodes import compare, one_node
 
 DOMAIN = "com.microsoft"
@@ -156,3 +164,30 @@ def test_refusals(op, given, attributes, why):
     prepare.normalise(graph)
     prepare.settle(graph, Training())
     assert [node.op_type for node in graph.nodes] == [op] and why in graph.unexpanded["node"]
+
+
+ROUTERS = [
+    ((3, 8), {"top_k": 2}), ((2, 3, 8), {"top_k": 3, "n_group": 4, "topk_group": 2}),
+    ((5, 8), {"top_k": 2, "n_group": 2, "topk_group": 1, "group_topk": 3, "router_sentinel": -50.0}),
+    ((5, 8), {"top_k": 1, "n_group": 8, "topk_group": 4}),
+]  # fmt: skip
+
+
+@SINCE_1_32
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize(("shape", "attributes"), ROUTERS)
+def test_group_router(shape, attributes, symbolic):
+    feeds = {"logits": 2 * normal(*shape), "bias": 0.1 * normal(8)}
+    given = {"floats": FLOATS[:1], "symbolic": symbolic, "fixed": ("bias",)}
+    values_are_the_kernels("MoEGroupRouter", feeds, ("y",), attributes, **given)
+    check("MoEGroupRouter", feeds, ("y",), attributes | {"router_sentinel": -3.0}, **given)  # 10,000 hides differences
+
+
+@SINCE_1_32
+@pytest.mark.parametrize("projected", [False, True])
+def test_group_router_that_leaves_the_choice(projected):
+    feeds = {
+        "logits": 0.3 * normal(3, 256 if projected else 8), "bias": normal(8),
+        "projection": 0.1 * normal(8, 256) if projected else None,
+    }  # fmt: skip
+    check("MoEGroupRouter", feeds, ("", "biased", "scores"), {"top_k": 2}, floats=FLOATS[:1])
