@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
+from tests.autodiff.definitions.test_contrib import SINCE_1_32
 from tests.cli_harness import Shell
 
 HEADER = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1, "ai.onnx.ml": 4]>'
@@ -82,6 +83,7 @@ def qwen_layer() -> onnx.ModelProto:
     )  # fmt: skip
 
 
+@SINCE_1_32
 def test_a_layer_of_linear_attention_with_default_attributes_is_proved(shell: Shell) -> None:
     result = build(shell, qwen_layer(), "--loss", "cross-entropy", "--label", "labels")
     assert {each["name"] for each in result["weights"]} >= {
@@ -167,3 +169,54 @@ def test_what_reads_an_encoder_is_trained_and_what_it_reads_is_not(given: str, t
         ("LabelEncoder", "zero"),
         ("OneHotEncoder", "zero"),
     }
+
+
+SETTINGS = [
+    ("float[N, 64] x",
+     "h = MatMul(x, w) y = com.microsoft.MatMulBnb4<K = 64, N = 8, block_size = 32, quant_type = 1>(h, b, s)",
+     {"w": (64, 64), "s": (16,)}, "s", "quantization scale"),
+    ("float[2, 3, 9, 9] x, int32[4] at",
+     "size = Constant<value = int32[2] {4, 4}>() h = Conv(x, w) y = com.microsoft.CropAndResize(h, boxes, at, size)",
+     {"w": (3, 3, 3, 3), "boxes": (4, 4)}, "boxes", "boxes of a CropAndResize"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "text", "shapes", "setting", "reason"), SETTINGS)
+def test_settings_of_an_operator_are_not_trained(
+    given: str, text: str, shapes: dict, setting: str, reason: str, shell: Shell
+) -> None:
+    model = parser.parse_model(f"{HEADER} g ({given}) => (y) {{ {text} }}")
+    model.graph.output[0].type.CopyFrom(helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    packed = np.random.default_rng(0).integers(0, 256, 256).astype(np.uint8)
+    model.graph.initializer.append(numpy_helper.from_array(packed, "b"))
+    result = build(shell, weights(model, **shapes), "--loss", "mse")
+    assert [each["name"] for each in result["weights"]] == ["w"]
+    assert {each["name"]: each["reason"] for each in result["not_trained"]}[setting] == reason
+
+
+@SINCE_1_32
+def test_packed_sequences_are_proved_on_data(shell: Shell) -> None:
+    """Of sequences that follow each other, random data have no valid offsets."""
+    model = parser.parse_model(f"""{HEADER}
+    packed (float[T, 24] x, int32[B1] offsets, float[B, 24, 3] conv_state, float[B, 4, 3, 4] state)
+    => (float[T, 4, 3] y)
+    <int64[3] by_key = {{0, 2, 4}}, int64[3] by_value = {{0, 4, 3}}, int64[3] parts = {{8, 8, 12}}> {{
+        p, conv_after = com.microsoft.VarlenCausalConvWithState<activation = "silu">(x, conv, offsets, , conv_state)
+        h = MatMul(p, w)
+        q, k, v = Split<axis = 1>(h, parts)
+        qh = Reshape(q, by_key)
+        kh = Reshape(k, by_key)
+        vh = Reshape(v, by_value)
+        decay = MatMul(p, decay_weight)
+        beta = MatMul(p, beta_weight)
+        y, after = com.microsoft.GatedDeltaNet
+            <gate_activation = "softplus", beta_activation = "sigmoid", qk_l2_norm = 1, state_update_capacity = 0>
+            (qh, kh, vh, offsets, decay, beta, state, a_log, dt_bias)
+    }}""")
+    shapes = {"conv": (24, 1, 4), "w": (24, 28), "decay_weight": (24, 4), "beta_weight": (24, 4), "a_log": (4,)}
+    rng = np.random.default_rng(0)
+    data = {"x": (9, 24), "conv_state": (3, 24, 3), "state": (3, 4, 3, 4), "label": (9, 4, 3)}
+    arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in data.items()}
+    np.savez(shell.folder / "data.npz", offsets=np.array([0, 3, 4, 9], np.int32), **arrays)
+    result = build(shell, weights(model, **shapes, dt_bias=(4,)), "--loss", "mse", "--test-data", "data.npz")
+    assert {each["name"] for each in result["weights"]} == {*shapes, "dt_bias"}

@@ -221,9 +221,7 @@ def matmul_bnb4(op, a, b, absmax, *, K, N, block_size, quant_type, training_mode
     values = op.reshape(values, [blocks, block_size]) * op.cast(op.reshape(absmax, [blocks, 1]), a)
     if blocks * block_size != count:
         values = op.Slice(op.reshape(values, [-1]), op.ints([0]), op.ints([count]), op.ints([0]), shape=[count])
-    weight = op.swap_last(op.reshape(values, [N, K]))
-    op.stands_for(weight)
-    return a @ weight
+    return a @ op.swap_last(op.reshape(values, [N, K]))
 
 
 @definition("WordConvEmbedding", domain=MICROSOFT)

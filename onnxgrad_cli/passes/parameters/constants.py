@@ -37,13 +37,16 @@ SETTINGS: dict[tuple[str, int], str] = {
     ("Upsample", 1): "scales of an Upsample",
     ("OneHot", 2): "values of a OneHot",
     ("GridSample", 1): "grid of a GridSample",
+    ("CropAndResize", 1): "boxes of a CropAndResize",
     ("STFT", 2): "window of an STFT",
     ("QuantizeLinear", 1): "quantization scale",
     ("DequantizeLinear", 1): "quantization scale",
+    ("MatMulBnb4", 2): "quantization scale",
     ("MatMulNBits", 2): "quantization scale",
     ("GatherBlockQuantized", 2): "quantization scale",
     **{(op, i): "quantization scale" for op in ("QLinearConv", "QLinearMatMul") for i in (1, 4, 6)},
     **{("RotaryEmbedding", i): "rotary cache" for i in (1, 2, 3)},
+    **{("MRotaryEmbedding", i): "rotary cache" for i in (2, 3)},
     **{("GroupQueryAttention", i): "rotary cache" for i in (7, 8)},
 }
 """Operand positions that hold a setting, never a parameter."""

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 
 from tests.autodiff.definitions.test_contrib import FLOATS, SINCE_1_32, check, normal, values_are_the_kernels
 
@@ -150,3 +151,23 @@ def test_the_length_of_queries_and_keys_near_zero():
     feeds = deltas((2, 3))
     feeds |= {name: 1e-3 * feeds[name] for name in ("q", "k")}
     values_are_the_kernels("GatedDeltaNet", feeds, ("y", "after"), {"qk_l2_norm": 1}, floats=FLOATS[:1])
+
+
+@SINCE_1_32
+@pytest.mark.parametrize("gates", [np.float16, np.float32])
+def test_gated_delta_net_of_halves_with_a_state_in_float32(gates):
+    singles = {"state", "a_log", "dt_bias"}
+    feeds = {
+        name: x if x is None else x.astype(np.float32 if name in singles else gates if name == "decay" else np.float16)
+        for name, x in deltas((2, 3), rule="gated", a_log=normal(4), dt_bias=normal(4)).items()
+    }
+    attributes = {"update_rule": "gated", "gate_activation": "softplus", "qk_l2_norm": 1}
+    values_are_the_kernels(
+        "GatedDeltaNet", feeds, ("y", "after"), attributes, floats=[np.float16], types={"after": TensorProto.FLOAT}
+    )
+
+
+def test_linear_attention_gate_of_halves():
+    feeds = {"a": normal(2, 3, 4), "bias": normal(4), "scale": normal(4), "b": normal(2, 3, 4)}
+    feeds = {name: x.astype(np.float32 if x.ndim == 1 else np.float16) for name, x in feeds.items()}
+    values_are_the_kernels("LinearAttentionGate", feeds, ("y", "beta"), {}, floats=[np.float16])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.autodiff.definitions.test_contrib import FLOATS, check, normal
+from tests.autodiff.definitions.test_contrib import FLOATS, check, normal, values_are_the_kernels
 
 FORMS = {"grouped": (2, 3, 4, 5), "flattened": (2, 3, 20)}
 BRANCHES = {"grouped": {}, "flattened": {"num_branches": 4}}
@@ -55,3 +55,17 @@ def test_engram_gate(normed, symbolic):
 def test_scaled_silu(form):
     feeds = {"x": 2 * normal(3, 4), "scale": np.array(1.3) if form == "scale" else None}
     check("ScaledSiLU", feeds, ("y",), {} if form == "scale" else form, floats=FLOATS)
+
+
+@pytest.mark.parametrize(("first", "second"), [(np.float16, np.float32), (np.float32, np.float16)])
+def test_gates_and_scales_of_another_type(first, second):
+    """Computed in float32, and rounded where the kernel rounds."""
+    x, block = normal(2, 3, 4, 5).astype(first), normal(2, 3, 5).astype(first)
+    gates, mix = normal(2, 3, 4).astype(second), normal(2, 3, 4, 4).astype(second)
+    for op, feeds in {
+        "HyperConnectionPreMix": {"x": x, "gates": gates},
+        "HyperConnectionPostMix": {"x": x, "block": block, "gates": gates, "mix": mix},
+        "BranchwiseRMSNorm": {"x": x, "scale": normal(4, 5).astype(second)},
+        "ScaledSiLU": {"x": x, "scale": np.array(1.3, second)},
+    }.items():
+        values_are_the_kernels(op, feeds, ("y",), {}, floats=[first])
