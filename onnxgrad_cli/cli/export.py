@@ -64,7 +64,8 @@ def export(console: Console, /, weights: Path, model: str, out: str | None, **ho
     """Write MODEL with the trained WEIGHTS.
 
     They are a checkpoint in the folder of a run of `onnxgrad train`; adapters in any form; the bytes (.bin) of a
-    training elsewhere, of a model of `onnxgrad build --weights inputs`; or a safetensors file of weights alone.
+    training elsewhere, of a model of `onnxgrad build --weights inputs`; a safetensors file of weights alone; or an
+    ONNX file: a trained model, a model of derivatives or a training model. Weights are matched by name, type and shape.
     """
     if out == "-" and console.json:
         raise click.UsageError("the model and --json can't both go to stdout: name a file with -o")

@@ -1,4 +1,4 @@
-"""From a checkpoint, or an adapter, and the model it belongs to back to an inference model."""
+"""From a checkpoint, an adapter or a trained file, and the model it belongs to, back to an inference model."""
 
 from __future__ import annotations
 
@@ -60,8 +60,9 @@ def run_export(
         source: the folder of a run of `onnxgrad train`, whose best checkpoint is taken, or else the last one; one of
             its checkpoints; or adapters in any form: a file that training
             has written, an `.onnx_adapter`, or a folder of PEFT; what was trained elsewhere, as bytes (.bin) in the
-            order of a training model's JSON; or a safetensors file that has nothing but weights of the model.
-        model: the inference model that was trained.
+            order of a training model's JSON; a safetensors file that has nothing but weights of the model; or an ONNX
+            file with weights: a trained model, a model of derivatives, or a training model.
+        model: the inference model that was trained, or that the trained model of derivatives was made from.
         out: by default `<model>.trained.onnx`, or `<model>.adaptable.onnx`.
         roles: that JSON, where it does not lie beside the bytes under the same name.
         adaptable: write the model as it is, with empty factors in place of the adapters, which a runtime overrides.
