@@ -368,6 +368,11 @@ def read_tensors(model: ModelProto) -> ModelTensors | None:
         raise OnnxgradError(f"the model's entry '{TENSORS}' can't be read: {error}", "derive it again") from error
 
 
+def has_derivatives(model: ModelProto) -> bool:
+    """Return True if onnxgrad added derivatives to the model: its mode must stay the one they were written for."""
+    return any(entry.key == TENSORS for entry in model.metadata_props)
+
+
 def stored_floats(model: ModelProto) -> Iterator[TensorProto]:
     """The float tensors of a graph, in initializers and Constant nodes, under the names of their values."""
     yield from (tensor for tensor in model.graph.initializer if tensor.data_type in FLOATS)

@@ -54,6 +54,7 @@ class Graph:
         multiples: symbols that we have made for a multiple of another one, as (factor, symbol).
         original_names: every name of a value or node that the model had before anything was done to it.
         computed: values that nodes computed of constants when onnxgrad wrote the file, and that a tool may have stored.
+        derived: True if onnxgrad added derivatives to the model that the file holds.
         changed: the first tensor that another tool changed after onnxgrad added derivatives, in words; "" if none.
         provenance: what the file says of where its tensors come from; nothing before `prepare` has asked it.
         settings: values that hold a setting of an operator that a definition may replace -> which.
@@ -86,6 +87,7 @@ class Graph:
         self._counters: dict[str, int] = defaultdict(int)
         self._constants: dict[str, np.ndarray | None] = {}
         self.computed: frozenset[str] = frozenset()
+        self.derived = False
         self.changed = ""
         self.provenance = Provenance()
         self.settings: dict[str, str] = {}

@@ -15,7 +15,7 @@ from onnxgrad_cli.execution.session import CPU, Buffer, feed, of_samples, open_s
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import give_own_statistics
 from onnxgrad_cli.ir.skeleton import copied, without_initializers
-from onnxgrad_cli.metadata import describe
+from onnxgrad_cli.metadata import describe, has_derivatives
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.optimizer.accumulation import counted_by
 from onnxgrad_cli.passes.roles import embed
@@ -75,7 +75,7 @@ def make_eval_model(
     """
     copy, weights = copied(model), list(weights)
     give_own_statistics(copy, weights)
-    mode: Mode = "keep" if keep_mode else "eval"
+    mode: Mode = "keep" if keep_mode or has_derivatives(model) else "eval"
     whole = replace(options, mode=mode, lora_dropout=0.0, optimizer="", optimizer_options={}, loss_chunks=1)
     built = TrainingModel(Graph(copy, path), whole)
     built.training.may_be_none = True

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from tests.cli_harness import Shell
+from tests.cli_harness import Shell, save
 
 WEIGHTS = {"a.weight": (20, 1), "a.bias": (20,), "b.weight": (20, 20), "b.bias": (20,), "c.weight": (1, 20)}
 BIAS = {"c.bias": (1,)}
@@ -187,3 +187,45 @@ def test_a_weight_that_was_merged_with_a_constant_is_refused(shell: Shell) -> No
     onnx.save(model, "d.onnx")
     result = shell("build", "d.onnx", "--loss", "mse", "--train", "gain", "-o", "t.onnx", "--force")
     assert result.code == 3 and "'gain' was merged with a constant of the derivative" in result.err
+
+
+MODES = """
+<ir_version: 9, opset_import: ["": 18]>
+modes (float[n, 2] x) => (float[n, 1] u)
+<float[2, 3] w = {1, 2, -3, 4, 0.5, 6}, float[3] s = {1, 2, 3}, float[3] b = {0, 1, 0}, float[3] m = {1, 0, 2},
+ float[3] v = {1, 4, 9}, float[3, 1] w2 = {1, -1, 2}, float ratio = {0.5}, bool drops = {1}>
+{
+  h = MatMul(x, w)
+  k = BatchNormalization(h, s, b, m, v)
+  d = Dropout(k, ratio, drops)
+  t = Tanh(d)
+  u = MatMul(t, w2)
+}
+"""
+
+
+def test_the_mode_that_derivatives_were_written_for_stays(shell: Shell) -> None:
+    """A BatchNormalization with the statistics of its batch has other derivatives, and so has a Dropout that is off."""
+    save(MODES, shell.folder / "net.onnx")
+    derive = ("derive", "net.onnx", "--kind", "vjp", "--wrt", "x", "--option", "fill-grad", "--option", "keep-outputs")
+    result = shell(*derive, "-o", "d.onnx", "--no-verify")
+    assert result.code == 0, result.err
+    for mode, label in (("train", "BatchNormalization"), ("eval", "Dropout")):
+        result = shell("build", "d.onnx", "--loss", "mse:x_grad", "--mode", mode)
+        assert result.code == 2 and "the derivatives in the model are those of the mode" in result.err
+        assert label in result.err and f"--mode {mode}" in result.err
+    x = np.random.default_rng(0).normal(size=(16, 2)).astype(np.float32)
+    np.savez("data.npz", x=x, label=np.ones((16, 2), np.float32))
+    result = shell("train", "d.onnx", "--loss", "mse:x_grad", "--data", "data.npz", "--val", 0.5, "--epochs", 1, "-o",
+                   "t.onnx")  # fmt: skip
+    assert result.code == 0, result.err
+    (drop,) = (node for node in onnx.load("t.onnx").graph.node if node.op_type == "Dropout")
+    assert len(drop.input) == 3
+
+
+def test_derivatives_follow_their_weights(shell: Shell) -> None:
+    assert shell("derive", "u.onnx", "--kind", "jacobian", "--wrt", "x", "--per-sample", "-o", "d.onnx").code == 0
+    result = shell("build", "d.onnx", "--loss", "mse", "--untie", "*")
+    assert result.code == 2 and "would not follow the copies" in result.err
+    result = shell("inspect", "d.onnx", "--loss", "mse")
+    assert result.code == 0 and "untie" not in result.out + result.err

@@ -20,12 +20,12 @@ HINT = (
 
 
 def read_record(graph: Graph) -> None:
-    """Set `provenance`, `computed` and `changed` of a graph from what the file says of its tensors."""
+    """Set `provenance`, `computed`, `derived` and `changed` of a graph from what the file says of its tensors."""
     graph.provenance = provenance(graph.proto)
     record = read_tensors(graph.proto)
     if record is not None:
         graph.provenance = replace(graph.provenance, literals=graph.provenance.literals.union(record.literals))
-        graph.computed = frozenset(record.computed)
+        graph.derived, graph.computed = True, frozenset(record.computed)
         graph.changed = _changed(graph, record)
 
 

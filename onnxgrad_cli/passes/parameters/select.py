@@ -160,6 +160,8 @@ def _choices(options: SelectionOptions) -> str:
 
 def _shared(graph: Graph, trained: list[str]) -> Iterator[Caution]:
     """Weights of several modules: shared there, or equal, so that an exporter has written them once."""
+    if graph.derived:  # a weight is read by its module and by the derivative of that
+        return
     for name, owners in owners_of(graph, trained).items():
         if len(owners) > 1:
             text = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modules import module_path
 from onnxgrad_cli.ir.node import Node
@@ -42,10 +43,15 @@ def untie(graph: Graph, patterns: Sequence[str]) -> None:
     A copy is called as the module calls it where that is known, else by the module's path and the weight's last name.
 
     Raises:
-        UsageError: a pattern matches no weight, or none that is read by several modules.
+        UsageError: a pattern matches no weight, or none that is read by several modules; or the model has derivatives.
     """
     if not patterns:
         return
+    if graph.derived:
+        raise UsageError(
+            "`untie`: derivatives in the model read its weights, too, and would not follow the copies",
+            "leave `untie` out",
+        )
     floats = [name for name in graph.initializers if is_float(graph.types[name]) and not graph.added(name)]
     owners, roles = owners_of(graph, floats), ConstantRoles(graph)
     shared = [name for name in floats if len(owners.get(name, ())) > 1 and not roles.reason(name)]

@@ -17,7 +17,7 @@ from onnxgrad_cli.autodiff.rules.convolved_statistics import through_convolved_s
 from onnxgrad_cli.autodiff.rules.norm import through_batch_statistics
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.fusion import Fusion
-from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError
+from onnxgrad_cli.errors import Caution, Refusal, UnsupportedError, UsageError
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import (
@@ -69,6 +69,7 @@ def set_mode(graph: Graph, options: ModeOptions, training: ModeRecord) -> bool:
 
     Raises:
         UnsupportedError: a BatchNormalization in training reads a value of unknown rank.
+        UsageError: the model has derivatives that were written for another mode.
     """
     refusals: list[Refusal] = []
     nodes: list[Node] = []
@@ -83,7 +84,9 @@ def set_mode(graph: Graph, options: ModeOptions, training: ModeRecord) -> bool:
             new = _batch_normalization(graph, node, options.mode, training, refusals)
         elif is_dropout(node):
             new = [_dropout(graph, node, options.mode)]
-        changed = changed or new != [node] or new[0] is not node
+        if new != [node] or new[0] is not node:
+            _refuse_for_derivatives(graph, node, options.mode)
+            changed = True
         nodes += new
     if refusals:
         raise UnsupportedError(f"{len(refusals)} nodes can't be put in training mode:", refusals)
@@ -112,6 +115,15 @@ def write_batch_statistics(graph: Graph, training: ModeRecord) -> bool:
             for new in (_with_batch_statistics(graph, node, training) if id(node) in found else [node])
         ])  # fmt: skip
     return bool(found)
+
+
+def _refuse_for_derivatives(graph: Graph, node: Node, mode: str) -> None:
+    """Refuse to change the mode of a node that derivatives were written for: they would be of the mode it was in."""
+    if graph.derived and mode != "keep":
+        raise UsageError(
+            f"`mode`: the derivatives in the model are those of the mode that '{node.name}' is in",
+            f"make the derivatives again, from the model that they were made from, with `mode={mode!r}`",
+        )
 
 
 def _comes_in_training(graph: Graph, mode: str) -> Iterator[str]:

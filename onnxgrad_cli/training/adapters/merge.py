@@ -14,7 +14,7 @@ from onnx import ModelProto
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.ir.modes import put_in_inference
 from onnxgrad_cli.ir.skeleton import copied
-from onnxgrad_cli.metadata import Adapter, Quantized
+from onnxgrad_cli.metadata import Adapter, Quantized, has_derivatives
 from onnxgrad_cli.training.adapters.branches import add_branches, make_adaptable, of_integers
 from onnxgrad_cli.training.adapters.places import Factors
 from onnxgrad_cli.training.adapters.requantize import Rounded, requantize
@@ -33,7 +33,8 @@ def merge(
 ) -> ModelProto:
     """A copy of an inference model with what training has found: its weights, with adapters merged into them.
 
-    It is in inference mode, in whichever it came: BatchNormalization uses the running statistics, Dropout is off.
+    It is in inference mode, in whichever it came: BatchNormalization uses the running statistics, Dropout is off. A
+    model of derivatives keeps the mode that these were written for.
 
     Args:
         model: the model that the training model was built from; not changed. Of external data only the adapted
@@ -55,7 +56,7 @@ def merge(
         _check_whole(adapter, values)
     if beside:
         add_branches(found, beside, values, path)
-    if not keep_mode:
+    if not keep_mode and not has_derivatives(found):
         put_in_inference(found)
     return found
 
@@ -80,7 +81,7 @@ def requantized(
     """
     found = _with_floats(model, adapters, values, path, state, quantized)
     lost = requantize(found, of_integers(model, adapters), values, path)
-    if not keep_mode:
+    if not keep_mode and not has_derivatives(found):
         put_in_inference(found)
     return found, lost
 
@@ -113,7 +114,7 @@ def adaptable(
         _check_whole(adapter, values)
     found = copied(model)
     make_adaptable(found, adapters, values)
-    if not keep_mode:
+    if not keep_mode and not has_derivatives(found):
         put_in_inference(found)
     return found
 
