@@ -68,7 +68,10 @@ ONE = Product()
 
 
 class Place(NamedTuple):
-    """The axis of a value that holds the samples; its size is before * batch * after."""
+    """The axis of a value that holds the samples; its size is before * batch * after.
+
+    A value without axes, of a model that squeezes its batch of 1 away, gets axis 0 when the batch is freed.
+    """
 
     axis: int
     before: Product = ONE
@@ -90,10 +93,16 @@ class Edit(NamedTuple):
     Attributes:
         node: the first output of the node.
         position: the operand.
-        kind: 'repeat': an operand without samples gets one copy per sample at `place`. 'multiply': entry `entry` of a
-            shape counts the samples at `place`. 'set': entry `entry` becomes `value`. 'axes': the operand becomes
-            the vector `value`. 'own': indices take the entries of their own sample from data that have the samples at
-            `place`; the samples of the indices are on axis `entry`.
+        kind: what is changed:
+
+            - 'repeat': the operand, which depends on no sample, gets one copy per sample at `place`;
+            - 'multiply': entry `entry` of the operand, a shape, is multiplied by the number of samples;
+            - 'set': entry `entry` of the operand becomes `value`;
+            - 'axes': the operand becomes the vector `value`;
+            - 'reshape': the node becomes a Reshape whose axis `entry` has the samples;
+            - 'own': indices take the entries of their own sample from data with the samples at `place`; the samples
+              of the indices are on axis `entry`.
+        place: of the samples.
     """
 
     node: str
@@ -208,7 +217,9 @@ class Tracker:
         """Make sure that a result has as many slices as there are samples: one of one sample might be broadcast."""
         shape = shape_of(self.graph.types.get(name))
         expected = place.before * self.batch_size * place.after
-        if shape is None or Product.of(self.graph, [shape[place.axis]]) != expected:
+        if shape == () and place == Place(0) and self.frees:
+            return
+        if not shape or Product.of(self.graph, [shape[place.axis]]) != expected:
             mixed(f"it is not known that axis {place.axis} of '{name}' has the size of the batch, {self.batch}")
 
     def choose(self, index: int, candidates: Sequence[Place], signature: object) -> Place:
@@ -273,6 +284,9 @@ class _Node:
             mixed("what it does with the axis of the samples is not known")
         if self.tracker.frees and is_random(self.graph, self.node):
             mixed("it draws random numbers")
+        for position, place in enumerate(self.places):
+            if place is not None and self.shape(position) == () and (form not in WITHOUT_AXES or self.result()):
+                mixed("an operand has lost the axis of the samples")
         found = form(self)
         return found if isinstance(found, list) else [found] * len(self.node.output)
 
@@ -317,7 +331,10 @@ class _Node:
     def agreed(self, places: Iterable[Place | None]) -> Place:
         """Return the one place that all operands with samples give to the result."""
         (place, *others) = set(places) - {None} or {None}
-        return mixed("its operands have the samples on different axes") if others or place is None else place
+        if others or place is None:
+            plain = place is not None and all(each is not None and each.is_plain for each in (place, *others))
+            mixed("its operands have the samples on different axes", certain=plain)
+        return place
 
     def apart(self, place: Place, *worked: int) -> Place:
         """Return the place, whose axis is not one along which the operator works."""
@@ -335,7 +352,7 @@ class _Node:
         if not self.tracker.frees or not self.has(position) or self.places[position] is not None:
             return
         shape = self.shape(position)
-        if broadcasts and (place.axis < 0 or shape[place.axis] == 1):
+        if broadcasts and (not 0 <= place.axis < len(shape) or shape[place.axis] == 1):
             return
         size = Product.of(self.graph, [shape[place.axis]])
         if size != place.before * self.tracker.batch_size * place.after:
@@ -374,6 +391,18 @@ class _Node:
         for at in positions:
             self.repeat(at, found.at(found.axis - lifted[at]), broadcasts=True)
         return found
+
+    def as_reshape(self, place: Place, otherwise: str) -> Place:
+        """Return the place in the result of a node that is to be a Reshape if the batch is freed."""
+        before, after = self.shape(0), self.result()
+        found = self.reshaped(place, before, after) if self.tracker.frees and self.tracker.batch == 1 else []
+        if not after and self.tracker.frees and self.tracker.batch == 1:
+            found = [Place(0)]
+        if not found:
+            mixed(f"it {otherwise}")
+        chosen = self.tracker.choose(self.index, found, (before, after, place))
+        self.edit("reshape", 0, chosen.axis)
+        return chosen
 
     def own_entries(self, data: Place, indices: Place | None, shape: Shape, behind: int = 0) -> Place:
         """Return the place in what indices take along the axis of the samples, where each is to take its own entries.
@@ -579,14 +608,17 @@ def _squeezed(n: _Node) -> Place:
     axes = n.constant(1, "axes")
     gone = [a % len(shape) for a in axes] if axes is not None else [a for a, size in enumerate(shape) if size == 1]
     if place.axis in gone:
-        mixed("it removes the axis of the samples")
+        return n.as_reshape(place, "removes the axis of the samples")
     if axes is None:
         n.edit("axes", 1, value=gone)
     return place.at(place.axis - sum(a < place.axis for a in gone))
 
 
 def _unsqueezed(n: _Node) -> Place:
+    """An axis that was merged with the samples may come to lie on an axis of its own again."""
     place, rank = n.first(), len(n.result())
+    if not place.is_plain and n.tracker.frees:
+        return n.as_reshape(place, "may cut through samples")
     new = {a % rank for a in n.constant(1, "axes") or ()}
     return place.at([at for at in range(rank) if at not in new][place.axis])
 
@@ -634,6 +666,8 @@ def _sliced(n: _Node) -> Place:
 
 def _gathered(n: _Node) -> Place:
     (data, indices), axis = n.places, n.axis("axis", 0, len(n.shape(0)))
+    if data is not None and data.axis == axis and data.is_plain and indices is None and not n.shape(1):
+        return n.as_reshape(data, "takes entries of the axis of the samples")
     if data is not None and data.axis == axis:
         return n.own_entries(data, indices, n.shape(1), axis)
     if data is not None and indices is not None:
@@ -752,6 +786,9 @@ def _nothing(n: _Node) -> list[Place | None]:
 def _of(operators: str, form: Form) -> dict[str, Form]:
     return dict.fromkeys(operators.split(), form)
 
+
+WITHOUT_AXES = (_elementwise, _first_elementwise)
+"""Forms of operators that take a value without axes for one with the samples on axis 0."""
 
 FORMS: Mapping[str, Form] = {
     **_of(

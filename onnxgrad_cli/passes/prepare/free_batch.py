@@ -153,8 +153,10 @@ def free_batch(graph: Graph, batch: FixedBatch, shapes: Mapping[str, object] | N
     for value in graph.proto.graph.input:
         shape = shape_of(value.type) or ()
         if value.name not in {*stored, *starts, *(shapes or ())}:
-            possible = [Place(axis) for axis, size in enumerate(shape) if size == batch.size]
-            starts |= {value.name: [*possible, None]} if possible else {}
+            possible: list[Place | None] = [Place(axis) for axis, size in enumerate(shape) if size == batch.size]
+            if possible and (len(shape) == 1 or shape[0] != batch.size):  # it may be a setting, or be led by no batch
+                possible.append(None)
+            starts |= {value.name: possible} if possible else {}
     tracker = Tracker(work, batch.size, starts, frees=True)
     tracker.run(work.output_names, HINT)
     what = " and ".join(f"axis {axis} of '{name}'" for name, axis in batch.axes.items())
@@ -194,6 +196,8 @@ def _analysed(graph: Graph, size: int) -> tuple[Graph, list[Node]]:
 
 def _declare(value: ValueInfoProto, place: Place, symbol: str) -> None:
     dims = value.type.tensor_type.shape.dim
+    if not dims and place.axis == 0 and value.type.tensor_type.HasField("shape"):
+        dims.add()  # of a value that had no axes
     if place.axis < len(dims):
         dims[place.axis].Clear()
         if place.is_plain:
@@ -347,6 +351,17 @@ class _Rewriter:
         ]
         if -1 not in target:
             return [-1 if i == index else entry for i, entry in enumerate(target)]
+        return None
+
+    def _reshape(self, node: Node, edit: Edit) -> None:
+        """Let a Squeeze, an Unsqueeze or a Gather of the only sample be a Reshape that keeps all samples."""
+        sizes = shape_of(self.work.types.get(node.output[0])) or ()
+        others = [size for axis, size in enumerate(sizes) if axis != edit.entry]
+        if not all(isinstance(size, int) for size in others):
+            return self._refuse(node, "it moves the batch beside sizes that may vary")
+        target = self.constant([-1 if axis == edit.entry else size for axis, size in enumerate(sizes)] or [-1])
+        node.op_type, node.input = "Reshape", [node.input[0], target]
+        del node.attribute[:]
         return None
 
     def _set(self, node: Node, edit: Edit) -> None:
