@@ -13,8 +13,9 @@ from onnx import ModelProto, TypeProto
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.keywords import KnownKeywords
 from onnxgrad_cli.common.narration import Tell
-from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.errors import UnsupportedError, UsageError, suggest
 from onnxgrad_cli.execution.endless import check_ends
+from onnxgrad_cli.execution.observation import is_quick
 from onnxgrad_cli.execution.session import find_provider, of_samples, open_session
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import with_bodies
@@ -22,7 +23,7 @@ from onnxgrad_cli.ir.skeleton import copied, skeleton
 from onnxgrad_cli.ir.types import in_words
 from onnxgrad_cli.metadata import Term, check_is_original, describe
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.passes.prepare.free_batch import asked_batch
+from onnxgrad_cli.passes.prepare.free_batch import asked_batch, fixed_batch
 from onnxgrad_cli.passes.prepare.normalise import normalise
 from onnxgrad_cli.training.class_metrics import Confusion
 from onnxgrad_cli.training.class_names import class_names, names_for
@@ -162,11 +163,7 @@ def evaluate(
     check_is_original(model)
     _check_ends(model)
     options = with_empty_pasts(model, options, lambda: _held(source), tell)
-    batch = asked_batch(model, options)
-    if batch is not None:
-        free = freed(model, path, batch, options.shapes)
-        tell(str(free.compare()), 0)
-        model = free.model
+    model = with_free_batch(model, path, setting.batch_size, options, tell)
     found = make_eval_model(model, options, (), path, keep_mode=keep_mode, counted=True)
     roles = describe(found.model)
     terms, labels = roles.losses, {n for n, role in roles.inputs.items() if role in ("label", "sample weight")}
@@ -182,6 +179,26 @@ def evaluate(
     results = evaluator.measure({}, taken)
     samples = len(batches) * batches.size if batches.drop_last else len(data)
     return Evaluated(results, samples, {term.output: matrix_of(model, term, each) for term, each in taken})
+
+
+def with_free_batch(model: ModelProto, path: Path | None, batch_size: int, options: Options, tell: Tell) -> ModelProto:
+    """Return a model with a free batch, if `shapes` asks for it, or if the model has fixed another one and it can be.
+
+    Raises:
+        UnsupportedError: `shapes` asks for it, and it can't be.
+    """
+    asked = asked_batch(model, options)
+    batch = asked or (fixed_batch(model) if not options.shapes and is_quick(model) else None)
+    if batch is None or (asked is None and batch.size == batch_size):
+        return model
+    try:
+        free = freed(model, path, batch, options.shapes)
+        tell(str(free.compare()), 0)
+    except UnsupportedError:
+        if asked is not None:
+            raise
+        return model
+    return free.model
 
 
 def _check_ends(model: ModelProto) -> None:
@@ -225,6 +242,7 @@ class Predictor:
         """See `run_predict`."""
         check_is_original(model)
         _check_ends(model)
+        model = with_free_batch(model, path, setting.batch_size, Options(), tell)
         self.outputs, self._names = _asked(model, outputs, tell), class_names(model)
         stored = {tensor.name for tensor in model.graph.initializer}
         inputs = {value.name: value.type for value in model.graph.input if value.name not in stored}
