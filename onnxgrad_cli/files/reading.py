@@ -242,7 +242,7 @@ def _parse(data: bytes, where: str) -> ModelProto:
             f"{where} is no complete ONNX model: it can't be decoded after {len(data):,} bytes",
             "it is cut short or damaged; copy or export it again",
         ) from None
-    if not model.HasField("graph") or not model.graph.node:
+    if not model.HasField("graph") or not (model.graph.node or model.graph.output):
         raise OnnxgradError(f"{where} is no ONNX model, or one without a graph", "export it again")
     return model
 

@@ -57,6 +57,7 @@ def computes_the_original(case: Case) -> Found:
 def _forward(model: ModelProto, original: ModelProto, chunks: Mapping[str, Sequence[str]]) -> ModelProto | None:
     """The part of a training model that computes the outputs of its original, or chunks; None where it has none."""
     made = {name for node in model.graph.node for name in node.output}
+    made.update(value.name for value in model.graph.input)  # an output may be an input as it is
     outputs = [value for value in original.graph.output if value.name in made]
     values = [helper.make_value_info(value.name, value.type) for value in outputs]
     for value in original.graph.output:
