@@ -102,9 +102,7 @@ def derive(
     try:
         derivatives = _appended(derivative, kind, pick, per_sample, cotangents)
     except Unknown as error:  # what is differentiated, or by what, and not a node on the way
-        raise UnsupportedError(
-            f"{error}, which this derivative needs", hint="fix the model's shapes with `shapes`"
-        ) from error
+        raise UnsupportedError(f"{error}, which this derivative needs", hint=graph.rank_hint()) from error
     kept = dict.fromkeys([*own, *ends, *derivative.inner, *derivative.outputs]) if keep_outputs else ()
     outputs = [*derivatives, *kept]
     finished = derivative.finish(outputs)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,27 @@ LARGE, LONG = 128 << 20, 20_000
 """Bytes of weights and nodes, those of bodies too, up to which a model is run unasked."""
 
 Shapes = Mapping[str, Sequence[int]]
+
+_samples: ContextVar[Mapping[str, np.ndarray]] = ContextVar("samples")
+
+
+@contextmanager
+def given_samples(arrays: Mapping[str, np.ndarray]) -> Iterator[None]:
+    """Let runs that observe a model inside be fed these arrays, by input name, if they are all that it must be fed."""
+    token = _samples.set(arrays)
+    try:
+        yield
+    finally:
+        _samples.reset(token)
+
+
+def samples_for(model: ModelProto) -> Arrays | None:
+    """Return the given arrays that a model must be fed, in its types; None if there are none, or not all of them."""
+    types, arrays = fed_types(model), _samples.get({})
+    if not arrays or not all(name in arrays for name in types):
+        return None
+    dtypes = {name: helper.tensor_dtype_to_np_dtype(dtype_of(value_type)) for name, value_type in types.items()}
+    return {name: np.asarray(arrays[name]).astype(dtype) for name, dtype in dtypes.items()}
 
 
 def weight_bytes(model: ModelProto) -> int:
@@ -116,6 +139,14 @@ class Probe:
                 raise
             outputs = self._run(drawn(1))
         return dict(zip(self.names, outputs.values(), strict=True))
+
+    def on(self, arrays: Arrays) -> Arrays:
+        """The values of a run on these arrays.
+
+        Raises:
+            Exception: onnxruntime's own, where the model does not run on them.
+        """
+        return dict(zip(self.names, self._run(arrays).values(), strict=True))
 
 
 def _drawn(dtype: int, shape: Sequence[int], fill: int) -> np.ndarray:

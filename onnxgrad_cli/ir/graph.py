@@ -16,13 +16,14 @@ import onnx
 from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto, numpy_helper
 
 from onnxgrad_cli.common.checks import number_in
+from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.modules import origin
 from onnxgrad_cli.ir.node import Node, write
 from onnxgrad_cli.ir.nodes import captured, dims_in, node_names, read_by, reads
 from onnxgrad_cli.ir.provenance import Provenance
 from onnxgrad_cli.ir.skeleton import skeleton
-from onnxgrad_cli.ir.types import SMALL, is_external, nbytes, tensor_type
+from onnxgrad_cli.ir.types import SMALL, is_external, nbytes, shape_of, tensor_type
 
 GENERATED = "onnxgrad_const"
 """Prefix of the names of constants that onnxgrad generates. It marks them in files: later commands never train them."""
@@ -48,6 +49,7 @@ class Graph:
         confirmed: those of `assumed` that a run of the model has confirmed.
         follows_shapes: whether onnx is to follow the integers that make shapes: not where they fill the memory.
         observed: types that were read off a run of the model; their sizes have no names.
+        run_for_ranks: why no run has shown the ranks that are unknown, "forbidden", "too large" or "failed"; or "".
         ranks: values that have other ranks at other sizes -> which, in words.
         branches: Ifs that were replaced by one branch because the other one can't run -> the branch.
         trial_depth: how many Ifs a branch was put in the place of to see if it can run.
@@ -77,6 +79,7 @@ class Graph:
         self.confirmed: set[str] = set()
         self.follows_shapes = True
         self.observed: dict[str, TypeProto] = {}
+        self.run_for_ranks = ""
         self.ranks: dict[str, str] = {}
         self.branches: dict[str, str] = {}
         self.trial_depth = 0
@@ -175,6 +178,26 @@ class Graph:
         self.nodes = [node if isinstance(node, Node) else Node.read(node) for node in nodes]
         for node in self.nodes:
             self._names.update((node.name, *node.output))
+
+    def rank_hint(self) -> str:
+        """Return what to do about an unknown rank or size, without asking again for what was given."""
+        if self._outer is not None:
+            return self._outer.rank_hint()
+        shapes = {value.name: shape_of(value.type) for value in self.proto.graph.input}
+        shapes = {name: shape for name, shape in shapes.items() if name not in self.initializers}
+        unknown = [name for name, shape in shapes.items() if shape is None]
+        open_ = [name for name, shape in shapes.items() if shape and any(isinstance(size, str) for size in shape)]
+        if unknown:
+            return (
+                f"give the input its shape with `shapes={unknown[0]}:DIM,DIM,...`, such as {unknown[0]}:batch,3,224,224"
+            )
+        if open_:
+            return f"fix the shape of {listed(open_)} with `dims` or `shapes`"
+        if self.run_for_ranks in ("forbidden", "too large"):
+            return "allow a run of the model, which shows the ranks, with `infer_by_run=True`"
+        if self.run_for_ranks == "failed":
+            return "give data that the model runs on with `test_data`"
+        return "export the model with shapes that do not depend on the values of its inputs"
 
     def made(self) -> Iterator[str]:
         """Every value that a node makes."""

@@ -22,7 +22,7 @@ from onnxgrad_cli.cost.operations import operations
 from onnxgrad_cli.errors import CheckFailed, OnnxgradError, UnsupportedError, UsageError, suggest
 from onnxgrad_cli.execution.endless import check_ends
 from onnxgrad_cli.execution.limits import unasked
-from onnxgrad_cli.execution.observation import is_quick
+from onnxgrad_cli.execution.observation import given_samples, is_quick
 from onnxgrad_cli.execution.sizes import sizes_to_try
 from onnxgrad_cli.files import (
     STREAM,
@@ -155,7 +155,7 @@ class BuildAttempt:
             The model to write; None where the model was refused or a check failed: `error` says why.
         """
         try:
-            with unasked(limited=not self.request.verify):
+            with unasked(limited=not self.request.verify), given_samples(self._data.whole):
                 self.built.run(after=after, stop_after=self.request.stop_after)
                 self._check_shapes()
                 result, trained = finish()

@@ -17,6 +17,7 @@ from onnxgrad_cli.derivatives.derivative_model import float_initializers, float_
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import CheckFailed, UsageError
 from onnxgrad_cli.execution.judged import judged
+from onnxgrad_cli.execution.observation import given_samples
 from onnxgrad_cli.files import STREAM, ModelSource, check_external_data, check_target, own_model, save_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.jobs.proof_data import ProofData, fit
@@ -109,18 +110,19 @@ def run_derive(
     class_ = None if class_ is None else number_of(class_, _names(proto, class_))
     for caution in settle_sizes(Graph(proto, path), options).cautions():
         tell(f"note: {caution.text}", 0)
-    if DerivativeOptions.Loss in flags:
-        graph = open_model(proto, path, options)
-        known = [*float_inputs(graph), *float_initializers(graph)]
-        inputs = matching(wrt, known, "`wrt`", "float inputs and initializers") if wrt else None
-        derived = loss_gradient(graph, None, inputs, loss_output, labels, options)
-    else:
-        derived = derive(
-            proto, kind, of=of, wrt=wrt, class_=class_, class_axis=class_axis, per_sample=per_sample, names=names,
-            keep_outputs=DerivativeOptions.KeepOutputs in flags, path=path, options=options,
-            cotangents=None if flags in (DerivativeOptions.Zero, DerivativeOptions.KeepOutputs) else cotangents(flags),
-        )  # fmt: skip
     data = ProofData.of(checks.path_or_none("test_data", test_data), checks.path_or_none("tokenizer", tokenizer))
+    seeds = None if flags in (DerivativeOptions.Zero, DerivativeOptions.KeepOutputs) else cotangents(flags)
+    with given_samples(data.whole):
+        if DerivativeOptions.Loss in flags:
+            graph = open_model(proto, path, options)
+            known = [*float_inputs(graph), *float_initializers(graph)]
+            inputs = matching(wrt, known, "`wrt`", "float inputs and initializers") if wrt else None
+            derived = loss_gradient(graph, None, inputs, loss_output, labels, options)
+        else:
+            derived = derive(
+                proto, kind, of=of, wrt=wrt, class_=class_, class_axis=class_axis, per_sample=per_sample, names=names,
+                keep_outputs=DerivativeOptions.KeepOutputs in flags, path=path, options=options, cotangents=seeds,
+            )  # fmt: skip
     runs = DerivativeOptions.KeepYieldOp not in flags  # else onnxruntime-training alone runs it
     judged = runs if verify is None else verify
     proof = proof_of(derived, proto, path, data, options, verify is True, tell) if judged else None

@@ -76,7 +76,7 @@ class Loss(Documented):
         if shape is None:
             raise UsageError(
                 f"the rank of output '{prediction.name}' is unknown, so its label can't be declared",
-                "fix the model's shapes with `shapes`",
+                prediction.op.graph.rank_hint(),
             )
         if len(shape) < self.rank:
             dims = ", ".join(map(str, shape))

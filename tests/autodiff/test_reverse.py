@@ -175,7 +175,7 @@ def no_idea(op: Op, g: Any, y: Any, a: Any, b: Any) -> Any:
     raise Unknown("the size of a is unknown")
 
 
-SHAPES = "fix the model's shapes with `dims` or `shapes`"
+SHAPES = "export the model with shapes that do not depend on the values of its inputs"
 WRONG_RULE = "the rule is wrong: it returns one cotangent for each input, in order"
 RULES: dict[str, tuple[Callable[..., Any], str, str]] = {
     "it says no, twice": (lambda op, g, y, a, b: (op.no("it spins", "hold it"),) * 2, "it spins", "hold it"),

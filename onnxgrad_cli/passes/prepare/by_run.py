@@ -19,7 +19,7 @@ from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.execution.limits import unasked
-from onnxgrad_cli.execution.observation import Probe, fed_shapes, is_quick
+from onnxgrad_cli.execution.observation import Probe, fed_shapes, is_quick, samples_for
 from onnxgrad_cli.execution.sizes import sized, sizes_to_try, summed
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
@@ -40,7 +40,9 @@ RUNS = 2
 def observe_ranks(graph: Graph, training: Cautions, asked: bool | None = None) -> bool:
     """Find the ranks that inference has lost, where the model runs; whether there are any.
 
-    A value may have another one where a size is 1, as behind what squeezes: it is told, and `keep_ranks` sees to it.
+    Data that are given decide alone. Without them, data are drawn, and a rank that follows from values, not shapes,
+    stays unknown. A value may have another rank where a size is 1, as behind what squeezes: it is told, and
+    `keep_ranks` sees to it.
 
     Args:
         graph: the graph; what is found is kept in `observed`, and in `ranks` what has no one rank.
@@ -48,12 +50,15 @@ def observe_ranks(graph: Graph, training: Cautions, asked: bool | None = None) -
         asked: run the model however large it is (True), or not at all (False); by default where that is quick.
     """
     if asked is False or (asked is None and not is_quick(graph.proto)):
+        graph.run_for_ranks = "forbidden" if asked is False else "too large"
         return False
     lost = [name for name in _lost(graph) if name]
-    varying = _of_any_rank(graph) if lost else ()
-    lost = [name for name in lost if name not in varying]
     with unasked(limited=not asked):
-        runs = _runs(graph, lost, ones=True) if lost else []
+        runs = _given_run(graph, lost) if lost else []
+        varying = _of_any_rank(graph) if lost and not runs else ()
+        lost = [name for name in lost if name not in varying]
+        runs = runs or (_runs(graph, lost, ones=True) if lost else [])
+    graph.run_for_ranks = "" if runs else "failed"
     usual = [run for run in runs if not run.one]
     arrays = usual[0].values if usual else {}
     found = {name: x for name, x in arrays.items() if isinstance(x, np.ndarray) and name not in graph.ranks}
@@ -225,6 +230,17 @@ def _agrees(graph: Graph, name: str, array: np.ndarray, fed: Mapping[str, Sequen
         bound.update(zip(shape_of(graph.types[each]) or (), sizes, strict=True))
     known = [bound.get(dim) if isinstance(dim, str) else dim for dim in shape]
     return len(shape) == array.ndim and all(a in (None, b) for a, b in zip(known, array.shape, strict=True))
+
+
+def _given_run(graph: Graph, names: list[str]) -> list[_Run]:
+    """The run on the data that are given, which fetches the values of names; none where the model does not run."""
+    arrays = samples_for(graph.proto)
+    if arrays is None:
+        return []
+    with suppress(Exception):  # onnxruntime's exceptions share no base class
+        values = Probe(graph.commit(), names, graph.path).on(arrays)
+        return [_Run({name: array.shape for name, array in arrays.items()}, values)]
+    return []
 
 
 def _runs(graph: Graph, names: list[str], ones: bool = False) -> list[_Run]:

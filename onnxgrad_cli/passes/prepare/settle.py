@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from onnxgrad_cli.autodiff.differentiation import Cautions
 from onnxgrad_cli.common.wording import listed
-from onnxgrad_cli.errors import Caution
+from onnxgrad_cli.errors import Caution, UnsupportedError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import Contradiction, infer_types
+from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.types import dtype_of, in_words, shape_of
 from onnxgrad_cli.passes.prepare.by_run import check_hints, keep_ranks, observe_ranks
 from onnxgrad_cli.passes.prepare.declarations import set_hints_aside, settle_hints
 from onnxgrad_cli.passes.prepare.downgrade import downgrade, opset_limit
@@ -49,12 +51,38 @@ def settle(graph: Graph, training: Cautions, opset: int = OLDEST_OPSET, by_run: 
         normalise(graph)
         infer_and_fold(graph)
     downgrade(graph, limit, training)
+    _refuse_inputs_of_any_rank(graph)
     keep_ranks(graph)
     settle_hints(graph, training)
     if graph.branches:
         text = "only one branch fits the shapes of the model; a run that chooses the other branch ends with an error: "
         text += listed([f"{name} ({branch})" for name, branch in graph.branches.items()])
         training.cautions.append(Caution("note", "If", text))
+
+
+def _refuse_inputs_of_any_rank(graph: Graph) -> None:
+    """Refuse an input without a declared rank from which a value follows whose shape is only stored in the file.
+
+    Raises:
+        UnsupportedError: there is one.
+    """
+    unknown = {name for name in graph.input_names if name not in graph.initializers and _has_any_rank(graph, name)}
+    for node in graph.nodes if unknown else ():
+        reached = unknown.intersection(reads(node))
+        unknown.update(node.output if reached else ())
+        stored = next((name for name in node.output if reached and shape_of(graph.assumed.get(name)) is not None), None)
+        if stored is not None:
+            source = next(name for name in graph.input_names if name in graph.ancestors([stored]) & unknown)
+            raise UnsupportedError(
+                f"the model does not declare how many axes its input '{source}' has, and stores that "
+                f"'{stored}' is {in_words(graph.assumed[stored])}",
+                hint=graph.rank_hint(),
+            )
+
+
+def _has_any_rank(graph: Graph, name: str) -> bool:
+    """Return True if a value is a tensor of unknown rank."""
+    return bool(dtype_of(graph.types.get(name))) and shape_of(graph.types.get(name)) is None
 
 
 def settle_part(graph: Graph, training: Cautions, by_run: bool | None) -> None:

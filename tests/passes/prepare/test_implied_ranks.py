@@ -109,3 +109,41 @@ def test_a_run_tells_ranks_in_a_loss(shell: Shell) -> None:
     got = onnxruntime.InferenceSession(shell.folder / built).run(["w_grad"], {"x": x, "label": label})[0]
     expected = np.einsum("bni,bno->io", x, 2 * (x @ w - label)) / 10
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+BRANCHES = """g (float[3, 4] x, bool c) => (float y) <int64[1] first = {0}, int64[1] last = {-1}> {
+  h = If(c) <then_branch = t () => (u) { u = Unsqueeze(x, first) }, else_branch = e () => (v) { v = Neg(x) }>
+  y = ReduceMean<keepdims = 0>(h, last)
+}"""
+
+
+def test_given_data_show_a_rank_that_follows_from_values(shell: Shell) -> None:
+    """A run whose values choose the other branch ends with an error. No hint asks again for what was given."""
+    file, built = shell.folder / "model.onnx", shell.folder / "train.onnx"
+    onnx.save(model_of(BRANCHES, "y"), file)
+    x, c, label = floats(3, 4), np.array(True), floats(1, 3)
+    np.savez(shell.folder / "data.npz", x=x, c=c)
+    command = ("build", file, "--loss", "mse", "--grad-of-input", "x", "-o", built)
+    refused = shell(*command, "--no-infer-by-run")
+    assert refused.code == 2 and "--infer-by-run" in refused.err and "--shape" not in refused.err.replace(str(file), "")
+    refused = shell(*command)
+    assert refused.code == 2 and "hint: give data that the model runs on with --test-data" in refused.err
+    result = shell(*command, "--test-data", shell.folder / "data.npz")
+    assert result.code == 0 and "Built and proved" in result.out, result.out + result.err
+    run = onnxruntime.InferenceSession(built).run
+    (x_grad,) = run(["x_grad"], {"x": x, "c": c, "label": label})
+    expected = np.repeat((2 * (x.mean(-1, keepdims=True) - label[0][:, None]) / 3) / 4, 4, 1)
+    np.testing.assert_allclose(x_grad, expected, rtol=1e-4, atol=1e-6)
+    with pytest.raises(Exception, match="rank"):
+        run(["x_grad"], {"x": x, "c": np.array(False), "label": label})
+
+
+@pytest.mark.parametrize("command", [("derive",), ("build", "--loss", "mse", "--grad-of-input", "x")])
+def test_an_input_of_unknown_rank_needs_a_shape(command: tuple[str, ...], shell: Shell) -> None:
+    """What the file stores of the output is no evidence of the inputs: they may be broadcast."""
+    file, result = shell.folder / "model.onnx", shell.folder / "result.onnx"
+    onnx.save(model_of("g (float x, float z) => (float[3, 4] y) { y = Add(x, z) }", "x", "z"), file)
+    refused = shell(command[0], file, *command[1:], "-o", result)
+    assert refused.code == 3 and "--shape x:" in refused.err, refused.err
+    given = shell(command[0], file, *command[1:], "--shape", "x:3,4", "--shape", "z:4", "-o", result)
+    assert given.code == 0 and "roved" in given.out, given.err
