@@ -211,10 +211,9 @@ def matmul_bnb4(op, a, b, absmax, *, K, N, block_size, quant_type, training_mode
         raise Unknown(f"its quant_type {quant_type} is not known")
     if not transB:
         raise Unknown("its matrix is not transposed (transB=0), where onnxruntime's CPU kernel reads other memory")
-    low = op.BitShift(op.BitShift(b, op.const(4, b), direction="LEFT"), op.const(4, b), direction="RIGHT")
-    codes = op.Concat(*(op.unsqueeze(x, [1]) for x in (op.BitShift(b, op.const(4, b), direction="RIGHT"), low)), axis=1)
+    low, high = _halves(op, b)
+    codes = op.reshape(op.Concat(op.unsqueeze(high, [1]), op.unsqueeze(low, [1]), axis=1), [-1])
     count, blocks = N * K, -(-N * K // block_size)
-    codes = op.reshape(codes, [-1])
     if blocks * block_size != count + count % 2:
         codes = op.Pad(codes, op.ints([0, blocks * block_size - count - count % 2]), op.const(0, codes))
     values = op.Gather(op.const(BNB4[quant_type], a), op.cast(codes, TensorProto.INT32))
@@ -222,6 +221,44 @@ def matmul_bnb4(op, a, b, absmax, *, K, N, block_size, quant_type, training_mode
     if blocks * block_size != count:
         values = op.Slice(op.reshape(values, [-1]), op.ints([0]), op.ints([count]), op.ints([0]), shape=[count])
     return a @ op.swap_last(op.reshape(values, [N, K]))
+
+
+@definition("MatMulFpQ4", domain=MICROSOFT)
+def matmul_fp_q4(op, a, b, shape, *, blk_quant_type=1):
+    """A B, where each column of B is stored in blocks of 32 values: a float32 scale, a zero point, 16 bytes of 4 bits.
+
+    The low bits of a block's bytes are its first half, the high bits the second. Kind 0 has no zero points.
+    """
+    if shape.const is None or blk_quant_type not in (0, 1):
+        raise Unknown(f"the sizes of its matrix are an input, or its blk_quant_type is {blk_quant_type}")
+    rows, columns = (int(size) for size in shape.const)
+    blocks, lead = -(-rows // 32), 4 + blk_quant_type
+    stored = op.reshape(b, [columns, blocks, lead + 16])
+    parts = op.split(stored, [1, 1, 1, 1, *[1] * blk_quant_type, 16], axis=2)
+    scales, packed = _float_of_bytes(op, parts[:4], a), parts[-1]
+    steps = op.Concat(*_halves(op, packed), axis=2)
+    zeros = op.cast(parts[4], a) if blk_quant_type else 8.0
+    weight = op.reshape((op.cast(steps, a) - zeros) * scales, [columns, blocks * 32])
+    if blocks * 32 != rows:
+        weight = op.Slice(weight, op.ints([0]), op.ints([rows]), op.ints([1]), shape=[columns, rows])
+    return a @ op.swap_last(weight)
+
+
+def _halves(op: Op, packed: Val) -> tuple[Val, Val]:
+    """Return the low and the high 4 bits of bytes."""
+    four = op.const(4, packed)
+    low = op.BitShift(op.BitShift(packed, four, direction="LEFT"), four, direction="RIGHT")
+    return low, op.BitShift(packed, four, direction="RIGHT")
+
+
+def _float_of_bytes(op: Op, parts: Sequence[Val], like: Val) -> Val:
+    """Return the float32 of four bytes, the lowest first, in the type of `like`; numbers below 2^-126 give 0."""
+    low, middle, high, top = (op.cast(part, like) for part in parts)
+    bit, sign = op.Floor(high / 128), op.Floor(top / 128)  # the third byte begins with the last bit of the exponent
+    mantissa = (low + middle * 256 + (high - bit * 128) * 65536) * 2.0**-23
+    exponent = (top - sign * 128) * 2 + bit
+    size = op.Pow(op.const(2.0, like), exponent - 127) * (1 + mantissa)
+    return op.Where(exponent > 0, size * (1 - 2 * sign), op.const(0.0, like))
 
 
 @definition("WordConvEmbedding", domain=MICROSOFT)
@@ -432,12 +469,6 @@ refuse(
     "SparseToDenseMatMul",
     "it reads a sparse tensor, and no operator of the standard computes with one",
     "store the matrix as a dense tensor, and multiply with MatMul",
-    domain=MICROSOFT,
-)
-refuse(
-    "MatMulFpQ4",
-    "it stores scales and weights in one array of bytes, in a layout that no exporter writes today",
-    "quantize the model again, to MatMulNBits",
     domain=MICROSOFT,
 )
 refuse(

@@ -260,6 +260,22 @@ def test_matmul_bnb4(rows, size, block, kind):
     check("MatMulBnb4", feeds, ("y",), attributes, constants=("b", "s"), floats=FLOATS[:1])
 
 
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize(("rows", "columns"), [(32, 1), (64, 3), (40, 2)])
+def test_matmul_fp_q4(rows, columns, kind):
+    rng, blocks = np.random.default_rng([kind, rows]), columns * -(-rows // 32)
+    scales = (rng.standard_normal(blocks) * 10.0 ** rng.integers(-3, 3, blocks)).astype("<f4")
+    parts = [scales[:, None].view(np.uint8), rng.integers(0, 16, (blocks, kind)), rng.integers(0, 256, (blocks, 16))]
+    feeds = {
+        "a": normal(2, 3, rows), "b": np.concatenate(parts, axis=1).astype(np.uint8).ravel(),
+        "shape": np.array([rows, columns]),
+    }  # fmt: skip
+    attributes = {"blk_quant_type": 0} if kind == 0 else {}
+    values_are_the_kernels("MatMulFpQ4", feeds, ("y",), attributes, floats=FLOATS[:1], constants=("b", "shape"))
+    feeds["a"] /= 100  # scales reach 1,000
+    check("MatMulFpQ4", feeds, ("y",), attributes, floats=FLOATS[:1], constants=("b", "shape"))
+
+
 @pytest.mark.parametrize("symbolic", [False, True])
 def test_word_conv_embedding(symbolic):
     """Of words as long as they may be, shorter than a window, and with a zero between letters."""
@@ -535,6 +551,7 @@ def refusal(text, **arrays):
         ("y = com.microsoft.MatMulNBits<K = 2, N = 2, block_size = 16>(x, z, z, , z)", "reordered or prepacked"),
         ("y = com.microsoft.MatMulNBits<K = 2, N = 2, block_size = 16, bits = 3>(x, z, z)", "3 bits"),
         ("y = com.microsoft.MatMulNBits<K = 2, N = 2, block_size = 0>(x, z, z)", "divides by an attribute or a size"),
+        ("b = Cast<to = 2>(x) s = Cast<to = 7>(z) y = com.microsoft.MatMulFpQ4(x, b, s)", "are an input"),
         ("y = com.microsoft.MatMulBnb4<K = 2, N = 2, block_size = 16, quant_type = 1, transB = 0>(x, z, z)",
          "not transposed"),
         ("y = com.microsoft.MatMulBnb4<K = 2, N = 2, block_size = 16, quant_type = 2>(x, z, z)", "quant_type 2"),
