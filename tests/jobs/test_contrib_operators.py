@@ -136,7 +136,6 @@ def test_an_operator_is_proved(name: str, shell: Shell) -> None:
     [("y = com.microsoft.SparseAttention<num_heads = 1, kv_num_heads = 1, sparse_block_size = 16>(h, h, h, h, h)",
       "share memory", "GroupQueryAttention"),
      ("y = com.microsoft.NGramRepeatBlock<ngram_size = 2>(i, h)", "search for tokens", "before the search"),
-     ("y = com.microsoft.AttnLSTM(h, h, h)", "no definition of it has been proven", "export the attention"),
      ("y = com.microsoft.PagedAttention(h, h, h)", "made for another processor", "optimize it for the CPU")],
 )  # fmt: skip
 def test_an_operator_is_refused_with_its_reason(text: str, why: str, hint: str, shell: Shell) -> None:

@@ -477,9 +477,3 @@ refuse(
     "export the model with GroupQueryAttention",
     domain=MICROSOFT,
 )
-refuse(
-    "AttnLSTM",
-    "no definition of it has been proven",
-    "export the attention and the LSTM as operators of the standard",
-    domain=MICROSOFT,
-)
