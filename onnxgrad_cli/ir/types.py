@@ -20,6 +20,12 @@ HALVES = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE}) | HALVES
 
 
+NARROW = frozenset(
+    {TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4, TensorProto.INT2, TensorProto.UINT2}
+)
+"""Integers that weights are stored as; wider ones are indices, sizes or sums."""
+
+
 SMALL = 1024
 """Bytes. A tensor up to this size may be a shape or an axis, so shape inference sees its values; a larger one
 is a weight, and inference sees its type only (1 GB of weights: 0.01 s instead of 20 s)."""

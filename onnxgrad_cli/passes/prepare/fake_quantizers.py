@@ -6,7 +6,9 @@ moves in float, and what the forward part computes with stays the quantized one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
@@ -18,7 +20,7 @@ from onnxgrad_cli.ir.modules import origin
 from onnxgrad_cli.ir.node import Node, make_node
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.steps import spread
-from onnxgrad_cli.ir.types import dtype_of, is_external, is_float
+from onnxgrad_cli.ir.types import NARROW, dtype_of, is_external, is_float
 from onnxgrad_cli.metadata import IntegerWeight
 from onnxgrad_cli.passes.prepare.quantized_operators import MOVES, QUANTIZED
 from onnxgrad_cli.record import ParameterRecord
@@ -26,11 +28,16 @@ from onnxgrad_cli.record import ParameterRecord
 WITH_BIAS = frozenset({"Conv", "ConvTranspose", "Gemm"})
 """Operators whose third input is added to the product of the first two."""
 
+FIRST_OF_HALVES = 19
+"""The opset from which DequantizeLinear gives float16 and bfloat16."""
+
 CLOSE = 1e-5
 """How far the scale of a bias may be from a product of two others, relative to it, and still be that product."""
 
 
-def put_fake_quantizers(graph: Graph, training: ParameterRecord) -> dict[str, np.ndarray]:
+def put_fake_quantizers(
+    graph: Graph, training: ParameterRecord, stored_as: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, np.ndarray]:
     """Write float weights, and QuantizeLinear behind them, where DequantizeLinear reads integers that are stored.
 
     What is stored as int32, as biases are, becomes a float weight alone: no runtime quantizes to int32. Integers that
@@ -39,6 +46,7 @@ def put_fake_quantizers(graph: Graph, training: ParameterRecord) -> dict[str, np
     Args:
         graph: typed; changed in place, and typed again.
         training: takes the weights, and what was done, if anything was.
+        stored_as: scales and zero points of `put_dequantizers` -> the names that they have in the model.
 
     Returns:
         For each float that is stored as int32 its scale, so that it broadcasts with it.
@@ -52,7 +60,7 @@ def put_fake_quantizers(graph: Graph, training: ParameterRecord) -> dict[str, np
     if not chosen:
         return {}
     read = [name for node in stored for name in node.input]
-    writer = _Floats(graph, training)
+    writer = _Floats(graph, training, stored_as)
     graph.set_nodes([each for node in graph.nodes for each in (writer(node) if id(node) in chosen else [node])])
     rename(graph.nodes, writer.renamed)
     plain = len(writer.steps)
@@ -63,6 +71,92 @@ def put_fake_quantizers(graph: Graph, training: ParameterRecord) -> dict[str, np
     text += f"; {plain} stored as int32 are floats that are rounded as they are read" if plain else ""
     training.cautions.append(Caution("note", "quantization", text))
     return writer.steps
+
+
+def put_dequantizers(graph: Graph) -> dict[str, str]:
+    """Write DequantizeLinear where stored integers are cast to floats, shifted by a zero point, and scaled.
+
+    Quantizers of before that operator write Mul(Cast(q), scale), or Mul(Sub(Cast(q), zero), scale). The scale is one
+    number, or one for each index of an axis.
+
+    Args:
+        graph: typed, of opset 13 or newer; changed in place, and typed again if anything was written.
+
+    Returns:
+        The scales and zero points that were written -> the names that they have in the model.
+    """
+    uses, makers, kept = graph.uses(), graph.producers(), set(graph.output_names)
+    written, gone, read, stored_as = dict[int, Node](), set[int](), list[str](), dict[str, str]()
+    for cast in graph.nodes:
+        chain = _scaled(graph, cast, uses, kept)
+        if chain and (node := _dequantizer(graph, chain, makers, stored_as)):
+            written[id(chain[-1])] = node
+            gone.update(id(each) for each in chain[:-1])
+            read += [name for each in chain for name in each.input]
+    if written:
+        graph.set_nodes([written.get(id(node), node) for node in graph.nodes if id(node) not in gone])
+        graph.drop_unread(read)
+        infer_types(graph)
+    return stored_as
+
+
+def _scaled(graph: Graph, cast: Node, uses: Mapping[str, list[tuple[Node, int]]], kept: Collection[str]) -> list[Node]:
+    """The Cast of stored integers, perhaps a Sub, and a Mul, each the only reader of the one before; else []."""
+    stored = graph.initializers.get(cast.input[0] if cast.op_type == "Cast" else "")
+    if stored is None or stored.data_type not in NARROW or cast.input[0] in graph.input_names:
+        return []
+    chain = [cast]
+    while chain[-1].op_type != "Mul":
+        value = chain[-1].output[0]
+        readers = uses.get(value, [])
+        node, at = readers[0] if len(readers) == 1 and value not in kept else (cast, -1)
+        shifted = any(each.op_type == "Sub" for each in chain)
+        if node.op_type not in ("Identity", "Mul") and not (node.op_type == "Sub" and at == 0 and not shifted):
+            return []
+        chain.append(node)
+    return chain
+
+
+def _dequantizer(graph: Graph, chain: list[Node], makers: Mapping[str, Node], stored_as: dict[str, str]) -> Node | None:
+    """The DequantizeLinear that gives the same as these nodes; None where there is none."""
+    cast, *between, mul = chain
+    shift = [node for node in between if node.op_type == "Sub"]
+    integers = graph.initializers[cast.input[0]]
+    sources = [mul.input[1 - list(mul.input).index(chain[-2].output[0])], *(node.input[1] for node in shift)]
+    sources = [_before_cast(makers, name) for name in sources]
+    arrays = [_stored_array(graph, name) for name in sources]
+    scale, zero = [*arrays, np.zeros(1, np.float32)][:2]
+    float_type = dtype_of(graph.types.get(cast.output[0]))
+    if scale is None or zero is None or (float_type != TensorProto.FLOAT and graph.opset() < FIRST_OF_HALVES):
+        return None
+    rank = len(integers.dims)
+    axes = {axis for x in (scale, zero) for axis, size in enumerate(x.shape, rank - x.ndim) if size > 1}
+    axis = min(axes, default=-1)
+    dtype = helper.tensor_dtype_to_np_dtype(integers.data_type)
+    whole = bool(np.all(zero.astype(dtype).astype(zero.dtype) == zero))
+    if len(axes) > 1 or axis < -1 or not whole or not bool(np.all(scale > 0)) or max(scale.ndim, zero.ndim) > rank:
+        return None
+    shape = [integers.dims[axis]] if axes else []
+    names = [graph.fresh(f"{cast.input[0]}_{kind}") for kind in ("scale", "zero_point")]
+    for name, x in zip(names, (scale, zero.astype(dtype)), strict=True):
+        graph.store(name, np.ascontiguousarray(np.broadcast_to(x.reshape(-1), shape)) if shape else x.reshape(()))
+    stored_as.update(zip(names, [*sources, ""], strict=False))
+    node = make_node("DequantizeLinear", [cast.input[0], *names], [mul.output[0]], name=mul.name, axis=max(axis, 0))
+    node.metadata = mul.metadata
+    return node
+
+
+def _before_cast(makers: Mapping[str, Node], name: str) -> str:
+    maker = makers.get(name)
+    return maker.input[0] if maker is not None and maker.op_type == "Cast" else name
+
+
+def _stored_array(graph: Graph, name: str) -> np.ndarray | None:
+    """The values of an initializer in float32; None where they are out of reach."""
+    tensor = graph.initializers.get(name)
+    if tensor is None or name in graph.input_names or (is_external(tensor) and graph.path is None):
+        return None
+    return numpy_helper.to_array(tensor, str(graph.path.parent) if graph.path else "").astype(np.float32)
 
 
 def _is_stored(graph: Graph, node: Node) -> bool:
@@ -90,8 +184,8 @@ def _read_otherwise(graph: Graph, stored: list[Node]) -> list[str]:
 class _Floats:
     """Writes the nodes in place of those that dequantize what is stored."""
 
-    def __init__(self, graph: Graph, training: ParameterRecord) -> None:
-        self.graph, self.training = graph, training
+    def __init__(self, graph: Graph, training: ParameterRecord, stored_as: Mapping[str, str]) -> None:
+        self.graph, self.training, self.stored_as = graph, training, stored_as
         self.uses, self.makers = graph.uses(), graph.producers()
         self.written: dict[str, str] = {}
         self.renamed: dict[str, str] = {}
@@ -109,7 +203,9 @@ class _Floats:
             name = self.written[integers] = name if plain and name == node.output[0] else graph.fresh(name)
             factors = _factors(graph, node, self.uses, self.makers) if plain else ((), 1.0)
             graph.store(name, _values(graph, node))
-            self.training.integer_weights.append(_described(graph, node, name, *factors))
+            weight = _described(graph, node, name, *factors)
+            scale, zero = (self.stored_as.get(each, each) for each in (weight.scale, weight.zero_point))
+            self.training.integer_weights.append(replace(weight, scale=scale, zero_point=zero))
             if plain:
                 self.steps[name] = _step(graph, node)
         if plain:

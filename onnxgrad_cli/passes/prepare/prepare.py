@@ -23,12 +23,16 @@ from onnxgrad_cli.passes.parameters.untie import untie
 from onnxgrad_cli.passes.pipeline import Pass
 from onnxgrad_cli.passes.prepare.admit import admit
 from onnxgrad_cli.passes.prepare.biases import round_biases
-from onnxgrad_cli.passes.prepare.fake_quantizers import put_fake_quantizers
+from onnxgrad_cli.passes.prepare.fake_quantizers import put_dequantizers, put_fake_quantizers
 from onnxgrad_cli.passes.prepare.learned_scales import learn_scales
 from onnxgrad_cli.passes.prepare.mode import set_mode, write_batch_statistics
 from onnxgrad_cli.passes.prepare.normalise import normalise
-from onnxgrad_cli.passes.prepare.opset import OLDEST_OPSET, opset_of_losses
-from onnxgrad_cli.passes.prepare.quantized_operators import write_out_quantized
+from onnxgrad_cli.passes.prepare.opset import OLDEST_OPSET, opset_of_losses, raise_opset
+from onnxgrad_cli.passes.prepare.quantized_operators import (
+    FIRST_BY_AXIS,
+    is_known_quantized,
+    write_out_quantized,
+)
 from onnxgrad_cli.passes.prepare.settle import settle
 from onnxgrad_cli.record import ModeRecord, PreparationRecord
 
@@ -41,10 +45,11 @@ def _run(graph: Graph, options: PreparationOptions, training: PreparationRecord)
     training.cautions += admit(graph, options)
     graph.settings = settings(graph)
     if options.straight_through:
-        write_out_quantized(graph)
+        _write_out_quantized(graph, training)
     changed = _bring_into_form(graph, options, training, opset_of_losses(options))
+    stored_as = put_dequantizers(graph) if options.quantization == "ste" else {}
     lora = options.lora is not None  # adapters leave what is stored as it is
-    biases = put_fake_quantizers(graph, training) if options.straight_through and not lora else {}
+    biases = put_fake_quantizers(graph, training, stored_as) if options.straight_through and not lora else {}
     if options.quantization == "lsq":
         learn_scales(graph, training)
     untie(graph, options.untie)
@@ -57,6 +62,14 @@ def _run(graph: Graph, options: PreparationOptions, training: PreparationRecord)
     _write_out(graph, training, changed)
     round_biases(graph, training, biases)
     return True
+
+
+def _write_out_quantized(graph: Graph, training: PreparationRecord) -> None:
+    """Write operators on integers as float ones, for which an old model is raised to a newer opset first."""
+    if (graph.opset() or FIRST_BY_AXIS) < FIRST_BY_AXIS and any(map(is_known_quantized, graph.nodes)):
+        normalise(graph)
+        raise_opset(graph, training)
+    write_out_quantized(graph)
 
 
 def make_differentiable(graph: Graph, options: FormOptions, training: ModeRecord, opset: int = OLDEST_OPSET) -> None:

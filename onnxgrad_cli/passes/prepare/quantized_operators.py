@@ -8,11 +8,11 @@ Source: https://onnx.ai/onnx/operators; https://github.com/microsoft/onnxruntime
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, numpy_helper
+from onnx import AttributeProto, TensorProto, numpy_helper
 
 from onnxgrad_cli.ir.domains import full_name
 from onnxgrad_cli.ir.graph import Graph
@@ -286,10 +286,15 @@ def _product(op_type: str, axis: int) -> Callable[[_Writer], None]:
         if scale:
             op("Div", y, scale)
         op.rename()
-        for value in [v for v in op.graph.proto.graph.value_info if v.name == op.node.output[0]]:  # it is no int32
-            op.graph.proto.graph.value_info.remove(value)
+        _forget_types(op.graph, {op.node.output[0]})  # it is no int32
 
     return write
+
+
+def _forget_types(graph: Graph, names: Collection[str]) -> None:
+    declared = graph.proto.graph.value_info
+    for value in [value for value in declared if value.name in names]:
+        declared.remove(value)
 
 
 def _scale_behind(op: _Writer, channels: int) -> str:
@@ -299,7 +304,9 @@ def _scale_behind(op: _Writer, channels: int) -> str:
     """
     uses, makers = op.graph.uses(), op.graph.producers()
     for cast, _ in uses.get(op.node.output[0], ()):
-        for mul, at in uses.get(cast.output[0], ()) if cast.op_type == "Cast" else ():
+        readers = uses.get(cast.output[0], ()) if cast.op_type == "Cast" else ()
+        behind = [use for reader, _ in readers if reader.op_type == "Add" for use in uses.get(reader.output[0], ())]
+        for mul, at in (*readers, *behind):  # a bias may be added to the product before
             factors = makers.get(mul.input[1 - at]) if mul.op_type == "Mul" else None
             for name in factors.input if factors is not None and factors.op_type == "Mul" else ():
                 known = op.graph.initializers.get(name)
@@ -333,10 +340,16 @@ MEANINGS: dict[str, Callable[[_Writer], None]] = {
 }
 
 
+def is_known_quantized(node: Node) -> bool:
+    """Return True if a node is an operator on integers that has a form in floats."""
+    return full_name(node.op_type, node.domain) in MEANINGS
+
+
 def write_out_quantized(graph: Graph) -> None:
     """Replace operators on integers by float ones between quantizers, where a form is known, at opset 13 and newer."""
     if (graph.opset() or 0) < FIRST_BY_AXIS:
         return
+    _add_as_floats(graph)
     nodes: list[Node] = []
     for node in graph.nodes:
         meaning = MEANINGS.get(full_name(node.op_type, node.domain))
@@ -349,6 +362,56 @@ def write_out_quantized(graph: Graph) -> None:
         nodes += op.nodes or [node]
     graph.set_nodes(nodes)
     _move_floats(graph)
+
+
+PRODUCTS = frozenset({"ConvInteger", "MatMulInteger"})
+ROUNDERS = frozenset({"Ceil", "Floor", "Round"})
+
+
+def _add_as_floats(graph: Graph) -> None:
+    """Add a bias to a product of integers as floats, if it is rounded to integers for that sum alone.
+
+    Old quantizers write Cast(Add(product, Cast(Floor(b / s)))), where s is the scale of the product. It becomes
+    Add(Cast(product), b / s + off), where off = Floor(b / s) - b / s counts as a constant, which is the
+    straight-through estimator.
+    """
+    uses, makers, outputs = graph.uses(), graph.producers(), set(graph.output_names)
+
+    def only_reader(node: Node) -> Node | None:
+        readers = uses.get(node.output[0], [])
+        return readers[0][0] if len(readers) == 1 and node.output[0] not in outputs else None
+
+    changed, integers = dict[int, list[Node]](), set[str]()
+    for add in graph.nodes:
+        pair = [makers.get(name) for name in add.input] if add.op_type == "Add" else []
+        product = next((maker for maker in pair if maker is not None and maker.op_type in PRODUCTS), None)
+        bias = next((maker for maker in pair if maker is not product), None)
+        moves: list[Node] = []
+        while bias is not None and bias.op_type in MOVES and only_reader(bias) is not None:
+            moves.append(bias)
+            bias = makers.get(bias.input[0])
+        rounder = makers.get(bias.input[0]) if bias is not None and bias.op_type == "Cast" else None
+        end = only_reader(add)
+        if product is None or bias is None or rounder is None or end is None:
+            continue
+        if only_reader(product) is not add or rounder.op_type not in ROUNDERS or end.op_type != "Cast":
+            continue
+        if only_reader(bias) is not (moves[-1] if moves else add):
+            continue
+        exact, whole = rounder.input[0], rounder.output[0]
+        off, cast = graph.fresh(f"{whole}_off"), graph.fresh(f"{product.output[0]}_cast")
+        graph.held.add(off)
+        changed[id(bias)] = [
+            make_node("Sub", [whole, exact], [off], name=off),
+            make_node("Add", [exact, off], bias.output, name=bias.name),
+        ]
+        floats = make_node("Cast", product.output, [cast], name=cast, to=TensorProto.FLOAT)
+        names = [cast if name == product.output[0] else name for name in add.input]
+        changed[id(add)] = [floats, make_node("Add", names, end.output, name=add.name)]
+        changed[id(end)] = []
+        integers.update((bias.output[0], *(node.output[0] for node in moves)))
+    graph.set_nodes([each for node in graph.nodes for each in changed.get(id(node), [node])])
+    _forget_types(graph, integers)
 
 
 MOVES = frozenset("Flatten Identity MaxPool Reshape Squeeze Transpose Unsqueeze".split())
