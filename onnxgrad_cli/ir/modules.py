@@ -14,7 +14,7 @@ SCOPES = "pkg.torch.onnx.name_scopes"
 GENAI, GENAI_KIND = "onnxruntime-genai", "onnxruntime-genai.type"
 """The producer that calls modules otherwise than transformers does, and the metadata with what kind of model it is."""
 
-VIEWS = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+VIEWS = frozenset({"Cast", "CastLike", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators whose result is a weight still."""
 
 HANDED_ON = VIEWS | {"DequantizeLinear", "Expand", "QuantizeLinear"}

@@ -147,7 +147,14 @@ def _norm(graph: Graph, predictions: Sequence[str], weights: Sequence[str]) -> s
         if layer.first.op_type in NORMALIZATIONS
         or (layer.first.op_type in ELEMENTWISE and any(_normalized(producers, name) for name in layer.first.input))
     ]
-    return set().union(*(layer.weights for layer in found))
+    return {name for layer in found for name, node, _ in layer.uses if _belongs(graph, layer, name, node)}
+
+
+def _belongs(graph: Graph, layer: Layer, name: str, node: Node) -> bool:
+    """Return True if a weight is of the normalization that a layer begins with: no slope, and no table added later."""
+    if node is layer.first and node.op_type in NORMALIZATIONS:
+        return True
+    return node.op_type != "PRelu" and sum(size > 1 for size in graph.initializers[name].dims) <= 1
 
 
 def _normalized(producers: Mapping[str, Node], name: str) -> bool:
@@ -167,7 +174,7 @@ def _root_of_mean(producers: Mapping[str, Node], name: str, rooted: bool = False
     if node.op_type in SPREADS:
         return rooted
     rooted = rooted or node.op_type in ("Sqrt", "Pow")
-    steps = ("Add", "Cast", "Clip", "Div", "Identity", "Max", "Pow", "Reciprocal", "Sqrt")
+    steps = ("Add", "Cast", "CastLike", "Clip", "Div", "Identity", "Max", "Pow", "Reciprocal", "Sqrt")
     return node.op_type in steps and any(_root_of_mean(producers, x, rooted, depth - 1) for x in node.input)
 
 
