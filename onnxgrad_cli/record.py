@@ -70,6 +70,7 @@ class ParameterRecord(Cautions):
         inputs: the model's own inputs that are fed, in order.
         trained: the weights that get a gradient, in order.
         not_trained: every other float weight, with the reason.
+        heuristics: those of them that are constants by role, with the identifier of the heuristic that decided.
         adaptable: the weights that would be trained if there were no adapters.
         adapters: the low-rank adapters, whose factors are trained.
         grad_of_input: the inputs that get a gradient.
@@ -84,6 +85,7 @@ class ParameterRecord(Cautions):
     inputs: list[str] = field(default_factory=list)
     trained: list[str] = field(default_factory=list)
     not_trained: dict[str, str] = field(default_factory=dict)
+    heuristics: dict[str, str] = field(default_factory=dict)
     adaptable: list[str] = field(default_factory=list)
     adapters: list[Adapter] = field(default_factory=list)
     grad_of_input: list[str] = field(default_factory=list)

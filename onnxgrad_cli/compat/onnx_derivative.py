@@ -20,6 +20,7 @@ from onnxgrad_cli.derivatives.derivative_model import (
     DerivativeModel,
     float_initializers,
     float_inputs,
+    float_weights,
     open_model,
     without,
 )
@@ -125,7 +126,7 @@ def _gradient(
     graph: Graph, weights: str | Sequence[str] | None, inputs: str | Sequence[str] | None, options: DerivativeOptions
 ) -> ModelProto:
     fed, initializers = float_inputs(graph), float_initializers(graph)
-    chosen = initializers if weights is None else _chosen(weights, [*initializers, *fed], "weights", "weights")
+    chosen = float_weights(graph) if weights is None else _chosen(weights, [*initializers, *fed], "weights", "weights")
     wanted = fed if inputs is None else _chosen(inputs, fed, "inputs", "float inputs")
     derivative = DerivativeModel(
         graph, [name for name in fed if name in wanted and name not in chosen], chosen, Options()

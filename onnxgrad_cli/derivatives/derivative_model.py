@@ -21,6 +21,7 @@ from onnxgrad_cli.passes.cleanup import CLEANUP
 from onnxgrad_cli.passes.identifiers import make_identifiers
 from onnxgrad_cli.passes.outputs import settle_yield
 from onnxgrad_cli.passes.parameters.changed import read_record, refuse_changed
+from onnxgrad_cli.passes.parameters.constants import resizing
 from onnxgrad_cli.passes.prepare.admit import admit
 from onnxgrad_cli.passes.prepare.prepare import make_differentiable
 from onnxgrad_cli.passes.yield_op import insert_yield
@@ -204,6 +205,12 @@ def float_inputs(graph: Graph) -> list[str]:
 def float_initializers(graph: Graph) -> list[str]:
     """Return the float initializers in order, without constants that onnxgrad generated."""
     return [n for n, tensor in graph.initializers.items() if tensor.data_type in FLOATS and not graph.added(n)]
+
+
+def float_weights(graph: Graph) -> list[str]:
+    """The float initializers, in order, except those that only say how something is resized."""
+    fixed = resizing(graph)
+    return [name for name in float_initializers(graph) if name not in fixed]
 
 
 def without(names: Sequence[str], others: Iterable[str]) -> list[str]:

@@ -17,7 +17,13 @@ from onnx import ModelProto
 from onnxgrad_cli.autodiff.reverse import differentiate
 from onnxgrad_cli.common.checks import one_of
 from onnxgrad_cli.common.choices import Derivative, DerivativeNames, Yield
-from onnxgrad_cli.derivatives.derivative_model import DerivativeModel, float_initializers, float_inputs, open_model
+from onnxgrad_cli.derivatives.derivative_model import (
+    DerivativeModel,
+    float_initializers,
+    float_inputs,
+    float_weights,
+    open_model,
+)
 from onnxgrad_cli.derivatives.independence import sample_axes
 from onnxgrad_cli.derivatives.jacobian import jacobian
 from onnxgrad_cli.derivatives.names import casadi_names, name_after
@@ -68,8 +74,9 @@ def derive(
         of: glob patterns over the float outputs to differentiate; by default all of them. One that matches none is
             taken for inner values, by their names or those of their nodes.
         wrt: glob patterns over float inputs and initializers, with respect to which; by default all float inputs, and
-            for vjp the initializers too. Initializers become overridable: they keep their values and may be fed. One
-            that matches none is taken for inner values, and the derivative is that by something added to those.
+            for vjp the initializers too, except those that only say how something is resized. Initializers become
+            overridable: they keep their values and may be fed. A pattern that matches none is taken for inner values,
+            and the derivative is that by something added to those.
         class_: differentiate one score in place of all that each of `of` has along `class_axis`: that of a class by its
             number, of the best one ('argmax', found at run time), or of those in an input `label` of int64 ('label').
             The score of y is called `<y>_score`; it has the shape of y without that axis, and so has the label. A
@@ -217,7 +224,9 @@ def _opened(
     """A prepared model with the choice of what is differentiated by what, and the outputs that it has of its own."""
     inputs, initializers = float_inputs(graph), float_initializers(graph)
     known = [*inputs, *initializers]
-    by = choose(wrt, known, graph, "`wrt`", SOURCES) if wrt else {"": known if kind == "vjp" else inputs}
+    by = choose(wrt, known, graph, "`wrt`", SOURCES) if wrt else {"": inputs}
+    if not wrt and kind == "vjp":
+        by = {"": [*inputs, *float_weights(graph)]}
     ends = choose(of, graph.output_names, graph, "`of`", ENDS) if of else {}
     chosen = _names(by)
     inputs, initializers = _among(inputs, chosen), _among(initializers, chosen)

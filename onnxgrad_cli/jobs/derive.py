@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.compat.onnx_derivative import DerivativeOptions, check, cotangents, loss_gradient
 from onnxgrad_cli.derivatives.derivative_model import float_initializers, float_inputs, open_model
 from onnxgrad_cli.derivatives.kinds import derive
-from onnxgrad_cli.errors import CheckFailed, UsageError
+from onnxgrad_cli.errors import CheckFailed, OnnxgradError, UnsupportedError, UsageError
 from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.execution.observation import given_samples
 from onnxgrad_cli.files import STREAM, ModelSource, check_external_data, check_target, own_model, save_model
@@ -30,6 +31,9 @@ from onnxgrad_cli.verification.derived import prove_derived, roles_of
 from onnxgrad_cli.verification.sizes import settle_sizes
 from onnxgrad_cli.verification.verdict import PROVED, Proof
 from onnxgrad_cli.verification.written import check_opens
+
+MAX_INPUTS_TRIED = 4
+"""Inputs that a hint is sought among when a model can't be differentiated by all of them."""
 
 
 class Derivation(NamedTuple):
@@ -119,16 +123,33 @@ def run_derive(
             inputs = matching(wrt, known, "`wrt`", "float inputs and initializers") if wrt else None
             derived = loss_gradient(graph, None, inputs, loss_output, labels, options)
         else:
-            derived = derive(
-                proto, kind, of=of, wrt=wrt, class_=class_, class_axis=class_axis, per_sample=per_sample, names=names,
+            derive_by = partial(
+                derive, proto, kind, of=of, class_=class_, class_axis=class_axis, per_sample=per_sample, names=names,
                 keep_outputs=DerivativeOptions.KeepOutputs in flags, path=path, options=options, cotangents=seeds,
             )  # fmt: skip
+            try:
+                derived = derive_by(wrt=wrt)
+            except UnsupportedError as error:
+                raise (error if wrt else _with_fewer_inputs(error, proto, derive_by)) from error
     runs = DerivativeOptions.KeepYieldOp not in flags  # else onnxruntime-training alone runs it
     judged = runs if verify is None else verify
     proof = proof_of(derived, proto, path, data, options, verify is True, tell) if judged else None
     check_written = check_opens(derived, proto, path) if judged and runs else None
     files = save_model(derived, STREAM if target is None else target, path, force, check=check_written)
     return Derivation(derived, files, proof)
+
+
+def _with_fewer_inputs(
+    error: UnsupportedError, model: ModelProto, derive_by: Callable[..., ModelProto]
+) -> UnsupportedError:
+    """Return the error, with a hint that names an input by which the model can be differentiated, if there is one."""
+    for name in float_inputs(Graph(model))[:MAX_INPUTS_TRIED]:
+        try:
+            derive_by(wrt=[name])
+        except OnnxgradError:
+            continue
+        return UnsupportedError(error.message, error.refusals, f"`wrt={name!r}` differentiates by that input alone")
+    return error
 
 
 def _names(model: ModelProto, class_: int | str) -> Sequence[str]:

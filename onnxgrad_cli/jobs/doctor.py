@@ -25,6 +25,8 @@ from onnxgrad_cli.jobs.build import inspected
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.parameters.constants import GENERATED
 from onnxgrad_cli.passes.parameters.tie import twins
+from onnxgrad_cli.passes.parameters.formulas import sample
+from onnxgrad_cli.passes.parameters.untrained import UNTRAINED
 from onnxgrad_cli.report import Report
 from onnxgrad_cli.report.diagnosis import Diagnosis, Group, Origin
 from onnxgrad_cli.report.words import several
@@ -60,6 +62,7 @@ def doctor(model: ModelSource, options: Options | None = None, *, command: str =
         trained=trained,
         trained_numbers=sum(weight.count for weight in report.weights),
         not_trained=list(_groups(report)),
+        warnings=[in_flags(caution.text) for caution in report.cautions if caution.kind == UNTRAINED],
         doubts=[
             in_flags(c.text) for c in report.cautions if c.kind == "note" and c.subject in built.graph.initializers
         ],

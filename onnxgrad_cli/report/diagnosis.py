@@ -62,6 +62,7 @@ class Diagnosis:
         trained: the weights.
         trained_numbers: how many elements they have.
         not_trained: all other float tensors.
+        warnings: weights that stay untrained, and the option that changes it.
         doubts: what could as well be otherwise, and how to say so.
         unnamed: the weights whose names the exporter made up.
         equal: weights that hold equal values: they may have been one, and are trained apart.
@@ -79,6 +80,7 @@ class Diagnosis:
     trained: list[str] = field(default_factory=list)
     trained_numbers: int = 0
     not_trained: list[Group] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     unnamed: list[str] = field(default_factory=list)
     equal: list[list[str]] = field(default_factory=list)
@@ -113,6 +115,7 @@ def _parts(found: Diagnosis) -> Iterator[tuple[str, list[str]]]:
         "not trained",
         [f"{_listed(group.names)} ({number(group.numbers)}): {group.reason}" for group in found.not_trained],
     )
+    yield "warning", found.warnings
     yield "in doubt", found.doubts
     yield "names", [_named(found)] if found.trained else []
     yield "equal", [f"{_listed(names)}: of equal values, trained apart" for names in found.equal]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from onnxgrad_cli.common.wording import in_flags
 from onnxgrad_cli.errors import Caution
+from onnxgrad_cli.passes.parameters.untrained import UNTRAINED
 from onnxgrad_cli.record import Recomputed, Targeted
 from onnxgrad_cli.report.blocks import Inline, Name
 from onnxgrad_cli.report.model import KINDS, Report, Tuned
@@ -31,7 +33,8 @@ def glance(report: Report) -> list[tuple[str, Inline]]:
         "cautions": _cautions_line(report.cautions),
         "proof": _proof_line(report.proof) if report.proof else "",
     }
-    return [(label, words) for label, words in lines.items() if words]
+    rows = [(label, words) for label, words in lines.items() if words]
+    return rows + [("warning", in_flags(c.text)) for c in report.cautions if c.kind == UNTRAINED]
 
 
 def _trained_line(report: Report) -> str:
@@ -64,7 +67,7 @@ def _tuned_line(tuned: Tuned) -> str:
 
 def _cautions_line(cautions: Sequence[Caution]) -> str:
     counts = Counter(caution.kind for caution in cautions)
-    return ", ".join(several(counts[kind], kind) for kind in KINDS if counts[kind])
+    return ", ".join(several(counts[kind], kind) for kind in KINDS if counts[kind] and kind != UNTRAINED)
 
 
 def _proof_line(proof: Proof) -> str:

@@ -244,7 +244,10 @@ def _untrained(graph: Graph, training: Training) -> list[Untrained]:
         value_type = graph.types.get(name)
         shape = shape_of(value_type)
         sizes = [dim for dim in shape or () if isinstance(dim, int)]
-        found.append(Untrained(name, _dtype(dtype_of(value_type)), shape, math.prod(sizes), in_flags(reason)))
+        heuristic = training.heuristics.get(name, "")
+        found.append(
+            Untrained(name, _dtype(dtype_of(value_type)), shape, math.prod(sizes), in_flags(reason), heuristic)
+        )
     return found
 
 

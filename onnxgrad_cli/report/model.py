@@ -14,6 +14,7 @@ from onnxgrad_cli.cost.training_cost import Cost
 from onnxgrad_cli.errors import Caution, Refusal
 from onnxgrad_cli.ir.types import Shape
 from onnxgrad_cli.metadata import Adapter
+from onnxgrad_cli.passes.parameters.untrained import UNTRAINED
 from onnxgrad_cli.record import Recomputed, Targeted
 from onnxgrad_cli.verification.verdict import PROVED, Proof
 
@@ -56,13 +57,17 @@ class Weight:
 
 @dataclass(frozen=True)
 class Untrained:
-    """A float tensor of the model that gets no gradient, and why."""
+    """A tensor of the model that gets no gradient, and why.
+
+    `heuristic` identifies the heuristic that took it for a constant; "" if none did.
+    """
 
     name: str
     dtype: str
     shape: Shape | None
     count: int
     reason: str
+    heuristic: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,7 @@ class Operator:
 
 
 KINDS = {
+    UNTRAINED: "Weights that stay untrained",
     "training mode": "Training mode: what the model says of a sample depends on the others of its batch, or on chance",
     "zero gradient": "Zero gradients: nothing trains these weights",
     "random operator": "Random operators: two runs give two losses, so compare runs with care",

@@ -12,7 +12,8 @@ import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 from onnx import TensorProto, numpy_helper
@@ -20,7 +21,7 @@ from onnx import TensorProto, numpy_helper
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads, subgraphs, with_bodies
-from onnxgrad_cli.ir.types import FLOATS, SMALL, is_external, is_float, nbytes
+from onnxgrad_cli.ir.types import FLOATS, NARROW, SMALL, is_external, is_float, nbytes
 from onnxgrad_cli.passes.parameters import formulas, screen
 from onnxgrad_cli.passes.parameters.frequencies import PRODUCTS, Frequencies
 from onnxgrad_cli.passes.parameters.presets import BIASES, VIEWS
@@ -51,6 +52,9 @@ SETTINGS: dict[tuple[str, int], str] = {
 }
 """Operand positions that hold a setting, never a parameter."""
 
+RESIZERS = frozenset({"Resize", "Upsample"})
+"""Operators whose operands but the first say how they resize."""
+
 STATES = frozenset({("LSTM", 5), ("LSTM", 6), ("GRU", 5), ("RNN", 5)})
 """Operand positions of the state that a recurrent network starts from: zeros, unless it was learned."""
 
@@ -71,7 +75,8 @@ WEIGHTS = BIASES | {
 """Operand positions that hold a parameter, whatever its values."""
 
 TABLES = frozenset({"Gather", "GatherElements", "GatherND"})
-PASSED = VIEWS | TABLES | {"Concat", "Slice", "Tile"}
+QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear"})
+PASSED = VIEWS | TABLES | QUANTIZERS | {"Concat", "Slice", "Tile"}
 """Operators behind which a tensor is the same for its reader."""
 
 GENERATED = re.compile(
@@ -101,7 +106,28 @@ def _within(name: str, node: Node, position: int) -> list[tuple[Node, int]]:
 
 def settings(graph: Graph) -> dict[str, str]:
     """The values that are read as settings only -> as which, before definitions take the place of operators."""
-    return {name: setting for name, uses in graph.uses().items() if (setting := _setting(uses))}
+    found = {name: setting for name, uses in graph.uses().items() if (setting := _setting(uses))}
+    return dict.fromkeys(resizing(graph), SETTINGS["Resize", 2]) | found
+
+
+def resizing(graph: Graph) -> set[str]:
+    """Return the values that only say how Resize or Upsample resizes, and those that they alone are computed of."""
+    if not any(node.op_type in RESIZERS for node in graph.nodes):
+        return set()
+    found, makers, uses = set[str](), set[int](), graph.uses()
+
+    def is_setting(name: str) -> bool:
+        read = [use for each in uses.get(name, ()) for use in _within(name, *each)]
+        return bool(read) and all(
+            at > 0 if node.op_type in RESIZERS else at >= 0 and id(node) in makers for node, at in read
+        )
+
+    outputs = set(graph.output_names)
+    for node in reversed(graph.nodes):
+        if outputs.isdisjoint(node.output) and all(is_setting(name) for name in node.output if name):
+            makers.add(id(node))
+            found.update(node.output)
+    return found | {name for name in uses if is_setting(name)}
 
 
 def _setting(uses: Iterable[tuple[Node, int]]) -> str:
@@ -121,6 +147,18 @@ def _tests(reached: list[tuple[Node, int]]) -> formulas.Tests:
     return tests
 
 
+class Decision(NamedTuple):
+    """The role of a tensor.
+
+    Attributes:
+        heuristic: identifier of the heuristic that decided; stable, so that decisions can be counted.
+        reason: why the tensor is a constant; "" for a parameter.
+    """
+
+    heuristic: str
+    reason: str = ""
+
+
 class ConstantRoles:
     """The role each initializer plays, by what the file says, by where it is read, and by its values.
 
@@ -129,8 +167,15 @@ class ConstantRoles:
         by_values: of those, the ones that only their values speak against.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, without: Collection[str] = ()) -> None:
+        """Read the graph.
+
+        Args:
+            graph: the model, prepared.
+            without: identifiers of heuristics to skip, which shows what each one changes.
+        """
         self.graph = graph
+        self.without = without
         self.said = graph.provenance
         self.uses = graph.uses()
         self.producers = graph.producers()
@@ -138,31 +183,70 @@ class ConstantRoles:
         self.by_values: set[str] = set()
         self._samples: dict[str, np.ndarray | None] = {}
         self._found: dict[str, list[tuple[Node, int]]] = {}
+        self._quantized: set[str] = set()
 
     def reason(self, name: str) -> str:
         """Why `name` is a constant by role, or "" where it is a weight."""
+        return self.decide(name).reason
+
+    def decide(self, name: str) -> Decision:
+        """Return the decision of the first heuristic that has one; without any, a tensor is a parameter."""
         uses = [use for each in self.uses[name] for use in _within(name, *each)]
-        reasons = [self._at(name, *use) for use in uses]
-        if name in self.graph.settings:
-            return self.graph.settings[name]
-        if setting := _setting(uses):
-            return setting
-        if name in self.said.learned:
-            found = self._formula(name, formulas.TRIGONOMETRIC)
-            return found and f"{found} {BY_NAME}"
-        if name in self.said.fixed:
-            return f"no parameter, says PyTorch's exporter {BY_NAME}"
-        if reasons and all(reasons):
-            return "" if self._is_called_a_parameter(name, uses) else reasons[0]
-        if self._is_literal(name):
-            return f"a literal in the model's code {BY_NAME}"
-        reached = self._reached(name)
-        return self._by_place(name, reached) or self._by_values(name, reached)
+        for heuristic in HEURISTICS:
+            decision = heuristic(self, name, uses)
+            if decision is not None and decision.heuristic not in self.without:
+                return decision
+        return Decision("default")
 
     def infinite(self, name: str) -> str:
-        """Why `name` can't be trained, whoever asks for it: masks are filled with what no step changes; or ""."""
+        """Why `name` can't be trained, whoever asks for it: no step changes infinite values; or ""."""
         values = self._values(name)
-        return "it has infinite values, which no step changes" if values is not None and np.isinf(values).any() else ""
+        if values is None or not np.isinf(values).any():
+            return ""
+        if len(np.unique(values[np.isfinite(values)])) <= 1:
+            return "it has infinite values, which no step changes"
+        self._note_infinite(name)
+        return ""
+
+    def _note_infinite(self, name: str) -> None:
+        text = f"'{name}' holds infinite values beside others: no step changes them, and weight decay makes them NaN"
+        self.doubts[name] = f"{text}. Freeze it with `freeze={name!r}`"
+
+    def _by_setting(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
+        """A setting of an operator, by the positions it is read at."""
+        setting = self.graph.settings.get(name) or _setting(uses) or _setting(self._reached(name))
+        if not setting and uses and all(self._dequantizes(*use) for use in uses):
+            setting = SETTINGS["DequantizeLinear", 1]
+        return Decision("setting", setting) if setting else None
+
+    def _dequantizes(self, node: Node, position: int) -> bool:
+        """Return True if a node shifts or scales stored integers by what it reads there."""
+        return node.op_type in ("Sub", "Mul", "Div") and node.input[1 - position] in self._casted
+
+    @functools.cached_property
+    def _casted(self) -> set[str]:
+        """The values that are stored integers as floats, perhaps moved or shifted."""
+        found: set[str] = set()
+        for node in self.graph.nodes:
+            if node.op_type == "Cast":
+                stored = self.graph.initializers.get(node.input[0])
+                is_casted = stored is not None and stored.data_type in NARROW
+            else:
+                is_casted = (node.op_type in VIEWS or node.op_type == "Sub") and node.input[0] in found
+            if is_casted:
+                found.update(node.output)
+        return found
+
+    def _by_exporter(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
+        """A parameter, or none, as PyTorch's newer exporter has written."""
+        if name in self.said.learned:
+            found = self._formula(name, formulas.TRIGONOMETRIC)
+            return self._by_test(name, found) if found else Decision("exporter")
+        return (
+            Decision("exporter", f"no parameter, says PyTorch's exporter {BY_NAME}")
+            if name in self.said.fixed
+            else None
+        )
 
     def _at(self, name: str, node: Node, position: int) -> str:
         """Why the initializer is a constant where `node` reads it as its input `position`, or ""."""
@@ -174,8 +258,6 @@ class ConstantRoles:
             return f"a scalar constant of {op_type} {BY_NAME}"
         if math.prod(dims) == 1 and op_type in SCALAR_FACTORS and not self._is_bias(name, node, position):
             return f"a one-element constant of {op_type} {BY_NAME}"
-        if op_type == "InstanceNormalization" and GENERATED.match(name) and self._is_identity(name, position):
-            return "the identity scale or shift of an InstanceNormalization without parameters"
         return ""
 
     def _doubt(self, name: str, text: str, trained: bool = False) -> None:
@@ -188,46 +270,94 @@ class ConstantRoles:
 
     # -- by name, where that is all there is --------------------------------------------------------------------------
 
-    def _is_called_a_parameter(self, name: str, uses: list[tuple[Node, int]]) -> bool:
-        """Whether one element is learned: it is kept in bounds, or bears the name of a module's member.
+    def _by_bound(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
+        """A single number that is learned, for it is kept in bounds: any exporter would have computed a constant."""
+        if not self._single(name, uses) or not self._is_member(name):
+            return None
+        return Decision("bounded") if any(node.op_type in LEARNED for node, _ in uses) else None
+
+    def _by_member_name(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
+        """A single number that bears the name of a module's member.
 
         PyTorch gives no such name to constants in its code, but to buffers.
         """
-        if name in self.said.literals or not MEMBER.match(name) or GENERATED.match(name):
-            return False
-        if any(node.op_type in LEARNED for node, _ in uses):
-            return True
-        values = self._values(name)
-        limit = any(node.op_type in LIMITS or (node.op_type, at) in SETTINGS for node, at in uses)
+        values = self._values(name) if self._single(name, uses) and self._is_member(name) else None
+        limit = any(node.op_type in LIMITS for node, _ in uses)
         if not self.said.by_pytorch or limit or values is None or bool(np.any(np.abs(values) >= 1e4)):
-            return False
+            return None
         if bool(np.all(np.abs(values - np.round(values, 6)) <= 1e-6 * np.abs(values))):
             self._doubt(name, "is one number that bears the name of a module's member", trained=True)
-        return True
+        return Decision("member name")
 
-    def _is_literal(self, name: str) -> bool:
-        """Whether a tensor stands in the code of a model whose weights stand elsewhere, as PyTorch writes them."""
+    def _by_size(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
+        """A single number: a constant, where nothing says that it is learned."""
+        reason = self._single(name, uses)
+        return Decision("scalar", reason) if reason else None
+
+    def _is_member(self, name: str) -> bool:
+        return name not in self.said.literals and bool(MEMBER.match(name)) and not GENERATED.match(name)
+
+    def _single(self, name: str, uses: list[tuple[Node, int]]) -> str:
+        """The reason why a single number is a constant wherever it is read, by the first of its readers, or ""."""
+        reasons = [self._at(name, *use) for use in uses]
+        return reasons[0] if reasons and all(reasons) else ""
+
+    def _by_identity(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
+        """The scale of 1, or the shift of 0, that an exporter writes for a normalization without parameters."""
+        reached = self._reached(name) if GENERATED.match(name) else []
+        if reached and all(n.op_type == "InstanceNormalization" and self._is_identity(name, at) for n, at in reached):
+            text = "the identity scale or shift of an InstanceNormalization without parameters"
+            return Decision("identity", text)
+        return None
+
+    def _by_literal(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
+        """A tensor in the code of a model whose weights stand elsewhere, as PyTorch writes them."""
         if not self.said.by_pytorch or name not in self.said.literals:
-            return False
-        return any(tensor.dims and other not in self.said.literals for other, tensor in self._floats())
+            return None
+        if any(tensor.dims and other not in self.said.literals for other, tensor in self._floats()):
+            return Decision("literal", f"a literal in the model's code {BY_NAME}")
+        return None
 
     # -- by place -----------------------------------------------------------------------------------------------------
 
-    def _by_place(self, name: str, reached: list[tuple[Node, int]]) -> str:
-        """Why a tensor is a constant by where it is read, behind views and tables of it, or ""."""
-        if setting := _setting(reached):
-            return setting
-        if self._is_start_of_zeros(name, reached):
-            return f"a start state of zeros {BY_NAME}"
-        if self._is_frequency(name):
-            return f"a table of frequencies before Sin or Cos {BY_NAME}"
+    def _by_zero_start(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
+        """A state of zeros that a recurrent network starts from."""
+        found = self._is_start_of_zeros(name, self._reached(name))
+        return Decision("zero start", f"a start state of zeros {BY_NAME}") if found else None
+
+    def _by_frequency(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
+        """A factor of positions or coordinates on their way to Sin or Cos that follows a formula.
+
+        A learned factor, too, may stand before Sin (SIREN, Snake) or both (phases).
+        """
+        turns, _ = self._frequencies.turns(name)
+        if turns and self._formula(name, formulas.PROGRESSIONS):
+            return Decision("frequency", f"a table of frequencies before Sin or Cos {BY_NAME}")
+        return None
+
+    def _by_random_frequency(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
+        """A factor of what no layer has made on its way to both Sin and Cos."""
+        turns, deep = self._frequencies.turns(name)
+        if len(turns) < 2 or deep:
+            return None
+        self._doubt(name, "is multiplied before both Sin and Cos, as fixed random frequencies are")
+        return Decision("random frequency", f"a table of frequencies before Sin or Cos {BY_NAME}")
+
+    def _by_slope(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
+        """A factor of distances, as in ALiBi."""
+        reached = self._reached(name)
         if reached and all(self._is_paced(*use) for use in reached) and self._formula(name, formulas.SLOPES):
             self.by_values.add(name)
-            return f"slopes that distances are multiplied by {BY_NAME}"
+            return Decision("slope", f"slopes that distances are multiplied by {BY_NAME}")
+        return None
+
+    def _by_statistic(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
+        """A mean or a deviation by which an input of the model is standardised."""
+        reached = self._reached(name)
         if reached and all(self._standardises(node) for node, _ in reached):
             self._doubt(name, "shifts or scales an input, as statistics of data do")
-            return f"a statistic by which an input is standardised {BY_NAME}"
-        return ""
+            return Decision("statistic", f"a statistic by which an input is standardised {BY_NAME}")
+        return None
 
     def _reached(self, name: str) -> list[tuple[Node, int]]:
         """What reads a tensor, or views of it, parts of it and what is looked up in it: (node, input position)."""
@@ -244,6 +374,8 @@ class ConstantRoles:
                     if node.op_type not in PASSED or (position and node.op_type != "Concat"):
                         yield node, position
                     elif use[1] >= 0 and node.output[0] not in seen:
+                        if node.op_type == "QuantizeLinear":
+                            self._quantized.add(name)
                         seen.add(node.output[0])
                         names.append(node.output[0])
 
@@ -258,21 +390,6 @@ class ConstantRoles:
         if node.op_type in ("MatMul", "Gemm"):
             return position == 0 and node.input[1] in self.graph.initializers
         return (node.op_type, position) in STATES
-
-    def _is_frequency(self, name: str) -> bool:
-        """Whether positions or coordinates are multiplied by it on their way to Sin or Cos.
-
-        A learned factor, too, may stand before Sin (SIREN, Snake) or both (phases); frequencies follow a formula, or
-        give both of what no layer has made.
-        """
-        turns, deep = self._frequencies.turns(name)
-        values = self._values(name) if turns else None
-        if values is not None and self._formula(name, formulas.PROGRESSIONS):
-            return True
-        if len(turns) < 2 or deep:
-            return False
-        self._doubt(name, "is multiplied before both Sin and Cos, as fixed random frequencies are")
-        return True
 
     def _is_paced(self, node: Node, position: int) -> bool:
         """Whether what meets it there in a product are positions: no floats that were fed or learned."""
@@ -301,11 +418,20 @@ class ConstantRoles:
         if node.op_type not in ("Sub", "Div", "Mul") or not self._is_vector(node.input[1]):
             return False
         if node.op_type == "Sub":
-            after = [reader for reader, at in self.uses.get(node.output[0], ()) if at == 0]
+            after = self._behind_multiples(node)
             scaled = [reader.op_type in ("Div", "Mul") and self._is_vector(reader.input[1]) for reader in after]
             return self._is_raw(node.input[0]) and scaled == [True]
         before = self.producers.get(node.input[0])
+        while before is not None and self._is_multiple(before):
+            before = self.producers.get(before.input[0])
         return before is not None and before.op_type == "Sub" and self._is_raw(before.input[0])
+
+    def _behind_multiples(self, node: Node) -> list[Node]:
+        """The nodes that read what a node makes, or multiples of that, as their first input."""
+        readers = [reader for reader, at in self.uses.get(node.output[0], ()) if at == 0]
+        while len(readers) == 1 and self._is_multiple(readers[0]):
+            readers = [reader for reader, at in self.uses.get(readers[0].output[0], ()) if at == 0]
+        return readers
 
     def _is_vector(self, name: str) -> bool:
         tensor = self.graph.initializers.get(name)
@@ -314,7 +440,7 @@ class ConstantRoles:
     def _is_raw(self, name: str) -> bool:
         """Whether a value is an input of the model, or a view or a multiple of one."""
         node = self.producers.get(name)
-        while node is not None and (node.op_type in VIEWS or self._is_multiple(node)):
+        while node is not None and (node.op_type in VIEWS | {"Slice"} or self._is_multiple(node)):
             name = node.input[0]
             node = self.producers.get(name)
         return name in self.graph.input_names
@@ -332,34 +458,45 @@ class ConstantRoles:
 
     # -- by values ----------------------------------------------------------------------------------------------------
 
-    def _by_values(self, name: str, reached: list[tuple[Node, int]]) -> str:
-        """Why a tensor is a constant by its values, or ""."""
-        if any((node.op_type, at) in WEIGHTS or self._is_bias(name, node, at) for node, at in reached):
-            return ""
-        found = self._formula(name, _tests(reached))
-        if found == formulas.WHOLE and self._is_quantized(name):
-            found = ""  # a weight in steps of a quantizer, whose scale is multiplied in later
-        if found == formulas.WHOLE:
+    def _by_position(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
+        """A parameter, because an operator expects one where it is read."""
+        expected = any(
+            (node.op_type, at) in WEIGHTS or self._is_bias(name, node, at) for node, at in self._reached(name)
+        )
+        return Decision("parameter position") if expected else None
+
+    def _by_quantizer(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
+        """A parameter that is quantized: its values lie on a grid, which says nothing of their origin."""
+        self._reached(name)
+        return Decision("quantized") if name in self._quantized else None
+
+    def _by_values(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
+        """A constant, because its values follow a formula."""
+        found = self._formula(name, _tests(self._reached(name)))
+        if found is not None and found.name == formulas.WHOLE:
             self._doubt(name, "holds whole numbers, as strides, anchors and counts are")
-        if not found and name in self._rotations:
-            found = "a cosine or sine of a rotation"
-        if found:
-            self.by_values.add(name)
-            return f"{found} {BY_NAME}"
-        return ""
+        return self._by_test(name, found) if found else None
 
-    def _is_quantized(self, name: str) -> bool:
-        return any(node.op_type == "QuantizeLinear" for node, _ in self.uses.get(name, ()))
+    def _by_rotation(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
+        """One of a pair of tensors that are the cosines and sines of the same angles."""
+        if name not in self._rotations:
+            return None
+        self.by_values.add(name)
+        return Decision("rotation", f"a cosine or sine of a rotation {BY_NAME}")
 
-    def _formula(self, name: str, tests: formulas.Tests) -> str:
-        if name in self._irregular:
-            return ""
-        values = self._values(name)
+    def _by_test(self, name: str, test: formulas.Test) -> Decision:
+        self.by_values.add(name)
+        return Decision(f"formula: {test.name}", f"{test.words} {BY_NAME}")
+
+    def _formula(self, name: str, tests: formulas.Tests) -> formulas.Test | None:
+        """The first test that the values pass, of those that are not left out."""
+        values = None if name in self._irregular else self._values(name)
         if values is None:
-            return ""
+            return None
         if values.size and np.isnan(values).all():  # what JAX puts in place of the variance of no numbers
-            return "no number at all"
-        return formulas.in_words(values, formulas.tolerance(self.graph.initializers[name]), tests)
+            return formulas.NOTHING
+        tests = tuple(test for test in tests if f"formula: {test.name}" not in self.without)
+        return formulas.first(values, formulas.tolerance(self.graph.initializers[name]), tests)
 
     @functools.cached_property
     def _irregular(self) -> set[str]:
@@ -412,3 +549,26 @@ class ConstantRoles:
 
     def _floats(self) -> Iterator[tuple[str, TensorProto]]:
         return ((name, tensor) for name, tensor in self.graph.initializers.items() if tensor.data_type in FLOATS)
+
+
+Heuristic = Callable[[ConstantRoles, str, list[tuple[Node, int]]], Decision | None]
+
+HEURISTICS: tuple[Heuristic, ...] = (
+    ConstantRoles._by_exporter,
+    ConstantRoles._by_setting,
+    ConstantRoles._by_bound,
+    ConstantRoles._by_member_name,
+    ConstantRoles._by_size,
+    ConstantRoles._by_identity,
+    ConstantRoles._by_literal,
+    ConstantRoles._by_zero_start,
+    ConstantRoles._by_frequency,
+    ConstantRoles._by_random_frequency,
+    ConstantRoles._by_slope,
+    ConstantRoles._by_statistic,
+    ConstantRoles._by_position,
+    ConstantRoles._by_quantizer,
+    ConstantRoles._by_values,
+    ConstantRoles._by_rotation,
+)
+"""In their order: the first that decides counts."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -24,6 +25,9 @@ COLUMNS = 48
 """Of a table so many columns are held against a formula."""
 
 HUGE = 1e30
+LEAST_HIDDEN = 0.2
+"""Share of the entries of a table of several values that a mask hides at least: a causal one hides nearly half."""
+
 MASKED = -100.0
 """What a mask adds to a score that is to vanish is this or less: Swin's is the mildest."""
 
@@ -71,12 +75,24 @@ def tolerance(tensor: TensorProto) -> float:
 
 
 def is_mask(x: np.ndarray) -> bool:
-    """Whether the values are 0 and what makes a score vanish, or nothing that is a number of a network."""
-    if bool(np.any(np.abs(x) >= HUGE)):
-        return True
+    """Return True if the values are one number and what makes a score vanish, or such ones hide parts of a table.
+
+    A learned table may have rows or single entries that are switched off.
+    """
+    hidden = np.abs(x) >= HUGE
+    if hidden.any():
+        shown = x[~hidden]
+        return not shown.size or np.ptp(shown) == 0 or (hidden.mean() >= LEAST_HIDDEN and _crosses(hidden))
     if x.size < 9 or x.max() != 0 or x.min() > MASKED:
         return False
     return bool(np.all((x == 0) | (x == x.min())))
+
+
+def _crosses(hidden: np.ndarray) -> bool:
+    """Return True if what is hidden are neither whole rows nor whole columns."""
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    whole = (np.all(rows == rows[:, :1]), np.all(rows == rows[:1]))
+    return not any(map(bool, whole))
 
 
 def is_selection(x: np.ndarray) -> bool:
@@ -99,11 +115,30 @@ def is_evenly_spaced(x: np.ndarray, tol: float) -> bool:
     if x.size < 8 or not 3 <= len(values) <= x.size // 2 + 4:
         return False
     steps = np.diff(values)
-    return bool(np.ptp(steps) <= 2 + 4 * tol * steps.mean())
+    return bool(np.ptp(steps) <= 2 + 4 * tol * steps.mean()) and _repeats(x, len(values), tol)
+
+
+def _repeats(x: np.ndarray, count: int, tol: float) -> bool:
+    """Return True if few different steps lead from entry to entry along an axis, as in a flattened grid.
+
+    Learned numbers of few bits lie on a grid too, but step from any of the `count` values to any other.
+    """
+    bound, grain = max(3, count // 2), _scale(x) * tol * 8
+    for axis in (axis for axis, size in enumerate(x.shape) if size >= 5):
+        steps = np.round(np.diff(x, axis=axis) / grain)
+        columns = np.moveaxis(steps, axis, -1).reshape(-1, x.shape[axis] - 1)
+        if all(len(np.unique(column)) <= bound for column in columns[:COLUMNS]):
+            return True
+    return False
 
 
 def is_uniform_kernel(x: np.ndarray) -> bool:
-    """Whether every channel of a convolution has the same kernel of several values, as a blur has."""
+    """Return True if every channel of a convolution has the same kernel of several values, as a blur has.
+
+    Or all kernels hold whole numbers, of three values at least, as those of Sobel and Laplace do.
+    """
+    if x.ndim >= 4 and x.shape[1] == 1 and len(np.unique(x)) >= 3 and bool(np.all(x == np.round(x))):
+        return True
     return x.ndim >= 3 and x.shape[0] > 1 and x.shape[1] == 1 and bool(np.all(x == x[:1])) and np.ptp(x[0]) > 0
 
 
@@ -261,50 +296,60 @@ def is_unit(x: np.ndarray, tol: float) -> bool:
 
 # -- in words ---------------------------------------------------------------------------------------------------------
 
-Test = Callable[[np.ndarray, float], bool]
-Tests = tuple[tuple[str, Test], ...]
 
-TRIGONOMETRIC: Tests = (("a table of sines and cosines", is_sinusoidal),)
+class Test(NamedTuple):
+    """A formula that values may follow: its identifier, the same in words, and the test."""
+
+    name: str
+    words: str
+    passes: Callable[[np.ndarray, float], bool]
+
+
+Tests = tuple[Test, ...]
+
+NOTHING = Test("nothing", "no number at all", lambda x, tol: bool(np.isnan(x).all()))
+
+TRIGONOMETRIC: Tests = (Test("sinusoids", "a table of sines and cosines", is_sinusoidal),)
 """What is a constant even where it was a parameter: one that PyTorch was told not to train."""
 
 PROGRESSIONS: Tests = (
-    ("geometric", lambda x, tol: is_progression(x, tol, least=3)),
-    ("arithmetic", is_arithmetic),
+    Test("geometric", "geometric", lambda x, tol: is_progression(x, tol, least=3)),
+    Test("arithmetic", "arithmetic", is_arithmetic),
 )
 """What frequencies are, where learned ones would not be."""
 
-SLOPES: Tests = (*PROGRESSIONS, ("powers of two", lambda x, tol: is_powers_of_two(x)))
+SLOPES: Tests = (*PROGRESSIONS, Test("powers", "powers of two", lambda x, tol: is_powers_of_two(x)))
 """What the slopes of ALiBi are, of two heads even."""
 
 ANYWHERE: Tests = (
-    ("a mask: its values are 0 and one that makes a score vanish", lambda x, tol: is_mask(x)),
+    Test("mask", "a mask: its values are 0 and one that makes a score vanish", lambda x, tol: is_mask(x)),
     *TRIGONOMETRIC,
-    ("a table of sines or of even steps", is_harmonic),
-    ("a window of a Fourier transform", is_window),
-    ("a bank of filters", lambda x, tol: is_filter_bank(x)),
+    Test("lines", "a table of sines or of even steps", is_harmonic),
+    Test("window", "a window of a Fourier transform", is_window),
+    Test("filters", "a bank of filters", lambda x, tol: is_filter_bank(x)),
 )
-"""What is a constant wherever it is read, but where an operator expects a bias or a scale: in words, and its test."""
+"""What is a constant wherever it is read, but where an operator expects a bias or a scale."""
 
-WHOLE = "a table of whole numbers"
+WHOLE = "whole"
 ELEMENTWISE: Tests = (
-    ("a mask of zeros and ones", lambda x, tol: is_selection(x)),
-    (WHOLE, lambda x, tol: is_whole(x)),
-    ("a grid of even steps", is_evenly_spaced),
-    ("a geometric progression", is_progression),
+    Test("selection", "a mask of zeros and ones", lambda x, tol: is_selection(x)),
+    Test(WHOLE, "a table of whole numbers", lambda x, tol: is_whole(x)),
+    Test("grid", "a grid of even steps", is_evenly_spaced),
+    Test("progression", "a geometric progression", is_progression),
 )
 """What is a constant where it meets a value element by element, besides."""
 
 MULTIPLIED: Tests = (
-    ("the matrix of a graph", is_adjacency),
-    ("one kernel for all channels", lambda x, tol: is_uniform_kernel(x)),
-    ("a singular vector of a spectral norm", is_unit),
+    Test("graph", "the matrix of a graph", is_adjacency),
+    Test("kernel", "one kernel for all channels", lambda x, tol: is_uniform_kernel(x)),
+    Test("unit", "a singular vector of a spectral norm", is_unit),
 )
 """What is a constant in a product of matrices or a convolution, besides."""
 
 
-def in_words(x: np.ndarray, tol: float, tests: Tests) -> str:
-    """What the values are, by the first of `tests` that they pass, or ""."""
+def first(x: np.ndarray, tol: float, tests: Tests) -> Test | None:
+    """Return the first of `tests` that the values pass."""
     if x.size < 2 or bool(np.any(np.isnan(x))):
-        return ""
+        return None
     with np.errstate(all="ignore"):
-        return next((words for words, passes in tests if passes(x, tol)), "")
+        return next((test for test in tests if test.passes(x, tol)), None)

@@ -8,7 +8,7 @@ them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from onnxgrad_cli.autodiff import registry
 from onnxgrad_cli.autodiff.activity import carriers, open_reads
@@ -22,11 +22,12 @@ from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.options import SelectionOptions
 from onnxgrad_cli.passes.parameters import presets
-from onnxgrad_cli.passes.parameters.constants import ConstantRoles
+from onnxgrad_cli.passes.parameters.constants import ConstantRoles, Decision
 from onnxgrad_cli.passes.parameters.patterns import matches, matching
 from onnxgrad_cli.passes.parameters.tie import twins
 from onnxgrad_cli.passes.parameters.untie import owners_of
-from onnxgrad_cli.passes.quantized_matrices import is_integer, quantized_matrices
+from onnxgrad_cli.passes.parameters.untrained import untrained
+from onnxgrad_cli.passes.quantized_matrices import integer_weights, is_integer, quantized_matrices
 from onnxgrad_cli.record import SelectionRecord
 
 TIE = "`tie`"
@@ -35,6 +36,9 @@ TIE = "`tie`"
 UNTIED = "no differentiable path ties it to the loss"
 
 QUANTIZED = "quantized: integers have no gradient"
+
+ByName = Mapping[str, list[str]]
+"""Pattern -> the weights whose own names it matches, not those of the modules that read them."""
 
 
 def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -> None:
@@ -51,12 +55,12 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
     tied = _tied(graph, training.predictions)
     known = known_as(graph.nodes, floats) if options.train or options.freeze else None
     asked = matching(options.train, floats, "`train`", "float weights", known)
-    by_name = _by_name(asked, options.train)
+    by_name = {pattern: [name for name in asked if matches(name, pattern)] for pattern in options.train}
     frozen = dict.fromkeys(matching(options.freeze, floats, "`freeze`", "float weights", known), "frozen by `freeze`")
     training.grad_of_input = matching(
         options.grad_of_input, _inputs(graph, training), "`grad_of_input`", "float inputs"
     )
-    unfit = _unfit(graph, training, floats, tied, set(by_name))
+    unfit = _unfit(graph, training, floats, tied, by_name)
     fit = [name for name in floats if name not in unfit and name not in frozen]
     chosen = {*asked, *presets.chosen(graph, options, training.predictions, fit)}
     if options.lora:
@@ -64,12 +68,13 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
     reasons = {**unfit, **_not_chosen(options, training.adaptable, set(floats) - chosen), **frozen}
     training.not_trained.update((name, reasons[name]) for name in floats if name in reasons)
     training.trained = [name for name in floats if name not in reasons]
-    _refuse_untied(graph, training.predictions, tied, [n for n in by_name if n not in tied and n not in frozen])
+    _refuse_untied(graph, training.predictions, tied, by_name, frozen)
     training.cautions.extend([*_shared(graph, training.trained), *_transposed(graph, training.trained)])
     training.not_trained.update(dict.fromkeys(_quantized(graph), QUANTIZED))
     training.not_trained.update(_in_unknown_forms(graph))
+    training.cautions.extend(untrained(graph, options, training))
     if not (training.may_be_none or _is_any(graph, options, training)):
-        raise _nothing(graph, floats, training)
+        raise _nothing(graph, floats, training, options)
 
 
 def _weights(graph: Graph) -> list[str]:
@@ -82,23 +87,24 @@ def _inputs(graph: Graph, training: SelectionRecord) -> list[str]:
     return [name for name in training.inputs if is_float(graph.types.get(name))]
 
 
-def _by_name(names: list[str], patterns: Iterable[str]) -> list[str]:
-    """Those of `names` that a pattern matches as they are, not as what reads them is called."""
-    return [name for name in names if any(matches(name, pattern) for pattern in patterns)]
-
-
 def _is_any(graph: Graph, options: SelectionOptions, training: SelectionRecord) -> bool:
     """Whether there is anything to differentiate with respect to: weights, what adapters stand beside, or inputs."""
     adapted = training.adaptable or (options.lora and quantized_matrices(graph))
     return bool(training.trained or adapted or training.grad_of_input)
 
 
-def _refuse_untied(graph: Graph, predictions: list[str], tied: set[str], untied: list[str]) -> None:
-    """Refuse the first weight that was asked for by name and is not tied to the loss."""
-    if untied:
-        cut = _cuts(graph, tied).get(untied[0])
-        where = f": {cut}" if cut else ""
-        raise UnsupportedError(f"`train`: no differentiable path ties '{untied[0]}' to {listed(predictions)}{where}")
+def _refuse_untied(
+    graph: Graph, predictions: list[str], tied: set[str], by_name: ByName, frozen: Collection[str]
+) -> None:
+    """Refuse a weight without a path to the loss that `train` names, or that a glob matches beside no other one."""
+    for pattern, hits in by_name.items():
+        untied = [name for name in hits if name not in tied and name not in frozen]
+        if untied and (pattern in untied or len(untied) == len(hits)):
+            cut = _cuts(graph, tied).get(untied[0])
+            where = f": {cut}" if cut else ""
+            raise UnsupportedError(
+                f"`train`: no differentiable path ties '{untied[0]}' to {listed(predictions)}{where}"
+            )
 
 
 def _quantized(graph: Graph) -> list[str]:
@@ -117,19 +123,22 @@ def _in_unknown_forms(graph: Graph) -> dict[str, str]:
 
 
 def _unfit(
-    graph: Graph, training: SelectionRecord, floats: list[str], tied: set[str], asked: set[str]
+    graph: Graph, training: SelectionRecord, floats: list[str], tied: set[str], by_name: ByName
 ) -> dict[str, str]:
     """Those of `floats` that can't be trained, or have not been asked for and are constants by role, and why."""
     reached = _tied(graph, training.predictions, reads) if any(registry.all_stopped()) else tied
-    roles, learned = ConstantRoles(graph), set(training.learned_scales)
+    roles = ConstantRoles(graph)
+    released = {*training.learned_scales, *_released(roles, by_name, tied)}
     cuts = {} if tied.issuperset(floats) else _cuts(graph, tied)
 
     def reason(name: str) -> str:
         if name in training.state:
             return f"a running statistic: '{training.state[name]}' is its next value"
         if name in tied:
-            role = "" if name in asked or name in learned else roles.reason(name)
-            return role or roles.infinite(name)
+            role = Decision("option") if name in released else roles.decide(name)
+            if role.reason:
+                training.heuristics[name] = role.heuristic
+            return role.reason or roles.infinite(name)
         if name in reached:
             return "gradients stop at the operands through which it reaches the loss"
         return UNTIED + (f": {cuts[name]}" if name in cuts else "")
@@ -137,9 +146,20 @@ def _unfit(
     reasons = {name: reason(name) for name in floats}
     if all(reasons.values()):  # a formula may be how somebody has filled the only weights there are
         reasons = {name: reason for name, reason in reasons.items() if name not in roles.by_values}
+    training.heuristics = {name: each for name, each in training.heuristics.items() if name in reasons}
     doubts = {name: text for name, text in roles.doubts.items() if name not in roles.by_values or name in reasons}
     training.cautions.extend(Caution("note", name, text) for name, text in doubts.items())
     return {name: reason for name, reason in reasons.items() if reason}
+
+
+def _released(roles: ConstantRoles, by_name: ByName, tied: Collection[str]) -> Iterator[str]:
+    """Yield tensors to train whatever their role: named exactly, or matched by a glob that matches no parameter."""
+    for pattern, hits in by_name.items():
+        found = [name for name in hits if name in tied]
+        if pattern in found:
+            yield pattern
+        elif not any(not roles.reason(name) for name in found):
+            yield from found
 
 
 def _not_chosen(options: SelectionOptions, adaptable: list[str], others: set[str]) -> dict[str, str]:
@@ -179,7 +199,7 @@ def _transposed(graph: Graph, trained: list[str]) -> Iterator[Caution]:
             yield Caution("note", TIE, text)
 
 
-def _nothing(graph: Graph, floats: list[str], training: SelectionRecord) -> UnsupportedError:
+def _nothing(graph: Graph, floats: list[str], training: SelectionRecord, options: SelectionOptions) -> UnsupportedError:
     """The error where no weight and no input is left to differentiate with respect to."""
     refusals = list(_never_differentiated(graph))
     if not floats:
@@ -190,7 +210,7 @@ def _nothing(graph: Graph, floats: list[str], training: SelectionRecord) -> Unsu
         )
     reasons = [f"{name}: {reason}" for name, reason in list(training.not_trained.items())[:20]]
     hint = "choose weights with `train=GLOB`"
-    if QUANTIZED in training.not_trained.values():
+    if integer_weights(graph).dequantized and not options.straight_through:
         hint = "pass `quantization='ste'` to train what is stored as integers by the straight-through estimator"
     return UnsupportedError("no weight is left to train:", refusals, hint, reasons)
 

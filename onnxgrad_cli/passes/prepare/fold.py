@@ -8,7 +8,7 @@ and the scales of a Resize.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
@@ -20,7 +20,8 @@ from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node, messages
 from onnxgrad_cli.ir.renaming import rename
-from onnxgrad_cli.ir.types import SMALL, Shape, dtype_of, is_float, shape_of
+from onnxgrad_cli.ir.types import NARROW, SMALL, Shape, dtype_of, is_float, shape_of
+from onnxgrad_cli.passes.parameters.constants import resizing
 
 PURE = frozenset(
     "Abs Add And Cast CastLike Ceil Concat ConstantOfShape Div Equal Expand Floor Gather Greater GreaterOrEqual "
@@ -38,7 +39,7 @@ def fold(graph: Graph) -> bool:
     fixed = {*graph.output_names, *graph.not_constant}
     candidates = [node for node in graph.nodes if _is_foldable(graph, node) and fixed.isdisjoint(node.output)]
     values = _static_sizes(graph, candidates)
-    nodes = _constant_nodes(graph, candidates, values, _settings(graph, candidates))
+    nodes = _constant_nodes(graph, candidates, values, resizing(graph))
     if nodes:
         values |= _evaluate(graph, nodes, values)
     if not values:
@@ -67,25 +68,6 @@ def _static_sizes(graph: Graph, nodes: Iterable[Node]) -> dict[str, np.ndarray]:
     return {name: array for name, array in sizes.items() if array.dtype != object}
 
 
-def _settings(graph: Graph, nodes: Sequence[Node]) -> set[str]:
-    """The values that only say how something is resized, and those of `nodes` that are computed for it alone.
-
-    A converter to float16 stores them in that type too, behind a Cast.
-    """
-    if not any(node.op_type == "Resize" for node in graph.nodes):
-        return set()
-    foldable = {node.output[0]: node for node in nodes}
-    uses = graph.uses()
-    settings: set[str] = set()
-    for node in reversed(graph.nodes):
-        for name in node.input[1:3] if node.op_type == "Resize" else ():
-            settings.update([name] if all(n.op_type == "Resize" and at in (1, 2) for n, at in uses[name]) else [])
-        if node.output and node.output[0] in settings and node.output[0] in foldable:
-            own = {id(node)}
-            settings.update(x for x in node.input if x and all(id(n) in own for n, _ in uses[x]))
-    return settings
-
-
 def _constant_nodes(
     graph: Graph, nodes: Iterable[Node], values: Collection[str], settings: Collection[str]
 ) -> list[Node]:
@@ -106,6 +88,8 @@ def _is_foldable(graph: Graph, node: Node) -> bool:
     """Whether a node only computes, and its result is surely no large tensor, as far as its type tells."""
     if node.op_type not in PURE or not is_standard(node.domain):
         return False
+    if node.op_type == "Cast" and dtype_of(graph.types.get(node.input[0])) in NARROW:
+        return False  # weights are stored in such types, and sizes are not
     sizes = [size for size in shape_of(graph.types.get(node.output[0])) or () if isinstance(size, int)]
     return len(node.output) == 1 and math.prod(sizes) * 8 <= SMALL
 

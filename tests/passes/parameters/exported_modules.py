@@ -638,6 +638,258 @@ def feature_tokens() -> nn.Module:
               bias=learned(D, 4), fc=nn.Linear(4 * D, 1))  # fmt: skip
 
 
+# -- of the width of real ones ----------------------------------------------------------------------------------------
+
+W = 64
+"""Width of the networks below: short tensors pass more tests than long ones."""
+
+
+def wide() -> Tensor:
+    return torch.randn(3, W)
+
+
+def sequence() -> Tensor:
+    return torch.randn(2, 12, W)
+
+
+def picture() -> Tensor:
+    return torch.rand(2, 3, 16, 16)
+
+
+def words() -> Tensor:
+    return torch.arange(24).reshape(2, 12) % 97
+
+
+def norms() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, W, 3), nn.BatchNorm2d(W), nn.PReLU(W), nn.Conv2d(W, W, 3), nn.GroupNorm(8, W), nn.PReLU(),
+        nn.Conv2d(W, W, 3, groups=W), nn.InstanceNorm2d(W, affine=True), nn.LeakyReLU(0.1), nn.Flatten(1),
+        nn.Linear(6400, W), nn.BatchNorm1d(W), nn.LayerNorm(W), nn.Linear(W, 10),
+    )  # fmt: skip
+
+
+def residual_gains() -> nn.Module:
+    """Gains of a residual branch: for each channel, as one number, behind a sigmoid, and as shares of two branches."""
+
+    def forward(net: Of, x: Tensor) -> Tensor:
+        x = x + net.scale * F.relu(net.a(x))
+        x = x + net.gate.sigmoid() * F.relu(net.b(x))
+        share = net.shares.softmax(0)
+        return share[0] * x + share[1] * net.c(x)
+
+    return Of(
+        forward, a=nn.Linear(W, W), b=nn.Linear(W, W), c=nn.Linear(W, W), scale=nn.Parameter(torch.full((W,), 1e-4)),
+        gate=zeros(1), shares=nn.Parameter(torch.ones(2)),
+    )  # fmt: skip
+
+
+def learned_activations() -> nn.Module:
+    """Swish with a learned slope, and a soft threshold for each channel."""
+
+    def forward(net: Of, x: Tensor) -> Tensor:
+        h = net.a(x)
+        h = net.b(h * (net.beta * h).sigmoid())
+        return h.sign() * F.relu(h.abs() - net.threshold)
+
+    return Of(forward, a=nn.Linear(W, W), b=nn.Linear(W, W), beta=nn.Parameter(torch.ones(W)),
+              threshold=nn.Parameter(torch.full((W,), 0.1)))  # fmt: skip
+
+
+def learned_bound() -> nn.Module:
+    """A clipped activation with a learned bound (PACT)."""
+    return Of(lambda net, x: net.b(torch.minimum(F.relu(net.a(x)), net.alpha)), a=nn.Linear(W, W), b=nn.Linear(W, 4),
+              alpha=nn.Parameter(torch.full((W,), 6.0)))  # fmt: skip
+
+
+def policy() -> nn.Module:
+    """Means and a learned spread that depends on nothing."""
+    return Of(
+        lambda net, x: torch.cat([m := net.b(net.a(x).tanh()), m + net.log_std.exp().expand_as(m)], -1),
+        a=nn.Linear(W, W), b=nn.Linear(W, 12), log_std=zeros(12),
+    )  # fmt: skip
+
+
+def cosine_classifier() -> nn.Module:
+    return Of(
+        lambda net, x: 30.0 * F.normalize(net.a(x)) @ F.normalize(net.prototypes).T, a=nn.Linear(W, 32),
+        prototypes=parameter(10, 32),
+    )  # fmt: skip
+
+
+def low_rank() -> nn.Module:
+    """A layer beside which two small matrices are trained too; one begins as zeros."""
+    return Of(lambda net, x: net.base(x) + (x @ net.down) @ net.up * 2.0, base=nn.Linear(W, W),
+              down=learned(W, 4), up=zeros(4, W))  # fmt: skip
+
+
+def zero_positions() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(W, 4, 128, dropout=0.0, batch_first=True, norm_first=True)
+    return Of(
+        lambda net, x: net.layer(torch.cat([net.token.expand(x.shape[0], -1, -1), x], 1) + net.positions),
+        layer=layer, token=zeros(1, 1, W), positions=zeros(1, 13, W),
+    )  # fmt: skip
+
+
+def positions_from_sinusoids() -> nn.Module:
+    """Learned positions that begin as sinusoids."""
+    layer = nn.TransformerEncoderLayer(W, 4, 128, dropout=0.0, batch_first=True)
+    positions = nn.Parameter(sinusoids(12, W))
+    return Of(lambda net, x: net.layer(x + net.positions), layer=layer, positions=positions)
+
+
+def bert() -> nn.Module:
+    def forward(net: Of, i: Tensor) -> Tensor:
+        keep = (i > 0).float()[:, None, None, :]
+        x = net.norm(net.words(i) + net.places(torch.arange(12)) + net.types(torch.zeros_like(i)))
+        q, k, v = (each.unflatten(-1, (4, 16)).transpose(1, 2) for each in net.qkv(x).chunk(3, -1))
+        scores = q @ k.transpose(-1, -2) / 4.0 + (1.0 - keep) * -10000.0
+        x = net.norm2(x + net.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2)))
+        return net.head(F.gelu(x)[:, 0].tanh())
+
+    return Of(
+        forward, words=nn.Embedding(97, W, padding_idx=0), places=nn.Embedding(32, W), types=nn.Embedding(2, W),
+        norm=nn.LayerNorm(W), norm2=nn.LayerNorm(W), qkv=nn.Linear(W, 3 * W), out=nn.Linear(W, W), head=nn.Linear(W, 3),
+    )  # fmt: skip
+
+
+def llama() -> nn.Module:
+    """RMSNorm written out, rotations computed of a buffer, a causal mask, a gated layer, a tied head."""
+
+    def norm(x: Tensor, weight: Tensor) -> Tensor:
+        return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5))
+
+    def forward(net: Of, i: Tensor) -> Tensor:
+        x = net.words(i)
+        places = torch.arange(12)[None, None].float()
+        angles = (net.inv_freq[None, :, None] @ places).transpose(1, 2)
+        angles = torch.cat([angles, angles], -1)[:, None]
+        q, k, v = (each.unflatten(-1, (4, 16)).transpose(1, 2) for each in net.qkv(norm(x, net.first)).chunk(3, -1))
+        q, k = (each * angles.cos() + rotated(each) * angles.sin() for each in (q, k))
+        scores = q @ k.transpose(-1, -2) / 4.0 + net.mask[:, :, :12, :12]
+        x = x + net.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        h = norm(x, net.second)
+        x = x + net.down(F.silu(net.gate(h)) * net.up(h))
+        return norm(x, net.last) @ net.words.weight.T
+
+    return Of(
+        forward, words=nn.Embedding(97, W), inv_freq=frequencies(8), mask=causal(-3.4e38, 32)[None, None],
+        qkv=nn.Linear(W, 3 * W, bias=False), out=nn.Linear(W, W, bias=False), gate=nn.Linear(W, 96, bias=False),
+        up=nn.Linear(W, 96, bias=False), down=nn.Linear(96, W, bias=False),
+        **{name: nn.Parameter(torch.ones(W)) for name in ("first", "second", "last")},
+    )  # fmt: skip
+
+
+def t5() -> nn.Module:
+    """Biases of attention by distance, looked up in a learned table by buckets."""
+    buckets = (torch.arange(12)[:, None] - torch.arange(12)).clamp(-7, 7) + 7
+
+    def forward(net: Of, i: Tensor) -> Tensor:
+        x = net.words(i)
+        q, k, v = (each.unflatten(-1, (4, 16)).transpose(1, 2) for each in net.qkv(x).chunk(3, -1))
+        scores = q @ k.transpose(-1, -2) + net.bias(net.buckets).permute(2, 0, 1)[None]
+        return net.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+    return Of(forward, words=nn.Embedding(97, W), qkv=nn.Linear(W, 3 * W), out=nn.Linear(W, W),
+              bias=nn.Embedding(15, 4), buckets=buckets)  # fmt: skip
+
+
+def attention_by_distance() -> nn.Module:
+    """ALiBi with its causal mask, as one table."""
+    far = torch.arange(12)[:, None] - torch.arange(12)
+    bias = -(2.0 ** -torch.arange(2.0, 9.0, 2.0))[:, None, None] * far + causal(length=12)
+
+    def forward(net: Of, x: Tensor) -> Tensor:
+        q, k, v = (each.unflatten(-1, (4, 16)).transpose(1, 2) for each in net.qkv(x).chunk(3, -1))
+        return ((q @ k.transpose(-1, -2) / 4.0 + net.bias).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+    return Of(forward, qkv=nn.Linear(W, 3 * W), bias=bias[None])
+
+
+def vit_with_fixed_positions() -> nn.Module:
+    def forward(net: Of, x: Tensor) -> Tensor:
+        x = net.patch(x).flatten(2).transpose(1, 2) + net.positions
+        return net.head(net.norm(net.layer(torch.cat([net.token.expand(x.shape[0], -1, -1), x], 1)))[:, 0])
+
+    layer = nn.TransformerEncoderLayer(W, 4, 128, dropout=0.0, batch_first=True)
+    return Of(forward, patch=nn.Conv2d(3, W, 4, 4), positions=image_sinusoids(4, W)[None], layer=layer,
+              token=learned(1, 1, W, std=0.02), norm=nn.LayerNorm(W), head=nn.Linear(W, 5))  # fmt: skip
+
+
+def schnet() -> nn.Module:
+    """Distances spread on a fixed grid of Gaussians, and a shifted softplus."""
+    return Of(
+        lambda net, x: net.b(F.softplus(net.a(torch.exp(-10.0 * (x[:, :1] - net.offsets) ** 2))) - math.log(2.0)),
+        offsets=torch.linspace(0, 5, 50), a=nn.Linear(50, W), b=nn.Linear(W, 1),
+    )  # fmt: skip
+
+
+def splines() -> nn.Module:
+    """Learned coefficients of hat functions on a fixed grid of each input (KAN)."""
+    grid = torch.linspace(-2, 2, 9).expand(W, -1).clone()
+    return Of(
+        lambda net, x: torch.einsum("big,iog->bo", F.relu(1 - (x[..., None] - net.grid).abs() * 2.0), net.weights)
+        + net.base(F.silu(x)),
+        grid=grid, weights=learned(W, 8, 9), base=nn.Linear(W, 8),
+    )  # fmt: skip
+
+
+def edges() -> nn.Module:
+    """Fixed derivative filters before learned ones."""
+    sobel = torch.tensor([[-1.0, 0, 1], [-2, 0, 2], [-1, 0, 1]])
+    kernel = torch.stack([sobel, sobel.T])[:, None].repeat(3, 1, 1, 1)
+    return Of(lambda net, x: net.conv(F.conv2d(x, net.kernel, groups=3)), kernel=kernel, conv=nn.Conv2d(6, 8, 3))
+
+
+def structural_similarity() -> nn.Module:
+    """A fixed Gaussian window over learned features."""
+    line = torch.exp(-((torch.arange(11.0) - 5) ** 2) / 4.5)
+    window = torch.outer(line, line) / line.sum() ** 2
+    return Of(lambda net, x: F.conv2d(net.conv(x), net.window, groups=8), conv=nn.Conv2d(3, 8, 3),
+              window=window.expand(8, 1, 11, 11).clone())  # fmt: skip
+
+
+def upsampler() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.Upsample(scale_factor=2, mode="bilinear"), nn.Conv2d(8, 8, 3),
+        nn.Upsample(scale_factor=2), nn.ConvTranspose2d(8, 3, 4, 2), nn.Sigmoid(),
+    )  # fmt: skip
+
+
+def physics() -> nn.Module:
+    """Coordinates brought into [-1, 1] by fixed bounds."""
+    low, high = torch.tensor([-1.0, 0.0]), torch.tensor([1.0, 3.0])
+    return Of(
+        lambda net, x: net.c(net.b(net.a(2 * (x[:, :2] - net.low) / (net.high - net.low) - 1).tanh()).tanh()),
+        a=nn.Linear(2, W), b=nn.Linear(W, W), c=nn.Linear(W, 1), low=low, high=high,
+    )  # fmt: skip
+
+
+def recurrent() -> nn.Module:
+    return Of(lambda net, x: net.fc(net.gru(net.lstm(x)[0])[0][:, -1]),
+              lstm=nn.LSTM(W, 32, num_layers=2, bidirectional=True, batch_first=True),
+              gru=nn.GRU(W, 32, batch_first=True), fc=nn.Linear(32, 4))  # fmt: skip
+
+
+def weight_normed_convolution() -> nn.Module:
+    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv1d(12, W, 5)), nn.ELU(),
+                         nn.utils.spectral_norm(nn.Conv1d(W, 8, 3)))  # fmt: skip
+
+
+def quantile_bins() -> nn.Module:
+    """Each number of a table as its place between fixed edges that data have given."""
+    edges = torch.randn(W, 9).sort(-1).values
+    return Of(
+        lambda net, x: net.fc(((x[..., None] - net.low) / (net.high - net.low)).clamp(0, 1).flatten(1)),
+        low=edges[:, :-1].clone(), high=edges[:, 1:].clone(), fc=nn.Linear(8 * W, 3),
+    )  # fmt: skip
+
+
+def output_units() -> nn.Module:
+    """A prediction brought back into the units of the data."""
+    return Of(lambda net, x: net.fc(x) * net.std + net.mean, fc=nn.Linear(W, 5), std=torch.rand(5) + 0.5,
+              mean=torch.randn(5))  # fmt: skip
+
+
 ROWS = [
     Row("mlp", mlp),
     Row("autoencoder", autoencoder),
@@ -707,6 +959,30 @@ ROWS = [
     Row("graph convolution", graph_convolution, tokens),
     Row("masked autoregression", masked_autoregression),
     Row("feature tokens", feature_tokens),
+    Row("norms", norms, picture),
+    Row("residual gains", residual_gains, wide, named=True),
+    Row("learned activations", learned_activations, wide),
+    Row("learned bound", learned_bound, wide),
+    Row("policy", policy, wide),
+    Row("cosine classifier", cosine_classifier, wide),
+    Row("low rank", low_rank, wide),
+    Row("zero positions", zero_positions, sequence),
+    Row("positions from sinusoids", positions_from_sinusoids, sequence, fresh=False),
+    Row("bert", bert, words),
+    Row("llama", llama, words),
+    Row("t5", t5, words),
+    Row("attention by distance", attention_by_distance, sequence),
+    Row("vit, fixed positions", vit_with_fixed_positions, picture),
+    Row("schnet", schnet, wide),
+    Row("splines", splines, wide),
+    Row("edges", edges, picture),
+    Row("structural similarity", structural_similarity, picture),
+    Row("upsampler", upsampler, picture),
+    Row("physics", physics, wide),
+    Row("recurrent", recurrent, sequence),
+    Row("weight-normed convolution", weight_normed_convolution, sequence),
+    Row("quantile bins", quantile_bins, wide, told=False),
+    Row("output units", output_units, wide, told=False),
 ]  # fmt: skip
 
 UNDECIDABLE = [

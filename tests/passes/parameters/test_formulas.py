@@ -20,7 +20,8 @@ def words(x: np.ndarray) -> str:
     tensor = numpy_helper.from_array(x)
     values = formulas.sample(tensor, None)
     assert values is not None
-    return formulas.in_words(values, formulas.tolerance(tensor), EVERY)
+    found = formulas.first(values, formulas.tolerance(tensor), EVERY)
+    return found.words if found else ""
 
 
 def angles(length: int = 64, count: int = 8, base: float = 1e4) -> np.ndarray:

@@ -1,0 +1,333 @@
+"""Measure the choice of parameters: each heuristic's decisions, and its errors of both kinds.
+
+    python -m tests.roles [--zoo FOLDER] [--intake FOLDER] [--only PATTERN]
+
+In an export of PyTorch, a tensor is learned if it changes when the parameters that require a gradient change. So
+products that the exporter has folded count too. Both exporters write each network (the newer one needs onnxscript):
+new, after a training, and with weights rounded to bfloat16. Each file counts with and without the exporter's notes. In
+the zoo and the intake, a tensor is learned if it has a reference gradient; `REVIEWED` lists the others.
+
+A decision counts if the outcome differs without the heuristic. `UNTOLD` lists the errors that no file can tell, with
+the reasons. Exits 1 if there is any other error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib.util
+import json
+import logging
+import sys
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from onnx import ModelProto, numpy_helper
+from torch import nn
+
+from onnxgrad_cli.builder import TrainingModel, build
+from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.parameters import select
+from onnxgrad_cli.passes.parameters.constants import ConstantRoles
+from tests.passes.parameters.exported_modules import ROWS, Row
+from tests.passes.parameters.test_exports import Exporter, moved, scripted, traced, unsigned
+
+UNTIED = (select.UNTIED, select.QUANTIZED, "gradients stop", "a running statistic")
+"""The reasons that no heuristic gives, or how they begin."""
+
+SAME = 2e-3
+"""Largest distance of equal values, relative to the largest: float16 rounds."""
+
+REVIEWED: dict[str, tuple[str, ...]] = {
+    "dy_cnn_o23": ("val_11",),
+    "fp16_ts_cnn_o17": ("*Constant_*", "Resize_*"),
+    "genai_*": ("*_cache", "*_scales", "const_*", "/model/constants/*"),
+    "hf_clip_ts17": ("*Constant_*",),
+    "lvl_ts_enc_ALL": ("*Constant_*",),
+    "nbits_llamady_g": ("zeros", "unsqueeze_*", "val_*", "*_scales"),
+    "opt_llama": ("*Constant_*",),
+    "opti_llama_textgenerationwithpast": ("onnx::Expand_119", "*Constant_*"),
+    "qdq_ts_cnn_o17": ("*Constant_*", "*_scale"),
+    "sk_gpr": ("Di_Divcst", "kgpd_Mulcst", "gpr_Addcst"),
+    "tf_unet_o13": ("scales__43", "roi__40", "*/add/y:0"),
+    "digits_cnn": ("*.running_*",),
+    "symbolic": ("val_14",),
+    "tiny_transformer": ("constant_*",),
+}
+"""Patterns of models -> patterns of their constants, as read in the files; every other tensor is learned."""
+
+UNTOLD: tuple[tuple[str, str, str], ...] = (
+    ("rezero*unsigned*", "alpha", "only PyTorch's names tell a learned number from one in the code"),
+    ("temperature*unsigned*", "temperature", "only PyTorch's names tell a learned number from one in the code"),
+    ("residual gains*", "*Mul_*", "two numbers that a softmax was folded into, without a name"),
+    ("*learned start*new*", "?0", "a learned state begins as zeros, and a fixed one is zeros"),
+    ("learned fourier features*", "b", "fixed frequencies are random too"),
+    ("codebook by averages*", "codes", "a learned codebook looks the same"),
+    ("learned radial basis*new*", "*", "centers begin where fixed ones stay"),
+    ("positions from sinusoids*new*", "positions", "positions begin where fixed ones stay"),
+    ("quantile bins*", "*", "edges that data have given look like learned ones"),
+    ("output units*", "*", "statistics of the labels look like a learned scale and shift"),
+)
+"""Patterns of a file and of a tensor -> why the file doesn't tell the role: another network gives the same file."""
+
+
+class Sample(NamedTuple):
+    """A prepared model.
+
+    Attributes:
+        name: the file's name, for people.
+        built: the model, with its parameters chosen.
+        learned: the tensors that are learned.
+        known: the tensors whose role is known.
+    """
+
+    name: str
+    built: TrainingModel
+    learned: Collection[str]
+    known: Collection[str]
+
+
+@dataclass
+class Counts:
+    """The decisions of a heuristic.
+
+    Attributes:
+        decisions: all of them.
+        right: those that change the outcome, and are right.
+        wrong: those that change the outcome, and are wrong.
+        trained: constants that are trained.
+        missed: parameters that are not trained.
+        files: the number of files in which a right decision changes the outcome.
+    """
+
+    decisions: int = 0
+    right: int = 0
+    wrong: int = 0
+    trained: int = 0
+    missed: int = 0
+    files: int = 0
+
+
+class Wrong(NamedTuple):
+    """An error: the file, the tensor, and the heuristic that decided, with its reason."""
+
+    file: str
+    tensor: str
+    heuristic: str
+    reason: str
+
+    @property
+    def kind(self) -> str:
+        """The error in words."""
+        return f"parameter not trained ({self.reason})" if self.reason else "constant trained"
+
+    @property
+    def untold(self) -> str:
+        """Why the file doesn't tell the role, or ""."""
+        return next((why for f, t, why in UNTOLD if fnmatchcase(self.file, f) and fnmatchcase(self.tensor, t)), "")
+
+
+# -- the models -------------------------------------------------------------------------------------------------------
+
+
+def rounded(net: nn.Module) -> nn.Module:
+    """The network with parameters that are numbers of bfloat16, as published weights often are."""
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(parameter.to(torch.bfloat16).float())
+    return other
+
+
+def arrays(built: TrainingModel) -> dict[str, np.ndarray]:
+    """The float tensors of a prepared model."""
+    training, stored = built.training, built.graph.initializers
+    folder = str(built.graph.path.parent) if built.graph.path else ""
+    names = [name for name in (*training.trained, *training.not_trained) if name in stored]
+    return {name: numpy_helper.to_array(stored[name], folder) for name in names}
+
+
+def prepared(model: ModelProto | Path) -> TrainingModel:
+    """The model with its parameters chosen."""
+    source = model if isinstance(model, ModelProto) else str(model)
+    return build(source, Options(), stop_after="prepare")
+
+
+def admitted(path: Path) -> TrainingModel | None:
+    """The model with its parameters chosen, unless it is refused, which is printed."""
+    try:
+        return prepared(path)
+    except OnnxgradError as error:
+        print(f"{path}: refused: {error.message}", file=sys.stderr)
+        return None
+
+
+def exports(row: Row, exporter: Exporter, label: str) -> Iterator[Sample]:
+    """The files of a network."""
+    torch.manual_seed(0)
+    net = row.net().eval()
+    once = moved(net)
+    twice = moved(once)
+    inputs = row.inputs
+    nets = [net, once, twice]
+    if exporter is scripted:  # which is far quicker
+        nets += [rounded(once), rounded(twice)]
+    new, first, second, *halves = (exporter(each, inputs) for each in nets)
+    states = {"new": (new, first), "trained": (first, second)} | ({"bfloat16": tuple(halves)} if halves else {})
+    for state, files in states.items():
+        for form, change in (("", None), (", unsigned", unsigned)):
+            built, later = (prepared(change(file) if change else file) for file in files)
+            before, after = arrays(built), arrays(later)
+            known = before.keys() & after.keys()
+            learned = {name for name in known if not np.array_equal(before[name], after[name], equal_nan=True)}
+            yield Sample(f"{row.name} ({label}, {state}{form})", built, learned, known)
+
+
+def zoo(folder: Path) -> Iterator[Sample]:
+    """Real exports with reference gradients by name."""
+    for path in sorted(folder.glob("*/model.onnx")):
+        built = prepared(path)
+        keys = np.load(path.with_name("reference.npz")).files
+        untold = json.loads(path.with_name("about.json").read_text())["weights_without_reference"]
+        learned = {key.removeprefix("grad/") for key in keys if key.startswith("grad/")}
+        yield Sample(f"zoo/{path.parent.name}", built, learned, arrays(built).keys() - untold)
+
+
+def intake(folder: Path) -> Iterator[Sample]:
+    """Files of other exporters, with reference gradients by values, or reviewed."""
+    for path in sorted((*folder.glob("*/model.onnx"), *folder.glob("*.onnx"))):
+        name = path.parent.name if path.name == "model.onnx" else path.stem
+        built = admitted(path)
+        if built is None:
+            continue
+        reference = path.with_name("ref.npz") if path.name == "model.onnx" else None
+        yield Sample(f"intake/{name}", built, _learned(name, built, reference), arrays(built).keys())
+
+
+def _learned(name: str, built: TrainingModel, reference: Path | None = None) -> set[str]:
+    """The tensors that were not reviewed as constants, and those with a reference gradient."""
+    found = arrays(built)
+    constants = [each for model, patterns in REVIEWED.items() if fnmatchcase(name, model) for each in patterns]
+    learned = {each for each in found if not any(fnmatchcase(each, pattern) for pattern in constants)}
+    if reference is not None and reference.exists():
+        stored = np.load(reference)
+        parameters = [stored[key] for key in stored.files if key.startswith("p/")]
+        learned |= {each for each, values in found.items() if any(_is(values, p) for p in parameters)}
+    return learned
+
+
+def _is(values: np.ndarray, parameter: np.ndarray) -> bool:
+    """Return True if a tensor holds a parameter, perhaps transposed or in another shape."""
+    if values.size != parameter.size:
+        return False
+    bound = SAME * max(float(np.abs(parameter).max(initial=0)), 1e-12)
+    return any(np.abs(values.ravel() - each.ravel()).max(initial=0) <= bound for each in (parameter, parameter.T))
+
+
+def samples(folder: Path) -> Iterator[Sample]:
+    """The project's own sample models."""
+    for path in sorted(folder.glob("*.onnx")):
+        built = admitted(path)
+        if built is None:
+            continue
+        yield Sample(f"sample_models/{path.stem}", built, _learned(path.stem, built), arrays(built).keys())
+
+
+# -- the counts -------------------------------------------------------------------------------------------------------
+
+
+def count(sample: Sample, table: Mapping[str, Counts]) -> Iterator[Wrong]:
+    """Add the decisions about a model to the table, and yield the errors."""
+    graph, training = sample.built.graph, sample.built.training
+    roles = ConstantRoles(graph)
+    others: dict[str, ConstantRoles] = {}
+    helped: set[str] = set()
+    for name in (*training.trained, *training.not_trained):
+        why = training.not_trained.get(name, "")
+        if name not in sample.known or name not in graph.initializers or why.startswith(UNTIED):
+            continue
+        decision = roles.decide(name)
+        row, is_learned = table[decision.heuristic], name in sample.learned
+        row.decisions += 1
+        other = others.setdefault(decision.heuristic, ConstantRoles(graph, {decision.heuristic})).decide(name)
+        if decision.heuristic != "default" and bool(other.reason) != bool(decision.reason):
+            right = bool(decision.reason) != is_learned
+            row.right += right
+            row.wrong += not right
+            helped.update([decision.heuristic] if right else [])
+        if bool(why) == is_learned:
+            row.missed += is_learned
+            row.trained += not is_learned
+            yield Wrong(sample.name, name, decision.heuristic, why)
+    for heuristic in helped:
+        table[heuristic].files += 1
+
+
+def models(zoo_folder: Path, intake_folder: Path, only: str) -> Iterator[Sample]:
+    """Every model, prepared."""
+    exporters = {"older": scripted} | ({"newer": traced} if importlib.util.find_spec("onnxscript") else {})
+    for row in ROWS:
+        for label, exporter in exporters.items() if fnmatchcase(row.name, only) else ():
+            yield from exports(row, exporter, label)
+    if only == "*":
+        yield from zoo(zoo_folder)
+        yield from intake(intake_folder)
+        yield from samples(Path("sample_models"))
+
+
+def lines(table: Mapping[str, Counts]) -> Iterator[str]:
+    """The table, as lines."""
+    yield f"{'heuristic':22}{'decisions':>10}{'right':>8}{'wrong':>7}{'files':>7}{'trained constants':>19}{'missed':>8}"
+    for name, row in sorted(table.items()):
+        yield (
+            f"{name:22}{row.decisions:10,}{row.right:8,}{row.wrong:7,}{row.files:7,}{row.trained:19,}{row.missed:8,}"
+        )
+
+
+def grouped(errors: Iterable[Wrong]) -> Iterator[str]:
+    """The errors, those of one network in one line."""
+    found: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for wrong in errors:
+        network, _, form = wrong.file.partition(" (")
+        found[network, wrong.tensor, wrong.heuristic, wrong.kind, wrong.untold].append(form.rstrip(")"))
+    for (network, tensor, heuristic, kind, untold), forms in found.items():
+        where = f" [{'; '.join(filter(None, forms))}]" if any(forms) else ""
+        yield f"  {network}: {tensor}: {heuristic}: {kind}{where}" + (f": {untold}" if untold else "")
+
+
+def main() -> int:
+    """Print the table and the errors; 0 if no file tells more than is found, else 1."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--zoo", type=Path, default=Path("../shared/zoo"))
+    parser.add_argument("--intake", type=Path, default=Path("../shared/intake"))
+    parser.add_argument("--only", default="*", help="only networks whose name matches")
+    arguments = parser.parse_args()
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    table: dict[str, Counts] = defaultdict(Counts)
+    errors: list[Wrong] = []
+    files = 0
+    for sample in models(arguments.zoo, arguments.intake, arguments.only):
+        errors += count(sample, table)
+        files += 1
+        print(sample.name, file=sys.stderr)
+    if not files:
+        print(f"no network is called '{arguments.only}'", file=sys.stderr)
+        return 1
+    told, untold = [e for e in errors if not e.untold], [e for e in errors if e.untold]
+    print(*lines(table), "", sep="\n")
+    for title, group in (("errors", told), ("errors that no file can tell", untold)):
+        print(f"{len(group)} {title}", *grouped(group), sep="\n")
+    print(f"{files} files")
+    return 1 if told else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
