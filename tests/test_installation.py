@@ -11,9 +11,13 @@ import tomllib
 from importlib.metadata import requires
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
 from onnxgrad_cli.common.packages import REQUIREMENTS
+from tests.cli_harness import MLP, Shell, save
+from tests.genai_form import decoder
 from tests.older_runtime import Absent, made
 
 ROOT = Path(__file__).parent.parent
@@ -88,3 +92,48 @@ def test_a_plain_installation_runs_the_commands(tmp_path: Path) -> None:
     except Absent as absent:
         pytest.skip(str(absent))
     run_commands([str(python.with_name("onnxgrad"))], tmp_path)
+
+
+PICTURES = """<ir_version: 8, opset_import: ["": 17]>
+m (float[batch, 3, 8, 8] x) => (float[batch, 2] y) <float[3, 2] w = {1, -2, 3, 4, 5, -6}>
+{ p = GlobalAveragePool(x) f = Flatten(p) y = MatMul(f, w) }"""
+MISSING = {
+    "PIL": "train pictures.onnx --data pictures --loss cross-entropy",
+    "jinja2": "train tokens.onnx --data chat.jsonl --tokenizer tokenizer.json --loss causal-lm",
+    "pyarrow": "train mlp.onnx --data data.parquet",
+    "scipy": "train mlp.onnx --data data.npz --recompute optimal:1B",
+    "tensorboardX": "train mlp.onnx --data data.npz --log tensorboard",
+    "tokenizers": "train tokens.onnx --data chat.jsonl --tokenizer tokenizer.json --loss causal-lm",
+    "torch": "verify-op Elu --against torch",
+}
+"""Module -> a command that requires its package. The one that requires mpi4py is tested with several processes."""
+
+
+def test_each_optional_package_is_required_by_a_command() -> None:
+    assert MISSING.keys() | {"mpi4py"} == REQUIREMENTS.keys()
+
+
+@pytest.mark.parametrize("module", MISSING)
+def test_a_missing_package_is_named_before_the_first_step(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shell = Shell(tmp_path, capsys)
+    save(MLP, Path("mlp.onnx"))
+    np.savez("data.npz", x=np.ones((9, 4), np.float32), label=np.ones((9, 2), np.float32))
+    save(PICTURES, Path("pictures.onnx"))
+    onnx.save(decoder(3), "tokens.onnx")
+    Path("data.parquet").touch()
+    Path("chat.jsonl").write_text('{"messages": [{"role": "assistant", "content": "a"}]}\n')
+    if module == "jinja2":
+        tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+        tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save("tokenizer.json")
+    Path("pictures/a").mkdir(parents=True)
+    Path("pictures/a/1.png").touch()
+    for name in [name for name in sys.modules if name.partition(".")[0] == module]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    missing = shell(*MISSING[module].split())
+    assert missing.code == 2 and f"requires the package {module.replace('PIL', 'pillow')}" in missing.err, missing.err
+    assert f"hint: pip install '{REQUIREMENTS[module]}'" in missing.err
+    assert not any(log.stat().st_size for log in tmp_path.glob("*.run/*.jsonl")) and "epoch 1" not in missing.err

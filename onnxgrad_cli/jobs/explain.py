@@ -168,7 +168,7 @@ def run_explain(
     what = scored(graph, output, class_axis)
     if method.name == "grad-cam":
         if wrt is not None:
-            raise UsageError("`wrt` is not for grad-cam", "name its layer with `layer`")
+            raise UsageError("`wrt` is not for grad-cam", "leave `wrt` out; `layer` names the layer")
         subject = the_layer(proto, path, graph, method.layer)
     else:
         subject = the_input(proto, path, graph, wrt)

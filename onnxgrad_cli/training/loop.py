@@ -19,6 +19,7 @@ from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.training.data import Batches, Data, Part
 from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.run.folder import Log, RunFolder
+from onnxgrad_cli.training.run.progress import ANEW
 from onnxgrad_cli.training.run.watch import Judged, Pace, Stepped, Watch
 from onnxgrad_cli.training.schedules import Schedule
 from onnxgrad_cli.training.steps.base import NotFinite, TrainerBase
@@ -126,7 +127,7 @@ class Loop:
         if self.batches.dealt != said["steps"]:
             raise OnnxgradError(
                 f"the checkpoint speaks of {said['steps']} steps, and of a place after {self.batches.dealt}",
-                "it is damaged: take another copy, or begin anew with `run`",
+                f"it is damaged: take another copy, or {ANEW}",
             )
         self.trainer.load(values, said["steps"])
         self.schedule.restore(said["schedule"])
@@ -141,26 +142,26 @@ class Loop:
         if missing is not None:
             raise UsageError(
                 f"the run was begun without '{missing}': other weights were trained, or by another optimizer",
-                "go on with the same options, or begin anew with `run`",
+                f"go on with the same options, or {ANEW}",
             )
         if said["adapters"] != [asdict(adapter) for adapter in self.trainer.roles.adapters]:
-            raise UsageError("the run was begun with other adapters", "go on with the same `lora`, or begin anew")
+            raise UsageError("the run was begun with other adapters", f"go on with the same `lora`, or {ANEW}")
         if said["model"] != self.model:
             raise UsageError(
                 "the run was begun with another model or other options: its steps were not these",
-                "go on with the same ones, or begin anew with `run`; `onnxgrad export` makes a model of its checkpoint",
+                f"go on with the same ones, or {ANEW}; `onnxgrad export` makes a model of its checkpoint",
             )
         epochs = said["run"]["epochs"]
         told = self._results
         if epochs and list(epochs[0]) != told:
             raise UsageError(
                 f"the run was begun with {', '.join(epochs[0])} to judge an epoch by, now it is {', '.join(told)}",
-                "go on with the same `val` and `metrics`, or begin anew with `run`",
+                f"go on with the same `val` and `metrics`, or {ANEW}",
             )
         if said["watched"] != self.watched:
             raise UsageError(
                 f"the run was begun with {said['watched']} to say which epoch is best, now it is {self.watched}",
-                "go on with the same `metrics` in the same order, or begin anew with `run`",
+                f"go on with the same `metrics` in the same order, or {ANEW}",
             )
 
     def best(self) -> dict[str, np.ndarray]:
@@ -173,7 +174,7 @@ class Loop:
         if said["run"]["best"] != self.progress.best or said["model"] != self.model:
             raise OnnxgradError(
                 f"'{self.folder.path}': its best checkpoint is not that of epoch {self.progress.best} of this run",
-                "`onnxgrad export` writes the last checkpoint; or begin anew with `run`",
+                f"`onnxgrad export` writes the last checkpoint; or {ANEW}",
             )
         return values
 
@@ -192,7 +193,7 @@ class Loop:
         for use, digest in self.digests.items():
             if digests.get(use) == digest or (new_data and use == "training"):
                 continue
-            hint = "go on with the same data, or begin anew with `run`"
+            hint = f"go on with the same data, or {ANEW}"
             if use == "training":
                 hint += "; `new_data` goes on with others of as many samples"
             raise UsageError(f"the run was begun with other {use} data: what they hold is not what they held", hint)

@@ -12,6 +12,7 @@ import pytest
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.metadata import Quantized
 from onnxgrad_cli.training.loop import Loop
+from onnxgrad_cli.training.run.progress import ANEW
 from onnxgrad_cli.training.run.watch import Judged, Stepped, unwatched
 from onnxgrad_cli.training.steps.base import NotFinite
 
@@ -305,21 +306,21 @@ def test_a_run_goes_on_where_its_checkpoint_was():
     ("without", "changes", "message", "hint"),
     [
         ("w", {}, "the run was begun without 'w': other weights were trained, or by another optimizer",
-         "go on with the same options, or begin anew with `run`"),
+         f"go on with the same options, or {ANEW}"),
         ("m", {}, "the run was begun without 'm': other weights were trained, or by another optimizer",
-         "go on with the same options, or begin anew with `run`"),
+         f"go on with the same options, or {ANEW}"),
         ("", {"adapters": [{"weight": "w"}]}, "the run was begun with other adapters",
-         "go on with the same `lora`, or begin anew"),
+         f"go on with the same `lora`, or {ANEW}"),
         ("", {"model": "another"}, "the run was begun with another model or other options: its steps were not these",
-         "go on with the same ones, or begin anew with `run`; `onnxgrad export` makes a model of its checkpoint"),
+         f"go on with the same ones, or {ANEW}; `onnxgrad export` makes a model of its checkpoint"),
         ("", {"run": {"epochs": [{"loss": 1.0, "val_f1": 2.0}]}},
          "the run was begun with loss, val_f1 to judge an epoch by, now it is loss, val_loss",
-         "go on with the same `val` and `metrics`, or begin anew with `run`"),
+         f"go on with the same `val` and `metrics`, or {ANEW}"),
         ("", {"watched": "val_f1"}, "the run was begun with val_f1 to say which epoch is best, now it is loss",
-         "go on with the same `metrics` in the same order, or begin anew with `run`"),
+         f"go on with the same `metrics` in the same order, or {ANEW}"),
         ("", {"data": {"training": "d2"}},
          "the run was begun with other training data: what they hold is not what they held",
-         "go on with the same data, or begin anew with `run`; `new_data` goes on with others of as many samples"),
+         f"go on with the same data, or {ANEW}; `new_data` goes on with others of as many samples"),
     ],
 )  # fmt: skip
 def test_a_run_does_not_go_on_as_another(without, changes, message, hint):

@@ -42,7 +42,7 @@ def append_step(graph: Graph, options: UpdateOptions, training: StepRecord) -> N
     """Append the optimizer's step, and declare what replaces weights and state as outputs."""
     check_accumulation(options)
     if not training.trained:
-        raise UsageError("`optimizer`: no weight is trained", "choose weights with `train=GLOB`")
+        raise UsageError("`optimizer`: no weight is trained", "leave `optimizer` out, or train some weights")
     training.cautions.extend(cautions(options, training))
     op = Op(graph)
     op.role = op.scope = "optimizer"

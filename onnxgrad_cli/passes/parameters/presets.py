@@ -67,7 +67,7 @@ def chosen(graph: Graph, options: ParameterOptions, predictions: Sequence[str], 
         if not group:
             raise UsageError(
                 f"`preset={name!r}`: the model has no such weight that can be trained",
-                "choose weights with `train=GLOB`",
+                "leave `preset` out, and choose weights with `train=GLOB`",
             )
         found |= group
     if options.train_last:

@@ -35,6 +35,9 @@ TIE = "`tie`"
 
 UNTIED = "no differentiable path ties it to the loss"
 
+FROZEN = "frozen by `freeze`"
+"""Why a weight that `freeze` matches is not trained."""
+
 QUANTIZED = "quantized: integers have no gradient"
 
 ByName = Mapping[str, list[str]]
@@ -56,7 +59,7 @@ def select(graph: Graph, options: SelectionOptions, training: SelectionRecord) -
     known = known_as(graph.nodes, floats) if options.train or options.freeze else None
     asked = matching(options.train, floats, "`train`", "float weights", known)
     by_name = {pattern: [name for name in asked if matches(name, pattern)] for pattern in options.train}
-    frozen = dict.fromkeys(matching(options.freeze, floats, "`freeze`", "float weights", known), "frozen by `freeze`")
+    frozen = dict.fromkeys(matching(options.freeze, floats, "`freeze`", "float weights", known), FROZEN)
     training.grad_of_input = matching(
         options.grad_of_input, _inputs(graph, training), "`grad_of_input`", "float inputs"
     )
@@ -210,6 +213,8 @@ def _nothing(graph: Graph, floats: list[str], training: SelectionRecord, options
         )
     reasons = [f"{name}: {reason}" for name, reason in list(training.not_trained.items())[:20]]
     hint = "choose weights with `train=GLOB`"
+    if FROZEN in training.not_trained.values():
+        hint = "leave `freeze` out, or freeze fewer weights"
     if integer_weights(graph).dequantized and not options.straight_through:
         hint = "pass `quantization='ste'` to train what is stored as integers by the straight-through estimator"
     return UnsupportedError("no weight is left to train:", refusals, hint, reasons)

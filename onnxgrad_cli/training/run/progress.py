@@ -92,6 +92,9 @@ def _has(value: Any, forms: Mapping[str, Form]) -> bool:
 COMMON: dict[str, Form] = {"steps": _count, "weights": _names, "adapters": are_adapters}
 """What every checkpoint says."""
 
+ANEW = "leave `resume` out and begin in another folder with `run`"
+"""What to do where a run can't be continued."""
+
 OF_A_RUN: dict[str, Form] = {
     "batches": _place, "schedule": lambda value: isinstance(value, dict), "run": _run, "watched": _text,
     "model": _text, "data": _pairs,
@@ -133,7 +136,7 @@ def check_run(path: Path, said: Mapping[str, Any]) -> None:
     if lacking is not None:
         raise OnnxgradError(
             f"'{path}' is no checkpoint of a run: it does not say its {lacking}",
-            "`onnxgrad train` writes them; begin anew with `run`",
+            f"`onnxgrad train` writes them; {ANEW}",
         )
 
 

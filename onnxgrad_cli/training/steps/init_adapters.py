@@ -21,7 +21,10 @@ def as_asked(options: Options, adapters: Sequence[Adapter]) -> Options:
         UsageError: the adapters are of several kinds, which options can't ask for, or there are none.
     """
     if not adapters:
-        raise UsageError("`adapter_from`: it holds no adapters", "leave it out, and ask for new ones with `lora=RANK`")
+        raise UsageError(
+            "`adapter_from`: it holds no adapters",
+            "leave `adapter_from` out, and ask for new adapters with `lora=RANK`",
+        )
     kinds = {(adapter.rank, adapter.alpha, adapter.scaling, bool(adapter.magnitude)) for adapter in adapters}
     ranks = {rank for rank, *_ in kinds}
     wanted = options.lora.rank if options.lora else None
@@ -68,7 +71,7 @@ def begin_from(trainer: TrainerBase, adapters: Sequence[Adapter], values: Mappin
         if adapter.weight not in own:
             raise UsageError(
                 f"`adapter_from`: there is an adapter of '{adapter.weight}', which is given none here",
-                "name it with `lora_target`, too, or leave that out",
+                "name it with `lora_target`, too, or leave `lora_target` out",
             )
         to = own[adapter.weight]
         begun[to.a] = values[adapter.a].astype(trainer.buffers[to.a].array.dtype)

@@ -374,7 +374,7 @@ def test_what_is_said_where_nothing_is_left() -> None:
     with pytest.raises(UnsupportedError) as refused:
         training(LINEAR, freeze=("*",))
     assert str(refused.value) == "no weight is left to train:\n  w: frozen by `freeze`\n  b: frozen by `freeze`"
-    assert refused.value.hint == "choose weights with `train=GLOB`"
+    assert refused.value.hint == "leave `freeze` out, or freeze fewer weights"
     weights = [f"w{i}" for i in range(21)]
     many = ", ".join(f"float[2] {name} = {{1, 2}}" for name in weights)
     with pytest.raises(UnsupportedError) as refused:

@@ -1,0 +1,893 @@
+"""Hints work: each one that names an option or a command is followed as it is printed, and the error is gone.
+
+A case causes an error, takes a part of the hint as the command printed it, fills its placeholders, and runs the
+command again. `test_each_hint_has_a_case` finds the hints in the source.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxgrad_cli.common.wording import ARGUMENTS, in_flags
+from tests.cli_harness import MLP, NO_WEIGHTS, Result, Shell, save
+
+SOURCE = Path(__file__).parents[2] / "onnxgrad_cli"
+
+
+@dataclass(frozen=True)
+class Case:
+    """An error and the part of its hint that is followed.
+
+    Attributes:
+        hint: the text in the source.
+        command: causes the error.
+        use: the part of the printed hint that is followed: options, a command, or 'leave --NAME out'.
+        fill: what stands for the placeholders in `use`, and values for options that the hint names without one.
+        setup: commands that run first.
+        of_setup: the hint is about the last of these commands, which is run again with it.
+        then: the command that follows a hint which is a command of its own.
+    """
+
+    hint: str
+    command: str
+    use: str
+    fill: Mapping[str, str] = field(default_factory=dict)
+    setup: tuple[str, ...] = ()
+    of_setup: bool = False
+    then: str = ""
+
+
+BUILD = "build mlp.onnx --loss mse --no-verify -o t.onnx"
+TRAIN = "train mlp.onnx --data data.npz --epochs 1 -o t.onnx"
+TRAINED = (TRAIN,)
+LORA = TRAIN + " --lora 1 --adapter a.safetensors"
+SGD = {"NAME": "sgd"}
+CASES = [
+    # options of a build
+    Case("choose one with `optimizer=NAME`", BUILD + " --ema 0.9", "--optimizer NAME", SGD),
+    Case("add `optimizer=NAME`, or name a number", BUILD + " --loss-scale dynamic", "--optimizer NAME", SGD),
+    Case("add `optimizer=NAME`", BUILD + " --training-info", "--optimizer NAME", SGD),
+    Case(
+        "build it with `optimizer=NAME`",
+        "pack t.onnx -o site --data data.npz",
+        "--optimizer NAME",
+        SGD,
+        (BUILD,),
+        of_setup=True,
+    ),
+    Case(
+        "use `reduction='mean'`",
+        BUILD + " --optimizer sgd --accumulate 2 --reduction sum --l2 0.1",
+        "--reduction mean",
+    ),
+    Case("leave `freeze` out, or freeze fewer weights", BUILD + " --freeze '*'", "leave --freeze out"),
+    Case(
+        "leave `preset` out, and choose weights with `train=GLOB`",
+        BUILD + " --preset norm",
+        "leave --preset out, and choose weights with --train GLOB",
+        {"GLOB": "w1"},
+    ),
+    Case(
+        "leave `optimizer` out, or train some weights",
+        "build bare.onnx --loss mse --grad-of-input x --optimizer sgd -o t.onnx",
+        "leave --optimizer out",
+    ),
+    Case(
+        "gradients of its float inputs can be had with `grad_of_input='*'`",
+        "build bare.onnx --loss mse -o t.onnx",
+        "--grad-of-input '*'",
+    ),
+    Case(
+        "pass `quantization='ste'` to train what is stored as integers by the straight-through estimator",
+        "build integers.onnx --loss mse -o t.onnx",
+        "--quantization ste",
+    ),
+    Case(
+        "pass `quantization='ste'` to use the straight-through estimator",
+        "build rounded.onnx --loss mse -o t.onnx",
+        "--quantization ste",
+    ),
+    Case(
+        "pass `quantization='ste'`",
+        "derive mlp.onnx --kind jvp --wrt x --quantization lsq -o t.onnx",
+        "--quantization ste",
+    ),
+    Case(
+        "it trains what onnxruntime.quantization.quantize_static writes; for others there is `quantization='ste'`",
+        BUILD + " --quantization lsq",
+        "--quantization ste",
+    ),
+    Case("leave `yield_` out", BUILD + " --optimizer sgd --training-info --yield keep", "leave --yield out"),
+    Case(
+        "`onnxgrad expand MODEL -o plain.onnx` writes it without; add `training_info` to that one",
+        "build info.onnx --loss mse --optimizer sgd --training-info -o t.onnx",
+        "`onnxgrad expand MODEL -o plain.onnx`",
+        {"MODEL": "info.onnx"},
+        ("build mlp.onnx --loss mse --optimizer sgd --training-info --no-verify -o info.onnx",),
+        then="build plain.onnx --loss mse --optimizer sgd --training-info --no-verify -o t.onnx",
+    ),
+    Case(
+        "`onnxgrad build MODEL --stop-after prepare -o prepared.onnx` writes the model in the form that is "
+        "differentiated; add `training_info` to that one",
+        "build old.onnx --loss mse --optimizer sgd --training-info -o t.onnx",
+        "`onnxgrad build MODEL --stop-after prepare -o prepared.onnx`",
+        {"MODEL": "old.onnx"},
+        then="build prepared.onnx --loss mse --optimizer sgd --training-info --no-verify -o t.onnx",
+    ),
+    Case("ask for them with `lora=RANK`", BUILD + " --lora-dora", "--lora RANK", {"RANK": "1"}),
+    Case("ask for them with `lora=RANK`", TRAIN + " --adapter a.safetensors", "--lora RANK", {"RANK": "1"}),
+    Case(
+        "name each label: `losses=NAME:OUTPUT:LABEL`",
+        "build two.onnx --loss mse:y:t --loss mse:z:t --no-verify -o t.onnx",
+        "--loss NAME:OUTPUT:LABEL",
+        {"NAME:OUTPUT:LABEL": "mse:z:u"},
+    ),
+    Case("add --artifacts DIR", "build mlp.onnx --loss mse --no-verify --prefix a", "--artifacts DIR", {"DIR": "dir"}),
+    Case(
+        "name one with `out`",
+        "build mlp.onnx --loss mse --no-verify --weights inputs -o -",
+        "--out",
+        {"--out": "--out t.onnx"},
+    ),
+    Case(
+        "name a file with `out`",
+        "build mlp.onnx --loss mse --no-verify --picture p.html -o -",
+        "--out",
+        {"--out": "--out t.onnx"},
+    ),
+    Case(
+        "call it .html; `onnxgrad view` has other forms",
+        BUILD + " --picture p.svg",
+        "`onnxgrad view`",
+        {"onnxgrad view": "onnxgrad view mlp.onnx -o p.svg"},
+        then=BUILD,
+    ),
+    Case("replace it with `force=True`", "build mlp.onnx --loss mse --no-verify -o mine.onnx", "--force"),
+    Case(
+        "name a file; -o - writes to standard output",
+        "build mlp.onnx --loss mse --no-verify -o /dev/null",
+        "name a file",
+    ),
+    Case(
+        "`onnxgrad tune MODEL` writes such files",
+        BUILD + " --tuned bad.toml",
+        "`onnxgrad tune MODEL`",
+        {"MODEL": "mlp.onnx --loss mse --repeat 1 -o tuned.toml"},
+        then=BUILD + " --tuned tuned.toml",
+    ),
+    Case(
+        "write it out first: onnxgrad expand MODEL",
+        "build gradient.onnx --loss mse --no-verify -o t.onnx",
+        "onnxgrad expand MODEL",
+        {"MODEL": "gradient.onnx -o plain.onnx"},
+        then="build plain.onnx --loss mse --no-verify -o t.onnx",
+    ),
+    Case("see '{} --help'", "build mlp.onnx --losss mse", "'onnxgrad build --help'", then=BUILD),
+    # derivatives, explanations, attacks
+    Case(
+        "leave it out, or leave `kind` out",
+        "derive total.onnx --kind jvp --option loss --wrt x -o t.onnx",
+        "leave --kind out",
+    ),
+    Case(
+        "choose others with `of`",
+        "derive turned.onnx --kind jacobian --per-sample --wrt x --of z -o t.onnx",
+        "--of",
+        {"--of": "--of y"},
+    ),
+    Case(
+        "choose others with `wrt`",
+        "derive scores.onnx --kind hessian --per-sample --of flat --wrt w -o t.onnx",
+        "--wrt",
+        {"--wrt": "--wrt x"},
+    ),
+    Case(
+        "name another output with `output`",
+        "attack scores.onnx --data data.npz --output one -o a.npz",
+        "--output",
+        {"--output": "--output y"},
+    ),
+    Case(
+        "name an output [batch, classes] with `output`, or the axis with `class_axis`",
+        "explain scores.onnx --data data.npz --output flat --class 0 -o a.npz",
+        "--output",
+        {"--output": "--output y"},
+    ),
+    Case(
+        "say with `wrt` which one is explained",
+        "explain sides.onnx --data sides.npz --class 0 -o a.npz",
+        "--wrt",
+        {"--wrt": "--wrt x"},
+    ),
+    Case(
+        "name a value [batch, channels, *places] with `layer`, or take another method",
+        "explain pooled.onnx --data pooled.npz --method grad-cam --class 0 -o a.npz",
+        "--layer",
+        {"--layer": "--layer h"},
+    ),
+    Case("take `method='pgd'`", "attack mlp.onnx --data data.npz --method fgsm --steps 3 -o a.npz", "--method pgd"),
+    Case(
+        "name an input of floats with `wrt`",
+        "attack mlp.onnx --data data.npz --wrt h -o a.npz",
+        "--wrt",
+        {"--wrt": "--wrt x"},
+    ),
+    Case(
+        "leave `wrt` out; `layer` names the layer",
+        "explain pooled.onnx --data pooled.npz --method grad-cam --wrt x --class 0 --layer h -o a.npz",
+        "leave --wrt out",
+    ),
+    # training
+    Case("add `val=DATA`", TRAIN + " --patience 2", "--val DATA", {"DATA": "0.2"}),
+    Case(
+        "choose a smaller one, or a smaller `batch_size`",
+        TRAIN + " --accumulate 3",
+        "--batch-size",
+        {"--batch-size": "--batch-size 8"},
+    ),
+    Case("go on with it with `resume`, or name another folder with `run`", TRAIN + " --force", "--resume", {}, TRAINED),
+    Case(
+        "go on with it with `resume`, or name another folder with `run`",
+        TRAIN + " --force",
+        "--run",
+        {"--run": "--run other"},
+        TRAINED,
+    ),
+    Case("leave `resume` out to begin a run", TRAIN + " --resume", "leave --resume out"),
+    Case("train with `ema=DECAY`, such as 0.999", TRAIN + " --use-ema", "--ema DECAY", {"DECAY": "0.999"}),
+    Case(
+        "they are trained with `lora=RANK`",
+        "export t.onnx.run/checkpoint.safetensors --model mlp.onnx --adaptable -o e.onnx",
+        "--lora RANK",
+        {"RANK": "1 --force --run other"},
+        TRAINED,
+        of_setup=True,
+        then="export other/checkpoint.safetensors --model mlp.onnx --adaptable -o e.onnx",
+    ),
+    Case(
+        "`onnxgrad train --use-ema` writes them as its factors; or name a checkpoint",
+        "export a.safetensors --model mlp.onnx --use-ema -o e.onnx",
+        "`onnxgrad train --use-ema`",
+        {"onnxgrad train": "onnxgrad " + LORA.replace("a.safe", "b.safe").replace("t.onnx", "u.onnx") + " --ema 0.9"},
+        (LORA,),
+        then="export b.safetensors --model mlp.onnx -o e.onnx",
+    ),
+    Case(
+        "`dims` tells it: NAME=SIZE",
+        "train free.onnx --data free.npz --memory 4GB --epochs 1 -o t.onnx",
+        "--dim",
+        {"--dim": "--dim length=3"},
+    ),
+    Case(
+        "train fewer weights, which changes what is learnt: `freeze=GLOB`, `train_last=N` or `lora=RANK`",
+        "train wide.onnx --data wide.npz --memory 26MB --epochs 1 -o t.onnx",
+        "--lora RANK",
+        {"RANK": "1"},
+    ),
+    Case(
+        "`classes={}` gives it a last layer for them",
+        "train mlp.onnx --data names.csv --loss cross-entropy --epochs 1 -o t.onnx",
+        "--classes 3",
+    ),
+    Case(
+        "add `max_length=TOKENS`",
+        "train tokens.onnx --data tokens.jsonl --pack --loss causal-lm --epochs 1 -o t.onnx",
+        "--max-length TOKENS",
+        {"TOKENS": "8"},
+    ),
+    Case(
+        "cut them with `max_length={}`, or export the model with a symbolic length",
+        "train fixed.onnx --data tokens.jsonl --loss causal-lm --epochs 1 -o t.onnx",
+        "--max-length 4",
+    ),
+    Case(
+        "go on with the same options, or {}",
+        TRAIN + " --train w1 --resume --force",
+        "leave --resume out and begin in another folder with --run",
+        {"--run": "--run other"},
+        (TRAIN + " --train w2",),
+    ),
+    Case(
+        "go on with the same `lora`, or {}",
+        TRAIN + " --lora 1:2 --resume --force",
+        "leave --resume out and begin in another folder with --run",
+        {"--run": "--run other"},
+        (TRAIN + " --lora 1",),
+    ),
+    Case(
+        "go on with the same ones, or {}; `onnxgrad export` makes a model of its checkpoint",
+        TRAIN + " --loss mae --resume --force",
+        "leave --resume out and begin in another folder with --run",
+        {"--run": "--run other"},
+        TRAINED,
+    ),
+    Case(
+        "go on with the same ones, or {}; `onnxgrad export` makes a model of its checkpoint",
+        TRAIN + " --loss mae --resume --force",
+        "`onnxgrad export`",
+        {"onnxgrad export": "onnxgrad export t.onnx.run/checkpoint.safetensors --model mlp.onnx -o e.onnx"},
+        TRAINED,
+        then="evaluate e.onnx --data data.npz --loss mse",
+    ),
+    Case(
+        "go on with the same `val` and `metrics`, or {}",
+        TRAIN + " --val 0.2 --resume --force",
+        "leave --resume out and begin in another folder with --run",
+        {"--run": "--run other"},
+        (TRAIN + " --val data.npz --metric r2",),
+    ),
+    Case(
+        "go on with the same data, or {}",
+        TRAIN.replace("data.npz", "others.npz") + " --resume --force",
+        "leave --resume out and begin in another folder with --run",
+        {"--run": "--run other"},
+        TRAINED,
+    ),
+    Case(
+        "; `new_data` goes on with others of as many samples",
+        TRAIN.replace("data.npz", "others.npz") + " --resume --force",
+        "--new-data",
+        {},
+        TRAINED,
+    ),
+    Case(
+        "leave `adapter_from` out, and ask for new adapters with `lora=RANK`",
+        TRAIN + " --adapter-from none.safetensors",
+        "leave --adapter-from out, and ask for new adapters with --lora RANK",
+        {"RANK": "1"},
+    ),
+    Case(
+        "leave `lora` and `lora_dora` out, and the training is of their kind",
+        TRAIN + " --force --run other --lora 1 --lora-dora --adapter-from a.safetensors",
+        "leave --lora and --lora-dora out",
+        {},
+        (LORA,),
+    ),
+    Case(
+        "name it with `lora_target`, too, or leave `lora_target` out",
+        TRAIN + " --force --run other --lora 1 --lora-target w1 --adapter-from a.safetensors",
+        "leave --lora-target out",
+        {},
+        (LORA,),
+    ),
+    Case(
+        "name it with `train`",
+        TRAIN + " --force --run other --lora 1 --adapter-from a.safetensors",
+        "--train",
+        {"--train": "--train b1"},
+        (LORA + " --train b1",),
+    ),
+    # other commands
+    Case("leave `target` out", "tune mlp.onnx --loss mse --target portable --repeat 1 -o t.toml", "leave --target out"),
+    Case(
+        "give the inputs too, with `inputs`", "verify-op Elu --attribute alpha=2.0", "--input", {"--input": "--input 3"}
+    ),
+    Case("give the shapes of its inputs with `inputs`", "verify-op QuickGelu", "--input", {"--input": "--input 3"}),
+    Case("use `against='math'`", "verify-op LpPool --against torch", "--against math"),
+    Case("{}; or name one with `format`", "view mlp.onnx -o p.xyz", "--format", {"--format": "--format svg"}),
+    Case(
+        "write .npz, .jsonl or .parquet, or name fewer outputs with `outputs`",
+        "predict clash.onnx --data data.npz -o p.csv",
+        "--output",
+        {"--output": "--output y"},
+    ),
+    Case(
+        "name other outputs with `outputs`",
+        "predict two.onnx --data data.npz --output total -o p.npz",
+        "--output",
+        {"--output": "--output y"},
+    ),
+    Case(
+        "make one with `onnxgrad build MODEL`; if this was one, another tool has dropped its metadata",
+        "check mlp.onnx",
+        "`onnxgrad build MODEL`",
+        {"MODEL": "mlp.onnx --loss mse -o t.onnx"},
+        then="check t.onnx",
+    ),
+    Case(
+        "give the model that it was made from; `Trainer` in Python, `onnxgrad pack` and onnxruntime run this one",
+        "build t.onnx --loss mse -o u.onnx",
+        "`onnxgrad pack`",
+        {"onnxgrad pack": "onnxgrad pack t.onnx -o site --data data.npz"},
+        (BUILD + " --optimizer sgd",),
+        then="check t.onnx",
+    ),
+    Case(
+        "`onnxgrad expand MODEL` writes that as models of their own; take the one called step0",
+        "check info.onnx",
+        "`onnxgrad expand MODEL`",
+        {"MODEL": "info.onnx -o parts.onnx"},
+        ("build mlp.onnx --loss mse --optimizer sgd --training-info --no-verify -o info.onnx",),
+        then="view parts.onnx -o p.html",
+    ),
+    Case(
+        "name the one that `onnxgrad build --weights inputs` has written beside the training model with `roles`",
+        "export new.bin --model mlp.onnx -o e.onnx",
+        "--roles",
+        {"--roles": "--roles t.json"},
+        ("build mlp.onnx --loss mse --no-verify --weights inputs -o t.onnx",),
+    ),
+    Case(
+        "`onnxgrad train` writes them",
+        "export other.safetensors --model mlp.onnx -o e.onnx",
+        "`onnxgrad train`",
+        {"onnxgrad train": "onnxgrad " + TRAIN},
+        then="export t.onnx.run --model mlp.onnx -o e.onnx",
+    ),
+    # with files that only some have
+    Case(
+        "`onnxgrad export` takes trained values by the name of their own file, the .bin",
+        "export t.json --model mlp.onnx -o e.onnx",
+        "`onnxgrad export`",
+        {"onnxgrad export": "onnxgrad export t.bin --model mlp.onnx -o e.onnx"},
+        ("build mlp.onnx --loss mse --no-verify --weights inputs -o t.onnx", "$ cp new.bin t.bin"),
+        then="evaluate e.onnx --data data.npz --loss mse",
+    ),
+    Case(
+        "keep what `onnxgrad build --weights inputs` writes together, and name the model's file",
+        "check t.onnx",
+        "`onnxgrad build --weights inputs`",
+        {"onnxgrad build": "onnxgrad build mlp.onnx --loss mse --no-verify -o t.onnx"},
+        ("build mlp.onnx --loss mse --no-verify --weights inputs -o t.onnx", "$ rm t.json t.bin"),
+        then="check t.onnx",
+    ),
+    Case(
+        "`onnxgrad train` writes them; {}",
+        TRAIN + " --resume",
+        "leave --resume out and begin in another folder with --run",
+        {"--run": "--run other"},
+        (
+            "build mlp.onnx --loss mse --optimizer sgd --no-verify --artifacts dir",
+            "$ mkdir t.onnx.run && cp dir/checkpoint t.onnx.run/checkpoint.safetensors",
+        ),
+    ),
+    Case(
+        "leave `use_ema` out",
+        "export dir/checkpoint --model mlp.onnx --use-ema -o e.onnx",
+        "leave --use-ema out",
+        {},
+        ("build mlp.onnx --loss mse --optimizer sgd --ema 0.9 --no-verify --artifacts dir",),
+    ),
+    Case(
+        "name another `run`",
+        TRAIN + " --log tensorboard",
+        "--run",
+        {"--run": "--run other"},
+        ("$ mkdir t.onnx.run && ln -s /tmp t.onnx.run/tensorboard",),
+    ),
+    Case(
+        "an initialization has none, nor has a step of another tool; make one with `onnxgrad build MODEL`",
+        "check parts.init0.onnx",
+        "`onnxgrad build MODEL`",
+        {"MODEL": "mlp.onnx --loss mse --no-verify -o t.onnx"},
+        (
+            "build mlp.onnx --loss mse --optimizer sgd --training-info --no-verify -o info.onnx",
+            "expand info.onnx -o parts.onnx",
+        ),
+        then="check t.onnx",
+    ),
+    Case(
+        "fix it with `shapes={}:DIM,DIM,...`, such as {}:batch,3,224,224",
+        "train seen.onnx --data pictures --loss cross-entropy --epochs 1 -o t.onnx",
+        "--shape x:DIM,DIM,...",
+        {"x:DIM,DIM,...": "x:batch,3,8,8"},
+    ),
+    Case(
+        "take a loss of classes: `losses='cross-entropy'`",
+        "train seen.onnx --data pictures --shape x:batch,3,8,8 --loss mse --epochs 1 -o t.onnx",
+        "--loss cross-entropy",
+    ),
+    Case(
+        "name one of them: '{}', and another with `val`",
+        "train seen.onnx --data splits --shape x:batch,3,8,8 --loss cross-entropy --epochs 1 -o t.onnx",
+        "--val",
+        {"--val": "--val splits/val --data splits/train"},
+    ),
+    Case(
+        "for the text in {} name a `tokenizer`",
+        "train tokens.onnx --data text.jsonl --loss causal-lm --epochs 1 -o t.onnx",
+        "--tokenizer",
+        {"--tokenizer": "--tokenizer tokenizer.json"},
+    ),
+    # operators
+    Case(
+        "choose weights with `train=GLOB`",
+        "build constant.onnx --loss mse --no-verify -o t.onnx",
+        "--train GLOB",
+        {"GLOB": "w"},
+    ),
+    Case(
+        "freeze the weights before it with `freeze`",
+        "build minors.onnx --loss mse --no-verify -o t.onnx",
+        "--freeze",
+        {"--freeze": "--freeze w"},
+    ),
+    Case(
+        "pass `quantization='ste'` to use the straight-through estimator, or start from the float model",
+        "build dynamic.onnx --loss mse --no-verify -o t.onnx",
+        "--quantization ste",
+    ),
+    Case(
+        "quantize the float model statically, with QuantizeLinear and DequantizeLinear, or leave the weight as it is "
+        "with `freeze={}`",
+        "train dynamic.onnx --data three.npz --quantization ste --epochs 1 -o t.onnx",
+        "--freeze wi_1",
+    ),
+    Case(
+        "`quantization='lsq'` trains the scales that can be",
+        "train integers.onnx --data three.npz --quantization ste --train s --epochs 1 -o t.onnx",
+        "--quantization lsq",
+    ),
+    Case(
+        "the model was not written; without `verify=True` it is, with that as its verdict",
+        "build rounded.onnx --loss mse --quantization ste --verify -o t.onnx",
+        "without --verify",
+    ),
+    Case(
+        "nothing was written; without `verify=True` it is",
+        "derive rounded.onnx --kind vjp --wrt x --quantization ste --verify -o t.onnx",
+        "without --verify",
+    ),
+    Case(
+        "{}; or freeze it with `freeze`",
+        "build node.onnx --loss mse --optimizer sgd --training-info --no-verify -o t.onnx",
+        "--freeze",
+        {"--freeze": "--freeze w"},
+    ),
+    Case(
+        "name others with `lora_target`, choose a smaller rank, or train them in full with `train`",
+        BUILD + " --lora 64",
+        "choose a smaller rank",
+        {"choose a smaller rank": "--lora 1"},
+    ),
+    Case(
+        "they are 0 to {}; `class_axis` names another axis",
+        "derive places.onnx --kind vjp --class 7 --wrt x -o t.onnx",
+        "--class-axis",
+        {"--class-axis": "--class-axis 2"},
+    ),
+    Case(
+        "name an output of scores with `of`, or their axis with `class_axis`",
+        "derive scores.onnx --kind vjp --class 0 --of flat --wrt x -o t.onnx",
+        "--of",
+        {"--of": "--of y"},
+    ),
+    Case(
+        "name what is explained with `wrt`: an input or a value in between",
+        "explain whole.onnx --data whole.npz --class 0 -o a.npz",
+        "--wrt",
+        {"--wrt": "--wrt h"},
+    ),
+    Case(
+        "take all samples at once with `batch_size`, or batches of one length",
+        "predict tokens.onnx --data tokens.jsonl --batch-size 1 -o p.npz",
+        "--batch-size",
+        {"--batch-size": "--batch-size 100"},
+    ),
+]
+
+EXEMPT = {
+    "a rank or a size that nobody knows: whether shapes help depends on the model": (
+        "fix the model's shapes with `dims` or `shapes`",
+        "fix the model's shapes with `shapes`",
+        "fix the sizes that are not known by `dims` or `shapes`",
+        "give the node that many bins, and fix the model's shapes with `dims` or `shapes`",
+        "name another value, or fix shapes with `shapes`",
+        "make it one size with `shapes`",
+        "take batches of {}, or build it with `dims` or `shapes` for another size",
+        "export it again, or fix sizes that it takes for free by mistake with `dims`: {}",
+    ),
+    "a fault of onnxgrad, of memory or of native code": (
+        "the model was not written; `verify=False` writes it all the same",
+        "nothing was written; `verify=False` goes on all the same",
+        "this is a fault of onnxgrad: run it again with --traceback and report what it prints, {}",
+        "export the model again, or check the data; --traceback shows where it happened",
+        "close other programs, raise the limit, or take a smaller model, smaller batches or smaller --dim sizes",
+    ),
+    "reached from Python alone: no option of a command leads there": (
+        "name another file, or replace it with `force=True`",
+        "python -m onnxruntime.tools.convert_onnx_models_to_ort makes .ort files of them",
+        "the pass of `mode` takes it apart; run the pipeline, or write the batch statistics as nodes",
+        "build with `mode='train'`, which gives it one, or `mode='eval'`, which takes it out",
+        "go on with the same `metrics` in the same order, or {}",
+    ),
+    "several processes, tested in tests/training/steps/test_parallel.py and tests/jobs/test_train.py": (
+        "take `reduction='mean'`, or `optimizer_options`",
+        "take `reduction='sum'`, or one loss",
+        "take a loss that onnxgrad knows, or one process",
+        "name another folder with `run`",
+    ),
+    "files changed by hand or damaged, tested where they are read": (
+        "`onnxgrad export` writes the last checkpoint; or {}",
+        "it is damaged: take another copy, or {}",
+        "choose one with `lora=RANK:ALPHA`",
+        "give others with `normalize`, which take the place of those that the model says",
+        "name one of '{}' and '{}' with `outputs`",
+    ),
+    "followed in tests/files/test_external_data.py": (
+        "if you trust the model, copy the file: cp {} {} && mv -f {} {}",
+    ),
+    "what the user must look at or export again, and no repair": (
+        ": give the model that it is of with --original",
+        "check labels and `max_length`",
+        "see with `onnxgrad doctor` where numbers overflow",
+        "train it at a smaller rate, `group={}`, or not at all, `freeze={}`",
+        "trees are trained by the library that grew them; choose an output before them with `output=NAME`",
+    ),
+    "depends on the examples that the installed onnx publishes": (
+        "give a smaller one with `inputs=SHAPE`",
+        "take another example with `case` or `inputs`, or `against='math'`",
+        "take another with `case`",
+    ),
+    "a choice of samples of many": ("choose some with `sample`", "choose some with `sample`, or write .npz"),
+    "adapters of functions, of integers and of DoRA, tested in tests/training/adapters": (
+        "leave `merge` out, and it stands beside its product",
+        "give data that it runs on with `test_data`",
+        "leave it as it is with `freeze` '{}', or let onnx.inliner.inline_local_functions bring functions into the "
+        "graph first",
+        "name others with `lora_target`, or let onnx.inliner.inline_local_functions bring functions into the graph",
+        "write a file of onnxgrad or a folder of PEFT, or merge them into the model by `onnxgrad export`",
+        "write the trained model itself, by `onnxgrad export`",
+    ),
+}
+"""Hints without a case, by the reason."""
+
+HEAD = '<ir_version: 8, opset_import: ["": 17]>\n'
+MODELS = {
+    "mlp.onnx": MLP,
+    "bare.onnx": NO_WEIGHTS,
+    "old.onnx": MLP.replace('"": 17', '"": 8'),
+    "integers.onnx": HEAD + """m (float[batch, 4] x) => (float[batch, 3] y)
+<int8[4, 3] w = {1, -2, 3, 4, 5, -6, 7, 8, 9, -1, 2, 3}, float s = {0.3}>
+{ d = DequantizeLinear(w, s) y = MatMul(x, d) }""",
+    "rounded.onnx": HEAD + """m (float[batch, 4] x) => (float[batch, 3] y)
+<float[4, 3] w = {1, -2, 3, 4, 5, -6, 7, 8, 9, -1, 2, 3}, float s = {0.3}, int8 z = {0}>
+{ h = MatMul(x, w) q = QuantizeLinear(h, s, z) y = DequantizeLinear(q, s, z) }""",
+    "two.onnx": HEAD + """m (float[batch, 4] x) => (float[batch, 3] y, float[batch, 4] z, float total)
+<float[4, 3] w = {1, -2, 3, 4, 5, -6, 7, 8, 9, -1, 2, 3}>
+{ y = MatMul(x, w) z = Sigmoid(x) total = ReduceSum <keepdims = 0> (y) }""",
+    "gradient.onnx": HEAD.replace('17]', '17, "ai.onnx.preview.training": 1]')
+    + """m (float[batch, 2] x) => (float[batch, 2] z)
+<float[2] w = {2, 3}> { h = Mul(x, w) y = Mul(h, h)
+  z = ai.onnx.preview.training.Gradient <xs = ["h"], y = "y"> (h) }""",
+    "constant.onnx": HEAD + "m (float[batch, 2] x) => (float[batch, 2] y) <float w = {2}> { y = Mul(x, w) }",
+    "node.onnx": HEAD + """m (float[batch, 2] x) => (float[batch, 2] y)
+<float[2] v = {2, 3}> { w = Constant <value = float[2] {1, 2}> () h = Mul(x, w) y = Mul(h, v) }""",
+    "dynamic.onnx": HEAD + """m (float[batch, 4] x) => (float[batch, 3] y)
+<float[4] w = {1, 2, 3, 4}, int8[4, 3] wi = {1, -2, 3, 4, 5, -6, 7, 8, 9, -1, 2, 3}, float s = {0.1}>
+{ h = Mul(x, w) q, qs, qz = DynamicQuantizeLinear(h) p = MatMulInteger(q, wi, qz) f = Cast <to = 1> (p)
+  m = Mul(qs, s) y = Mul(f, m) }""",
+    "places.onnx": HEAD + """m (float[batch, 2, 9] x) => (float[batch, 2, 9] y) { y = Sigmoid(x) }""",
+    "whole.onnx": HEAD + """m (int64[batch, 4] x) => (float[batch, 2] y)
+<float[4, 2] w = {1, -2, 3, 4, 5, -6, 7, 8}> { h = Cast <to = 1> (x) y = MatMul(h, w) }""",
+    "seen.onnx": HEAD + """m (float[batch, 3, height, width] x) => (float[batch, 2] y)
+<float[3, 2] w = {1, -2, 3, 4, 5, -6}> { p = GlobalAveragePool(x) f = Flatten(p) y = MatMul(f, w) }""",
+    "turned.onnx": HEAD + """m (float[batch, 2] x) => (float[batch, 2] y, float[2, batch] z)
+{ y = Sigmoid(x) z = Transpose(y) }""",
+    "scores.onnx": HEAD + """m (float[batch, 4] x) => (float[batch, 2] y, float[batch, 1] one, float[batch] flat)
+<float[4, 2] w = {1, -2, 3, 4, 5, -6, 7, 8}, float[4, 1] v = {1, -2, 3, 4}, int64[1] last = {1}>
+{ y = MatMul(x, w) one = MatMul(x, v) flat = Squeeze(one, last) }""",
+    "pooled.onnx": HEAD + """m (float[batch, 1, 3, 3] x) => (float[batch, 2] y)
+<float[9, 2] w = {1, -2, 3, 4, 5, -6, 7, 8, 9, -1, 2, 3, 1, 1, 1, 0, 2, 2}>
+{ h = Sigmoid(x) f = Flatten(h) y = MatMul(f, w) }""",
+    "total.onnx": HEAD + """m (float[batch, 4] x) => (float total) { total = ReduceSum <keepdims = 0> (x) }""",
+    "sides.onnx": HEAD + """m (float[batch, 2] x, float[batch, 2] z) => (float[batch, 2] y) { y = Mul(x, z) }""",
+    "free.onnx": HEAD + """m (float[batch, length, 4] x) => (float[batch, length, 4] y)
+<float[4] w = {1, -2, 3, 4}> { y = Mul(x, w) }""",
+    "clash.onnx": HEAD + """m (float[batch, 4] x) => (float[batch, 4] y, float[batch] y_0)
+<float[4] w = {1, -2, 3, 4}, int64[1] last = {1}> { y = Mul(x, w) y_0 = ReduceMean <axes = [1], keepdims = 0> (y) }""",
+    "tokens.onnx": HEAD + """m (int64[batch, length] input_ids) => (float[batch, length, 3] logits)
+<float[3, 3] w = {1, -2, 3, 4, 5, -6, 7, 8, 9}> { logits = Gather(w, input_ids) }""",
+    "fixed.onnx": HEAD + """m (int64[batch, 4] input_ids) => (float[batch, 4, 3] logits)
+<float[3, 3] w = {1, -2, 3, 4, 5, -6, 7, 8, 9}> { logits = Gather(w, input_ids) }""",
+}  # fmt: skip
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    return Shell(tmp_path, capsys)
+
+
+def provide(words: str) -> None:
+    """Write the files that commands name."""
+    random = np.random.default_rng(0)
+
+    def floats(*shape: int) -> np.ndarray:
+        return random.standard_normal(shape).astype(np.float32)
+
+    for name in MODELS.keys() & set(shlex.split(words)):
+        save(MODELS[name], Path(name))
+    if "wide.onnx" in words:
+        model = onnx.parser.parse_model(
+            HEAD + "m (float[batch, 1000] x) => (float[batch, 1000] y) { y = MatMul(x, w) }"
+        )
+        model.graph.initializer.append(onnx.numpy_helper.from_array(floats(1000, 1000), "w"))
+        onnx.save(model, "wide.onnx")
+        np.savez("wide.npz", x=floats(4, 1000), label=floats(4, 1000))
+    if "minors.onnx" in words:
+        model = onnx.parser.parse_model(
+            HEAD + "m (float[batch, 128, 128] x) => (float[batch, 3] y) <float[3] v = {1, 2, 3}, int64[1] last = {1}>"
+            "{ h = MatMul(x, w) d = Det(h) u = Unsqueeze(d, last) y = Mul(u, v) }"
+        )
+        model.graph.initializer.append(onnx.numpy_helper.from_array(floats(128, 128), "w"))
+        onnx.save(model, "minors.onnx")
+    if "pictures" in words or "splits" in words:
+        image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
+        for folder in (
+            "pictures/a",
+            "pictures/b",
+            *(f"splits/{part}/{name}" for part in ("train", "val") for name in "ab"),
+        ):
+            Path(folder).mkdir(parents=True)
+            image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(f"{folder}/1.png")
+    if "tokenizer.json" in words:
+        tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+        made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1, "c": 2}, unk_token="a"))
+        made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+        made.save("tokenizer.json")
+    if "tensorboard" in words:
+        pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
+    np.savez("data.npz", x=floats(50, 4), label=floats(50, 2))
+    np.savez("three.npz", x=floats(50, 4), label=floats(50, 3))
+    np.savez("whole.npz", x=np.ones((5, 4), np.int64))
+    Path("text.jsonl").write_text('{"text": "a b c a"}\n' * 4)
+    np.savez("others.npz", x=floats(50, 4), label=floats(50, 2))
+    np.savez("pooled.npz", x=floats(3, 1, 3, 3))
+    np.savez("sides.npz", x=floats(3, 2), z=floats(3, 2))
+    np.savez("free.npz", x=floats(5, 3, 4), label=floats(5, 3, 4))
+    Path("names.csv").write_text("x_0,x_1,x_2,x_3,label\n" + "".join(f"1,2,3,4,{name}\n" for name in "abcabc"))
+    Path("tokens.jsonl").write_text('{"input_ids": [0, 1, 2, 1, 0, 1]}\n{"input_ids": [0, 1, 2]}\n' * 4)
+    Path("bad.toml").write_text("a = 1\n")
+    Path("mine.onnx").write_bytes(Path("mlp.onnx").read_bytes() if Path("mlp.onnx").exists() else b"")
+    Path("mine").mkdir()
+    Path("mine/adapter_config.json").write_text("{}")
+    Path("new.bin").write_bytes(bytes(4 * (12 + 4 + 6)))
+    from onnxgrad_cli.training.run.tensors import save_tensors
+
+    save_tensors(Path("none.safetensors"), {"w": floats(2)}, {"onnxgrad.adapters": []})
+    save_tensors(Path("other.safetensors"), {"w": floats(2)}, {"onnxgrad.base": ""})
+
+
+OPTION = re.compile(r"--[a-z][\w-]*")
+
+
+def followed(command: str, use: str, fill: Mapping[str, str]) -> str:
+    """The command with the options of a hint in it, and without those that the hint leaves out."""
+    words, text = shlex.split(command), filled(use, fill)
+    left = re.match(r"leave .*? out|without .*", text)
+    for option in OPTION.findall(left[0] if left else ""):
+        at = words.index(option)
+        flag = at + 1 == len(words) or words[at + 1].startswith("-")
+        del words[at : at + (1 if flag else 2)]
+    added = OPTION.search(text, left.end() if left else 0)
+    given = shlex.split(text[added.start() :]) if added else []
+    for option in (word for word in given if word.startswith("--")):
+        named = {"--out": "-o"}.get(option, option)
+        if named in words:
+            at = len(words) - 1 - words[::-1].index(named)  # the last of several
+            del words[at : at + 2]
+    return shlex.join([*words, *given])
+
+
+def filled(text: str, fill: Mapping[str, str]) -> str:
+    for placeholder, value in fill.items():
+        assert placeholder in text, f"the hint has no {placeholder}"
+        text = text.replace(placeholder, value)
+    return text
+
+
+def run(shell: Shell, command: str) -> Result:
+    return shell(*shlex.split(command))
+
+
+def message(result: Result) -> str:
+    return next(line for line in result.err.splitlines() if line.startswith("error: "))
+
+
+def pattern(hint: str) -> str:
+    """A regular expression for what a hint of the source prints."""
+    return re.escape(in_flags(hint)).replace(r"\{\}", ".*")
+
+
+@pytest.mark.thinned(6)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.hint[:50]}-{case.use[:20]}")
+def test_following_the_hint_removes_the_error(case: Case, shell: Shell) -> None:
+    provide(" ".join([*case.setup, case.command, case.then, *case.fill.values()]))
+    for command in case.setup:
+        if command.startswith("$ "):
+            subprocess.run(["sh", "-ec", command[2:]], check=True)
+        else:
+            assert (done := run(shell, command)).code == 0, done.err
+    failed = run(shell, case.command)
+    assert failed.code not in (0, 130), failed.err
+    hints = "\n".join(line for line in failed.err.splitlines() if line.startswith("hint: "))
+    assert re.search(pattern(case.hint), hints), failed.err
+    assert case.use in hints, failed.err
+    if not case.of_setup and OPTION.search(case.use) and "onnxgrad " not in case.use:
+        assert followed(case.command, case.use, case.fill) != case.command, "the hint repeats what was given"
+    if "onnxgrad " in case.use:
+        done = run(shell, filled(case.use.strip("`'"), case.fill).removeprefix("onnxgrad "))
+        assert done.code == 0, done.err
+        done = run(shell, case.then)
+    elif case.of_setup:
+        done = run(shell, followed(case.setup[-1], case.use, case.fill))
+        assert done.code == 0, done.err
+        done = run(shell, case.then or case.command)
+    elif case.use == "name a file":
+        done = run(shell, case.command.replace("/dev/null", "file.onnx"))
+    else:
+        done = run(shell, followed(case.command, case.use, case.fill))
+    assert message(failed) not in done.err, "the same error returns"
+    assert done.code == 0, done.err
+
+
+# -- the hints in the source ----------------------------------------------------------------------------------
+
+PLACES = {"OnnxgradError": 1, "UsageError": 1, "CheckFailed": 1, "InternalError": 1, "UnsupportedError": 2,
+          "Refusal": 3, "Failure": 1, "no": 1, "refuse": 2}  # fmt: skip
+"""Calls that take a hint -> its place among the arguments."""
+
+COMMAND = re.compile(r"--[a-z]|(^|\W)-o |pip install|onnxgrad [a-z]|\bcp |python -m")
+
+
+def texts(node: ast.expr | None, constants: Mapping[str, ast.expr]) -> Iterator[str]:
+    """The texts in an expression; what is formatted into one is {}."""
+    if isinstance(node, ast.Name) and node.id in constants:
+        yield from texts(constants[node.id], {})
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.JoinedStr):
+        yield "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+    elif isinstance(node, ast.IfExp):
+        yield from (*texts(node.body, constants), *texts(node.orelse, constants))
+    elif isinstance(node, ast.BinOp):
+        yield from (*texts(node.left, constants), *texts(node.right, constants))
+
+
+def hints_in(path: Path) -> Iterator[str]:
+    """The hints of a module."""
+    tree = ast.parse(path.read_text())
+    constants = {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(tree):
+        found: list[ast.expr | None] = []
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", None) or getattr(node.func, "id", "")
+            found += [keyword.value for keyword in node.keywords if keyword.arg == "hint"]
+            found += node.args[PLACES[name] : PLACES[name] + 1] if name in PLACES else []
+        elif isinstance(node, (ast.Assign, ast.AugAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found += [node.value] if any(getattr(each, "id", "") == "hint" for each in targets) else []
+        yield from (text for each in found for text in texts(each, constants))
+
+
+def names_option(hint: str) -> bool:
+    """Return True if a hint names an option or a command."""
+    arguments = re.findall(r"`([a-z][a-z0-9_]*)(?:=[^`]*)?`", hint)
+    return bool(COMMAND.search(hint) or ARGUMENTS.intersection(arguments))
+
+
+def test_each_hint_has_a_case() -> None:
+    there = {hint for path in SOURCE.rglob("*.py") for hint in hints_in(path)}
+    wanted, covered = set(filter(names_option, there)), {case.hint for case in CASES}
+    exempt = {hint for hints in EXEMPT.values() for hint in hints}
+    assert len(wanted) > 100 and len(exempt) < len(wanted) / 3
+    assert sorted((covered | exempt) - there) == [], "the source has no such hint any more"
+    assert sorted(covered & exempt) == []
+    assert sorted(wanted - covered - exempt) == [], "cause the error in a case, and follow the hint"
