@@ -25,7 +25,6 @@ from onnxgrad_cli.jobs.build import inspected
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.parameters.constants import GENERATED
 from onnxgrad_cli.passes.parameters.tie import twins
-from onnxgrad_cli.passes.parameters.formulas import sample
 from onnxgrad_cli.passes.parameters.untrained import UNTRAINED
 from onnxgrad_cli.report import Report
 from onnxgrad_cli.report.diagnosis import Diagnosis, Group, Origin

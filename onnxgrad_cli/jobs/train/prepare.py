@@ -28,8 +28,8 @@ from onnxgrad_cli.jobs.train.prepared_run import PreparedRun
 from onnxgrad_cli.metadata import Adapter, check_is_original
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.parameters.select import TIE
-from onnxgrad_cli.passes.prepare.free_batch import HINT, SamplesMixError, asked_batch, fixed_batch
 from onnxgrad_cli.passes.parameters.untrained import UNTRAINED
+from onnxgrad_cli.passes.prepare.free_batch import HINT, SamplesMixError, asked_batch, fixed_batch
 from onnxgrad_cli.passes.prepare.mode import SUBJECT as MODE
 from onnxgrad_cli.training.adapters.branches import check_branches
 from onnxgrad_cli.training.adapters.formats import AdapterTarget, read_adapters
