@@ -14,7 +14,16 @@ from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.typed_json import decoded
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.judged import judged
-from onnxgrad_cli.files import STREAM, ModelSource, Switch, check_target, own_model, save_model, stage_model
+from onnxgrad_cli.files import (
+    STREAM,
+    ModelSource,
+    Switch,
+    check_target,
+    own_model,
+    read_model,
+    save_model,
+    stage_model,
+)
 from onnxgrad_cli.files.start_values import HeldValues, is_values, places, read_values
 from onnxgrad_cli.files.switch import is_model
 from onnxgrad_cli.ir.types import Arrays
@@ -145,10 +154,18 @@ def _check_asked(adaptable: bool, merge: bool, test_data: str | Path | None) -> 
 
 
 def _write_preprocessing(source: Path, model: ModelProto) -> None:
-    """Let the model of a run's checkpoint say what was done to its data before it saw them."""
-    begun = Preprocessing.of_run(source.parent) if source.name in (CHECKPOINT, BEST) else None
-    if begun is not None:
+    """Let a model say what was done to data before it saw them, as a run's folder or a trained model says."""
+    if _holds_model(source):
+        begun: Preprocessing | None = Preprocessing.of_model(read_model(source)[0])
+    else:
+        begun = Preprocessing.of_run(source.parent) if source.name in (CHECKPOINT, BEST) else None
+    if begun is not None and begun != Preprocessing():
         begun.write_to(model)
+
+
+def _holds_model(source: Path) -> bool:
+    """Return True if a file is an ONNX model: such a file and one of tensors may begin with the same byte."""
+    return source.is_file() and is_model(source) and not is_safetensors(source) and not is_foreign(source)
 
 
 @dataclass(frozen=True)
@@ -228,7 +245,7 @@ def _held(
         return read_values(source, roles)
     if roles is not None:
         raise UsageError(f"`roles` says what bytes are, and '{source}' says so itself", "leave it out")
-    if source.is_file() and is_model(source) and not is_safetensors(source) and not is_foreign(source):
+    if _holds_model(source):
         found = read_model_values(source, model)
         _fit_classes(model, found.held.values, tell)
         check_fits(source, model, path, found.held, found.untrained, tell)

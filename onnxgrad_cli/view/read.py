@@ -19,7 +19,7 @@ from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.visible import visible
 from onnxgrad_cli.ir.dialects import mend
 from onnxgrad_cli.ir.domains import is_standard, plain_domain
-from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.graph import Graph, is_generated
 from onnxgrad_cli.ir.modules import folders, module_finder
 from onnxgrad_cli.ir.node import FORWARD, ROLE
 from onnxgrad_cli.ir.nodes import reads, subgraphs
@@ -172,7 +172,7 @@ class _Reader:
             if tensor is not None and name in read and name not in fed | ends and _is_constant(tensor):
                 scope.constants[name] = _values(tensor)
                 continue
-            kind = Kind.WEIGHT if dtype in FLOATS else Kind.CONSTANT
+            kind = Kind.WEIGHT if dtype in FLOATS and not is_generated(name) else Kind.CONSTANT
             value_type = onnx.helper.make_tensor_type_proto(dtype, list(dims))
             yield self.value(name, self.roles[0].get(name, kind), scope, value_type)
 
@@ -320,7 +320,8 @@ def _tensor(tensor: TensorProto) -> str:
 def _is_constant(tensor: TensorProto) -> bool:
     """Whether an initializer is a small setting, not a weight that somebody has named."""
     small = not is_external(tensor) and np.prod(tensor.dims) <= INLINE
-    named = tensor.data_type in FLOATS and len(tensor.dims) > 0 and not GENERATED.fullmatch(tensor.name)
+    others = GENERATED.fullmatch(tensor.name) or is_generated(tensor.name)
+    named = tensor.data_type in FLOATS and len(tensor.dims) > 0 and not others
     return bool(small and not named)
 
 

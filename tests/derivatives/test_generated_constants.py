@@ -229,3 +229,29 @@ def test_derivatives_follow_their_weights(shell: Shell) -> None:
     assert result.code == 2 and "would not follow the copies" in result.err
     result = shell("inspect", "d.onnx", "--loss", "mse")
     assert result.code == 0 and "untie" not in result.out + result.err
+
+
+LOSS = """
+<ir_version: 9, opset_import: ["": 18]>
+weighted (float[n, 1] prediction, float[n, 1] label) => (float loss)
+<float[1] scale = {3}, float[1, 1] "a.weight" = {2}>
+{
+  d = Sub(prediction, label)
+  e = Mul(d, scale)
+  f = Mul(e, "a.weight")
+  s = Mul(f, f)
+  loss = ReduceMean <keepdims = 0> (s)
+}
+"""
+
+
+def test_constants_of_a_loss_file_are_marked(shell: Shell) -> None:
+    """One may have the name of a weight."""
+    save(LOSS, shell.folder / "loss.onnx")
+    result = shell("build", "u.onnx", "--loss", "loss.onnx", "-o", "t.onnx", "--train", "*")
+    assert result.code == 0, result.err
+    stored = {tensor.name for tensor in onnx.load("t.onnx").graph.initializer if tensor.data_type == TensorProto.FLOAT}
+    assert {"onnxgrad_const_scale", "onnxgrad_const_a.weight"} <= stored
+    assert all(name in {*WEIGHTS, *BIAS} or name.startswith("onnxgrad_const") for name in stored)
+    assert shell("view", "t.onnx", "-o", "t.dot").code == 0
+    assert "onnxgrad_const_scale" not in (shell.folder / "t.dot").read_text()  # values stand in the nodes

@@ -247,3 +247,16 @@ def test_averages_of_a_training_model(shell: Shell) -> None:
     train_on_slopes(shell)
     result = shell("export", "trained.onnx", "--model", "net.onnx", "--use-ema", "-o", "back.onnx")
     assert result.code == 2 and "no averages are kept" in result.err
+
+
+def test_a_trained_model_hands_on_how_its_data_were_prepared(shell: Shell) -> None:
+    result = shell("train", "net.onnx", "--loss", "mse", "--data", "data.npz", "--epochs", 1, "--normalize", "auto",
+                   "-o", "trained.onnx")  # fmt: skip
+    assert result.code == 0, result.err
+    assert shell("export", "trained.onnx", "--model", "net.onnx", "-o", "back.onnx").code == 0
+    assert shell("export", CHECKPOINT, "--model", "net.onnx", "-o", "again.onnx").code == 0
+    said = [
+        {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+        for path in ("trained.onnx", "back.onnx", "again.onnx")
+    ]
+    assert said[0] == said[1] == said[2] and len(said[0]) > 1
