@@ -219,6 +219,7 @@ def test_the_mode_that_derivatives_were_written_for_stays(shell: Shell) -> None:
     result = shell("train", "d.onnx", "--loss", "mse:x_grad", "--data", "data.npz", "--val", 0.5, "--epochs", 1, "-o",
                    "t.onnx")  # fmt: skip
     assert result.code == 0, result.err
+    assert "it stays so, for its derivatives were written for that mode" in result.err
     (drop,) = (node for node in onnx.load("t.onnx").graph.node if node.op_type == "Dropout")
     assert len(drop.input) == 3
 

@@ -135,7 +135,8 @@ def _comes_in_training(graph: Graph, mode: str) -> Iterator[str]:
     }
     found = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     if found:
-        yield f"the model comes in training mode ({found}): {AS_WHAT[mode]}"
+        what = "it stays so, for its derivatives were written for that mode" if graph.derived else AS_WHAT[mode]
+        yield f"the model comes in training mode ({found}): {what}"
 
 
 def _own_statistics(graph: Graph) -> bool:
