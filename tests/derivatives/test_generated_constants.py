@@ -167,8 +167,28 @@ def test_a_fold_of_weights_is_refused(shell: Shell) -> None:
         result = shell(*command)
         assert result.code == 3
         assert "another tool has changed the model since derivatives were added" in result.err
-        assert "Transpose_out' was computed from other tensors" in result.err
+        assert "Transpose_out' is new, and if it was computed from weights" in result.err
     assert shell("derive", "o.onnx", "--wrt", "x", "--kind", "jvp", "--no-verify").code == 0  # the weights stay
+
+
+def test_tensors_of_ones_own_are_trained_without_the_record(shell: Shell) -> None:
+    assert shell("derive", "u.onnx", "--kind", "jvp", "-o", "d.onnx", "--no-verify").code == 0
+    model = onnx.load("d.onnx")
+    model.graph.initializer.append(numpy_helper.from_array(np.full(1, 0.7, np.float32), "own.bias"))
+    name = model.graph.output[0].name
+    for node in model.graph.node:
+        node.output[:] = ["before" if each == name else each for each in node.output]
+        node.input[:] = ["before" if each == name else each for each in node.input]
+    model.graph.node.append(helper.make_node("Add", ["before", "own.bias"], [name]))
+    onnx.save(model, "d.onnx")
+    result = shell("inspect", "d.onnx", "--loss", "mse")
+    assert result.code == 3 and "remove the entry 'onnxgrad.tensors' from the model's metadata" in result.err
+    kept = [entry for entry in model.metadata_props if entry.key != "onnxgrad.tensors"]
+    del model.metadata_props[:]
+    model.metadata_props.extend(kept)
+    onnx.save(model, "d.onnx")
+    result = shell("inspect", "d.onnx", "--loss", "mse", "--json", "--train", "own.bias")
+    assert result.code == 0 and [each["name"] for each in result.json["weights"]] == ["own.bias"]
 
 
 def test_a_weight_that_was_merged_with_a_constant_is_refused(shell: Shell) -> None:

@@ -11,11 +11,11 @@ from dataclasses import replace
 from onnxgrad_cli.errors import UnsupportedError
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.provenance import provenance
-from onnxgrad_cli.metadata import ModelTensors, read_tensors, stored_floats
+from onnxgrad_cli.metadata import TENSORS, ModelTensors, read_tensors, stored_floats
 
 HINT = (
     "run the other tool on the model that the derivatives were made from, then make them again with `onnxgrad derive` "
-    "or `onnxgrad expand`"
+    f"or `onnxgrad expand`; if the tensors are your own, remove the entry '{TENSORS}' from the model's metadata"
 )
 
 
@@ -34,7 +34,7 @@ def _changed(graph: Graph, record: ModelTensors) -> str:
     stored = [tensor.name for tensor in stored_floats(graph.proto)]
     new = next((name for name in stored if name not in record.names and not graph.added(name)), None)
     if new is not None:
-        return f"'{new}' was computed from other tensors, and would keep its value while these are trained"
+        return f"'{new}' is new, and if it was computed from weights it would keep its value while these are trained"
     merged = next((name for name, constant in record.equal.items() if not {name, constant}.issubset(stored)), None)
     if merged is not None:
         return f"'{merged}' was merged with a constant of the derivative that had the same value"
