@@ -5,7 +5,7 @@
 In an export of PyTorch, a tensor is learned if it changes when the parameters that require a gradient change. So
 products that the exporter has folded count too. Both exporters write each network (the newer one needs onnxscript):
 new, after a training, and with weights rounded to bfloat16. Each file counts with and without the exporter's notes. In
-the zoo and the intake, a tensor is learned if it has a reference gradient; `REVIEWED` lists the others.
+the zoo, a tensor is learned if it has a reference gradient; in the intake, also if `REVIEWED` does not list it.
 
 A decision counts if the outcome differs without the heuristic. `UNTOLD` lists the errors that no file can tell, with
 the reasons. Exits 1 if there is any other error.
@@ -33,6 +33,7 @@ from torch import nn
 
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.parameters import select
 from onnxgrad_cli.passes.parameters.constants import ConstantRoles
@@ -47,7 +48,7 @@ SAME = 2e-3
 
 REVIEWED: dict[str, tuple[str, ...]] = {
     "dy_cnn_o23": ("val_11",),
-    "fp16_ts_cnn_o17": ("*Constant_*", "Resize_*"),
+    "fp16_ts_cnn_o17": ("*Constant_*", "*Resize_*"),
     "genai_*": ("*_cache", "*_scales", "const_*", "/model/constants/*"),
     "hf_clip_ts17": ("*Constant_*",),
     "lvl_ts_enc_ALL": ("*Constant_*",),
@@ -66,7 +67,10 @@ REVIEWED: dict[str, tuple[str, ...]] = {
 UNTOLD: tuple[tuple[str, str, str], ...] = (
     ("rezero*unsigned*", "alpha", "only PyTorch's names tell a learned number from one in the code"),
     ("temperature*unsigned*", "temperature", "only PyTorch's names tell a learned number from one in the code"),
+    ("clip*unsigned*", "exp", "only the newer exporter tells a folded parameter from a number in the code"),
     ("residual gains*", "*Mul_*", "two numbers that a softmax was folded into, without a name"),
+    ("residual gains*unsigned*", "s*", "only the newer exporter tells a folded parameter from a number in the code"),
+    ("luminance*unsigned*", "*", "only PyTorch's exporters tell a literal from a weight"),
     ("*learned start*new*", "?0", "a learned state begins as zeros, and a fixed one is zeros"),
     ("learned fourier features*", "b", "fixed frequencies are random too"),
     ("codebook by averages*", "codes", "a learned codebook looks the same"),
@@ -152,6 +156,7 @@ def arrays(built: TrainingModel) -> dict[str, np.ndarray]:
     training, stored = built.training, built.graph.initializers
     folder = str(built.graph.path.parent) if built.graph.path else ""
     names = [name for name in (*training.trained, *training.not_trained) if name in stored]
+    names = [name for name in names if is_float(built.graph.types.get(name))]
     return {name: numpy_helper.to_array(stored[name], folder) for name in names}
 
 

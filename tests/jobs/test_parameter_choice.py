@@ -64,23 +64,23 @@ def of_all_levels(rows: int, columns: int) -> np.ndarray:
 
 
 QUANTIZED = {
-    "DequantizeLinear": "w = DequantizeLinear(q, s, z) y = MatMul(x, w)",
-    "views": "w = DequantizeLinear(q, s, z) t = Transpose(w) u = Transpose(t) y = MatMul(x, u)",
-    "elementwise": "w = DequantizeLinear(q, s, z) y = Mul(x, w)",
-    "Gather": "w = DequantizeLinear(q, s, z) g = Gather(w, i) h = Mul(x, g) y = Identity(h)",
+    "DequantizeLinear": "w = DequantizeLinear(q, s, z) k = MatMul(x, w)",
+    "views": "w = DequantizeLinear(q, s, z) t = Transpose(w) u = Transpose(t) k = MatMul(x, u)",
+    "elementwise": "w = DequantizeLinear(q, s, z) k = Mul(x, w)",
+    "Gather": "w = DequantizeLinear(q, s, z) g = Gather(w, i) k = Mul(x, g)",
     "QLinearMatMul": """a = QuantizeLinear(x, s, z) b = QLinearMatMul(a, s, z, q, s, z, s, z)
-    y = DequantizeLinear(b, s, z)""",
+    k = DequantizeLinear(b, s, z)""",
     "MatMulInteger": """a, b, c = DynamicQuantizeLinear(x) d = MatMulInteger(a, q, c, z) e = Cast<to = 1>(d)
-    f = Mul(b, s) y = Mul(e, f)""",
+    f = Mul(b, s) k = Mul(e, f)""",
 }
 
 
 @pytest.mark.parametrize("form", QUANTIZED)
 def test_integers_that_use_all_levels_are_trained(shell: Shell, form: str) -> None:
-    text = f"g (float[64, 64] x, int64[64] i) => (float[64, 64] y) {{ {QUANTIZED[form]} }}"
-    onnx.save(model(text, q=of_all_levels(64, 64), s=np.float32(0.01), z=np.int8(0)), "m.onnx")
+    text = f"g (float[64, 64] x, int64[64] i) => (float[64, 64] y) {{ {QUANTIZED[form]} y = Mul(k, gain) }}"
+    onnx.save(model(text, q=of_all_levels(64, 64), s=np.float32(0.01), z=np.int8(0), gain=draw(64)), "m.onnx")
     result = shell("inspect", "m.onnx", "--quantization", "ste", "--json")
-    assert result.code == 0 and [weight["count"] for weight in result.json["weights"]] == [64 * 64]
+    assert result.code == 0 and sorted(weight["count"] for weight in result.json["weights"]) == [64, 64 * 64]
     assert not any("stay untrained" in text for text in result.document["warnings"])
 
 
@@ -275,6 +275,22 @@ def test_masks_are_not_trained(shell: Shell, seen: float | str) -> None:
     mask = np.where(np.triu(np.ones((12, 12)), 1), -np.inf, table).astype(np.float32)
     text = "g (float[4, 12, 12] x) => (float[4, 12, 12] y) { h = MatMul(x, w) s = Add(h, mask) y = Softmax(s) }"
     onnx.save(model(text, w=draw(12, 12), mask=mask), "m.onnx")
+    assert trained(shell, "m.onnx") == ["w"]
+
+
+@pytest.mark.parametrize("levels", [3, 10, 26])
+def test_a_learned_scale_of_few_bits_is_trained(shell: Shell, levels: int) -> None:
+    """Numbers of bfloat16 between two powers of two lie on a grid: all levels of some range occur."""
+    scale = RNG.permutation(np.resize(np.float32(128 + np.arange(levels)) / 512, 64))
+    text = "g (float[N, 64] x) => (float[N, 64] y) { h = MatMul(x, w) n = Mul(h, s) y = Sigmoid(n) }"
+    onnx.save(model(text, w=draw(64, 64), s=scale), "m.onnx")
+    assert trained(shell, "m.onnx") == ["w", "s"]
+
+
+def test_a_flattened_grid_is_not_trained(shell: Shell) -> None:
+    cells = np.stack(np.meshgrid(np.arange(8) + 0.5, np.arange(8) + 0.5), -1).reshape(1, 64, 2).astype(np.float32)
+    text = "g (float[N, 64, 2] x) => (float[N, 64, 2] y) { h = MatMul(x, w) y = Add(h, cells) }"
+    onnx.save(model(text, w=draw(2, 2), cells=cells), "m.onnx")
     assert trained(shell, "m.onnx") == ["w"]
 
 

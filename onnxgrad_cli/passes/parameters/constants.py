@@ -20,8 +20,8 @@ from onnx import TensorProto, numpy_helper
 
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
-from onnxgrad_cli.ir.nodes import reads, subgraphs, with_bodies
-from onnxgrad_cli.ir.types import FLOATS, NARROW, SMALL, is_external, is_float, nbytes
+from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
+from onnxgrad_cli.ir.types import FLOATS, NARROW, SMALL, is_external, nbytes
 from onnxgrad_cli.passes.parameters import formulas, screen
 from onnxgrad_cli.passes.parameters.frequencies import PRODUCTS, Frequencies
 from onnxgrad_cli.passes.parameters.presets import BIASES, VIEWS
@@ -326,30 +326,16 @@ class ConstantRoles:
         return Decision("zero start", f"a start state of zeros {BY_NAME}") if found else None
 
     def _by_frequency(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
-        """A factor of positions or coordinates on their way to Sin or Cos that follows a formula.
+        """A factor of what no layer has made, such as positions or coordinates, on its way to both Sin and Cos.
 
-        A learned factor, too, may stand before Sin (SIREN, Snake) or both (phases).
+        A learned factor may stand before Sin (SIREN, Snake), or before both behind a layer (phases).
         """
-        turns, _ = self._frequencies.turns(name)
-        if turns and self._formula(name, formulas.PROGRESSIONS):
-            return Decision("frequency", f"a table of frequencies before Sin or Cos {BY_NAME}")
-        return None
-
-    def _by_random_frequency(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
-        """A factor of what no layer has made on its way to both Sin and Cos."""
         turns, deep = self._frequencies.turns(name)
         if len(turns) < 2 or deep:
             return None
-        self._doubt(name, "is multiplied before both Sin and Cos, as fixed random frequencies are")
-        return Decision("random frequency", f"a table of frequencies before Sin or Cos {BY_NAME}")
-
-    def _by_slope(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
-        """A factor of distances, as in ALiBi."""
-        reached = self._reached(name)
-        if reached and all(self._is_paced(*use) for use in reached) and self._formula(name, formulas.SLOPES):
-            self.by_values.add(name)
-            return Decision("slope", f"slopes that distances are multiplied by {BY_NAME}")
-        return None
+        if not self._formula(name, formulas.PROGRESSIONS):
+            self._doubt(name, "is multiplied before both Sin and Cos, as fixed random frequencies are")
+        return Decision("frequency", f"a table of frequencies before Sin or Cos {BY_NAME}")
 
     def _by_statistic(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
         """A mean or a deviation by which an input of the model is standardised."""
@@ -390,24 +376,6 @@ class ConstantRoles:
         if node.op_type in ("MatMul", "Gemm"):
             return position == 0 and node.input[1] in self.graph.initializers
         return (node.op_type, position) in STATES
-
-    def _is_paced(self, node: Node, position: int) -> bool:
-        """Whether what meets it there in a product are positions: no floats that were fed or learned."""
-        return node.op_type in ("Mul", "Div") and node.input[1 - position] in self._places
-
-    @functools.cached_property
-    def _places(self) -> set[str]:
-        """The values that are computed of integers, of shapes, of single numbers and of literals in a model's code."""
-        types = self.graph.types
-        found = {name for name in self.graph.input_names if name in types and not is_float(types[name])}
-        for name, tensor in self.graph.initializers.items():
-            if tensor.data_type not in FLOATS or math.prod(tensor.dims) == 1:
-                found.add(name)
-        found.update(self.said.literals if self.said.by_pytorch else ())
-        for node in self.graph.nodes:
-            if node.op_type in ("Shape", "Size") or found.issuperset(reads(node)):
-                found.update(node.output)
-        return found
 
     @functools.cached_property
     def _frequencies(self) -> Frequencies:
@@ -563,8 +531,6 @@ HEURISTICS: tuple[Heuristic, ...] = (
     ConstantRoles._by_literal,
     ConstantRoles._by_zero_start,
     ConstantRoles._by_frequency,
-    ConstantRoles._by_random_frequency,
-    ConstantRoles._by_slope,
     ConstantRoles._by_statistic,
     ConstantRoles._by_position,
     ConstantRoles._by_quantizer,

@@ -158,11 +158,6 @@ def is_progression(x: np.ndarray, tol: float, least: int = 4) -> bool:
     return bool(abs(logs[0]) > 0.01 and np.ptp(logs) <= tol * 10 * max(1.0, abs(logs[0])))
 
 
-def is_powers_of_two(x: np.ndarray) -> bool:
-    """Whether all values are powers of two, of which some differ."""
-    return bool(np.all(x > 0)) and bool(np.all(np.frexp(x)[0] == 0.5)) and np.ptp(x) > 0
-
-
 def is_arithmetic(x: np.ndarray, tol: float, least: int = 3) -> bool:
     """Whether a vector steps evenly, as the roots of Bessel functions and centers of bins do."""
     flat = x.reshape(-1)
@@ -317,9 +312,6 @@ PROGRESSIONS: Tests = (
     Test("arithmetic", "arithmetic", is_arithmetic),
 )
 """What frequencies are, where learned ones would not be."""
-
-SLOPES: Tests = (*PROGRESSIONS, Test("powers", "powers of two", lambda x, tol: is_powers_of_two(x)))
-"""What the slopes of ALiBi are, of two heads even."""
 
 ANYWHERE: Tests = (
     Test("mask", "a mask: its values are 0 and one that makes a score vanish", lambda x, tol: is_mask(x)),

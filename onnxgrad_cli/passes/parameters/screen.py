@@ -25,7 +25,7 @@ def suspects(vectors: np.ndarray, tol: float) -> np.ndarray:
     """
     with np.errstate(all="ignore"):
         seen = np.isnan(vectors).any(1)
-        for screen in (_few_values, _runs, _window, _whole, _evenly_spaced, _progression, _powers_of_two, _unit):
+        for screen in (_few_values, _runs, _window, _whole, _evenly_spaced, _progression, _unit):
             seen |= screen(vectors, tol)
     return seen
 
@@ -72,11 +72,6 @@ def _progression(x: np.ndarray, tol: float) -> np.ndarray:
     geometric = (x > 0).all(1) & (np.ptp(logs, 1) <= tol * 20 * np.maximum(1, np.abs(logs[:, 0])))
     arithmetic = np.ptp(steps, 1) <= 2 * tol * np.abs(x).max(1)
     return (geometric | arithmetic) & (np.ptp(x, 1) > 0)
-
-
-def _powers_of_two(x: np.ndarray, tol: float) -> np.ndarray:
-    """What are powers of two, not all the same."""
-    return (x > 0).all(1) & (np.frexp(x)[0] == 0.5).all(1) & (np.ptp(x, 1) > 0)
 
 
 def _unit(x: np.ndarray, tol: float) -> np.ndarray:

@@ -805,6 +805,57 @@ def attention_by_distance() -> nn.Module:
     return Of(forward, qkv=nn.Linear(W, 3 * W), bias=bias[None])
 
 
+def alibi_by_positions() -> nn.Module:
+    """Slopes that meet distances which are fed."""
+    slopes = 2.0 ** -torch.arange(2.0, 9.0, 2.0)
+
+    def forward(net: Of, x: Tensor, places: Tensor) -> Tensor:
+        q, k, v = (each.unflatten(-1, (4, 16)).transpose(1, 2) for each in net.qkv(x).chunk(3, -1))
+        bias = net.slopes * places[:, None, None].float()
+        return ((q @ k.transpose(-1, -2) / 4.0 + bias).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+    return Of(forward, qkv=nn.Linear(W, 3 * W), slopes=slopes[:, None, None])
+
+
+def masked_by_degrees() -> nn.Module:
+    """Layers with masks of random degrees, as in MADE."""
+    degrees = torch.arange(W), torch.randint(0, W - 1, (32,)), torch.arange(W)
+    masks = [(b[None] >= a[:, None]).float() for a, b in (degrees[:2], degrees[1:])]
+    masks[1] = (degrees[2][None] > degrees[1][:, None]).float()
+    return Of(lambda net, x: F.relu(x @ (net.a * net.m)) @ (net.b * net.n), a=learned(W, 32), b=learned(32, W),
+              m=masks[0], n=masks[1])  # fmt: skip
+
+
+def masked_convolution() -> nn.Module:
+    """A convolution that sees only what comes before, as in PixelCNN."""
+    mask = torch.ones(8, 3, 3, 3)
+    mask[:, :, 1, 1:] = mask[:, :, 2] = 0
+    return Of(lambda net, x: F.conv2d(x, net.w * net.mask, net.b, padding=1), w=learned(8, 3, 3, 3), b=zeros(8),
+              mask=mask)  # fmt: skip
+
+
+def multiplied_mask() -> nn.Module:
+    """Scores that a mask of ones and zeros multiplies, as the first GPT did."""
+
+    def forward(net: Of, x: Tensor) -> Tensor:
+        q, k, v = (each.unflatten(-1, (4, 16)).transpose(1, 2) for each in net.qkv(x).chunk(3, -1))
+        seen = net.mask[:, :, : x.shape[1], : x.shape[1]]
+        scores = q @ k.transpose(-1, -2) / 4.0 * seen - 1e4 * (1 - seen)
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+    return Of(forward, qkv=nn.Linear(W, 3 * W), mask=torch.ones(16, 16).tril()[None, None])
+
+
+def luminance() -> nn.Module:
+    """A matrix of colours that stands in the code."""
+
+    def forward(net: Of, x: Tensor) -> Tensor:
+        matrix = torch.tensor([[0.299, 0.587, 0.114], [-0.14713, -0.28886, 0.436], [0.615, -0.51499, -0.10001]])
+        return net.conv(torch.einsum("bchw,dc->bdhw", x, matrix))
+
+    return Of(forward, conv=nn.Conv2d(3, 8, 3))
+
+
 def vit_with_fixed_positions() -> nn.Module:
     def forward(net: Of, x: Tensor) -> Tensor:
         x = net.patch(x).flatten(2).transpose(1, 2) + net.positions
@@ -972,6 +1023,11 @@ ROWS = [
     Row("llama", llama, words),
     Row("t5", t5, words),
     Row("attention by distance", attention_by_distance, sequence),
+    Row("alibi, distances fed", alibi_by_positions, (sequence, lambda: torch.randint(0, 12, (2, 12)))),
+    Row("masked by degrees", masked_by_degrees, wide),
+    Row("masked convolution", masked_convolution, picture),
+    Row("multiplied mask", multiplied_mask, sequence),
+    Row("luminance", luminance, picture, named=True),
     Row("vit, fixed positions", vit_with_fixed_positions, picture),
     Row("schnet", schnet, wide),
     Row("splines", splines, wide),

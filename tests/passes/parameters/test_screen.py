@@ -8,7 +8,7 @@ from onnx import TensorProto
 
 from onnxgrad_cli.passes.parameters import formulas, screen
 
-EVERY = (*formulas.ANYWHERE, *formulas.ELEMENTWISE, *formulas.MULTIPLIED, *formulas.SLOPES)
+EVERY = (*formulas.ANYWHERE, *formulas.ELEMENTWISE, *formulas.MULTIPLIED, *formulas.PROGRESSIONS)
 TYPES = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16}
 
 
