@@ -78,16 +78,19 @@ def chosen(graph: Graph, options: ParameterOptions, predictions: Sequence[str], 
 def layers(graph: Graph, outputs: Sequence[str], weights: Sequence[str]) -> list[Layer]:
     """The layers on the way to `outputs` that read any of `weights`, in the order of the graph."""
     needed = graph.ancestors(outputs)
-    weight_of = {name: name for name in weights}  # a weight or a view of one -> the weight
+    weights_in: dict[str, tuple[str, ...]] = {
+        name: (name,) for name in weights
+    }  # a weight, or what is made of some alone -> these
     layer_of: dict[str, Layer] = {}  # a value -> the layer whose result it is, or a view of
     found: list[Layer] = []
     for node in graph.nodes:
         if needed.isdisjoint(node.output):
             continue
-        uses = [(weight_of[name], node, at) for at, name in _inputs(node) if name in weight_of]
+        uses = [(each, node, at) for at, name in _inputs(node) for each in weights_in.get(name, ())]
         layer = next((layer_of[name] for name in node.input if name in layer_of), None)
-        if node.op_type in modules.HANDED_ON:
-            weight_of.update(_views(node, weight_of))
+        arranged = _arranged(node, weights_in)
+        if arranged or node.op_type in modules.HANDED_ON:
+            weights_in.update(dict.fromkeys(node.output, arranged) if arranged else {})
         elif uses:
             if layer is None or node.op_type not in ELEMENTWISE:
                 layer = Layer(node)
@@ -100,10 +103,12 @@ def layers(graph: Graph, outputs: Sequence[str], weights: Sequence[str]) -> list
     return found
 
 
-def _views(node: Node, weight_of: Mapping[str, str]) -> dict[str, str]:
-    """The results of a node that makes a view, where it is one of a weight -> the weight."""
-    weight = weight_of.get(node.input[0])
-    return {} if weight is None else dict.fromkeys(node.output, weight)
+def _arranged(node: Node, weights_in: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The weights whose numbers a node only arranges otherwise, as exporters do with the gates of an LSTM."""
+    if node.op_type == "Concat" and all(name in weights_in for name in node.input):
+        return tuple(dict.fromkeys(weight for name in node.input for weight in weights_in[name]))
+    handed_on = node.op_type in modules.HANDED_ON or node.op_type in ("Slice", "Split")
+    return weights_in.get(node.input[0], ()) if handed_on else ()
 
 
 def _inputs(node: Node) -> Iterator[tuple[int, str]]:

@@ -193,3 +193,20 @@ def test_steps_in_training_mode_are_those_of_pytorch(
     found = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load("out.onnx").graph.initializer}
     for name, parameter in parameters.items():
         np.testing.assert_allclose(found[name], parameter.detach(), atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (("--train-last", "1"), ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"]),
+        (("--preset", "head"), ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"]),
+        (("--preset", "bias"), ["bias_ih_l0", "bias_hh_l0"]),
+    ],
+)
+def test_a_recurrent_layer_whose_gates_are_reordered_is_one_layer(
+    shell: Shell, choice: tuple[str, ...], expected: list[str]
+) -> None:
+    """PyTorch's exporters slice the weights and concatenate the parts, for ONNX has the gates in another order."""
+    torch.manual_seed(0)
+    torch.onnx.export(nn.LSTM(3, 4), (torch.randn(5, 2, 3),), "net.onnx", dynamo=False, do_constant_folding=False)
+    assert trained(shell, "net.onnx", *choice) == set(expected)
