@@ -170,7 +170,7 @@ def _modes(model: ModelProto) -> Iterator[str]:
 
 
 def _folded(model: ModelProto) -> list[str]:
-    """Signs that normalizations went into the convolutions before them when the model was exported.
+    """Signs that normalizations went into the convolutions or matrices before them when the model was exported.
 
     The newer exporter lists the running mean of each normalization, but stores none of a folded one.
     """
@@ -180,7 +180,8 @@ def _folded(model: ModelProto) -> list[str]:
         node.op_type in ("Conv", "ConvTranspose") and node.input[1].startswith("onnx::") for node in model.graph.node
     )
     count = statistics or made_up
-    where = several(count, "convolution")
+    convolutions = sum(node.op_type in ("Conv", "ConvTranspose") for node in model.graph.node)
+    where = several(count, "convolution" if convolutions >= count else "layer")
     return [f"BatchNormalization was folded into {where}: it can't be trained any more"] if count else []
 
 
