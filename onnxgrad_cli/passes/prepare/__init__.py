@@ -1,6 +1,7 @@
 """Preparation: any model in the one form that the other passes know.
 
-- `prepare`: the pass; `admit` comes first, then `normalise`, `settle` and `mode`, then the choice of parameters.
+- `prepare`: the pass; `admit` comes first, then `normalise`, `settle` and `mode`, then the choice of parameters;
+  batch statistics are written out after it.
 - `admit`: refuses unknown opsets, fixes shapes, forgets what an earlier build has said.
 - `declarations`: what the model says of the sizes of its values, and how far it is believed.
 - `normalise`: functions inlined, constants as initializers, every node named; with `functions`, `subgraphs` and
