@@ -593,6 +593,9 @@ def _reshaped(n: _Node) -> Place:
     """The elements before the samples in memory stay before them."""
     place, before, after = n.first(), n.shape(0), n.result()
     found = n.reshaped(place, before, after)
+    if n.node.op_type == "Flatten":
+        behind = int(place.axis >= n.axis("axis", 1, len(before) + 1))
+        found = [each for each in found if each.axis == behind]
     if not n.tracker.frees:
         found = [each for each in found if each.is_plain]
     if not found:
@@ -811,7 +814,7 @@ FORMS: Mapping[str, Form] = {
     **_of("BatchNormalization", _normalized),
     **_of("Resize Upsample", _resized),
     **_of("Hardmax LogSoftmax Softmax LpNormalization", _along(-1)),
-    **_of("LayerNormalization RMSNormalization", _behind),
+    **_of("LayerNormalization RMSNormalization SimplifiedLayerNormalization", _behind),
     **_of("MeanVarianceNormalization", _mean_variance),
     **_of("CumSum", _cumulated),
     **_of(

@@ -26,12 +26,18 @@ from onnxgrad_cli.ir.skeleton import copied, skeleton
 from onnxgrad_cli.ir.types import dtype_of, shape_of
 from onnxgrad_cli.options import ShapeOptions
 from onnxgrad_cli.passes.prepare.declarations import forget_placeholders, set_hints_aside
+from onnxgrad_cli.passes.prepare.expand import expand
 from onnxgrad_cli.passes.prepare.fold import fold
 from onnxgrad_cli.passes.prepare.normalise import inline_functions, normalise
+from onnxgrad_cli.passes.prepare.opset import raise_opset
+from onnxgrad_cli.record import Training
 
 HINT = "export the model with a symbolic size there: dynamic_axes, or dynamic_shapes, of torch.onnx.export"
 FIRST_WITH_RANGE = 11
 """The opset that has Range, and Mod before it."""
+
+ONNXRUNTIME = "com.microsoft"
+"""The domain of the operators of onnxruntime's own that have definitions here."""
 
 SYMBOL = "batch"
 """The name of a batch that was freed, where nobody chose another."""
@@ -147,6 +153,7 @@ def free_batch(graph: Graph, batch: FixedBatch, shapes: Mapping[str, object] | N
         UnsupportedError: an operator on the way is not known.
     """
     inline_functions(graph)
+    graph.remove_unused()  # what leads to no output is not looked at, and could not run
     work, sizes = _analysed(graph, batch.size)
     starts: dict[str, list[Place | None]] = {name: [Place(axis)] for name, axis in batch.axes.items()}
     stored = {*graph.initializers}
@@ -188,6 +195,11 @@ def _analysed(graph: Graph, size: int) -> tuple[Graph, list[Node]]:
     normalise(work)
     set_hints_aside(work)
     infer_types(work)
+    if any(node.domain == ONNXRUNTIME for node in work.nodes):  # as its optimizer writes them
+        raise_opset(work, Training())
+        infer_types(work)
+        while expand(work, ONNXRUNTIME):
+            infer_types(work)
     sizes = [node for node in work.nodes if node.op_type in ("Shape", "Size")]
     while fold(work):
         infer_types(work)
@@ -218,6 +230,7 @@ class _Rewriter:
     def run(self, sizes: Sequence[Node]) -> list[Refusal]:
         """Rewrite the graph; returns the nodes that can't be, after which it is of no use."""
         made = {node.output[0]: node for node in self.graph.nodes if node.output}
+        op_types = {node.output[0]: node.op_type for node in self.work.nodes if node.output}
         replaced: dict[int, list[Node]] = {}
         for node in sizes:
             if node.input[0] in self.places:
@@ -225,7 +238,7 @@ class _Rewriter:
                 if original is not None:
                     replaced[id(original)] = self._fixed_sizes(original)
         for edit in (edit for edits in self.edits.values() for edit in edits):
-            original = self._find(made, edit.node, "")
+            original = self._find(made, edit.node, op_types[edit.node])
             if original is not None:
                 getattr(self, f"_{edit.kind}")(original, edit)
         nodes = []
@@ -236,8 +249,8 @@ class _Rewriter:
 
     def _find(self, made: Mapping[str, Node], output: str, op_type: str) -> Node | None:
         node = made.get(output)
-        if node is None or (op_type and node.op_type != op_type):
-            self.refusals.append(Refusal(output, op_type or "node", "it is a part of another node in the file", HINT))
+        if node is None or node.op_type != op_type:
+            self.refusals.append(Refusal(output, op_type, "it is a part of another node in the file", HINT))
             return None
         return node
 
