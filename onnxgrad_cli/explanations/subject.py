@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto
 
+from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.derivatives.derivative_model import float_inputs, open_model
 from onnxgrad_cli.derivatives.values import choose
 from onnxgrad_cli.errors import UsageError
@@ -21,6 +22,7 @@ from onnxgrad_cli.ir.types import Shape, dtype_of, is_float, shape_of, tensor_ty
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare.prepare import make_differentiable
 from onnxgrad_cli.record import Training
+from onnxgrad_cli.verification.freed_batch import free_asked
 
 KINDS = "float inputs"
 """What is attributed to, besides values in between: as errors call it."""
@@ -67,12 +69,17 @@ def typed(model: ModelProto, path: Path | None, options: Options) -> Graph:
     return graph
 
 
-def in_mode(model: ModelProto, path: Path | None, options: Options) -> ModelProto:
+def in_mode(model: ModelProto, path: Path | None, options: Options, tell: Tell) -> ModelProto:
     """The model as it is run: what it says of samples and what is differentiated are then in one mode.
 
+    The batch is free where `shapes` asks for that; the model is changed then.
+
     Raises:
-        UnsupportedError: its opset is newer than what is known.
+        UsageError: `shapes` contradicts the model.
+        UnsupportedError: its opset is newer than what is known, or its batch can't be freed.
     """
+    for caution in free_asked(Graph(model, path), options):
+        tell(str(caution), 0)
     return model if options.mode == "keep" else typed(model, path, options).commit()
 
 

@@ -205,7 +205,7 @@ def run_attack(
     if output is None:
         check_is_original(proto)
     target = file_for(out, [".npz"], proto, path, force)
-    proto = in_mode(proto, path, options)
+    proto = in_mode(proto, path, options, tell)
     graph = typed(proto, path, options)
     check_ends(graph)
     inner = with_outputs(proto, graph, [output or ""])

@@ -228,8 +228,8 @@ def _advice(origin: Origin, unnamed: list[str], folded: bool, modes: bool) -> It
             "tensors are parameters"
         )
     if not origin.sizes:
-        how = _varying(origin) if older or newer else "with symbolic sizes,"
-        yield f"no size may vary: {how} batches of any size can be trained on"
+        how = _varying(origin) if older or newer else "with symbolic sizes"
+        yield f"no size may vary: `train` frees the batch where it can; {how} that is not needed"
     if any(name.startswith("com.microsoft") for name in origin.operators):
         yield "operators of onnxruntime's own: the model as it was before they were put in is simpler to train"
     if any("QuantizeLinear" in name or name.startswith("QLinear") for name in origin.operators):

@@ -162,7 +162,7 @@ def run_explain(
         check_is_original(proto)
     target = file_for(out, ENDINGS, proto, path, force)
     pictured = target is not None and target.suffix.lower() == ".png"
-    proto = in_mode(proto, path, options)
+    proto = in_mode(proto, path, options, tell)
     graph = typed(proto, path, options)
     check_ends(graph)
     what = scored(graph, output, class_axis)

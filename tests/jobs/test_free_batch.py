@@ -256,6 +256,23 @@ def test_evaluate_and_predict_take_a_fixed_batch(shell: Shell, batch: int) -> No
     np.testing.assert_allclose(found, module(x).detach().numpy(), rtol=1e-4, atol=1e-6)
 
 
+def test_explain_and_attack_take_a_batch_that_is_freed(shell: Shell) -> None:
+    module, shape = module_of("classifier")
+    onnx.save(export(module, (torch.zeros(1, *shape),), ["x"]), "net.onnx")
+    x, labels = samples(shape, 5)
+    np.savez("data.npz", x=x.numpy(), label=labels.numpy())
+    how = ("net.onnx", "--data", "data.npz", "--shape", "x:n,6")
+    explained = shell("explain", *how, "--class", "1", "--method", "saliency", "-o", "e.npz")
+    assert explained.code == 0 and "was freed" in explained.err, explained.err
+    x.requires_grad_()
+    module(x)[:, 1].sum().backward()
+    assert x.grad is not None
+    found = np.load("e.npz")["attributions"]
+    np.testing.assert_allclose(np.abs(found), np.abs(x.grad.numpy()), rtol=1e-4, atol=1e-6)
+    attacked = shell("attack", *how, "--epsilon", "0.1", "-o", "a.npz")
+    assert attacked.code == 0 and "was freed" in attacked.err, attacked.err
+
+
 class Squeezed(nn.Module):
     """The batch of 1 is squeezed away on the way, and from the output."""
 
