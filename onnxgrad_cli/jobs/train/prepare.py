@@ -208,22 +208,31 @@ def _free_batch(
         as_if = f"`batch_size={fixed.size}` and `accumulate={runs * options.accumulate}`"
         tell(f"each step takes {runs} runs, as with {as_if}", 0)
         return None, runs
-    alone = f"`batch_size={fixed.size * link.world}`"
-    alone += f" and `accumulate={runs // link.world}`" if runs > link.world else ""
-    raise UsageError(f"{text}; {apart}", f"{HINT}; or set {alone}: batches of {fixed.size} then run on their own")
+    hint = HINT
+    if not _takes_statistics(original, options):
+        alone = f"`batch_size={fixed.size * link.world}`"
+        alone += f" and `accumulate={runs // link.world}`" if runs > link.world else ""
+        hint += f"; or set {alone}: batches of {fixed.size} then run on their own"
+    raise UsageError(f"{text}; {apart}", hint)
 
 
 def _not_in_runs(original: ModelProto, options: Options, course: Course, link: Communicator, size: int) -> str:
     """Why a step can't take several runs of a model of one batch size; "" where it can."""
-    graph = Graph(skeleton(original))
-    normalizations = [node for node in with_bodies(graph.nodes) if is_batch_normalization(node)]
-    if any(options.mode == "train" or uses_batch(node, graph.opset() or 1) for node in normalizations):
+    if _takes_statistics(original, options):
         return "BatchNormalization in training mode takes the statistics of a whole batch"
     if course.batch_size % size:
         return f"{course.batch_size} samples are no whole number of such batches"
     if course.schedule != "constant":
         return f"the schedule '{course.schedule}' counts runs, so that a step is one run"
     return "several processes share a batch" if link.world > 1 else ""
+
+
+def _takes_statistics(original: ModelProto, options: Options) -> bool:
+    """Return True if a BatchNormalization is trained with the statistics of its batch."""
+    graph = Graph(skeleton(original))
+    found = [node for node in with_bodies(graph.nodes) if is_batch_normalization(node)]
+    own = [uses_batch(node, graph.opset() or 1) for node in found]
+    return bool(found) if options.mode == "train" else options.mode == "keep" and any(own)
 
 
 def _within(

@@ -42,8 +42,8 @@ ONNXRUNTIME = "com.microsoft"
 SYMBOL = "batch"
 """The name of a batch that was freed, where nobody chose another."""
 
-
 NOT_COMPARED = "not compared with runs of the original"
+"""The begin of what a caution says if there was no comparison."""
 
 
 class SamplesMixError(UnsupportedError):
@@ -195,12 +195,12 @@ def _analysed(graph: Graph, size: int) -> tuple[Graph, list[Node]]:
     normalise(work)
     set_hints_aside(work)
     infer_types(work)
+    sizes = [node for node in work.nodes if node.op_type in ("Shape", "Size")]
     if any(node.domain == ONNXRUNTIME for node in work.nodes):  # as its optimizer writes them
         raise_opset(work, Training())
         infer_types(work)
         while expand(work, ONNXRUNTIME):
             infer_types(work)
-    sizes = [node for node in work.nodes if node.op_type in ("Shape", "Size")]
     while fold(work):
         infer_types(work)
     return work, sizes
