@@ -84,7 +84,15 @@ class UnsupportedError(OnnxgradError):
 
 
 class Unknown(Exception):
-    """A rule needs something that is unknown at build time; the walk turns it into a refusal of the node."""
+    """A rule needs something that is unknown at build time; the walk turns it into a refusal of the node.
+
+    Attributes:
+        hint: what to do about it; "" if shapes of the inputs may tell it.
+    """
+
+    def __init__(self, reason: str, hint: str = "") -> None:
+        super().__init__(reason)
+        self.hint = hint
 
 
 class CheckFailed(OnnxgradError):

@@ -145,7 +145,7 @@ class _Walk:
             self.refuse(node, refused.reason, refused.hint)
         except Unknown as unknown_fact:
             reason = f"{unknown_fact}{_other_ranks(op.graph, node)}"
-            self.refuse(node, reason, op.graph.rank_hint())
+            self.refuse(node, reason, unknown_fact.hint or op.graph.rank_hint())
         except ZeroDivisionError:
             self.refuse(node, f"its rule divides by {NAUGHT}", "export the model again")
         except UnsupportedError as inner:

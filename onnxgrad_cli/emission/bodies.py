@@ -210,5 +210,11 @@ def add(op: Op, a: Val, b: Val) -> Val:
 
 
 def zeros_like(op: Op, x: Val) -> Val:
-    """The zero cotangent of a value in full: a tensor, or a sequence of them."""
+    """The zero cotangent of a value in full: a tensor, or a sequence of them.
+
+    Raises:
+        Unknown: the value is an optional, which may hold either or nothing.
+    """
+    if not x.is_tensor and not x.is_sequence:
+        raise Unknown(f"'{x.name}' is an optional, whose gradient is unknown", "export the model without optionals")
     return map_elements(op, lambda op, e: op.fill(0.0, e), x) if x.is_sequence else op.fill(0.0, x)

@@ -410,7 +410,10 @@ def loop_types(graph: Graph, node: Node) -> tuple[list[TypeProto], list[TypeProt
         states = merged
     trips = fixed_trips(graph, node, inner)
     length = graph.fresh_symbol() if trips is None else trips
-    final = [with_fresh(graph, value_type, varying) for value_type in states]
+    final = [
+        of_any_element(now) if now.HasField("sequence_type") else with_fresh(graph, before, varying)
+        for before, now in zip(states, after[1:], strict=False)
+    ]
     rows = [stacked(value_type, length) for value_type in after[1 + len(states) :]]
     return [*counters, *states], [*final, *rows]
 

@@ -39,6 +39,8 @@ def first_elements(graph: Graph, loop: Node, body: GraphProto) -> list[str | Non
 
 def meet(graph: Graph, before: TypeProto, after: TypeProto, varying: set[str]) -> TypeProto:
     """The type that a state has before and after an iteration."""
+    if before.HasField("optional_type") and after.HasField("sequence_type"):  # an optional that is never empty again
+        return onnx.helper.make_optional_type_proto(of_any_element(after))
     if not before.HasField("tensor_type"):
         return of_any_element(after)  # onnx has met the types of the elements
     old, new = shape_of(before), shape_of(after)

@@ -33,6 +33,22 @@ g (float[5] x, float[5] z) => (float[1, 5, 2] y)
 """torch.dstack, as PyTorch's exporter writes it."""
 
 
+OPTIONAL = """<ir_version: 8, opset_import: ["": 16]>
+g (int64 n, bool c, float a) => (float y) <int64 first = {0}> {
+  s = SequenceConstruct(a)
+  o = Optional(s)
+  r = Loop(n, c, o) <body = b (int64 i, bool ci, optional(seq(float)) oi) => (bool co, seq(float) so) {
+    co = Identity(ci)
+    has = OptionalHasElement(oi)
+    no = Not(has)
+    q = If(no) <then_branch = t () => (seq(float) z) { k = Constant<value = float {0.0}>() z = SequenceConstruct(k) },
+      else_branch = e () => (seq(float) w) { w = OptionalGetElement(oi) }>
+    so = SequenceInsert(q, a)
+  }>
+  y = SequenceAt(r, first)
+}"""
+
+
 def test_dstack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shell, derived = Shell(tmp_path, capsys), tmp_path / "derived.onnx"
     result = shell("derive", save(DSTACK, tmp_path / "model.onnx"), "-o", derived)
@@ -41,3 +57,12 @@ def test_dstack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     feeds = {"x": np.zeros(5, np.float32), "z": np.zeros(5, np.float32), "y_grad": g}
     x_grad, z_grad = onnxruntime.InferenceSession(derived).run(["x_grad", "z_grad"], feeds)
     np.testing.assert_array_equal([x_grad, z_grad], g[0].T)
+
+
+def test_a_loop_that_turns_an_optional_into_a_sequence_is_valid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """onnx's checker accepts it, and onnxruntime runs it: what is missing is the gradient of an optional."""
+    file = save(OPTIONAL, tmp_path / "model.onnx")
+    result = Shell(tmp_path, capsys)("derive", file, "-o", tmp_path / "derived.onnx")
+    assert result.code == 3 and "is an optional, whose gradient is unknown" in result.err, result.err
