@@ -41,8 +41,12 @@ def samples_for(model: ModelProto) -> Arrays | None:
     types, arrays = fed_types(model), _samples.get({})
     if not arrays or not all(name in arrays for name in types):
         return None
-    dtypes = {name: helper.tensor_dtype_to_np_dtype(dtype_of(value_type)) for name, value_type in types.items()}
-    return {name: np.asarray(arrays[name]).astype(dtype) for name, dtype in dtypes.items()}
+    return {name: _sample(name, value_type) for name, value_type in types.items()}
+
+
+def _sample(name: str, value_type: TypeProto) -> np.ndarray:
+    """Return a given array in the type of the input that it is for."""
+    return np.asarray(_samples.get()[name]).astype(helper.tensor_dtype_to_np_dtype(dtype_of(value_type)))
 
 
 def weight_bytes(model: ModelProto) -> int:
@@ -120,7 +124,8 @@ class Probe:
     def __call__(self, shapes: Shapes) -> Arrays:
         """The values of a run on data of these shapes: floats between 0 and 1, and zeros, or ones if these don't fit.
 
-        An input of one integer is the stored integer that the model compares it with, if it does; or 1.
+        An input of one integer is the stored integer that the model compares it with, if it does; or 1. Given data of
+        the same shape replace drawn data.
 
         Raises:
             Exception: onnxruntime's own, where the model does not run on them.
@@ -130,7 +135,9 @@ class Probe:
         def drawn(fill: int) -> Arrays:
             with counted():
                 arrays = {name: _drawn(dtype_of(types[name]), shape, fill) for name, shape in shapes.items()}
-                return arrays | {name: np.full_like(arrays[name], at) for name, at in switches.items() if not fill}
+                arrays |= {name: np.full_like(arrays[name], at) for name, at in switches.items() if not fill}
+                same = {n for n, array in arrays.items() if np.shape(_samples.get({}).get(n)) == array.shape}
+                return arrays | {n: _sample(n, types[n]) for n in same.intersection(_samples.get({}))}
 
         try:
             outputs = self._run(drawn(0))

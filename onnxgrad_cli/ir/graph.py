@@ -52,7 +52,6 @@ class Graph:
         run_for_ranks: why no run has shown the ranks that are unknown, "forbidden", "too large" or "failed"; or "".
         ranks: values that have other ranks at other sizes -> which, in words.
         branches: Ifs that were replaced by one branch because the other one can't run -> the branch.
-        trial_depth: how many Ifs a branch was put in the place of to see if it can run.
         multiples: symbols that we have made for a multiple of another one, as (factor, symbol).
         original_names: every name of a value or node that the model had before anything was done to it.
         computed: values that nodes computed of constants when onnxgrad wrote the file, and that a tool may have stored.
@@ -82,7 +81,6 @@ class Graph:
         self.run_for_ranks = ""
         self.ranks: dict[str, str] = {}
         self.branches: dict[str, str] = {}
-        self.trial_depth = 0
         self.multiples: dict[str, tuple[int, str]] = {}
         self.initializers: dict[str, TensorProto] = {t.name: t for t in proto.graph.initializer}
         self.original_names = frozenset(node_names(proto.graph))
@@ -144,7 +142,7 @@ class Graph:
     def share_names(self, other: Graph) -> None:
         """Draw fresh names and symbols from the same stock as `other`, so that both can be parts of one model."""
         self._names, self._counters, self._symbols = other._names, other._counters, other._symbols
-        self.multiples, self.branches, self.trial_depth = other.multiples, other.branches, other.trial_depth
+        self.multiples, self.branches = other.multiples, other.branches
         self._outer = other
 
     @property

@@ -6,18 +6,16 @@ behind the If: a run that takes the other one ends with an error. A guard keeps 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from onnx import TensorProto
 
-from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.ir.graph import Graph
-from onnxgrad_cli.ir.inference import Contradiction
+from onnxgrad_cli.ir.inference import Contradiction, infer_types
 from onnxgrad_cli.ir.node import Node, make_node
-from onnxgrad_cli.ir.nodes import with_bodies
+from onnxgrad_cli.ir.nodes import subgraphs, with_bodies
 from onnxgrad_cli.ir.types import dtype_of, shape_of
-from onnxgrad_cli.passes.prepare.subgraphs import put_branch
+from onnxgrad_cli.passes.prepare.fold import fold
+from onnxgrad_cli.passes.prepare.subgraphs import choose_branches, put_branch
 
 BRANCHES = ("then_branch", "else_branch")
 
@@ -25,20 +23,20 @@ MOST_TRIED, MOST_NODES = 8, 50_000
 """Ifs of a graph that are tried, and nodes that are typed for that: each trial types the graph twice."""
 
 
-def rule_out_branches(graph: Graph, settle: Callable[[Graph], None], all_of_them: bool = False) -> bool:
+def rule_out_branches(graph: Graph, contradicts: bool = False) -> bool:
     """Replace an If of which one branch is impossible by its other branch; return True if there is one.
 
     Args:
         graph: the graph.
-        settle: infer the types of a graph and choose the branches that follow; raises Contradiction.
-        all_of_them: try every If, not only those with an output of unknown rank.
+        contradicts: whether the graph contradicts itself, perhaps in a branch. Otherwise only Ifs with an output of
+            unknown rank are tried.
     """
     tried = [node for node in graph.nodes if node.op_type == "If" and _gives_tensors(graph, node)]
-    if not all_of_them:
+    if not contradicts:
         tried = [node for node in tried if any(shape_of(graph.types[name]) is None for name in node.output if name)]
     size = sum(1 for _ in with_bodies(graph.nodes)) if tried else 0
     for node in tried[: min(MOST_TRIED, MOST_NODES // max(size, 1))]:
-        possible = [branch for branch in BRANCHES if _is_possible(graph, node, branch, settle)]
+        possible = [branch for branch in BRANCHES if not _contradicts(_with_branch(graph, node, branch))]
         if len(possible) == 1:
             _commit(graph, node, possible[0])
             return True
@@ -50,21 +48,48 @@ def _gives_tensors(graph: Graph, node: Node) -> bool:
     return all(dtype_of(graph.types.get(name)) for name in node.output if name)
 
 
-def _is_possible(graph: Graph, node: Node, branch: str, settle: Callable[[Graph], None]) -> bool:
-    """Return True if nothing contradicts the graph with a branch in the place of its If."""
+def _with_branch(graph: Graph, node: Node, branch: str) -> Graph:
+    """Return a copy of a graph, without its weights, with a branch in the place of its If."""
     trial = Graph(graph.skeleton())
     trial.follows_shapes, trial.not_constant = graph.follows_shapes, set(graph.not_constant)
-    trial.observed, trial.trial_depth = dict(graph.observed), graph.trial_depth + 1
     nodes = trial.nodes
     at = next(i for i, each in enumerate(graph.nodes) if each is node)
     trial.set_nodes([*nodes[:at], *put_branch(trial, nodes[at], branch), *nodes[at + 1 :]])
+    return trial
+
+
+def _contradicts(graph: Graph) -> bool:
+    """Return True if the nodes that every run executes contradict each other.
+
+    What a body holds need not run, and what follows from a body may have another rank than is declared.
+    """
     try:
-        settle(trial)
+        infer_types(graph)
+        while choose_branches(graph) or fold(graph):
+            infer_types(graph)
     except Contradiction:
-        return False
-    except OnnxgradError:  # another reason, which is reported if the branch is taken
-        return True
-    return True
+        graph.set_nodes(_unconditional(graph))
+        made = {*graph.made(), *graph.input_names}
+        outputs = [value for value in graph.proto.graph.output if value.name in made]
+        del graph.proto.graph.output[:]
+        graph.proto.graph.output.extend(outputs)
+        try:
+            infer_types(graph)
+        except Contradiction:
+            return True
+    return False
+
+
+def _unconditional(graph: Graph) -> list[Node]:
+    """Return the nodes without bodies that do not depend on a node with bodies."""
+    conditional: set[str] = set()
+    nodes = []
+    for node in graph.nodes:
+        if subgraphs(node) or not conditional.isdisjoint(node.input[:]):
+            conditional.update(node.output)
+        else:
+            nodes.append(node)
+    return nodes
 
 
 def _commit(graph: Graph, node: Node, branch: str) -> None:

@@ -27,9 +27,6 @@ from onnxgrad_cli.passes.prepare.sequences import unpack
 from onnxgrad_cli.passes.prepare.subgraphs import choose_branches, settle_bodies
 from onnxgrad_cli.passes.prepare.vectors import widen_vectors
 
-DEEPEST_TRIAL = 2
-"""Branches that are tried within one another."""
-
 
 def settle(graph: Graph, training: Cautions, opset: int = OLDEST_OPSET, by_run: bool | None = None) -> None:
     """Type a normalised graph, raise it to the opset its gradient needs, replace operators that have no rule.
@@ -111,7 +108,7 @@ def _replace(graph: Graph) -> bool:
         or choose_branches(graph)
         or _settle_bodies(graph)
         or inline_function_bodies(graph)
-        or _rule_out(graph)
+        or rule_out_branches(graph)
         or imply_ranks(graph)  # last: the guards of ranks hide contradictions
     )
 
@@ -120,17 +117,9 @@ def _settle_bodies(graph: Graph) -> bool:
     try:
         return settle_bodies(graph, _settle_body)
     except Contradiction:  # in a branch that can't run, as it may be
-        if _rule_out(graph, all_of_them=True):
+        if rule_out_branches(graph, contradicts=True):
             return True
         raise
-
-
-def _rule_out(graph: Graph, all_of_them: bool = False) -> bool:
-    """Replace an If of which one branch can't run by the other; return True if there is one.
-
-    In a trial of a trial nothing is tried: the number of trials would double with each If.
-    """
-    return graph.trial_depth < DEEPEST_TRIAL and rule_out_branches(graph, _settle_body, all_of_them)
 
 
 def _write_out(graph: Graph, opset: int) -> bool:
@@ -163,5 +152,5 @@ def _infer(graph: Graph) -> None:
         try:
             return infer_types(graph)
         except Contradiction:
-            if not _rule_out(graph, all_of_them=True):
+            if not rule_out_branches(graph, contradicts=True):
                 raise

@@ -103,8 +103,9 @@ class Data:
             UsageError: a picture can't be read, or the user's function fails.
         """
         rows = self.rows(indices)
-        taken = {name: array if name in self.same else _take(array, rows) for name, array in self.arrays.items()}
+        taken = {name: _take(array, rows) for name, array in self.arrays.items() if name not in self.same}
         whole: dict[str, Any] = dict(taken if self.sequences is None else self.sequences.batch(taken))
+        whole |= {name: self.arrays[name] for name in self.same}
         if part is not None and self.augment is not None:
             whole = self.augment(whole, part)
         whole |= {name: normal(whole[name]) for name, normal in self.normal.items()}
