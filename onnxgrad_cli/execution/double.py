@@ -38,8 +38,11 @@ class DoubleExecutor:
         Exception: neither can run it, which shows at the first run.
     """
 
-    _single: ClassVar[set[tuple[str, str]]] = set()
-    """Operators that have turned out to have no float64 kernel on onnxruntime, by domain; for good, in this process."""
+    _single: ClassVar[set[tuple[str, str]]] = {("", "Shrink")}
+    """Operators that have turned out to have no float64 kernel on onnxruntime, by domain; for good, in this process.
+
+    The kernel of Shrink takes float64 and computes in float32.
+    """
 
     def __init__(self, model: ModelProto, beside: bool = False) -> None:
         bare, self._fed = session.take_out(model, values_of_inputs(model, FLOATS), None)
@@ -50,7 +53,8 @@ class DoubleExecutor:
         self._stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
         self._outputs = [value.name for value in graph.output]
         self._beside = beside
-        self._pieces = [_Piece(self._model, list(graph.node), self._outputs, beside)]
+        whole = _Piece(self._model, list(graph.node), self._outputs, beside)
+        self._pieces = list(self._split(whole)) if any(map(self._is_single, graph.node)) else [whole]
 
     @property
     def name(self) -> str:

@@ -190,6 +190,20 @@ class LpPool(OpRun):  # onnx.reference averages, wrongly so where windows hang o
         return (np.asarray(total ** (1 / p), x.dtype),)
 
 
+class LRN(OpRun):  # onnx.reference sums over as many channels as there are samples, and knows images alone
+    """Local response normalization."""
+
+    op_domain = ""
+
+    def _run(
+        self, x: np.ndarray, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int = 1
+    ) -> tuple[np.ndarray]:
+        before, after = (size - 1) // 2, size // 2
+        padded = np.pad(np.square(x), [(0, 0), (before, after), *[(0, 0)] * (x.ndim - 2)])
+        total = sum(padded[:, i : i + x.shape[1]] for i in range(size))
+        return (np.asarray(x / (bias + alpha / size * total) ** beta, x.dtype),)
+
+
 class GlobalMaxPool(OpRun):  # onnx.reference takes it over two axes, whatever the rank
     """The maximum over all spatial axes."""
 
@@ -490,6 +504,6 @@ def evaluator(model: ModelProto, ops: Sequence[type[OpRun]] = ()) -> ReferenceEv
     """onnx's reference evaluator for a model, with more operators if it needs `ops`."""
     return ReferenceEvaluator(model, new_ops=[
         *ops,
-        Erf, Gelu, Mean, BatchNormalization, Conv, ConvTranspose, LpPool, GlobalMaxPool, GlobalLpPool, Pad, Resize, RNN,
-        GRU, LSTM, Loop, Scan, GridSample, DeformConv, GatherElements, MaxRoiPool,
+        Erf, Gelu, Mean, BatchNormalization, Conv, ConvTranspose, LpPool, LRN, GlobalMaxPool, GlobalLpPool, Pad, Resize,
+        RNN, GRU, LSTM, Loop, Scan, GridSample, DeformConv, GatherElements, MaxRoiPool,
     ])  # fmt: skip

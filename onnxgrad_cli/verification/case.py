@@ -28,6 +28,7 @@ class Case:
         described: the training model with its weights, as it is run.
         run: runs that model on onnxruntime.
         feeds, outputs: what the model was run on, and what came of it.
+        cotangents: inputs that have the shape of an output of the original -> that output.
         drawn: the sizes of symbolic dimensions; None where no feed was drawn at random.
         measured_by: what evaluated the differences, and in which precision.
         exact: whether that was float64.
@@ -42,6 +43,7 @@ class Case:
     rng: np.random.Generator
     force: bool
     operations: int = 0
+    cotangents: Mapping[str, str] = field(default_factory=dict)
     described: DescribedModel = field(init=False)
     run: Executor = field(init=False)
     feeds: Arrays = field(init=False)

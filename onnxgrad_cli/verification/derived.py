@@ -99,6 +99,8 @@ def prove_derived(
     before = Original(original, path) if original is not None else None
     roles = roles_of(model, derived)
     case = Case(model, roles, path, before, dict(data or {}), sizes or {}, np.random.default_rng(seed), force)
+    if derived.kind == "vjp":
+        case.cotangents = dict(zip(derived.inputs, derived.of, strict=False))
     outputs = [value.name for value in before.model.graph.output] if before is not None else []
     compared = derived.mode == "keep" and any(_made(model, [name]) for name in outputs)
     checks = (*OPENING, ORIGINAL) if compared else OPENING

@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -25,10 +25,18 @@ from onnxgrad_cli.metadata import Roles
 
 @dataclass(frozen=True)
 class DescribedModel:
-    """A training model with its weights, and what its inputs and outputs are for."""
+    """A training model with its weights, and what its inputs and outputs are for.
+
+    Attributes:
+        model, roles: the model and the roles of what goes in and out.
+        cotangents: inputs that have the shape of an output of the original -> that output.
+        original: computes the original's outputs from feeds for this model.
+    """
 
     model: ModelProto
     roles: Roles
+    cotangents: Mapping[str, str] = field(default_factory=dict)
+    original: Callable[[Arrays], Arrays] | None = None
 
     @cached_property
     def weights(self) -> Arrays:
@@ -63,7 +71,8 @@ def first_run(
     """
     failure: Exception | None = None
     start = time.process_time()
-    sizes_of_labels, switches = _sizes_of_labels(described), _switches(described)
+    open_sizes = (_sizes_of_labels(described), _sizes_of_cotangents(described))
+    switches = _switches(described)
     for tried, found in enumerate(sizes_to_try(_shapes(described), described.model)):
         if failure is not None and tried >= TRIES and time.process_time() - start > SEARCH:
             break
@@ -73,7 +82,7 @@ def first_run(
             given = {name: x for name, x in data.items() if name in feeds or name in described.roles.gradients}
             feeds.update(given)
             try:
-                unmet = sizes_of_labels(feeds, guess)
+                unmet = {dim: size for find in open_sizes for dim, size in find(feeds, guess).items()}
                 if unmet:
                     guess = {**guess, **unmet, **sizes}
                     feeds = {
@@ -108,7 +117,31 @@ def _switches(described: DescribedModel) -> dict[str, int]:
 
 def _inputs(described: DescribedModel, feeds: Arrays) -> Arrays:
     """Of feeds those for the model's own inputs."""
-    return {name: x for name, x in feeds.items() if described.roles.inputs[name] == "model input"}
+    own = (name for name in feeds if described.roles.inputs[name] == "model input")
+    return {name: feeds[name] for name in own if name not in described.cotangents}
+
+
+def _sizes_of_cotangents(described: DescribedModel) -> Callable[[Arrays, Mapping[str, int]], dict[str, int]]:
+    """A function of feeds and sizes that finds those of symbols that only cotangents have: outputs have them."""
+    shapes = {name: shape for name, shape in _shapes(described).items() if name in described.cotangents}
+    own = {dim for name, shape in _shapes(described).items() if name not in shapes for dim in shape}
+    open_ = {name: shape for name, shape in shapes.items() if any(isinstance(d, str) and d not in own for d in shape)}
+    original = described.original
+    if not open_ or original is None:
+        return lambda feeds, sizes: {}
+
+    def find(feeds: Arrays, sizes: Mapping[str, int]) -> dict[str, int]:
+        results = original(feeds)
+        found = {
+            dim: size
+            for name, shape in open_.items()
+            if (output := described.cotangents[name]) in results
+            for dim, size in zip(shape, np.shape(results[output]), strict=False)
+            if isinstance(dim, str) and dim not in own
+        }
+        return {dim: size for dim, size in found.items() if sizes.get(dim) != size}
+
+    return find
 
 
 def _sizes_of_labels(described: DescribedModel) -> Callable[[Arrays, Mapping[str, int]], dict[str, int]]:

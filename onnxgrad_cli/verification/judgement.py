@@ -246,8 +246,14 @@ def _rms(x: np.ndarray) -> float:
 
 
 def off(a: np.ndarray, b: np.ndarray, least: float = 0.0) -> float:
-    """How far two results are apart, relative to the larger of the largest entry and `least`."""
+    """How far two results are apart, relative to the larger of the largest finite entry and `least`.
+
+    Entries that are the same infinity, or no number in both, are not apart.
+    """
     if a.dtype.kind in "OU":  # strings
         return 0.0 if np.array_equal(a, b) else math.inf
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    return float(np.max(np.abs(a - b), initial=0.0) / max(np.max(np.abs(b), initial=0.0), least, 1e-30))
+    with np.errstate(invalid="ignore"):
+        apart = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+    largest = np.max(np.abs(b), initial=0.0, where=np.isfinite(b))
+    return float(np.max(apart, initial=0.0) / max(largest, least, 1e-30))
