@@ -323,7 +323,7 @@ def _factors(path: Path, pickled: Path) -> dict[str, dict[str, np.ndarray]]:
     try:
         data = read_bytes(path)
         read_header(BytesIO(data))
-        tensors = dict(safetensors.deserialize(data))
+        tensors: dict[str, Any] = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
     except OnnxgradError:
         raise
     except Exception as error:  # the library has kinds of its own, and raises others too
