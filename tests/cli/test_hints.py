@@ -459,6 +459,13 @@ CASES = [
         ("build mlp.onnx --loss mse --optimizer sgd --ema 0.9 --no-verify --artifacts dir",),
     ),
     Case(
+        "name another folder with `run`",
+        TRAIN,
+        "--run",
+        {"--run": "--run other"},
+        ("$ touch t.onnx.run",),
+    ),
+    Case(
         "name another `run`",
         TRAIN + " --log tensorboard",
         "--run",
@@ -605,7 +612,6 @@ EXEMPT = {
         "take `reduction='mean'`, or `optimizer_options`",
         "take `reduction='sum'`, or one loss",
         "take a loss that onnxgrad knows, or one process",
-        "name another folder with `run`",
     ),
     "files changed by hand or damaged, tested where they are read": (
         "`onnxgrad export` writes the last checkpoint; or {}",

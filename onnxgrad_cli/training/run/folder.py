@@ -223,7 +223,9 @@ def run_folder(path: Path) -> Iterator[RunFolder]:
             alone = hold(held.enter_context(opened(path / LOCK)))
         except OSError as error:
             what = "written to" if os.path.isdir(path) else "made"
-            raise OnnxgradError(f"`run`: '{path}' can't be {what}: {error.strerror}") from None
+            raise OnnxgradError(
+                f"`run`: '{path}' can't be {what}: {error.strerror}", "name another folder with `run`"
+            ) from None
         if not alone:
             raise UsageError(f"`run`: another run is going on in '{path}'", "name another folder with `run`")
         with suppress(PermissionError):  # who may write in a folder need not be one who may read it
