@@ -303,7 +303,7 @@ class Loop:
         progress.epochs.append(found)
         epoch = len(progress.epochs)
         log.add({"step": self.trainer.steps, "epoch": epoch, **found})
-        better = self._is_best(found)
+        better = self.evaluator is not None and self._is_best(found)  # without a validation the last weights are taken
         if better:
             progress.best = epoch
         self._tell(epoch, found, ends=True, best=better)

@@ -523,6 +523,18 @@ def test_two_runs_in_one_folder_are_refused(shell: Shell) -> None:
     assert shell("train", "mlp.onnx", "--data", "data.npz", "--epochs", "1", "--run", "held", "-o", "t.onnx").code == 0
 
 
+def test_without_validation_the_run_keeps_the_weights_that_are_written(shell: Shell) -> None:
+    """The loss grows from the second epoch on: no earlier epoch is kept in place of the last one."""
+    run = ("train", "mlp.onnx", "--data", "data.npz", "--optimizer", "sgd", "--learning-rate", "10", "-o", "t.onnx")
+    assert shell(*run, "--epochs", "1").code == 0
+    assert shell(*run, "--epochs", "3", "--resume").code == 0
+    steps = [json.loads(line) for line in Path("t.onnx.run/train.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in steps if "rate" not in line]
+    assert len(losses) == 3 and min(losses) < losses[-1], losses
+    assert shell("export", "t.onnx.run", "--model", "mlp.onnx", "-o", "e.onnx").code == 0
+    assert onnx.load("e.onnx").graph == onnx.load("t.onnx").graph
+
+
 @pytest.mark.parametrize("name", ["report.md", "report.html", "page.html"])
 def test_what_a_run_ends_with_is_written_together(shell: Shell, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """A disk that is full at a report or the picture leaves no model without them, and no half of anything."""
@@ -539,7 +551,7 @@ def test_what_a_run_ends_with_is_written_together(shell: Shell, monkeypatch: pyt
     assert result.code == 1 and f"{name}' can't be written: no space is left" in result.err, result.err
     assert not Path("t.onnx").exists() and not Path("page.html").exists()
     assert {path.name for path in Path("t.onnx.run").iterdir()} == {
-        "best.safetensors", "checkpoint.safetensors", "lock", "train.jsonl",
+        "checkpoint.safetensors", "lock", "train.jsonl",
     }  # fmt: skip
     monkeypatch.undo()
     monkeypatch.chdir(shell.folder)

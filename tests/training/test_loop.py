@@ -198,8 +198,8 @@ def test_a_checkpoint_says_all_that_it_takes_to_go_on():
     run = Steps([1.0, 2.0])
     run.loop.run()
     ((values, said, best),) = run.checkpoints
-    assert best and sorted(values) == ["m", "w"] and values["w"].tolist() == [2, 2]
-    progress = {"epochs": [{"loss": 1.25}], "best": 1, "total": 0.0, "seen": 0}
+    assert not best and sorted(values) == ["m", "w"] and values["w"].tolist() == [2, 2]
+    progress = {"epochs": [{"loss": 1.25}], "best": 0, "total": 0.0, "seen": 0}
     assert said == {
         "steps": 2, "batches": {"position": 0}, "schedule": "schedule", "run": progress, "weights": ["w"],
         "adapters": [], "model": "a model", "base": "a base", "rates": "", "watched": "loss",
@@ -212,9 +212,9 @@ def test_checkpoints_within_an_epoch():
     run = Steps([1.0] * 6, save_every=3)
     run.loop.run()
     assert [(said["steps"], best) for _, said, best in run.checkpoints] == [
-        (2, True), (3, False), (4, False), (6, False),
+        (2, False), (3, False), (4, False), (6, False),
     ]  # fmt: skip
-    assert run.checkpoints[1][1]["run"] == {"epochs": [{"loss": 1.0}], "best": 1, "total": 3.0, "seen": 3}
+    assert run.checkpoints[1][1]["run"] == {"epochs": [{"loss": 1.0}], "best": 0, "total": 3.0, "seen": 3}
 
 
 @pytest.mark.parametrize(("after", "epochs", "saved"), [(1, 0, [1]), (2, 1, [2, 2]), (3, 1, [2, 3])])
