@@ -262,7 +262,7 @@ def test_linked_model_has_its_data_beside_the_target(shell: Shell) -> None:
         (("--grad-of-input", "z"), ("'z' matches no float input", "x")),
         (("--dim", "bach=8"), ("no input has a dimension 'bach'", "batch")),
         (("--shape", "xx:1,4"), ("no input 'xx'", "x")),
-        (("--shape", "x:1,5"), ("'x' has size 4 where 5 was given",)),
+        (("--shape", "x:1,5"), ("'x' has size 4 where 5 was given", "a name in place of the number")),
         (("--stop-after", "backwards"), ("no pass 'backwards'", "did you mean backward?")),
         (("--report", "report.doc"), ("'report.doc'", "formats")),
         (("--loss", "msee"), ("msee", "did you mean")),
@@ -272,7 +272,7 @@ def test_linked_model_has_its_data_beside_the_target(shell: Shell) -> None:
         (("--dim", "batch"), ("SYMBOL=SIZE",)),
         (("--dim", "batch=0"), ("axis 0 of 'x' can't be empty: it is the batch", "1 or more")),
         (("--dim", "batch=-1"), ("SYMBOL=SIZE",)),
-        (("--shape", "x:2,0"), ("'x' has size 4 where 0 was given",)),
+        (("--shape", "x:2,0"), ("'x' has size 4 where 0 was given", "a name in place of the number")),
         (("--shape", "1,4"), ("INPUT:DIM",)),
         (("--l1", "-1"), ("--l1",)),
         (("--lable", "y"), ("--lable", "--label")),
@@ -530,7 +530,7 @@ def test_what_is_written_together_has_names_of_its_own(shell: Shell, trained: tu
     inputs = ("build", "mlp.onnx", "--label", "t", "--weights", "inputs", "-o", "out/w.onnx", "--report", "out/w.json")
     refused(shell, 2, "'out/w.json' is to be written twice", command=inputs)
     assert shell(*trained, "--lora", "1", "-o", "l.onnx").code == 0
-    export = ("export", "l.onnx.run/best.safetensors", "--model", "mlp.onnx", "-o", "a.safetensors")
+    export = ("export", "l.onnx.run/checkpoint.safetensors", "--model", "mlp.onnx", "-o", "a.safetensors")
     refused(shell, 2, "a.safetensors' is to be written twice", command=(*export, "--adapter", "out/../a.safetensors"))
 
 

@@ -125,6 +125,9 @@ def asked_batch(model: ModelProto, options: ShapeOptions) -> FixedBatch | None:
                 f"`shapes`: '{name}' has size {old[axis]} on axis {axis}, not {shape[axis]}",
                 "one axis of an input can be freed, that of the batch: keep the others as the model has them",
             )
+        if isinstance(shape[changed[0]], int) and (changed[0] or shape[0] == 0):
+            text = f"`shapes`: '{name}' has size {old[changed[0]]} where {shape[changed[0]]} was given"
+            raise UsageError(text, "a name in place of the number frees the size, if that is the batch")
         if shape.count(shape[changed[0]]) > 1 and not isinstance(shape[changed[0]], int):
             raise UsageError(
                 f"`shapes`: '{name}' has '{shape[changed[0]]}' on two axes", "give the batch a name of its own"
