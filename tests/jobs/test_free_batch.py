@@ -483,7 +483,7 @@ def test_what_is_not_known_runs_one_by_one(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ("x:1,5", "the size 4 of axis 1 of 'x' can't be freed"),
+        ("x:1,5", "'x' has size 4 where 5 was given"),
         ("x:n,m", "'x' has size 4 on axis 1, not m"),
         ("x:n", "'x' has 2 dimensions, 1 were given"),
     ],
