@@ -486,7 +486,7 @@ class ShapeOptions(_Part):
 # What nobody makes an instance of is no dataclass of its own: making one takes a millisecond or two at each start.
 
 
-class SelectionOptions(InputOptions, AdapterOptions, ParameterOptions):
+class SelectionOptions(GradientOptions, InputOptions, AdapterOptions, ParameterOptions):
     """What decides which weights and inputs get a gradient."""
 
 

@@ -26,8 +26,8 @@ from onnxgrad_cli.passes.parameters.constants import ConstantRoles, Decision
 from onnxgrad_cli.passes.parameters.patterns import matches, matching
 from onnxgrad_cli.passes.parameters.tie import twins
 from onnxgrad_cli.passes.parameters.untie import owners_of
-from onnxgrad_cli.passes.parameters.untrained import untrained
-from onnxgrad_cli.passes.quantized_matrices import integer_weights, is_integer, quantized_matrices
+from onnxgrad_cli.passes.parameters.untrained import integer_weights, untrained
+from onnxgrad_cli.passes.quantized_matrices import is_integer, quantized_matrices
 from onnxgrad_cli.record import SelectionRecord
 
 TIE = "`tie`"

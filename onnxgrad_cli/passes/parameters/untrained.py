@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
 
 from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.errors import Caution
 from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.types import NARROW, is_float, shape_of
 from onnxgrad_cli.options import SelectionOptions
-from onnxgrad_cli.passes.quantized_matrices import IntegerWeights, integer_weights
+from onnxgrad_cli.passes.parameters.formulas import sample
+from onnxgrad_cli.passes.quantized_matrices import quantized_matrices, stored_behind
 from onnxgrad_cli.record import SelectionRecord
 
 UNTRAINED = "untrained"
@@ -60,3 +65,56 @@ def _integers(weights: IntegerWeights, options: SelectionOptions) -> Iterator[Ca
     elif weights.matrices:
         text += ". `lora=8` trains adapters beside them"
     yield Caution(UNTRAINED, "", text)
+
+
+class IntegerWeights(NamedTuple):
+    """The weights that are stored as integers.
+
+    Attributes:
+        counts: the initializer -> how many parameters it holds, which may share bytes.
+        dequantized: those in forms that can become floats with a quantizer behind them.
+        matrices: those that products read.
+    """
+
+    counts: dict[str, int]
+    dequantized: list[str]
+    matrices: list[str]
+
+
+def integer_weights(graph: Graph) -> IntegerWeights:
+    """Find the initializers of integers that stand for weights, whatever reads them.
+
+    These are integers of 8 bits at most that floats are made of, or that an operator reads as they are, and what
+    DequantizeLinear reads. Tensors of two values are masks.
+    """
+    stored, matrices = stored_behind(graph), quantized_matrices(graph)
+    direct = {node.input[0] for node in graph.nodes if node.op_type == "DequantizeLinear"}
+    known = direct | {node.input[0] for node in graph.nodes if node.op_type == "Cast"}
+    counts: dict[str, int] = {}
+    for node in graph.nodes:
+        if all(name in stored for name in node.output if name):
+            continue
+        for name in node.input:
+            integers = stored.get(name, "")
+            if integers and integers != name and is_float(graph.types.get(name)):
+                sizes = [size for size in shape_of(graph.types[name]) or () if isinstance(size, int)]
+                is_weight = integers in direct or graph.initializers[integers].data_type in NARROW
+                counts[integers] = max(counts.get(integers, 0), math.prod(sizes) if is_weight else 0)
+        read = [name for name in node.input if name == stored.get(name) and _is_narrow_matrix(graph, name)]
+        for name in sorted(read, key=lambda name: -math.prod(graph.initializers[name].dims))[:1]:  # not its zero points
+            counts[name] = max(counts.get(name, 0), math.prod(graph.initializers[name].dims))
+            known |= set() if node.op_type == "Gather" or node.name in graph.unexpanded else {name}
+    counts = {name: count for name, count in counts.items() if count and not _has_two_values(graph, name)}
+    return IntegerWeights(
+        counts, [name for name in counts if name in known], [name for name in counts if name in matrices]
+    )
+
+
+def _is_narrow_matrix(graph: Graph, name: str) -> bool:
+    tensor = graph.initializers[name]
+    return tensor.data_type in NARROW and len(tensor.dims) > 1
+
+
+def _has_two_values(graph: Graph, name: str) -> bool:
+    values = sample(graph.initializers[name], graph.path.parent if graph.path else None)
+    return values is not None and len(np.unique(values)) <= 2

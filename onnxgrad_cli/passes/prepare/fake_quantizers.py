@@ -127,7 +127,7 @@ def _dequantizer(graph: Graph, chain: list[Node], makers: Mapping[str, Node], st
     arrays = [_stored_array(graph, name) for name in sources]
     scale, zero = [*arrays, np.zeros(1, np.float32)][:2]
     float_type = dtype_of(graph.types.get(cast.output[0]))
-    if scale is None or zero is None or (float_type != TensorProto.FLOAT and graph.opset() < FIRST_OF_HALVES):
+    if scale is None or zero is None or (float_type != TensorProto.FLOAT and (graph.opset() or 0) < FIRST_OF_HALVES):
         return None
     rank = len(integers.dims)
     axes = {axis for x in (scale, zero) for axis, size in enumerate(x.shape, rank - x.ndim) if size > 1}
