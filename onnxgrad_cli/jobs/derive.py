@@ -130,7 +130,10 @@ def run_derive(
             try:
                 derived = derive_by(wrt=wrt)
             except UnsupportedError as error:
-                raise (error if wrt else _with_fewer_inputs(error, proto, derive_by)) from error
+                hint = None if wrt else _hint_at_input(proto, derive_by)
+                if hint is None:
+                    raise
+                raise UnsupportedError(error.message, error.refusals, hint) from error
     runs = DerivativeOptions.KeepYieldOp not in flags  # else onnxruntime-training alone runs it
     judged = runs if verify is None else verify
     proof = proof_of(derived, proto, path, data, options, verify is True, tell) if judged else None
@@ -139,17 +142,15 @@ def run_derive(
     return Derivation(derived, files, proof)
 
 
-def _with_fewer_inputs(
-    error: UnsupportedError, model: ModelProto, derive_by: Callable[..., ModelProto]
-) -> UnsupportedError:
-    """Return the error, with a hint that names an input by which the model can be differentiated, if there is one."""
+def _hint_at_input(model: ModelProto, derive_by: Callable[..., ModelProto]) -> str | None:
+    """Return a hint that names an input by which alone the model can be differentiated, if there is one."""
     for name in float_inputs(Graph(model))[:MAX_INPUTS_TRIED]:
         try:
             derive_by(wrt=[name])
         except OnnxgradError:
             continue
-        return UnsupportedError(error.message, error.refusals, f"`wrt={name!r}` differentiates by that input alone")
-    return error
+        return f"`wrt={name!r}` differentiates by that input alone"
+    return None
 
 
 def _names(model: ModelProto, class_: int | str) -> Sequence[str]:
