@@ -22,7 +22,7 @@ MIN_SLOPE = 1e-6
 MAX_MARGIN = 80.0
 """Scores further apart than this leave cross-entropy no gradient in float32: exp(-87) is its least normal number."""
 
-MOSTLY = 0.5
+MOSTLY = 0.95
 """Share of its values that an operator inside the network saturates in, to be named if none saturates in all."""
 
 SLOPES: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
@@ -49,18 +49,26 @@ class Saturation:
     Attributes:
         nodes: each as "Softmax 'name'", the last of the model first.
         logits: the scores before all of them, of which a gradient is left; "" if there are none.
+        far: the scores that are attacked, if they are too far apart for a gradient; else "".
     """
 
     nodes: list[str]
     logits: str = ""
+    far: str = ""
 
     def __str__(self) -> str:
-        if not self.nodes:
-            return ""
-        *before, last = self.nodes
-        nodes = f"{', '.join(before)} and {last} saturate" if before else f"{last} saturates"
-        hint = f": attack the scores before with `output={self.logits!r}`" if self.logits else ""
-        return f"; {nodes} there{hint}"
+        parts = []
+        if self.nodes:
+            *before, last = self.nodes
+            nodes = f"{', '.join(before)} and {last} saturate" if before else f"{last} saturates"
+            hint = f": attack the scores before with `output={self.logits!r}`" if self.logits else ""
+            parts.append(f"{nodes} there{hint}")
+        if self.far:
+            parts.append(
+                f"the scores '{self.far}' of a sample are further apart than {MAX_MARGIN:g} there, which leaves "
+                "cross-entropy no gradient in float32"
+            )
+        return "".join(f"; {part}" for part in parts)
 
 
 def with_outputs(model: ModelProto, graph: Graph, names: Iterable[str]) -> ModelProto:
@@ -98,14 +106,18 @@ def find_saturation(
     tail = _tail(makers, what.output)
     inner = [n for n in reversed(model.graph.node) if n.op_type in SLOPES and n.output[0] in needed and n not in tail]
     nodes = [node for node in [*tail, *inner] if is_standard(node.domain)]
-    values = _values(model, path, graph, feeds, [name for node in nodes for name in (node.input[0], node.output[0])])
+    scores = tail[0].input[0] if tail and tail[0].op_type == "Softmax" else what.output  # as they are attacked
+    read = [scores, *(name for node in nodes for name in (node.input[0], node.output[0]))]
+    values = _values(model, path, graph, feeds, read)
     shares = [(node, _share(node, values, flat)) for node in nodes if node.op_type in SLOPES]
     ends = [node for node, share in shares if share == 1 and node in tail]
+    far = scores if scores in values and not _has_gradient(values[scores], flat) else ""
     if ends:
         logits = tail[-1].input[0]
-        fits = len(tail) > 1 or tail[0].op_type != "Softmax"  # whose scores are taken already
-        usable = fits and _are_scores(graph, what, logits) and _has_gradient(values.get(logits), flat)
-        return Saturation(list(map(_label, ends)), logits if usable else "")
+        usable = logits != scores and _are_scores(graph, what, logits) and _has_gradient(values.get(logits), flat)
+        return Saturation(list(map(_label, ends)), logits if usable else "", far)
+    if far:
+        return Saturation([], far=far)
     whole = [node for node, share in shares if share == 1] or [node for node, share in shares if share >= MOSTLY]
     return Saturation(list(map(_label, whole)))
 

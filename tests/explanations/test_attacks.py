@@ -163,6 +163,11 @@ def test_no_output_is_named_that_has_no_gradient_either(tmp_path: Path) -> None:
     run_attack(tmp_path / "far.onnx", tmp_path / "data.npz", verify=False, tell=lambda text, level: told.append(text))
     assert any("Softmax '" in text for text in told)
     assert not any("`output" in text for text in told)
+    for tail, scores in (("y = Softmax(logits)", "logits"), ("y = Identity(logits)", "y")):
+        told.clear()
+        ended(tail, tmp_path / "far.onnx", scale=1e4)
+        run_attack(tmp_path / "far.onnx", tmp_path / "data.npz", verify=False, tell=lambda text, _: told.append(text))
+        assert any(f"the scores '{scores}' of a sample are further apart than 80" in text for text in told), told
 
 
 NAMES = ["ant", "bee", "cat", "dog", "eel"]
