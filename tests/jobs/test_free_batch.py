@@ -483,8 +483,10 @@ def test_what_is_not_known_runs_one_by_one(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ("x:1,5", "'x' has size 4 where 5 was given"),
-        ("x:n,m", "'x' has size 4 on axis 1, not m"),
+        ("x:1,5", "'x' has size 4 where 5 was given, on axis 1"),
+        ("x:n,m", "'x' has size 4 where m was given, on axis 1"),
+        ("x:1,m", "the size 4 of axis 1 of 'x' can't be freed"),
+        ("x:n,n", "'x' has size 4 where n was given, on axis 1"),
         ("x:n", "'x' has 2 dimensions, 1 were given"),
     ],
 )

@@ -46,17 +46,16 @@ def fixed_sizes(options: ShapeOptions) -> dict[str, tuple[int, ...]]:
 def _sizes_of_symbols(name: str, declared: Shape | None, asked: Shape) -> dict[str, int]:
     """The sizes that the symbols of an input's declared shape get where its shape is fixed to `asked`.
 
+    Other sizes are equal: `free_batch` has made the shapes agree, or refused.
+
     Raises:
-        UsageError: the two shapes contradict each other.
+        UsageError: the two shapes have different ranks.
     """
     if declared is None:
         return {}
     if len(declared) != len(asked):
         raise UsageError(f"`shapes`: '{name}' has {len(declared)} dimensions, {len(asked)} were given")
-    pairs = list(zip(declared, asked, strict=True))
-    for old, new in pairs:
-        if isinstance(old, int) and old != new:
-            raise UsageError(f"`shapes`: '{name}' has size {old} where {new} was given")
+    pairs = zip(declared, asked, strict=True)
     return {old: new for old, new in pairs if isinstance(old, str) and old != "?" and isinstance(new, int)}
 
 

@@ -23,7 +23,7 @@ from onnxgrad_cli.ir.node import Node, make_node
 from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.ir.sample_places import ONE, Edit, Place, Tracker
 from onnxgrad_cli.ir.skeleton import copied, skeleton
-from onnxgrad_cli.ir.types import dtype_of, shape_of
+from onnxgrad_cli.ir.types import Dim, dtype_of, shape_of
 from onnxgrad_cli.options import ShapeOptions
 from onnxgrad_cli.passes.prepare.declarations import forget_placeholders, set_hints_aside
 from onnxgrad_cli.passes.prepare.expand import expand
@@ -118,16 +118,13 @@ def asked_batch(model: ModelProto, options: ShapeOptions) -> FixedBatch | None:
         changed = [axis for axis, size in enumerate(old) if isinstance(size, int) and size != shape[axis]]
         if not changed:
             continue
-        others = [axis for axis in changed if axis != changed[0] or old[axis] == 0]
+        others = [axis for axis in changed if axis != changed[0] or not _may_be_freed(old[axis], shape[axis], axis)]
         if others:
             axis = others[0]
             raise UsageError(
-                f"`shapes`: '{name}' has size {old[axis]} on axis {axis}, not {shape[axis]}",
-                "one axis of an input can be freed, that of the batch: keep the others as the model has them",
+                f"`shapes`: '{name}' has size {old[axis]} where {shape[axis]} was given, on axis {axis}",
+                "only the batch can be freed, one axis of an input: keep the other sizes as the model has them",
             )
-        if isinstance(shape[changed[0]], int) and (changed[0] or shape[0] == 0):
-            text = f"`shapes`: '{name}' has size {old[changed[0]]} where {shape[changed[0]]} was given"
-            raise UsageError(text, "a name in place of the number frees the size, if that is the batch")
         if shape.count(shape[changed[0]]) > 1 and not isinstance(shape[changed[0]], int):
             raise UsageError(
                 f"`shapes`: '{name}' has '{shape[changed[0]]}' on two axes", "give the batch a name of its own"
@@ -141,6 +138,11 @@ def asked_batch(model: ModelProto, options: ShapeOptions) -> FixedBatch | None:
         raise UsageError(f"`shapes`: inputs have one batch, and here {said}", "give the batch the same name everywhere")
     ((size, new),) = pairs
     return FixedBatch(axes, size, new if isinstance(new, str) and new != "?" else _symbol(model))
+
+
+def _may_be_freed(size: Dim, asked: Dim, axis: int) -> bool:
+    """Return True unless a change of a size is more likely to be a mistake: another number on a later axis."""
+    return size != 0 and asked != 0 and (isinstance(asked, str) or axis == 0 or size == 1)
 
 
 def free_batch(graph: Graph, batch: FixedBatch, shapes: Mapping[str, object] | None = None) -> FreedBatch:
