@@ -136,8 +136,9 @@ class Probe:
             with counted():
                 arrays = {name: _drawn(dtype_of(types[name]), shape, fill) for name, shape in shapes.items()}
                 arrays |= {name: np.full_like(arrays[name], at) for name, at in switches.items() if not fill}
-                same = {n for n, array in arrays.items() if np.shape(_samples.get({}).get(n)) == array.shape}
-                return arrays | {n: _sample(n, types[n]) for n in same.intersection(_samples.get({}))}
+                given = _samples.get({}).items()
+                same = [name for name, x in given if name in arrays and np.shape(x) == arrays[name].shape]
+                return arrays | {name: _sample(name, types[name]) for name in same}
 
         try:
             outputs = self._run(drawn(0))
