@@ -29,7 +29,7 @@ from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import body_of, reads, subgraphs
 from onnxgrad_cli.ir.randomness import RANDOM
 from onnxgrad_cli.ir.renaming import renamed
-from onnxgrad_cli.ir.types import dtype_of, is_differentiable, shape_of, tensor_type
+from onnxgrad_cli.ir.types import dtype_of, element_type, is_differentiable, shape_of, tensor_type
 
 Cotangents = Mapping[str, "Val | None"]
 
@@ -100,6 +100,29 @@ def scan(
     )
     of_rows = dict(zip(back, found[len(found) - len(back) :], strict=True))
     return [*step.of_initial(found), *(of_rows.get(k) for k in range(len(xs))), *step.of_captured(found)]
+
+
+@rule("SequenceMap", needs_opset=17)
+def sequence_map(op, g, y, *xs, body):
+    elements, captured = xs[: len(body.input)], xs[len(body.input) :]
+    if any(op.wants(x) for x in captured) or any(op.wants(x) and not x.is_sequence for x in elements):
+        raise Unknown("its body reads a value that is the same for all elements", "export the model with a Loop")
+    return [_mapped(op, body, elements, g, at) if op.wants(x) else None for at, x in enumerate(elements)]
+
+
+def _mapped(op: Op, body: GraphProto, elements: Sequence[Val], g: Val, at: int) -> Val | None:
+    """Return the cotangent of one of the sequences that a SequenceMap reads, as a SequenceMap."""
+    types = [found for x in (*elements, g) if (found := element_type(x.type)) is not None]
+    if len(types) <= len(elements):
+        raise Unknown("the type of the elements of a sequence is unknown")
+    step = _Body(op, body, types[:-1])
+    upstream = step.input(f"{g.name}_element", types[-1])
+    step.differentiate([(step.inner.output_names[0], upstream)], [step.names[at]])
+    cotangent = step.cotangents[step.names[at]]
+    if cotangent is None or cotangent.type is None:
+        return None
+    new = bodies.close(step.inner, step.op, [*map(step.op.val, step.names), upstream], [cotangent])
+    return op.emit("SequenceMap", *elements, g, body=new, types=[make_sequence_type_proto(cotangent.type)])
 
 
 def _emit(

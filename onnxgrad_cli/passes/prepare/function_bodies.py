@@ -34,7 +34,7 @@ def _operators(graph: Graph) -> list[tuple[str, str]]:
     typed: dict[tuple[str, str], bool] = {}
     stands = stands_as_it_is(graph)
     for node in graph.nodes:
-        if stands(node):
+        if stands(node) and node.op_type != "SequenceMap":  # whose rule covers only bodies that capture nothing
             continue
         key = operator_key(graph, node.op_type, node.domain)
         if registry.lookup_definition(*key) is None and _has_body(*key):

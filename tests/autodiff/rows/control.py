@@ -160,7 +160,7 @@ SEQUENCES = [
     Case("SequenceErase", [(2, 3), (4, 3)], second_order=False, note="the last",
          nodes=appended(node("SequenceErase", ["s"], ["t"]))),
     *(
-        Case("SplitToSequence", [(5, 3), *extra], second_order=False, note=note, nodes=[
+        Case("SplitToSequence", [(5, 3), *extra], note=note, nodes=[
             node("SplitToSequence", ["x0", *(f"x{i + 1}" for i in range(len(extra)))], ["s"], **attrs),
             node("Constant", [], ["at"], value_int=1),
             node("SequenceAt", ["s", "at"], ["p"]), node("Mul", ["p", "p"], ["y0"]),
@@ -170,6 +170,13 @@ SEQUENCES = [
             ((np.array(2),), {}, "by two"), ((np.array([1, 4]),), {"axis": 0}, "sizes"),
         )
     ),
+    Case("SequenceMap", [(5, 3), np.array(2)], note="squares", nodes=[
+        node("SplitToSequence", ["x0", "x1"], ["s"]),
+        node("SequenceMap", ["s"], ["q"], name="node", body=helper.make_graph(
+            [node("Mul", ["e", "e"], ["m"])], "body", [value("e")], [value("m")]
+        )),
+        node("Constant", [], ["at"], value_int=1), node("SequenceAt", ["q", "at"], ["y0"]),
+    ]),
     Case("SequenceEmpty", [np.array(4), (2, 3), square], note="grows in a Loop", second_order=False, symbolic=False,
          nodes=[
              node("SequenceEmpty", [], ["q0"], dtype=DOUBLE),

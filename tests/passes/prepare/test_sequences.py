@@ -66,3 +66,23 @@ def test_a_loop_that_turns_an_optional_into_a_sequence_is_valid(
     file = save(OPTIONAL, tmp_path / "model.onnx")
     result = Shell(tmp_path, capsys)("derive", file, "-o", tmp_path / "derived.onnx")
     assert result.code == 3 and "is an optional, whose gradient is unknown" in result.err, result.err
+
+
+def test_the_second_derivative_of_an_element_of_a_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The cotangent of a sequence whose length is unknown is a SequenceMap, which is differentiated again."""
+    text = """<ir_version: 8, opset_import: ["": 18]>
+    g (float[n, 4] x) => (float[4] y) <int64 one = {1}, int64 two = {2}> {
+      s = SplitToSequence<axis = 0, keepdims = 0>(x)
+      a = SequenceAt(s, one)
+      b = SequenceAt(s, two)
+      y = Mul(a, b)
+    }"""
+    file, derived = save(text, tmp_path / "model.onnx"), tmp_path / "derived.onnx"
+    result = Shell(tmp_path, capsys)("derive", file, "--kind", "hessian", "-o", derived)
+    assert result.code == 0, result.err
+    x = np.float32(np.random.default_rng(0).standard_normal((4, 4)))
+    (hessian,) = onnxruntime.InferenceSession(derived).run(None, {"x": x})
+    expected = np.zeros((4, 4, 4, 4), np.float32)
+    for i in range(4):
+        expected[1, i, 2, i] = expected[2, i, 1, i] = 1
+    np.testing.assert_allclose(hessian, expected, atol=1e-6)
