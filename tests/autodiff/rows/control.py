@@ -170,7 +170,7 @@ SEQUENCES = [
             ((np.array(2),), {}, "by two"), ((np.array([1, 4]),), {"axis": 0}, "sizes"),
         )
     ),
-    Case("SequenceMap", [(5, 3), np.array(2)], note="squares", nodes=[
+    Case("SequenceMap", [(5, 3), np.array(2)], second_order=False, note="squares", nodes=[
         node("SplitToSequence", ["x0", "x1"], ["s"]),
         node("SequenceMap", ["s"], ["q"], name="node", body=helper.make_graph(
             [node("Mul", ["e", "e"], ["m"])], "body", [value("e")], [value("m")]
