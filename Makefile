@@ -9,12 +9,12 @@ SLOW ?= slow
 SEED ?= 0
 
 BIN := .venv/bin
-VERSIONS := tests/cli tests/passes tests/verification tests/report tests/autodiff/test_registry.py tests/test_builder.py
+VERSIONS := tests/cli tests/passes tests/verification tests/report tests/autodiff/test_registry.py tests/autodiff/test_type_support.py tests/test_builder.py
 TRAIN := build/digits_cnn.train.onnx
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE # else each of the many processes of the tests compiles all modules anew, which doubles its time
 
-.PHONY: run web test test-slow test-all test-lowest lint docs site mutants conformance fuzz-graphs fuzz-files fuzz-data fuzz-kills zoo intake roles bench bench-check clean
+.PHONY: run web test test-slow test-all test-lowest lint docs types site mutants conformance fuzz-graphs fuzz-files fuzz-data fuzz-kills zoo intake roles bench bench-check clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -54,7 +54,12 @@ docs: .venv/installed-test  ## write the tables, pictures and reference of docs/
 	$(BIN)/onnxgrad ops --markdown > docs/operators.md
 	$(BIN)/onnxgrad ops --tags --markdown > docs/differentiability.md
 	$(BIN)/python -m tests.pictures
+	$(BIN)/python -m tests.type_support --page
 	$(BIN)/python -m tools
+
+types: .venv/installed-test build/lowest/installed  ## run the derivative of every operator in every type, on the newest and the lowest onnxruntime; docs/supported.md
+	$(BIN)/python -m tests.type_support
+	build/lowest/bin/python -m tests.type_support
 
 site: .venv/installed-docs  ## build docs/ as a site in build/site; a link or an anchor that leads nowhere fails
 	$(BIN)/zensical build --strict --clean

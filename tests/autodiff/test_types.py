@@ -32,7 +32,10 @@ from tests.conftest import Each
 from tests.harness import Case, Const, fed, forward_model, sample, with_gradient
 
 HALF: dict[str, Any] = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
-EPSILON = {name: float(ml_dtypes.finfo(dtype).eps) for name, dtype in HALF.items()}
+EVERY = HALF | {"float32": np.dtype(np.float32), "float64": np.dtype(np.float64)}
+"""The types that the rows, most of which are in float64, can be written in."""
+
+EPSILON = {name: float(ml_dtypes.finfo(dtype).eps) for name, dtype in EVERY.items()}
 SINGLE = {"Resize": (2,), "Upsample": (1,)}
 """The inputs of an operator that are float32 by its definition."""
 
@@ -46,7 +49,7 @@ OTHERS, MANY = others(BY_OP, SOME), others(BY_OP, FEW)
 
 
 def narrowed(case: Case, dtype: str) -> Case:
-    """The row with every float in a half type."""
+    """The row with every float in another type."""
     feeds = sample(case)
     inputs: list[Any] = []
     for i, x in enumerate(case.inputs):
@@ -54,9 +57,11 @@ def narrowed(case: Case, dtype: str) -> Case:
         if array is None or array.dtype.kind != "f" or i in SINGLE.get(case.op, ()):
             inputs.append(x)
         else:
-            half = array.astype(HALF[dtype])
+            half = array.astype(EVERY[dtype])
             inputs.append(Const(half) if isinstance(x, Const) else half)
-    attrs = {name: _narrow(value, dtype) for name, value in case.attrs.items() if name != "stash_type"}
+    attrs = {
+        name: _narrow(value, dtype) for name, value in case.attrs.items() if name != "stash_type" or dtype == "float64"
+    }
     nodes = [_narrow_node(node, dtype) for node in case.nodes]
     return replace(case, inputs=inputs, attrs=attrs, nodes=nodes)
 
@@ -70,17 +75,17 @@ def _narrow_node(node: NodeProto, dtype: str) -> NodeProto:
         elif attribute.HasField("t"):
             _narrow_tensor(attribute.t, dtype)
         elif attribute.name == "dtype":
-            attribute.i = helper.np_dtype_to_tensor_dtype(HALF[dtype])
+            attribute.i = helper.np_dtype_to_tensor_dtype(EVERY[dtype])
     return result
 
 
 def _narrow_tensor(tensor: TensorProto, dtype: str) -> None:
     if is_float(tensor_type(tensor.data_type, None)):
-        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(HALF[dtype]), tensor.name))
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(EVERY[dtype]), tensor.name))
 
 
 def _narrow(value: Any, dtype: str) -> Any:
-    """An attribute; a graph with every float in a half type."""
+    """An attribute; a graph with every float in another type."""
     if not isinstance(value, GraphProto):
         return value
     graph = GraphProto()
@@ -90,7 +95,7 @@ def _narrow(value: Any, dtype: str) -> Any:
     for info in (*graph.input, *graph.value_info, *graph.output):
         for held in (info.type.tensor_type, info.type.sequence_type.elem_type.tensor_type):
             if held.elem_type in FLOATS:
-                held.elem_type = helper.np_dtype_to_tensor_dtype(HALF[dtype])
+                held.elem_type = helper.np_dtype_to_tensor_dtype(EVERY[dtype])
     nodes = [_narrow_node(node, dtype) for node in graph.node]
     del graph.node[:]
     graph.node.extend(nodes)
@@ -98,11 +103,11 @@ def _narrow(value: Any, dtype: str) -> Any:
 
 
 def widened(case: Case, half: Case) -> Case:
-    """The row in its own types, with the values of the half type."""
+    """The row in its own types, with the values of a narrower type."""
     inputs: list[Any] = []
     for x, h in zip(case.inputs, half.inputs, strict=True):
         array = h.array if isinstance(h, Const) else h
-        if array is not None and np.asarray(array).dtype in HALF.values():
+        if array is not None and np.asarray(array).dtype in EVERY.values():
             own = np.dtype(np.float64) if isinstance(x, tuple) else (x.array if isinstance(x, Const) else x).dtype
             array = np.asarray(array).astype(own)
         inputs.append(Const(array) if isinstance(h, Const) else array)
@@ -119,7 +124,7 @@ def float_inputs(case: Case) -> list[str]:
 
 
 def half_model(case: Case, dtype: str) -> onnx.ModelProto | None:
-    """The row's model in a half type, at an opset that `prepare` would raise it to; None where no opset has it."""
+    """The row's model in a narrower type, at an opset that `prepare` would raise it to; None where no opset has it."""
     try:
         model = forward_model(case, symbolic=False)
         if dtype == "bfloat16" and case.opset < FIRST_WITH_BFLOAT16:
@@ -290,12 +295,12 @@ def check_half(row: Case, dtype: str, products: Sequence[str] = ()) -> None:
         if not np.all(far <= 64 * epsilon * np.max(np.abs(values[name]), initial=1.0)):
             pytest.skip("beyond the range of the type, or on another side of a tie, which runtimes see differently")
     names = float_inputs(row)
-    noise = _noise(exact, own, wide_feeds, wide_seeds, names, expected, epsilon)
+    noises = noise(exact, own, wide_feeds, wide_seeds, names, expected, epsilon)
     for name in names:
         want, got = expected[f"g_grad_{name}"], found[f"g_grad_{name}"]
         assert got.shape == want.shape
         off = np.max(np.abs(got.astype(float) - want), initial=0.0)
-        allowed = 3 * (noise[name] + epsilon * np.max(np.abs(want), initial=0.0))
+        allowed = 3 * (noises[name] + epsilon * np.max(np.abs(want), initial=0.0))
         assert off <= allowed, f"{row}: {name} is off by {off:.2e}, not {allowed:.2e}"
 
 
@@ -311,7 +316,7 @@ def _runs(model: onnx.ModelProto, executor: str, feeds: Arrays) -> bool:
     return executor == "onnxruntime"  # what onnx.reference knows in half types is chance
 
 
-def _noise(
+def noise(
     exact: Executor,
     own: onnx.ModelProto,
     feeds: Arrays,
@@ -322,7 +327,7 @@ def _noise(
 ) -> dict[str, float]:
     """How far each gradient goes when the inputs and cotangents move by the rounding of the half type."""
     rng = np.random.default_rng(11)
-    noise = dict.fromkeys(names, 0.0)
+    found = dict.fromkeys(names, 0.0)
     for _ in range(3):
         near = {**fed(own, feeds), **seeds}
         for name in (*names, *seeds):
@@ -331,8 +336,8 @@ def _noise(
         moved = exact(near)
         for name in names:
             off = np.max(np.abs(moved[f"g_grad_{name}"] - expected[f"g_grad_{name}"]), initial=0.0)
-            noise[name] = max(noise[name], float(off))
-    return noise
+            found[name] = max(found[name], float(off))
+    return found
 
 
 @pytest.mark.parametrize("dtype", HALF)
