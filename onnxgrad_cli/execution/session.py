@@ -92,6 +92,13 @@ def of_samples(which: str = "the samples") -> Iterator[None]:
         raise OnnxgradError(f"the model fails on {which}: {str(error).strip()}") from error
 
 
+BUILDS = {
+    "cuda": "onnxruntime-gpu", "tensorrt": "onnxruntime-gpu", "dml": "onnxruntime-directml",
+    "openvino": "onnxruntime-openvino",
+}  # fmt: skip
+"""Execution provider -> the package of the onnxruntime that has it."""
+
+
 def find_provider(name: str) -> str:
     """The full name of an execution provider: 'cuda' is CUDAExecutionProvider.
 
@@ -99,9 +106,12 @@ def find_provider(name: str) -> str:
         UsageError: the installed onnxruntime does not have it.
     """
     there = {_short(provider): provider for provider in load_onnxruntime().get_available_providers()}
-    if _short(name) not in there:
-        raise UsageError(f"`provider`: this onnxruntime has no '{name}'", suggest(_short(name), there, "providers"))
-    return there[_short(name)]
+    if _short(name) in there:
+        return there[_short(name)]
+    hint = suggest(_short(name), there, "providers")
+    if package := BUILDS.get(_short(name)):  # the packages hold the same module, and so replace each other
+        hint = f"pip uninstall -y onnxruntime && pip install {package}; this one has {', '.join(there)}"
+    raise UsageError(f"`provider`: this onnxruntime has no '{name}'", hint)
 
 
 def _short(provider: str) -> str:

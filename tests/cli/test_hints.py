@@ -635,6 +635,9 @@ EXEMPT = {
         "take another example with `case` or `inputs`, or `against='math'`",
         "take another with `case`",
     ),
+    "another build of onnxruntime, for a device that the machine may lack": (
+        "pip uninstall -y onnxruntime && pip install {}; this one has {}",
+    ),
     "a choice of samples of many": ("choose some with `sample`", "choose some with `sample`, or write .npz"),
     "adapters of functions, of integers and of DoRA, tested in tests/training/adapters": (
         "leave `merge` out, and it stands beside its product",
@@ -836,6 +839,17 @@ def test_following_the_hint_removes_the_error(case: Case, shell: Shell) -> None:
         done = run(shell, followed(case.command, case.use, case.fill))
     assert message(failed) not in done.err, "the same error returns"
     assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize(
+    ("name", "package"), [("cuda", "onnxruntime-gpu"), ("TensorrtExecutionProvider", "onnxruntime-gpu")]
+)
+def test_a_provider_of_another_build(name: str, package: str, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hint names the package, and no provider that happens to be spelt alike."""
+    provide("mlp.onnx")
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CPUExecutionProvider"])
+    failed = run(shell, f"evaluate mlp.onnx --data data.npz --loss mse --provider {name}")
+    assert failed.code == 2 and f"&& pip install {package}; this one has cpu" in failed.err, failed.err
 
 
 # -- the hints in the source ----------------------------------------------------------------------------------
