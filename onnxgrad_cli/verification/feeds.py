@@ -132,6 +132,9 @@ def _sizes_of_cotangents(described: DescribedModel) -> Callable[[Arrays, Mapping
 
     def find(feeds: Arrays, sizes: Mapping[str, int]) -> dict[str, int]:
         results = original(feeds)
+        empty = [output for name in open_ if not np.size(results.get(output := described.cotangents[name], 0))]
+        if empty:
+            raise ValueError(f"'{empty[0]}' is empty, so nothing is differentiated")
         found = {
             dim: size
             for name, shape in open_.items()

@@ -32,7 +32,7 @@ from onnxgrad_cli.ir.randomness import RANDOM
 from onnxgrad_cli.ir.types import HALVES, Arrays, dtype_of, is_float, shape_of, tensor_type
 from onnxgrad_cli.options import Options, RecomputeSpec
 from onnxgrad_cli.passes.prepare import prepare
-from onnxgrad_cli.passes.prepare.mode import apply_mode
+from onnxgrad_cli.passes.prepare.mode import set_mode, write_batch_statistics
 from onnxgrad_cli.passes.rematerialization import rewrite
 from onnxgrad_cli.passes.rematerialization.plan import Plan
 from onnxgrad_cli.record import Training
@@ -202,7 +202,8 @@ def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
     graph = Graph(model)
     prepare.normalise(graph)
     prepare.settle(graph, Training())
-    if apply_mode(graph, Options(), Training()):
+    changed = set_mode(graph, Options(), Training())
+    if write_batch_statistics(graph, Training()) or changed:
         infer_types(graph)
     model = graph.commit()
     for name, known in graph.observed.items():  # ranks that a run has told, which inference finds no more

@@ -17,6 +17,7 @@ from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.losses import parse_loss
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.parameters.untrained import UNTRAINED
 from onnxgrad_cli.passes.prepare import opset
 
 RNG = np.random.default_rng(0)
@@ -532,7 +533,7 @@ def test_a_default_label_that_is_taken_gets_another_name_and_it_is_told() -> Non
     training = build(with_a_label_of_its_own(), two).training
     assert training.labels == ["label_1"]
     assert training.judged == ["label_1", "label_1"]
-    told = [str(caution) for caution in training.cautions]
+    told = [str(caution) for caution in training.cautions if caution.kind != UNTRAINED]
     assert told == ["the model has a 'label' of its own: the label input is called 'label_1'"]
 
 
@@ -545,4 +546,4 @@ def test_a_label_that_was_named_is_not_renamed() -> None:
 def test_nothing_is_told_of_a_label_that_nothing_takes() -> None:
     training = build(with_a_label_of_its_own(), Options(losses=(LossSpec("identity"),))).training
     assert not training.labels
-    assert not training.cautions
+    assert [caution.kind for caution in training.cautions] == [UNTRAINED]

@@ -11,7 +11,7 @@ from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.passes.prepare.mode import apply_mode
+from onnxgrad_cli.passes.prepare.mode import set_mode, write_batch_statistics
 from onnxgrad_cli.passes.prepare.normalise import normalise
 from onnxgrad_cli.record import Training
 from tests.harness import with_gradient
@@ -155,7 +155,8 @@ def test_batch_normalization_in_training_mode_through_every_output(shape, seeded
     proto = helper.make_graph([node], "bn", infos, results)
     graph = Graph(helper.make_model(proto, opset_imports=[helper.make_opsetid("", 15)], ir_version=8))
     infer_types(graph)
-    apply_mode(graph, Options(), Training())
+    set_mode(graph, Options(), Training())
+    write_batch_statistics(graph, Training())
     rng = np.random.default_rng(9)
     seeds = {n: rng.standard_normal(shape if n == "y" else 3).astype(np.float32) for n in seeded}
     run = Executor(with_gradient(graph.commit(), names, seeded, "g_"), fallback=False)
