@@ -371,7 +371,8 @@ def _by_differences(bench: Bench, subject: Subject, measure: Measure) -> tuple[s
     lowered(original)
     forward = _executor(original, measure.executor)
     values = _run(forward, original, feeds)
-    half = any(dtype_of(value.type) in HALVES for value in subject.model.graph.input)
+    graph = subject.model.graph
+    half = any(dtype_of(value.type) in HALVES for value in (*graph.input, *graph.output))
     for name, expected in subject.expected.items():
         got = np.asarray(values[name])
         if got.shape != np.shape(expected) or (
