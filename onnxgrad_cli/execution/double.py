@@ -20,8 +20,8 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnxgrad_cli.execution import session
 from onnxgrad_cli.execution.executor import to_double, values_of_inputs
 from onnxgrad_cli.execution.limits import limited, run_limited
-from onnxgrad_cli.execution.unfolding import unfold_convolutions
-from onnxgrad_cli.ir.domains import plain_domain
+from onnxgrad_cli.execution.unfolding import OPSET, unfold_convolutions
+from onnxgrad_cli.ir.domains import is_standard, plain_domain
 from onnxgrad_cli.ir.node import messages
 from onnxgrad_cli.ir.nodes import read_by, reads, with_bodies
 from onnxgrad_cli.ir.types import FLOATS, Arrays, dtype_of
@@ -47,14 +47,17 @@ class DoubleExecutor:
     def __init__(self, model: ModelProto, beside: bool = False) -> None:
         bare, self._fed = session.take_out(model, values_of_inputs(model, FLOATS), None)
         self._model = to_double(bare)
-        unfold_convolutions(self._model)
+        unfolded = unfold_convolutions(self._model)
+        old = any(is_standard(entry.domain) and entry.version < OPSET for entry in self._model.opset_import)
+        self._newer = unfolded if old else set()
         graph = self._model.graph
         self.inputs = {value.name: dtype_of(value.type) for value in graph.input}
         self._stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
         self._outputs = [value.name for value in graph.output]
         self._beside = beside
         whole = _Piece(self._model, list(graph.node), self._outputs, beside)
-        self._pieces = list(self._split(whole)) if any(map(self._is_single, graph.node)) else [whole]
+        split = self._newer or not graph.node or any(map(self._is_single, graph.node))
+        self._pieces = list(self._split(whole, trusted=True)) if split else [whole]
 
     @property
     def name(self) -> str:
@@ -88,15 +91,28 @@ class DoubleExecutor:
                 values.pop(name, None)
         return {name: values[name] for name in self._outputs}
 
-    def _split(self, piece: _Piece) -> Iterator[_Piece]:
-        """A piece cut where an operator has no kernel; where none of them is known to lack one, none is trusted."""
-        known = any(map(self._is_single, piece.nodes))
-        for by_reference, nodes in groupby(piece.nodes, self._is_single):
-            yield _Piece(self._model, list(nodes), self._outputs, self._beside, by_reference or not known)
+    def _split(self, piece: _Piece, trusted: bool = False) -> Iterator[_Piece]:
+        """Yield the parts of a piece, cut where an operator has no kernel and where nodes need a newer opset.
+
+        If no operator is known to lack a kernel, onnx.reference runs all of them, unless they are `trusted`.
+        """
+        trusted = trusted or any(map(self._is_single, piece.nodes))
+        for (single, newer), nodes in groupby(piece.nodes, self._kind):
+            by_reference = single or not trusted
+            yield _Piece(self._model, list(nodes), self._outputs, self._beside, by_reference, OPSET if newer else None)
+
+    def _kind(self, node: NodeProto) -> tuple[bool, bool]:
+        """Return whether a node lacks a kernel, and whether it needs a newer opset than the model's."""
+        return self._is_single(node), not self._newer.isdisjoint(node.output)
 
     def _is_single(self, node: NodeProto) -> bool:
-        """Whether a node, or one in its bodies, is of an operator without a kernel."""
-        return not self._single.isdisjoint((inner.domain, inner.op_type) for inner in with_bodies([node]))
+        """Return True if a node, or one in its bodies, has no kernel that computes all of it in float64.
+
+        The kernel of LayerNormalization gives the mean and the deviation in float32.
+        """
+        nodes = list(with_bodies([node]))
+        stashes = any(inner.op_type == "LayerNormalization" and any(inner.output[1:]) for inner in nodes)
+        return stashes or not self._single.isdisjoint((inner.domain, inner.op_type) for inner in nodes)
 
     def _last_reads(self, pieces: Sequence[_Piece]) -> dict[int, list[str]]:
         """The values that nobody reads any more after so many pieces; those in between would fill the memory."""
@@ -133,9 +149,10 @@ class _Piece:
         outputs: Sequence[str],
         beside: bool,
         by_reference: bool = False,
+        opset: int | None = None,
     ) -> None:
         self.nodes, self.by_reference, self._beside = nodes, by_reference, beside
-        self._model = model
+        self._model, self._opset = model, opset
         made = {name for node in nodes for name in node.output if name}
         self.inputs = sorted(set(read_by(nodes)) - made)
         readers = {id(node) for node in nodes}
@@ -158,11 +175,14 @@ class _Piece:
             options = None if self.by_reference else session.load_onnxruntime().RunOptions
             with self._alone:
                 return dict(zip(self.outputs, run_limited(self._run, feeds, options), strict=True))
-        except (errors.NotImplemented, errors.RuntimeException) as error:
+        except (errors.NotImplemented, errors.RuntimeException, errors.InvalidGraph) as error:
+            if isinstance(error, errors.InvalidGraph) and "Type Error" not in str(error):
+                raise
             raise _NoKernel(_without_kernel(str(error), self._model, self.nodes)) from error
 
     def _opened(self, feeds: Arrays) -> Callable[..., Any]:
-        model = _as_model(self.nodes, {name: x.dtype for name, x in feeds.items()}, self.outputs, self._model)
+        types = {name: x.dtype for name, x in feeds.items()}
+        model = _as_model(self.nodes, types, self.outputs, self._model, self._opset)
         if self.by_reference:
             from onnxgrad_cli.execution.reference import evaluator  # its import takes longer than a small build
 
@@ -178,9 +198,13 @@ def _array(x: Any) -> Any:
 
 
 def _as_model(
-    nodes: Sequence[NodeProto], inputs: Mapping[str, np.dtype[Any]], outputs: Sequence[str], like: ModelProto
+    nodes: Sequence[NodeProto],
+    inputs: Mapping[str, np.dtype[Any]],
+    outputs: Sequence[str],
+    like: ModelProto,
+    opset: int | None = None,
 ) -> ModelProto:
-    """Some nodes of a model as one of its own; nothing is said of shapes."""
+    """Some nodes of a model as one of its own, at another opset if one is given; nothing is said of shapes."""
     graph = helper.make_graph(
         nodes,
         "piece",
@@ -189,6 +213,9 @@ def _as_model(
     )
     model = helper.make_model(graph, opset_imports=like.opset_import, functions=like.functions)
     model.ir_version = like.ir_version
+    for entry in model.opset_import:
+        if opset is not None and is_standard(entry.domain):
+            entry.version = opset
     return model
 
 
@@ -198,7 +225,7 @@ def _without_kernel(text: str, model: ModelProto, nodes: Sequence[NodeProto]) ->
     It names the operator or, for one that onnxruntime writes out by a function, an operator of that function. Functions
     that depend on types can't be looked into here: their operators are tried one by one where no other fits.
     """
-    found = re.search(r"implementation for (?:\S+[.:])?(\w+)\(|running (\w+) node", text)
+    found = re.search(r"implementation for (?:\S+[.:])?(\w+)\(|running (\w+) node|of operator \((\w+)\)", text)
     named = next(filter(None, found.groups()), "") if found else ""
     there = {(node.domain, node.op_type) for node in with_bodies(nodes)}
     direct = {operator for operator in there if operator[1] == named}

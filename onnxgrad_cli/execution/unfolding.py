@@ -23,20 +23,31 @@ WIDE = 16
 
 TO_THE_END = np.iinfo(np.int64).max
 
+OPSET = 11
+"""The first opset that has the forms written here, of Pad and Slice among others."""
 
-def unfold_convolutions(model: ModelProto) -> None:
-    """Write the convolutions of a model whose weights are of known shapes as products, in place; others stay."""
+
+def unfold_convolutions(model: ModelProto) -> set[str]:
+    """Write the convolutions of a model whose weights are of known shapes as products, in place; others stay.
+
+    Returns:
+        The names of the values that the new nodes compute. Those nodes require `OPSET`.
+    """
     shapes: dict[str, Shape] = {value.name: shape_of(value.type) or () for value in model.graph.input}
     shapes |= {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     shapes |= _given(model)
     if not any(_kernel(node, shapes) for node in model.graph.node):
-        return
+        return set()
     nodes: list[NodeProto] = []
+    written: set[str] = set()
     for node in model.graph.node:
         weight = _kernel(node, shapes)
-        nodes += _Unfolded(model, node, weight).nodes if weight else [node]
+        unfolded = _Unfolded(model, node, weight).nodes if weight else []
+        written.update(name for each in unfolded for name in each.output)
+        nodes += unfolded or [node]
     del model.graph.node[:]
     model.graph.node.extend(nodes)
+    return written
 
 
 def _kernel(node: NodeProto, shapes: Mapping[str, Shape]) -> tuple[int, ...]:
