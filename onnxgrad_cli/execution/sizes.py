@@ -66,7 +66,7 @@ def sizes_to_try(shapes: Mapping[str, Shape], model: ModelProto, apart: bool = F
     open_sizes = [[symbol_at(name, i, s) for i, s in enumerate(x) if isinstance(s, str)] for name, x in shapes.items()]
     alone = {symbols[0] for symbols in open_sizes if len(symbols) == 1}
     batches_alone = {symbol: symbol in first or symbol in alone for symbol in leading}
-    variants = [leading, somewhere, batches_alone]
+    variants = [leading, somewhere, batches_alone, dict.fromkeys(leading, False)]
     for leads in (each for at, each in enumerate(variants) if each not in variants[:at]):
         for size, (small, large), most in _in_order(model, apart):
             batches, others = itertools.count(LEADING, small), itertools.count(size, size * large)

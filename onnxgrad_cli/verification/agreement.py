@@ -180,13 +180,13 @@ def _elsewhere(case: Case) -> Found:
         drawn = random_feeds(case.described, case.rng, case.drawn, masked=False)
         case.feeds = {**case.feeds, **drawn, **case.data}
     here = {**case.described.weights, **case.feeds}
-    case.feeds = {**case.feeds, **{name: _off_zero(here[name], case.rng) for name in case.roles.gradients}}
+    case.feeds = {**case.feeds, **{name: off_zero(here[name], case.rng) for name in case.roles.gradients}}
     case.outputs = case.run(case.feeds)
     point = _point(case)
     return _told(Judge(point.loss, point.claims, point.noise, case.rng, by_entry=True), case)
 
 
-def _off_zero(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def off_zero(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """An array whose entries are other ones: off zero, on either side of it, where all of them were next to it."""
     if np.max(np.abs(x), initial=0) > ELSEWHERE:
         return moved(x, rng, ELSEWHERE)

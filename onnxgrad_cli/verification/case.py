@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,7 @@ class Case:
         run: runs that model on onnxruntime.
         feeds, outputs: what the model was run on, and what came of it.
         cotangents: inputs that have the shape of an output of the original -> that output.
+        differentiated: the original's outputs that are differentiated; empty in a training model.
         drawn: the sizes of symbolic dimensions; None where no feed was drawn at random.
         measured_by: what evaluated the differences, and in which precision.
         exact: whether that was float64.
@@ -44,6 +45,7 @@ class Case:
     force: bool
     operations: int = 0
     cotangents: Mapping[str, str] = field(default_factory=dict)
+    differentiated: Sequence[str] = ()
     described: DescribedModel = field(init=False)
     run: Executor = field(init=False)
     feeds: Arrays = field(init=False)

@@ -64,7 +64,7 @@ def _expands(case: Case) -> Found:
 def _loads(case: Case) -> Found:
     """Whether onnxruntime takes the model, with its weights and with state as it is before the first step."""
     model = with_weights(started(case.model, case.roles), case.path)
-    case.described = DescribedModel(model, case.roles, case.cotangents, case.original)
+    case.described = DescribedModel(model, case.roles, case.cotangents, case.original, case.differentiated)
     case.data = {**factors_off_zero(case.described, case.rng), **case.data}
     try:
         case.run = Executor(model, fallback=False, threads=None)

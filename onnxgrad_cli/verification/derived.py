@@ -8,7 +8,7 @@ proved before it.
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -23,7 +23,7 @@ from onnxgrad_cli.common.choices import Derivative, Mode
 from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.derivatives.kinds import derive
 from onnxgrad_cli.errors import OnnxgradError
-from onnxgrad_cli.execution.double import DoubleExecutor
+from onnxgrad_cli.execution.double import DoubleExecutor, widened
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.domains import is_standard
 from onnxgrad_cli.ir.graph import Graph
@@ -32,10 +32,10 @@ from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import Arrays, is_float
 from onnxgrad_cli.metadata import Derived, Role, Roles, read_derived
 from onnxgrad_cli.options import Options
-from onnxgrad_cli.verification.agreement import NEAR, FailsNearby, Point, in_single, run_nearby, wide
+from onnxgrad_cli.verification.agreement import NEAR, FailsNearby, Point, in_single, off_zero, run_nearby, wide
 from onnxgrad_cli.verification.case import NOTHING, Case, Found
 from onnxgrad_cli.verification.checks import OPENING, ORIGINAL
-from onnxgrad_cli.verification.feeds import part, random_feeds
+from onnxgrad_cli.verification.feeds import Range, part, run_on_drawn
 from onnxgrad_cli.verification.findings import hiding, in_words
 from onnxgrad_cli.verification.judgement import Judge
 from onnxgrad_cli.verification.loss_function import FAITHFUL, ScalarFunction, narrowest
@@ -54,6 +54,9 @@ SECOND = ("hvp", "hessian")
 
 SAME = 1e-4
 """How far the same derivatives, computed in two ways, may be apart in float32, relative to the largest."""
+
+FAR = (-1e3, 1e3)
+"""Range of inputs that shows more of a function that is constant among normal numbers, such as Round(x / 100)."""
 
 POINTS = 3
 """At how many points what is written as zero must be zero, as far as points are drawn."""
@@ -99,6 +102,7 @@ def prove_derived(
     before = Original(original, path) if original is not None else None
     roles = roles_of(model, derived)
     case = Case(model, roles, path, before, dict(data or {}), sizes or {}, np.random.default_rng(seed), force)
+    case.differentiated = derived.of
     if derived.kind == "vjp":
         case.cotangents = dict(zip(derived.inputs, derived.of, strict=False))
     outputs = [value.name for value in before.model.graph.output] if before is not None else []
@@ -168,10 +172,10 @@ def _against_differences(derived: Derived, function: Function, case: Case) -> Fo
     try:
         measure = _Measure(derived, function, case)
         found = measure.here()
-        if measure.still and derived.kind in SECOND and _written_as_zero(derived, case.described.model):
-            return measure.as_zero()
-        if (found.status != "passed" or found.hidden) and case.drawn is not None:
-            found = measure.elsewhere()
+        if measure.still and measure.is_zero:
+            found = measure.as_zero(found)
+        elif (found.status != "passed" or found.hidden) and case.drawn is not None:
+            found = measure.elsewhere((FAR,) if measure.still else ())
         if found.status != "passed" or found.hidden:
             found = measure.in_double()
         return replace(found, status="skipped", detail=hiding(found)) if found.hidden else found
@@ -293,7 +297,7 @@ def _derive(original: ModelProto, derived: Derived, moves: Mapping[str, str], pa
 def _made(model: ModelProto, names: list[str] | tuple[str, ...]) -> bool:
     """Whether a model knows all of these values."""
     made = {name for node in model.graph.node for name in node.output}
-    return made.union(value.name for value in model.graph.input).issuperset(names)
+    return made.union(value.name for value in (*model.graph.input, *model.graph.initializer)).issuperset(names)
 
 
 def _only(model: ModelProto, outputs: tuple[str, ...]) -> ModelProto:
@@ -306,6 +310,13 @@ def _only(model: ModelProto, outputs: tuple[str, ...]) -> ModelProto:
 
 class _Measure:
     """The derivatives of a case, and the differences that they are held against.
+
+    Derivatives that are written as zero are those of functions with jumps, as of Floor: steps in proportion to each
+    entry cross few of them.
+
+    Attributes:
+        is_zero: True if the derivatives are written as zero.
+        still: True if the derivatives are zero, and the function stays where the inputs move.
 
     Raises:
         _Unmeasured: the function can't be computed in float64.
@@ -320,44 +331,58 @@ class _Measure:
         self._finite = {name: np.isfinite(x) for name, x in self._start().items()}
         self._moving = [name for name, finite in self._finite.items() if finite.any()]
         self.still, self._by = False, ""
+        self.is_zero = _written_as_zero(derived, case.described.model)
         case.measured_by = self._run.name
 
     def here(self) -> Found:
         """The judgement on the data that the case has."""
         factors = self._factors()
         point = self._point(factors)
-        judge = Judge(point.loss, point.claims, point.noise, self._case.rng)
+        judge = Judge(point.loss, point.claims, point.noise, self._case.rng, by_entry=self.is_zero)
         judged = judge.judge()
         self._by = point.loss.name
         self.still = bool(judged.visible) and judged.visible.keys() <= set(judged.still)
         return self._with_fixed(in_words(judge, judged, ()))
 
-    def as_zero(self) -> Found:
-        """The judgement of second derivatives that are written as zero, and are zero here: those of straight pieces.
+    def as_zero(self, found: Found) -> Found:
+        """Judge derivatives that are written as zero and are zero here, as of Floor, or second ones of straight pieces.
 
-        They would prove nothing alone; but the first ones are not zero, and proved, and here they stay where what they
-        are differentiated by moves.
+        The outputs, or the first derivatives, which are proved, must stay where the inputs move, also at other points.
+        One point is enough for second derivatives.
+
+        Args:
+            found: the judgement here.
         """
-        points = 1
+        second, points = self._derived.kind in SECOND, 1
         while points < POINTS and self._case.drawn is not None:
-            found, points = self.elsewhere(), points + 1
+            far = 10.0**points
+            found, points = self.elsewhere(() if second else ((-far, far),)), points + 1
             if not self.still:
                 return found
+        if points < POINTS and not second:
+            return found
         where = "at this point" if points == 1 else f"at {points} points"
-        detail = f"they are written as zero, and {where} the first derivatives, proved before, stay where these move"
+        what = "the first derivatives, proved before," if second else "the outputs"
+        detail = f"they are written as zero, and {where} {what} stay where these move"
         return self._with_fixed(Found("passed", f"{detail}: {', '.join(self._moving[:5])} ({self._by})"))
 
-    def elsewhere(self) -> Found:
-        """The judgement on other data, if the model runs on them."""
+    def elsewhere(self, ranges: Sequence[Range] = ()) -> Found:
+        """Judge on other data and weights next to those that are stored, if the model runs on them.
+
+        Args:
+            ranges: of floats; the first in which the outputs are finite is taken.
+        """
         case = self._case
         assert case.drawn is not None
-        drawn = random_feeds(case.described, case.rng, case.drawn, masked=False)
-        feeds = {**case.feeds, **drawn, **case.data}
+        weights = {name: off_zero(x, case.rng) for name, x in case.described.weights.items()}
+        data = {**weights, **case.data}
         try:
-            outputs = case.run(feeds)
+            feeds, outputs, sizes = run_on_drawn(
+                case.run, case.described, case.rng, data, case.drawn, case.sizes, (False,), ranges
+            )
         except Exception as error:  # the executors' exceptions share no base class
             return Found("skipped", f"the model does not run on other data: {str(error).strip()[:300]}")
-        case.feeds, case.outputs = feeds, outputs
+        case.feeds, case.outputs, case.drawn = {**case.feeds, **feeds}, outputs, sizes
         return self.here()
 
     def in_double(self) -> Found:
@@ -369,7 +394,7 @@ class _Measure:
             exact = self._claims(run(run.widened(case.feeds)), factors)
         except Exception as error:  # the executors' exceptions share no base class
             raise _Unmeasured(f"the derivatives can't be had in float64: {str(error).strip()[:300]}") from error
-        judge = Judge(point.loss, exact, [], case.rng)
+        judge = Judge(point.loss, exact, [], case.rng, by_entry=self.is_zero)
         found = self._with_fixed(in_words(judge, judge.judge(), (), named=True))
         if found.status != "passed":
             return found
@@ -460,7 +485,7 @@ class _Measure:
     def _start(self) -> Arrays:
         """What can move, in float64."""
         stored = {tensor.name: tensor for tensor in self._case.described.model.graph.initializer}
-        values = {**self._case.feeds, **{n: onnx.numpy_helper.to_array(stored[n]) for n in stored}, **self._still()}
+        values = {**{n: onnx.numpy_helper.to_array(stored[n]) for n in stored}, **self._case.feeds, **self._still()}
         return {name: np.asarray(values[name], np.float64) for name in self._derived.wrt}
 
     def _still(self) -> Arrays:
@@ -482,7 +507,8 @@ class _Measure:
             start = self._start()
             moved = {name: np.where(self._finite[name], x, start[name]) for name, x in moved.items()}
         named = {self._function.moves.get(name, name): x for name, x in {**self._still(), **moved}.items()}
-        feeds = {**self._run.widened(weights_there), **named}
+        weights = {name: widened(weights_there[name]) for name in self._case.described.weights}
+        feeds = {**self._run.widened(weights_there), **weights, **named}
         try:
             outputs = self._run(feeds)
             found = {name: np.asarray(outputs[output], np.float64) for name, output in self._function.outputs.items()}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -31,12 +31,14 @@ class DescribedModel:
         model, roles: the model and the roles of what goes in and out.
         cotangents: inputs that have the shape of an output of the original -> that output.
         original: computes the original's outputs from feeds for this model.
+        differentiated: the original's outputs that are differentiated; empty in a training model.
     """
 
     model: ModelProto
     roles: Roles
     cotangents: Mapping[str, str] = field(default_factory=dict)
     original: Callable[[Arrays], Arrays] | None = None
+    differentiated: Collection[str] = ()
 
     @cached_property
     def weights(self) -> Arrays:
@@ -63,44 +65,113 @@ def first_run(
 ) -> tuple[Arrays, Arrays, dict[str, int] | None]:
     """Feeds that `run` accepts, its outputs for them, and the sizes if any feed was drawn at random.
 
-    Small sizes come first, integers that hide and those that hide nothing, and where the loss is not finite, data
-    above zero after others.
+    Small sizes come first; for the data of one size see `run_on_drawn`.
 
     Raises:
         Exception: what `run` raised at the first sizes, where it accepts none.
     """
     failure: Exception | None = None
     start = time.process_time()
-    open_sizes = (_sizes_of_labels(described), _sizes_of_cotangents(described))
-    switches = _switches(described)
     for tried, found in enumerate(sizes_to_try(_shapes(described), described.model)):
         if failure is not None and tried >= TRIES and time.process_time() - start > SEARCH:
             break
         guess = {**found, **sizes}
-        for masked, positive in itertools.product((True, False), (False, True)):
-            feeds = random_feeds(described, rng, guess, positive, masked)
+        try:
+            return run_on_drawn(run, described, rng, data, guess, sizes)
+        except Exception as error:  # sizes or numbers that don't fit: try others
+            failure = failure or error
+    assert failure is not None
+    raise failure
+
+
+Range = tuple[float, float]
+
+RANGES: tuple[Range | None, ...] = (None, (0.05, 0.95), (1.05, 2.95), (-0.95, 0.95))
+"""Ranges of floats in which functions have values: those of normal numbers (None), Log, Acosh and Atanh."""
+
+MIXED = 8
+"""Draws in which each input has a range of its own."""
+
+
+def run_on_drawn(
+    run: Callable[[Arrays], Arrays],
+    described: DescribedModel,
+    rng: np.random.Generator,
+    data: Mapping[str, np.ndarray],
+    guess: Mapping[str, int],
+    fixed: Mapping[str, int],
+    masks: Sequence[bool] = (True, False),
+    first: Sequence[Range] = (),
+) -> tuple[Arrays, Arrays, dict[str, int] | None]:
+    """Draw feeds of some sizes that `run` accepts; return them, its outputs, and the sizes if any feed was drawn.
+
+    Draws vary until the loss, or what is differentiated, is finite; the second draw serves if it never is. Integers
+    hide parts of the data before they hide nothing.
+
+    Args:
+        run, described, rng, data: see `first_run`.
+        guess: the sizes.
+        fixed: those of `guess` that outputs of other sizes don't change.
+        masks: see `random_feeds`; one after the other, if the model selects branches by integers.
+        first: ranges of floats that come before `RANGES`.
+
+    Raises:
+        Exception: `run` accepts none of the feeds.
+    """
+    open_sizes = (_sizes_of_labels(described), _sizes_of_cotangents(described))
+    switches = _switches(described)
+    failure: Exception | None = None
+    for masked in masks:
+        runs: list[tuple[Arrays, Arrays, dict[str, int] | None]] = []
+        for ranges in _ranges(described, rng, first):
+            feeds = random_feeds(described, rng, guess, masked, ranges)
             given = {name: x for name, x in data.items() if name in feeds or name in described.roles.gradients}
             feeds.update(given)
             try:
                 unmet = {dim: size for find in open_sizes for dim, size in find(feeds, guess).items()}
                 if unmet:
-                    guess = {**guess, **unmet, **sizes}
+                    guess = {**guess, **unmet, **fixed}
                     feeds = {
-                        **random_feeds(described, rng, guess, positive, masked),
+                        **random_feeds(described, rng, guess, masked, ranges),
                         **_inputs(described, feeds),
                         **given,
                     }
                 outputs = run(feeds)
-            except Exception as error:  # sizes or numbers that don't fit: try others
+            except Exception as error:  # numbers that don't fit, as in a branch that they select
                 failure = failure or error
-                if masked and switches:  # the branch that they select may not fit
-                    continue
                 break
-            drawn = guess if any(name not in data for name in feeds) else None
-            if positive or finite(outputs.get(described.roles.loss, np.zeros(1))):
-                return feeds, outputs, drawn
+            runs.append((feeds, outputs, dict(guess) if any(name not in data for name in feeds) else None))
+            if _is_defined(described, feeds, outputs):
+                return runs[-1]
+        if runs:
+            return runs[min(1, len(runs) - 1)]
+        if not switches:
+            break
     assert failure is not None
     raise failure
+
+
+def _ranges(
+    described: DescribedModel, rng: np.random.Generator, first: Sequence[Range]
+) -> Iterator[Mapping[str, Range | None]]:
+    """Yield ranges for the inputs of floats: one for all, then one for each."""
+    types = {value.name: value.type for value in described.model.graph.input}
+    own = (name for name in described.roles.fed if described.roles.inputs[name] == "model input")
+    names = [name for name in own if is_float(types[name]) and name not in described.cotangents]
+    yield from (dict.fromkeys(names, each) for each in (*first, *RANGES))
+    if len(names) > 1 and described.differentiated:
+        for _ in range(MIXED):
+            yield {name: RANGES[rng.integers(len(RANGES))] for name in names}
+
+
+def _is_defined(described: DescribedModel, feeds: Arrays, outputs: Arrays) -> bool:
+    """Return True if the loss, or all that is differentiated, is finite."""
+    values = dict(outputs)
+    if described.differentiated and described.original is not None:
+        with suppress(Exception):  # the executors' exceptions share no base class
+            values.update(described.original(feeds))
+    names = (described.roles.loss, *described.differentiated)
+    return all(finite(np.asarray(values[name])) for name in names if name in values)
 
 
 def _shapes(described: DescribedModel) -> dict[str, Shape]:
@@ -208,16 +279,16 @@ def random_feeds(
     described: DescribedModel,
     rng: np.random.Generator,
     sizes: Mapping[str, int],
-    positive: bool = False,
     masked: bool = True,
+    ranges: Mapping[str, Range | None] | None = None,
 ) -> Arrays:
     """Random arrays for the inputs that must be fed.
 
-    Floats are normal, or between 0 and 1 if `positive`. Integers are valid as what they index; those that index
-    no weight are 0 or 1 if `masked`, else 1; so is a number alone, for it may be a step or a length: of a step of 0 in
-    STFT onnxruntime ends the process. One that the model compares with a stored integer is that integer, if `masked`.
-    Of labels that may say that a sample does not count, the first two count, and of
-    many each fifth does not.
+    Floats are normal, or uniform in the range that `ranges` gives their input. Integers are valid as what they index;
+    those that index no weight are 0 or 1 if `masked`, else 1; so is a number alone, for it may be a step or a length:
+    of a step of 0 in STFT onnxruntime ends the process. One that the model compares with a stored integer is that one,
+    if `masked`. Of labels that may say that a sample does not count, the first two count, and of many each fifth does
+    not.
 
     Raises:
         OverLimit: they take more time or memory than runs may that nobody has asked for.
@@ -233,9 +304,10 @@ def random_feeds(
     feeds = {}
     for name, shape in shapes.items():
         dtype = dtype_of(types[name])
-        if is_float(types[name]) and (positive or described.roles.inputs[name] != "model input"):
-            between = np.asarray(rng.uniform(0.05, 0.95, shape))  # every loss is defined between 0 and 1
-            feeds[name] = between.astype(helper.tensor_dtype_to_np_dtype(dtype))
+        between = (ranges or {}).get(name) or (None if described.roles.inputs[name] == "model input" else RANGES[1])
+        if is_float(types[name]) and between is not None:  # every loss is defined between 0 and 1
+            uniform = np.asarray(rng.uniform(*between, shape))
+            feeds[name] = uniform.astype(helper.tensor_dtype_to_np_dtype(dtype))
         else:
             least = 0 if name in limits or (masked and (shape or dtype == TensorProto.BOOL)) else 1
             feeds[name] = draw(rng, dtype, shape, least, limits.get(name, 2))

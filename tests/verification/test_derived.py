@@ -193,6 +193,36 @@ VERDICTS = {
         "y = LRN <alpha = 0.3, size = 3> (x)",
     ),
     "a kernel of float64 in float32": ("float[30] x", "float[30]", "", "y = Shrink <bias = 0.2, lambd = 0.3> (x)"),
+    "no kernel of float64 by its type": ("float[30] x", "float[30]", "", "y = Celu <alpha = 0.7> (x)"),
+    "no value below 1": ("float[20] x", "float[20]", "", "y = Acosh (x)"),
+    "no value beyond 1": ("float[20] x", "float[20]", "", "y = Atanh (x)"),
+    "each input has a domain of its own": (
+        "float[6] x, float[6] z, float[6] v",
+        "float[6]",
+        "",
+        "a = Acosh (x) b = Atanh (z) c = Log (v) d = Add (a, b) y = Mul (c, d)",
+    ),
+    "zero between jumps": ("float[N, 1, M] x, float[1, K, M] z", "float[N, K, M]", "", "d = Div (x, z) y = Floor (d)"),
+    "a slope between jumps": (
+        "float[N, 1, M] x, float[1, K, M] z",
+        "float[N, K, M]",
+        "",
+        "d = Div (x, z) f = Floor (d) y = Sub (x, f)",
+    ),
+    "constant among normal numbers": (
+        "float[20] x",
+        "float[20]",
+        "float scale = {0.001}",
+        "s = Mul (x, scale) r = Round (s) y = Div (r, scale)",
+    ),
+    "constants at jumps": (
+        "float[8] x",
+        "float[3]",
+        "float[3] at = {0, 1, 2}, float two = {2}",
+        "g = Mul (at, two) i = Cast <to = 7> (g) f = Cast <to = 1> (i) d = Sub (g, f) t = Gather (x, i) y = Sub (t, d)",
+    ),
+    "as many rows as are named": ("float[N, M] x", "float[5, 5]", "int64[2] shape = {5, 5}", "y = Expand (x, shape)"),
+    "a constant": ("float[3] x", "float[3]", "float[3] y = {1, 2, 3}", ""),
 }
 
 
@@ -202,18 +232,60 @@ def test_a_right_derivative_is_proved(
 ) -> None:
     inputs, output, constants, body = VERDICTS[name]
     text = f'<ir_version: 10, opset_import: ["" : 18]> g ({inputs}) => ({output} y) <{constants}> {{ {body} }}'
+    assert_proved(text.replace("<>", ""), tmp_path, capsys, monkeypatch)
+
+
+def assert_proved(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    onnx.save(onnx.parser.parse_model(text.replace("<>", "")), "net.onnx")
+    onnx.save(onnx.parser.parse_model(text), "net.onnx")
     done = Shell(tmp_path, capsys)("derive", "net.onnx", "--kind", "vjp")
-    assert done.code == 0 and "proof   proved" in done.out, done.err
+    assert done.code == 0 and "proof   proved" in done.out, done.out + done.err
+
+
+def test_outputs_that_kernels_keep_in_float32_are_proved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+        g (float[2, 5] x, float[5] s) => (float[2, 5] y, float[2, 1] mean, float[2, 1] deviation)
+        { y, mean, deviation = LayerNormalization <epsilon = 0.5> (x, s) }"""
+    assert_proved(text, tmp_path, capsys, monkeypatch)
+
+
+@pytest.mark.parametrize("opset", [7, 9, 10])
+def test_convolutions_of_old_opsets_are_proved(
+    opset: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy in float64 has forms of Pad and Slice that came later."""
+    text = f"""<ir_version: 4, opset_import: ["" : {opset}]>
+        g (float[N, 2, 5, 5] x, float[3, 2, 3, 3] w, float[3] b) => (float[N, 3] y)
+        {{ c = Conv <pads = [1, 1, 1, 1], strides = [2, 2]> (x, w, b) r = Relu (c)
+           p = GlobalAveragePool (r) y = Flatten (p) }}"""
+    assert_proved(text, tmp_path, capsys, monkeypatch)
+
+
+def test_a_wrong_zero_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The derivative is zero where data are drawn first."""
+    monkeypatch.chdir(tmp_path)
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+        g (float[20] x) => (float[20] y) <float low = {5}> { y = Clip (x, low) }"""
+    onnx.save(onnx.parser.parse_model(text), "net.onnx")
+    with registry.scoped():
+        registry.rule("Clip", override=True)(lambda op, g, y, x, low, high=None: (None, None, None))
+        done = Shell(tmp_path, capsys)("derive", "net.onnx", "--wrt", "x")
+    assert done.code == 4 and not Path("net.vjp.onnx").exists(), done.out + done.err
 
 
 def test_results_that_are_no_numbers_in_both_are_no_fault(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Acosh has no value below 1, where data are drawn."""
+    """No data are in the domain of both functions."""
     monkeypatch.chdir(tmp_path)
-    text = '<ir_version: 10, opset_import: ["" : 18]> g (float[6] x) => (float[6] y) { y = Acosh (x) }'
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+        g (float[6] x) => (float[6] y) { a = Acosh (x) b = Asin (x) y = Mul (a, b) }"""
     onnx.save(onnx.parser.parse_model(text), "net.onnx")
     done = Shell(tmp_path, capsys)("derive", "net.onnx", "--kind", "vjp")
     assert done.code == 0 and "not finite" in done.out, done.err
