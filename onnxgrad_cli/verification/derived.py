@@ -35,7 +35,7 @@ from onnxgrad_cli.options import Options
 from onnxgrad_cli.verification.agreement import NEAR, FailsNearby, Point, in_single, off_zero, run_nearby, wide
 from onnxgrad_cli.verification.case import NOTHING, Case, Found
 from onnxgrad_cli.verification.checks import OPENING, ORIGINAL
-from onnxgrad_cli.verification.feeds import Range, part, run_on_drawn
+from onnxgrad_cli.verification.feeds import Range, finite, part, run_on_drawn
 from onnxgrad_cli.verification.findings import hiding, in_words
 from onnxgrad_cli.verification.judgement import Judge
 from onnxgrad_cli.verification.loss_function import FAITHFUL, ScalarFunction, narrowest
@@ -329,7 +329,7 @@ class _Measure:
         self._shares = np.ones(0)
         self._zeros: Arrays = {}
         self._finite = {name: np.isfinite(x) for name, x in self._start().items()}
-        self._moving = [name for name, finite in self._finite.items() if finite.any()]
+        self._moving = [name for name, entries in self._finite.items() if entries.any()]
         self.still, self._by = False, ""
         self.is_zero = _written_as_zero(derived, case.described.model)
         case.measured_by = self._run.name
@@ -342,6 +342,9 @@ class _Measure:
         judged = judge.judge()
         self._by = point.loss.name
         self.still = bool(judged.visible) and judged.visible.keys() <= set(judged.still)
+        elements = [sum(x.size for x in arrays.values()) for arrays in (factors, self._finite)]
+        if not all(elements) and not judged.refuted:
+            return Found("passed", "the inputs or the outputs have no elements, so the derivatives are zero")
         return self._with_fixed(in_words(judge, judged, ()))
 
     def as_zero(self, found: Found) -> Found:
@@ -374,8 +377,9 @@ class _Measure:
         """
         case = self._case
         assert case.drawn is not None
-        weights = {name: off_zero(x, case.rng) for name, x in case.described.weights.items()}
-        data = {**weights, **case.data}
+        with np.errstate(over="ignore"):
+            near = {name: off_zero(x, case.rng) for name, x in case.described.weights.items()}
+        data = {**{name: x for name, x in near.items() if finite(x)}, **case.data}
         try:
             feeds, outputs, sizes = run_on_drawn(
                 case.run, case.described, case.rng, data, case.drawn, case.sizes, (False,), ranges
@@ -402,7 +406,7 @@ class _Measure:
 
     def _with_fixed(self, found: Found) -> Found:
         """What was found, and of which constants nothing was but zeros, as of a mask of infinities."""
-        fixed = [name for name in self._derived.wrt if name not in self._moving]
+        fixed = [name for name, entries in self._finite.items() if entries.size and not entries.any()]
         told = f"; not by {', '.join(fixed[:5])}, whose values are not finite" if fixed else ""
         return replace(found, detail=found.detail + told)
 
@@ -503,7 +507,7 @@ class _Measure:
     def _values(self, moved: Arrays) -> Arrays:
         """The outputs of the function, by what they are called in the derivatives."""
         weights_there = {**self._case.described.weights, **self._case.feeds}
-        if not all(finite.all() for finite in self._finite.values()):  # what is infinite stays
+        if not all(entries.all() for entries in self._finite.values()):  # what is infinite stays
             start = self._start()
             moved = {name: np.where(self._finite[name], x, start[name]) for name, x in moved.items()}
         named = {self._function.moves.get(name, name): x for name, x in {**self._still(), **moved}.items()}

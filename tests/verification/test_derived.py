@@ -222,6 +222,25 @@ VERDICTS = {
         "g = Mul (at, two) i = Cast <to = 7> (g) f = Cast <to = 1> (i) d = Sub (g, f) t = Gather (x, i) y = Sub (t, d)",
     ),
     "as many rows as are named": ("float[N, M] x", "float[5, 5]", "int64[2] shape = {5, 5}", "y = Expand (x, shape)"),
+    "no elements": ("float[2, 0, 3] x", "float[2, 0, 3]", "", "y = Cos (x)"),
+    "no elements of several inputs": (
+        "float[2, 0] x, float[0, 3] z",
+        "float[2, 3]",
+        "float bias = {1}",
+        "p = MatMul (x, z) y = Add (p, bias)",
+    ),
+    "a constant as large as can be": (
+        "float[8] x",
+        "float[3]",
+        "float[3] at = {0, 1, 2}, float most = {3.4028235e38}",
+        "i = Cast <to=7> (at) f = Cast <to=1> (i) d = Sub (at, f) t = Gather (x, i) s = Add (t, d) y = Min (s, most)",
+    ),
+    "one tensor as both bounds": (
+        "float[5, 5] x",
+        "float[5, 5]",
+        "float bound = {0.3}",
+        "y = Clip (x, bound, bound)",
+    ),
     "a constant": ("float[3] x", "float[3]", "float[3] y = {1, 2, 3}", ""),
 }
 

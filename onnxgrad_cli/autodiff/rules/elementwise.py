@@ -239,7 +239,8 @@ def clip(op, g, y, x, low, high):
         gx = g * op.cast(inside, g)
     if op.wants(low):
         below = x < low
-        glow = g * op.cast(below if high is None else op.And(below, low < high), g)
+        tied = high is None or low.name == high.name
+        glow = g * op.cast(below if tied else op.And(below, low < high), g)
     if op.wants(high):
         above = x > high
         ghigh = g * op.cast(above if low is None else op.Or(above, high < low), g)
