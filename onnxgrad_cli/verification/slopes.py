@@ -26,10 +26,12 @@ VISIBLE = 1e-10
 def double_steps(here: float, slope: float) -> tuple[tuple[float, ...], ...]:
     """Steps in float64 for a function of a value and of about a slope, relative to the size of what moves.
 
-    The shortest that rounding leaves some digits of come first: on every longer one a large network has kinks.
+    The shortest that rounding leaves some digits of come first: on every longer one a large network has kinks. The last
+    are shorter, for functions with jumps: over long steps many jumps look like a slope.
     """
     step = min(max(VISIBLE * abs(here) / max(slope, 1e-300), SHORTEST), LONGEST)
-    return (step,), (10 * step,), (100 * step, step / 10), (1000 * step,)
+    shorter = (each for each in (step / 100, step / 1000) if each > SHORTEST / 2)
+    return (step,), (10 * step,), (100 * step, step / 10), (1000 * step, *shorter)
 
 
 @dataclass(frozen=True)

@@ -203,6 +203,7 @@ VERDICTS = {
         "a = Acosh (x) b = Atanh (z) c = Log (v) d = Add (a, b) y = Mul (c, d)",
     ),
     "zero between jumps": ("float[N, 1, M] x, float[1, K, M] z", "float[N, K, M]", "", "d = Div (x, z) y = Floor (d)"),
+    "many small jumps": ("float[30] x", "float[30]", "float by = {1000}", "s = Mul (x, by) y = Round (s)"),
     "a slope between jumps": (
         "float[N, 1, M] x, float[1, K, M] z",
         "float[N, K, M]",
@@ -315,3 +316,14 @@ def test_nothing_is_added_to_a_value_whose_type_is_unknown() -> None:
         g (float[2] x) => (float[2] y) { h = acme.Unheard(x) k = acme.Unheard(h) y = Tanh(k) }""")
     with pytest.raises(OnnxgradError, match="the type of 'h' can't be inferred"):
         perturbed(model, None, ["h"])
+
+
+def test_random_numbers_are_no_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = """<ir_version: 10, opset_import: ["" : 18]> g (float[6] x) => (float[6] y)
+        { r = RandomUniformLike (x) s = Mul (x, x) y = Mul (r, s) }"""
+    onnx.save(onnx.parser.parse_model(text), "net.onnx")
+    done = Shell(tmp_path, capsys)("derive", "net.onnx", "--kind", "vjp")
+    assert done.code == 0 and "draws random numbers" in done.out, done.out + done.err
