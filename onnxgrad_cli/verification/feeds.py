@@ -299,7 +299,7 @@ def random_feeds(
     if DRAWN * sum(map(math.prod, shapes.values())) > free_memory():  # which the system would tell by ending processes
         raise MemoryError("random data do not fit into the memory that is free")
     classes = {loss.label: loss.classes for loss in described.roles.losses if loss.classes}
-    limits = {**index_limits(described.model, shapes), **classes}
+    limits = {**index_limits(described.model, shapes, replaced=True), **classes}
     switches = _switches(described)
     feeds = {}
     for name, shape in shapes.items():
@@ -352,28 +352,38 @@ _SAME_SHAPE = frozenset({"Cast", "Identity", "DequantizeLinear"})
 
 _LOOKUPS = {
     "Gather": (1, 0, "axis"), "GatherElements": (1, 0, "axis"), "GatherBlockQuantized": (1, 0, "gather_axis"),
+    "ScatterElements": (1, 0, "axis"),
 }  # fmt: skip
 """Operator -> the positions of indices and of the table, and the attribute that names the axis of its rows."""
 
 
-def index_limits(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """For inputs that index a weight, or an input of one of `shapes`: how many rows that has."""
-    dims = {**shapes, **{tensor.name: list(tensor.dims) for tensor in model.graph.initializer}}
+def index_limits(model: ModelProto, shapes: Mapping[str, Sequence[int]], replaced: bool = False) -> dict[str, int]:
+    """Return the number of rows of the tensor that an input indexes, for such inputs.
+
+    Args:
+        model: the model; the tensor is a weight, or its shape is declared.
+        shapes: more shapes, of inputs.
+        replaced: include inputs of which some indices are replaced by a Where, as those beyond the last row may be.
+    """
+    dims: dict[str, Sequence[int | str]] = {v.name: shape_of(v.type) or () for v in model.graph.value_info}
+    dims |= {**shapes, **{tensor.name: list(tensor.dims) for tensor in model.graph.initializer}}
     origin = {value.name: value.name for value in model.graph.input}
     limits: dict[str, int] = {}
     for node in model.graph.node:
         first = node.input[0] if node.input else ""
         if node.op_type in _SAME_ENTRIES and first in origin:
             origin[node.output[0]] = origin[first]
+        if replaced and node.op_type == "Where" and not origin.keys().isdisjoint(node.input[1:]):
+            origin[node.output[0]] = next(origin[name] for name in node.input[1:] if name in origin)
         if node.op_type in _SAME_SHAPE and first in dims:
             dims[node.output[0]] = dims[first]
         if node.op_type in _LOOKUPS:
             indices, table, attribute = _LOOKUPS[node.op_type]
-            source = origin.get(node.input[indices])
-            if source is not None and node.input[table] in dims:
-                axis = next((a.i for a in node.attribute if a.name == attribute), 0)
-                rows = max(dims[node.input[table]][axis], 1)
-                limits[source] = min(limits.get(source, rows), rows)
+            source, shape = origin.get(node.input[indices]), dims.get(node.input[table], ())
+            axis = next((a.i for a in node.attribute if a.name == attribute), 0)
+            rows = shape[axis] if -len(shape) <= axis < len(shape) else None
+            if source is not None and isinstance(rows, int):
+                limits[source] = min(limits.get(source, max(rows, 1)), max(rows, 1))
     return limits
 
 

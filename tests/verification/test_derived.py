@@ -236,6 +236,19 @@ VERDICTS = {
         "float[3] at = {0, 1, 2}, float most = {3.4028235e38}",
         "i = Cast <to=7> (at) f = Cast <to=1> (i) d = Sub (at, f) t = Gather (x, i) s = Add (t, d) y = Min (s, most)",
     ),
+    "an index that must not grow": (
+        "float[1] x",
+        "float[1]",
+        "float[1] at = {0}",
+        "c = Ceil (at) i = Cast <to = 7> (c) t = Gather (x, i) d = Sub (at, c) y = Add (t, d)",
+    ),
+    "a number alone that is an index": (
+        "float x, int64 i",
+        "float[1, 1]",
+        "int64[2] ones = {1, 1}, int64 zero = {0}",
+        """m = Reshape (x, ones) w = Reshape (i, ones) n = Less (w, zero) p = Where (n, zero, w)
+        y = GatherElements <axis = 1> (m, p)""",
+    ),
     "one tensor as both bounds": (
         "float[5, 5] x",
         "float[5, 5]",
