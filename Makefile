@@ -14,7 +14,7 @@ TRAIN := build/digits_cnn.train.onnx
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE # else each of the many processes of the tests compiles all modules anew, which doubles its time
 
-.PHONY: run web test test-slow test-all test-lowest lint docs types site mutants conformance fuzz-graphs fuzz-files fuzz-data fuzz-kills zoo intake roles bench bench-check clean
+.PHONY: run web test test-slow test-all test-lowest lint docs types site mutants conformance fuzz-graphs fuzz-files fuzz-data fuzz-kills zoo intake roles opinfo bench bench-check clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -94,6 +94,9 @@ intake: .venv/installed-test  ## build the models of INTAKE, as exporters write 
 
 roles: .venv/installed-test  ## count what each heuristic decides about parameters, and its errors, in ZOO, INTAKE and exports of PyTorch
 	$(BIN)/python -W ignore -m tests.roles --zoo $(ZOO) --intake $(INTAKE)
+
+opinfo: .venv/installed-test .venv/installed-interop  ## compare derivatives of PyTorch's sample inputs with PyTorch's, and count the verdicts of the default check; build/opinfo
+	$(BIN)/python -W ignore -m tests.opinfo
 
 bench: .venv/installed-bench  ## time and memory beside named peers: builds, operators' gradients, derivatives, training steps (benchmarks/RESULTS.md)
 	$(BIN)/python -m benchmarks.build
