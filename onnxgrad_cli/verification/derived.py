@@ -35,6 +35,7 @@ from onnxgrad_cli.options import Options
 from onnxgrad_cli.verification.agreement import NEAR, FailsNearby, Point, in_single, run_nearby, wide
 from onnxgrad_cli.verification.case import NOTHING, Case, Found
 from onnxgrad_cli.verification.checks import OPENING, ORIGINAL
+from onnxgrad_cli.verification.claims import Claims
 from onnxgrad_cli.verification.feeds import part, random_feeds
 from onnxgrad_cli.verification.findings import hiding, in_words
 from onnxgrad_cli.verification.judgement import Judge
@@ -326,7 +327,7 @@ class _Measure:
         """The judgement on the data that the case has."""
         factors = self._factors()
         point = self._point(factors)
-        judge = Judge(point.loss, point.claims, point.noise, self._case.rng)
+        judge = Judge(point.loss, point.claims, self._case.rng)
         judged = judge.judge()
         self._by = point.loss.name
         self.still = bool(judged.visible) and judged.visible.keys() <= set(judged.still)
@@ -369,7 +370,7 @@ class _Measure:
             exact = self._claims(run(run.widened(case.feeds)), factors)
         except Exception as error:  # the executors' exceptions share no base class
             raise _Unmeasured(f"the derivatives can't be had in float64: {str(error).strip()[:300]}") from error
-        judge = Judge(point.loss, exact, [], case.rng)
+        judge = Judge(point.loss, Claims(point.loss.point, exact, case.rng), case.rng)
         found = self._with_fixed(in_words(judge, judge.judge(), (), named=True))
         if found.status != "passed":
             return found
@@ -398,7 +399,7 @@ class _Measure:
         case = self._case
         claims, *near = (
             self._claims({name: wide(x) for name, x in outputs.items()}, factors)
-            for outputs in (case.outputs, *(run_nearby(case) for _ in range(NEAR)))
+            for outputs in (case.outputs, *(run_nearby(case) for _ in range(NEAR[False])))
         )
         if self._derived.kind == "jvp":
             loss = ScalarFunction(partial(self._along, factors), {y: np.zeros(()) for y in factors}, True, self._run)
@@ -408,7 +409,10 @@ class _Measure:
             loss = ScalarFunction(partial(self._total, factors), point, True, self._run)
         if not np.isfinite(loss.value):
             raise _Unmeasured("the outputs are not finite on these data: give others")
-        return Point(loss, claims, [{name: other[name] - claims[name] for name in claims} for other in near])
+        found = Claims(loss.point, claims, case.rng)
+        for other in near:
+            found.compare(other)
+        return Point(loss, found)
 
     def _claims(self, outputs: Mapping[str, np.ndarray], factors: Arrays) -> Arrays:
         """The derivatives of the sum of the outputs times the factors.

@@ -31,18 +31,23 @@ class DescribedModel:
         model, roles: the model and the roles of what goes in and out.
         cotangents: inputs that have the shape of an output of the original -> that output.
         original: computes the original's outputs from feeds for this model.
+        stored: values of initializers, as far as they were read: each look into the model would copy them.
     """
 
     model: ModelProto
     roles: Roles
     cotangents: Mapping[str, str] = field(default_factory=dict)
     original: Callable[[Arrays], Arrays] | None = None
+    stored: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @cached_property
     def weights(self) -> Arrays:
-        """The stored values of what has a gradient; each look into the model would copy them."""
-        stored = {tensor.name: tensor for tensor in self.model.graph.initializer}
-        return {name: numpy_helper.to_array(stored[name]) for name in self.roles.gradients if name in stored}
+        """The stored values of what has a gradient."""
+        tensors = {
+            tensor.name: tensor for tensor in self.model.graph.initializer if tensor.name in self.roles.gradients
+        }
+        read = {name: numpy_helper.to_array(tensor) for name, tensor in tensors.items() if name not in self.stored}
+        return {name: read[name] if name in read else self.stored[name] for name in tensors}
 
 
 DRAWN = 12
@@ -309,4 +314,6 @@ def finite(x: np.ndarray) -> bool:
     """Whether every entry is a finite number."""
     if isinstance(x, list):  # a sequence, of maps it may be
         return True
-    return x.dtype.kind in "iubOU" or bool(np.isfinite(np.asarray(x, np.float64)).all())
+    if x.dtype.kind in "iubOU":
+        return True
+    return bool(np.isfinite(x if x.dtype.kind in "fc" else np.asarray(x, np.float64)).all())

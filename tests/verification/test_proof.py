@@ -97,7 +97,10 @@ def test_float32_alone_finds_a_wrong_gradient(monkeypatch: pytest.MonkeyPatch) -
     assert "float32" in proof_of("Tanh").executor
     with registry.scoped():
         registry.rule("Tanh", override=True)(lambda op, g, y, x: g * (1 - y))
-        assert proof_of("Tanh").failed
+        model = build(parse("Tanh")).model
+        proofs = [prove(model, describe(model), original=parse("Tanh"), seed=seed) for seed in range(5)]
+    assert PROVED not in [proof.verdict for proof in proofs]  # on some data, float32 takes it for right
+    assert sum(proof.failed for proof in proofs) >= 3
 
 
 def test_what_float32_passes_by_chance_is_looked_at_on_other_data(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +244,10 @@ def test_gradients_that_are_noise_in_float32_are_judged_in_float64(monkeypatch: 
     assert (proof.verdict, "in float64: " in proof.steps[-1].detail) == ("proved", True), proof.steps
     with registry.scoped():
         registry.rule("Tanh", override=True)(lambda op, g, y, x: g * (1 - y))
-        assert proof_of("Tanh").failed
+        model = build(parse("Tanh")).model
+        proofs = [prove(model, describe(model), original=parse("Tanh"), seed=seed) for seed in range(5)]
+    assert PROVED not in [proof.verdict for proof in proofs]  # on some data, float32 takes it for right
+    assert sum(proof.failed for proof in proofs) >= 3
 
 
 @pytest.mark.parametrize("bits", [4, 8])
