@@ -324,12 +324,35 @@ def test_an_interrupt_while_onnxruntime_is_loaded_is_no_failed_check(monkeypatch
 
 
 def test_large_models_are_proved_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxgrad_cli.execution.observation.LARGE", 10)
     model = build(parse("Tanh")).model
+    monkeypatch.setattr("onnxgrad_cli.verification.checks.PROVABLE", 10)
     proof = prove(model, describe(model))
     assert proof.status == "skipped"
     assert "--verify" in proof.reason
     assert prove(model, describe(model), force=True).status == "passed"
+
+
+def test_models_that_would_not_fit_into_memory_are_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(parse("Tanh")).model
+    monkeypatch.setattr("onnxgrad_cli.verification.checks.LARGE", 10)
+    assert prove(model, describe(model)).verdict == "proved"
+    monkeypatch.setattr("onnxgrad_cli.verification.checks.free_memory", lambda: 50)
+    assert "memory free" in prove(model, describe(model)).why
+    assert prove(model, describe(model), force=True).verdict == "proved"
+
+
+def test_costly_models_are_proved_at_a_batch_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that needs two samples is proved with two."""
+    monkeypatch.setattr("onnxgrad_cli.verification.checks.COSTLY", 10)
+    model = build(parse("Tanh")).model
+    proof = prove(model, describe(model), operations=11)
+    assert proof.verdict == "proved" and "x [1, 4]" in next(step.detail for step in proof.steps if step.name == "runs")
+    two = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 18]>
+        g (float[N, 4] x) => (float[M, 4] y) <float[4] w = {1, 2, 3, 4}, int64[1] second = {1}>
+        { row = Gather(x, second) h = Mul(row, w) y = Tanh(h) }""")
+    model = build(two).model
+    proof = prove(model, describe(model), operations=11)
+    assert proof.verdict == "proved" and "x [2, 4]" in next(step.detail for step in proof.steps if step.name == "runs")
 
 
 def test_data_outside_the_domain_is_drawn_again() -> None:
