@@ -34,6 +34,9 @@ PRECISION = {"float64": 1e-10}
 SINGLE = 1e-5
 """The largest difference, relative to a number before and after the step, in float64 and in other element types."""
 
+ROUNDINGS = 10
+"""The rounding errors of a number that add up in a step at most, in the last digit of the numbers before it."""
+
 LAST_DIGIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 """The rounding error of weights of 16 bits, whose step is computed in float32."""
 
@@ -51,6 +54,9 @@ INTERVAL, LARGEST_SCALE = 2000, 2.0**127
 
 DECADES = 9.0
 """The powers of ten that the magnitudes of gradients span, so that some are as small as usual values of eps."""
+
+LARGEST_HALF = 1e3
+"""The largest gradient that is drawn for weights in float16, so that none becomes infinite."""
 
 SMALLEST, SMALLEST_HALF = 1e-16, 1e-4
 """The smallest gradients that are drawn: float32 holds the square of the first, float16 three digits of the second."""
@@ -117,7 +123,8 @@ class _Step:
         kinds: kind -> the state of the whole step.
         slots: weight -> kind -> state.
         divisor: the value that counts the labels of a run; "" if there is none.
-        inputs: what the step reads.
+        digit: the last digit in which the step is computed, relative to a number.
+        inputs: the names of the values that the step reads.
         run: runs the step.
     """
 
@@ -145,6 +152,8 @@ class _Step:
             raise _Unlike(f"it reads {listed(foreign)}")
         if DIVISOR not in self.kinds and self._leaves_labels_out():
             raise _Unlike("all runs count alike, and the loss leaves labels out")
+        double = all(self.dtype(name) == np.float64 for name in self.weights)
+        self.digit = float(np.finfo(np.float64 if double else np.float32).eps)
         part = self._model(model, nodes)
         self.inputs = {value.name for value in part.graph.input}
         self.run = Executor(part, fallback=False)
@@ -301,18 +310,38 @@ def _differences(step: _Step, point: _Point, rng: np.random.Generator) -> dict[s
     got = step.run({name: x for name, x in feeds.items() if name in step.inputs})
     after = {name: np.asarray(got[step.successors[name]], np.float64) for name in step.slots_and_weights}
     before = {name: np.asarray(x, np.float64) for name, x in feeds.items()}
-    expected = _expected(step, before, after)
-    return {name: _difference(after[name], expected.get(name), before[name]) for name in after}
+    expected, rounded = (_expected(step, _rounded(step, before, times), after, times) for times in (0, 1))
+    sizes = {name: np.abs(before[name]) for name in after}
+    return {name: _difference(after[name], expected[name], rounded[name], sizes[name]) for name in after}
 
 
-def _difference(got: np.ndarray, expected: np.ndarray | float | None, before: np.ndarray) -> float:
-    """Return the largest difference relative to the numbers before and after; entries that are NaN are left open."""
-    if expected is None or np.shape(got) != np.shape(expected):
+def _rounded(step: _Step, values: Arrays, times: int) -> Arrays:
+    """Change gradients and other numbers by so many times the last digit, in opposite directions."""
+    digit = times * step.digit
+    gradients = set(step.gradients.values())
+    whole = {COUNT, POSITION, GOOD}
+    kept = {name for kind, name in step.kinds.items() if kind in whole}
+    return {
+        name: x if name in kept else x * (1 + digit if name in gradients else 1 - digit) for name, x in values.items()
+    }
+
+
+def _difference(got: np.ndarray, expected: np.ndarray | float, rounded: np.ndarray | float, sizes: np.ndarray) -> float:
+    """Return the largest difference that rounding does not explain, relative to the numbers before and after.
+
+    Args:
+        got: the numbers of the model.
+        expected: those of the reference; entries that are NaN are left open.
+        rounded: those of the reference for numbers that differ in the last digit.
+        sizes: the magnitudes before the step.
+    """
+    if np.shape(got) != np.shape(expected):
         return math.inf
-    expected = np.asarray(expected)
-    compared = ~np.isnan(expected) & (got != expected)
-    got, expected, before = got[compared], expected[compared], before[compared]
-    apart = np.abs(got - expected) / (np.abs(expected) + np.abs(before))
+    expected, rounded = np.asarray(expected), np.asarray(rounded)
+    compared = ~np.isnan(expected) & ~np.isnan(rounded) & (got != expected)
+    got, expected, rounded, sizes = got[compared], expected[compared], rounded[compared], sizes[compared]
+    noise = ROUNDINGS * np.abs(rounded - expected)
+    apart = np.maximum(np.abs(got - expected) - noise, 0) / (np.abs(expected) + sizes)
     return float(np.max(np.nan_to_num(apart, nan=math.inf), initial=0.0))
 
 
@@ -326,7 +355,8 @@ def _drawn(step: _Step, point: _Point, rng: np.random.Generator) -> Arrays:
     for name, size in sizes.items():
         gradient = step.gradients[name]
         half = step.dtype(gradient) == np.float16
-        size = np.clip(size * top, SMALLEST_HALF if half else SMALLEST, 1e4 if half else None)
+        most = LARGEST_HALF if step.dtype(name) == np.float16 else None
+        size = np.clip(size * top, SMALLEST_HALF if half else SMALLEST, most)
         sign = rng.choice([-1.0, 1.0], size.shape)
 
         def near(low: float, high: float, of: np.ndarray = size) -> np.ndarray:
@@ -374,13 +404,14 @@ def _largest(step: _Step, point: _Point, norm: float) -> float:
     return max(1.0, *(step.settings.of(name).get("eps", 0.0) for name in step.weights))
 
 
-def _expected(step: _Step, before: Arrays, after: Arrays) -> dict[str, np.ndarray | float]:
+def _expected(step: _Step, before: Arrays, after: Arrays, times: int) -> dict[str, np.ndarray | float]:
     """Compute the weights and states after a run.
 
     Args:
         step: the step.
         before: the inputs of the step.
         after: the outputs of the model. Its weights are the ones that the average takes in.
+        times: by how many times the last digit the options differ from the settings.
     """
     settings, kinds, roles = step.settings, step.kinds, step.roles
     expected: dict[str, np.ndarray | float] = {name: before[name] for name in step.slots_and_weights}
@@ -415,7 +446,7 @@ def _expected(step: _Step, before: Arrays, after: Arrays) -> dict[str, np.ndarra
     expected[kinds[COUNT]] = t
     rate = float(before[next(name for name, role in roles.inputs.items() if role == "learning rate")])
     for name, gradient in clip(gradients, settings.clip_norm, settings.clip_value).items():
-        options = settings.of(name)
+        options = {option: x * (1 + times * step.digit) for option, x in settings.of(name).items()}
         slots = {kind: before[state] for kind, state in step.slots[name].items()}
         old, own_rate = before[name], rate * options.get("lr", 1.0)
         new, changed = REFERENCES[roles.optimizer](old, gradient, slots, options, own_rate, t)
@@ -424,6 +455,6 @@ def _expected(step: _Step, before: Arrays, after: Arrays) -> dict[str, np.ndarra
         expected[name] = new
         expected |= {step.slots[name][kind]: x for kind, x in changed.items()}
         if settings.ema is not None:
-            share = settings.ema if t > 1 else 0.0
+            share = settings.ema * (1 + times * step.digit) if t > 1 else 0.0
             expected[step.slots[name][AVERAGE]] = share * slots[AVERAGE] + (1 - share) * after[name]
     return expected
