@@ -27,6 +27,7 @@ from onnxgrad_cli.verification.feeds import DescribedModel, factors_off_zero, fi
 from onnxgrad_cli.verification.finiteness import first_bad
 from onnxgrad_cli.verification.forward_parts import computes_the_original
 from onnxgrad_cli.verification.judgement import off
+from onnxgrad_cli.verification.optimizer_step import agrees_with_reference
 from onnxgrad_cli.verification.original import Original, with_weights
 
 MOST_OPERATIONS = 10**12
@@ -263,5 +264,6 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("finite", _is_finite),
     ("gradients against differences of the loss", agrees_with_slopes),
     ("every gradient as a whole", _covers_every_gradient),
+    ("the optimizer's step against a reference", agrees_with_reference),
 )
 """Each check and the name of its step in the proof."""
