@@ -63,7 +63,7 @@ def first_run(
 ) -> tuple[Arrays, Arrays, dict[str, int] | None]:
     """Feeds that `run` accepts, its outputs for them, and the sizes if any feed was drawn at random.
 
-    Small sizes come first, integers that hide and those that hide nothing, and where the loss is not finite, data
+    Cheap sizes come first, integers that hide and those that hide nothing, and where the loss is not finite, data
     above zero after others.
 
     Raises:
@@ -73,10 +73,14 @@ def first_run(
     start = time.process_time()
     open_sizes = (_sizes_of_labels(described), _sizes_of_cotangents(described))
     switches = _switches(described)
-    for tried, found in enumerate(sizes_to_try(_shapes(described), described.model)):
-        if failure is not None and tried >= TRIES and time.process_time() - start > SEARCH:
+    tried: list[dict[str, int]] = []
+    for found in sizes_to_try(_shapes(described), described.model):
+        if failure is not None and len(tried) >= TRIES and time.process_time() - start > SEARCH:
             break
         guess = {**found, **sizes}
+        if guess in tried:
+            continue
+        tried.append(guess)
         for masked, positive in itertools.product((True, False), (False, True)):
             feeds = random_feeds(described, rng, guess, positive, masked)
             given = {name: x for name, x in data.items() if name in feeds or name in described.roles.gradients}
