@@ -12,7 +12,7 @@ PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 
 MISSING_KERNEL = re.compile(
     r"NOT_IMPLEMENTED|implementation for|"
-    r"\b(?:not|n't)(?: yet| be)* (?:support|implement)\w*\b[^.]*\b(?:double|b?float\w*|MLFloat16|u?int\d+|data ?type|type)",
+    r"\b(?:not|n't)(?: yet| be)* (?:support|implement)\w*\b[^.]*\b(?:double|\w*float\w*|u?int\d+|\w*type)",
     re.IGNORECASE,
 )
 

@@ -20,6 +20,7 @@ from onnxgrad_cli.metadata import started
 from onnxgrad_cli.standard.gradient_operator import expand_gradients, has_gradients
 from onnxgrad_cli.targets.standard import is_targeted, to_standard
 from onnxgrad_cli.verification.agreement import agrees_with_slopes
+from onnxgrad_cli.verification.batches import agrees_across_batches
 from onnxgrad_cli.verification.case import NOTHING, Case, Found
 from onnxgrad_cli.verification.feeds import DescribedModel, factors_off_zero, finite, first_run
 from onnxgrad_cli.verification.finiteness import first_bad
@@ -262,6 +263,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ORIGINAL,
     ("computes what the operators of the standard compute", _computes_the_standard),
     ("finite", _is_finite),
+    ("batches of other sizes", agrees_across_batches),
     ("gradients against differences of the loss", agrees_with_slopes),
     ("every gradient as a whole", _covers_every_gradient),
 )
