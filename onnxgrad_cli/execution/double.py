@@ -1,7 +1,7 @@
 """A model in float64, also where onnxruntime has no kernels for that: those operators run on onnx.reference.
 
 Many activations have float32 kernels alone, so a network is cut at them: what lies between runs on onnxruntime, a piece
-at a time. Convolutions are written as products.
+at a time. Convolutions are written as products, and averages over windows as sums.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnxgrad_cli.execution import session
 from onnxgrad_cli.execution.executor import to_double, values_of_inputs
 from onnxgrad_cli.execution.limits import limited, run_limited
-from onnxgrad_cli.execution.unfolding import unfold_convolutions
+from onnxgrad_cli.execution.unfolding import unfold_windows
 from onnxgrad_cli.ir.domains import plain_domain
 from onnxgrad_cli.ir.node import messages
 from onnxgrad_cli.ir.nodes import reads, with_bodies
@@ -98,7 +98,7 @@ class DoubleExecutor:
         self._large = {**(large or {}), **{name: 8 * x.size for name, x in self._fed.items() if 8 * x.size >= SHARED}}
         self._buffers = _Buffers()
         self._model = to_double(bare)
-        unfold_convolutions(self._model)
+        unfold_windows(self._model)
         graph = self._model.graph
         self.inputs = {value.name: dtype_of(value.type) for value in graph.input}
         self._stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}

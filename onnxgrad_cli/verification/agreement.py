@@ -10,7 +10,6 @@ import numpy as np
 from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.execution.double import DoubleExecutor
 from onnxgrad_cli.execution.limits import OverLimit
-from onnxgrad_cli.execution.observation import LARGE, weight_bytes
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.randomness import RANDOM
 from onnxgrad_cli.ir.types import Arrays
@@ -45,9 +44,6 @@ fifth is hidden: they are looked at twice."""
 NEAR = {True: 1, False: 2}
 """Points beside the one that is looked at, from which its precision can't tell it, in costly models and in others."""
 
-COSTLY = 10 * 10**9
-"""Floating-point operations of a run of costly models; those whose weights take more than `LARGE` are costly too."""
-
 
 def agrees_with_slopes(case: Case) -> Found:
     """Whether the gradients are what differences of the loss say."""
@@ -80,11 +76,6 @@ def agrees_with_slopes(case: Case) -> Found:
     if passed:
         return Found("skipped", f"right on some data, as far as float32 tells, and not on others: {found.detail}")
     return found
-
-
-def _is_costly(case: Case) -> bool:
-    """Return True if each run takes long."""
-    return case.operations > COSTLY or weight_bytes(case.described.model) > LARGE
 
 
 def _numbers(case: Case) -> int:
@@ -147,7 +138,7 @@ def _point(case: Case, by_entry: bool = False) -> Point:
             raise _Refuted(f"the gradient of '{name}' is {list(claim.shape)}, and the tensor {list(shape)}")
     claims = Claims(values, gradients, case.rng, by_entry)
     value, others = _loss(case, case.outputs), []
-    for _ in range(NEAR[_is_costly(case)]):
+    for _ in range(NEAR[case.is_long or case.is_large]):
         near = run_nearby(case)
         others.append(_loss(case, near))
         claims.compare(_gradients(case, near))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -58,6 +58,9 @@ SEARCH, TRIES = 3.0, 4
 """Seconds of the processor after which a search for sizes that fit ends, and how many it tries all the same: it begins
 with small ones, on which a run fails in no time, and goes on to those on which each takes seconds."""
 
+DRAWS = 12
+"""How often data are drawn at least, for a model that runs on some values only."""
+
 
 def first_run(
     run: Callable[[Arrays], Arrays],
@@ -68,21 +71,16 @@ def first_run(
 ) -> tuple[Arrays, Arrays, dict[str, int] | None]:
     """Feeds that `run` accepts, its outputs for them, and the sizes if any feed was drawn at random.
 
-    Small sizes come first, integers that hide and those that hide nothing, and where the loss is not finite, data
+    Cheap sizes come first, integers that hide and those that hide nothing, and where the loss is not finite, data
     above zero after others.
 
     Raises:
         Exception: what `run` raised at the first sizes, where it accepts none.
     """
     failure: Exception | None = None
-    start = time.process_time()
     open_sizes = (_sizes_of_labels(described), _sizes_of_cotangents(described))
-    switches = _switches(described)
-    for tried, found in enumerate(sizes_to_try(_shapes(described), described.model)):
-        if failure is not None and tried >= TRIES and time.process_time() - start > SEARCH:
-            break
-        guess = {**found, **sizes}
-        for masked, positive in itertools.product((True, False), (False, True)):
+    for guess, maskings in _guesses(described, sizes):
+        for masked, positive in itertools.product(maskings, (False, True)):
             feeds = random_feeds(described, rng, guess, positive, masked)
             given = {name: x for name, x in data.items() if name in feeds or name in described.roles.gradients}
             feeds.update(given)
@@ -98,14 +96,31 @@ def first_run(
                 outputs = run(feeds)
             except Exception as error:  # sizes or numbers that don't fit: try others
                 failure = failure or error
-                if masked and switches:  # the branch that they select may not fit
-                    continue
                 break
             drawn = guess if any(name not in data for name in feeds) else None
             if positive or finite(outputs.get(described.roles.loss, np.zeros(1))):
                 return feeds, outputs, drawn
     assert failure is not None
     raise failure
+
+
+def _guesses(described: DescribedModel, sizes: Mapping[str, int]) -> Iterator[tuple[dict[str, int], tuple[bool, ...]]]:
+    """Yield sizes to try with the values of `masked` to try at them, until the search takes too long.
+
+    The integers that select a branch come at all sizes before others do.
+    """
+    for maskings in ((True,), (False,)) if _switches(described) else ((True, False),):
+        start, tried = time.process_time(), list[dict[str, int]]()
+        for found in sizes_to_try(_shapes(described), described.model):
+            if len(tried) >= TRIES and time.process_time() - start > SEARCH:
+                break
+            guess = {**found, **sizes}
+            if guess not in tried:
+                tried.append(guess)
+                yield guess, maskings
+        for guess in itertools.islice(itertools.cycle(tried), max(DRAWS - len(tried), 0)):
+            if time.process_time() - start <= SEARCH:
+                yield guess, maskings
 
 
 def _shapes(described: DescribedModel) -> dict[str, Shape]:
