@@ -130,6 +130,47 @@ class Slot:
     initial: float
 
 
+@dataclass(frozen=True)
+class StepGroup:
+    """A parameter group of the optimizer.
+
+    Attributes:
+        weights: the names of its weights.
+        options: the options that it replaces; `lr` is a factor of the learning rate. True is 1.
+    """
+
+    weights: tuple[str, ...]
+    options: dict[str, float]
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """The settings of the optimizer's step, from which a reference can repeat it.
+
+    Attributes:
+        options: the optimizer's options, defaults included. True is 1.
+        groups: parameter groups; the later one counts.
+        clip_norm, clip_value: bounds of the gradients; None: no bound.
+        accumulate: the number of runs in a step.
+        ema: the decay of the moving average of the weights; None: there is none.
+    """
+
+    options: dict[str, float]
+    groups: tuple[StepGroup, ...] = ()
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    accumulate: int = 1
+    ema: float | None = None
+
+    def of(self, weight: str) -> dict[str, float]:
+        """Return the options for one weight."""
+        found = dict(self.options)
+        for group in self.groups:
+            if weight in group.weights:
+                found |= group.options
+        return found
+
+
 VERSION, LOSS, ROLES, DERIVED = "onnxgrad.version", "onnxgrad.loss", "onnxgrad.roles", "onnxgrad.derivative"
 TENSORS = "onnxgrad.tensors"
 """The keys in the model's metadata_props."""
@@ -138,7 +179,7 @@ TENSORS = "onnxgrad.tensors"
 PORTS = {
     **{
         name: name
-        for name in ("inputs", "outputs", "estimated", "partial", "optimizer", "adapters", "quantized", "held")
+        for name in ("inputs", "outputs", "estimated", "partial", "optimizer", "step", "adapters", "quantized", "held")
     },
     "slots": "state",
 }
@@ -201,6 +242,8 @@ class Roles:
         estimated: whether gradients are straight-through estimates, which no difference of the loss agrees with.
         partial: inputs and weights whose gradient leaves out paths at which `stop_gradient` stops it.
         optimizer: the name of the optimizer whose step is part of the model; "" where there is none.
+        step: the settings of that step; None where the optimizer is not one of onnxgrad's own, or an earlier version
+            made the model.
         adapters: the low-rank adapters in the model, whose factors are weights.
         slots: what of the state is the optimizer's, and how it begins; the rest are running statistics, which begin as
             they are stored.
@@ -220,6 +263,7 @@ class Roles:
     slots: dict[str, Slot] = field(default_factory=dict)
     quantized: Quantized = field(default_factory=Quantized)
     held: tuple[str, ...] = ()
+    step: StepSettings | None = None
 
     @property
     def loss(self) -> str:
@@ -477,6 +521,8 @@ def write(model: ModelProto, found: Roles) -> None:
         ports["partial"] = found.partial
     if found.optimizer:
         ports["optimizer"] = found.optimizer
+    if found.step is not None:
+        ports["step"] = asdict(found.step)
     if found.adapters:
         ports["adapters"] = [asdict(adapter) for adapter in found.adapters]
     if found.slots:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from onnxgrad_cli.autodiff.differentiation import Cautions, Differentiation
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import ROLE, metadata_of
-from onnxgrad_cli.metadata import Adapter, IntegerWeight, Slot
+from onnxgrad_cli.metadata import Adapter, IntegerWeight, Slot, StepSettings
 
 
 @dataclass(frozen=True)
@@ -106,11 +106,13 @@ class StateRecord(Cautions):
         state: what an output replaces at the next step (running statistics; with an optimizer weights, its slots and
             the count of steps): name -> successor.
         slots: the state that is the optimizer's, by the name of the input that holds it.
+        step: the settings of the optimizer's step; None without one, or if it is not one of onnxgrad's own.
     """
 
     learning_rate: str = ""
     state: dict[str, str] = field(default_factory=dict)
     slots: dict[str, Slot] = field(default_factory=dict)
+    step: StepSettings | None = None
 
 
 @dataclass(init=False, repr=False, eq=False)

@@ -1,14 +1,17 @@
 """A model in float64, also where onnxruntime has no kernels for that: those operators run on onnx.reference.
 
 Many activations have float32 kernels alone, so a network is cut at them: what lies between runs on onnxruntime, a piece
-at a time. Convolutions are written as products.
+at a time. Convolutions are written as products, and averages over windows as sums.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import groupby
 from threading import Lock
 from typing import Any, ClassVar
@@ -20,11 +23,56 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnxgrad_cli.execution import session
 from onnxgrad_cli.execution.executor import to_double, values_of_inputs
 from onnxgrad_cli.execution.limits import limited, run_limited
-from onnxgrad_cli.execution.unfolding import OPSET, unfold_convolutions
+from onnxgrad_cli.execution.unfolding import FIRST_OPSET, unfold_windows
 from onnxgrad_cli.ir.domains import is_standard, plain_domain
 from onnxgrad_cli.ir.node import messages
-from onnxgrad_cli.ir.nodes import read_by, reads, with_bodies
+from onnxgrad_cli.ir.nodes import reads, with_bodies
 from onnxgrad_cli.ir.types import FLOATS, Arrays, dtype_of
+
+SHARED = 1 << 20
+"""Bytes from which the float64 copy of an array is made for one piece of one run, in memory that the next one uses."""
+
+PIECE = 64 << 20
+"""Bytes of such copies in one piece, from which on the next one begins."""
+
+
+class Deferred:
+    """An array of float64 that is made when a piece of a model reads it, so that few are there at the same time.
+
+    Args:
+        shape: its shape.
+        fill: writes the entries into an array of that shape.
+    """
+
+    def __init__(self, shape: tuple[int, ...], fill: Callable[[np.ndarray], object]) -> None:
+        self.shape, self.fill = shape, fill
+        self.nbytes = 8 * math.prod(shape)
+
+    @classmethod
+    def copy(cls, x: np.ndarray) -> Deferred:
+        """Return the entries of another array."""
+        return cls(x.shape, partial(np.copyto, src=x, casting="unsafe"))
+
+
+class _Buffers:
+    """Memory for deferred arrays, kept between pieces and runs: the system takes long to hand out new memory."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[np.ndarray]] = defaultdict(list)
+
+    def made(self, value: Deferred) -> np.ndarray:
+        """Return a deferred array."""
+        try:
+            array = self._free[value.nbytes].pop().reshape(value.shape)
+        except IndexError:
+            array = np.empty(value.shape)
+        value.fill(array)
+        return array
+
+    def give_back(self, arrays: Iterable[np.ndarray]) -> None:
+        """Keep the memory of arrays that are not used any more."""
+        for array in arrays:
+            self._free[array.nbytes].append(array.reshape(-1))
 
 
 class DoubleExecutor:
@@ -33,6 +81,7 @@ class DoubleExecutor:
     Args:
         model: the model, in whatever floats; not changed.
         beside: whether it also runs twice at the same time: then threads without work leave the processor to others.
+        large: the bytes in float64 of inputs that are fed deferred.
 
     Raises:
         Exception: neither can run it, which shows at the first run.
@@ -44,20 +93,27 @@ class DoubleExecutor:
     The kernel of Shrink takes float64 and computes in float32.
     """
 
-    def __init__(self, model: ModelProto, beside: bool = False) -> None:
+    def __init__(self, model: ModelProto, beside: bool = False, large: Mapping[str, int] | None = None) -> None:
         bare, self._fed = session.take_out(model, values_of_inputs(model, FLOATS), None)
+        self._large = {**(large or {}), **{name: 8 * x.size for name, x in self._fed.items() if 8 * x.size >= SHARED}}
+        self._buffers = _Buffers()
         self._model = to_double(bare)
-        unfolded = unfold_convolutions(self._model)
-        old = any(is_standard(entry.domain) and entry.version < OPSET for entry in self._model.opset_import)
+        unfolded = unfold_windows(self._model)
+        old = any(is_standard(each.domain) and each.version < FIRST_OPSET for each in self._model.opset_import)
         self._newer = unfolded if old else set()
         graph = self._model.graph
         self.inputs = {value.name: dtype_of(value.type) for value in graph.input}
         self._stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
         self._outputs = [value.name for value in graph.output]
         self._beside = beside
-        whole = _Piece(self._model, list(graph.node), self._outputs, beside)
-        split = self._newer or not graph.node or any(map(self._is_single, graph.node))
-        self._pieces = list(self._split(whole, trusted=True)) if split else [whole]
+        self._readers = Counter(name for node in graph.node for name in set(reads(node)))
+        parts = filter(None, self._parts(graph.node))
+        pieces = [_Piece(self._model, nodes, self._outputs, self._readers, beside) for nodes in parts]
+        self._pieces = [
+            part
+            for piece in pieces
+            for part in (self._split(piece, trusted=True) if any(map(self._is_apart, piece.nodes)) else [piece])
+        ]
 
     @property
     def name(self) -> str:
@@ -68,19 +124,33 @@ class DoubleExecutor:
             return "onnx.reference"
         return f"{runtime} and onnx.reference" if any(by_reference) else runtime
 
+    def _parts(self, nodes: Sequence[NodeProto]) -> list[list[NodeProto]]:
+        """Return the nodes in parts that read about `PIECE` bytes of large inputs each."""
+        parts: list[list[NodeProto]] = [[]]
+        taken = set[str]()
+        for node in nodes:
+            more = self._large.keys() & set(reads(node)) - taken
+            if taken and more and sum(map(self._large.__getitem__, taken | more)) > PIECE:
+                parts.append([])
+                taken = set()
+            taken |= more
+            parts[-1].append(node)
+        return parts
+
     def widened(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """Feeds for it: of those for the model, the ones that it takes, floats in float64."""
         return {name: widened(x) for name, x in feeds.items() if name in self.inputs}
 
-    def __call__(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
+    def __call__(self, feeds: Mapping[str, np.ndarray | Deferred]) -> Arrays:
         """The model's outputs by name; what is not fed has its stored value."""
-        types = {name: helper.tensor_dtype_to_np_dtype(self.inputs[name]) for name in self._fed if name not in feeds}
-        values = {**self._stored, **{name: self._fed[name].astype(dtype) for name, dtype in types.items()}, **feeds}
+        values: dict[str, Any] = {**self._stored, **{n: x for n, x in self._fed.items() if n not in feeds}, **feeds}
+        for name in self._fed.keys() - feeds.keys():
+            values[name] = Deferred.copy(values[name]) if name in self._large else widened(values[name])
         at, pieces = 0, self._pieces  # never changed, as there may be runs at the same time
         last = self._last_reads(pieces)
         while at < len(pieces):
             try:
-                values |= pieces[at](values)
+                values |= pieces[at](values, self._buffers)
             except _NoKernel as error:
                 self._single.update(error.operators)
                 self._pieces = pieces = [*pieces[:at], *self._split(pieces[at]), *pieces[at + 1 :]]
@@ -98,12 +168,16 @@ class DoubleExecutor:
         """
         trusted = trusted or any(map(self._is_single, piece.nodes))
         for (single, newer), nodes in groupby(piece.nodes, self._kind):
-            by_reference = single or not trusted
-            yield _Piece(self._model, list(nodes), self._outputs, self._beside, by_reference, OPSET if newer else None)
+            by_reference, opset = single or not trusted, FIRST_OPSET if newer else None
+            yield _Piece(self._model, list(nodes), self._outputs, self._readers, self._beside, by_reference, opset)
 
     def _kind(self, node: NodeProto) -> tuple[bool, bool]:
         """Return whether a node lacks a kernel, and whether it needs a newer opset than the model's."""
         return self._is_single(node), not self._newer.isdisjoint(node.output)
+
+    def _is_apart(self, node: NodeProto) -> bool:
+        """Return True if a node does not run with the others."""
+        return any(self._kind(node))
 
     def _is_single(self, node: NodeProto) -> bool:
         """Return True if a node, or one in its bodies, has no kernel that computes all of it in float64.
@@ -126,9 +200,14 @@ class DoubleExecutor:
         return gone
 
 
+def is_wide(x: np.ndarray) -> bool:
+    """Return True if a run in float64 takes an array of this type in float64."""
+    return x.dtype.kind not in "iubOSUc"
+
+
 def widened(x: np.ndarray) -> np.ndarray:
     """An array in float64 if it holds floats; else as it is."""
-    return x if x.dtype.kind in "iubOSUc" else np.asarray(x, np.float64)
+    return np.asarray(x, np.float64) if is_wide(x) else x
 
 
 class _NoKernel(Exception):
@@ -147,6 +226,7 @@ class _Piece:
         model: ModelProto,
         nodes: list[NodeProto],
         outputs: Sequence[str],
+        readers: Mapping[str, int],
         beside: bool,
         by_reference: bool = False,
         opset: int | None = None,
@@ -154,20 +234,20 @@ class _Piece:
         self.nodes, self.by_reference, self._beside = nodes, by_reference, beside
         self._model, self._opset = model, opset
         made = {name for node in nodes for name in node.output if name}
-        self.inputs = sorted(set(read_by(nodes)) - made)
-        readers = {id(node) for node in nodes}
-        read = {name for node in model.graph.node if id(node) not in readers for name in reads(node)}
-        self.outputs = sorted(made.intersection(read.union(outputs)))
+        own = Counter(name for node in nodes for name in set(reads(node)))
+        self.inputs = sorted(own.keys() - made)
+        self.outputs = sorted(name for name in made if name in outputs or readers[name] > own[name])
         self._run: Callable[..., Any] | None = None
         self._alone = Lock() if by_reference else nullcontext()  # its evaluators keep what they run in themselves
 
-    def __call__(self, values: Mapping[str, np.ndarray]) -> Arrays:
+    def __call__(self, values: Mapping[str, Any], buffers: _Buffers) -> Arrays:
         """What other pieces read of this one.
 
         Raises:
             _NoKernel: onnxruntime has none for one of its operators.
         """
-        feeds = {name: _array(values[name]) for name in self.inputs}
+        made = {name: buffers.made(values[name]) for name in self.inputs if isinstance(values[name], Deferred)}
+        feeds = {name: made[name] if name in made else _array(values[name]) for name in self.inputs}
         errors = session.load_onnxruntime().capi.onnxruntime_pybind11_state
         try:  # some kernels refuse float64 only when they run
             if self._run is None:
@@ -179,6 +259,8 @@ class _Piece:
             if isinstance(error, errors.InvalidGraph) and "Type Error" not in str(error):
                 raise
             raise _NoKernel(_without_kernel(str(error), self._model, self.nodes)) from error
+        finally:
+            buffers.give_back(made.values())
 
     def _opened(self, feeds: Arrays) -> Callable[..., Any]:
         types = {name: x.dtype for name, x in feeds.items()}

@@ -35,6 +35,7 @@ class Executor:
 
     Attributes:
         name: what runs it.
+        stored: the values that are fed.
         by_reference: whether that is onnx.reference.
     """
 
@@ -48,7 +49,7 @@ class Executor:
     ) -> None:
         self._outputs = [output.name for output in model.graph.output]
         self._options: Callable[[], Any] | None = None
-        self._stored: Arrays = {}
+        self.stored: Arrays = {}
         self.by_reference = False
         if prefer == "onnxruntime" and not ops:
             runtime = session.load_onnxruntime()
@@ -60,7 +61,7 @@ class Executor:
                     opened = session.start_session(
                         bare, threads=threads, alternating=threads != 1, optimized=few, arena=False
                     )
-                self._run, self._stored, self._options = session.array_run(opened), stored, runtime.RunOptions
+                self._run, self.stored, self._options = session.array_run(opened), stored, runtime.RunOptions
                 self.name = f"onnxruntime {runtime.__version__}"
                 return
             except (errors.NotImplemented, errors.Fail) as error:  # no kernel, none with these attributes, or too new
@@ -74,7 +75,7 @@ class Executor:
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """The model's outputs by name."""
-        return dict(zip(self._outputs, run_limited(self._run, {**self._stored, **feeds}, self._options), strict=True))
+        return dict(zip(self._outputs, run_limited(self._run, {**self.stored, **feeds}, self._options), strict=True))
 
 
 _FED = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16})

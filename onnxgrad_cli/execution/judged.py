@@ -29,7 +29,7 @@ from onnxgrad_cli.ir.dialects import complaint, mend
 from onnxgrad_cli.ir.skeleton import skeleton
 from onnxgrad_cli.ir.types import is_external, shape_of
 
-SIZES_TRIED = 6
+SIZES_TRIED = 24
 """Sizes of its inputs at which a model must fail, to be at fault."""
 
 LARGEST, PRIMES = 2**24, (101, 103, 107, 109, 113, 127, 131, 137)

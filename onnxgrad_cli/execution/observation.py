@@ -21,6 +21,9 @@ from onnxgrad_cli.ir.types import Arrays, Shape, dtype_of, is_external, is_float
 LARGE, LONG = 128 << 20, 20_000
 """Bytes of weights and nodes, those of bodies too, up to which a model is run unasked."""
 
+PROVABLE = 1 << 30
+"""Bytes of weights up to which a model is proved unasked; the proof takes up to four times as much."""
+
 Shapes = Mapping[str, Sequence[int]]
 
 _samples: ContextVar[Mapping[str, np.ndarray]] = ContextVar("samples")
@@ -54,10 +57,15 @@ def weight_bytes(model: ModelProto) -> int:
     return sum(nbytes(tensor) for tensor in model.graph.initializer)
 
 
-def too_large(model: ModelProto) -> str:
-    """Why a model is not run unasked, because that would take more than seconds; "" where it is."""
+def too_large(model: ModelProto, most: int = LARGE) -> str:
+    """Why a model is not run unasked, because that would take more than seconds; "" where it is.
+
+    Args:
+        model: the model.
+        most: the bytes of weights up to which it is.
+    """
     size, count = weight_bytes(model), sum(1 for _ in with_bodies(model.graph.node))
-    if size > LARGE:
+    if size > most:
         return f"{size / 1e6:,.0f} MB of weights"
     return f"{count:,} nodes" if count > LONG else ""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,47 @@ from onnx.reference.ops.op_resize import Resize as _Resize
 from onnx.reference.ops.op_scan import Scan as _Scan
 
 
+def erf(x: np.ndarray) -> np.ndarray:
+    """Return the error function of float64 numbers, to two units in the last place of 1.
+
+    It is a Taylor series of five terms around the nearest of 6,145 points, whose derivatives are Hermite polynomials
+    (Abramowitz and Stegun, 7.1.19). `math.erf` takes single numbers, five times as slowly.
+    """
+    result = np.empty(x.size)
+    for start in range(0, x.size, 8192):
+        part = np.ravel(x)[start : start + 8192]
+        far = np.minimum(np.abs(part), ERF_END)  # nan stays nan
+        at = np.nan_to_num(np.rint(far * ERF_POINTS)).astype(np.intp)
+        away = far - at / ERF_POINTS
+        terms = _erf_terms()
+        total = terms[-1][at]
+        for term in terms[-2::-1]:
+            total = total * away + term[at]
+        result[start : start + 8192] = np.copysign(total, part)
+    return result.reshape(x.shape)
+
+
+ERF_END, ERF_POINTS = 6, 1024
+"""From where on erf is 1 in float64, and the points per unit up to there."""
+
+
+@cache
+def _erf_terms() -> list[np.ndarray]:
+    """Return the Taylor coefficients of erf at each point, in the order of powers."""
+    x = np.arange(ERF_END * ERF_POINTS + 1) / ERF_POINTS
+    slope = 2 / math.sqrt(math.pi) * np.exp(-x * x)
+    hermite = [np.ones_like(x), 2 * x, 4 * x**2 - 2, 8 * x**3 - 12 * x]
+    terms = [(-1) ** n * h * slope / math.factorial(n + 1) for n, h in enumerate(hermite)]
+    return [np.array([math.erf(each) for each in x]), *terms]
+
+
 class Erf(OpRun):  # onnx.reference computes Erf in float32 whatever its input is
     """Erf in the type of its input."""
 
     op_domain = ""
 
     def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
-        return (np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x), x.dtype),)
+        return (np.asarray(erf(np.asarray(x, np.float64)), x.dtype),)
 
 
 class Gelu(OpRun):  # onnx.reference takes its erf in float32
@@ -39,7 +73,7 @@ class Gelu(OpRun):  # onnx.reference takes its erf in float32
         if approximate == "tanh":
             inner = np.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3))
         else:
-            inner = np.vectorize(math.erf, otypes=[np.float64])(wide / math.sqrt(2))
+            inner = erf(wide / math.sqrt(2))
         return (np.asarray(0.5 * wide * (1 + inner), x.dtype),)
 
 
@@ -167,27 +201,53 @@ class LpPool(OpRun):  # onnx.reference averages, wrongly so where windows hang o
         self, x: np.ndarray, *, kernel_shape: Any, auto_pad: str | None = None, ceil_mode: int | None = 0,
         dilations: Any = None, p: int = 2, pads: Any = None, strides: Any = None,
     ) -> tuple[np.ndarray]:  # fmt: skip
-        sizes, ones = np.array(x.shape[2:]), np.ones(x.ndim - 2, np.int64)
-        step, spread = (ones if given is None else np.array(given) for given in (strides, dilations))
-        reach = (np.array(kernel_shape) - 1) * spread + 1
-        begin, end = np.array(pads or [0] * 2 * len(sizes)).reshape(2, -1)
-        if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-            total = np.maximum((-(-sizes // step) - 1) * step + reach - sizes, 0)
-            begin = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
-            end = total - begin
-        room = sizes + begin + end - reach
-        out = (-(-room // step) if ceil_mode else room // step) + 1
-        out -= (out - 1) * step >= sizes + begin
-        powers = np.abs(x) ** p
-        total = np.empty((*x.shape[:2], *out), x.dtype)
-        for window in np.ndindex(*out):
-            starts = np.array(window) * step - begin
-            taps = [
-                [i for i in range(start, start + n, d) if 0 <= i < size]
-                for start, n, d, size in zip(starts, reach, spread, sizes, strict=True)
-            ]
-            total[(..., *window)] = powers[(..., *np.ix_(*taps))].sum(tuple(range(2, x.ndim)))
+        total, _, _ = _sums(np.abs(x) ** p, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
         return (np.asarray(total ** (1 / p), x.dtype),)
+
+
+class AveragePool(OpRun):  # onnx.reference visits each window in Python: minutes where this takes milliseconds
+    """The average of each window, over the image or over the image and its padding."""
+
+    op_domain = ""
+
+    def _run(
+        self, x: np.ndarray, *, kernel_shape: Any, auto_pad: str | None = None, ceil_mode: int | None = 0,
+        count_include_pad: int | None = 0, dilations: Any = None, pads: Any = None, strides: Any = None,
+    ) -> tuple[np.ndarray]:  # fmt: skip
+        total, inside, padded = _sums(x, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
+        return (np.asarray(total / (padded if count_include_pad else inside), x.dtype),)
+
+
+def _sums(
+    x: np.ndarray, kernel_shape: Any, auto_pad: str | None, ceil_mode: int | None, dilations: Any, pads: Any,
+    strides: Any,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    """Return the sum of each window, and the numbers of its entries in the image, and in the image and its padding."""
+    sizes, ones = np.array(x.shape[2:]), np.ones(x.ndim - 2, np.int64)
+    step, spread = (ones if given is None else np.array(given) for given in (strides, dilations))
+    reach = (np.array(kernel_shape) - 1) * spread + 1
+    begin, end = np.array(pads or [0] * 2 * len(sizes)).reshape(2, -1)
+    if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        total = np.maximum((-(-sizes // step) - 1) * step + reach - sizes, 0)
+        begin = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
+        end = total - begin
+    room = sizes + begin + end - reach
+    out = (-(-room // step) if ceil_mode else room // step) + 1
+    out -= (out - 1) * step >= sizes + begin
+    inside = padded = np.ones(1)
+    for axis, size in enumerate(sizes):
+        starts = np.arange(out[axis]) * step[axis] - begin[axis]
+        places = starts + np.arange(0, reach[axis], spread[axis])[:, None]
+        there = (places >= 0) & (places < size)
+        others = (-1, *[1] * (x.ndim - 3 - axis))
+        at = axis + 2
+        x = sum(
+            np.where(held.reshape(others), x.take(np.clip(place, 0, size - 1), at), 0)
+            for place, held in zip(places, there, strict=True)
+        )  # type: ignore[assignment]
+        inside = inside[..., None] * there.sum(0)
+        padded = padded[..., None] * (places < size + end[axis]).sum(0)
+    return x, inside[0], padded[0]
 
 
 class LRN(OpRun):  # onnx.reference sums over as many channels as there are samples, and knows images alone
@@ -504,6 +564,6 @@ def evaluator(model: ModelProto, ops: Sequence[type[OpRun]] = ()) -> ReferenceEv
     """onnx's reference evaluator for a model, with more operators if it needs `ops`."""
     return ReferenceEvaluator(model, new_ops=[
         *ops,
-        Erf, Gelu, Mean, BatchNormalization, Conv, ConvTranspose, LpPool, LRN, GlobalMaxPool, GlobalLpPool, Pad, Resize,
-        RNN, GRU, LSTM, Loop, Scan, GridSample, DeformConv, GatherElements, MaxRoiPool,
+        Erf, Gelu, Mean, BatchNormalization, Conv, ConvTranspose, LpPool, AveragePool, LRN, GlobalMaxPool, GlobalLpPool,
+        Pad, Resize, RNN, GRU, LSTM, Loop, Scan, GridSample, DeformConv, GatherElements, MaxRoiPool,
     ])  # fmt: skip

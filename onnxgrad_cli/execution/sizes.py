@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from onnx import AttributeProto, ModelProto, TensorProto, TypeProto, numpy_helper
 
@@ -12,9 +13,12 @@ from onnxgrad_cli.common.checks import number_in
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.types import SMALL, Shape, dtype_of, is_external, nbytes, shape_of
 
-SIZES = (8, 16, 32, 5, 64, 224)
-"""Sizes that are tried, in order, for symbols that do not lead an input: networks have axes that must be long enough,
-or divide by something."""
+SIZES = (8, 16, 32, 5, 64)
+"""Small sizes for symbols that do not lead an input, in the order in which they are tried: networks have axes that must
+be long enough, or divide by something."""
+
+OF_IMAGES = (128, 224)
+"""Large sizes, which are tried after all small ones."""
 
 OF_SIGNALS, OF_A_SIGNAL = (512, 1024), 2**16
 """Sizes that are tried last, as for audio, and of how many elements an input may be then."""
@@ -39,15 +43,21 @@ APART = ((1, 1), (1, 0), ALIKE)
 """Whether the sizes of symbols that lead inputs, and of the others, differ from one another."""
 
 
-def sizes_to_try(shapes: Mapping[str, Shape], model: ModelProto, apart: bool = False) -> Iterator[dict[str, int]]:
-    """A size for every symbol in the shapes of inputs, in the order of what is most likely to fit.
+def sizes_to_try(
+    shapes: Mapping[str, Shape], model: ModelProto, apart: bool = False, ones: bool = True
+) -> Iterator[dict[str, int]]:
+    """Yield sizes for the symbols in the shapes of inputs, cheap ones first, each once.
 
-    Then come the sizes that constant shapes in the model have: an exporter's example may have left them there. Then
-    those that stored vectors and matrices demand, and those of signals.
+    1. Batches of 2 with other sizes from `SIZES`, then with small sizes that the model stores: an exporter's example
+       may have left them in a shape, or a stored vector or matrix demands them.
+    2. The same with batches of 1, then 1 for each symbol alone and for all: broadcasting hides faults there.
+    3. Large sizes, from the model or from `OF_IMAGES`, in the order of the number of elements of the inputs; each with
+       batches of 2, then of 1.
+    4. Sizes of signals.
 
-    Where a symbol leads an input and stands elsewhere in another, as a batch does in the states of a recurrent network,
-    sizes at which it is small come after all others. Last come those at which the only open size of an input is
-    small: the batch in the states of a recurrent network whose sizes have no names.
+    A symbol is a batch if it is called so, or if it leads an input. So may be one that leads an input and stands
+    elsewhere in another, as in the states of a recurrent network, or one that is the only open size of an input. All
+    readings are tried.
 
     Of language models, a symbol may be the sum of others, by an exporter's convention ('past_sequence_length +
     sequence_length', or 'total_sequence_length' beside these two); and what is past may be empty.
@@ -56,34 +66,73 @@ def sizes_to_try(shapes: Mapping[str, Shape], model: ModelProto, apart: bool = F
         shapes: the shapes of inputs, by name.
         model: what is to be run.
         apart: begin with sizes that differ from each other.
+        ones: include the sizes of step 2.
     """
     leading = leading_symbols(shapes)
     if any(node.op_type in OF_SQUARES for node in with_bodies(model.graph.node)):
         yield from ({symbol: size for symbol in leading} for size in SIZES[:2])
         return
-    first = {symbol_at(name, 0, str(shape[0])) for name, shape in shapes.items() if shape}
-    somewhere = {symbol: symbol in first for symbol in leading}
-    open_sizes = [[symbol_at(name, i, s) for i, s in enumerate(x) if isinstance(s, str)] for name, x in shapes.items()]
-    alone = {symbols[0] for symbols in open_sizes if len(symbols) == 1}
-    batches_alone = {symbol: symbol in first or symbol in alone for symbol in leading}
-    variants = [leading, somewhere, batches_alone, dict.fromkeys(leading, False)]
-    for leads in (each for at, each in enumerate(variants) if each not in variants[:at]):
-        for size, (small, large), most in _in_order(model, apart):
-            batches, others = itertools.count(LEADING, small), itertools.count(size, size * large)
-            sizes = {symbol: next(batches if leads[symbol] else others) for symbol in leads}
-            for found in _with_pasts(sizes):
-                if all(math.prod(shape) <= most for shape in sized(shapes, found).values()):
-                    yield found
+    tried: list[dict[str, int]] = []
+    for sizes, most in _in_order(shapes, model, apart, ones):
+        for found in _with_pasts(sizes):
+            if found not in tried and elements(shapes, found) <= most:
+                tried.append(found)
+                yield found
 
 
-def _in_order(model: ModelProto, apart: bool) -> Iterator[tuple[int, tuple[int, int], float]]:
-    """The sizes of symbols that lead no input, how sizes differ, and of how many elements an input may be then."""
+def elements(shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> int:
+    """Return the number of elements of the largest input."""
+    return max((math.prod(shape) for shape in sized(shapes, sizes).values()), default=0)
+
+
+def _in_order(
+    shapes: Mapping[str, Shape], model: ModelProto, apart: bool, ones: bool
+) -> Iterator[tuple[dict[str, int], float]]:
+    """Yield sizes for the symbols, and the most elements that an input may have then."""
+    readings = _batches(shapes)
+
+    def filled(size: int, batch: int = LEADING, differ: tuple[int, int] = ALIKE) -> Iterator[dict[str, int]]:
+        for leads in readings:
+            batches, others = itertools.count(batch, differ[0]), itertools.count(size, size * differ[1])
+            yield {symbol: next(batches if leads[symbol] else others) for symbol in leads}
+
+    stored = [*_left_behind(model), *_demanded(model)]
+    few = [size for size in stored if size <= max(SIZES)]
     for size, differ in itertools.product(SIZES, APART if apart else (ALIKE,)):
-        yield size, differ, math.inf if size == SIZES[0] else MOST_ELEMENTS
-    for size in (*_left_behind(model), *_demanded(model)):
-        yield size, ALIKE, MOST_ELEMENTS
+        yield from ((sizes, math.inf if size == SIZES[0] else MOST_ELEMENTS) for sizes in filled(size, differ=differ))
+    for size in few:
+        yield from ((sizes, MOST_ELEMENTS) for sizes in filled(size))
+    if ones:
+        for size in (*SIZES, *few):
+            yield from ((sizes, MOST_ELEMENTS) for sizes in filled(size, batch=1))
+        for usual in (*filled(SIZES[0]), *filled(SIZES[0], batch=1)):
+            yield from (({**usual, symbol: 1}, MOST_ELEMENTS) for symbol in usual)
+            yield dict.fromkeys(usual, 1), MOST_ELEMENTS
+    large = [size for size in stored if size > max(SIZES)]
+    for sizes in sorted((x for size in (*OF_IMAGES, *large) for x in filled(size)), key=partial(elements, shapes)):
+        yield sizes, MOST_ELEMENTS
+        if ones:
+            yield {symbol: 1 if size == LEADING else size for symbol, size in sizes.items()}, MOST_ELEMENTS
     for size in OF_SIGNALS:
-        yield size, ALIKE, OF_A_SIGNAL
+        yield from ((sizes, OF_A_SIGNAL) for sizes in filled(size))
+
+
+def _batches(shapes: Mapping[str, Shape]) -> list[dict[str, bool]]:
+    """Return the readings of which symbols are batches, the likeliest first."""
+    leading = leading_symbols(shapes)
+    symbols = [[symbol_at(name, i, s) for i, s in enumerate(x) if isinstance(s, str)] for name, x in shapes.items()]
+    first = {symbol_at(name, 0, str(shape[0])) for name, shape in shapes.items() if shape}
+    once = {symbol for symbol in leading if all(own.count(symbol) <= 1 for own in symbols)}
+    alone = {own[0] for own in symbols if len(own) == 1}
+    named = {symbol for symbol in leading if "batch" in symbol.lower()}
+    readings = [
+        *([{symbol: symbol in named for symbol in leading}] if named else []),
+        {symbol: leads or symbol in first & once for symbol, leads in leading.items()},
+        leading,
+        {symbol: leads or symbol in alone for symbol, leads in leading.items()},
+        dict.fromkeys(leading, False),
+    ]
+    return [each for at, each in enumerate(readings) if each not in readings[:at]]
 
 
 def _with_pasts(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:

@@ -22,7 +22,8 @@ from onnxgrad_cli.cost.operations import operations
 from onnxgrad_cli.errors import CheckFailed, OnnxgradError, UnsupportedError, UsageError, suggest
 from onnxgrad_cli.execution.endless import check_ends
 from onnxgrad_cli.execution.limits import unasked
-from onnxgrad_cli.execution.observation import given_samples, is_quick
+from onnxgrad_cli.execution.observation import PROVABLE, given_samples, is_quick, too_large
+from onnxgrad_cli.execution.session import trim
 from onnxgrad_cli.execution.sizes import sizes_to_try
 from onnxgrad_cli.files import (
     STREAM,
@@ -133,7 +134,7 @@ class BuildAttempt:
         graph = Graph(proto, path)
         self._tests = request.proves and (bool(request.verify) or is_quick(proto))
         self._promises = settle_sizes(graph, request.options, self._tests)
-        wanted = keeps_original or (request.compares and (request.verify or is_quick(proto)))
+        wanted = keeps_original or (request.compares and (request.verify or not too_large(proto, PROVABLE)))
         self.original = copied(proto) if wanted else None
         folder = path.parent if path else Path()
         self._weights = [folder / name for name in check_external_data(proto, path)]
@@ -192,6 +193,8 @@ class BuildAttempt:
             operations=self._operations(sizes),
             note=lambda check: request.tell(f"checking: {check}", 1), keep=self._ran.append,
         )  # fmt: skip
+        if not is_quick(trained):
+            trim()
         nodes = len(self.built.graph.nodes)
         self.built.records.append(PassRecord(VERIFY, time.perf_counter() - start, nodes, nodes, False))
         if self.proof.failed:

@@ -87,6 +87,9 @@ def _run(graph: Graph, options: NamingOptions, training: StepRecord) -> bool:
         names.get(name, name): replace(slot, of=names.get(slot.of, slot.of)) for name, slot in training.slots.items()
     }
     own = names.get
+    if training.step is not None:
+        groups = [replace(g, weights=tuple(own(name, name) for name in g.weights)) for g in training.step.groups]
+        training.step = replace(training.step, groups=tuple(groups))
     training.adapters = [
         replace(each, a=own(each.a, each.a), b=own(each.b, each.b), magnitude=own(each.magnitude, each.magnitude))
         for each in training.adapters

@@ -61,6 +61,7 @@ def roles(graph: Graph, options: StepOptions, training: StepRecord) -> Roles:
             tuple(training.transposed),
         ),
         tuple(sorted(graph.held.intersection(graph.producers()))) if graph.held else (),
+        training.step,
     )
 
 

@@ -365,6 +365,9 @@ def _proof(report: Report) -> Section:
     ]
     if rows:
         blocks.append(Table(("check", "result", "detail", "time"), rows, frozenset({3})))
+    if proof.sizes:
+        sizes = ", ".join(f"{symbol} = {size:,}" for symbol, size in proof.sizes.items())
+        blocks.append(Paragraph(quoted(f"The data were drawn at random, with {sizes}.")))
     if proof.executor:
         blocks.append(
             Paragraph(

@@ -75,7 +75,8 @@ def _proof_line(proof: Proof) -> str:
         return f"{proof.verdict}: {proof.why}"
     passed = sum(step.status == "passed" for step in proof.steps)
     total = sum(step.seconds for step in proof.steps)
-    return f"{proof.verdict}: {passed} of {several(len(proof.steps), 'check')} in {seconds(total)}"
+    at = f", with {in_words}" if (in_words := ", ".join(f"{s} = {n:,}" for s, n in proof.sizes.items())) else ""
+    return f"{proof.verdict}: {passed} of {several(len(proof.steps), 'check')} in {seconds(total)}{at}"
 
 
 def recomputed_in_words(done: Recomputed) -> str:

@@ -266,7 +266,8 @@ class Predictor:
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         """The outputs of one batch after the other, samples along the first axis.
 
-        A model that takes a fixed number of samples gets some twice where they are too few; they are counted once.
+        A model that takes a fixed number of samples gets some twice where they are too few; they are counted once. So
+        does a model that removes the axis of a batch of 1.
 
         Raises:
             UsageError: an output is not of samples.
@@ -275,11 +276,17 @@ class Predictor:
         for start in range(0, self.samples, self._size):
             rows = np.arange(start, min(start + self._size, self.samples))
             missing = self._size - len(rows) if self._data.batch_size is not None else 0
-            feeds = self._data.batch(np.pad(rows, (0, missing), mode="edge"))
-            with of_samples(f"the samples from {start} on"):
-                arrays = self._session.run(list(self._read.values()), feeds)
-            found = dict(zip(self.outputs, arrays, strict=True))
+            found = self._outputs_for(np.pad(rows, (0, missing), mode="edge"))
+            if len(rows) + missing == 1 and any(array.ndim == 0 or len(array) != 1 for array in found.values()):
+                missing = 1
+                found = self._outputs_for(np.pad(rows, (0, missing), mode="edge"))
             yield {name: _samples(name, array, len(rows), missing) for name, array in found.items()}
+
+    def _outputs_for(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Run the model on the samples in some rows of the data."""
+        with of_samples(f"the samples from {rows[0]} on"):
+            arrays = self._session.run(list(self._read.values()), self._data.batch(rows))
+        return dict(zip(self.outputs, arrays, strict=True))
 
     def all(self) -> dict[str, np.ndarray]:
         """The outputs of all samples, and of those with names of classes the class as `<output>_class` and its name.

@@ -10,11 +10,15 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxgrad_cli.execution.executor import Executor
-from onnxgrad_cli.ir.types import Arrays
+from onnxgrad_cli.execution.observation import LARGE, weight_bytes
+from onnxgrad_cli.ir.types import Arrays, shape_of
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.verification.feeds import DescribedModel
 from onnxgrad_cli.verification.original import Original
 from onnxgrad_cli.verification.written import Ran
+
+LONG = 10 * 10**9
+"""Floating-point operations of one run, from which on a proof makes as few runs as it can."""
 
 
 @dataclass
@@ -50,14 +54,35 @@ class Case:
     run: Executor = field(init=False)
     feeds: Arrays = field(init=False)
     outputs: Arrays = field(init=False)
-    drawn: dict[str, int] | None = field(init=False)
+    drawn: dict[str, int] | None = field(init=False, default=None)
     measured_by: str = ""
     exact: bool = False
+
+    @property
+    def is_long(self) -> bool:
+        """Whether each run takes long."""
+        return self.operations > LONG
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the weights, and so the gradients of each run, take much memory."""
+        return weight_bytes(self.model) > LARGE
 
     @property
     def ran(self) -> Ran | None:
         """The run of the model; None where it has not come to one."""
         return Ran(self.described.model, self.feeds, self.outputs) if hasattr(self, "outputs") else None
+
+    @property
+    def named_sizes(self) -> dict[str, int]:
+        """Return the sizes that were chosen for the symbols of the model's inputs."""
+        return {symbol: size for symbol, size in (self.drawn or {}).items() if symbol in self.symbols}
+
+    @property
+    def symbols(self) -> list[str]:
+        """Return the symbols in the shapes of the model's inputs."""
+        inputs = (v for v in self.model.graph.input if self.roles.inputs.get(v.name) == "model input")
+        return list(dict.fromkeys(d for v in inputs for d in shape_of(v.type) or () if isinstance(d, str) and d != "?"))
 
 
 @dataclass(frozen=True)

@@ -4,31 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from itertools import product
 
 import numpy as np
 from onnx import ModelProto
 
+from onnxgrad_cli.common.memory import free_memory
 from onnxgrad_cli.common.wording import listed
 from onnxgrad_cli.execution.executor import Executor
-from onnxgrad_cli.execution.observation import too_large
+from onnxgrad_cli.execution.observation import LARGE, PROVABLE, too_large, weight_bytes
+from onnxgrad_cli.execution.runtime_errors import in_short, lacks_kernel
+from onnxgrad_cli.execution.sizes import leading_symbols
 from onnxgrad_cli.ir.dialects import complaint
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import reads
-from onnxgrad_cli.ir.types import Arrays, in_words
+from onnxgrad_cli.ir.types import Arrays, in_words, shape_of
 from onnxgrad_cli.metadata import started
 from onnxgrad_cli.standard.gradient_operator import expand_gradients, has_gradients
 from onnxgrad_cli.targets.standard import is_targeted, to_standard
 from onnxgrad_cli.verification.agreement import agrees_with_slopes
+from onnxgrad_cli.verification.batches import agrees_across_batches
 from onnxgrad_cli.verification.case import NOTHING, Case, Found
 from onnxgrad_cli.verification.feeds import DescribedModel, factors_off_zero, finite, first_run
 from onnxgrad_cli.verification.finiteness import first_bad
 from onnxgrad_cli.verification.forward_parts import computes_the_original
 from onnxgrad_cli.verification.judgement import off
+from onnxgrad_cli.verification.optimizer_step import agrees_with_reference
 from onnxgrad_cli.verification.original import Original, with_weights
 
-MOST_OPERATIONS = 100 * 10**9
-"""Floating-point operations of one run up to which a model is proved unasked: twice those of a ResNet-50 and its
-gradients at a batch of two."""
+MOST_OPERATIONS = 10**12
+"""Floating-point operations of one run up to which a model is proved unasked: some ten seconds."""
+
+COPIES = 4
+"""How many times the memory of the weights a proof takes at most."""
 
 AFTER_THE_MODEL = frozenset({"label", "sample weight", "loss gradient"})
 """The roles of inputs that the loss has, and what comes after it."""
@@ -45,7 +53,9 @@ def _is_valid(case: Case) -> Found:
 
 def _is_quick(case: Case) -> Found:
     """Whether the model is proved unasked, in seconds."""
-    large = too_large(case.model)
+    large, weights = too_large(case.model, PROVABLE), weight_bytes(case.model)
+    if weights > LARGE and COPIES * weights > free_memory():
+        large = f"{weights / 1e6:,.0f} MB of weights, and {free_memory() / 1e6:,.0f} MB of memory free"
     if case.operations > MOST_OPERATIONS:
         large = f"{case.operations / 1e9:,.0f} billion operations in a run"
     if large and not case.force:
@@ -64,13 +74,16 @@ def _expands(case: Case) -> Found:
 def _loads(case: Case) -> Found:
     """Whether onnxruntime takes the model, with its weights and with state as it is before the first step."""
     model = with_weights(started(case.model, case.roles), case.path)
-    case.described = DescribedModel(model, case.roles, case.cotangents, case.original, case.differentiated)
-    case.data = {**factors_off_zero(case.described, case.rng), **case.data}
     try:
         case.run = Executor(model, fallback=False, threads=None)
-        return Found("passed", case.run.name)
     except Exception as error:  # onnxruntime's exceptions share no base class
         fault = str(error).strip()[:500]
+    else:
+        case.described = DescribedModel(
+            model, case.roles, case.cotangents, case.original, case.differentiated, case.run.stored
+        )
+        case.data = {**factors_off_zero(case.described, case.rng), **case.data}
+        return Found("passed", case.run.name)
     if case.original is None or case.original.loads:
         return Found("failed", fault, ends=True)
     unproved = "onnxruntime does not load the original either"
@@ -80,37 +93,63 @@ def _loads(case: Case) -> Found:
 def runs(case: Case) -> Found:
     """Whether the model runs on the data given, or on random data of some size; on such that its original takes too."""
     original = case.original if case.original is not None and case.original.loads else None
-    failure = ""
-    for run in (_both(original, case.run), case.run) if original else (case.run,):
+    both = _Both(original, case.run) if original else None
+    failure: Exception | None = None
+    choices = [{**_single_batch(case), **case.sizes}, case.sizes] if case.is_long else [case.sizes]
+    ways: list[Callable[[Arrays], Arrays]] = [both, case.run] if both else [case.run]
+    for sizes, run in product(choices, ways):
         try:
-            case.feeds, case.outputs, case.drawn = first_run(run, case.described, case.rng, case.data, case.sizes)
-            return Found("passed", ", ".join(f"{name} {list(x.shape)}" for name, x in case.feeds.items()))
+            case.feeds, case.outputs, case.drawn = first_run(run, case.described, case.rng, case.data, sizes)
         except Exception as error:  # onnxruntime's exceptions share no base class
-            failure = str(error).strip()[:500]
+            failure = error
+            continue
+        fed = ", ".join(f"{name} {list(x.shape)}" for name, x in case.feeds.items())
+        if both and both.failures and 1 in (case.drawn or {}).values():
+            why = f"it fails where the original runs: {both.failures[0]}"
+            return Found("failed", f"{fed}; with larger sizes {why}", ends=True)
+        return Found("passed", fed)
+    assert failure is not None
+    why = in_short(failure)
     drawn = [name for name in case.roles.sampled if name not in case.data]
     if not drawn or (original is not None and _takes_something(original, case)):
-        return Found("failed", failure, ends=True)
+        return Found("failed", why, ends=True)
+    why = f"the {'original' if original is not None else 'model'} does not run on random data: {why}"
+    if lacks_kernel(failure):
+        why = f"onnxruntime lacks a kernel, so {why}"
+        return Found("skipped", why, ends=True, leaves_unproved=why)
+    symbols = [symbol for symbol in case.symbols if symbol not in case.sizes]
+    why += f"; fix a size with --dim {symbols[0]}=SIZE, or " if symbols else "; "
+    why += "give data with --test-data"
     types = {value.name: in_words(value.type) for value in case.described.model.graph.input}
     needed = ", ".join(f"{name} {types[name]}" for name in drawn[:8])
-    either = (
-        "the original does not run on random data either" if original is not None else "it may need data of its own"
-    )
-    return Found(
-        "skipped",
-        f"{either}: give data for {needed}; {failure}",
-        ends=True,
-        leaves_unproved="the model does not run on random data: give some of its own with --test-data",
-    )
+    return Found("skipped", f"{why}, for {needed}", ends=True, leaves_unproved=why)
 
 
-def _both(original: Original, run: Executor) -> Callable[[Arrays], Arrays]:
-    """A run of the original, and then of its training model, whose outputs count."""
+def _single_batch(case: Case) -> dict[str, int]:
+    """Return 1 for each symbol that leads the inputs."""
+    shapes = {value.name: shape_of(value.type) or () for value in case.described.model.graph.input}
+    leading = leading_symbols({name: shapes[name] for name in case.roles.fed})
+    return {symbol: 1 for symbol, leads in leading.items() if leads}
 
-    def both(feeds: Arrays) -> Arrays:
-        original(feeds)
-        return run(feeds)
 
-    return both
+class _Both:
+    """A run of the original, and then of its training model, whose outputs count.
+
+    Attributes:
+        failures: why the training model did not run where the original did.
+    """
+
+    def __init__(self, original: Original, run: Executor) -> None:
+        self._original, self._run = original, run
+        self.failures: list[str] = []
+
+    def __call__(self, feeds: Arrays) -> Arrays:
+        self._original(feeds)
+        try:
+            return self._run(feeds)
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            self.failures.append(in_short(error))
+            raise
 
 
 def _takes_something(original: Original, case: Case) -> bool:
@@ -244,7 +283,9 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ORIGINAL,
     ("computes what the operators of the standard compute", _computes_the_standard),
     ("finite", _is_finite),
+    ("batches of other sizes", agrees_across_batches),
     ("gradients against differences of the loss", agrees_with_slopes),
     ("every gradient as a whole", _covers_every_gradient),
+    ("the optimizer's step against a reference", agrees_with_reference),
 )
 """Each check and the name of its step in the proof."""

@@ -35,6 +35,7 @@ from onnxgrad_cli.options import Options
 from onnxgrad_cli.verification.agreement import NEAR, FailsNearby, Point, in_single, off_zero, run_nearby, varies, wide
 from onnxgrad_cli.verification.case import NOTHING, Case, Found
 from onnxgrad_cli.verification.checks import OPENING, ORIGINAL
+from onnxgrad_cli.verification.claims import Claims
 from onnxgrad_cli.verification.feeds import Range, finite, part, run_on_drawn
 from onnxgrad_cli.verification.findings import hiding, in_words
 from onnxgrad_cli.verification.judgement import Judge
@@ -351,7 +352,7 @@ class _Measure:
         """The judgement on the data that the case has."""
         factors = self._factors()
         point = self._point(factors)
-        judge = Judge(point.loss, point.claims, point.noise, self._case.rng, by_entry=self.is_zero)
+        judge = Judge(point.loss, point.claims, self._case.rng)
         judged = judge.judge()
         self._by = point.loss.name
         self.still = bool(judged.visible) and judged.visible.keys() <= set(judged.still)
@@ -389,20 +390,24 @@ class _Measure:
         """
         case = self._case
         assert case.drawn is not None
-        for attempt in range(ATTEMPTS):
+        found = Found()
+        for _ in range(ATTEMPTS):
             with np.errstate(over="ignore"):
                 near = {name: off_zero(x, case.rng) for name, x in case.described.weights.items()}
             data = {**{name: x for name, x in near.items() if finite(x)}, **case.data}
             try:
                 feeds, outputs, sizes = run_on_drawn(
-                    case.run, case.described, case.rng, data, case.drawn, case.sizes, (False,), ranges
+                    case.run, case.described, case.rng, data, case.drawn, case.sizes, False, ranges
                 )
-                break
             except Exception as error:  # the executors' exceptions share no base class
-                if attempt == ATTEMPTS - 1:
-                    return Found("skipped", f"the model does not run on other data: {str(error).strip()[:300]}")
-        case.feeds, case.outputs, case.drawn = {**case.feeds, **feeds}, outputs, sizes
-        return self.here()
+                found = Found("skipped", f"the model does not run on other data: {str(error).strip()[:300]}")
+                continue
+            case.feeds, case.outputs, case.drawn = {**case.feeds, **feeds}, outputs, sizes or case.drawn
+            try:
+                return self.here()
+            except _Unmeasured as error:
+                found = Found("skipped", str(error))
+        return found
 
     def in_double(self) -> Found:
         """The judgement of the derivatives that the same graph gives in float64; and how far float32's are off."""
@@ -413,7 +418,7 @@ class _Measure:
             exact = self._claims(run(run.widened(case.feeds)), factors)
         except Exception as error:  # the executors' exceptions share no base class
             raise _Unmeasured(f"the derivatives can't be had in float64: {str(error).strip()[:300]}") from error
-        judge = Judge(point.loss, exact, [], case.rng, by_entry=self.is_zero)
+        judge = Judge(point.loss, Claims(point.loss.point, exact, case.rng, self.is_zero), case.rng)
         found = self._with_fixed(in_words(judge, judge.judge(), (), named=True))
         if found.status != "passed":
             return found
@@ -442,7 +447,7 @@ class _Measure:
         case = self._case
         claims, *near = (
             self._claims({name: wide(x) for name, x in outputs.items()}, factors)
-            for outputs in (case.outputs, *(run_nearby(case) for _ in range(NEAR)))
+            for outputs in (case.outputs, *(run_nearby(case) for _ in range(NEAR[False])))
         )
         if self._derived.kind == "jvp":
             loss = ScalarFunction(partial(self._along, factors), {y: np.zeros(()) for y in factors}, True, self._run)
@@ -452,7 +457,10 @@ class _Measure:
             loss = ScalarFunction(partial(self._total, factors), point, True, self._run)
         if not np.isfinite(loss.value):
             raise _Unmeasured("the outputs are not finite on these data: give others")
-        return Point(loss, claims, [{name: other[name] - claims[name] for name in claims} for other in near])
+        found = Claims(loss.point, claims, case.rng, self.is_zero)
+        for other in near:
+            found.compare(other)
+        return Point(loss, found)
 
     def _claims(self, outputs: Mapping[str, np.ndarray], factors: Arrays) -> Arrays:
         """The derivatives of the sum of the outputs times the factors.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ class DescribedModel:
         cotangents: inputs that have the shape of an output of the original -> that output.
         original: computes the original's outputs from feeds for this model.
         differentiated: the original's outputs that are differentiated; empty in a training model.
+        stored: values of initializers, as far as they were read: each look into the model would copy them.
     """
 
     model: ModelProto
@@ -39,12 +41,16 @@ class DescribedModel:
     cotangents: Mapping[str, str] = field(default_factory=dict)
     original: Callable[[Arrays], Arrays] | None = None
     differentiated: Collection[str] = ()
+    stored: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @cached_property
     def weights(self) -> Arrays:
-        """The stored values of what has a gradient; each look into the model would copy them."""
-        stored = {tensor.name: tensor for tensor in self.model.graph.initializer}
-        return {name: numpy_helper.to_array(stored[name]) for name in self.roles.gradients if name in stored}
+        """The stored values of what has a gradient."""
+        tensors = {
+            tensor.name: tensor for tensor in self.model.graph.initializer if tensor.name in self.roles.gradients
+        }
+        read = {name: numpy_helper.to_array(tensor) for name, tensor in tensors.items() if name not in self.stored}
+        return {name: read[name] if name in read else self.stored[name] for name in tensors}
 
 
 DRAWN = 12
@@ -54,6 +60,9 @@ DRAWN = 12
 SEARCH, TRIES = 3.0, 4
 """Seconds of the processor after which a search for sizes that fit ends, and how many it tries all the same: it begins
 with small ones, on which a run fails in no time, and goes on to those on which each takes seconds."""
+
+DRAWS = 12
+"""How often data are drawn at least, for a model that runs on some values only."""
 
 
 def first_run(
@@ -65,19 +74,15 @@ def first_run(
 ) -> tuple[Arrays, Arrays, dict[str, int] | None]:
     """Feeds that `run` accepts, its outputs for them, and the sizes if any feed was drawn at random.
 
-    Small sizes come first; for the data of one size see `run_on_drawn`.
+    Cheap sizes come first; for the data of one size see `run_on_drawn`.
 
     Raises:
         Exception: what `run` raised at the first sizes, where it accepts none.
     """
     failure: Exception | None = None
-    start = time.process_time()
-    for tried, found in enumerate(sizes_to_try(_shapes(described), described.model)):
-        if failure is not None and tried >= TRIES and time.process_time() - start > SEARCH:
-            break
-        guess = {**found, **sizes}
+    for guess, masked in _guesses(described, sizes):
         try:
-            return run_on_drawn(run, described, rng, data, guess, sizes)
+            return run_on_drawn(run, described, rng, data, guess, sizes, masked)
         except Exception as error:  # sizes or numbers that don't fit: try others
             failure = failure or error
     assert failure is not None
@@ -100,55 +105,63 @@ def run_on_drawn(
     data: Mapping[str, np.ndarray],
     guess: Mapping[str, int],
     fixed: Mapping[str, int],
-    masks: Sequence[bool] = (True, False),
+    masked: bool = True,
     first: Sequence[Range] = (),
 ) -> tuple[Arrays, Arrays, dict[str, int] | None]:
     """Draw feeds of some sizes that `run` accepts; return them, its outputs, and the sizes if any feed was drawn.
 
-    Draws vary until the loss, or what is differentiated, is finite; the second draw serves if it never is. Integers
-    hide parts of the data before they hide nothing.
+    Draws vary until the loss, or what is differentiated, is finite; the second draw serves if it never is.
 
     Args:
         run, described, rng, data: see `first_run`.
         guess: the sizes.
         fixed: those of `guess` that outputs of other sizes don't change.
-        masks: see `random_feeds`; one after the other, if the model selects branches by integers.
+        masked: see `random_feeds`.
         first: ranges of floats that come before `RANGES`.
 
     Raises:
-        Exception: `run` accepts none of the feeds.
+        Exception: `run` does not accept the first feeds.
     """
     open_sizes = (_sizes_of_labels(described), _sizes_of_cotangents(described))
-    switches = _switches(described)
-    failure: Exception | None = None
-    for masked in masks:
-        runs: list[tuple[Arrays, Arrays, dict[str, int] | None]] = []
-        for ranges in _ranges(described, rng, first):
-            feeds = random_feeds(described, rng, guess, masked, ranges)
-            given = {name: x for name, x in data.items() if name in feeds or name in described.roles.gradients}
-            feeds.update(given)
-            try:
-                unmet = {dim: size for find in open_sizes for dim, size in find(feeds, guess).items()}
-                if unmet:
-                    guess = {**guess, **unmet, **fixed}
-                    feeds = {
-                        **random_feeds(described, rng, guess, masked, ranges),
-                        **_inputs(described, feeds),
-                        **given,
-                    }
-                outputs = run(feeds)
-            except Exception as error:  # numbers that don't fit, as in a branch that they select
-                failure = failure or error
-                break
-            runs.append((feeds, outputs, dict(guess) if any(name not in data for name in feeds) else None))
-            if _is_defined(described, feeds, outputs):
-                return runs[-1]
-        if runs:
-            return runs[min(1, len(runs) - 1)]
-        if not switches:
+    runs: list[tuple[Arrays, Arrays, dict[str, int] | None]] = []
+    for ranges in _ranges(described, rng, first):
+        feeds = random_feeds(described, rng, guess, masked, ranges)
+        given = {name: x for name, x in data.items() if name in feeds or name in described.roles.gradients}
+        feeds.update(given)
+        try:
+            unmet = {dim: size for find in open_sizes for dim, size in find(feeds, guess).items()}
+            if unmet:
+                guess = {**guess, **unmet, **fixed}
+                again = random_feeds(described, rng, guess, masked, ranges)
+                feeds = {**again, **_inputs(described, feeds), **given}
+            outputs = run(feeds)
+        except Exception:
+            if not runs:
+                raise
             break
-    assert failure is not None
-    raise failure
+        runs.append((feeds, outputs, dict(guess) if any(name not in data for name in feeds) else None))
+        if _is_defined(described, feeds, outputs):
+            return runs[-1]
+    return runs[min(1, len(runs) - 1)]
+
+
+def _guesses(described: DescribedModel, sizes: Mapping[str, int]) -> Iterator[tuple[dict[str, int], bool]]:
+    """Yield sizes to try with a value of `masked` to try at them, until the search takes too long.
+
+    The integers that select a branch come at all sizes before others do.
+    """
+    for masked in (True, False) if _switches(described) else (True,):
+        start, tried = time.process_time(), list[dict[str, int]]()
+        for found in sizes_to_try(_shapes(described), described.model):
+            if len(tried) >= TRIES and time.process_time() - start > SEARCH:
+                break
+            guess = {**found, **sizes}
+            if guess not in tried:
+                tried.append(guess)
+                yield guess, masked
+        for guess in itertools.islice(itertools.cycle(tried), max(DRAWS - len(tried), 0)):
+            if time.process_time() - start <= SEARCH:
+                yield guess, masked
 
 
 def _ranges(
@@ -391,4 +404,6 @@ def finite(x: np.ndarray) -> bool:
     """Whether every entry is a finite number."""
     if isinstance(x, list):  # a sequence, of maps it may be
         return True
-    return x.dtype.kind in "iubOU" or bool(np.isfinite(np.asarray(x, np.float64)).all())
+    if x.dtype.kind in "iubOU":
+        return True
+    return bool(np.isfinite(x if x.dtype.kind in "fc" else np.asarray(x, np.float64)).all())

@@ -16,6 +16,9 @@ ROUNDING = 1e-3
 """The share of the largest gradient by which a hidden one may be wrong: rounding leaves as much where zero is right, as
 of a bias before a normalization."""
 
+STILL = "every gradient is zero on these data, and the loss stays where the tensors move"
+"""What is found where nothing moves the loss: it shows nothing of any rule."""
+
 
 def in_words(judge: Judge, judged: Judgement, partial: Sequence[str], named: bool = False) -> Found:
     """What was found of gradients.
@@ -33,7 +36,7 @@ def in_words(judge: Judge, judged: Judgement, partial: Sequence[str], named: boo
         return Found("failed", f"{detail}; wrong: {_wrong(judge, judged) if named else TOGETHER}")
     moving = [name for name in judged.visible if name not in judged.still]
     if not moving:
-        return Found("skipped", "every gradient is zero on these data, and the loss stays where the tensors move")
+        return Found("skipped", STILL)
     seen = _seen(judged, moving)
     if not seen:
         return Found("skipped", "the gradients are rounding noise here: a change in the last digits gives others")

@@ -8,7 +8,8 @@ precision: what is delivered.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -16,11 +17,12 @@ import numpy as np
 from onnx import ModelProto, ValueInfoProto, helper
 
 from onnxgrad_cli.common.memory import taken_memory
-from onnxgrad_cli.execution.double import DoubleExecutor, widened
+from onnxgrad_cli.execution.double import SHARED, Deferred, DoubleExecutor, is_wide, widened
 from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.limits import MEMORY, at_once
 from onnxgrad_cli.ir.skeleton import copied, without_initializers
 from onnxgrad_cli.ir.types import HALVES, Arrays, dtype_of, is_float
+from onnxgrad_cli.verification.claims import Direction, RandomTable, slices
 from onnxgrad_cli.verification.feeds import DescribedModel, part
 from onnxgrad_cli.verification.slopes import SINGLE_STEPS, Each, double_steps
 
@@ -31,7 +33,7 @@ MUST_SHOW = {True: 0.01, False: 0.2}
 """The size of a fault, relative to a gradient, that must not hide: by slopes in float64, or in float32."""
 
 
-LARGEST_OF_TWO = MEMORY // 4
+LARGEST_OF_TWO = MEMORY // 16
 """Bytes that one run may take where two are computed at the same time."""
 
 
@@ -39,10 +41,12 @@ class ScalarFunction:
     """A function of tensors along lines through a point.
 
     Args:
-        at: the function, of those tensors that are elsewhere than at the point.
-        point: the tensors, in float64.
+        at: the function, of those tensors that are elsewhere than at the point, in float64; large ones are deferred
+            where it says so.
+        point: the tensors.
         exact: whether it is computed in float64; else in float32.
         run: what computes it.
+        large: tensors that `at` takes deferred.
 
     Attributes:
         point, exact: as given.
@@ -55,9 +59,14 @@ class ScalarFunction:
     """
 
     def __init__(
-        self, at: Callable[[Arrays], float], point: Arrays, exact: bool, run: DoubleExecutor | Executor
+        self,
+        at: Callable[[Arrays], float],
+        point: Arrays,
+        exact: bool,
+        run: DoubleExecutor | Executor,
+        large: Collection[str] = (),
     ) -> None:
-        self._at, self.point, self.exact = at, point, exact
+        self._at, self.point, self.exact, self._large = at, point, exact, large
         self.value = at({})
         self.digits = float(np.finfo(np.float64 if exact else np.float32).eps)
         self.fault = MUST_SHOW[exact]
@@ -69,15 +78,13 @@ class ScalarFunction:
         """The steps that differences take where the slope is about so large, relative to the size of what moves."""
         return double_steps(self.value, slope) if self.exact else SINGLE_STEPS
 
-    def moved(self, ways: Mapping[str, np.ndarray], step: float) -> float:
+    def moved(self, ways: Mapping[str, Direction], step: float) -> float:
         """The function `step` along a direction."""
-        return self._at({name: _sum(self.point[name], step * way) for name, way in ways.items()})
-
-
-def _sum(x: np.ndarray, more: np.ndarray) -> np.ndarray:
-    """The sum of two arrays, where the second is."""
-    more += x
-    return more
+        arrays: dict[str, Any] = {}
+        for name, way in ways.items():
+            fill = partial(way.move, step)
+            arrays[name] = Deferred(way.shape, fill) if name in self._large else fill(np.empty(way.shape))
+        return self._at(arrays)
 
 
 class LossFunction(ScalarFunction):
@@ -96,25 +103,36 @@ class LossFunction(ScalarFunction):
         roles = described.roles
         forward = part(without_initializers(described.model, described.weights), roles.loss)
         types = {value.name: helper.tensor_dtype_to_np_dtype(dtype_of(value.type)) for value in forward.graph.input}
-        wide = {name: widened(x) for name, x in {**described.weights, **feeds}.items()}
-        fixed = {name: x for name, x in wide.items() if name in types}
+        values = {**described.weights, **feeds}
+        fixed = {name: x for name, x in values.items() if name in types}
         if roles.held:
             forward, held = _held(forward, roles.held, fixed, exact)
             types |= {name: x.dtype for name, x in held.items()}
-            fixed |= {name: widened(x) for name, x in held.items()}
-        run = DoubleExecutor(forward, beside=True) if exact else Executor(forward, fallback=False, threads=None)
+            fixed |= held
+        large = {name: 8 * x.size for name, x in fixed.items() if exact and is_wide(x) and 8 * x.size >= SHARED}
+        run: DoubleExecutor | Executor = (
+            DoubleExecutor(forward, beside=True, large=large) if exact else _single(forward)
+        )
         factor = math.prod(float(feeds[name]) for name, role in roles.inputs.items() if role == "loss gradient")
+        at_point: dict[str, Any] = dict(fixed)
+        if exact:
+            at_point = {n: Deferred.copy(x) if n in large else widened(x) for n, x in fixed.items()}
 
         def at(moved: Arrays) -> float:
-            values = {**fixed, **{name: x for name, x in moved.items() if name in fixed}}
+            there = {**at_point, **{name: x for name, x in moved.items() if name in fixed}}
             if not exact:
-                values = {name: np.asarray(x, types[name]) for name, x in values.items()}
-            return factor * float(run(values)[roles.loss])
+                there = {name: np.asarray(x, types[name]) for name, x in there.items()}
+            return factor * float(run(there)[roles.loss])
 
         before = taken_memory()
-        super().__init__(at, {name: wide[name] for name in roles.gradients}, exact, run)
+        super().__init__(at, {name: values[name] for name in roles.gradients}, exact, run, large)
         if exact and taken_memory() - before <= LARGEST_OF_TWO:  # in float32 one run takes all processors
             self.each = at_once
+
+
+def _single(model: ModelProto) -> Executor:
+    """Run a model in its own precision."""
+    return Executor(model, fallback=False, threads=None)
 
 
 def _held(
@@ -130,8 +148,8 @@ def _held(
     made = part(made)
     types = {value.name: helper.tensor_dtype_to_np_dtype(dtype_of(value.type)) for value in made.graph.input}
     fed = {name: dtype for name, dtype in types.items() if name in feeds}  # an optimizer's state has values
-    run = DoubleExecutor(made) if exact else Executor(made, fallback=False, threads=None)
-    found = run({name: feeds[name] if exact else np.asarray(feeds[name], dtype) for name, dtype in fed.items()})
+    run = DoubleExecutor(made) if exact else _single(made)
+    found = run({n: widened(feeds[n]) if exact else np.asarray(feeds[n], dtype) for n, dtype in fed.items()})
     given = copied(forward)
     kept = [node for node in given.graph.node if there.isdisjoint(node.output)]
     del given.graph.node[:]
@@ -177,12 +195,13 @@ def in_last_digits(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 def moved(x: np.ndarray, rng: np.random.Generator, share: float) -> np.ndarray:
     """An array whose entries differ from those of another by up to a share of each."""
-    factors = rng.random(x.shape)
-    factors *= 2  # in place, as what follows: there may be two hundred megabytes of them
-    factors -= 1
-    factors *= share
-    factors += 1
-    return np.asarray(x * factors, x.dtype)
+    table = RandomTable(rng, x.size)
+    place = int(rng.integers(table.period))
+    result = np.empty(x.size, x.dtype)
+    for where, entries in slices(np.ravel(x)):
+        entries *= 1 + share * table.at(place + where.start, entries.size)
+        result[where] = entries
+    return result.reshape(x.shape)
 
 
 def narrowest(model: ModelProto) -> int:

@@ -79,15 +79,15 @@ def checked(case: Case, checks: Iterable[tuple[str, Check]], note: Callable[[str
             if found.status == "failed":
                 proof.status = "failed"
             if found.leaves_unproved:
-                proof.status, proof.reason = "skipped", found.leaves_unproved
+                proof.status, proof.reason = "skipped", f"{name}: {found.leaves_unproved}"
             if found.ends:
                 break
-    proof.executor = case.measured_by
+    proof.executor, proof.sizes = case.measured_by, case.named_sizes
     proof.conclude()
     return proof
 
 
 def _cut_short(limit: str) -> Found:
     """What a check has found of which a run was cut short: nothing, whatever it took that for."""
-    reason = f"to run the model takes more than {limit}: ask for it with --verify"
+    reason = f"the proof takes more than {limit}: ask for it with --verify"
     return Found("skipped", reason, ends=True, leaves_unproved=reason)

@@ -215,7 +215,7 @@ def _baseline(
         name: tuple(sizes.get(name, (rest_of(dim, given) if isinstance(dim, str) else dim for dim in shape)))
         for name, shape in declared.items()
     }
-    tried = sizes_to_try(shapes, model, apart=True)
+    tried = sizes_to_try(shapes, model, apart=True, ones=False)  # an axis of 1 fits any other
     runs = (_Runs(probe, shapes, base) for base in tried if all(base.values()))  # of an empty past any size would fit
     return next((each for each in runs if each.run({})), None)
 

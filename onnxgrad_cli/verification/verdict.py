@@ -29,12 +29,14 @@ class Proof:
         verdict: 'proved', 'not proved' or 'failed'.
         why: why it is not proved, or what failed; "" where it is proved.
         executor: what evaluated the differences, and in which precision.
+        sizes: symbol of the model's inputs -> the size that was chosen for random data.
     """
 
     status: str = "passed"
     reason: str = ""
     steps: list[Step] = field(default_factory=list)
     executor: str = ""
+    sizes: dict[str, int] = field(default_factory=dict)
     verdict: str = field(init=False, default=NOT_PROVED)
     why: str = field(init=False, default="")
 

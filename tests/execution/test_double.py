@@ -1,14 +1,18 @@
 """The loss in float64, also where onnxruntime has no float64 kernel: compared with PyTorch's."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxgrad_cli import run_build
 from onnxgrad_cli.execution.double import DoubleExecutor
+from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.limits import at_once
 
 SHAPES = [
@@ -55,6 +59,37 @@ def test_convolutions_are_products(image: tuple[int, ...], kernel: tuple[int, ..
         np.testing.assert_allclose(run({"x": x})["y"], expected, rtol=1e-12, atol=1e-12)
         products = kernel[:2] != (group, 1) or set(kernel[2:]) == {1}
         assert ("onnx.reference" in run.name) != products
+
+
+@pytest.mark.parametrize("spatial", [1, 2, 3])
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_averages_over_windows_are_sums(spatial: int, dilation: int) -> None:
+    """onnxruntime's float32 kernel says what they are; windows that hang over run on the reference, in no time."""
+    x, sizes = np.random.default_rng(0).normal(size=(2, 3, 9, 10, 11)[: spatial + 2]), [2, 3, 2][:spatial]
+    for stride, pads, counted, ceil in itertools.product((1, 2, 3), ((0, 0), (0, 1), (1, 1)), (0, 1), (0, 1)):
+        node = helper.make_node(
+            "AveragePool", ["x"], ["y"], kernel_shape=sizes, strides=[stride] * spatial, dilations=[dilation] * spatial,
+            pads=[pads[0]] * spatial + [pads[1]] * spatial, count_include_pad=counted, ceil_mode=ceil,
+        )  # fmt: skip
+        model = model_of(node, x)
+        expected = Executor(model, fallback=False)({"x": x.astype(np.float32)})["y"]
+        run = DoubleExecutor(model)
+        np.testing.assert_allclose(run({"x": x})["y"], expected, rtol=1e-4, atol=1e-6)
+        assert ("onnx.reference" in run.name) == bool(ceil)
+
+
+def test_no_python_code_is_in_the_proof_of_a_network_with_averages(tmp_path: Path) -> None:
+    """Inception was proved in minutes, as onnx's reference visits each window of an AveragePool."""
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[batch, 2, 6, 6] x) => (float[batch, 2, 2, 2] y) <float[2, 2, 3, 3] w = {WEIGHTS}> {
+      c = Conv<pads = [1, 1, 1, 1]>(x, w) t = Tanh(c)
+      a = AveragePool<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(t)
+      y = AveragePool<kernel_shape = [3, 3], strides = [3, 3]>(a)
+    }"""
+    weights = ", ".join(f"{x:.3f}" for x in np.random.default_rng(0).normal(size=36))
+    report = run_build(onnx.parser.parse_model(text.replace("WEIGHTS", weights)), tmp_path / "out.onnx")
+    assert report.proof is not None and report.proof.verdict == "proved"
+    assert report.proof.executor == f"onnxruntime {onnxruntime.__version__} in float64"
 
 
 def test_a_weight_that_is_computed_has_the_shape_that_it_is_given() -> None:

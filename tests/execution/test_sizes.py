@@ -3,16 +3,25 @@
 import onnx
 import pytest
 
-from onnxgrad_cli.execution.sizes import MOST_ELEMENTS, SIZES, sized, sizes_to_try, switch_values
+from onnxgrad_cli.execution.sizes import MOST_ELEMENTS, OF_IMAGES, SIZES, sized, sizes_to_try, switch_values
 
 EMPTY = onnx.ModelProto()
 
 
 def test_what_leads_is_a_batch_and_the_rest_grows() -> None:
-    found = list(sizes_to_try({"x": ("batch", 3, "h", "w")}, EMPTY))
-    assert [tuple(sizes.values()) for sizes in found] == [(2, size, size) for size in SIZES]
-    signals = list(sizes_to_try({"x": ("batch", "time")}, EMPTY))
-    assert [sizes["time"] for sizes in signals] == [*SIZES, 512, 1024]
+    found = list(sizes_to_try({"x": ("batch", 3, "h", "w")}, EMPTY, ones=False))
+    assert [tuple(sizes.values()) for sizes in found] == [(2, size, size) for size in (*SIZES, *OF_IMAGES)]
+    signals = list(sizes_to_try({"x": ("batch", "time")}, EMPTY, ones=False))
+    assert [sizes["time"] for sizes in signals] == [*SIZES, *OF_IMAGES, 512, 1024]
+
+
+def test_1_is_tried_for_each_symbol_after_small_sizes_and_before_large_ones() -> None:
+    """Each candidate comes once."""
+    found = [tuple(sizes.values()) for sizes in sizes_to_try({"x": ("batch", 3, "h", "w")}, EMPTY)]
+    ones = [*((1, size, size) for size in SIZES), (2, 1, 8), (2, 8, 1), (1, 1, 1), (1, 1, 8), (1, 8, 1)]
+    assert found[len(SIZES) : -2 * len(OF_IMAGES)] == ones
+    assert found[-2:] == [(2, 224, 224), (1, 224, 224)]
+    assert list(sizes_to_try({"x": ("batch", 3)}, EMPTY)) == [{"batch": 2}, {"batch": 1}]
 
 
 def test_a_symbol_may_be_the_sum_of_others_and_the_past_may_be_empty() -> None:
@@ -37,8 +46,15 @@ def test_a_symbol_may_be_the_sum_of_others_and_the_past_may_be_empty() -> None:
 )
 def test_sizes_that_a_file_has_left_behind_or_demands_are_tried(nodes: str, size: int) -> None:
     text = '<ir_version: 10, opset_import: ["" : 20]> g (float[N, L] x, int64[1] m) => (float y)'
-    found = list(sizes_to_try({"x": ("N", "L")}, onnx.parser.parse_model(text + nodes)))
-    assert found[len(SIZES) :] == [{"N": 2, "L": each} for each in (size, 512, 1024)]
+    found = list(sizes_to_try({"x": ("N", "L")}, onnx.parser.parse_model(text + nodes), ones=False))
+    assert found[len(SIZES) :] == [{"N": 2, "L": each} for each in (size, *OF_IMAGES, 512, 1024)]
+
+
+def test_large_sizes_that_a_file_has_left_behind_are_tried_in_the_order_of_cost() -> None:
+    text = '<ir_version: 10, opset_import: ["" : 20]> g (float[N, L] x) => (float y) <int64[3] s = {-1, 21, 160}> {'
+    model = onnx.parser.parse_model(f"{text} y = Reshape(x, s) }}")
+    found = list(sizes_to_try({"x": ("N", "L")}, model, ones=False))
+    assert [sizes["L"] for sizes in found] == [*SIZES, 21, 128, 160, 224, 512, 1024]
 
 
 def test_no_array_of_gigabytes_is_drawn() -> None:
@@ -57,11 +73,13 @@ def test_sizes_apart_come_before_those_that_are_alike() -> None:
     assert sized(shapes, {"n": 5}) == {"x": [5, 2, 2], "z": [2, 2, 3]}
 
 
-def test_a_batch_of_states_is_small_in_the_end() -> None:
+def test_a_batch_of_states_is_small_first() -> None:
+    """A node of a graph, on both axes of one input, is none."""
     shapes = {"sound": ("batch", "time"), "state": (2, "batch", 128)}
     found = [(sizes["batch"], sizes["time"]) for sizes in sizes_to_try(shapes, EMPTY)]
-    assert found[: len(SIZES)] == [(size, size) for size in SIZES]
-    assert found[-len(SIZES) - 2 :] == [(2, size) for size in (*SIZES, 512, 1024)]
+    assert found[:4] == [(2, 8), (8, 8), (2, 16), (16, 16)]
+    assert found.index((2, 224)) < found.index((128, 128)) < found.index((224, 224))
+    assert next(sizes_to_try({"x": ("n", 16), "adjacency": ("n", "n")}, EMPTY)) == {"n": 8}
 
 
 def test_matrices_that_must_be_square_are_so() -> None:

@@ -46,7 +46,7 @@ def test_a_right_gradient_passes(activation: str) -> None:
     proof = proof_of(activation if activation != "Gelu" else "Erf")
     assert proof.status == "passed", proof.steps
     assert "float64" in proof.executor
-    assert [step.status for step in proof.steps] == ["passed"] * 6
+    assert [step.status for step in proof.steps] == ["passed"] * 7
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_gradient_of_another_shape_than_its_weight_fails() -> None:
     label.type.tensor_type.shape.dim[1].dim_param = "batch"
     proof = prove(model, describe(model))
     assert proof.status == "failed"
-    assert "the gradient of 'fc.weight' is [8, 3], and the tensor [1, 3]" in proof.steps[-1].detail
+    assert "the gradient of 'fc.weight' is [2, 3], and the tensor [1, 3]" in proof.steps[-1].detail
 
 
 def test_a_gradient_of_nothing_may_be_of_any_shape() -> None:
@@ -97,7 +97,10 @@ def test_float32_alone_finds_a_wrong_gradient(monkeypatch: pytest.MonkeyPatch) -
     assert "float32" in proof_of("Tanh").executor
     with registry.scoped():
         registry.rule("Tanh", override=True)(lambda op, g, y, x: g * (1 - y))
-        assert proof_of("Tanh").failed
+        model = build(parse("Tanh")).model
+        proofs = [prove(model, describe(model), original=parse("Tanh"), seed=seed) for seed in range(5)]
+    assert PROVED not in [proof.verdict for proof in proofs]  # on some data, float32 takes it for right
+    assert sum(proof.failed for proof in proofs) >= 3
 
 
 def test_what_float32_passes_by_chance_is_looked_at_on_other_data(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +181,7 @@ def test_a_fed_gradient_of_the_loss_counts() -> None:
     model = build(parse("Tanh"), Options(yield_="input")).model
     for data in ({}, {"loss_grad": np.array(1024, np.float32)}):
         proof = prove(model, describe(model), original=parse("Tanh"), data=data)
-        assert [step.status for step in proof.steps] == ["passed"] * 6, proof.steps
+        assert [step.status for step in proof.steps] == ["passed"] * 7, proof.steps
     with registry.scoped():
         registry.rule("Tanh", override=True)(lambda op, g, y, x: g * (1 - y))
         model = build(parse("Tanh"), Options(yield_="input")).model
@@ -241,7 +244,10 @@ def test_gradients_that_are_noise_in_float32_are_judged_in_float64(monkeypatch: 
     assert (proof.verdict, "in float64: " in proof.steps[-1].detail) == ("proved", True), proof.steps
     with registry.scoped():
         registry.rule("Tanh", override=True)(lambda op, g, y, x: g * (1 - y))
-        assert proof_of("Tanh").failed
+        model = build(parse("Tanh")).model
+        proofs = [prove(model, describe(model), original=parse("Tanh"), seed=seed) for seed in range(5)]
+    assert PROVED not in [proof.verdict for proof in proofs]  # on some data, float32 takes it for right
+    assert sum(proof.failed for proof in proofs) >= 3
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -287,7 +293,7 @@ def test_an_original_newer_than_onnxruntime_is_compared_on_the_reference() -> No
     text = MLP.replace("ACTIVATION", "Tanh").replace('"" : 18', '"" : 28')
     model = build(onnx.parser.parse_model(text)).model
     proof = prove(model, describe(model), original=onnx.parser.parse_model(text))
-    assert [step.status for step in proof.steps] == ["passed"] * 6
+    assert [step.status for step in proof.steps] == ["passed"] * 7
     executor = "onnxruntime" if newest_loaded(28) == 28 else "onnx.reference"
     assert executor in next(step for step in proof.steps if "original" in step.name).detail
 
@@ -318,12 +324,35 @@ def test_an_interrupt_while_onnxruntime_is_loaded_is_no_failed_check(monkeypatch
 
 
 def test_large_models_are_proved_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxgrad_cli.execution.observation.LARGE", 10)
     model = build(parse("Tanh")).model
+    monkeypatch.setattr("onnxgrad_cli.verification.checks.PROVABLE", 10)
     proof = prove(model, describe(model))
     assert proof.status == "skipped"
     assert "--verify" in proof.reason
     assert prove(model, describe(model), force=True).status == "passed"
+
+
+def test_models_that_would_not_fit_into_memory_are_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(parse("Tanh")).model
+    monkeypatch.setattr("onnxgrad_cli.verification.checks.LARGE", 10)
+    assert prove(model, describe(model)).verdict == "proved"
+    monkeypatch.setattr("onnxgrad_cli.verification.checks.free_memory", lambda: 50)
+    assert "memory free" in prove(model, describe(model)).why
+    assert prove(model, describe(model), force=True).verdict == "proved"
+
+
+def test_costly_models_are_proved_at_a_batch_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that needs two samples is proved with two."""
+    monkeypatch.setattr("onnxgrad_cli.verification.case.LONG", 10)
+    model = build(parse("Tanh")).model
+    proof = prove(model, describe(model), operations=11)
+    assert proof.verdict == "proved" and "x [1, 4]" in next(step.detail for step in proof.steps if step.name == "runs")
+    two = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 18]>
+        g (float[N, 4] x) => (float[M, 4] y) <float[4] w = {1, 2, 3, 4}, int64[1] second = {1}>
+        { row = Gather(x, second) h = Mul(row, w) y = Tanh(h) }""")
+    model = build(two).model
+    proof = prove(model, describe(model), operations=11)
+    assert proof.verdict == "proved" and "x [2, 4]" in next(step.detail for step in proof.steps if step.name == "runs")
 
 
 def test_data_outside_the_domain_is_drawn_again() -> None:

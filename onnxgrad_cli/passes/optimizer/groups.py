@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from onnxgrad_cli import optimizers
 from onnxgrad_cli.common.settings import pairs
 from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.metadata import StepGroup, StepSettings
 from onnxgrad_cli.optimizers import Optimizer
 from onnxgrad_cli.options import RATE, Group, OptimizerOptions
 from onnxgrad_cli.passes.parameters.patterns import Known, matching
@@ -49,9 +51,36 @@ def settings(
                 raise UsageError(
                     f"`group` '{group}': {optimizer.name} has no option '{name}'", suggest(name, takes, "options")
                 )
-        for weight in matching(group.pattern, list(weights), "`group`", "trained weights", known):
+        for weight in members(group, weights, known):
             given[weight] |= group.options
     return {weight: _settings(optimizer, each) for weight, each in given.items()}
+
+
+def members(group: Group, weights: Sequence[str], known: Known | None) -> list[str]:
+    """The weights of a group.
+
+    Raises:
+        UsageError: there is none.
+    """
+    return list(matching(group.pattern, list(weights), "`group`", "trained weights", known))
+
+
+def described(
+    optimizer: Optimizer, options: OptimizerOptions, weights: Sequence[str], known: Known | None = None
+) -> StepSettings | None:
+    """The settings of a step for the model's metadata; None for an optimizer that is not one of onnxgrad's own."""
+    if not optimizer.function.__module__.startswith(f"{optimizers.__name__}."):
+        return None
+    groups = [StepGroup(tuple(members(group, weights, known)), _numbers(group.options)) for group in options.group]
+    own = {option.name: option.default for option in optimizer.options}
+    return StepSettings(
+        _numbers({**own, **options.optimizer_options}), tuple(groups), options.clip_norm, options.clip_value,
+        options.accumulate, options.ema,
+    )  # fmt: skip
+
+
+def _numbers(options: Mapping[str, object]) -> dict[str, float]:
+    return {name: float(value) for name, value in options.items() if isinstance(value, (int, float))}
 
 
 def _settings(optimizer: Optimizer, given: dict[str, object]) -> Settings:

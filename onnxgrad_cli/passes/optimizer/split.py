@@ -180,5 +180,6 @@ def _write_roles(part: ModelProto, roles: Roles) -> None:
     outputs = {value.name: roles.outputs.get(value.name, Role(DIVISOR)) for value in part.graph.output}
     steps = any(role == "learning rate" for role in inputs.values())
     slots = {name: slot for name, slot in roles.slots.items() if name in inputs}
-    optimizer = roles.optimizer if steps else ""
-    metadata.write(part, replace(roles, inputs=inputs, outputs=outputs, slots=slots, optimizer=optimizer))
+    optimizer, settings = (roles.optimizer, roles.step) if steps else ("", None)
+    found = replace(roles, inputs=inputs, outputs=outputs, slots=slots, optimizer=optimizer, step=settings)
+    metadata.write(part, found)

@@ -25,7 +25,7 @@ from onnxgrad_cli.passes.optimizer.accumulation import accumulate, cautions, che
 from onnxgrad_cli.passes.optimizer.clipping import clipped
 from onnxgrad_cli.passes.optimizer.dynamic_loss_scale import adapted, are_finite, scale_in
 from onnxgrad_cli.passes.optimizer.ema import ema_after
-from onnxgrad_cli.passes.optimizer.groups import settings
+from onnxgrad_cli.passes.optimizer.groups import described, settings
 from onnxgrad_cli.passes.optimizer.state import OptimizerState
 from onnxgrad_cli.passes.roles import embed
 from onnxgrad_cli.record import StepRecord
@@ -72,6 +72,7 @@ class _Step:
         self.optimizer = OPTIMIZERS.lookup(options.optimizer)
         known = known_as(op.graph.nodes, training.trained) if options.group else None
         self.settings = settings(self.optimizer, options, training.trained, known)
+        training.step = described(self.optimizer, options, training.trained, known)
         self.rate = _learning_rate(op, training, [op.val(name) for name in training.trained]).name
         self.count = self.state.scalar(op, STEP, 0, TensorProto.INT64).name
         self.divisor: Val | None = None  # what the gathered gradients are divided by; None: the number of runs

@@ -258,7 +258,7 @@ def _runs(graph: Graph, names: list[str], ones: bool = False) -> list[_Run]:
         return []
     tried: list[Mapping[str, Sequence[int]]] = []
     base: dict[str, int] = {}
-    for sizes in sizes_to_try(shapes, graph.proto, apart=True):
+    for sizes in sizes_to_try(shapes, graph.proto, apart=True, ones=False):
         fed = sized(shapes, sizes)
         few = all(math.prod(shape) <= FEW for shape in fed.values())
         if fed in tried or (max(sizes.values(), default=0) > LARGEST and not few):

@@ -24,6 +24,7 @@ from onnxgrad_cli.passes.prepare.impossible_branches import rule_out_branches
 from onnxgrad_cli.passes.prepare.normalise import normalise
 from onnxgrad_cli.passes.prepare.opset import OLDEST_OPSET, raise_opset
 from onnxgrad_cli.passes.prepare.sequences import unpack
+from onnxgrad_cli.passes.prepare.squeezes import give_axes
 from onnxgrad_cli.passes.prepare.subgraphs import choose_branches, settle_bodies
 from onnxgrad_cli.passes.prepare.vectors import widen_vectors
 
@@ -40,7 +41,12 @@ def settle(graph: Graph, training: Cautions, opset: int = OLDEST_OPSET, by_run: 
     write_out_experimental(graph)
     set_hints_aside(graph)
     infer_and_fold(graph)
-    while raise_opset(graph, training, opset) or _replace(graph) or _ask_run(graph, training, by_run):
+    while (
+        raise_opset(graph, training, opset)
+        or give_axes(graph, training)
+        or _replace(graph)
+        or _ask_run(graph, training, by_run)
+    ):
         normalise(graph)
         infer_and_fold(graph)
     limit = opset_limit(graph)

@@ -174,5 +174,6 @@ def _joined(gradients: Roles, steps: Roles) -> Roles:
         inputs={**gradients.inputs, **inputs},
         outputs={**gradients.outputs, **steps.outputs},
         optimizer=steps.optimizer,
+        step=steps.step,
         slots={**gradients.slots, **steps.slots},
     )
