@@ -63,7 +63,7 @@ FAR = (-1e3, 1e3)
 """Range of inputs that shows more of a function that is constant among normal numbers, such as Round(x / 100)."""
 
 ATTEMPTS = 4
-"""How often other data are drawn: a constant that is an index must not grow, and moves either way by chance."""
+"""How often other data are drawn. Weights move to either side in turn: a constant that is an index must not grow."""
 
 POINTS = 3
 """At how many points what is written as zero must be zero, as far as points are drawn."""
@@ -391,9 +391,13 @@ class _Measure:
         case = self._case
         assert case.drawn is not None
         found = Found()
-        for _ in range(ATTEMPTS):
+        near, weights = dict[str, np.ndarray](), case.described.weights
+        for attempt in range(ATTEMPTS):
             with np.errstate(over="ignore"):
-                near = {name: off_zero(x, case.rng) for name, x in case.described.weights.items()}
+                if attempt % 2:
+                    near = {name: np.asarray(2 * x - near[name], x.dtype) for name, x in weights.items()}
+                else:
+                    near = {name: off_zero(x, case.rng) for name, x in weights.items()}
             data = {**{name: x for name, x in near.items() if finite(x)}, **case.data}
             try:
                 feeds, outputs, sizes = run_on_drawn(
