@@ -30,6 +30,9 @@ def quantized_matrices(graph: Graph) -> dict[str, list[str]]:
     return found
 
 
+QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear"})
+
+
 def is_transpose(node: Node) -> bool:
     """Whether a node exchanges the two axes of a matrix."""
     return node.op_type == "Transpose" and [list(a.ints) for a in node.attribute] in ([], [[1, 0]])
@@ -45,6 +48,7 @@ def stored_behind(graph: Graph) -> dict[str, str]:
     for node in graph.nodes:
         names = reads(node)
         if all(name in behind for name in names):
+            names = names[:1] if node.op_type in QUANTIZERS else names  # zero points are no weights
             largest = max((behind[name] for name in names), key=lambda name: sizes.get(name, -1), default="")
             behind.update((name, largest) for name in node.output)
     return behind

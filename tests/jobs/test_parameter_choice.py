@@ -136,6 +136,15 @@ def test_integers_behind_cast_and_mul_are_trained_straight_through(
         )
 
 
+def test_zero_points_are_no_weights(shell: Shell) -> None:
+    shifts = np.arange(4, dtype=np.float32)
+    text = "g (float[N, 8] x) => (float[N, 4] y) { c = Cast<to = 1>(q) d = Sub(c, z) w = Mul(d, s) y = MatMul(x, w) }"
+    stored = np.arange(-16, 16, dtype=np.int8).reshape(8, 4)
+    onnx.save(model(text, q=stored, z=shifts, s=np.abs(draw(4)) + 1), "m.onnx")
+    result = shell("build", "m.onnx", "--loss", "mse", "--quantization", "ste", "-o", "t.onnx", "--json")
+    assert result.code == 0 and not any("stay untrained" in text for text in result.document["warnings"])
+
+
 def test_trained_integers_are_written_back_where_they_were_cast(shell: Shell) -> None:
     file, _ = cast_weights(13, True, True)
     onnx.save(file, "m.onnx")
@@ -292,6 +301,25 @@ def test_a_flattened_grid_is_not_trained(shell: Shell) -> None:
     text = "g (float[N, 64, 2] x) => (float[N, 64, 2] y) { h = MatMul(x, w) y = Add(h, cells) }"
     onnx.save(model(text, w=draw(2, 2), cells=cells), "m.onnx")
     assert trained(shell, "m.onnx") == ["w"]
+
+
+def test_the_bins_of_a_distribution_are_not_trained(shell: Shell) -> None:
+    """Take the expectation of a softmax with a frozen convolution, as YOLO does; PyTorch's file does not say so."""
+    pytest.importorskip("onnxscript", reason="PyTorch's newer exporter needs onnxscript")
+
+    class Expectation(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = torch.nn.Conv2d(4, 16, 1)
+            self.bins = torch.nn.Conv2d(16, 1, 1, bias=False).requires_grad_(False)
+            self.bins.weight.data = torch.arange(16.0).view(1, 16, 1, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            expectation: torch.Tensor = self.bins(self.head(x).softmax(1))
+            return expectation
+
+    torch.onnx.export(Expectation().eval(), (torch.randn(1, 4, 2, 2),), "m.onnx", dynamo=True, verbose=False)
+    assert trained(shell, "m.onnx") == ["head.weight", "head.bias"]
 
 
 # -- normalizations ---------------------------------------------------------------------------------------------------

@@ -240,7 +240,7 @@ class ConstantRoles:
     def _by_exporter(self, name: str, uses: list[tuple[Node, int]]) -> Decision | None:
         """A parameter, or none, as PyTorch's newer exporter has written."""
         if name in self.said.learned:
-            found = self._formula(name, formulas.TRIGONOMETRIC)
+            found = self._formula(name, formulas.FROZEN)
             return self._by_test(name, found) if found else Decision("exporter")
         return (
             Decision("exporter", f"no parameter, says PyTorch's exporter {BY_NAME}")

@@ -167,6 +167,12 @@ def is_arithmetic(x: np.ndarray, tol: float, least: int = 3) -> bool:
     return bool(abs(steps[0]) > 0 and np.ptp(steps) <= tol * _scale(x))
 
 
+def is_count(x: np.ndarray) -> bool:
+    """Return True for the numbers 0, 1, 2, ... along one axis: the bins over which a detector takes an expectation."""
+    flat = x.reshape(-1)
+    return len(flat) >= 8 and max(x.shape) == len(flat) and bool(np.all(flat == np.arange(len(flat))))
+
+
 def is_harmonic(x: np.ndarray, tol: float) -> bool:
     """Whether a tensor runs along one of its axes as sines, or as straight lines, of which each has its own pace.
 
@@ -304,7 +310,9 @@ Tests = tuple[Test, ...]
 
 NOTHING = Test("nothing", "no number at all", lambda x, tol: bool(np.isnan(x).all()))
 
-TRIGONOMETRIC: Tests = (Test("sinusoids", "a table of sines and cosines", is_sinusoidal),)
+SINUSOIDS = Test("sinusoids", "a table of sines and cosines", is_sinusoidal)
+
+FROZEN: Tests = (SINUSOIDS, Test("count", "the numbers 0, 1, 2 and so on", lambda x, tol: is_count(x)))
 """What is a constant even where it was a parameter: one that PyTorch was told not to train."""
 
 PROGRESSIONS: Tests = (
@@ -315,7 +323,7 @@ PROGRESSIONS: Tests = (
 
 ANYWHERE: Tests = (
     Test("mask", "a mask: its values are 0 and one that makes a score vanish", lambda x, tol: is_mask(x)),
-    *TRIGONOMETRIC,
+    SINUSOIDS,
     Test("lines", "a table of sines or of even steps", is_harmonic),
     Test("window", "a window of a Fourier transform", is_window),
     Test("filters", "a bank of filters", lambda x, tol: is_filter_bank(x)),

@@ -92,7 +92,7 @@ def integer_weights(graph: Graph) -> IntegerWeights:
     known = direct | {node.input[0] for node in graph.nodes if node.op_type == "Cast"}
     counts: dict[str, int] = {}
     for node in graph.nodes:
-        if all(name in stored for name in node.output if name):
+        if node.op_type == "QuantizeLinear" or all(name in stored for name in node.output if name):
             continue
         for name in node.input:
             integers = stored.get(name, "")
