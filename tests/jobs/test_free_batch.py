@@ -192,6 +192,7 @@ def test_a_batch_in_one_run_gives_the_gradients_of_its_samples(shell: Shell, nam
     sizes = ",".join(map(str, ("n", *shape)))
     result = shell("build", "net.onnx", "--loss", "cross-entropy", "--shape", f"x:{sizes}", "-o", "train.onnx")
     assert result.code == 0 and "Built and proved" in result.out, result.err
+    assert "samples in one run give what the original gives for each" in Path("train.onnx.report.md").read_text()
     x, labels = samples(shape, 16)
     session = session_of("train.onnx")
     found = results(session, {"x": x.numpy(), "label": labels.numpy()})
