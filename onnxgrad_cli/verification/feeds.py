@@ -99,9 +99,7 @@ def first_run(
     raise failure
 
 
-def _guesses(
-    described: DescribedModel, sizes: Mapping[str, int]
-) -> Iterator[tuple[dict[str, int], tuple[bool, ...]]]:
+def _guesses(described: DescribedModel, sizes: Mapping[str, int]) -> Iterator[tuple[dict[str, int], tuple[bool, ...]]]:
     """Yield sizes to try with the values of `masked` to try at them, until the search takes too long.
 
     The integers that select a branch come at all sizes before others do.
