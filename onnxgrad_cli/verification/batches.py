@@ -66,9 +66,11 @@ def agrees_across_batches(case: Case) -> Found:
         return alone
     if tiles.difference_of_outputs(alone) > OUTPUTS:
         return tiles.skipped("the original has other outputs for a batch of one sample", 1)
-    if not _is_linear(case, forward, axes, batch):
-        return Found("passed", "a batch of one sample runs; the samples are not known to be independent")
-    return tiles.compare(alone, case.force or TRAINED * seconds <= MAX_SECONDS)
+    if not _is_plain(case):
+        return Found("passed", "a batch of one sample runs; the loss may not be a mean or a sum over samples")
+    return tiles.compare(
+        alone, case.force or TRAINED * seconds <= MAX_SECONDS, _is_independent(case, forward, axes, batch)
+    )
 
 
 def _batch(case: Case, forward: Graph) -> str | None:
@@ -128,11 +130,14 @@ def _leads(case: Case, axes: Mapping[str, int], output: str) -> bool:
     return sizes == [1, 3]
 
 
-def _is_linear(case: Case, forward: Graph, axes: Mapping[str, int], batch: str) -> bool:
-    """Return True if samples are independent and the loss is a mean or sum over them."""
+def _is_plain(case: Case) -> bool:
+    """Return True if the loss is a mean or a sum of losses of this project, and gradients are as they come of it."""
     ours = {loss.name for loss in LOSSES if loss.function.__module__.startswith("onnxgrad_cli.")}
-    if case.roles.optimizer or not ours.issuperset(term.name for term in case.roles.losses):
-        return False
+    return not case.roles.optimizer and ours.issuperset(term.name for term in case.roles.losses)
+
+
+def _is_independent(case: Case, forward: Graph, axes: Mapping[str, int], batch: str) -> bool:
+    """Return True if samples are proved to be independent."""
     starts = {name: [Place(axis)] for name, axis in axes.items() if case.roles.inputs[name] == "model input"}
     tracker = Tracker(forward, batch, starts, frees=False)
     tracker.run(forward.output_names, "")
@@ -191,12 +196,14 @@ class _Tiles:
         arrays = [(a.ravel(), b.ravel()) for a, b in pairs if isinstance(a, np.ndarray) and isinstance(b, np.ndarray)]
         return max((off(a, b) if a.size == b.size else np.inf for a, b in arrays), default=0.0)
 
-    def compare(self, alone: Arrays, trained: bool) -> Found:
+    def compare(self, alone: Arrays, trained: bool, independent: bool) -> Found:
         """Compare the first sample with copies of it, and if `trained`, the proved batch with copies of it.
 
         Args:
             alone: the outputs for the first sample.
             trained: compare with a batch of `TRAINED` samples.
+            independent: samples are proved to be independent. If not, batches are compared only if the outputs of the
+                original show no difference.
         """
         case = self._case
         batches = [(self.first, alone, max(self._size, 3))]
@@ -206,6 +213,8 @@ class _Tiles:
             many = self.run(self._tiled(feeds, count))
             if isinstance(many, Found):
                 return many
+            if not independent and not self._are_copies(feeds, count):
+                return Found("passed", "a batch of one sample runs; the samples are not known to be independent")
             worst = max(worst, self._difference(case.run, feeds, once, many, count))
             sizes.append(1 if feeds is self.first else count * self._size)
         said, exact = f"batches of {' and '.join(map(str, sizes))}", ""
@@ -219,8 +228,22 @@ class _Tiles:
             exact = " in float64"
             if worst > EXACT:
                 text = f"{said} give other gradients than their samples: relative difference {worst:.1e}"
-                return Found("failed", text + exact)
+                return Found("failed" if independent else "skipped", text + exact)
         return Found("passed", f"{said}: largest relative difference {worst:.1e}{exact}")
+
+    def _are_copies(self, feeds: Arrays, count: int) -> bool:
+        """Return True if the original's outputs for so many copies of a batch are copies of those for the batch."""
+        once, many = self._original(feeds), self._original(self._tiled(feeds, count))
+        if once is None or many is None:
+            return False
+        pairs = [(x, many[name]) for name, x in once.items()]
+        if not all(isinstance(x, np.ndarray) and isinstance(y, np.ndarray) and x.ndim == y.ndim for x, y in pairs):
+            return False
+        longer = [[axis for axis in range(x.ndim) if y.shape[axis] == count * x.shape[axis]] for x, y in pairs]
+        copies = [
+            (np.concatenate([x] * count, at[0]) if at else x, y) for (x, y), at in zip(pairs, longer, strict=True)
+        ]
+        return all(x.shape == y.shape and off(y, x) <= OUTPUTS for x, y in copies)
 
     def _difference_in_double(self, feeds: Arrays, count: int) -> float:
         """Return the difference of results in float64."""
