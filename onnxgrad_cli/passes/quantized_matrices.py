@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnx import TensorProto
 
 from onnxgrad_cli.ir.domains import is_standard
-from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.graph import Graph, is_generated
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
 from onnxgrad_cli.ir.types import is_float, nbytes
@@ -38,13 +38,17 @@ def is_transpose(node: Node) -> bool:
     return node.op_type == "Transpose" and [list(a.ints) for a in node.attribute] in ([], [[1, 0]])
 
 
-def stored_behind(graph: Graph) -> dict[str, str]:
-    """Values that are made of initializers alone -> the largest of integers among these, "" where there is none."""
+def stored_behind(graph: Graph, folded: bool = False) -> dict[str, str]:
+    """Values that are made of initializers alone -> the largest of integers among these, "" where there is none.
+
+    Args:
+        graph: typed.
+        folded: count the integers that this build has computed from stored ones, as their transpose.
+    """
     fed = set(graph.input_names)
     sizes = {name: nbytes(tensor) for name, tensor in graph.initializers.items() if is_integer(tensor)}
-    behind = {
-        name: name if name in sizes and not graph.added(name) else "" for name in graph.initializers if name not in fed
-    }
+    given = {name for name in sizes if not graph.added(name) or (folded and not is_generated(name))}
+    behind = {name: name if name in given else "" for name in graph.initializers if name not in fed}
     for node in graph.nodes:
         names = reads(node)
         if all(name in behind for name in names):

@@ -11,6 +11,9 @@ import pytest
 import torch
 from onnx import ModelProto, numpy_helper, parser
 
+from onnxgrad_cli.builder import build
+from onnxgrad_cli.losses.spec import LossSpec
+from onnxgrad_cli.options import LoraSpec, Options
 from tests.cli_harness import Shell
 
 RNG = np.random.default_rng(0)
@@ -380,3 +383,36 @@ def test_an_input_with_scales_is_left_out_by_the_hint(shell: Shell) -> None:
     result = shell("derive", "m.onnx", "-o", "d.onnx")
     assert result.code == 3 and "hint: --wrt x differentiates by that input alone" in result.err
     assert shell("derive", "m.onnx", "-o", "d.onnx", "--wrt", "x").code == 0
+
+
+@pytest.mark.parametrize(
+    ("nodes", "stored", "option"),
+    [
+        ("t = Transpose (w) d = DequantizeLinear (t, s) m = MatMul (x, d)", (4, 8), "ste"),
+        ("d = DequantizeLinear (w, s) m = MatMul (x, d)", (8, 4), "ste"),
+        ("f = Cast <to = 1> (w) d = Mul (f, s) m = MatMul (x, d)", (8, 4), "ste"),
+        ("f = Cast <to = 1> (w) p = MatMul (x, f) m = Mul (p, s)", (8, 4), "lora"),
+        ("e = Exp (s) f = Cast <to = 1> (w) d = Mul (f, e) m = MatMul (x, d)", (8, 4), "lora"),
+    ],
+)
+def test_the_warning_about_integers_names_an_option_that_trains_them(
+    nodes: str, stored: tuple[int, int], option: str
+) -> None:
+    rng = np.random.default_rng(0)
+    model = parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float[2, 8] x) => (float[2, 4] y) {{ {nodes} y = Add (m, b) }}""")
+    arrays = {
+        "w": rng.integers(-127, 127, stored).astype(np.int8),
+        "s": np.float32(0.02),
+        "b": rng.standard_normal(4).astype(np.float32),
+    }
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(x), name) for name, x in arrays.items())
+    losses = (LossSpec("mse"),)
+    (caution,) = [each for each in build(model, Options(losses=losses)).training.cautions if each.kind == "untrained"]
+    assert "32 parameters are stored as integers and stay untrained" in caution.text
+    assert ("quantization='ste'" in caution.text) == (option == "ste")
+    assert ("lora=3" in caution.text) == (option == "lora")
+    more = Options(losses=losses, quantization="ste") if option == "ste" else Options(losses=losses, lora=LoraSpec(3))
+    built = build(model, more)
+    assert not [each for each in built.training.cautions if each.kind == "untrained"]
+    assert any({8, 3} & set(built.graph.initializers[name].dims) for name in built.training.trained)

@@ -15,6 +15,7 @@ from onnxgrad_cli.ir.types import NARROW, is_float, shape_of
 from onnxgrad_cli.options import SelectionOptions
 from onnxgrad_cli.passes.parameters.formulas import sample
 from onnxgrad_cli.passes.quantized_matrices import quantized_matrices, stored_behind
+from onnxgrad_cli.passes.scaled_integers import scaled_integers
 from onnxgrad_cli.record import SelectionRecord
 
 UNTRAINED = "untrained"
@@ -22,6 +23,12 @@ UNTRAINED = "untrained"
 
 LARGEST_SHARE = 0.01
 """Share of a model's float parameters up to which untrained ones are normal: masks, tables of positions, statistics."""
+
+PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
+"""Operators that multiply with weights."""
+
+RANK = 8
+"""Rank of the adapters that a warning proposes, unless a matrix is too small for it."""
 
 CERTAIN = frozenset({"setting", "exporter", "scalar"})
 """Heuristics whose decisions need no warning: the file says so, or the tensor is a single number."""
@@ -40,7 +47,7 @@ def _floats(graph: Graph, training: SelectionRecord) -> Iterator[Caution]:
     left = {
         name: counts[name]
         for name in training.not_trained
-        if name in counts and name not in training.state and training.heuristics.get(name) not in CERTAIN
+        if name in counts and is_float(graph.types[name]) and name not in training.state and training.heuristics.get(name) not in CERTAIN
     }
     count, trained = sum(left.values()), sum(counts[name] for name in training.trained)
     if not trained or count <= LARGEST_SHARE * (count + trained):
@@ -62,8 +69,8 @@ def _integers(weights: IntegerWeights, options: SelectionOptions) -> Iterator[Ca
     text = f"{count:,} parameters are stored as integers and stay untrained: {named}"
     if weights.dequantized and not options.straight_through:
         text += ". `quantization='ste'` trains them"
-    elif weights.matrices:
-        text += ". `lora=8` trains adapters beside them"
+    elif weights.rank:
+        text += f". `lora={weights.rank}` trains adapters beside them"
     yield Caution(UNTRAINED, "", text)
 
 
@@ -73,23 +80,23 @@ class IntegerWeights(NamedTuple):
     Attributes:
         counts: the initializer -> how many parameters it holds, which may share bytes.
         dequantized: those in forms that can become floats with a quantizer behind them.
-        matrices: those that products read.
+        rank: the rank of adapters beside those that products read; 0 where there are none.
     """
 
     counts: dict[str, int]
     dequantized: list[str]
-    matrices: list[str]
+    rank: int
 
 
 def integer_weights(graph: Graph) -> IntegerWeights:
     """Find the initializers of integers that stand for weights, whatever reads them.
 
-    These are integers of 8 bits at most that floats are made of, or that an operator reads as they are, and what
-    DequantizeLinear reads. Tensors of two values are masks.
+    These are integers of 8 bits at most that floats are made of, or that an operator reads as they are, matrices of any
+    integers that products read as floats, and what DequantizeLinear reads. Tensors of two values are masks.
     """
-    stored, matrices = stored_behind(graph), quantized_matrices(graph)
-    direct = {node.input[0] for node in graph.nodes if node.op_type == "DequantizeLinear"}
-    known = direct | {node.input[0] for node in graph.nodes if node.op_type == "Cast"}
+    stored, matrices = stored_behind(graph, folded=True), quantized_matrices(graph)
+    direct = {stored.get(n.input[0], n.input[0]) for n in graph.nodes if n.op_type == "DequantizeLinear"}
+    known = direct | scaled_integers(graph)
     counts: dict[str, int] = {}
     for node in graph.nodes:
         if node.op_type == "QuantizeLinear" or all(name in stored for name in node.output if name):
@@ -98,16 +105,17 @@ def integer_weights(graph: Graph) -> IntegerWeights:
             integers = stored.get(name, "")
             if integers and integers != name and is_float(graph.types.get(name)):
                 sizes = [size for size in shape_of(graph.types[name]) or () if isinstance(size, int)]
-                is_weight = integers in direct or graph.initializers[integers].data_type in NARROW
+                factor = len(sizes) > 1 and node.op_type in PRODUCTS
+                is_weight = factor or integers in direct or graph.initializers[integers].data_type in NARROW
                 counts[integers] = max(counts.get(integers, 0), math.prod(sizes) if is_weight else 0)
         read = [name for name in node.input if name == stored.get(name) and _is_narrow_matrix(graph, name)]
         for name in sorted(read, key=lambda name: -math.prod(graph.initializers[name].dims))[:1]:  # not its zero points
             counts[name] = max(counts.get(name, 0), math.prod(graph.initializers[name].dims))
             known |= set() if node.op_type == "Gather" or node.name in graph.unexpanded else {name}
     counts = {name: count for name, count in counts.items() if count and not _has_two_values(graph, name)}
-    return IntegerWeights(
-        counts, [name for name in counts if name in known], [name for name in counts if name in matrices]
-    )
+    sides = [min(graph.initializers[name].dims) for name in counts if name in matrices]
+    rank = min(RANK, min(sides, default=1) - 1)
+    return IntegerWeights(counts, [name for name in counts if name in known], rank)
 
 
 def _is_narrow_matrix(graph: Graph, name: str) -> bool:

@@ -23,13 +23,11 @@ from onnxgrad_cli.ir.steps import spread
 from onnxgrad_cli.ir.types import NARROW, dtype_of, is_external, is_float
 from onnxgrad_cli.metadata import IntegerWeight
 from onnxgrad_cli.passes.prepare.quantized_operators import MOVES, QUANTIZED
+from onnxgrad_cli.passes.scaled_integers import scale_of, scaling_chain
 from onnxgrad_cli.record import ParameterRecord
 
 WITH_BIAS = frozenset({"Conv", "ConvTranspose", "Gemm"})
 """Operators whose third input is added to the product of the first two."""
-
-FIRST_OF_HALVES = 19
-"""The opset from which DequantizeLinear gives float16 and bfloat16."""
 
 CLOSE = 1e-5
 """How far the scale of a bias may be from a product of two others, relative to it, and still be that product."""
@@ -88,7 +86,7 @@ def put_dequantizers(graph: Graph) -> dict[str, str]:
     uses, makers, kept = graph.uses(), graph.producers(), set(graph.output_names)
     written, gone, read, stored_as = dict[int, Node](), set[int](), list[str](), dict[str, str]()
     for cast in graph.nodes:
-        chain = _scaled(graph, cast, uses, kept)
+        chain = scaling_chain(graph, cast, uses, kept)
         if chain and (node := _dequantizer(graph, chain, makers, stored_as)):
             written[id(chain[-1])] = node
             gone.update(id(each) for each in chain[:-1])
@@ -100,43 +98,15 @@ def put_dequantizers(graph: Graph) -> dict[str, str]:
     return stored_as
 
 
-def _scaled(graph: Graph, cast: Node, uses: Mapping[str, list[tuple[Node, int]]], kept: Collection[str]) -> list[Node]:
-    """The Cast of stored integers, perhaps a Sub, and a Mul, each the only reader of the one before; else []."""
-    stored = graph.initializers.get(cast.input[0] if cast.op_type == "Cast" else "")
-    if stored is None or stored.data_type not in NARROW or cast.input[0] in graph.input_names:
-        return []
-    chain = [cast]
-    while chain[-1].op_type != "Mul":
-        value = chain[-1].output[0]
-        readers = uses.get(value, [])
-        node, at = readers[0] if len(readers) == 1 and value not in kept else (cast, -1)
-        shifted = any(each.op_type == "Sub" for each in chain)
-        if node.op_type not in ("Identity", "Mul") and not (node.op_type == "Sub" and at == 0 and not shifted):
-            return []
-        chain.append(node)
-    return chain
-
-
 def _dequantizer(graph: Graph, chain: list[Node], makers: Mapping[str, Node], stored_as: dict[str, str]) -> Node | None:
     """The DequantizeLinear that gives the same as these nodes; None where there is none."""
-    cast, *between, mul = chain
-    shift = [node for node in between if node.op_type == "Sub"]
-    integers = graph.initializers[cast.input[0]]
-    sources = [mul.input[1 - list(mul.input).index(chain[-2].output[0])], *(node.input[1] for node in shift)]
-    sources = [_before_cast(makers, name) for name in sources]
-    arrays = [_stored_array(graph, name) for name in sources]
-    scale, zero = [*arrays, np.zeros(1, np.float32)][:2]
-    float_type = dtype_of(graph.types.get(cast.output[0]))
-    if scale is None or zero is None or (float_type != TensorProto.FLOAT and (graph.opset() or 0) < FIRST_OF_HALVES):
+    found = scale_of(graph, chain, makers)
+    if found is None:
         return None
-    rank = len(integers.dims)
-    axes = {axis for x in (scale, zero) for axis, size in enumerate(x.shape, rank - x.ndim) if size > 1}
-    axis = min(axes, default=-1)
+    cast, mul, integers = chain[0], chain[-1], graph.initializers[chain[0].input[0]]
     dtype = helper.tensor_dtype_to_np_dtype(integers.data_type)
-    whole = bool(np.all(zero.astype(dtype).astype(zero.dtype) == zero))
-    if len(axes) > 1 or axis < -1 or not whole or not bool(np.all(scale > 0)) or max(scale.ndim, zero.ndim) > rank:
-        return None
-    shape = [integers.dims[axis]] if axes else []
+    sources, scale, zero, axis = found
+    shape = [integers.dims[axis]] if axis >= 0 else []
     names = [graph.fresh(f"{cast.input[0]}_{kind}") for kind in ("scale", "zero_point")]
     for name, x in zip(names, (scale, zero.astype(dtype)), strict=True):
         graph.store(name, np.ascontiguousarray(np.broadcast_to(x.reshape(-1), shape)) if shape else x.reshape(()))
@@ -144,19 +114,6 @@ def _dequantizer(graph: Graph, chain: list[Node], makers: Mapping[str, Node], st
     node = make_node("DequantizeLinear", [cast.input[0], *names], [mul.output[0]], name=mul.name, axis=max(axis, 0))
     node.metadata = mul.metadata
     return node
-
-
-def _before_cast(makers: Mapping[str, Node], name: str) -> str:
-    maker = makers.get(name)
-    return maker.input[0] if maker is not None and maker.op_type == "Cast" else name
-
-
-def _stored_array(graph: Graph, name: str) -> np.ndarray | None:
-    """The values of an initializer in float32; None where they are out of reach."""
-    tensor = graph.initializers.get(name)
-    if tensor is None or name in graph.input_names or (is_external(tensor) and graph.path is None):
-        return None
-    return numpy_helper.to_array(tensor, str(graph.path.parent) if graph.path else "").astype(np.float32)
 
 
 def _is_stored(graph: Graph, node: Node) -> bool:
