@@ -51,6 +51,7 @@ def sizes_to_try(
     1. Batches of 2 with other sizes from `SIZES`, then with small sizes that the model stores: an exporter's example
        may have left them in a shape, or a stored vector or matrix demands them.
     2. The same with batches of 1, then 1 for each symbol alone and for all: broadcasting hides faults there.
+       Then one size for all symbols.
     3. Large sizes, from the model or from `OF_IMAGES`, in the order of the number of elements of the inputs; each with
        batches of 2, then of 1.
     4. Sizes of signals.
@@ -108,6 +109,8 @@ def _in_order(
         for usual in (*filled(SIZES[0]), *filled(SIZES[0], batch=1)):
             yield from (({**usual, symbol: 1}, MOST_ELEMENTS) for symbol in usual)
             yield dict.fromkeys(usual, 1), MOST_ELEMENTS
+        alike = (*SIZES, *few) if len(readings[0]) > 1 else ()
+        yield from ((dict.fromkeys(readings[0], size), MOST_ELEMENTS) for size in alike)
     large = [size for size in stored if size > max(SIZES)]
     for sizes in sorted((x for size in (*OF_IMAGES, *large) for x in filled(size)), key=partial(elements, shapes)):
         yield sizes, MOST_ELEMENTS
@@ -130,7 +133,6 @@ def _batches(shapes: Mapping[str, Shape]) -> list[dict[str, bool]]:
         {symbol: leads or symbol in first & once for symbol, leads in leading.items()},
         leading,
         {symbol: leads or symbol in alone for symbol, leads in leading.items()},
-        dict.fromkeys(leading, False),
     ]
     return [each for at, each in enumerate(readings) if each not in readings[:at]]
 
