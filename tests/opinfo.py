@@ -36,6 +36,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from onnxgrad_cli.errors import CheckFailed, OnnxgradError
 from onnxgrad_cli.execution.executor import Executor
+from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.jobs.derive import Derivation, run_derive
 from onnxgrad_cli.metadata import read_derived
 from onnxgrad_cli.verification.verdict import PROVED
@@ -49,6 +50,9 @@ MOST_REJECTED = 5 / 1650
 
 SAME = 2e-3
 """Largest distance of equal values, relative to the largest entry: both are computed in float32."""
+
+LEAST = 1e-3
+"""Size of the largest entry below which distances are rounding."""
 
 PROOF, UNPROVED, REJECTED = "right, proved", "right, not proved", "right, rejected"
 ACCEPTED, DIFFERS, WRONG = "wrong, proved", "differs from PyTorch, not proved", "wrong, rejected"
@@ -172,6 +176,8 @@ def judge(path: Path) -> Verdict:
         values = {name: np.asarray(stored[name]) for name in stored.files}
     model = onnx.load(path)
     inputs = {value.name: values[f"input {i}"] for i, value in enumerate(model.graph.input)}
+    if _contradicts(model, inputs):
+        return Verdict(OTHER, "the sample does not have the declared sizes")
     try:
         outputs = list(Executor(model)(inputs).values())
     except Exception as error:  # the executors' exceptions share no base class
@@ -203,6 +209,14 @@ def judge(path: Path) -> Verdict:
     return Verdict(REJECTED if rejected else PROOF if proved else UNPROVED, rejected or why, seconds)
 
 
+def _contradicts(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> bool:
+    """Return True if a symbol of the model has two sizes in the sample: the exporter gives axes of 1 and 5 one name."""
+    bound: dict[str, int] = {}
+    declared = {value.name: shape_of(value.type) or () for value in model.graph.input}
+    pairs = (pair for name, x in inputs.items() for pair in zip(declared[name], x.shape, strict=True))
+    return any((bound.setdefault(dim, size) if isinstance(dim, str) else dim) != size for dim, size in pairs)
+
+
 def _difference(
     derivation: Derivation, inputs: dict[str, np.ndarray], values: dict[str, np.ndarray], outputs: Sequence[str]
 ) -> str:
@@ -230,7 +244,7 @@ def _apart(x: np.ndarray, y: np.ndarray) -> float:
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     with np.errstate(invalid="ignore"):
         apart = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, np.abs(x - y))
-    return float(np.max(apart, initial=0.0) / max(np.max(np.abs(y), initial=0.0, where=np.isfinite(y)), 1e-6))
+    return float(np.max(apart, initial=0.0) / max(np.max(np.abs(y), initial=0.0, where=np.isfinite(y)), LEAST))
 
 
 # -- the run ------------------------------------------------------------------------------------------------

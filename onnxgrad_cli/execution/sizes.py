@@ -50,8 +50,8 @@ def sizes_to_try(
 
     1. Batches of 2 with other sizes from `SIZES`, then with small sizes that the model stores: an exporter's example
        may have left them in a shape, or a stored vector or matrix demands them.
-    2. The same with batches of 1, then 1 for each symbol alone and for all: broadcasting hides faults there.
-       Then one size for all symbols.
+    2. One size for all symbols. Then as 1 with batches of 1, then 1 for each symbol alone and for all: broadcasting
+       hides faults there.
     3. Large sizes, from the model or from `OF_IMAGES`, in the order of the number of elements of the inputs; each with
        batches of 2, then of 1.
     4. Sizes of signals.
@@ -104,6 +104,9 @@ def _in_order(
     for size in few:
         yield from ((sizes, MOST_ELEMENTS) for sizes in filled(size))
     if ones:
+        vectors = any(len(shape) == 1 and isinstance(shape[0], str) for shape in shapes.values())
+        alike = (*SIZES, *few) if vectors or len(readings[0]) > 1 else ()
+        yield from ((dict.fromkeys(readings[0], size), MOST_ELEMENTS) for size in alike)
         for size in (*SIZES, *few):
             yield from ((sizes, MOST_ELEMENTS) for sizes in filled(size, batch=1))
         for usual in (*filled(SIZES[0]), *filled(SIZES[0], batch=1)):

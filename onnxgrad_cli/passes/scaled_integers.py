@@ -22,7 +22,9 @@ def scaled_integers(graph: Graph) -> set[str]:
     return {chain[0].input[0] for chain in chains if chain and scale_of(graph, chain, makers)}
 
 
-def scaling_chain(graph: Graph, cast: Node, uses: Mapping[str, list[tuple[Node, int]]], kept: Collection[str]) -> list[Node]:
+def scaling_chain(
+    graph: Graph, cast: Node, uses: Mapping[str, list[tuple[Node, int]]], kept: Collection[str]
+) -> list[Node]:
     """The Cast of stored integers, perhaps a Sub, and a Mul, each the only reader of the one before; else []."""
     stored = graph.initializers.get(cast.input[0] if cast.op_type == "Cast" else "")
     if stored is None or stored.data_type not in NARROW or cast.input[0] in graph.input_names:

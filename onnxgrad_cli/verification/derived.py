@@ -189,7 +189,10 @@ def _against_differences(derived: Derived, function: Function, case: Case) -> Fo
         if measure.still and measure.is_zero:
             found = measure.as_zero(found)
         elif (found.status != "passed" or found.hidden) and case.drawn is not None:
-            found = measure.elsewhere((FAR,) if measure.still else ())
+            ranges = (FAR,) if measure.still else ()
+            found = measure.elsewhere(ranges)
+            if (found.status != "passed" or found.hidden) and case.described.weights:  # one of them may be a size
+                found = measure.elsewhere(ranges, moves=False)
         if found.status != "passed" or found.hidden:
             found = measure.in_double()
         return replace(found, status="skipped", detail=hiding(found)) if found.hidden else found
@@ -387,17 +390,19 @@ class _Measure:
         detail = f"they are written as zero, and {where} {what} stay where these move"
         return self._with_fixed(Found("passed", f"{detail}: {', '.join(self._moving[:5])} ({self._by})"))
 
-    def elsewhere(self, ranges: Sequence[Range] = ()) -> Found:
+    def elsewhere(self, ranges: Sequence[Range] = (), moves: bool = True) -> Found:
         """Judge on other data and weights next to those that are stored, if the model runs on them.
 
         Args:
             ranges: of floats; the first in which the outputs are finite is taken.
+            moves: False leaves weights as they are stored.
         """
         case = self._case
         assert case.drawn is not None
         found = Found()
-        near, weights = dict[str, np.ndarray](), case.described.weights
+        near, weights = dict[str, np.ndarray](), case.described.weights if moves else {}
         weights = {name: x for name, x in weights.items() if not _may_be_size(x)}
+        case.feeds = {name: x for name, x in case.feeds.items() if name not in case.described.weights}
         for attempt in range(ATTEMPTS):
             with np.errstate(over="ignore"):
                 if attempt % 2:

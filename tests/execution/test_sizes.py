@@ -20,7 +20,7 @@ def test_1_is_tried_for_each_symbol_after_small_sizes_and_before_large_ones() ->
     found = [tuple(sizes.values()) for sizes in sizes_to_try({"x": ("batch", 3, "h", "w")}, EMPTY)]
     ones = [*((1, size, size) for size in SIZES), (2, 1, 8), (2, 8, 1), (1, 1, 1), (1, 1, 8), (1, 8, 1)]
     alike = [(size, size, size) for size in SIZES]
-    assert found[len(SIZES) : -2 * len(OF_IMAGES)] == [*ones, *alike]
+    assert found[len(SIZES) : -2 * len(OF_IMAGES)] == [*alike, *ones]
     assert found[-2:] == [(2, 224, 224), (1, 224, 224)]
     assert list(sizes_to_try({"x": ("batch", 3)}, EMPTY)) == [{"batch": size} for size in (2, 1, *SIZES)]
 

@@ -47,7 +47,10 @@ def _floats(graph: Graph, training: SelectionRecord) -> Iterator[Caution]:
     left = {
         name: counts[name]
         for name in training.not_trained
-        if name in counts and is_float(graph.types[name]) and name not in training.state and training.heuristics.get(name) not in CERTAIN
+        if name in counts
+        and is_float(graph.types[name])
+        and name not in training.state
+        and training.heuristics.get(name) not in CERTAIN
     }
     count, trained = sum(left.values()), sum(counts[name] for name in training.trained)
     if not trained or count <= LARGEST_SHARE * (count + trained):

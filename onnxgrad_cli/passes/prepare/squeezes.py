@@ -39,19 +39,21 @@ def give_axes(graph: Graph, training: Cautions) -> bool:
 def _axes(graph: Graph, node: Node) -> list[int] | None:
     """Return the axes that a Squeeze without axes removes at any size; None for another node, or if they are unknown.
 
-    An axis without a known size may be 1 in each run, unless it has the size of an axis of an input, or the result is
-    known to keep it.
+    The file may say how many axes the result has. Otherwise an axis without a known size may be 1 in each run, unless
+    it is the batch.
     """
     bare = node.op_type == "Squeeze" and is_standard(node.domain) and not any(node.input[1:])
     shape = shape_of(graph.types.get(node.input[0])) if bare and not attributes_of(node) else None
     if shape is None or all(isinstance(size, int) for size in shape):
         return None
     axes = [axis for axis, size in enumerate(shape) if size == 1]
-    fed = {d for n in graph.input_names if n not in graph.initializers for d in shape_of(graph.types.get(n)) or ()}
-    named = all(isinstance(size, int) or (size != "?" and size in fed) for size in shape)
     result = shape_of(graph.types.get(node.output[0]))
-    keeps = result is not None and len(result) == len(shape) - len(axes)
-    return axes if named or keeps else None
+    if result is not None:
+        return axes if len(result) == len(shape) - len(axes) else None
+    fed = (shape_of(graph.types.get(name)) for name in graph.input_names if name not in graph.initializers)
+    batch = next((sizes[0] for sizes in fed if sizes), "?")
+    symbols = [size for size in shape if isinstance(size, str)]
+    return axes if batch != "?" and symbols == [batch] else None
 
 
 def _with_axes(graph: Graph, node: Node, axes: list[int]) -> list[Node]:
