@@ -27,6 +27,18 @@ CHANGES: dict[str, tuple[Change, str]] = {
         lambda roles: replace(roles, outputs={**roles.outputs, "last.bias_grad": Role("kept output")}),
         "no output is the gradient of 'last.bias'",
     ),
+    "an output of the model": (
+        lambda roles: replace(
+            roles,
+            inputs={**roles.inputs, "last.bias": "constant"},
+            outputs={**roles.outputs, "last.bias_grad": Role("kept output")},
+        ),
+        "'last.bias_grad' depends on labels, and is described as an output of the model",
+    ),
+    "a state": (
+        lambda roles: replace(roles, inputs={**roles.inputs, "last.bias": "state"}),
+        "the loss reads 'last.bias', described as state",
+    ),
     "a stopped path": (lambda roles: replace(roles, partial=("last.bias",)), "paths are declared to be stopped"),
 }
 
