@@ -34,6 +34,11 @@ TESTS = {
     "tests/autodiff/test_custom_operator.py tests/autodiff/test_fusions.py tests/test_builder.py",
     "onnxgrad_cli/passes/parameters": "tests/passes/parameters",
     "onnxgrad_cli/passes/rematerialization": "tests/passes/rematerialization",
+    "onnxgrad_cli/verification": "tests/verification/test_checks.py tests/verification/test_feeds.py "
+    "tests/verification/test_derived.py tests/verification/test_sizes.py tests/verification/test_proof.py "
+    "tests/verification/test_optimizer_step.py tests/jobs/test_free_batch.py tests/targets/test_targets.py",
+    "onnxgrad_cli/verification/optimizer_step.py": "tests/verification/test_optimizer_step.py",
+    "onnxgrad_cli/verification/reference_optimizers.py": "tests/verification/test_optimizer_step.py",
     "onnxgrad_cli/training/loop.py": "tests/training/test_loop.py",
 }
 """Folder or module -> the tests that concern it and take seconds, of which those that reach a mutant are run on it.

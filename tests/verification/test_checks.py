@@ -1,0 +1,69 @@
+"""The check of a model's own description, and the verdict that follows from the checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from onnxgrad_cli.builder import build
+from onnxgrad_cli.metadata import Role, Roles, describe
+from onnxgrad_cli.verification.proof import prove
+from onnxgrad_cli.verification.verdict import FAILED, NOT_PROVED, PROVED, Proof, Step
+from tests.steps import exported, network, options
+
+Change = Callable[[Roles], Roles]
+WHOLE = "every gradient as a whole"
+
+
+def status_of(proof: Proof, name: str) -> str:
+    return next((step.status for step in proof.steps if step.name == name), "")
+
+
+CHANGES: dict[str, tuple[Change, str]] = {
+    "a weight without a gradient": (
+        lambda roles: replace(roles, outputs={**roles.outputs, "last.bias_grad": Role("kept output")}),
+        "no output is the gradient of 'last.bias'",
+    ),
+    "an output of the model": (
+        lambda roles: replace(
+            roles,
+            inputs={**roles.inputs, "last.bias": "constant"},
+            outputs={**roles.outputs, "last.bias_grad": Role("kept output")},
+        ),
+        "'last.bias_grad' depends on labels, and is described as an output of the model",
+    ),
+    "a state": (
+        lambda roles: replace(roles, inputs={**roles.inputs, "last.bias": "state"}),
+        "the loss reads 'last.bias', described as state",
+    ),
+    "a stopped path": (lambda roles: replace(roles, partial=("last.bias",)), "paths are declared to be stopped"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_gradients_that_are_not_whole_are_not_proved(name: str) -> None:
+    change, words = CHANGES[name]
+    model = build(exported(network(torch.float32)), options("sgd")).model
+    roles = change(describe(model))
+    proof = prove(model, roles)
+    assert proof.verdict == NOT_PROVED
+    assert words in next(step.detail for step in proof.steps if step.name == WHOLE)
+    assert status_of(proof, WHOLE) == "skipped"
+
+
+def test_a_verdict_follows_from_all_steps() -> None:
+    proof = Proof()
+    assert proof.verdict == NOT_PROVED and proof.why == "nothing was checked" and not proof.failed
+    proof.add(Step("first", "passed", "", 0.1))
+    assert proof.verdict == PROVED and proof.why == "" and not proof.failed
+    proof.add(Step("second", "skipped", "no data", 0.1))
+    assert proof.verdict == NOT_PROVED and proof.why == "second: no data" and proof.status == "passed"
+    proof.add(Step("third", "failed", "wrong", 0.1))
+    assert proof.verdict == FAILED and proof.why == "third: wrong" and proof.failed
+    proof.add(Step("fourth", "failed", "later", 0.1))
+    assert proof.why == "third: wrong"
+    given = Proof("skipped", "too large", [Step("first", "passed", "", 0.1)])
+    assert given.verdict == NOT_PROVED and given.why == "too large"
