@@ -112,7 +112,6 @@ def _in_order(
         for usual in (*filled(SIZES[0]), *filled(SIZES[0], batch=1)):
             yield from (({**usual, symbol: 1}, MOST_ELEMENTS) for symbol in usual)
             yield dict.fromkeys(usual, 1), MOST_ELEMENTS
-        yield from ((dict.fromkeys(readings[0], size), MOST_ELEMENTS) for size in (*SIZES, *few))
     large = [size for size in stored if size > max(SIZES)]
     for sizes in sorted((x for size in (*OF_IMAGES, *large) for x in filled(size)), key=partial(elements, shapes)):
         yield sizes, MOST_ELEMENTS

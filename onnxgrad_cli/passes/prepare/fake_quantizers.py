@@ -6,7 +6,7 @@ moves in float, and what the forward part computes with stays the quantized one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -20,7 +20,7 @@ from onnxgrad_cli.ir.modules import origin
 from onnxgrad_cli.ir.node import Node, make_node
 from onnxgrad_cli.ir.renaming import rename
 from onnxgrad_cli.ir.steps import spread
-from onnxgrad_cli.ir.types import NARROW, dtype_of, is_external, is_float
+from onnxgrad_cli.ir.types import dtype_of, is_external, is_float
 from onnxgrad_cli.metadata import IntegerWeight
 from onnxgrad_cli.passes.prepare.quantized_operators import MOVES, QUANTIZED
 from onnxgrad_cli.passes.scaled_integers import scale_of, scaling_chain

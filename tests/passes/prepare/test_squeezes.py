@@ -1,0 +1,47 @@
+"""A Squeeze without axes keeps the batch, and only where the file does not say that it removes a named axis."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+from onnxgrad_cli.ir.graph import Graph
+from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.passes.prepare.squeezes import give_axes
+from onnxgrad_cli.record import Training
+
+
+def squeezed(inputs: str, declared: str) -> tuple[bool, list[list[int]], list[str]]:
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 18]> g ({inputs}) => (float y)
+        <{declared}> {{ t = Identity (x) s = Squeeze (t) y = ReduceSum <keepdims = 0> (s) }}""")
+    graph, training = Graph(model), Training()
+    infer_types(graph)
+    changed = give_axes(graph, training)
+    node = next((node for node in graph.nodes if node.op_type == "Squeeze"), None)
+    axes = [list(graph.constant(name)) for name in node.input[1:]] if node is not None else []
+    return changed, axes, [caution.subject for caution in training.cautions]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "declared", "axes"),
+    [
+        ("float[batch, 1, 4] x", "", [[1]]),
+        ("float[batch, 1, length] x", "float[batch, length] s", [[1]]),
+        ("float[2, batch] z, float[batch, 1, 4] x", "float[batch, 4] s", [[1]]),
+    ],
+)
+def test_the_batch_is_kept(inputs: str, declared: str, axes: list[list[int]]) -> None:
+    assert squeezed(inputs, declared) == (True, axes, ["s"])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "declared"),
+    [
+        ("float[a, b, c] x", "float[a, b] s"),  # c was 1 when the file was written
+        ("float[batch, 1, length] x", ""),  # so may the length be
+        ("float[4, n] x", ""),
+        ("float[2, 1] x", ""),
+    ],
+)
+def test_what_may_remove_a_named_axis_stays(inputs: str, declared: str) -> None:
+    assert squeezed(inputs, declared) == (False, [], [])
