@@ -14,6 +14,7 @@ import onnx
 
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.execution.double import DoubleExecutor
+from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.execution.limits import OverLimit
 from onnxgrad_cli.execution.runtime_errors import in_short
 from onnxgrad_cli.ir.graph import Graph
@@ -63,7 +64,7 @@ def agrees_across_batches(case: Case) -> Found:
     axes = _axes(case, forward, batch) if batch else None
     if not batch or not axes:
         return NOTHING
-    tiles = _Tiles(case, axes)
+    tiles = _Tiles(case, axes, forward)
     start = time.process_time()
     alone = tiles.run(tiles.first)
     seconds = time.process_time() - start
@@ -156,10 +157,11 @@ class _Tiles:
     Args:
         case: the case, with the feeds that are proved.
         axes: the axis of the samples, by input.
+        forward: the part of the model that computes what the losses judge.
     """
 
-    def __init__(self, case: Case, axes: Mapping[str, int]) -> None:
-        self._case, self._axes = case, axes
+    def __init__(self, case: Case, axes: Mapping[str, int], forward: Graph) -> None:
+        self._case, self._axes, self._forward = case, axes, forward
         self.first = {name: np.take(x, [0], axes[name]) if name in axes else x for name, x in case.feeds.items()}
         self._size = next(case.feeds[name].shape[axis] for name, axis in axes.items())
 
@@ -190,6 +192,19 @@ class _Tiles:
         except Exception:  # onnxruntime's exceptions share no base class
             return None
 
+    def _judged(self, feeds: Arrays) -> Arrays | None:
+        """Return the outputs of the original, or where there is none, those that are judged; None where none run."""
+        if self._case.original is not None:
+            return self._original(feeds)
+        model = self._forward.commit()
+        taken = {value.name for value in model.graph.input}
+        try:
+            return Executor(model)({name: x for name, x in feeds.items() if name in taken})
+        except (OverLimit, MemoryError):
+            raise
+        except Exception:  # the executors' exceptions share no base class
+            return None
+
     def difference_of_outputs(self, outputs: Arrays) -> float:
         """Return how far outputs for the first sample are from the original's, which may lack the axis of the samples.
 
@@ -209,8 +224,8 @@ class _Tiles:
         Args:
             alone: the outputs for the first sample.
             trained: compare with a batch of `TRAINED` samples.
-            independent: samples are proved to be independent. If not, batches are compared only if the outputs of the
-                original show no difference.
+            independent: samples are proved to be independent, up to the number of samples that a gradient in the model
+                may divide by. So batches are compared only if the outputs that are judged show no difference.
         """
         case = self._case
         batches = [(self.first, alone, max(self._size, 3))]
@@ -220,7 +235,7 @@ class _Tiles:
             many = self.run(self._tiled(feeds, count))
             if isinstance(many, Found):
                 return many
-            if not independent and not self._are_copies(feeds, count):
+            if not self._are_copies(feeds, count):
                 return Found("passed", "a batch of one sample runs; the samples are not known to be independent")
             worst = max(worst, self._difference(case.run, feeds, once, many, count))
             sizes.append(1 if feeds is self.first else count * self._size)
@@ -239,8 +254,8 @@ class _Tiles:
         return Found("passed", f"{said}: largest relative difference {worst:.1e}{exact}")
 
     def _are_copies(self, feeds: Arrays, count: int) -> bool:
-        """Return True if the original's outputs for so many copies of a batch are copies of those for the batch."""
-        once, many = self._original(feeds), self._original(self._tiled(feeds, count))
+        """Return True if the model's outputs for so many copies of a batch are copies of those for the batch."""
+        once, many = self._judged(feeds), self._judged(self._tiled(feeds, count))
         if once is None or many is None:
             return False
         pairs = [(x, many[name]) for name, x in once.items()]

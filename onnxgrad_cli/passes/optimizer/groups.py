@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 from onnxgrad_cli import optimizers
@@ -73,14 +74,19 @@ def described(
         return None
     groups = [StepGroup(tuple(members(group, weights, known)), _numbers(group.options)) for group in options.group]
     own = {option.name: option.default for option in optimizer.options}
+    bounds = _numbers({name: getattr(options, name) for name in ("clip_norm", "clip_value", "ema")})
     return StepSettings(
-        _numbers({**own, **options.optimizer_options}), tuple(groups), options.clip_norm, options.clip_value,
-        options.accumulate, options.ema,
-    )  # fmt: skip
+        _numbers({**own, **options.optimizer_options}),
+        tuple(groups),
+        bounds.get("clip_norm"),
+        bounds.get("clip_value"),
+        int(options.accumulate),
+        bounds.get("ema"),
+    )
 
 
 def _numbers(options: Mapping[str, object]) -> dict[str, float]:
-    return {name: float(value) for name, value in options.items() if isinstance(value, (int, float))}
+    return {name: float(value) for name, value in options.items() if isinstance(value, Real)}
 
 
 def _settings(optimizer: Optimizer, given: dict[str, object]) -> Settings:
