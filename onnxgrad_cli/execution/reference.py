@@ -77,6 +77,19 @@ class Gelu(OpRun):  # onnx.reference takes its erf in float32
         return (np.asarray(0.5 * wide * (1 + inner), x.dtype),)
 
 
+class DynamicQuantizeLinear(OpRun):  # onnx.reference rounds the scale to float32
+    """Quantization to 8 bits without a sign, whose scale is in the type of the input."""
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        least, most = min(0.0, x.min()), max(0.0, x.max())
+        scale = (most - least) / 255 or 1.0
+        zero = np.clip(np.rint(-least / scale), 0, 255)
+        steps = np.clip(np.rint(x / scale) + zero, 0, 255)
+        return steps.astype(np.uint8), np.asarray(scale, x.dtype), np.asarray(zero, np.uint8)
+
+
 class Mean(OpRun):  # onnx.reference adds in place, so its Mean does not broadcast
     """The mean of all inputs, broadcast."""
 
@@ -564,6 +577,7 @@ def evaluator(model: ModelProto, ops: Sequence[type[OpRun]] = ()) -> ReferenceEv
     """onnx's reference evaluator for a model, with more operators if it needs `ops`."""
     return ReferenceEvaluator(model, new_ops=[
         *ops,
-        Erf, Gelu, Mean, BatchNormalization, Conv, ConvTranspose, LpPool, AveragePool, LRN, GlobalMaxPool, GlobalLpPool,
-        Pad, Resize, RNN, GRU, LSTM, Loop, Scan, GridSample, DeformConv, GatherElements, MaxRoiPool,
+        DynamicQuantizeLinear, Erf, Gelu, Mean, BatchNormalization, Conv, ConvTranspose, LpPool, AveragePool, LRN,
+        GlobalMaxPool, GlobalLpPool, Pad, Resize, RNN, GRU, LSTM, Loop, Scan, GridSample, DeformConv, GatherElements,
+        MaxRoiPool,
     ])  # fmt: skip

@@ -33,7 +33,7 @@ MUST_SHOW = {True: 0.01, False: 0.2}
 """The size of a fault, relative to a gradient, that must not hide: by slopes in float64, or in float32."""
 
 
-LARGEST_OF_TWO = MEMORY // 16
+LARGEST_OF_TWO = MEMORY // 64
 """Bytes that one run may take where two are computed at the same time."""
 
 
