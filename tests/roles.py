@@ -72,6 +72,7 @@ UNTOLD: tuple[tuple[str, str, str], ...] = (
     ("residual gains*unsigned*", "s*", "only the newer exporter tells a folded parameter from a number in the code"),
     ("luminance*unsigned*", "*", "only PyTorch's exporters tell a literal from a weight"),
     ("*learned start*new*", "?0", "a learned state begins as zeros, and a fixed one is zeros"),
+    ("*learned start*newer, new, unsigned*", "val_*", "a learned state begins as zeros, and a fixed one is zeros"),
     ("learned fourier features*", "b", "fixed frequencies are random too"),
     ("codebook by averages*", "codes", "a learned codebook looks the same"),
     ("learned radial basis*new*", "*", "centers begin where fixed ones stay"),
