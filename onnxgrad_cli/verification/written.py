@@ -15,7 +15,7 @@ from onnx import ModelProto, numpy_helper
 
 from onnxgrad_cli.errors import CheckFailed
 from onnxgrad_cli.execution.limits import OverLimit, run_limited
-from onnxgrad_cli.execution.session import array_run, load_onnxruntime, start_session
+from onnxgrad_cli.execution.session import OPTIMIZED_FOR_FEW_RUNS, array_run, load_onnxruntime, start_session
 from onnxgrad_cli.files import load_model
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.verification.judgement import off
@@ -93,7 +93,7 @@ def difference(file: Path, written: ModelProto, ran: Ran, step: Callable[[ModelP
     try:
         model = step(load_model(file)[0]) if step else written
         held = step is not None
-        got = _results(model, ran, file, in_memory=held)
+        got = _results(model, ran, file, in_memory=held, optimized=OPTIMIZED_FOR_FEW_RUNS)  # as what was proved
         if _agree(got, ran.outputs):
             return ""
         if _agree(got, _results(ran.model, ran)):  # opened as the file is, not optimized
@@ -110,10 +110,15 @@ def difference(file: Path, written: ModelProto, ran: Ran, step: Callable[[ModelP
 
 
 def _results(
-    model: ModelProto, ran: Ran, file: Path | None = None, in_memory: bool = True, threads: int | None = None
+    model: ModelProto,
+    ran: Ran,
+    file: Path | None = None,
+    in_memory: bool = True,
+    threads: int | None = None,
+    optimized: int = 0,
 ) -> Arrays:
     """What a model, or the file it was written to, makes of the feeds of a run."""
-    session = start_session(model, file, threads=threads, optimized=0, file=None if in_memory else file)  # of one run
+    session = start_session(model, file, threads=threads, optimized=optimized, file=None if in_memory else file)
     stored = {tensor.name: tensor for tensor in ran.model.graph.initializer}
     needed = [value.name for value in session.get_inputs()]
     known = {*needed, *(value.name for value in session.get_overridable_initializers())}
