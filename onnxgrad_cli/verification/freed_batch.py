@@ -156,8 +156,15 @@ def _executor(model: ModelProto, path: Path | None) -> Executor:
 
 
 def _split(array: np.ndarray, axis: int, before: int, count: int) -> np.ndarray:
-    """Return an array whose axis is split in three, of which the middle one is the samples."""
-    return array.reshape(*array.shape[:axis], before, count, -1, *array.shape[axis + 1 :])
+    """Return an array whose axis is split in three, of which the middle one is the samples.
+
+    Raises:
+        UnsupportedError: the samples do not divide the axis.
+    """
+    try:
+        return array.reshape(*array.shape[:axis], before, count, -1, *array.shape[axis + 1 :])
+    except ValueError:
+        raise _differs(f"an output has shape {list(array.shape)}: {count} samples do not divide axis {axis}") from None
 
 
 def _taken(feeds: Mapping[str, np.ndarray], freed: FreedBatch, start: int, end: int) -> Arrays:

@@ -204,7 +204,7 @@ def _by_own_batch(graph: Graph, mode: str) -> Iterator[str]:
             mean = producers.get(node.input[1])
             while mean is not None and mean.op_type in VIEWS and mean.input[0] != node.input[0]:
                 mean = producers.get(mean.input[0])
-            if mean is not None and mean.input[0] == node.input[0] and _over_samples(graph, mean, batch):
+            if mean is not None and mean.input[:1] == node.input[:1] and _over_samples(graph, mean, batch):
                 yield f"'{node.name}' subtracts the mean of its own batch: {DEPENDS}"
 
 
