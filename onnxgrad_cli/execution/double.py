@@ -142,7 +142,7 @@ class DoubleExecutor:
         return {name: widened(x) for name, x in feeds.items() if name in self.inputs}
 
     def __call__(self, feeds: Mapping[str, np.ndarray | Deferred]) -> Arrays:
-        """The model's outputs by name; what is not fed has its stored value."""
+        """Return the model's outputs by name. Inputs that are not fed have their stored values."""
         values: dict[str, Any] = {**self._stored, **{n: x for n, x in self._fed.items() if n not in feeds}, **feeds}
         for name in self._fed.keys() - feeds.keys():
             values[name] = Deferred.copy(values[name]) if name in self._large else widened(values[name])
@@ -241,7 +241,7 @@ class _Piece:
         self._alone = Lock() if by_reference else nullcontext()  # its evaluators keep what they run in themselves
 
     def __call__(self, values: Mapping[str, Any], buffers: _Buffers) -> Arrays:
-        """What other pieces read of this one.
+        """Return the outputs of this piece.
 
         Raises:
             _NoKernel: onnxruntime has none for one of its operators.

@@ -58,7 +58,7 @@ def weight_bytes(model: ModelProto) -> int:
 
 
 def too_large(model: ModelProto, most: int = LARGE) -> str:
-    """Why a model is not run unasked, because that would take more than seconds; "" where it is.
+    """Return the reason why a model is not run by default; "" if it is small enough to run in seconds.
 
     Args:
         model: the model.

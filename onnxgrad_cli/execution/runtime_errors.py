@@ -18,7 +18,7 @@ MISSING_KERNEL = re.compile(
 
 
 def in_short(error: Exception) -> str:
-    """Return the reason of an error in one line: for one that a node raises, the node and what it says."""
+    """Return the reason of an error in one line. An error of a node begins with the node."""
     text = PREFIX.sub("", " ".join(str(error).split()))
     found = NODE.search(text)
     return (f"{found[1]} '{found[2]}': {found[3].strip()}" if found else text)[:MAX_LENGTH]

@@ -65,7 +65,7 @@ def sizes_to_try(
 
     Args:
         shapes: the shapes of inputs, by name.
-        model: what is to be run.
+        model: the model to run.
         apart: begin with sizes that differ from each other.
         ones: include the sizes of step 2.
     """

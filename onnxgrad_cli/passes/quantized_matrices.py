@@ -52,7 +52,7 @@ def stored_behind(graph: Graph, folded: bool = False) -> dict[str, str]:
     for node in graph.nodes:
         names = reads(node)
         if all(name in behind for name in names):
-            names = names[:1] if node.op_type in QUANTIZERS else names  # zero points are no weights
+            names = names[:1] if node.op_type in QUANTIZERS else names  # zero points are not weights
             largest = max((behind[name] for name in names), key=lambda name: sizes.get(name, -1), default="")
             behind.update((name, largest) for name in node.output)
     return behind

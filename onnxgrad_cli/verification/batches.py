@@ -58,7 +58,7 @@ def agrees_across_batches(case: Case) -> Found:
         return NOTHING
     try:
         forward = _forward(case)
-    except OnnxgradError:  # what another tool has made of the model
+    except OnnxgradError:  # another tool may have changed the model
         return NOTHING
     batch = _batch(case, forward)
     axes = _axes(case, forward, batch) if batch else None
@@ -87,7 +87,7 @@ def _batch(case: Case, forward: Graph) -> str | None:
 
 
 def _forward(case: Case) -> Graph:
-    """Return the typed part of the training model that computes what the losses judge."""
+    """Return the typed part of the training model that computes the outputs of the losses."""
     forward = copied(case.described.model)
     made = {name for node in forward.graph.node for name in node.output}
     judged = sorted({name for term in case.roles.losses for name in (term.chunks or (term.output,))} & made)
@@ -157,7 +157,7 @@ class _Tiles:
     Args:
         case: the case, with the feeds that are proved.
         axes: the axis of the samples, by input.
-        forward: the part of the model that computes what the losses judge.
+        forward: the part of the model that computes the judged outputs.
     """
 
     def __init__(self, case: Case, axes: Mapping[str, int], forward: Graph) -> None:
@@ -166,7 +166,7 @@ class _Tiles:
         self._size = next(case.feeds[name].shape[axis] for name, axis in axes.items())
 
     def run(self, feeds: Arrays) -> Arrays | Found:
-        """Return the outputs on feeds, or what follows where the model does not run."""
+        """Return the outputs on feeds, or a finding if the model does not run."""
         try:
             return self._case.run(feeds)
         except (OverLimit, MemoryError):
@@ -184,7 +184,7 @@ class _Tiles:
         return Found("skipped", f"{why}; fix the size with --dim {symbol}={size}, or leave such batches out")
 
     def _original(self, feeds: Arrays) -> Arrays | None:
-        """Return the outputs of the original; None where it does not run, or there is none."""
+        """Return the outputs of the original; None if it is missing or does not run."""
         try:
             return self._case.original(feeds) if self._case.original is not None else None
         except (OverLimit, MemoryError):
@@ -193,7 +193,7 @@ class _Tiles:
             return None
 
     def _judged(self, feeds: Arrays) -> Arrays | None:
-        """Return the outputs of the original, or where there is none, those that are judged; None where none run."""
+        """Return the outputs of the original, or the judged outputs without it; None if the model does not run."""
         if self._case.original is not None:
             return self._original(feeds)
         model = self._forward.commit()
@@ -279,9 +279,9 @@ class _Tiles:
     def _difference(
         self, run: Callable[[Arrays], Arrays], feeds: Arrays, once: Arrays, many: Arrays, count: int
     ) -> float:
-        """Return how far the results of so many copies of a batch are from what the results of the batch imply.
+        """Return the difference between the results of copies of a batch and the results that the batch implies.
 
-        A sum may have a part that does not depend on the batch, as a penalty. Two copies of the batch tell that.
+        A sum may have a part that does not depend on the batch, as a penalty. Two copies of the batch show that part.
         """
         expected, found = self._results(once), self._results(many)
         if self._case.roles.reduction == "sum":

@@ -60,12 +60,12 @@ class Case:
 
     @property
     def is_long(self) -> bool:
-        """Whether each run takes long."""
+        """Return True if each run takes long."""
         return self.operations > LONG
 
     @property
     def is_large(self) -> bool:
-        """Whether the weights, and so the gradients of each run, take much memory."""
+        """Return True if the weights, and so the gradients of each run, take much memory."""
         return weight_bytes(self.model) > LARGE
 
     @property

@@ -58,7 +58,7 @@ def slices(x: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
 
 @dataclass
 class _Noise:
-    """How far another gradient of a tensor is from the claim, by inner products."""
+    """The difference of another gradient from the claim, by inner products."""
 
     along: np.ndarray
     with_claim: float
@@ -93,7 +93,7 @@ class _Tensor:
     noise: list[_Noise] = field(default_factory=list)
 
     def scales(self, part: slice) -> np.ndarray | float:
-        """Return by what each entry of a slice moves, relative to the numbers of a direction."""
+        """Return the scale of the move of each entry of a slice."""
         return np.abs(self.x[part].astype(np.float64)) if self.by_entry else self.scale
 
 
