@@ -141,7 +141,7 @@ def _point(case: Case, by_entry: bool = False) -> Point:
             raise _Refuted(f"the gradient of '{name}' is {list(claim.shape)}, and the tensor {list(shape)}")
     claims = Claims(values, gradients, case.rng, by_entry)
     value, others = _loss(case, case.outputs), []
-    for _ in range(NEAR[case.is_long or case.is_large]):
+    for _ in range(NEAR[case.is_costly]):
         near = run_nearby(case)
         others.append(_loss(case, near))
         claims.compare(_gradients(case, near))
@@ -233,7 +233,7 @@ def _compared_in_double(case: Case, point: Point) -> Found:
         return found
     least = FAITHFUL[narrowest(case.described.model)]
     delivered = in_single(point, exact, found, loss.value, least)
-    if delivered.status == "skipped" and NEAR[case.is_long or case.is_large] < NEAR[False]:  # by too few points near
+    if delivered.status == "skipped" and NEAR[case.is_costly] < NEAR[False]:  # by too few points near
         point.claims.compare(_gradients(case, run_nearby(case)))
         delivered = in_single(point, exact, found, loss.value, least)
     return delivered

@@ -69,6 +69,11 @@ class Case:
         return weight_bytes(self.model) > LARGE
 
     @property
+    def is_costly(self) -> bool:
+        """Return True if each run takes long, or much memory."""
+        return self.is_long or self.is_large
+
+    @property
     def ran(self) -> Ran | None:
         """The run of the model; None where it has not come to one."""
         return Ran(self.described.model, self.feeds, self.outputs) if hasattr(self, "outputs") else None
