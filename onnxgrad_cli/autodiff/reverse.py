@@ -7,7 +7,7 @@ user sees all of them at once.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -27,6 +27,7 @@ from onnxgrad_cli.ir.domains import full_name, is_standard, short_name
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import reads
+from onnxgrad_cli.ir.types import shape_of
 
 
 def differentiate(
@@ -263,3 +264,18 @@ def or_zero(op: Op, name: str, cotangent: Val | None, training: Differentiation,
         return op.fill(0.0, like)
     nothing = op.sum(op.Where(op.const(np.array(False)), after, op.const(0.0, after)), keepdims=False)
     return op.expand_like(op.cast(nothing, like), like)
+
+
+def as_declared(op: Op, name: str, derivative: Val) -> Val:
+    """Return a derivative of the shape of an input or output; it fails to run if two sizes that have one symbol differ.
+
+    Rules sum nothing over an axis whose symbol an operand shares. PyTorch's exporter also gives axes of sizes 5 and 1
+    one symbol, and the model broadcasts them: the gradient of the smaller input would have the larger one's shape.
+    """
+    graph = op.graph.proto.graph
+    used = Counter(dim for value in graph.input for dim in shape_of(value.type) or ())
+    declared = {value.name: shape_of(value.type) or () for value in (*graph.input, *graph.output)}
+    if not any(isinstance(dim, str) and used[dim] > 1 for dim in declared.get(name, ())):
+        return derivative
+    like = op.val(name)
+    return op.Reshape(derivative, op.Shape(like), shape=like.known_shape)

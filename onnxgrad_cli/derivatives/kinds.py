@@ -14,7 +14,7 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from onnxgrad_cli.autodiff.reverse import differentiate
+from onnxgrad_cli.autodiff.reverse import as_declared, differentiate
 from onnxgrad_cli.common.checks import one_of
 from onnxgrad_cli.common.choices import Derivative, DerivativeNames, Yield
 from onnxgrad_cli.derivatives.derivative_model import (
@@ -269,7 +269,7 @@ def _jvp(derivative: DerivativeModel) -> list[str]:
     graph.nodes.extend(op.nodes)
     op = Op(graph)
     found = differentiate(graph, _seeds(op, transposed, tangents), free.values(), op)
-    return _results(derivative, op, {f"{y}_tangent": (found[cotangent], y) for y, cotangent in free.items()})
+    return _products(derivative, op, {f"{y}_tangent": (found[cotangent], y) for y, cotangent in free.items()})
 
 
 def _hvp(derivative: DerivativeModel) -> list[str]:
@@ -277,7 +277,7 @@ def _hvp(derivative: DerivativeModel) -> list[str]:
     gradient = _gradient_of_sum(derivative)
     op = Op(derivative.graph)
     found = differentiate(derivative.graph, _seeds(op, gradient, vectors), derivative.wanted, op, derivative.training)
-    return _results(derivative, op, {f"{x}_hvp": (found[x], x) for x in derivative.wanted})
+    return _products(derivative, op, {f"{x}_hvp": (found[x], x) for x in derivative.wanted})
 
 
 def _jacobian(derivative: DerivativeModel) -> list[str]:
@@ -341,6 +341,12 @@ def _rows(derivative: DerivativeModel, values: Mapping[str, Val]) -> list[str]:
                 rows |= zip(names, blocks, strict=True)
         found |= {f"{stem}{x}": (rows[x], x) for x in wanted}
     return _results(derivative, op, found)
+
+
+def _products(derivative: DerivativeModel, op: Op, values: Mapping[str, tuple[Val | None, str]]) -> list[str]:
+    """Append the nodes of products with a vector, each of which has the shape of an input or output."""
+    shaped = {name: (value and as_declared(op, like, value), like) for name, (value, like) in values.items()}
+    return _results(derivative, op, shaped)
 
 
 def _results(derivative: DerivativeModel, op: Op, values: Mapping[str, tuple[Val | None, str]]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from onnxgrad_cli.autodiff.reverse import differentiate, or_zero
+from onnxgrad_cli.autodiff.reverse import as_declared, differentiate, or_zero
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
@@ -32,10 +32,13 @@ def _run(graph: Graph, options: BackwardOptions, training: BackwardRecord) -> bo
     cotangents = differentiate(graph, seeds, wanted, op, training)
     cotangents |= balanced(op, cotangents, training.learned_scales)
     given |= graph.initializers.keys()
-    op.forward, op.scope = "", "grad/zero"
+    op.forward, op.scope = "", "grad/result"
     training.gradients.update((name, graph.fresh(f"{name}_grad")) for name in wanted)
     after = next(iter(seeds.values())) if options.yield_ == "keep" else None  # the backward part starts at the YieldOp
-    results = {training.gradients[name]: or_zero(op, name, cotangents.pop(name), training, after) for name in wanted}
+    results = {
+        training.gradients[name]: as_declared(op, name, or_zero(op, name, cotangents.pop(name), training, after))
+        for name in wanted
+    }
     named = {value.name for value in results.values()}
     for name, value in cotangents.items():
         if value is not None and value.name not in given and value.name not in named:

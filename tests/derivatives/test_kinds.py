@@ -489,6 +489,25 @@ def test_sums_decided_at_run_time(shapes: tuple[tuple[int, ...], ...], form: str
     assert jacobian["y_jacobian_z"].shape == (*y.shape, *z.shape)
 
 
+@pytest.mark.parametrize("shapes", [((5, 1), (5,)), ((5, 3), (1,)), ((5, 3), (3,))])
+@pytest.mark.parametrize("kind", KINDS)
+def test_sizes_that_one_symbol_has_must_be_equal(kind: str, shapes: tuple[tuple[int, ...], ...], form: str) -> None:
+    """PyTorch's exporter gives axes of sizes 5 and 1 one symbol; then no derivative of a wrong shape is computed."""
+    model = small("one (double[b, n] x, double[n] z) => (double[b, n] y) { p = Mul (x, z)  y = Tanh (p) }")
+    sizes = dict(zip("xz", shapes, strict=True))
+    sizes["y"] = np.broadcast_shapes(*shapes)
+    derivative = derive(model, kind)
+    rng = np.random.default_rng(0)
+    feeds = {value.name: rng.standard_normal(sizes[value.name[0]]) for value in derivative.graph.input}
+    if shapes[0][1] == shapes[1][0]:
+        assert run(derivative, feeds)
+    elif kind == "jvp":  # has the right values and shape even so
+        assert run(derivative, feeds)["y_tangent"].shape == sizes["y"]
+    else:
+        with pytest.raises(Exception, match="Reshape"):
+            run(derivative, feeds)
+
+
 def test_every_output_has_a_shape_though_sums_are_decided_at_run_time() -> None:
     model = small("""norm (double[1, 2, 1] x, double[n] s) => (double[a, b, c] y)
         <double half = {0.5}> { q = Mul (s, s)  v = Add (q, half)  y = BatchNormalization (x, s, s, s, v) }""")
