@@ -166,7 +166,7 @@ class Conv(OpRun):  # onnx.reference takes seconds for what a product of matrice
         return (y if b is None else y + b.reshape(-1, *ones),)
 
 
-def _depthwise(x: np.ndarray, w: np.ndarray, taps: Iterable[tuple[slice, ...]], out: tuple[int, ...]) -> np.ndarray:
+def _depthwise(x: np.ndarray, w: np.ndarray, taps: Iterable[Any], out: tuple[int, ...]) -> np.ndarray:
     """Return a convolution in which each channel has one kernel, computed for as many channels as the cache holds."""
     y = np.zeros((len(x), len(w), *out), x.dtype)
     factors = w.reshape(len(w), -1, *(1 for _ in out))
