@@ -20,7 +20,7 @@ from onnxgrad_cli.cli.paths import TEXT, FilePath
 from onnxgrad_cli.cli.progress import is_terminal, training
 from onnxgrad_cli.cli.samples import columns_to_samples, sample_options
 from onnxgrad_cli.common.byte_sizes import bytes_of
-from onnxgrad_cli.common.choices import LogForm
+from onnxgrad_cli.common.choices import LogForm, Resume
 from onnxgrad_cli.errors import OnnxgradError
 
 if TYPE_CHECKING:
@@ -168,7 +168,16 @@ NOT_HERE = {
     metavar="DIR",
     help="The folder of checkpoints and train.jsonl.  [default: OUT.run]",
 )
-@click.option("--resume", is_flag=True, help="Go on from the checkpoint of the run.")
+@click.option(
+    "--resume",
+    is_flag=False,
+    flag_value="must",
+    type=click.Choice(get_args(Resume)),
+    default="never",
+    show_default=True,
+    help="Continue from the checkpoint of the run; auto: begin a run if there is none, and do nothing if it is "
+    "finished; --resume alone: must.",
+)
 @click.option("--new-data", is_flag=True, help="Go on with other training data than the run was begun with.")
 @click.option("--provider", default="cpu", show_default=True, help="The execution provider of onnxruntime.")
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Of the processor.  [default: all]")
@@ -177,7 +186,9 @@ NOT_HERE = {
     is_flag=True,
     help="Leave BatchNormalization and Dropout as the model has them; else what is written is for inference.",
 )
-@click.option("--force", is_flag=True, help="Replace a model that onnxgrad did not write.")
+@click.option(
+    "--force", is_flag=True, help="Replace the run of an earlier training, and files that onnxgrad did not write."
+)
 @what_to_build
 @speaks
 @click.pass_obj
@@ -209,7 +220,9 @@ def train(console: Console, /, model: str, data: str, out: str | None, seed: int
         return 0 if found.reason != "stopped" else 130
     said = {**dataclasses.asdict(found), "files": [str(file) for file in found.files]}
     console.found = f"trained: {_taken(found)}" if found.epochs else ""
-    console.result(said, _summary(found, told=is_terminal() and sys.stdout.isatty()), asked=False)
+    finished = found.reason != "stopped" and not found.files
+    summary = _taken(found) if finished else _summary(found, told=is_terminal() and sys.stdout.isatty())
+    console.result(said, summary, asked=False)
     for file in found.files:
         console.say(f"wrote {file}")
     if found.reason != "stopped":

@@ -59,6 +59,8 @@ class Loop:
         untrained: the digests of tensors that a model of derivatives has from its base model and that are not trained;
             None for other models.
         rates: the learning rate and the schedule, in words: a run may go on with others, and the log says so.
+        settings: the settings of the run in words, by the names of the arguments: a resume that is refused lists those
+            that changed.
         digests: 'training' and perhaps 'validation' -> what tells these data from others, in short.
         rates_before: those that the run was begun with, where they are others; "" where they are not.
         watch: takes what is told, of each step and each judgement.
@@ -87,6 +89,7 @@ class Loop:
     base: str = ""
     untrained: Mapping[str, str] | None = None
     rates: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     rates_before: str = ""
@@ -117,13 +120,17 @@ class Loop:
             new_data: on purpose with other training data, of as many samples.
 
         Raises:
-            UsageError: it is of another model, other data or other options.
+            UsageError: it is of another model, other data or other options; the details list the changed settings.
             OnnxgradError: it is damaged.
         """
         values, said = self.folder.load()
-        self._check_same(values, said)
-        self._check_data(said["data"], new_data)
-        self.batches.restore(said["batches"])
+        try:
+            self._check_same(values, said)
+            self._check_data(said["data"], new_data)
+            self.batches.restore(said["batches"])
+        except UsageError as error:
+            hint = error.hint if ANEW in (error.hint or "") else f"{error.hint}, or {ANEW}"
+            raise UsageError(error.message, hint, self._changed(said.get("settings", {}))) from None
         if self.batches.dealt != said["steps"]:
             raise OnnxgradError(
                 f"the checkpoint speaks of {said['steps']} steps, and of a place after {self.batches.dealt}",
@@ -134,6 +141,15 @@ class Loop:
         self.progress = Progress(**said["run"])
         before = said.get("rates", self.rates)
         self.rates_before = before if before != self.rates else ""
+
+    def _changed(self, before: Mapping[str, str]) -> list[str]:
+        """Return a line for each setting with another value than before."""
+        names = [name for name in before if name in self.settings and before[name] != self.settings[name]]
+        label = {"onnxgrad": "the version of onnxgrad"}
+        return [
+            f"{label.get(name, f'`{name}`')} was {before[name] or 'not set'}, now {self.settings[name] or 'not set'}"
+            for name in names
+        ]
 
     def _check_same(self, values: Mapping[str, Any], said: Mapping[str, Any]) -> None:
         """Make sure that nothing would begin anew in the middle of a run, act otherwise or be evaluated otherwise."""
@@ -208,21 +224,32 @@ class Loop:
             OnnxgradError: the loss was no finite number, or something could not be written.
         """
         self._pace = Pace()
+        if self.finished:
+            return self._end(None)
         with self.folder.log(self.trainer.steps, self.logs, self._results) as log:
             if self.stop():
                 return "stopped"
             if self.rates_before:
                 log.note({"step": self.trainer.steps, "rates": self.rates, "before": self.rates_before})
-            while len(self.progress.epochs) < self.epochs:
-                if self._out_of_patience():
-                    return "no better"
-                if self._spent():
-                    self._cut_epoch(log)
-                    return "max steps"
+            while not self.finished:
                 if not self._epoch(log):
                     self._save(log)
                     return "stopped"
-        return "done"
+            return self._end(log)
+
+    @property
+    def finished(self) -> bool:
+        """Whether no step is left."""
+        return len(self.progress.epochs) >= self.epochs or self._out_of_patience() or self._spent()
+
+    def _end(self, log: Log | None) -> str:
+        """Return why the run has no step left; without a log, it had none from the start."""
+        if len(self.progress.epochs) >= self.epochs:
+            return "done"
+        if self._out_of_patience():
+            return "no better"
+        self._cut_epoch(log)
+        return "max steps"
 
     def _spent(self) -> bool:
         return self.max_steps is not None and self.trainer.steps >= self.max_steps
@@ -282,17 +309,18 @@ class Loop:
         self.progress.total, self.progress.seen = 0.0, 0
         self._save(log, best=better)
 
-    def _cut_epoch(self, log: Log) -> None:
+    def _cut_epoch(self, log: Log | None) -> None:
         """Judge the part of an epoch that `max_steps` leaves.
 
         No checkpoint counts it as an epoch, so that a run with more steps goes on as if it had never ended there.
         """
         if self.batches.position:
-            self._save(log)
+            if log is not None:
+                self._save(log)
             self._cut = True
             self._judge(log)
 
-    def _judge(self, log: Log) -> bool:
+    def _judge(self, log: Log | None) -> bool:
         """Judge the steps since the last epoch as an epoch, and tell of it; whether it is the best."""
         progress = self.progress
         found = {"loss": progress.total / progress.seen}
@@ -302,7 +330,8 @@ class Loop:
             found |= {f"val_{name}": value for name, value in evaluated.items()}
         progress.epochs.append(found)
         epoch = len(progress.epochs)
-        log.add({"step": self.trainer.steps, "epoch": epoch, **found})
+        if log is not None:
+            log.add({"step": self.trainer.steps, "epoch": epoch, **found})
         better = self.evaluator is not None and self._is_best(found)  # without a validation the last weights are taken
         if better:
             progress.best = epoch
@@ -345,6 +374,7 @@ class Loop:
             "base": self.base,
             **({} if self.untrained is None else {"untrained": dict(self.untrained)}),
             "rates": self.rates,
+            "settings": dict(self.settings),
             "data": dict(self.digests),
             "averages": self.trainer.roles.averages,
             "quantized": asdict(self.trainer.roles.quantized),

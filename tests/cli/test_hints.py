@@ -241,15 +241,24 @@ CASES = [
         "--batch-size",
         {"--batch-size": "--batch-size 8"},
     ),
-    Case("go on with it with `resume`, or name another folder with `run`", TRAIN + " --force", "--resume", {}, TRAINED),
-    Case(
-        "go on with it with `resume`, or name another folder with `run`",
-        TRAIN + " --force",
-        "--run",
-        {"--run": "--run other"},
-        TRAINED,
+    *(
+        Case(
+            "`force=True` replaces it, `resume` continues it, `run=DIR` uses another folder",
+            TRAIN,
+            use,
+            fill,
+            TRAINED,
+        )
+        for use, fill in (("--force", {}), ("--resume", {}), ("--run DIR", {"DIR": "other"}))
     ),
-    Case("leave `resume` out to begin a run", TRAIN + " --resume", "leave --resume out"),
+    *(
+        Case(
+            "leave `resume` out to begin a run, or use `resume='auto'`, which begins one if there is none",
+            TRAIN + " --resume",
+            use,
+        )
+        for use in ("leave --resume out", "--resume auto")
+    ),
     Case("train with `ema=DECAY`, such as 0.999", TRAIN + " --use-ema", "--ema DECAY", {"DECAY": "0.999"}),
     Case(
         "they are trained with `lora=RANK`",
@@ -298,28 +307,28 @@ CASES = [
     ),
     Case(
         "go on with the same options, or {}",
-        TRAIN + " --train w1 --resume --force",
-        "leave --resume out and begin in another folder with --run",
-        {"--run": "--run other"},
+        TRAIN + " --train w1 --resume",
+        "leave --resume out and add --force",
+        {},
         (TRAIN + " --train w2",),
     ),
     Case(
         "go on with the same `lora`, or {}",
-        TRAIN + " --lora 1:2 --resume --force",
-        "leave --resume out and begin in another folder with --run",
-        {"--run": "--run other"},
+        TRAIN + " --lora 1:2 --resume",
+        "leave --resume out and add --force",
+        {},
         (TRAIN + " --lora 1",),
     ),
     Case(
         "go on with the same ones, or {}; `onnxgrad export` makes a model of its checkpoint",
-        TRAIN + " --loss mae --resume --force",
-        "leave --resume out and begin in another folder with --run",
-        {"--run": "--run other"},
+        TRAIN + " --loss mae --resume",
+        "leave --resume out and add --force",
+        {},
         TRAINED,
     ),
     Case(
         "go on with the same ones, or {}; `onnxgrad export` makes a model of its checkpoint",
-        TRAIN + " --loss mae --resume --force",
+        TRAIN + " --loss mae --resume",
         "`onnxgrad export`",
         {"onnxgrad export": "onnxgrad export t.onnx.run/checkpoint.safetensors --model mlp.onnx -o e.onnx"},
         TRAINED,
@@ -327,21 +336,21 @@ CASES = [
     ),
     Case(
         "go on with the same `val` and `metrics`, or {}",
-        TRAIN + " --val 0.2 --resume --force",
-        "leave --resume out and begin in another folder with --run",
-        {"--run": "--run other"},
+        TRAIN + " --val 0.2 --resume",
+        "leave --resume out and add --force",
+        {},
         (TRAIN + " --val data.npz --metric r2",),
     ),
     Case(
         "go on with the same data, or {}",
-        TRAIN.replace("data.npz", "others.npz") + " --resume --force",
-        "leave --resume out and begin in another folder with --run",
-        {"--run": "--run other"},
+        TRAIN.replace("data.npz", "others.npz") + " --resume",
+        "leave --resume out and add --force",
+        {},
         TRAINED,
     ),
     Case(
         "; `new_data` goes on with others of as many samples",
-        TRAIN.replace("data.npz", "others.npz") + " --resume --force",
+        TRAIN.replace("data.npz", "others.npz") + " --resume",
         "--new-data",
         {},
         TRAINED,
@@ -448,9 +457,9 @@ CASES = [
         then="check t.onnx",
     ),
     Case(
-        "`onnxgrad train` writes them; {}",
+        "`onnxgrad train` writes them; leave `resume` out, and name another folder with `run`",
         TRAIN + " --resume",
-        "leave --resume out and begin in another folder with --run",
+        "leave --resume out, and name another folder with --run",
         {"--run": "--run other"},
         (
             "build mlp.onnx --loss mse --optimizer sgd --no-verify --artifacts dir",

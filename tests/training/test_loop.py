@@ -202,7 +202,7 @@ def test_a_checkpoint_says_all_that_it_takes_to_go_on():
     progress = {"epochs": [{"loss": 1.25}], "best": 0, "total": 0.0, "seen": 0}
     assert said == {
         "steps": 2, "batches": {"position": 0}, "schedule": "schedule", "run": progress, "weights": ["w"],
-        "adapters": [], "model": "a model", "base": "a base", "rates": "", "watched": "loss",
+        "adapters": [], "model": "a model", "base": "a base", "rates": "", "watched": "loss", "settings": {},
         "data": {"training": "d1"}, "averages": {"w": "w_ema"}, "quantized": asdict(Quantized()),
     }  # fmt: skip
     run.log.write.assert_called_once_with()

@@ -15,14 +15,13 @@ from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.errors import UnsupportedError, UsageError
 from onnxgrad_cli.execution.endless import check_ends
 from onnxgrad_cli.execution.session import CPU, find_provider
-from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model
+from onnxgrad_cli.files import ModelSource, check_target, own_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import is_batch_normalization, uses_batch
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.skeleton import skeleton
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.jobs.memory_plan import Plan, planned
-from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.jobs.train.course import Course
 from onnxgrad_cli.jobs.train.prepared_run import PreparedRun
 from onnxgrad_cli.metadata import Adapter, check_is_original
@@ -64,20 +63,26 @@ from onnxgrad_cli.verification.freed_batch import FreedModel, freed
 
 
 def prepare(
-    model: ModelSource, data: str | Path, val: str | Path | float | None, out: str | Path | None, options: Options,
+    model: ModelSource, data: str | Path, val: str | Path | float | None, target: Path, options: Options,
     course: Course, adapter: AdapterTarget | None, adapter_from: Path | None, force: bool, link: Communicator,
-    tell: Tell, run: Path | None, resume: bool,
-) -> tuple[PreparedRun, Path]:  # fmt: skip
-    """Build the training model, open the data, and say where the trained one goes."""
+    tell: Tell, resumed: Path | None,
+) -> PreparedRun:  # fmt: skip
+    """Build the training model and open the data.
+
+    Args:
+        target: the trained model.
+        resumed: the folder of the run that continues; None: a run begins.
+    """
     options = replace(options, optimizer=options.optimizer or "adam", embed_state=False)  # the trainer begins it
-    if model == STREAM or str(out) == STREAM:
-        raise UsageError("a run reads its model from a file and writes to one", "name both")
     if adapter is not None and not options.lora and adapter_from is None:
         raise UsageError("`adapter`: no adapters are trained", "ask for them with `lora=RANK`")
     original, path = own_model(model)
     check_is_original(original)
     begun = None if adapter_from is None else read_adapters(adapter_from, original, tell)
-    target, asked = _target(model, original, path, out, adapter, force), course
+    check_target(target, original, path, force)
+    if adapter is not None:
+        adapter.check(original, path, force)
+    asked = course
     built, options, course, free = _built(original, path, options, course, data, begun, link, tell)
     trainer = _trainer(built, course, link)
     check_stored(original, _own(original, trainer))
@@ -87,7 +92,7 @@ def prepare(
         begin_from(trainer, *begun)
     values = {name: buffer.array for name, buffer in trainer.buffers.items()}
     ema = check_ema(trainer.roles.averages, values) if course.use_ema else {}
-    known = _known(original, course, run or run_folder_of(target, out), resume)
+    known = _known(original, course, resumed)
     samples, validation = _data(data, val, built, trainer, course, known, tell)
     if free is not None:
         feeds = samples.batch(np.arange(free.samples) % len(samples))
@@ -113,31 +118,12 @@ def prepare(
     ready = PreparedRun(original, path, course, built, trainer, samples, evaluator, batches, ema)
     if adapter is not None:  # the form has a place for all that there will be
         adapter.make(original, trainer.roles.adapters, ready.adapter_values(trainer.weights(), trainer.state()))
-    return ready, target
+    return ready
 
 
-def run_folder_of(target: Path, out: str | Path | None) -> Path:
-    """Where checkpoints and log go, if nobody names a folder: beside the trained model, by the name that was typed."""
-    named = target if out is None else Path(out)
-    return named.with_name(f"{named.name}.run")
-
-
-def _target(
-    model: ModelSource, original: ModelProto, path: Path | None, out: str | Path | None, adapter: AdapterTarget | None,
-    force: bool,
-) -> Path:  # fmt: skip
-    """Where the trained model goes: there, and where its adapters go, files may be written."""
-    target = target_of(model, out, "trained", streams=False)
-    assert target is not None
-    check_target(target, original, path, force)
-    if adapter is not None:
-        adapter.check(original, path, force)
-    return target
-
-
-def _known(original: ModelProto, course: Course, run: Path, resume: bool) -> Preprocessing:
+def _known(original: ModelProto, course: Course, resumed: Path | None) -> Preprocessing:
     """What is known of the data: what a run that goes on was begun with, or what the model says that was trained."""
-    begun = Preprocessing.of_run(run) if resume else None
+    begun = None if resumed is None else Preprocessing.of_run(resumed)
     if begun is not None:
         return begun
     known = Preprocessing.of_model(original)

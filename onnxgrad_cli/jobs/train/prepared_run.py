@@ -63,7 +63,10 @@ class PreparedRun:
         """What was done to the data, which the trained model keeps."""
         return self.samples.preprocessing(self.trainer.roles.losses)
 
-    def loop(self, folder: RunFolder, stop: Callable[[], bool], watch: Watch, logs: Sequence[LogForm]) -> Loop:
+    def loop(
+        self, folder: RunFolder, stop: Callable[[], bool], watch: Watch, logs: Sequence[LogForm],
+        settings: Mapping[str, str],
+    ) -> Loop:  # fmt: skip
         """The steps to take."""
         course, evaluator = self.course, self.evaluator
         whole = course.epochs * len(self.batches)
@@ -83,7 +86,7 @@ class PreparedRun:
             higher=chosen.higher if chosen else False,
             epochs=course.epochs, patience=course.patience, save_every=course.save_every,
             folder=folder, stop=stop, watch=watch, max_steps=course.max_steps,
-            eval_every=course.eval_every, logs=logs,
+            eval_every=course.eval_every, logs=logs, settings=settings,
             model=_fingerprint(self.built, self.samples.prepared_by(course.samples)),
             rates=f"a learning rate of {course.learning_rate:g}, {course.schedule}"
             + (f" over {steps} steps" if course.schedule != "constant" else ""),

@@ -92,7 +92,7 @@ def _has(value: Any, forms: Mapping[str, Form]) -> bool:
 COMMON: dict[str, Form] = {"steps": _count, "weights": _names, "adapters": are_adapters}
 """What every checkpoint says."""
 
-ANEW = "leave `resume` out and begin in another folder with `run`"
+ANEW = "leave `resume` out and add `force=True`, which replaces the run, or `run=DIR`, which keeps it"
 """What to do where a run can't be continued."""
 
 OF_A_RUN: dict[str, Form] = {
@@ -103,7 +103,7 @@ OF_A_RUN: dict[str, Form] = {
 
 OPTIONAL: dict[str, Form] = {
     "averages": _pairs, "quantized": _quantized, "frozen": _names, "state": _names, "writer": _text, "base": _text,
-    "rates": _text, "untrained": _pairs,
+    "rates": _text, "settings": _pairs, "untrained": _pairs,
 }  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def check_run(path: Path, said: Mapping[str, Any]) -> None:
     if lacking is not None:
         raise OnnxgradError(
             f"'{path}' is no checkpoint of a run: it does not say its {lacking}",
-            f"`onnxgrad train` writes them; {ANEW}",
+            "`onnxgrad train` writes them; leave `resume` out, and name another folder with `run`",
         )
 
 
