@@ -109,7 +109,16 @@ NOT_HERE = {
 @click.option("--epochs", type=click.IntRange(min=1), default=10, show_default=True, help="How often all is seen.")
 @click.option("--max-steps", type=click.IntRange(min=1), metavar="N", help="End after N steps, if epochs are more.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Samples of a step.")
-@click.option("--learning-rate", type=float, default=1e-3, show_default=True, help="Of the first step, or the highest.")
+@click.option(
+    "--lr",
+    "--learning-rate",
+    "learning_rate",
+    type=float,
+    default=1e-3,
+    show_default=True,
+    metavar="RATE",
+    help="Learning rate; the peak value if the schedule warms up.",
+)
 @click.option(
     "--schedule",
     default="constant",

@@ -324,7 +324,7 @@ def test_check(shell: Shell) -> None:
 def test_check_on_labels_that_are_none(shell: Shell) -> None:
     """A class that does not exist is told; labels that are all left out prove nothing, and that is told too."""
     shell(
-        "build", "mlp.onnx", "--label", "t", "--loss", "cross-entropy", "--loss-option", "ignore_index=1", "--no-verify"
+        "build", "mlp.onnx", "--label", "t", "--loss", "cross-entropy", "--loss-option", "ignore-index=1", "--no-verify"
     )
 
     def checked(*labels: int) -> Result:

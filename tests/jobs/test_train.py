@@ -501,13 +501,13 @@ def test_a_run_that_ended_early_is_finished_too(shell: Shell, more: tuple[str, .
             ["--metric was mae, now r2"],
         ),
         (
-            ("--optimizer-option", "beta1=0.8", "--seed", "1"),
+            ("--optimizer-option", "weight-decay=0.1", "--seed", "1"),
             ("--clip-norm", "1", "--lora-dora", "--lora", "1"),
             [
                 "--clip-norm was not set, now 1",
                 "--lora was not set, now 1",
                 "--lora-dora was off, now on",
-                "--optimizer-option was beta1=0.8, now not set",
+                "--optimizer-option was weight-decay=0.1, now not set",
                 "--seed was 1, now 0",
             ],
         ),

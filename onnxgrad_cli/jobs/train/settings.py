@@ -28,9 +28,17 @@ def settings_of(options: Options, course: Course, **others: object) -> dict[str,
     options = replace(options, optimizer=options.optimizer or "adam")
     parts = (options, course, course.sequences, course.samples)
     values = {field.name: getattr(part, field.name) for part in parts for field in fields(part)} | others
+    for name in ("loss_options", "optimizer_options"):
+        values[name] = {_hyphenated(setting): value for setting, value in values[name].items()}
     for name in ("sequences", "samples", *CHANGEABLE):
         values.pop(name, None)
     return {"onnxgrad": tool_version(), **{name: as_text(value) for name, value in sorted(values.items())}}
+
+
+def _hyphenated(setting: str) -> str:
+    """Return a setting as it is typed; the output or label before the colon keeps its name."""
+    owner, colon, name = setting.rpartition(":")
+    return owner + colon + name.replace("_", "-")
 
 
 def as_text(value: Any) -> str:
