@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from onnxgrad_cli.cli.code import TypedFunction, metric_name
-from onnxgrad_cli.cli.console import Console, speaks, table
+from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.options import MODEL, complete_files, complete_names, options, what_to_build
 from onnxgrad_cli.cli.paths import TEXT, FilePath
-from onnxgrad_cli.cli.progress import is_terminal, training
+from onnxgrad_cli.cli.progress import training
 from onnxgrad_cli.cli.samples import columns_to_samples, sample_options
 from onnxgrad_cli.common.byte_sizes import bytes_of
 from onnxgrad_cli.common.choices import LogForm, Resume
@@ -230,8 +230,7 @@ def train(console: Console, /, model: str, data: str, out: str | None, seed: int
     said = {**dataclasses.asdict(found), "files": [str(file) for file in found.files]}
     console.found = f"trained: {_taken(found)}" if found.epochs else ""
     finished = found.reason != "stopped" and not found.files
-    summary = _taken(found) if finished else _summary(found, told=is_terminal() and sys.stdout.isatty())
-    console.result(said, summary, asked=False)
+    console.result(said, _summary(found, curves=not finished), asked=False)
     for file in found.files:
         console.say(f"wrote {file}")
     if found.reason != "stopped":
@@ -267,24 +266,11 @@ def _together(console: Console) -> Iterator[Communicator]:
         raise
 
 
-def _summary(found: Trained, told: bool) -> str:
-    """The epochs, where they were not told on the same terminal, and the one that was taken.
-
-    Without validation data the last one is.
-    """
-    from onnxgrad_cli.report.words import figure
-
-    epochs = found.epochs
-    if not epochs:
+def _summary(found: Trained, curves: bool) -> str:
+    """Return the curves of the losses and the epoch whose weights were taken. Each epoch has had its line by then."""
+    if not found.epochs:
         return "no epoch was completed"
-    if told:
-        return "\n".join([*_curves(epochs), _taken(found)])
-    head = ("epoch", *(name.replace("val_", "validation ") for name in epochs[0]), "")
-    rows = [
-        (str(i), *(figure(value) for value in epoch.values()), _mark(found) if i == found.best else "")
-        for i, epoch in enumerate(epochs, 1)
-    ]
-    return "\n".join([table(head, rows), *_curves(epochs)])
+    return "\n".join([*(_curves(found.epochs) if curves else ()), _taken(found)])
 
 
 def _taken(found: Trained) -> str:
@@ -292,11 +278,8 @@ def _taken(found: Trained) -> str:
     from onnxgrad_cli.report.words import figure
 
     value = f", {figure(found.epochs[found.best - 1][found.by])}" if found.by else ""
-    return f"epoch {found.best} of {len(found.epochs)}, {_mark(found)}{value}"
-
-
-def _mark(found: Trained) -> str:
-    return f"best by {found.by.replace('val_', 'validation ')}" if found.by else "the last, taken"
+    mark = f"best by {found.by.replace('val_', 'validation ')}" if found.by else "the last, taken"
+    return f"epoch {found.best} of {len(found.epochs)}, {mark}{value}"
 
 
 def _curves(epochs: Sequence[dict[str, float]]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -280,25 +280,33 @@ def _data(
     """The training data, and the validation data."""
     inputs, ranges = with_sizes_of_pasts(trainer.inputs, built.graph), ranges_of(built.model)
 
-    def opened(source: str | Path, prefix: str, known: Preprocessing, trains: bool = False) -> Data:
+    def opened(
+        source: str | Path, prefix: str, known: Preprocessing, elsewhere: Collection[str], trains: bool = False
+    ) -> Data:
         terms, options, how = trainer.roles.losses, course.sequences, course.samples
         return open_data(
             source, inputs, ranges, prefix=prefix, terms=terms, options=options, samples=how, known=known,
-            trains=trains, tell=tell,
+            elsewhere=elsewhere, trains=trains, tell=tell,
         )  # fmt: skip
 
-    samples, validation = opened(data, course.prefix, known, trains=True), None
-    samples.tell_padding(tell)
     share = None if val is None else fraction_of(val)
+    twice = val is not None and share is None and _is_same(Path(data), Path(str(val)))
+    read_for_val = [course.val_prefix] if twice and course.val_prefix else []
+    samples, validation = opened(data, course.prefix, known, read_for_val, trains=True), None
+    samples.tell_padding(tell)
     if val is not None and share is None:
         known = known.with_more(samples.preprocessing(trainer.roles.losses))
-        validation = opened(str(val), course.val_prefix, known)
+        validation = opened(str(val), course.val_prefix, known, [""] if twice else [])
     elif share is not None:
         if course.val_prefix:
             raise UsageError("`val_prefix` goes with `val=DATA`, not with a share of `data`", "leave it out")
         samples, validation = held_out(samples, share, course.seed)
         tell(f"{len(validation)} of {len(samples) + len(validation)} samples are held out for validation", 0)
     return prepared(samples, validation, inputs, trainer.roles, course.samples, known, course.seed, tell)
+
+
+def _is_same(first: Path, second: Path) -> bool:
+    return first.exists() and second.exists() and first.samefile(second)
 
 
 def _evaluator(

@@ -187,6 +187,7 @@ def open_data(
     samples: SampleOptions | None = None,
     known: Preprocessing | None = None,
     unread: Collection[str] = (),
+    elsewhere: Collection[str] = (),
     trains: bool = True,
     tell: Tell = silent,
 ) -> Data:
@@ -206,6 +207,7 @@ def open_data(
             balance, is not done here.
         known: what is known of the data: names of classes, normalizations, the order of columns.
         unread: what labels are called that the data may hold, and that are not wanted.
+        elsewhere: what names begin with that are not reported as ignored, because the same file is opened twice.
         trains: whether the numbers of names are free where nothing is known of them, as in a training, whose model
             keeps them; elsewhere they are a guess, and refused where names are missing.
         tell: takes what is narrated.
@@ -225,8 +227,9 @@ def open_data(
     named = _as_in_the_data(prefix, held), _as_in_the_data(prefix, wanted), _as_in_the_data(prefix, ranges)
     checked = check(path, Found(named[0], others), *named[1:], finite)
     _refuse_uneven(path, {} if sequences else held)
-    if others and asked.tokenizer is None:
-        tell(f"'{path}' has more than the model is fed, left out: {_listed(others)}", 0)
+    ignored = [name for name in others if not name.startswith(tuple(elsewhere))]
+    if ignored and asked.tokenizer is None:
+        tell(f"ignoring arrays of '{path}' that are not model inputs: {_listed(ignored)}", 0)
     dtypes = {name: helper.tensor_dtype_to_np_dtype(dtype_of(value_type)) for name, value_type in inputs.items()}
     if how.normalize or known.normal:  # batch by batch, from what was read
         arrays = columns
