@@ -23,6 +23,14 @@ from onnxgrad_cli.training.run.progress import ANEW
 from onnxgrad_cli.training.run.watch import Judged, Pace, Stepped, Watch
 from onnxgrad_cli.training.schedules import Schedule
 from onnxgrad_cli.training.steps.base import NotFinite, TrainerBase
+from onnxgrad_cli.training.trainer import Trainer
+from onnxgrad_cli.verification.finiteness import INPUT, WEIGHT
+
+CAUSAL_LM = "causal-lm"
+"""The loss that predicts the next label, so that the first one of a sample does not count."""
+
+WITH_DOMAIN = frozenset("Acos Acosh Asin Atanh Div Log Mod Pow Reciprocal Sqrt".split())
+"""Operators that are not defined, or infinite, for some finite inputs."""
 
 
 @dataclass
@@ -33,12 +41,14 @@ class Progress:
         epochs: what each epoch has come to: its mean loss as 'loss', and what was measured as 'val_<name>'.
         best: the epoch with the best validation, counted from 1; 0 as long as there is none.
         total, seen: the sum of the losses of this epoch's samples, and how many these are.
+        uncounted: the number of batches of the run in which no label counted.
     """
 
     epochs: list[dict[str, float]] = field(default_factory=list)
     best: int = 0
     total: float = 0.0
     seen: int = 0
+    uncounted: int = 0
 
 
 @dataclass
@@ -67,6 +77,8 @@ class Loop:
         max_steps: after how many steps the run ends, in the middle of an epoch too; None is never.
         eval_every: how many steps lie between judgements within an epoch, which are told, and decide nothing; 0: none.
         logs: the forms in which the log is written, besides train.jsonl.
+        origin_of: returns for a batch whose loss is not finite the first value that is not, and the operator that made
+            it; see `verification.finiteness`.
     """
 
     trainer: TrainerBase
@@ -85,6 +97,7 @@ class Loop:
     max_steps: int | None = None
     eval_every: int = 0
     logs: Sequence[LogForm] = ()
+    origin_of: Callable[[Mapping[str, np.ndarray], float], tuple[str, str]] = lambda batch, loss: ("", "")
     model: str = ""
     base: str = ""
     untrained: Mapping[str, str] | None = None
@@ -275,8 +288,11 @@ class Loop:
         self._rate = self.schedule.rate(self.trainer.steps)
         loss = self._step(part, self._rate)
         seconds = time.perf_counter() - start
-        self.progress.total += loss * part.whole
-        self.progress.seen += part.whole
+        if math.isnan(loss):
+            self.progress.uncounted += 1
+        else:
+            self.progress.total += loss * part.whole
+            self.progress.seen += part.whole
         self._pace.add(part.whole, seconds)
         step, epoch = self.trainer.steps, len(self.progress.epochs) + 1
         log.add({"step": step, "epoch": epoch, "loss": loss, "rate": self._rate, "seconds": round(seconds, 6)})
@@ -294,15 +310,47 @@ class Loop:
             self._save(log)
 
     def _step(self, part: Part, rate: float) -> float:
-        indices = part.indices
+        """Take a step and return the loss before it, which is nan if no label of the batch counts."""
+        batch = self.data.batch(part.indices, part)
         try:
-            return self.trainer.step(self.data.batch(indices, part), rate)
+            if isinstance(self.trainer, Trainer) and self._uncounted(batch):
+                loss = self.trainer.step(batch, rate, uncounted=True)
+                self._check_weights()
+                return loss
+            return self.trainer.step(batch, rate)
         except NotFinite as error:
-            shown = ", ".join(map(str, indices[:8].tolist())) + (", ..." if len(indices) > 8 else "")
-            raise OnnxgradError(
-                f"step {self.trainer.steps + 1}: {error.message}, on the samples {shown}",
-                f"try a smaller learning rate, or look at these samples; {self._where()}",
-            ) from None
+            raise self._not_finite(part.indices, batch, error) from None
+
+    def _uncounted(self, batch: Mapping[str, np.ndarray]) -> str:
+        """Return the name of a label input in which no label counts; "" if there is none."""
+        for term in self.trainer.roles.losses:
+            if term.ignore_index is not None and term.label in batch:
+                labels = batch[term.label]
+                labels = labels[:, 1:] if term.name == CAUSAL_LM else labels
+                if labels.size and (labels == term.ignore_index).all():
+                    return term.label
+        return ""
+
+    def _not_finite(self, indices: np.ndarray, batch: Mapping[str, np.ndarray], error: NotFinite) -> OnnxgradError:
+        """Return the error for a loss that is not finite, with the most likely reason."""
+        shown = ", ".join(map(str, indices[:8].tolist())) + (", ..." if len(indices) > 8 else "")
+        message, advice = f"step {self.trainer.steps + 1}: {error.message}, on the samples {shown}", ""
+        name, maker = self.origin_of(batch, math.nan if "nan" in error.message else math.inf)
+        if label := self._uncounted(batch):
+            message += f": no label of '{label}' counts"
+            advice = "leave out the samples without labels"
+        elif maker:
+            source = maker if maker in (INPUT, WEIGHT) else f"output of {maker}"
+            message += (
+                f": the first value that is not finite is '{name}', {'an' if source[0] in 'io' else 'a'} {source}"
+            )
+        if maker in WITH_DOMAIN and not advice:
+            advice = f"keep what goes into {maker} in its domain, such as with a small number added, or "
+            advice += "look at these samples" if not self.trainer.steps else "try a smaller learning rate"
+        elif not advice:
+            rate = "" if not self.trainer.steps else "try a smaller learning rate, or "
+            advice = f"{rate}look at these samples"
+        return OnnxgradError(message, f"{advice}; {self._where()}")
 
     def _close_epoch(self, log: Log) -> None:
         better = self._judge(log)
@@ -323,7 +371,7 @@ class Loop:
     def _judge(self, log: Log | None) -> bool:
         """Judge the steps since the last epoch as an epoch, and tell of it; whether it is the best."""
         progress = self.progress
-        found = {"loss": progress.total / progress.seen}
+        found = {"loss": progress.total / progress.seen if progress.seen else math.nan}
         if self.evaluator:
             evaluated = self.evaluator(self.trainer.buffers)
             self.schedule.observe(evaluated["loss"])
@@ -355,13 +403,7 @@ class Loop:
 
     def _save(self, log: Log, best: bool = False) -> None:
         """Write a checkpoint, and the log before it; weights that are no longer finite are not written but refused."""
-        weights = self.trainer.weights()
-        for name, array in weights.items():
-            if not np.isfinite(array).all():
-                raise OnnxgradError(
-                    f"step {self.trainer.steps}: '{name}' is no longer finite",
-                    f"try a smaller learning rate; {self._where()}",
-                )
+        weights = self._check_weights()
         said = {
             "steps": self.trainer.steps,
             "batches": self.batches.state(),
@@ -386,6 +428,21 @@ class Loop:
             again = "continue with `resume`" if self.folder.begun else "start again"
             hint = f"{error.hint or 'remove the cause'}; then {again}: {self._where()}"
             raise OnnxgradError(f"step {self.trainer.steps}: {error.message}", hint, error.details) from error
+
+    def _check_weights(self) -> dict[str, np.ndarray]:
+        """Return the weights if they are finite.
+
+        Raises:
+            OnnxgradError: one is not.
+        """
+        weights = self.trainer.weights()
+        for name, array in weights.items():
+            if not np.isfinite(array).all():
+                raise OnnxgradError(
+                    f"step {self.trainer.steps}: '{name}' is no longer finite",
+                    f"try a smaller learning rate; {self._where()}",
+                )
+        return weights
 
     def _where(self) -> str:
         return (

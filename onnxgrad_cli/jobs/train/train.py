@@ -133,6 +133,12 @@ def run_train(
         reason = loop.run()
         if reason != "stopped" and ready.evaluator is not None:
             loop.take_best()
+    if count := loop.progress.uncounted:
+        tell(
+            f"caution: no label counted in {count} of {loop.trainer.steps} batches: they are not in the mean loss, and "
+            "their gradient is 0",
+            0,
+        )
     epochs = loop.progress.epochs
     best, by = loop.progress.best, loop.watched if ready.evaluator is not None else ""
     if not best:  # nothing was judged, or by what was no number

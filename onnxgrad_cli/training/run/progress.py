@@ -77,8 +77,10 @@ def _epochs(value: Any) -> bool:
 
 
 def _run(value: Any) -> bool:
-    forms: dict[str, Form] = {"epochs": _epochs, "best": _count, "total": _float, "seen": _count}
-    return _has(value, forms) and value["best"] <= len(value["epochs"])
+    forms: dict[str, Form] = {
+        "epochs": _epochs, "best": _count, "total": _float, "seen": _count, "uncounted": _count,
+    }  # fmt: skip
+    return isinstance(value, dict) and _has({"uncounted": 0, **value}, forms) and value["best"] <= len(value["epochs"])
 
 
 def _place(value: Any) -> bool:
@@ -155,7 +157,7 @@ def is_log_line(value: Any) -> bool:
     if any(isinstance(each, int) and not isinstance(each, bool) and not _float(each) for each in value.values()):
         return False
     losses = [value[name] for name in ("loss", "val_loss") if name in value]
-    return ("rate" not in value or _float(value.get("loss"))) and all(x is None or _float(x) for x in losses)
+    return ("rate" not in value or "loss" in value) and all(x is None or _float(x) for x in losses)
 
 
 def _short(value: Any) -> str:
