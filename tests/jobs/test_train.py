@@ -317,6 +317,37 @@ def test_sequences_of_different_lengths(shell: Shell) -> None:
     assert packed.code == 0 and "31 samples are packed in" in packed.err
 
 
+PICTURES = """
+<ir_version: 8, opset_import: ["": 17]>
+pictures (float[batch, 1, 3, 5] x) => (float[batch, 2] y)
+<float[15, 2] w = {1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5}>
+{ f = Flatten(x)  y = MatMul(f, w) }
+"""
+
+
+def test_bytes_that_are_fed_as_they_are_have_a_caution_with_the_option_that_scales(shell: Shell) -> None:
+    save(PICTURES, Path("p.onnx"))
+    rng = np.random.default_rng(0)
+    pixels, label = rng.integers(0, 256, (20, 1, 3, 5)).astype(np.uint8), rng.random((20, 2)).astype(np.float32)
+    np.savez("bytes.npz", x=pixels, label=label)
+    np.savez("flags.npz", x=pixels // 128, label=label)
+    np.savez("floats.npz", x=pixels.astype(np.float32) / np.float32(255), label=label)
+    command = ("train", "p.onnx", "--epochs", "1", "--threads", "1", "--force", "-o", "t.onnx")
+    low, high = pixels.min(), pixels.max()
+    told = f"caution: 'x' is fed bytes from {low} to {high} as they are: --normalize 'x:0/1' divides them by 255"
+    for more in (command, ("evaluate", "p.onnx", "--loss", "mse"), ("predict", "p.onnx", "-o", "p.npz")):
+        result = shell(*more, "--data", "bytes.npz")
+        assert result.code == 0 and told in result.err, result.err
+        assert "as they are" not in shell(*more, "--data", "flags.npz", *["--force"] * (more[0] == "predict")).err
+    assert "as they are" not in shell(*command, "--data", "bytes.npz", "--normalize", "x:none").err
+    scaled = shell(*command, "--data", "bytes.npz", "--normalize", "x:0/1")
+    assert scaled.code == 0 and "as they are" not in scaled.err, scaled.err
+    weights = onnx.load("t.onnx").graph.initializer
+    assert "as they are" not in shell("evaluate", "t.onnx", "--loss", "mse", "--data", "bytes.npz").err
+    assert shell(*command, "--data", "floats.npz").code == 0
+    assert onnx.load("t.onnx").graph.initializer == weights
+
+
 def test_each_epoch_and_each_unused_array_is_printed_once(shell: Shell) -> None:
     """In a pipe, and with one file for training and validation."""
     arrays = dict(np.load("data.npz"))
