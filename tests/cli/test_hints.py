@@ -259,6 +259,15 @@ CASES = [
         )
         for use in ("leave --resume out", "--resume auto")
     ),
+    *(
+        Case(
+            "choose a larger `batch_size`, or `mode='eval'`",
+            TRAIN.replace("mlp", "normal") + " --lr 1e-9 --mode train --batch-size 1",
+            use,
+            fill,
+        )
+        for use, fill in (("--batch-size", {"--batch-size": "--batch-size 8"}), ("--mode eval", {}))
+    ),
     Case("train with `ema=DECAY`, such as 0.999", TRAIN + " --use-ema", "--ema DECAY", {"DECAY": "0.999"}),
     Case(
         "they are trained with `lora=RANK`",
@@ -715,6 +724,9 @@ MODELS = {
 <float[4] w = {1, -2, 3, 4}> { y = Mul(x, w) }""",
     "clash.onnx": HEAD + """m (float[batch, 4] x) => (float[batch, 4] y, float[batch] y_0)
 <float[4] w = {1, -2, 3, 4}, int64[1] last = {1}> { y = Mul(x, w) y_0 = ReduceMean <axes = [1], keepdims = 0> (y) }""",
+    "normal.onnx": HEAD + """m (float[batch, 4] x) => (float[batch, 2] y)
+<float[4] o = {1, 1, 1, 1}, float[4] z = {0, 0, 0, 0}, float[4, 2] w = {1, -2, 3, 4, 5, -6, 7, 8}>
+{ n = BatchNormalization(x, o, z, z, o) y = MatMul(n, w) }""",
     "tokens.onnx": HEAD + """m (int64[batch, length] input_ids) => (float[batch, length, 3] logits)
 <float[3, 3] w = {1, -2, 3, 4, 5, -6, 7, 8, 9}> { logits = Gather(w, input_ids) }""",
     "fixed.onnx": HEAD + """m (int64[batch, 4] input_ids) => (float[batch, 4, 3] logits)

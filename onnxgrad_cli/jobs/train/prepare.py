@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, shape_inference
 
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.common.narration import Tell
@@ -20,7 +20,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import is_batch_normalization, uses_batch
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.skeleton import skeleton
-from onnxgrad_cli.ir.types import Arrays
+from onnxgrad_cli.ir.types import Arrays, shape_of
 from onnxgrad_cli.jobs.memory_plan import Plan, planned
 from onnxgrad_cli.jobs.train.course import Course
 from onnxgrad_cli.jobs.train.prepared_run import PreparedRun
@@ -106,8 +106,9 @@ def prepare(
     agree(link, {"samples": np.array(len(samples))}, "data")
     weights = balance(samples, trainer.roles.losses[0].label, tell) if course.samples.balance else None
     batches = Batches(
-        samples, course.batch_size, course.seed, rank=link.rank, world=link.world, weights=weights, tell=tell
-    )
+        samples, course.batch_size, course.seed, rank=link.rank, world=link.world, weights=weights, tell=tell,
+        drop_last=_drops_single(original, options, len(samples), course.batch_size, link, tell),
+    )  # fmt: skip
     if course.batch_size != asked.batch_size and (rest := len(samples) % asked.batch_size):
         tell(f"the last {rest} samples of an epoch are of one step with the first ones of the next", 0)
     if options.accumulate > len(batches):
@@ -219,6 +220,29 @@ def _takes_statistics(original: ModelProto, options: Options) -> bool:
     found = [node for node in with_bodies(graph.nodes) if is_batch_normalization(node)]
     own = [uses_batch(node, graph.opset() or 1) for node in found]
     return bool(found) if options.mode == "train" else options.mode == "keep" and any(own)
+
+
+def _drops_single(
+    original: ModelProto, options: Options, samples: int, size: int, link: Communicator, tell: Tell
+) -> bool:
+    """Return True if the last batch of an epoch is one sample, of which BatchNormalization has no variance.
+
+    Raises:
+        UsageError: every batch is one sample.
+    """
+    if link.world > 1 or 1 not in (size, samples % size) or not _takes_statistics(original, options):
+        return False
+    inferred = shape_inference.infer_shapes(skeleton(original)).graph
+    types = {value.name: value.type for value in (*inferred.input, *inferred.value_info)}
+    layers = filter(is_batch_normalization, inferred.node)
+    inputs = [node.input[0] for node in layers if set((shape_of(types.get(node.input[0])) or (0, 0, 0))[2:]) <= {1}]
+    if not inputs:
+        return False
+    text = f"BatchNormalization of '{inputs[0]}' in training mode has no variance of a batch of one sample"
+    if size == 1:
+        raise UsageError(text, "choose a larger `batch_size`, or `mode='eval'`")
+    tell(f"caution: {text}: the last sample of each epoch is left out; another `batch_size` keeps all", 0)
+    return True
 
 
 def _within(
