@@ -45,6 +45,7 @@ from onnxgrad_cli.training.data import (
     ranges_of,
 )
 from onnxgrad_cli.training.data.pasts import with_empty_pasts, with_sizes_of_pasts
+from onnxgrad_cli.training.data.states import initial_states
 from onnxgrad_cli.training.eval_model import EvalSession
 from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.metrics import metrics_of
@@ -93,7 +94,8 @@ def prepare(
     values = {name: buffer.array for name, buffer in trainer.buffers.items()}
     ema = check_ema(trainer.roles.averages, values) if course.use_ema else {}
     known = _known(original, course, resumed)
-    samples, validation = _data(data, val, built, trainer, course, known, tell)
+    states = initial_states(original.graph.node)
+    samples, validation = _data(data, val, built, trainer, course, known, states, tell)
     if free is not None:
         feeds = samples.batch(np.arange(free.samples) % len(samples))
         caution = free.compare(feeds)
@@ -299,6 +301,7 @@ def _data(
     trainer: TrainerBase,
     course: Course,
     known: Preprocessing,
+    states: Collection[str],
     tell: Tell,
 ) -> tuple[Data, Data | None]:
     """The training data, and the validation data."""
@@ -310,7 +313,7 @@ def _data(
         terms, options, how = trainer.roles.losses, course.sequences, course.samples
         return open_data(
             source, inputs, ranges, prefix=prefix, terms=terms, options=options, samples=how, known=known,
-            elsewhere=elsewhere, trains=trains, tell=tell,
+            elsewhere=elsewhere, states=states, trains=trains, tell=tell,
         )  # fmt: skip
 
     share = None if val is None else fraction_of(val)
