@@ -232,6 +232,14 @@ def what_to_build(command: Command) -> Command:
     return command
 
 
+SIZES = (
+    click.option("--dim", type=DIM, multiple=True, help="Fix a symbolic dimension; 0 for a past that is empty."),
+    click.option("--shape", type=SHAPE, multiple=True,
+                 help="Set the shape of an input; a name in place of a number frees a fixed batch."),
+)  # fmt: skip
+"""The options that fix sizes."""
+
+
 def how_to_read(command: Command) -> Command:
     """Give a command the options that say how the model is to be taken."""
     for option in reversed((
@@ -242,9 +250,7 @@ def how_to_read(command: Command) -> Command:
                           "lsq: trains scales too."),
         click.option("--identifiers", is_flag=True,
                      help="Make valid C identifiers of all names that are not the model's own."),
-        click.option("--dim", type=DIM, multiple=True, help="Fix a symbolic dimension; 0 for a past that is empty."),
-        click.option("--shape", type=SHAPE, multiple=True,
-                     help="Set the shape of an input; a name in place of a number frees a fixed batch."),
+        *SIZES,
         click.option(
             "--infer-by-run/--no-infer-by-run",
             default=None,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, TypeProto
 
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.choices import Mode
@@ -19,6 +19,7 @@ from onnxgrad_cli.metadata import describe, has_derivatives
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.optimizer.accumulation import counted_by
 from onnxgrad_cli.passes.roles import embed
+from onnxgrad_cli.training.data.pasts import with_sizes_of_pasts
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class EvalModel:
         outputs: the outputs that the losses compare with labels, and those asked for besides.
         weights: what of the weights it has.
         divisor: the output with what the loss is divided by, where that was asked for and there is one; else "".
+        types: of what it is fed; empty pasts have the sizes that their other axes must have.
     """
 
     model: ModelProto
@@ -51,6 +53,7 @@ class EvalModel:
     outputs: list[str]
     weights: list[str]
     divisor: str = ""
+    types: Mapping[str, TypeProto] = field(default_factory=dict)
 
 
 def make_eval_model(
@@ -92,7 +95,8 @@ def make_eval_model(
         if name not in graph.input_names:
             graph.add_input(name, graph.types[name])
     embed(graph, built.options, training)
-    return EvalModel(graph.commit(), training.loss, compared, bound, divisor or "")
+    types = with_sizes_of_pasts({value.name: value.type for value in graph.proto.graph.input}, graph)
+    return EvalModel(graph.commit(), training.loss, compared, bound, divisor or "", types)
 
 
 class EvalSession:

@@ -19,7 +19,7 @@ from onnxgrad_cli.execution.observation import is_quick
 from onnxgrad_cli.execution.session import find_provider, of_samples, open_session
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import with_bodies
-from onnxgrad_cli.ir.skeleton import copied, skeleton
+from onnxgrad_cli.ir.skeleton import skeleton
 from onnxgrad_cli.ir.types import in_words
 from onnxgrad_cli.metadata import Term, check_is_original, describe
 from onnxgrad_cli.options import Options
@@ -41,7 +41,7 @@ from onnxgrad_cli.training.data import (
 )
 from onnxgrad_cli.training.data.arrays import data_of
 from onnxgrad_cli.training.data.input_types import InputTypes, Range
-from onnxgrad_cli.training.data.pasts import with_empty_pasts, with_sizes_of_pasts
+from onnxgrad_cli.training.data.pasts import fed_types, with_empty_pasts
 from onnxgrad_cli.training.data.preprocessing import Preprocessing
 from onnxgrad_cli.training.data.states import initial_states
 from onnxgrad_cli.training.eval_model import EvalSession, make_eval_model
@@ -170,7 +170,7 @@ def evaluate(
     roles = describe(found.model)
     terms, labels = roles.losses, {n for n, role in roles.inputs.items() if role in ("label", "sample weight")}
     asked = metrics_of(metrics, terms)
-    inputs = with_sizes_of_pasts(input_types_of(found.model), Graph(copied(found.model), path))
+    inputs = {name: found.types[name] for name in input_types_of(found.model)}
     known = Preprocessing.of_model(model)
     data = setting.open(
         source,
@@ -249,14 +249,15 @@ class Predictor:
         setting: Setting,
         tell: Tell,
         label: str = "label",
+        options: Options | None = None,
     ) -> None:
         """See `run_predict`."""
         check_is_original(model)
         _check_ends(model)
-        model = with_free_batch(model, path, setting.batch_size, Options(), tell)
+        options = with_empty_pasts(model, options or Options(), lambda: _held(source), tell)
+        model = with_free_batch(model, path, setting.batch_size, options, tell)
         self.outputs, self._names = _asked(model, outputs, tell), class_names(model)
-        stored = {tensor.name for tensor in model.graph.initializer}
-        inputs = {value.name: value.type for value in model.graph.input if value.name not in stored}
+        inputs = fed_types(model, path, options)
         self._data = setting.open(
             source, inputs, rows_of(model, inputs), (), tell, Preprocessing.of_model(model), finite=False,
             unread=[name for name in (label,) if name not in inputs], states=initial_states(model.graph.node),

@@ -235,7 +235,7 @@ def open_data(
     named = _as_in_the_data(prefix, held), _as_in_the_data(prefix, wanted), _as_in_the_data(prefix, ranges)
     checked = check(path, Found(named[0], others), *named[1:], finite)
     _refuse_uneven(path, {} if sequences else held)
-    ignored = [name for name in others if not name.startswith(tuple(elsewhere))]
+    ignored = [name for name in others if name not in unread and not name.startswith(tuple(elsewhere))]
     if ignored and asked.tokenizer is None:
         tell(f"ignoring arrays of '{path}' that are not model inputs: {_listed(ignored)}", 0)
     dtypes = {name: helper.tensor_dtype_to_np_dtype(dtype_of(value_type)) for name, value_type in inputs.items()}
