@@ -272,8 +272,11 @@ class Loop:
             return self.trainer.step(self.data.batch(indices, part), rate)
         except NotFinite as error:
             shown = ", ".join(map(str, indices[:8].tolist())) + (", ..." if len(indices) > 8 else "")
+            which = f"the samples {shown}"
+            if len(indices) < part.whole:
+                which = f"a batch of {part.whole} samples, of which this process has {shown}"
             raise OnnxgradError(
-                f"step {self.trainer.steps + 1}: {error.message}, on the samples {shown}",
+                f"step {self.trainer.steps + 1}: {error.message}, on {which}",
                 f"try a smaller learning rate, or look at these samples; {self._where()}",
             ) from None
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import LogForm
 from onnxgrad_cli.common.full_disk import check_space
@@ -22,12 +24,13 @@ from onnxgrad_cli.jobs.train.report import files_in, stage_report
 from onnxgrad_cli.jobs.train.trained import Trained
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.training.adapters.formats import AdapterTarget, files_of
+from onnxgrad_cli.training.distributed.communicator import Alone, Communicator
 from onnxgrad_cli.training.loop import Loop
-from onnxgrad_cli.training.run.communicator import Alone, Communicator
 from onnxgrad_cli.training.run.interrupt import asked_to_stop
 from onnxgrad_cli.training.run.rank_zero import rank_zero_folder
 from onnxgrad_cli.training.run.watch import Watch, unwatched
 from onnxgrad_cli.training.steps.base import drawing
+from onnxgrad_cli.training.steps.parallel import agree
 
 
 @judged
@@ -105,6 +108,7 @@ def run_train(
     check_apart([*files_in(place, ready), *named])
     with rank_zero_folder(place, link) as folder, asked_to_stop(link, place, tell) as stop:
         loop = ready.loop(folder, stop, watch, log)
+        agree(link, {use: np.array(digest) for use, digest in loop.digests.items()}, "data")
         _resume(loop, link, resume, new_data, drawing(ready.built.model), tell)
         if link.rank == 0:
             ready.preprocessing.write_to_run(folder.path)
@@ -138,7 +142,7 @@ def run_train(
 def _resume(loop: Loop, link: Communicator, resume: bool, new_data: bool, drawn: Sequence[str], tell: Tell) -> None:
     """Go on from the folder's checkpoint if that is asked for, and never over one that it is not asked for."""
     folder = loop.folder
-    begun = link.told(folder.begun)
+    begun = link.broadcast(folder.begun)
     if begun and not resume:
         raise UsageError(
             f"'{folder.path}' holds a run already", "go on with it with `resume`, or name another folder with `run`"

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,7 +25,7 @@ from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.jobs.train import Course, Trained, run_train
 from onnxgrad_cli.options import LoraSpec
 from onnxgrad_cli.training.data import Batches, Data, open_data
-from onnxgrad_cli.training.run.communicator import Alone, Communicator, any_of, communicator, launched
+from onnxgrad_cli.training.distributed.communicator import Alone, Communicator
 from onnxgrad_cli.training.run.folder import LOG, load_checkpoint
 from onnxgrad_cli.training.steps.base import NotFinite, TrainerBase
 from onnxgrad_cli.training.steps.parallel import ParallelTrainer
@@ -220,39 +219,8 @@ def test_other_weights_are_refused() -> None:
         tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) + link.rank, tensor.name))
         ParallelTrainer(built, link, threads=1)
 
-    with pytest.raises(UsageError, match="other weights"):
+    with pytest.raises(UsageError, match="different weights"):
         together(2, start)
-
-
-# -- who takes part -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("environment", "found"),
-    [
-        ({}, ("", 1)),
-        ({"OMPI_COMM_WORLD_SIZE": "4"}, ("Open MPI", 4)),
-        ({"PMI_SIZE": "2"}, ("MPICH", 2)),
-        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_NTASKS": "8"}, ("Slurm", 8)),
-        ({"SLURM_NTASKS": "8"}, ("", 1)),  # a batch script, which is one process
-        ({"PMI_SIZE": "1"}, ("", 1)),
-    ],
-)
-def test_launchers(environment: dict[str, str], found: tuple[str, int]) -> None:
-    assert launched(environment) == found
-
-
-def test_alone() -> None:
-    link = communicator()
-    assert (link.rank, link.world, link.told(3), any_of(link, True)) == (0, 1, 3, True)
-
-
-def test_missing_mpi4py_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(OnnxgradError, match="Open MPI has started 2 processes") as error:
-        communicator()
-    assert "pip install 'mpi4py>=4'" in str(error.value.hint)
 
 
 # -- whole runs -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,55 @@
+"""Several processes train together: an engine connects the processes that a launcher has started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+
+from onnxgrad_cli.common.launchers import Launch, launches
+from onnxgrad_cli.common.packages import install_command, load_package
+from onnxgrad_cli.training.distributed.communicator import Alone, Communicator
+from onnxgrad_cli.training.distributed.gloo import Gloo
+from onnxgrad_cli.training.distributed.mpi import Mpi
+
+ENGINES: dict[str, tuple[type[Gloo | Mpi], ...]] = {"torchrun": (Gloo,), "Slurm": (Gloo, Mpi)}
+"""Launcher -> the engines that work under it, the preferred one first. All others are launchers of MPI."""
+
+
+@contextmanager
+def connected() -> Iterator[Communicator]:
+    """Connect this process to those that a launcher has started with it, for as long as the block runs.
+
+    Raises:
+        UsageError: the environment contradicts itself, or the package of the engine is missing.
+        OnnxgradError: the other processes can't be reached.
+    """
+    found = launches()
+    if not found:
+        yield Alone()
+        return
+    link = _join(found)
+    try:
+        yield link
+    finally:
+        link.close()
+
+
+def _join(found: Sequence[Launch]) -> Gloo | Mpi:
+    """Connect by the first engine whose package is installed."""
+    engines = [(launch, engine) for launch in found for engine in ENGINES.get(launch.launcher, (Mpi,))]
+    for launch, engine in engines:
+        if _is_installed(engine.package):
+            return engine(launch)
+    launch, engine = engines[0]
+    others = dict.fromkeys(install_command(other.package) for _, other in engines[1:] if other is not engine)
+    load_package(engine.package, f"a run of {launch.world} processes under {launch.launcher}", " or ".join(others))
+    raise AssertionError("load_package has found what was not installed")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        import_module(module)
+    except ImportError:
+        return False
+    return True
