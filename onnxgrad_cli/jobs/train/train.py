@@ -110,6 +110,8 @@ def run_train(
         loop = ready.loop(folder, stop, watch, log)
         agree(link, {use: np.array(digest) for use, digest in loop.digests.items()}, "data")
         _resume(loop, link, resume, new_data, drawing(ready.built.model), tell)
+        if link.world > 1:
+            agree(link, {name: buffer.read() for name, buffer in ready.trainer.buffers.items()}, "weights")
         if link.rank == 0:
             ready.preprocessing.write_to_run(folder.path)
             size = sum(buffer.array.nbytes for buffer in ready.trainer.buffers.values())

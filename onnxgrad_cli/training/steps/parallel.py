@@ -150,16 +150,13 @@ def _divisors(built: TrainingModel) -> list[str]:
         UsageError: parts of a batch don't add up to the loss of the whole.
     """
     options, training = built.options, built.training
-    for spec, output in zip(options.losses, training.predictions, strict=True):
-        if spec.name.endswith(".onnx"):
+    first_axes = [shape[0] for value in built.model.graph.input if (shape := shape_of(value.type))]
+    for position, (spec, output) in enumerate(zip(options.losses, training.predictions, strict=True)):
+        if position in training.scalars and any(isinstance(size, str) for size in first_axes):
             raise UsageError(
-                f"'{spec.name}' gives one number for a batch: nobody knows how those of its parts add up",
-                "take a loss that onnxgrad knows, or one process",
-            )
-        if shape_of(built.graph.types.get(output)) == ():
-            raise UsageError(
-                f"'{output}' is one number for a batch: nobody knows how those of its parts add up",
-                "judge an output with a batch axis, or take one process",
+                f"the loss '{spec.name}' on '{output}' is one number for a batch: it can't be computed from the parts "
+                "of a batch",
+                "choose a loss that has a value for each sample, or train in one process",
             )
     if options.reduction == "sum" and (options.l1 or options.l2):
         raise UsageError(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import numpy_helper, parser
 
 from onnxgrad_cli.training.run.folder import load_checkpoint
 from tests.cli_harness import PROGRAM
@@ -196,3 +196,72 @@ def test_an_interrupted_launcher_leaves_a_checkpoint(folder: Path, number: int) 
     _, said = launched.communicate(timeout=60)
     assert "--resume goes on" in said and "error:" not in said, said
     assert load_checkpoint(Path("long.onnx.run/checkpoint.safetensors"))[1]["steps"] >= 3
+
+
+# -- what several processes compute ---------------------------------------------------------------------------------
+
+CNN = ROOT / "sample_models" / "digits_cnn.onnx"
+WEIGHTS = ",".join(map(str, np.linspace(0.2, 3, 10)))
+READER = Path("reader.onnx")
+TOKENS = ("--data", "tokens.jsonl", "--loss", "causal-lm:logits:labels")
+POOLED = ("--data", "tokens.jsonl", "--loss", "cross-entropy:pooled:y")  # of all places, padded ones too
+
+RUNS = {
+    "sgd": (MODEL, ("--optimizer", "sgd", "--learning-rate", "0.1")),
+    "adamw": (MODEL, ("--optimizer", "adamw", "--schedule", "one-cycle", "--learning-rate", "0.01")),
+    "lora": (MODEL, ("--lora", "4", "--optimizer", "adamw")),
+    "accumulate": (MODEL, ("--accumulate", "2", "--optimizer", "adamw")),
+    "clip": (MODEL, ("--clip-norm", "0.1", "--optimizer", "sgd", "--learning-rate", "0.1")),
+    "class-weights": (MODEL, ("--loss-option", f"class-weights={WEIGHTS}", "--optimizer", "momentum")),
+    "ignored": (MODEL, ("--data", "ignored.npz", "--optimizer", "momentum", "--accumulate", "2")),
+    "sample-weights": (MODEL, ("--sample-weight", "w", "--data", "weighted.npz", "--optimizer", "sgd")),
+    "sum": (MODEL, ("--reduction", "sum", "--optimizer", "sgd")),
+    "ema": (MODEL, ("--ema", "0.9", "--use-ema", "--val", "val.npz")),
+    "balance": (MODEL, ("--balance", "--optimizer", "sgd", "--learning-rate", "0.1")),
+    "augment": (CNN, ("--augment", "flip,crop", "--optimizer", "sgd", "--learning-rate", "0.1")),
+    "tokens": (READER, (*TOKENS, "--optimizer", "sgd", "--learning-rate", "0.1")),
+    "tokens-lora": (READER, (*TOKENS, "--lora", "2", "--optimizer", "adamw")),
+    "padded": (READER, (*POOLED, "--optimizer", "sgd", "--learning-rate", "0.1")),
+}
+"""Model and options of runs of 55 steps, of which each eleventh has 11 samples."""
+
+
+@pytest.fixture
+def more_data(folder: Path) -> None:
+    data, draw = dict(np.load("digits.npz")), np.random.default_rng(1)
+    labels = data["y"].copy()
+    labels[draw.random(len(labels)) < 0.6] = -100
+    np.savez("ignored.npz", x=data["x"], y=labels)
+    np.savez("weighted.npz", **data, w=draw.uniform(0, 2, len(labels)).astype(np.float32))
+    with Path("tokens.jsonl").open("w") as stream:
+        for length in draw.integers(2, 16, 331).tolist():
+            row = draw.integers(0, 10, length).tolist()
+            labels = [token if draw.random() < 0.5 else -100 for token in row]
+            stream.write(json.dumps({"input_ids": row, "labels": labels, "y": row[0]}) + "\n")
+    reader = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        reader (int64[batch, places] input_ids) => (float[batch, places, 10] logits, float[batch, 10] pooled)
+        { e = Gather(embedding, input_ids)  one = Constant <value = int64 {1}> ()  c = CumSum(e, one)  t = Tanh(c)
+          logits = MatMul(t, head)  m = ReduceMean <axes = [1], keepdims = 0> (t)
+          pooled = MatMul(m, head) }""")
+    for name, shape in (("embedding", (10, 8)), ("head", (8, 10))):
+        values = draw.normal(size=shape).astype(np.float32)
+        reader.graph.initializer.append(numpy_helper.from_array(values, name))
+    onnx.save(reader, READER)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("more_data")
+@pytest.mark.parametrize("name", RUNS)
+def test_several_processes_compute_what_one_computes(name: str) -> None:
+    model, more = RUNS[name]
+    more = (*more, "--epochs", "5")
+    one = run([*PROGRAM, *command("1.onnx", *more, model=model)])
+    assert one.returncode == 0, one.stderr
+    expected = weights_of("1.onnx")
+    assert error_of(expected, weights_of(str(model))) > 1e-3  # it has been trained
+    for world in (2, 4):
+        several = run(torchrun(world, *command(f"{world}.onnx", *more, model=model)))
+        assert several.returncode == 0, several.stderr
+        assert error_of(expected, weights_of(f"{world}.onnx")) < 1e-6
+        for mine, wanted in zip(epochs_of(f"{world}.onnx.run"), epochs_of("1.onnx.run"), strict=True):
+            assert mine == pytest.approx(wanted, rel=1e-5)
