@@ -17,7 +17,7 @@ from onnxgrad_cli.verification.case import Case, Found
 from onnxgrad_cli.verification.claims import Claims
 from onnxgrad_cli.verification.feeds import random_feeds
 from onnxgrad_cli.verification.findings import STILL, hiding, in_words
-from onnxgrad_cli.verification.judgement import Judge, off
+from onnxgrad_cli.verification.judgement import Judge, distance
 from onnxgrad_cli.verification.loss_function import (
     FAITHFUL,
     LossFunction,
@@ -249,33 +249,29 @@ def in_single(point: Point, exact: Arrays, found: Found, value: float, least: fl
         value: the loss in float64.
         least: the share of the largest gradient that is rounding in any.
     """
-    largest = _largest(exact)
     claims = point.claims
-    worst = max(off(claims.arrays[name], exact[name], largest) for name in exact)
+    apart = {name: distance(claims.arrays[name], exact[name]) for name in exact}
+    largest = max(size for _, size in apart.values())
+    worst = float(np.max([farthest for farthest, _ in apart.values()])) / (largest or 1.0)
     noise = max(map(claims.largest_noise, claims.arrays)) / (largest or 1.0)
     kernels = f"onnxruntime's float32 kernels are off by {worst:.1e}"
     if noise > KERNELS / 10:
         kernels += f", and a change in the last digits of these data makes {noise:.1e}"
     if noise > NOISY or KERNELS < worst <= 10 * noise:
         return Found("skipped", f"right in float64, but in float32 they are rounding noise on these data: {kernels}")
-    if worst <= KERNELS and (apart := [name for name in exact if _is_apart(point, exact, name, least * largest)]):
-        return Found("skipped", f"right in float64, but what float32 makes of {listed(apart)} is another: {kernels}")
+    others = []  # gradients that may be small beside others, and are off for themselves by more than they are noisy
+    for name, (farthest, size) in apart.items():
+        rounding = max(least * largest, 10 * claims.largest_noise(name)) / KERNELS
+        if farthest > KERNELS * max(size, rounding):
+            others.append(name)
+    if worst <= KERNELS and others:
+        return Found("skipped", f"right in float64, but what float32 makes of {listed(others)} is another: {kernels}")
     if worst <= KERNELS:
         return replace(found, detail=f"{found.detail}; in float64: {kernels}")
     if not point.loss.exact:
         losses = f"{point.loss.value:.6g}, which is {value:.6g} in float64"
         return Found("skipped", f"right in float64, but not to be measured in float32: the loss is {losses}; {kernels}")
     return Found("failed", f"right in float64, but {kernels}")
-
-
-def _is_apart(point: Point, exact: Arrays, name: str, least: float) -> bool:
-    """Whether a gradient, which may be small beside others, is far off for itself, by more than it is noisy."""
-    noise = point.claims.largest_noise(name)
-    return off(point.claims.arrays[name], exact[name], max(least, 10 * noise) / KERNELS) > KERNELS
-
-
-def _largest(arrays: Arrays) -> float:
-    return max((float(np.max(np.abs(x), initial=0.0)) for x in arrays.values()), default=0.0)
 
 
 def _double_loss(case: Case) -> LossFunction | None:

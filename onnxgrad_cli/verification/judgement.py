@@ -238,17 +238,29 @@ def off(a: np.ndarray, b: np.ndarray, least: float = 0.0) -> float:
 
     Entries that are the same infinity, or no number in both, are not apart.
     """
+    worst, largest = distance(a, b)
+    return worst / max(largest, least, 1e-30)
+
+
+def distance(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
+    """Return the largest distance of two entries, see `off`, and the largest finite absolute entry of `b`."""
     if a.dtype.kind in "OU":  # strings
-        return 0.0 if np.array_equal(a, b) else math.inf
+        return 0.0 if np.array_equal(a, b) else math.inf, 1.0
     if a.shape != b.shape:
         a, b = np.broadcast_arrays(a, b)
-    worst, largest = 0.0, least
+    worst, largest = 0.0, 0.0
     for (_, x), (_, y) in zip(slices(np.ravel(a)), slices(np.ravel(b)), strict=True):
-        if np.array_equal(x, y):
-            apart = 0.0
-        else:
-            with np.errstate(invalid="ignore"):
-                apart = np.max(np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, np.abs(x - y)))
-        worst = float(np.maximum(worst, apart))  # nan stays nan
-        largest = max(largest, float(np.max(np.abs(y), initial=0.0, where=np.isfinite(y))))
-    return worst / max(largest, 1e-30)
+        with np.errstate(invalid="ignore"):
+            apart = x - y
+            farthest, size = _largest(apart), _largest(y)
+            if not (math.isfinite(farthest) and math.isfinite(size)):
+                apart[(x == y) | (np.isnan(x) & np.isnan(y))] = 0
+                farthest, size = _largest(apart), _largest(y[np.isfinite(y)])
+        worst = float(np.maximum(worst, farthest))  # nan stays nan
+        largest = max(largest, size)
+    return worst, largest
+
+
+def _largest(x: np.ndarray) -> float:
+    """Return the largest absolute value, 0 of nothing, nan if there is one."""
+    return float(np.maximum(np.abs(np.max(x, initial=0.0)), np.abs(np.min(x, initial=0.0))))
