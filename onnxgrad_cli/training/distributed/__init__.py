@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
+from importlib.util import find_spec
 
 from onnxgrad_cli.common.launchers import Launch, launches
 from onnxgrad_cli.common.packages import install_command, load_package
@@ -39,17 +39,9 @@ def _join(found: Sequence[Launch]) -> Gloo | Mpi:
     """Connect by the first engine whose package is installed."""
     engines = [(launch, engine) for launch in found for engine in ENGINES.get(launch.launcher, (Mpi,))]
     for launch, engine in engines:
-        if _is_installed(engine.package):
+        if find_spec(engine.package) is not None:
             return engine(launch)
     launch, engine = engines[0]
     others = dict.fromkeys(install_command(other.package) for _, other in engines[1:] if other is not engine)
     load_package(engine.package, f"a run of {launch.world} processes under {launch.launcher}", " or ".join(others))
     raise AssertionError("load_package has found what was not installed")
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        import_module(module)
-    except ImportError:
-        return False
-    return True

@@ -43,6 +43,7 @@ class Gloo:
             OnnxgradError: they can't be reached.
         """
         self.rank, self.world = launch.rank, launch.world
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns with a stack of C++ if a process has ended
         torch, distributed = import_module("torch"), import_module("torch.distributed")
         self._tensor = torch.from_numpy
         if not launch.address:
@@ -54,7 +55,7 @@ class Gloo:
         limit = timedelta(seconds=CONNECT)
         try:
             store, _, _ = next(distributed.rendezvous(meeting, timeout=limit))
-            self._host = "torchrun or its machine" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") else "rank 0"
+            self._hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # by rank 0, and not by torchrun
             # torchrun's store outlives the processes that it restarts after a failure
             store = distributed.PrefixStore(f"onnxgrad/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
             self._liveness = Liveness(store, self.rank, self.world)
@@ -102,7 +103,8 @@ class Gloo:
             raise self._liveness.cause(REPORT) or self._lost() from None
 
     def _lost(self) -> RankError:
-        host = self._host if self._liveness.unreachable else "another process"
+        host = "rank 0" if self._hosted else "torchrun or its machine"
+        host = host if self._liveness.unreachable else "another process"
         return RankError(0, ended(host), name=False)
 
     def fail(self, error: OnnxgradError) -> OnnxgradError | None:
@@ -113,7 +115,9 @@ class Gloo:
         shared = cause if isinstance(cause, RankError) else RankError(self.rank, cause)
         self._liveness.announce(shared)
         until = time.monotonic() + REPORT
-        while time.monotonic() < until and not self._liveness.unreachable:
+        while time.monotonic() < until:
+            if self._liveness.unreachable:
+                return shared if self.rank == int(self._hosted) else None
             if any(map(self._liveness.has_announced, range(self.rank))):
                 return None
             if not set(range(self.rank)) - {shared.rank}:  # rank 0 has ended, and reports nothing

@@ -34,8 +34,8 @@ class Store(Protocol):
     def set(self, key: str, value: str) -> object:
         """Set the value of a key."""
 
-    def get(self, key: str) -> bytes:
-        """Return the value of a key."""
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Return the values of keys, which all have one."""
 
     def check(self, keys: list[str]) -> bool:
         """Return True if all keys have values."""
@@ -88,11 +88,12 @@ class Liveness:
             try:
                 if not self._announced:
                     self._store.set(_key(self._rank), str(count))
-                for rank in self.others:
-                    self._read(rank, self._store.get(_key(rank)))
+                values = self._store.multi_get([_key(rank) for rank in self.others])
             except RuntimeError:
                 self.unreachable = True
                 return
+            for rank, value in zip(self.others, values, strict=True):
+                self._read(rank, value)
 
     def _read(self, rank: int, value: bytes) -> None:
         if value != self._counts[rank]:

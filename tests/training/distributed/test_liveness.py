@@ -23,10 +23,10 @@ class Memory:
     def set(self, key: str, value: str) -> None:
         self.values[key] = value.encode()
 
-    def get(self, key: str) -> bytes:
+    def multi_get(self, keys: list[str]) -> list[bytes]:
         if self.gone:
             raise RuntimeError("Connection was closed")
-        return self.values[key]
+        return [self.values[key] for key in keys]
 
     def check(self, keys: list[str]) -> bool:
         return all(key in self.values for key in keys)

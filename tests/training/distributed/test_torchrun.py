@@ -1,4 +1,4 @@
-"""Processes under torchrun train as one: through the command, beside one process and beside PyTorch."""
+"""Processes under torchrun and Slurm train as one: through the command, beside one process and beside PyTorch."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
+from onnxgrad_cli.training.data import Batches, Data
 from onnxgrad_cli.training.run.folder import load_checkpoint
 from tests.cli_harness import PROGRAM
 
@@ -61,7 +62,7 @@ def run(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
 
 
-def weights_of(path: str) -> dict[str, np.ndarray]:
+def weights_of(path: str | Path) -> dict[str, np.ndarray]:
     return {t.name: numpy_helper.to_array(t).astype(np.float64) for t in onnx.load(path).graph.initializer}
 
 
@@ -198,6 +199,34 @@ def test_an_interrupted_launcher_leaves_a_checkpoint(folder: Path, number: int) 
     assert load_checkpoint(Path("long.onnx.run/checkpoint.safetensors"))[1]["steps"] >= 3
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [None, 0, 1])
+def test_slurm_without_a_supervisor(folder: Path, killed: int | None) -> None:
+    """The processes of srun meet at the first node; a killed one is noticed although nobody ends the others."""
+    arguments = command("a.onnx", "--epochs", "2" if killed is None else "100000", "--save-every", "3")
+    step = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_NODELIST": "localhost", "MASTER_PORT": str(free_port())}
+    processes = [
+        subprocess.Popen(
+            [*PROGRAM, *arguments], stderr=subprocess.PIPE, text=True,
+            env={**ENVIRONMENT, **step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+        )
+        for rank in range(3)
+    ]  # fmt: skip
+    if killed is not None:
+        limit = time.monotonic() + 60
+        while not Path("a.onnx.run/checkpoint.safetensors").exists() and time.monotonic() < limit:
+            time.sleep(0.1)
+        processes[killed].kill()
+    said = [process.communicate(timeout=60)[1] for process in processes]
+    assert all(process.returncode == (0 if killed is None else 1) for process in processes if process.returncode >= 0)
+    errors = [line for text in said for line in text.splitlines() if line.startswith("error:")]
+    if killed is None:
+        assert not errors and said[1:] == ["", ""] and Path("a.onnx").exists()
+    else:
+        assert len(errors) == 1 and errors[0].startswith(f"error: rank {killed} ended"), said
+        assert said[2] == "" and "frame #" not in said[1]
+
+
 # -- what several processes compute ---------------------------------------------------------------------------------
 
 CNN = ROOT / "sample_models" / "digits_cnn.onnx"
@@ -265,3 +294,32 @@ def test_several_processes_compute_what_one_computes(name: str) -> None:
         assert error_of(expected, weights_of(f"{world}.onnx")) < 1e-6
         for mine, wanted in zip(epochs_of(f"{world}.onnx.run"), epochs_of("1.onnx.run"), strict=True):
             assert mine == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_several_processes_compute_what_pytorch_computes(folder: Path) -> None:
+    """Steps of torch.optim.SGD on whole batches, with a mean over class weights and over labels that count."""
+    import torch
+
+    data, draw = dict(np.load("digits.npz")), np.random.default_rng(1)
+    data["y"][draw.random(331) < 0.6] = -100
+    np.savez("ignored.npz", **data)
+    more = ("--data", "ignored.npz", "--loss-option", f"class-weights={WEIGHTS}", "--optimizer", "sgd")
+    several = run(torchrun(4, *command("4.onnx", *more, "--learning-rate", "0.1", "--epochs", "5")))
+    assert several.returncode == 0, several.stderr
+
+    w = {name: torch.tensor(array, dtype=torch.float32).requires_grad_() for name, array in weights_of(MODEL).items()}
+    optimizer = torch.optim.SGD(w.values(), 0.1)
+    class_weights = torch.linspace(0.2, 3, 10)
+    order = Batches(Data(Path(), {}, {}, 331, {}), 32)
+    for _ in range(5):
+        for part in order:
+            h = torch.tensor(data["x"][part.indices]).flatten(1)
+            for layer in ("fc1", "fc2"):
+                h = torch.relu(h @ w[f"{layer}.weight"].T + w[f"{layer}.bias"])
+            logits = h @ w["fc3.weight"].T + w["fc3.bias"]
+            labels = torch.tensor(data["y"][part.indices])
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(logits, labels, class_weights).backward()
+            optimizer.step()
+    assert error_of({name: t.detach().double().numpy() for name, t in w.items()}, weights_of("4.onnx")) < 1e-6
