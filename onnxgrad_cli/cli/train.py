@@ -230,7 +230,7 @@ def _together(console: Console) -> Iterator[Communicator]:
     """
     from onnxgrad_cli.training.distributed import connected
 
-    with connected() as link:
+    with connected(console.say) as link:
         console.mute = link.rank > 0
         if console.mute:
             console.level = -1

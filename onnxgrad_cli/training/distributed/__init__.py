@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 
 from onnxgrad_cli.common.launchers import Launch, launches
+from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.common.packages import install_command, load_package
 from onnxgrad_cli.training.distributed.communicator import Alone, Communicator
 from onnxgrad_cli.training.distributed.gloo import Gloo
@@ -17,8 +18,11 @@ ENGINES: dict[str, tuple[type[Gloo | Mpi], ...]] = {"torchrun": (Gloo,), "Slurm"
 
 
 @contextmanager
-def connected() -> Iterator[Communicator]:
+def connected(tell: Tell = silent) -> Iterator[Communicator]:
     """Connect this process to those that a launcher has started with it, for as long as the block runs.
+
+    Args:
+        tell: takes a line if the others keep this process waiting.
 
     Raises:
         UsageError: the environment contradicts itself, or the package of the engine is missing.
@@ -28,19 +32,19 @@ def connected() -> Iterator[Communicator]:
     if not found:
         yield Alone()
         return
-    link = _join(found)
+    link = _join(found, tell)
     try:
         yield link
     finally:
         link.close()
 
 
-def _join(found: Sequence[Launch]) -> Gloo | Mpi:
+def _join(found: Sequence[Launch], tell: Tell) -> Gloo | Mpi:
     """Connect by the first engine whose package is installed."""
     engines = [(launch, engine) for launch in found for engine in ENGINES.get(launch.launcher, (Mpi,))]
     for launch, engine in engines:
         if find_spec(engine.package) is not None:
-            return engine(launch)
+            return engine(launch, tell)
     launch, engine = engines[0]
     others = dict.fromkeys(install_command(other.package) for _, other in engines[1:] if other is not engine)
     load_package(engine.package, f"a run of {launch.world} processes under {launch.launcher}", " or ".join(others))

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrad_cli.common.launchers import Launch
+from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.training.distributed.communicator import RankError
 from onnxgrad_cli.training.distributed.liveness import INTERRUPTED, PERIOD, Liveness, ended
@@ -35,7 +36,7 @@ class Gloo:
 
     package = "torch"
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, tell: Tell) -> None:
         """Join the other processes.
 
         Raises:
@@ -43,31 +44,47 @@ class Gloo:
             OnnxgradError: they can't be reached.
         """
         self.rank, self.world = launch.rank, launch.world
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns with a stack of C++ if a process has ended
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # its warnings and errors come with stacks of C++
         torch, distributed = import_module("torch"), import_module("torch.distributed")
         self._tensor = torch.from_numpy
         if not launch.address:
             raise UsageError(
                 f"{launch.launcher} does not say where rank 0 runs", "set MASTER_ADDR to the name of its machine"
             )
-        place = f"{launch.address}:{launch.port}"
-        meeting = f"tcp://{place}?rank={self.rank}&world_size={self.world}"
-        limit = timedelta(seconds=CONNECT)
+        self._hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # by rank 0, and not by torchrun
         try:
-            store, _, _ = next(distributed.rendezvous(meeting, timeout=limit))
-            self._hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # by rank 0, and not by torchrun
+            store = self._connected(distributed.TCPStore, launch)
             # torchrun's store outlives the processes that it restarts after a failure
             store = distributed.PrefixStore(f"onnxgrad/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
             self._liveness = Liveness(store, self.rank, self.world)
-            self._liveness.start(CONNECT)
-            self._group = distributed.ProcessGroupGloo(store, self.rank, self.world, limit)
+            self._liveness.start(CONNECT, tell)
+            self._group = distributed.ProcessGroupGloo(store, self.rank, self.world, timedelta(seconds=CONNECT))
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
-            hint = "check MASTER_ADDR, MASTER_PORT and the firewall; GLOO_SOCKET_IFNAME chooses a network interface"
-            raise OnnxgradError(f"rank {self.rank} can't connect through {place}: {reason}", hint) from None
+            raise OnnxgradError(
+                f"rank {self.rank} can't connect through {launch.address}:{launch.port}: {reason}",
+                "check MASTER_ADDR, MASTER_PORT and the firewall; GLOO_SOCKET_IFNAME chooses a network interface",
+            ) from None
         self._sum, self._from_first = distributed.AllreduceOptions(), distributed.BroadcastOptions()
         self._from_first.rootRank = self._from_first.rootTensor = 0
         self._sum.timeout = self._from_first.timeout = COLLECTIVE
+
+    def _connected(self, store: Any, launch: Launch) -> Any:
+        """Return the store. It is waited for in short calls, between which Python answers signals.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        hosts = self._hosted and self.rank == 0
+        until = time.monotonic() + CONNECT
+        while True:
+            try:
+                return store(
+                    launch.address, launch.port, is_master=hosts, timeout=timedelta(seconds=5), wait_for_workers=False
+                )
+            except RuntimeError:
+                if hosts or time.monotonic() > until:
+                    raise
 
     def all_reduce(self, array: np.ndarray) -> None:
         """See `Communicator.all_reduce`."""

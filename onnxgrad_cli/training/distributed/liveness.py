@@ -11,11 +11,15 @@ import threading
 import time
 from typing import Any, Protocol
 
+from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError
 from onnxgrad_cli.training.distributed.communicator import RankError
 
 PERIOD = 0.25
 """Seconds between two counts."""
+
+PATIENCE = 10.0
+"""Seconds after which a process says for which ones it waits."""
 
 SILENT = 1.5
 """Seconds without a count after which a process is taken for dead, if a connection to some process was lost."""
@@ -62,21 +66,29 @@ class Liveness:
         self._thread = threading.Thread(target=self._count, daemon=True)
         store.set(_key(rank), "0")
 
-    def start(self, seconds: float) -> None:
+    def start(self, seconds: float, tell: Tell = silent) -> None:
         """Wait for the first counts of all processes, and start the thread.
+
+        Args:
+            seconds: how long to wait at most.
+            tell: takes a line if it takes long.
 
         Raises:
             OnnxgradError: some processes are missing after so many seconds.
         """
-        until = time.monotonic() + seconds
+        start, told = time.monotonic(), False
         missing = self.others
         while missing := [rank for rank in missing if not self._store.check([_key(rank)])]:
-            if time.monotonic() > until:
+            waited = time.monotonic() - start
+            which = f"{len(missing)} of {len(self.others) + 1} processes: rank {', '.join(map(str, missing))}"
+            if waited > seconds:
                 raise OnnxgradError(
-                    f"{len(missing)} of {len(self.others) + 1} processes did not connect within {seconds:.0f} s: rank "
-                    + ", ".join(map(str, missing)),
+                    f"after {seconds:.0f} s there is no connection to {which}",
                     "look for their errors, and start all processes with the same number of them",
                 )
+            if waited > PATIENCE and not told:
+                tell(f"waiting for {which}", 0)
+                told = True
             time.sleep(0.05)
         self._times = dict.fromkeys(self.others, time.monotonic())
         self._thread.start()

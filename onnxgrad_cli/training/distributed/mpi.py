@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrad_cli.common.launchers import Launch
+from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.training.distributed.communicator import RankError
 
@@ -18,7 +19,7 @@ class Mpi:
 
     package = "mpi4py"
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, tell: Tell) -> None:
         """Join the other processes.
 
         Raises:
