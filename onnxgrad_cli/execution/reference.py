@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -52,6 +52,10 @@ def _erf_terms() -> list[np.ndarray]:
     hermite = [np.ones_like(x), 2 * x, 4 * x**2 - 2, 8 * x**3 - 12 * x]
     terms = [(-1) ** n * h * slope / math.factorial(n + 1) for n, h in enumerate(hermite)]
     return [np.array([math.erf(each) for each in x]), *terms]
+
+
+CACHED = 1 << 15
+"""Elements that stay in the cache of a processor, beside as many others."""
 
 
 class Erf(OpRun):  # onnx.reference computes Erf in float32 whatever its input is
@@ -143,17 +147,37 @@ class Conv(OpRun):  # onnx.reference takes seconds for what a product of matrice
             end = total - begin
         wide = np.pad(x, [(0, 0), (0, 0), *zip(begin, end, strict=True)])
         out = (sizes + begin + end - reach) // step + 1
+        taps = {
+            tap: tuple(
+                slice(t, t + (n - 1) * s + 1, s) for t, n, s in zip(np.array(tap) * spread, out, step, strict=True)
+            )
+            for tap in np.ndindex(*kernel)
+        }
         ws = w.reshape(group, -1, *w.shape[1:])
-        y = np.zeros((len(x), group, ws.shape[1], int(np.prod(out))), x.dtype)
-        part = np.empty_like(y)
-        product = np.multiply if ws.shape[1:3] == (1, 1) else np.matmul  # the same there, and much faster
-        for tap in np.ndindex(*kernel):
-            starts = np.array(tap) * spread
-            taken = [slice(t, t + (n - 1) * s + 1, s) for t, n, s in zip(starts, out, step, strict=True)]
-            product(ws[:, :, :, *tap], wide[:, :, *taken].reshape(len(x), group, ws.shape[2], -1), out=part)
-            y += part
-        y = y.reshape(len(x), -1, *out)
+        if ws.shape[1:3] == (1, 1):
+            y = _depthwise(wide, w, taps.values(), tuple(out))
+        else:
+            y = np.zeros((len(x), group, ws.shape[1], int(np.prod(out))), x.dtype)
+            part = np.empty_like(y)
+            for tap, taken in taps.items():
+                images = wide[:, :, *taken].reshape(len(x), group, ws.shape[2], -1)
+                y += np.matmul(ws[:, :, :, *tap], images, out=part)
+            y = y.reshape(len(x), -1, *out)
         return (y if b is None else y + b.reshape(-1, *ones),)
+
+
+def _depthwise(x: np.ndarray, w: np.ndarray, taps: Iterable[Any], out: tuple[int, ...]) -> np.ndarray:
+    """Return a convolution in which each channel has one kernel, computed for as many channels as the cache holds."""
+    y = np.zeros((len(x), len(w), *out), x.dtype)
+    factors = w.reshape(len(w), -1, *(1 for _ in out))
+    block = max(1, CACHED // max(1, math.prod(out)))
+    part = np.empty((block, *out), x.dtype)
+    for sample, first in itertools.product(range(len(x)), range(0, len(w), block)):
+        channels = slice(first, first + block)
+        sums = y[sample, channels]
+        for position, taken in enumerate(taps):
+            sums += np.multiply(factors[channels, position], x[sample, channels, *taken], out=part[: len(sums)])
+    return y
 
 
 class ConvTranspose(OpRun):  # onnx.reference cuts the weights of groups along the wrong axis

@@ -121,6 +121,19 @@ def likelihood(op, logs, label, class_weights, ignore_index, axis, smoothing=0.0
     return picked(op, logs, label, table, ignore_index, axis, smoothing)
 
 
+def _of_labels(op: Op, found: Val, logs: Val, axis: int) -> Val:
+    """Return what was gathered at the labels, without the axis of classes.
+
+    GatherElements takes fewer labels than there are samples, and the gradient would be wrong. A Reshape to the samples'
+    sizes fails then. These sizes are no Concat: onnxruntime would replace one by -1.
+    """
+    others = [i for i in range(logs.rank) if i != axis]
+    if all(isinstance(size, int) for size in (*(logs.shape[i] for i in others), *found.shape)):
+        return op.squeeze(found, [axis])
+    sizes = op.dim(logs, others[0]) if len(others) == 1 else op.Gather(op.shape(logs), op.ints(others))
+    return op.Reshape(found, sizes, shape=[found.shape[i] for i in others])
+
+
 def picked(
     op: Op,
     logs: Val,
@@ -140,7 +153,7 @@ def picked(
         ignored = op.Equal(label, ignore_index)
         known = op.Where(ignored, op.const(0, label), label)
         weights = op.cast(op.Not(ignored), logs)
-    losses = -op.squeeze(op.GatherElements(logs, op.unsqueeze(known, [axis]), axis=axis), [axis])
+    losses = -_of_labels(op, op.GatherElements(logs, op.unsqueeze(known, [axis]), axis=axis), logs, axis)
     one = op.const(1.0, logs) if weights is None else weights
     counted = op.Where(known < 0, op.const(math.nan, logs), one)
     weights = None if weights is None else counted

@@ -126,9 +126,10 @@ def runs(case: Case) -> Found:
 
 
 def _single_batch(case: Case) -> dict[str, int]:
-    """Return 1 for each symbol that leads the inputs."""
+    """Return 1 for each symbol that leads the model's own inputs."""
     shapes = {value.name: shape_of(value.type) or () for value in case.described.model.graph.input}
-    leading = leading_symbols({name: shapes[name] for name in case.roles.fed})
+    own = (name for name in case.roles.fed if case.roles.inputs[name] == "model input")
+    leading = leading_symbols({name: shapes[name] for name in own if name not in case.described.cotangents})
     return {symbol: 1 for symbol, leads in leading.items() if leads}
 
 

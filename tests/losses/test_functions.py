@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from onnx import TensorProto
 
 from onnxgrad_cli.builder import build
 from onnxgrad_cli.errors import UsageError
@@ -151,3 +152,17 @@ def test_the_command_takes_code_that_is_typed_alone(shell: Shell) -> None:
     ):
         found = shell("build", model, *arguments, "-o", "g.onnx")
         assert found.code == 2 and said in found.err, found.err
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (4, 5, 3), (4, 5, 3, 2)])
+def test_fewer_labels_than_samples_end_the_run(shape: tuple[int, ...]) -> None:
+    """GatherElements takes them, and the gradient would be that of as many labels as samples."""
+    options = Options(losses=(LossSpec("cross-entropy"),), grad_of_input=("x",))
+    model = built(shape, options, dtype=TensorProto.FLOAT)
+    for count in (4, 1, 2):
+        feeds = {"x": np.ones(shape, np.float32), "label": np.zeros((count, *shape[2:]), np.int64)}
+        if count == 4:
+            assert run(model, feeds)
+        else:
+            with pytest.raises(Exception, match="running Reshape node"):
+                run(model, feeds)

@@ -13,6 +13,7 @@ from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
 from onnxgrad_cli.ir.nodes import attributes_of
 from onnxgrad_cli.ir.types import shape_of
+from onnxgrad_cli.passes.prepare.implied_ranks import KEEPS_RANK
 
 
 def give_axes(graph: Graph, training: Cautions) -> bool:
@@ -48,12 +49,25 @@ def _axes(graph: Graph, node: Node) -> list[int] | None:
         return None
     axes = [axis for axis, size in enumerate(shape) if size == 1]
     result = shape_of(graph.types.get(node.output[0]))
-    if result is not None:
-        return axes if len(result) == len(shape) - len(axes) else None
+    rank = _declared_rank(graph, node.output[0]) if result is None else len(result)
+    if rank is not None:
+        return axes if rank == len(shape) - len(axes) else None
     fed = (shape_of(graph.types.get(name)) for name in graph.input_names if name not in graph.initializers)
     batch = next((sizes[0] for sizes in fed if sizes), "?")
     symbols = [size for size in shape if isinstance(size, str)]
     return axes if batch != "?" and symbols == [batch] else None
+
+
+def _declared_rank(graph: Graph, name: str) -> int | None:
+    """Return the rank of a value, if the file declares an output that has as many axes."""
+    declared = {name: shape_of(graph.hints[name].type) for name in graph.output_names if name in graph.hints}
+    alike = {name}
+    for node in graph.nodes:
+        same = node.op_type in KEEPS_RANK | {"Concat", "Slice"} and is_standard(node.domain)
+        if same and not alike.isdisjoint(node.input[: len(node.input) if node.op_type == "Concat" else 1]):
+            alike.add(node.output[0])
+    ranks = {len(shape) for name, shape in declared.items() if name in alike and shape is not None}
+    return ranks.pop() if len(ranks) == 1 else None
 
 
 def _with_axes(graph: Graph, node: Node, axes: list[int]) -> list[Node]:

@@ -7,6 +7,7 @@ import pytest
 
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.inference import infer_types
+from onnxgrad_cli.passes.prepare.declarations import set_hints_aside
 from onnxgrad_cli.passes.prepare.squeezes import give_axes
 from onnxgrad_cli.record import Training
 
@@ -45,3 +46,14 @@ def test_the_batch_is_kept(inputs: str, declared: str, axes: list[list[int]]) ->
 )
 def test_what_may_remove_a_named_axis_stays(inputs: str, declared: str) -> None:
     assert squeezed(inputs, declared) == (False, [], [])
+
+
+@pytest.mark.parametrize(("output", "changed"), [("float[n] y", False), ("float[n, 4] y", True)])
+def test_the_declared_rank_of_an_output_behind_counts(output: str, changed: bool) -> None:
+    """A model of batches of 1 alone squeezes the batch away, and declares so."""
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 18]> g (float[batch, 1, 4] x) => ({output})
+        {{ t = Identity (x) s = Squeeze (t) u = Sigmoid (s) y = Concat <axis = 0> (u, u) }}""")
+    graph = Graph(model)
+    set_hints_aside(graph)
+    infer_types(graph)
+    assert give_axes(graph, Training()) == changed
