@@ -49,7 +49,7 @@ def free_port() -> int:
 
 def torchrun(world: int, *arguments: str) -> list[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world)]
-    return [*launcher, "--master-port", str(free_port()), "--no-python", *PROGRAM, *arguments]
+    return [*launcher, "--master-port", str(free_port()), "--no-python", "--", *PROGRAM, *arguments]
 
 
 def command(out: str, *more: str, model: Path = MODEL) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ def epochs_of(folder: str) -> list[dict[str, Any]]:
 
 def test_two_processes_are_one(folder: Path) -> None:
     more = ("--val", "val.npz", "--metric", "accuracy", "--epochs", "2", "--optimizer", "adamw")
-    two = run(torchrun(2, *command("two.onnx", *more)))
+    two = run(torchrun(2, *command("two.onnx", *more, "--run", "log")))
     assert two.returncode == 0, two.stderr
     assert two.stderr.count("2 processes train together") == two.stderr.count("wrote two.onnx\n") == 1
     assert two.stderr.count("epoch 1/2") == 1 and two.stdout.count("epoch ") == 1
@@ -172,7 +172,7 @@ def test_an_error_of_one_ends_all(folder: Path, rank: int, more: list[str], word
     np.savez("other.npz", **data)
     Path("program.py").write_text(ONE_FAILS.format(rank=rank, more=more))
     launcher = torchrun(3)
-    done = run([*launcher[: launcher.index("--no-python")], "program.py", *command("a.onnx")])
+    done = run([*launcher[: launcher.index("--no-python")], "--", "program.py", *command("a.onnx")])
     assert done.returncode == 1
     assert [line for line in done.stderr.splitlines() if line.startswith("error:")] == [f"error: {words}"], done.stderr
     assert not Path("a.onnx").exists()

@@ -21,6 +21,7 @@ from onnx import numpy_helper, parser
 
 from onnxgrad_cli import LossSpec, Options, build
 from onnxgrad_cli.builder import TrainingModel
+from onnxgrad_cli.common.narration import silent
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.jobs.train import Course, Trained, run_train
 from onnxgrad_cli.options import LoraSpec
@@ -144,6 +145,19 @@ def test_running_statistics_are_averaged() -> None:
     for state in together(2, step):
         for name in [name for name in state if "running" in name]:
             np.testing.assert_allclose(state[name], (found[0][name] + 2 * found[1][name]) / 3, rtol=1e-5)
+
+
+def test_statistics_of_parts_are_told(folder: Path) -> None:
+    told: list[str] = []
+
+    def run(link: Communicator) -> None:
+        options, course = replace(LOSS, mode="train"), replace(COURSE, max_steps=1)
+        tell = (lambda text, level: told.append(text)) if link.rank == 0 else silent
+        run_train(ROOT / "sample_models/digits_cnn.onnx", "digits.npz", "a.onnx", options, course, tell=tell,
+                  communicator=link)  # fmt: skip
+
+    together(2, run)
+    assert "caution: BatchNormalization takes the statistics of the part of a batch that each process has" in told
 
 
 def test_float16_is_summed_in_float32() -> None:
