@@ -19,7 +19,7 @@ import click
 
 from onnxgrad_cli.cli.document import Problem, document
 from onnxgrad_cli.cli.failures import chain
-from onnxgrad_cli.cli.fitting import fitting, is_dumb, width_of
+from onnxgrad_cli.cli.fitting import fitting, is_dumb
 from onnxgrad_cli.cli.github import harmless, on_github, tell_github
 from onnxgrad_cli.cli.paths import FilePath
 from onnxgrad_cli.common import strict_json
@@ -212,14 +212,11 @@ class Console:
             self.print(strict_json.dumps(whole, indent=2))
 
     def close(self, code: int) -> None:
-        """The last line: how it ended, how long it took, what was run; and what GitHub is told."""
+        """The last line: how it ended and how long it took; and what GitHub is told."""
         seconds = time.perf_counter() - self._start
         if self.done and self.level >= 0 and not self.mute:
             word = OUTCOMES.get(code, self.done)
-            lines = [visible(f"| {seconds:.2f} s | {self.command}"), f"| {seconds:.2f} s"]
-            width = width_of(sys.stderr)  # what does not fit stands above as it was typed, and can be copied there
-            fits = width is None or len(f"{word} {lines[0]}") <= width
-            _narrate(lines[0 if fits else 1], word, COLORS.get(word, "green"))
+            _narrate(f"| {seconds:.2f} s", word, COLORS.get(word, "green"))
         if on_github() and not self.mute:
             told = document(self.name, code, self._result, self._problem, list(self._warnings))
             for line in tell_github(told, self.models, self.arguments, seconds, self.found or self.done):

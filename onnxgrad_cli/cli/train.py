@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from onnxgrad_cli.cli.code import TypedFunction, metric_name
-from onnxgrad_cli.cli.console import Console, speaks, table
+from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.failures import failure
 from onnxgrad_cli.cli.options import MODEL, complete_files, complete_names, options, what_to_build
 from onnxgrad_cli.cli.paths import TEXT, FilePath
-from onnxgrad_cli.cli.progress import is_terminal, training
+from onnxgrad_cli.cli.progress import training
 from onnxgrad_cli.cli.samples import columns_to_samples, sample_options
 from onnxgrad_cli.common.byte_sizes import bytes_of
-from onnxgrad_cli.common.choices import LogForm
+from onnxgrad_cli.common.choices import LogForm, Resume
 from onnxgrad_cli.errors import OnnxgradError
 
 if TYPE_CHECKING:
@@ -110,7 +110,16 @@ NOT_HERE = {
 @click.option("--epochs", type=click.IntRange(min=1), default=10, show_default=True, help="How often all is seen.")
 @click.option("--max-steps", type=click.IntRange(min=1), metavar="N", help="End after N steps, if epochs are more.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Samples of a step.")
-@click.option("--learning-rate", type=float, default=1e-3, show_default=True, help="Of the first step, or the highest.")
+@click.option(
+    "--lr",
+    "--learning-rate",
+    "learning_rate",
+    type=float,
+    default=1e-3,
+    show_default=True,
+    metavar="RATE",
+    help="Learning rate; the peak value if the schedule warms up.",
+)
 @click.option(
     "--schedule",
     default="constant",
@@ -169,7 +178,16 @@ NOT_HERE = {
     metavar="DIR",
     help="The folder of checkpoints and train.jsonl.  [default: OUT.run]",
 )
-@click.option("--resume", is_flag=True, help="Go on from the checkpoint of the run.")
+@click.option(
+    "--resume",
+    is_flag=False,
+    flag_value="must",
+    type=click.Choice(get_args(Resume)),
+    default="never",
+    show_default=True,
+    help="Continue from the checkpoint of the run; auto: begin a run if there is none, and do nothing if it is "
+    "finished; --resume alone: must.",
+)
 @click.option("--new-data", is_flag=True, help="Go on with other training data than the run was begun with.")
 @click.option("--provider", default="cpu", show_default=True, help="The execution provider of onnxruntime.")
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Of the processor.  [default: all]")
@@ -178,7 +196,9 @@ NOT_HERE = {
     is_flag=True,
     help="Leave BatchNormalization and Dropout as the model has them; else what is written is for inference.",
 )
-@click.option("--force", is_flag=True, help="Replace a model that onnxgrad did not write.")
+@click.option(
+    "--force", is_flag=True, help="Replace the run of an earlier training, and files that onnxgrad did not write."
+)
 @what_to_build
 @speaks
 @click.pass_obj
@@ -210,7 +230,8 @@ def train(console: Console, /, model: str, data: str, out: str | None, seed: int
         return 0 if found.reason != "stopped" else 130
     said = {**dataclasses.asdict(found), "files": [str(file) for file in found.files]}
     console.found = f"trained: {_taken(found)}" if found.epochs else ""
-    console.result(said, _summary(found, told=is_terminal() and sys.stdout.isatty()), asked=False)
+    finished = found.reason != "stopped" and not found.files
+    console.result(said, _summary(found, curves=not finished), asked=False)
     for file in found.files:
         console.say(f"wrote {file}")
     if found.reason != "stopped":
@@ -271,24 +292,11 @@ def _told(error: BaseException) -> OnnxgradError:
     return told
 
 
-def _summary(found: Trained, told: bool) -> str:
-    """The epochs, where they were not told on the same terminal, and the one that was taken.
-
-    Without validation data the last one is.
-    """
-    from onnxgrad_cli.report.words import figure
-
-    epochs = found.epochs
-    if not epochs:
+def _summary(found: Trained, curves: bool) -> str:
+    """Return the curves of the losses and the epoch whose weights were taken. Each epoch has had its line by then."""
+    if not found.epochs:
         return "no epoch was completed"
-    if told:
-        return "\n".join([*_curves(epochs), _taken(found)])
-    head = ("epoch", *(name.replace("val_", "validation ") for name in epochs[0]), "")
-    rows = [
-        (str(i), *(figure(value) for value in epoch.values()), _mark(found) if i == found.best else "")
-        for i, epoch in enumerate(epochs, 1)
-    ]
-    return "\n".join([table(head, rows), *_curves(epochs)])
+    return "\n".join([*(_curves(found.epochs) if curves else ()), _taken(found)])
 
 
 def _taken(found: Trained) -> str:
@@ -296,11 +304,8 @@ def _taken(found: Trained) -> str:
     from onnxgrad_cli.report.words import figure
 
     value = f", {figure(found.epochs[found.best - 1][found.by])}" if found.by else ""
-    return f"epoch {found.best} of {len(found.epochs)}, {_mark(found)}{value}"
-
-
-def _mark(found: Trained) -> str:
-    return f"best by {found.by.replace('val_', 'validation ')}" if found.by else "the last, taken"
+    mark = f"best by {found.by.replace('val_', 'validation ')}" if found.by else "the last, taken"
+    return f"epoch {found.best} of {len(found.epochs)}, {mark}{value}"
 
 
 def _curves(epochs: Sequence[dict[str, float]]) -> Iterator[str]:

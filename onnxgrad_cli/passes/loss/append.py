@@ -14,6 +14,7 @@ from typing import Any
 from onnx import TensorProto, TypeProto
 
 from onnxgrad_cli import losses
+from onnxgrad_cli.common.settings import unknown_setting
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.sums import reduced
 from onnxgrad_cli.emission.values import Val
@@ -88,7 +89,7 @@ def _refuse_unknown_options(options: LossOptions, training: LossRecord) -> None:
         known = [option.name for spec in owners[owner] if spec.loss for option in spec.loss.options]
         if name not in known:
             names = ", ".join(spec.name for spec in owners[owner])
-            raise UsageError(f"{names} has no option '{name}'", suggest(name, known, "options"))
+            raise unknown_setting(names, name, known)
 
 
 def _term(op: Op, options: AppendOptions, training: LossRecord, spec: LossSpec, prediction: Val) -> Val:

@@ -110,7 +110,7 @@ class Batches:
             if state.get(name) != value:
                 raise UsageError(
                     f"the run was begun with {name.replace('_', ' ')} {state.get(name)}, now it is {value}",
-                    "go on with the same data and options, or begin anew",
+                    "go on with the same data and options",
                 )
         epoch, position = int(state.get("epoch", -1)), int(state.get("position", -1))
         if epoch < 0 or not 0 <= position < len(self):

@@ -289,7 +289,9 @@ def test_a_run_goes_on_with_another_number_of_processes(folder: Path) -> None:
         course = replace(COURSE, epochs=epochs)
         together(
             world,
-            lambda link: run_train(MODEL, "digits.npz", "a.onnx", LOSS, course, resume=resume, communicator=link),
+            lambda link: run_train(
+                MODEL, "digits.npz", "a.onnx", LOSS, course, resume="must" if resume else "never", communicator=link
+            ),
         )
 
     run_train(MODEL, "digits.npz", "b.onnx", LOSS, COURSE)
