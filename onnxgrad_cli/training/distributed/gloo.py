@@ -79,9 +79,11 @@ class Gloo:
         until = time.monotonic() + CONNECT
         while True:
             try:
-                return store(
+                found = store(
                     launch.address, launch.port, is_master=hosts, timeout=timedelta(seconds=5), wait_for_workers=False
                 )
+                found.set_timeout(timedelta(seconds=CONNECT))  # a store that answers late has not failed
+                return found
             except RuntimeError:
                 if hosts or time.monotonic() > until:
                     raise
