@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +15,7 @@ import click
 
 from onnxgrad_cli.cli.code import TypedFunction, metric_name
 from onnxgrad_cli.cli.console import Console, speaks
+from onnxgrad_cli.cli.failures import failure
 from onnxgrad_cli.cli.options import MODEL, complete_files, complete_names, options, what_to_build
 from onnxgrad_cli.cli.paths import TEXT, FilePath
 from onnxgrad_cli.cli.progress import training
@@ -25,7 +26,7 @@ from onnxgrad_cli.errors import OnnxgradError
 
 if TYPE_CHECKING:
     from onnxgrad_cli.jobs.train import Trained
-    from onnxgrad_cli.training.run.communicator import Communicator
+    from onnxgrad_cli.training.distributed.communicator import Communicator
 
 NOT_HERE = {
     "yield",
@@ -244,26 +245,51 @@ train.params = [param for param in train.params if param.name not in NOT_HERE]
 
 @contextmanager
 def _together(console: Console) -> Iterator[Communicator]:
-    """What connects this process to those that mpirun has started with it, of which the first one alone speaks.
+    """Connect this process to those that a launcher has started with it. Only rank 0 prints.
 
-    Where one fails all are ended: they would wait for it for ever.
+    If one process fails, all end, and one of them prints the error.
     """
-    from onnxgrad_cli.training.run.communicator import communicator
+    from onnxgrad_cli.training.distributed import connected
 
-    link = communicator()
-    if link.rank:
-        console.level, console.json = -1, False
-    elif link.world > 1:
-        console.say(f"{link.world} processes train together")
-    try:
-        yield link
-    except BaseException as error:
-        console.at_failure = link.end
-        if link.rank:
-            time.sleep(1)  # what fails in all processes is told by the first, which then ends them
-        if link.rank and isinstance(error, OnnxgradError):
-            error.message = f"process {link.rank}: {error.message}"
-        raise
+    with connected(console.say) as link:
+        console.mute = link.rank > 0
+        if console.mute:
+            console.level = -1
+        elif link.world > 1:
+            console.say(f"{link.world} processes train together")
+        try:
+            yield link
+            if link.world > 1:  # an interrupt may reach one process after another one has stopped all
+                _ignore_interrupts()
+            link.broadcast(None)  # the others end after rank 0 has written all files
+        except BaseException as error:
+            console.at_failure = link.abort
+            if link.world > 1:  # launchers interrupt all processes if one ends
+                _ignore_interrupts()
+            own = _told(error)
+            reported = link.fail(own)
+            console.mute = reported is None
+            if reported is None or reported is own:
+                raise
+            raise reported from None
+
+
+def _ignore_interrupts() -> None:
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+
+def _told(error: BaseException) -> OnnxgradError:
+    """Return the error that is printed for an exception."""
+    from onnxgrad_cli.training.distributed.communicator import RankError
+
+    if isinstance(error, RankError):
+        return error
+    found = failure(error)
+    told = OnnxgradError(found.message, found.hint, found.details)
+    told.exit_code = found.code
+    return told
 
 
 def _summary(found: Trained, curves: bool) -> str:

@@ -319,7 +319,7 @@ class Loop:
                 return loss
             return self.trainer.step(batch, rate)
         except NotFinite as error:
-            raise self._not_finite(part.indices, batch, error) from None
+            raise self._not_finite(part, batch, error) from None
 
     def _uncounted(self, batch: Mapping[str, np.ndarray]) -> str:
         """Return the name of a label input in which no label counts; "" if there is none."""
@@ -331,13 +331,17 @@ class Loop:
                     return term.label
         return ""
 
-    def _not_finite(self, indices: np.ndarray, batch: Mapping[str, np.ndarray], error: NotFinite) -> OnnxgradError:
+    def _not_finite(self, part: Part, batch: Mapping[str, np.ndarray], error: NotFinite) -> OnnxgradError:
         """Return the error for a loss that is not finite, with the most likely reason."""
+        indices = part.indices
         shown = ", ".join(map(str, indices[:8].tolist())) + (", ..." if len(indices) > 8 else "")
-        message, advice = f"step {self.trainer.steps + 1}: {error.message}, on the samples {shown}", ""
+        which = f"the samples {shown}"
+        if len(indices) < part.whole:
+            which = f"a batch of {part.whole} samples, of which this process has {shown}"
+        message, advice = f"step {self.trainer.steps + 1}: {error.message}, on {which}", ""
         name, maker = self.origin_of(batch, math.nan if "nan" in error.message else math.inf)
         if label := self._uncounted(batch):
-            message += f": no label of '{label}' counts"
+            message += f": no label of '{label}' counts" + (" in these" if len(indices) < part.whole else "")
             advice = "leave out the samples without labels"
         elif maker:
             source = maker if maker in (INPUT, WEIGHT) else f"output of {maker}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,11 +47,11 @@ from onnxgrad_cli.training.data import (
 )
 from onnxgrad_cli.training.data.pasts import with_empty_pasts, with_sizes_of_pasts
 from onnxgrad_cli.training.data.states import initial_states
+from onnxgrad_cli.training.distributed.communicator import Communicator
 from onnxgrad_cli.training.eval_model import EvalSession
 from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.metrics import metrics_of
 from onnxgrad_cli.training.new_head import with_classes
-from onnxgrad_cli.training.run.communicator import Communicator
 from onnxgrad_cli.training.run.ema_weights import check_ema
 from onnxgrad_cli.training.run.export import check_stored
 from onnxgrad_cli.training.run.integers import stored_as
@@ -75,6 +76,9 @@ def prepare(
         resumed: the folder of the run that continues; None: a run begins.
     """
     options = replace(options, optimizer=options.optimizer or "adam", embed_state=False)  # the trainer begins it
+    if link.world > 1:
+        alike = replace(course, threads=None, provider="")  # which may differ from machine to machine
+        agree(link, {"options": np.array(re.sub(" at 0x[0-9a-f]+", "", f"{options} {alike}"))}, "options")
     if adapter is not None and not options.lora and adapter_from is None:
         raise UsageError("`adapter`: no adapters are trained", "ask for them with `lora=RANK`")
     original, path = own_model(model)
@@ -85,6 +89,8 @@ def prepare(
         adapter.check(original, path, force)
     asked = course
     built, options, course, free = _built(original, path, options, course, data, begun, link, tell)
+    if link.world > 1 and _takes_statistics(original, options):
+        tell("caution: BatchNormalization takes the statistics of the part of a batch that each process has", 0)
     trainer = _trainer(built, course, link)
     check_stored(original, _own(original, trainer))
     check_branches(original, trainer.roles.adapters)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.choices import LogForm, Resume
 from onnxgrad_cli.common.full_disk import check_space
@@ -26,13 +28,14 @@ from onnxgrad_cli.jobs.train.settings import settings_of
 from onnxgrad_cli.jobs.train.trained import Trained
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.training.adapters.formats import AdapterTarget, files_of
+from onnxgrad_cli.training.distributed.communicator import Alone, Communicator
 from onnxgrad_cli.training.loop import Loop
-from onnxgrad_cli.training.run.communicator import Alone, Communicator
 from onnxgrad_cli.training.run.folder import check_replaceable, holds_checkpoint
 from onnxgrad_cli.training.run.interrupt import asked_to_stop
 from onnxgrad_cli.training.run.rank_zero import rank_zero_folder
 from onnxgrad_cli.training.run.watch import Watch, unwatched
 from onnxgrad_cli.training.steps.base import drawing
+from onnxgrad_cli.training.steps.parallel import agree
 
 
 @judged
@@ -102,7 +105,7 @@ def run_train(
             load_package("tensorboardX.event_file_writer", "`log='tensorboard'`")  # before an earlier run is removed
     start, link = time.perf_counter(), communicator or Alone()
     target, place = _places(model, out, run)
-    resumed = link.told(_is_resumed(place, resume, force) if link.rank == 0 else None)
+    resumed = link.broadcast(_is_resumed(place, resume, force) if link.rank == 0 else None)
     written = None if adapter is None else AdapterTarget(adapter)
     ready = prepare(
         model, data, val, target, options, course, written, adapter_from, force, link, tell, place if resumed else None
@@ -115,10 +118,13 @@ def run_train(
     with rank_zero_folder(place, link) as folder, asked_to_stop(link, place, tell) as stop:
         settings = settings_of(options, course, data=data, val=val, adapter_from=adapter_from)
         loop = ready.loop(folder, stop, watch, log, settings)
-        if link.told(folder.begun) and not resumed and not force:
+        if link.broadcast(folder.begun) and not resumed and not force:
             raise _holds_a_run(place)  # it was begun since the first look
+        agree(link, {use: np.array(digest) for use, digest in loop.digests.items()}, "data")
         if resumed:
             _resume(loop, new_data, drawing(ready.built.model), tell)
+        if link.world > 1:
+            agree(link, {name: buffer.read() for name, buffer in ready.trainer.buffers.items()}, "weights")
         if link.rank == 0:
             if not resumed:
                 folder.clear(files_of_runs(place))

@@ -100,6 +100,7 @@ def _term(op: Op, options: AppendOptions, training: LossRecord, spec: LossSpec, 
     label = None if label_type is None else _label(op, training, spec.label or options.label, label_type)
     training.judged.append("" if label is None else label.name)
     if isinstance(loss, LossFile):
+        training.scalars.add(len(training.judged) - 1)
         if options.sample_weight:
             raise UsageError(
                 f"`sample_weight` does not go with '{spec.name}'", "a loss from a file gives one number for the batch"
@@ -118,6 +119,8 @@ def _term(op: Op, options: AppendOptions, training: LossRecord, spec: LossSpec, 
         return weighted_mean(op, total, divisor)
     values = [_wide(op, prediction)] if label is None else [_wide(op, prediction), _wide(op, label)]
     found, weights = _called(op, spec, loss, values, loss.settings(given))
+    if found.known_shape is not None and all(size == 1 for size in found.known_shape):
+        training.scalars.add(len(training.judged) - 1)
     if options.sample_weight:
         found = found * _sample_weight(op, training, options.sample_weight, loss, prediction, found)
     if options.reduction == "sum":

@@ -81,7 +81,7 @@ class Batches:
             ends, epoch = position + 1 == count, self.epoch
             self.epoch, self.position = (epoch + 1, 0) if ends else (epoch, position + 1)
             first, part = self._part(batch)
-            yield Part(part, len(batch), epoch, position * size + first)
+            yield Part(part, len(batch), epoch, position * size + first, batch)
 
     def _order(self) -> np.ndarray:
         if not self.shuffle:

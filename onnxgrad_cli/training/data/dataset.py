@@ -107,7 +107,11 @@ class Data:
         """
         rows = self.rows(indices)
         taken = {name: _take(array, rows) for name, array in self.arrays.items() if name not in self.same}
-        whole: dict[str, Any] = dict(taken if self.sequences is None else self.sequences.batch(taken))
+        whole: dict[str, Any] = dict(taken)
+        if self.sequences is not None:
+            tokens = self.arrays[self.sequences.tokens]
+            batch = rows if part is None or part.batch is None else self.rows(part.batch)
+            whole = self.sequences.batch(taken, tokens.longest(batch) if isinstance(tokens, Lists) else 0)
         whole |= {name: self.arrays[name] for name in self.same}
         if part is not None and self.augment is not None:
             whole = self.augment(whole, part)
