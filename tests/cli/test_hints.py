@@ -633,7 +633,7 @@ EXEMPT = {
     "several processes, tested in tests/training/steps/test_parallel.py and tests/jobs/test_train.py": (
         "take `reduction='mean'`, or `optimizer_options`",
         "take `reduction='sum'`, or one loss",
-        "take a loss that onnxgrad knows, or one process",
+        "choose a loss that has a value for each sample, or train in one process",
     ),
     "files changed by hand or damaged, tested where they are read": (
         "`onnxgrad export` writes the last checkpoint; or {}",
