@@ -188,6 +188,7 @@ def decayed_apart(net: nn.Module) -> list[Settings]:
 
 EXTRAS = {
     "nothing": row(),
+    "sum": row("--reduction", "sum", "--learning-rate", RATE / 10, reduction="sum", rate=RATE / 10),
     "clip-norm": row("--clip-norm", 0.05, clip=lambda p: nn.utils.clip_grad_norm_(p, 0.05)),
     "clip-value": row("--clip-value", 0.01, clip=lambda p: nn.utils.clip_grad_value_(p, 0.01)),
     "group": row("--group", "*.bias:lr=0.5", groups=decayed_apart),
@@ -205,6 +206,11 @@ MSE = LOSSES["mse"]
 ALONE = {
     "sample weights": row("--sample-weight", "w", *MSE.arguments, **MSE.settings, sample_weight=True),
     "fine-tuning": row("--freeze", "0.*", *MSE.arguments, **MSE.settings, frozen="0."),
+    "two losses, one weighted": row(
+        "--loss", "cross-entropy:y:label:0.5", "--loss", "mse:y:other", "--loss-option", "class-weights=weights.npy",
+        loss=lambda reduction: lambda p, y, z: 0.5 * weighted(nn.CrossEntropyLoss)(reduction)(p, y)
+        + F.mse_loss(p, z, reduction=reduction), labels="ignored", head="plain", other=True,
+    ),
     "two losses": row(
         "--loss", "mse:y:label:0.5", "--loss", "mae:y:other",
         loss=lambda reduction: lambda p, y, z: 0.5 * F.mse_loss(p, y, reduction=reduction)
@@ -269,7 +275,7 @@ def order(epoch: int) -> np.ndarray:
 
 def counted(settings: Settings, part: dict[str, torch.Tensor]) -> float:
     """What the mean over a batch divides by, if that depends on the labels."""
-    if settings["labels"] not in ("classes", "ignored"):
+    if "counted" not in settings or settings["labels"] not in ("classes", "ignored"):
         return 1.0
     table = torch.tensor(settings["counted"], dtype=torch.float64)
     return float(table[part["label"][part["label"] != IGNORED]].sum())
