@@ -95,7 +95,7 @@ FIELDS = (
     "losses label output reduction sample_weight loss_options l1 l2 train freeze untie tie preset train_last lora "
     "lora_target lora_scaling lora_dropout lora_dora grad_of_input optimizer optimizer_options group clip_norm "
     "clip_value accumulate loss_scale ema embed_state training_info init seed recompute loss_chunks keep_outputs "
-    "yield_ as_gradient_op mode quantization tuned target identifiers dims shapes infer_by_run"
+    "yield_ as_gradient_op mode unbiased_variance quantization tuned target identifiers dims shapes infer_by_run"
 ).split()
 """The fields of `Options` in the order of the report."""
 

@@ -219,12 +219,14 @@ ALONE = {
 }  # fmt: skip
 """What goes with some losses alone."""
 
+NORMALIZED = row("--mode", "train", "--unbiased-variance", net="cnn")
 GROUPS: dict[str, dict[str, list[Row]]] = {
     "optimizers": {name: [each, MSE] for name, each in OPTIMIZERS.items()},
     "schedules": {name: [OPTIMIZERS["momentum"], MSE, each] for name, each in SCHEDULES.items()},
     "losses": {name: [OPTIMIZERS["momentum"], each] for name, each in LOSSES.items()},
     "extras": {name: [OPTIMIZERS["momentum"], MSE, each] for name, each in EXTRAS.items()},
     "alone": {name: [OPTIMIZERS["momentum"], each] for name, each in ALONE.items()},
+    "normalization": {name: [each, LOSSES["cross-entropy"], NORMALIZED] for name, each in OPTIMIZERS.items()},
 }
 
 
@@ -234,6 +236,8 @@ def combinations() -> dict[str, list[Row]]:
     for number in range(COMBINATIONS):
         names = [str(rng.choice(list(table))) for table in (OPTIMIZERS, SCHEDULES, LOSSES, EXTRAS)]
         rows = [table[name] for table, name in zip((OPTIMIZERS, SCHEDULES, LOSSES, EXTRAS), names, strict=True)]
+        if rng.random() < 0.3 and rows[2].settings["head"] == "plain":
+            rows, names = [*rows, NORMALIZED], [*names, "normalized"]
         found[f"{number}: {', '.join(names)}"] = rows
     return found
 
@@ -243,10 +247,17 @@ def combinations() -> dict[str, list[Row]]:
 
 def network(net: str, head: str, dtype: torch.dtype) -> nn.Module:
     torch.manual_seed(3)
+    of_the_file = {"eps": float(np.float32(1e-5)), "momentum": 1 - float(np.float32(0.9))}  # ONNX has float32 there
     layers = {
         "mlp": [nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)],
-        "normalized": [nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)],
-        "cnn": [nn.Conv2d(2, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)],
+        "normalized": [nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6, **of_the_file), nn.Tanh(), nn.Linear(6, 3)],
+        "cnn": [
+            nn.Conv2d(2, 4, 3, bias=False),
+            nn.BatchNorm2d(4, **of_the_file),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.Linear(16, 3),
+        ],
     }
     return nn.Sequential(*layers[net], HEADS[head]()).to(dtype)
 
