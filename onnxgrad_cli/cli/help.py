@@ -31,7 +31,7 @@ SECTIONS = {
     "What is trained": "untie tie preset train-last lora-target lora-scaling lora-dropout lora-dora grad-of-input "
     "init seed reset",
     "Optimizer": "optimizer-option group clip-norm clip-value accumulate loss-scale ema embed-state schedule",
-    "How the model is read": "quantization identifiers shape infer-by-run rules",
+    "How the model is read": "unbiased-variance quantization identifiers shape infer-by-run rules",
     "What is written": (
         "weights keep-outputs yield as-gradient-op training-info target recompute tuned report picture no-report "
         "artifacts nominal-checkpoint dump-passes stop-after keep-mode"

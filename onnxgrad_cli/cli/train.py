@@ -116,7 +116,7 @@ NOT_HERE = {
     shell_complete=complete_names("training.schedules", "SCHEDULES"),
     show_default=True,
     metavar="NAME[:KEY=VALUE,...]",
-    help="How the rate changes: constant, step, linear, cosine, one-cycle or plateau; warmup=N goes with all.",
+    help="How the rate changes, such as cosine or step; see `onnxgrad schedules`. warmup=N goes with all.",
 )
 @click.option(
     "--metric",

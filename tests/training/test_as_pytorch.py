@@ -107,6 +107,13 @@ def one_cycle(optimizer: optim.Optimizer, steps: int, epoch: int) -> Any:
     return lr_scheduler.OneCycleLR(optimizer, peaks, steps, cycle_momentum=False)
 
 
+def cyclic(optimizer: optim.Optimizer, steps: int, epoch: int) -> Any:
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    return lr_scheduler.CyclicLR(
+        optimizer, [0.2 * peak for peak in peaks], peaks, 3, 2, "triangular2", cycle_momentum=False
+    )
+
+
 SCHEDULES = {
     "constant": scheduled("constant", lambda o, steps, _: lr_scheduler.ConstantLR(o, 1.0)),
     "step": scheduled("step:every=3,factor=0.5", lambda o, steps, _: lr_scheduler.StepLR(o, 3, 0.5)),
@@ -117,6 +124,15 @@ SCHEDULES = {
         "cosine:warmup=4",
         after_warm_up(lambda o, steps, _: lr_scheduler.CosineAnnealingLR(o, steps - 4), 4),
     ),
+    "multi-step": scheduled(
+        "multi-step:at=3/1e/8,factor=0.5", lambda o, _, epoch: lr_scheduler.MultiStepLR(o, [3, epoch, 8], 0.5)
+    ),
+    "exponential": scheduled("exponential:every=1,factor=0.8", lambda o, steps, _: lr_scheduler.ExponentialLR(o, 0.8)),
+    "polynomial": scheduled("polynomial:power=2", lambda o, steps, _: lr_scheduler.PolynomialLR(o, steps, 2.0)),
+    "cosine with restarts": scheduled(
+        "cosine-restarts:every=2,growth=2", lambda o, *_: lr_scheduler.CosineAnnealingWarmRestarts(o, 2, 2)
+    ),
+    "cyclic": scheduled("cyclic:start=0.2,rise=3,fall=2,halve=true", cyclic),
     "one-cycle": scheduled("one-cycle", one_cycle),
     "plateau": row(
         "--schedule", "plateau:patience=0,threshold=0.5,factor=0.5",
