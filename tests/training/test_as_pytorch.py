@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from torch.optim import lr_scheduler
 
 from tests.cli_harness import Shell
+from tests.steps import NAdam
 
 TRAINING, VALIDATION, BATCH, EPOCHS, RATE = 45, 21, 8, 2, 0.02
 TOLERANCE = {"float32": 2e-6, "float64": 1e-11}
@@ -83,6 +84,13 @@ OPTIMIZERS = {
     "adamax": by("adamax", optim.Adamax),
     "adamax decay": by("adamax", optim.Adamax, {"beta1": 0.8, "beta2": 0.95, "weight_decay": 0.1},
                        betas=(0.8, 0.95), weight_decay=0.1),
+    "nadam": by("nadam", NAdam),
+    "nadam decay": by("nadam", NAdam,
+                      {"beta1": 0.8, "beta2": 0.95, "momentum_decay": 0.1, "weight_decay": 0.1},
+                      betas=(0.8, 0.95), momentum_decay=0.1, weight_decay=0.1),
+    "radam": by("radam", optim.RAdam),
+    "radam decay": by("radam", optim.RAdam, {"beta1": 0.8, "beta2": 0.95, "weight_decay": 0.1},
+                      betas=(0.8, 0.95), weight_decay=0.1),
     "adadelta": by("adadelta", optim.Adadelta),
     "adadelta decay": by("adadelta", optim.Adadelta, rho=0.8, eps=1e-3, weight_decay=0.1),
 }  # fmt: skip
