@@ -35,9 +35,19 @@ def answer(handler: object) -> None:
 
 
 def tell_death(message: str, hint: str, stack: str) -> None:
-    """Tell, as other errors are told, what a command died of."""
-    from onnxgrad_cli.cli.console import Console
+    """Tell, as other errors are told, what a command died of.
 
+    If one of several processes under torchrun was killed, the others report it.
+    """
+    from onnxgrad_cli.cli.console import Console
+    from onnxgrad_cli.common.launchers import rank_here
+    from onnxgrad_cli.common.supervision import KILLED
+
+    launcher, rank = rank_here() if "train" in sys.argv[1:2] else ("", "")
+    if launcher == "torchrun" and message == KILLED:
+        return
+    if launcher:
+        message = f"rank {rank}: {message}"
     console = Console(sys.argv[1:])
     if console.traceback:
         console.trace(stack)
@@ -55,9 +65,10 @@ def main() -> NoReturn:
 
         prepare()
         if hasattr(signal, "sigwaitinfo"):
+            from onnxgrad_cli.common.launchers import rank_here
             from onnxgrad_cli.common.supervision import watch_over_a_child
 
-            watch_over_a_child(tell_death)
+            watch_over_a_child(tell_death, apart=bool(rank_here()[0]))
         from onnxgrad_cli.cli import run
 
         code = run(sys.argv[1:])

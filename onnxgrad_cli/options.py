@@ -113,7 +113,8 @@ class Group:
             raise UsageError(f"`group`: {RATE} takes a factor of the learning rate, not {factor!r}", "such as lr=0.1")
 
     def __str__(self) -> str:
-        return f"{self.pattern}:{','.join(f'{name}={value}' for name, value in self.options.items())}"
+        typed = (f"{name.replace('_', '-')}={value}" for name, value in self.options.items())
+        return f"{self.pattern}:{','.join(typed)}"
 
 
 def check_loss_scale(scale: object) -> LossScale:
@@ -432,7 +433,7 @@ class GradientOptions(_Part):
 
     def __post_init__(self) -> None:
         checks.one_of("quantization", self.quantization, Quantization)
-        checks.mapping("tuned", self.tuned, "what `onnxgrad tune` writes, by `load_tuned`")
+        checks.mapping("tuned", self.tuned, "what `onnxgrad tune` writes, by `onnxgrad.load_tuned`")
         checks.one_of("target", self.target, TargetName)
         super().__post_init__()
 

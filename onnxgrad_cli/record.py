@@ -125,6 +125,7 @@ class LossRecord(ParameterRecord, Differentiation):
         terms: the value of each loss, before its weight.
         penalties: the values of the penalties on weights, their factors included.
         divisors: the value by which a loss is divided, by its position, where that is not the number of its elements.
+        scalars: the positions of losses that are one number for the batch before any reduction.
         sample_weight: the input with one weight per sample.
         loss: the value of the loss; "" where there is none, as in derivative models.
         chunks: what is computed chunk by chunk of the tokens; None: nothing.
@@ -135,6 +136,7 @@ class LossRecord(ParameterRecord, Differentiation):
     terms: list[str] = field(default_factory=list)
     penalties: list[str] = field(default_factory=list)
     divisors: dict[int, str] = field(default_factory=dict)
+    scalars: set[int] = field(default_factory=set)
     sample_weight: str | None = None
     loss: str = ""
     chunks: Chunks | None = None

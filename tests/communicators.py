@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from onnxgrad_cli.training.run.communicator import Communicator
+from onnxgrad_cli.errors import OnnxgradError
+from onnxgrad_cli.training.distributed.communicator import Communicator
 
 T = TypeVar("T")
 
@@ -33,14 +34,17 @@ class Thread:
         self._room.barrier.wait()
         return heard
 
-    def add(self, array: np.ndarray) -> None:
+    def all_reduce(self, array: np.ndarray) -> None:
         heard = self._all(array.copy())
         array[...] = np.sum(heard, axis=0)
 
-    def told(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         return pickle.loads(self._all(pickle.dumps(value))[0])
 
-    def end(self, code: int) -> None:
+    def fail(self, error: OnnxgradError) -> OnnxgradError:
+        return error
+
+    def abort(self, code: int) -> None:
         self._room.barrier.abort()
 
 

@@ -34,8 +34,12 @@ TESTS = {
     "tests/autodiff/test_custom_operator.py tests/autodiff/test_fusions.py tests/test_builder.py",
     "onnxgrad_cli/passes/parameters": "tests/passes/parameters",
     "onnxgrad_cli/passes/rematerialization": "tests/passes/rematerialization",
-    "onnxgrad_cli/verification": "tests/verification/test_checks.py tests/verification/test_feeds.py "
-    "tests/verification/test_derived.py tests/verification/test_sizes.py tests/verification/test_proof.py "
+    "onnxgrad_cli/execution/double.py": "tests/execution/test_deferred.py tests/execution/test_double.py "
+    "tests/verification/test_derived.py",
+    "onnxgrad_cli/verification": "tests/verification/test_slopes.py tests/verification/test_claims.py "
+    "tests/verification/test_judgement.py tests/verification/test_agreement.py tests/verification/test_checks.py "
+    "tests/verification/test_feeds.py tests/verification/test_batches.py tests/verification/test_derived.py "
+    "tests/verification/test_sizes.py tests/verification/test_proof.py "
     "tests/verification/test_optimizer_step.py tests/jobs/test_free_batch.py tests/targets/test_targets.py",
     "onnxgrad_cli/verification/optimizer_step.py": "tests/verification/test_optimizer_step.py",
     "onnxgrad_cli/verification/reference_optimizers.py": "tests/verification/test_optimizer_step.py",

@@ -19,6 +19,7 @@ from onnxgrad_cli.cli.failures import failure
 from onnxgrad_cli.cli.help import VisibleContext
 from onnxgrad_cli.cli.swallowed import refuse_swallowed
 from onnxgrad_cli.common.inputs import inputs_kept
+from onnxgrad_cli.common.launchers import is_first_here
 from onnxgrad_cli.common.streams import abandon, is_of_a_stream
 
 EXIT_CODES = """\b
@@ -107,6 +108,7 @@ def _version(ctx: click.Context) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; every error is told on stderr, none is raised."""
     console = Console(arguments)
+    console.mute = console.name == "train" and not is_first_here()
     try:
         code = _run(console, arguments)
         console.finish(code)

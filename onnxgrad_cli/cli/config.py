@@ -11,6 +11,7 @@ import click
 
 from onnxgrad_cli.common import toml
 from onnxgrad_cli.common.inputs import keep
+from onnxgrad_cli.common.synonyms import suggest_setting
 from onnxgrad_cli.errors import UsageError, suggest
 
 
@@ -58,9 +59,7 @@ def _defaults(
     for key, value in values.items():
         name = key.replace("_", "-")
         if name not in known:
-            raise UsageError(
-                f"--config: '{path}' has an unknown option {section}'{key}'", suggest(name, known, "options")
-            )
+            raise UsageError(f"--config: '{path}' has an unknown option {section}'{key}'", suggest_setting(name, known))
         if name in own:
             try:
                 found[own[name].name or ""] = _value(own[name], value)

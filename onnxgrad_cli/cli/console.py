@@ -19,7 +19,7 @@ import click
 
 from onnxgrad_cli.cli.document import Problem, document
 from onnxgrad_cli.cli.failures import chain
-from onnxgrad_cli.cli.fitting import fitting, is_dumb, width_of
+from onnxgrad_cli.cli.fitting import fitting, is_dumb
 from onnxgrad_cli.cli.github import harmless, on_github, tell_github
 from onnxgrad_cli.cli.paths import FilePath
 from onnxgrad_cli.common import strict_json
@@ -67,6 +67,7 @@ class Console:
         json: whether results are JSON.
         level: -1 quiet, 0 normal, 1 -v, 2 -vv.
         traceback: whether errors show where they were raised.
+        mute: print nothing, as another process of the same run does; with `traceback` errors are printed all the same.
         done: what the closing line says when all went well; "" for commands without one.
         found: what the summary of a workflow says in its place, such as figures.
         models: the documents of several models, each as `cli.several` has it.
@@ -79,6 +80,7 @@ class Console:
         self.json = "--json" in arguments  # known even where the rest can't be parsed
         self.level = 0
         self.traceback = "--traceback" in arguments
+        self.mute = False
         self.done = self.found = ""
         self.at_failure: Callable[[int], object] = lambda code: None
         self.narrate: Callable[[str], object] = _narrate
@@ -103,7 +105,7 @@ class Console:
         text = in_flags(text)
         if text.startswith(TROUBLE):
             self.warn(text.partition(": ")[2], tell=False)
-        if self.level >= level:
+        if self.level >= level and not self.mute:
             self.narrate(visible(text))
 
     def warn(self, text: str, tell: bool = True) -> None:
@@ -139,11 +141,13 @@ class Console:
         Raises:
             OSError: stdout takes nothing.
         """
-        click.echo(harmless(visible_lines(text)), nl=newline)
+        if not self.mute:
+            click.echo(harmless(visible_lines(text)), nl=newline)
 
     def help(self, text: str) -> None:
         """Print on stderr how a command is to be called."""
-        _narrate(visible_lines(text))
+        if not self.mute:
+            _narrate(visible_lines(text))
 
     def trace(self, stack: str) -> None:
         """Print where something happened; files are told from the folders of Python's modules, which say whose."""
@@ -173,6 +177,8 @@ class Console:
 
     def tell(self, problem: Mapping[str, Any], of: str = "") -> None:
         """Print on stderr what the `error` of a document says, `of` whatever stands before it."""
+        if self.mute and not self.traceback:
+            return
         hints = dict.fromkeys(text for text in (problem["hint"], *(r["hint"] for r in problem["refusals"])) if text)
         _narrate(visible(f"{of}{problem['message']}"), "error:", "red")
         for text in problem["details"]:
@@ -206,15 +212,12 @@ class Console:
             self.print(strict_json.dumps(whole, indent=2))
 
     def close(self, code: int) -> None:
-        """The last line: how it ended, how long it took, what was run; and what GitHub is told."""
+        """The last line: how it ended and how long it took; and what GitHub is told."""
         seconds = time.perf_counter() - self._start
-        if self.done and self.level >= 0:
+        if self.done and self.level >= 0 and not self.mute:
             word = OUTCOMES.get(code, self.done)
-            lines = [visible(f"| {seconds:.2f} s | {self.command}"), f"| {seconds:.2f} s"]
-            width = width_of(sys.stderr)  # what does not fit stands above as it was typed, and can be copied there
-            fits = width is None or len(f"{word} {lines[0]}") <= width
-            _narrate(lines[0 if fits else 1], word, COLORS.get(word, "green"))
-        if on_github():
+            _narrate(f"| {seconds:.2f} s", word, COLORS.get(word, "green"))
+        if on_github() and not self.mute:
             told = document(self.name, code, self._result, self._problem, list(self._warnings))
             for line in tell_github(told, self.models, self.arguments, seconds, self.found or self.done):
                 _echo(line)

@@ -39,6 +39,8 @@ class Failure(NamedTuple):
 
 def failure(error: BaseException) -> Failure:
     """What an error is to the user; one that is nobody's but ours says how to report it."""
+    if isinstance(error, click.NoSuchOption) and (hint := _other_name(error)):
+        return Failure(error.message, hint, code=error.exit_code)
     if isinstance(error, click.ClickException):
         path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "onnxgrad"
         return Failure(error.format_message(), f"see '{path} --help'", code=error.exit_code)
@@ -64,6 +66,28 @@ def failure(error: BaseException) -> Failure:
         return Failure("what was given is nested too deeply", hint)
     text = " ".join(str(error).split())
     return Failure(f"internal: {type(error).__name__}{': ' + text if text else ''}", REPORT)
+
+
+def _other_name(error: click.NoSuchOption) -> str:
+    """Return a hint for an option that is called otherwise here, or that another command has; "" for neither."""
+    from onnxgrad_cli.common.synonyms import meant
+
+    if error.ctx is None:
+        return ""
+    path, group = error.ctx.command_path, error.ctx.find_root().command
+    if own := meant(error.option_name, _names(error.ctx.command)):
+        return f"use {' or '.join(f'--{use}' for use in own)}; see '{path} --help'"
+    for other in group.commands.values() if isinstance(group, click.Group) else ():
+        names = _names(other)
+        uses = [name for name in names if f"--{name}" == error.option_name] or meant(error.option_name, names)
+        if uses:
+            return f"'onnxgrad {other.name}' has --{uses[0]}; see '{path} --help'"
+    return ""
+
+
+def _names(command: click.Command) -> list[str]:
+    """Return the long names of a command's options, without their dashes."""
+    return [flag[2:] for param in command.params for flag in param.opts if flag.startswith("--")]
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:

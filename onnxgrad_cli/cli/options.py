@@ -69,10 +69,12 @@ def _dims(text: str) -> tuple[int | str, ...]:
 
 
 def _setting(text: str) -> object:
-    """A number, true, false, a tuple of numbers, or the text itself."""
+    """A number, true, false, a tuple of numbers as in 1,2 or [1,2], or the text itself."""
     from onnxgrad_cli.common.settings import value_of
 
-    if "," in text:
+    listed = text.strip().startswith("[") and text.strip().endswith("]")
+    text = text.strip()[1:-1] if listed else text
+    if "," in text or listed:
         return tuple(value_of(part) for part in text.split(",") if part.strip())
     return value_of(text)
 
@@ -233,6 +235,14 @@ def what_to_build(command: Command) -> Command:
     return command
 
 
+SIZES = (
+    click.option("--dim", type=DIM, multiple=True, help="Fix a symbolic dimension; 0 for a past that is empty."),
+    click.option("--shape", type=SHAPE, multiple=True,
+                 help="Set the shape of an input; a name in place of a number frees a fixed batch."),
+)  # fmt: skip
+"""The options that fix sizes."""
+
+
 def how_to_read(command: Command) -> Command:
     """Give a command the options that say how the model is to be taken."""
     for option in reversed((
@@ -243,9 +253,7 @@ def how_to_read(command: Command) -> Command:
                           "lsq: trains scales too."),
         click.option("--identifiers", is_flag=True,
                      help="Make valid C identifiers of all names that are not the model's own."),
-        click.option("--dim", type=DIM, multiple=True, help="Fix a symbolic dimension; 0 for a past that is empty."),
-        click.option("--shape", type=SHAPE, multiple=True,
-                     help="Set the shape of an input; a name in place of a number frees a fixed batch."),
+        *SIZES,
         click.option(
             "--infer-by-run/--no-infer-by-run",
             default=None,
@@ -299,5 +307,7 @@ def options(values: dict[str, Any]) -> Options:
 
 def _settings(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Settings with underscores for hyphens; the output or label that has one, before a colon, is called as it is."""
+    from onnxgrad_cli.common.settings import keyword
+
     split = ((key.rpartition(":"), value) for key, value in pairs)
-    return {f"{owner}{colon}{name.replace('-', '_')}": value for (owner, colon, name), value in split}
+    return {f"{owner}{colon}{keyword(name)}": value for (owner, colon, name), value in split}

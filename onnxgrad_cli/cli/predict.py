@@ -8,7 +8,7 @@ import click
 
 from onnxgrad_cli.cli.console import Console, speaks
 from onnxgrad_cli.cli.evaluate import DATA, setting_of, setting_options
-from onnxgrad_cli.cli.options import MODEL, complete_files
+from onnxgrad_cli.cli.options import MODEL, SIZES, complete_files
 from onnxgrad_cli.cli.paths import TEXT
 from onnxgrad_cli.cli.progress import working
 
@@ -33,6 +33,8 @@ from onnxgrad_cli.cli.progress import working
     help="What --data call the labels, which are left out.",
 )
 @click.option("--force", is_flag=True, help="Replace a file that is there, or an .npz that onnxgrad did not write.")
+@SIZES[0]
+@SIZES[1]
 @setting_options
 @speaks
 @click.pass_obj
@@ -49,11 +51,15 @@ def predict(
 ) -> int:
     """Run MODEL on data, and write what it says of each sample; with the names of classes where it stores them."""
     from onnxgrad_cli.jobs.predict import run_predict
+    from onnxgrad_cli.options import Options
 
+    sizes = Options(dims=dict(values.pop("dim")), shapes=dict(values.pop("shape")))
     setting = setting_of(values)
     console.done = "predicted"
     with working(console) as tell:
-        found = run_predict(model, data, out, outputs=outputs, label=label, setting=setting, force=force, tell=tell)
+        found = run_predict(
+            model, data, out, outputs=outputs, label=label, options=sizes, setting=setting, force=force, tell=tell
+        )
     files = [str(file) for file in found.files]
     arrays = {name: {"dtype": str(a.dtype), "shape": list(a.shape)} for name, a in found.outputs.items()}
     if console.json:

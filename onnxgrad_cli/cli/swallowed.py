@@ -10,6 +10,11 @@ import click
 from onnxgrad_cli.errors import UsageError
 
 
+def is_optional(option: click.Option) -> bool:
+    """Return True if the value of an option may be left out."""
+    return isinstance(option.flag_value, str)
+
+
 def refuse_swallowed(command: click.Command, arguments: Sequence[str]) -> None:
     """Refuse a command line in which an option stands where another one's value belongs.
 
@@ -26,7 +31,13 @@ def refuse_swallowed(command: click.Command, arguments: Sequence[str]) -> None:
         if flag == "--":
             return
         option = flags.get(flag)
-        if option is not None and not option.is_flag and not option.count and value in flags:
+        if (
+            option is not None
+            and not option.is_flag
+            and not option.count
+            and value in flags
+            and not is_optional(option)
+        ):
             metavar = option.make_metavar(click.Context(command))
             raise UsageError(
                 f"{flag} wants a value, {metavar}, and '{value}' is another option",

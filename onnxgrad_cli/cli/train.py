@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from onnxgrad_cli.cli.code import TypedFunction, metric_name
-from onnxgrad_cli.cli.console import Console, speaks, table
+from onnxgrad_cli.cli.console import Console, speaks
+from onnxgrad_cli.cli.failures import failure
 from onnxgrad_cli.cli.options import MODEL, complete_files, complete_names, options, what_to_build
 from onnxgrad_cli.cli.paths import TEXT, FilePath
-from onnxgrad_cli.cli.progress import is_terminal, training
+from onnxgrad_cli.cli.progress import training
 from onnxgrad_cli.cli.samples import columns_to_samples, sample_options
 from onnxgrad_cli.common.byte_sizes import bytes_of
-from onnxgrad_cli.common.choices import LogForm
+from onnxgrad_cli.common.choices import LogForm, Resume
 from onnxgrad_cli.errors import OnnxgradError
 
 if TYPE_CHECKING:
     from onnxgrad_cli.jobs.train import Trained
-    from onnxgrad_cli.training.run.communicator import Communicator
+    from onnxgrad_cli.training.distributed.communicator import Communicator
 
 NOT_HERE = {
     "yield",
@@ -109,7 +110,16 @@ NOT_HERE = {
 @click.option("--epochs", type=click.IntRange(min=1), default=10, show_default=True, help="How often all is seen.")
 @click.option("--max-steps", type=click.IntRange(min=1), metavar="N", help="End after N steps, if epochs are more.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Samples of a step.")
-@click.option("--learning-rate", type=float, default=1e-3, show_default=True, help="Of the first step, or the highest.")
+@click.option(
+    "--lr",
+    "--learning-rate",
+    "learning_rate",
+    type=float,
+    default=1e-3,
+    show_default=True,
+    metavar="RATE",
+    help="Learning rate; the peak value if the schedule warms up.",
+)
 @click.option(
     "--schedule",
     default="constant",
@@ -168,7 +178,16 @@ NOT_HERE = {
     metavar="DIR",
     help="The folder of checkpoints and train.jsonl.  [default: OUT.run]",
 )
-@click.option("--resume", is_flag=True, help="Go on from the checkpoint of the run.")
+@click.option(
+    "--resume",
+    is_flag=False,
+    flag_value="must",
+    type=click.Choice(get_args(Resume)),
+    default="never",
+    show_default=True,
+    help="Continue from the checkpoint of the run; auto: begin a run if there is none, and do nothing if it is "
+    "finished; --resume alone: must.",
+)
 @click.option("--new-data", is_flag=True, help="Go on with other training data than the run was begun with.")
 @click.option("--provider", default="cpu", show_default=True, help="The execution provider of onnxruntime.")
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Of the processor.  [default: all]")
@@ -177,7 +196,9 @@ NOT_HERE = {
     is_flag=True,
     help="Leave BatchNormalization and Dropout as the model has them; else what is written is for inference.",
 )
-@click.option("--force", is_flag=True, help="Replace a model that onnxgrad did not write.")
+@click.option(
+    "--force", is_flag=True, help="Replace the run of an earlier training, and files that onnxgrad did not write."
+)
 @what_to_build
 @speaks
 @click.pass_obj
@@ -209,7 +230,8 @@ def train(console: Console, /, model: str, data: str, out: str | None, seed: int
         return 0 if found.reason != "stopped" else 130
     said = {**dataclasses.asdict(found), "files": [str(file) for file in found.files]}
     console.found = f"trained: {_taken(found)}" if found.epochs else ""
-    console.result(said, _summary(found, told=is_terminal() and sys.stdout.isatty()), asked=False)
+    finished = found.reason != "stopped" and not found.files
+    console.result(said, _summary(found, curves=not finished), asked=False)
     for file in found.files:
         console.say(f"wrote {file}")
     if found.reason != "stopped":
@@ -223,46 +245,58 @@ train.params = [param for param in train.params if param.name not in NOT_HERE]
 
 @contextmanager
 def _together(console: Console) -> Iterator[Communicator]:
-    """What connects this process to those that mpirun has started with it, of which the first one alone speaks.
+    """Connect this process to those that a launcher has started with it. Only rank 0 prints.
 
-    Where one fails all are ended: they would wait for it for ever.
+    If one process fails, all end, and one of them prints the error.
     """
-    from onnxgrad_cli.training.run.communicator import communicator
+    from onnxgrad_cli.training.distributed import connected
 
-    link = communicator()
-    if link.rank:
-        console.level, console.json = -1, False
-    elif link.world > 1:
-        console.say(f"{link.world} processes train together")
-    try:
-        yield link
-    except BaseException as error:
-        console.at_failure = link.end
-        if link.rank:
-            time.sleep(1)  # what fails in all processes is told by the first, which then ends them
-        if link.rank and isinstance(error, OnnxgradError):
-            error.message = f"process {link.rank}: {error.message}"
-        raise
+    with connected(console.say) as link:
+        console.mute = link.rank > 0
+        if console.mute:
+            console.level = -1
+        elif link.world > 1:
+            console.say(f"{link.world} processes train together")
+        try:
+            yield link
+            if link.world > 1:  # an interrupt may reach one process after another one has stopped all
+                _ignore_interrupts()
+            link.broadcast(None)  # the others end after rank 0 has written all files
+        except BaseException as error:
+            console.at_failure = link.abort
+            if link.world > 1:  # launchers interrupt all processes if one ends
+                _ignore_interrupts()
+            own = _told(error)
+            reported = link.fail(own)
+            console.mute = reported is None
+            if reported is None or reported is own:
+                raise
+            raise reported from None
 
 
-def _summary(found: Trained, told: bool) -> str:
-    """The epochs, where they were not told on the same terminal, and the one that was taken.
+def _ignore_interrupts() -> None:
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
 
-    Without validation data the last one is.
-    """
-    from onnxgrad_cli.report.words import figure
 
-    epochs = found.epochs
-    if not epochs:
+def _told(error: BaseException) -> OnnxgradError:
+    """Return the error that is printed for an exception."""
+    from onnxgrad_cli.training.distributed.communicator import RankError
+
+    if isinstance(error, RankError):
+        return error
+    found = failure(error)
+    told = OnnxgradError(found.message, found.hint, found.details)
+    told.exit_code = found.code
+    return told
+
+
+def _summary(found: Trained, curves: bool) -> str:
+    """Return the curves of the losses and the epoch whose weights were taken. Each epoch has had its line by then."""
+    if not found.epochs:
         return "no epoch was completed"
-    if told:
-        return "\n".join([*_curves(epochs), _taken(found)])
-    head = ("epoch", *(name.replace("val_", "validation ") for name in epochs[0]), "")
-    rows = [
-        (str(i), *(figure(value) for value in epoch.values()), _mark(found) if i == found.best else "")
-        for i, epoch in enumerate(epochs, 1)
-    ]
-    return "\n".join([table(head, rows), *_curves(epochs)])
+    return "\n".join([*(_curves(found.epochs) if curves else ()), _taken(found)])
 
 
 def _taken(found: Trained) -> str:
@@ -270,11 +304,8 @@ def _taken(found: Trained) -> str:
     from onnxgrad_cli.report.words import figure
 
     value = f", {figure(found.epochs[found.best - 1][found.by])}" if found.by else ""
-    return f"epoch {found.best} of {len(found.epochs)}, {_mark(found)}{value}"
-
-
-def _mark(found: Trained) -> str:
-    return f"best by {found.by.replace('val_', 'validation ')}" if found.by else "the last, taken"
+    mark = f"best by {found.by.replace('val_', 'validation ')}" if found.by else "the last, taken"
+    return f"epoch {found.best} of {len(found.epochs)}, {mark}{value}"
 
 
 def _curves(epochs: Sequence[dict[str, float]]) -> Iterator[str]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from onnxgrad_cli.common import checks
-from onnxgrad_cli.errors import OnnxgradError, UsageError, suggest
+from onnxgrad_cli.common.synonyms import suggest_setting
+from onnxgrad_cli.common.wording import ARGUMENTS
+from onnxgrad_cli.errors import OnnxgradError, UsageError
 
 Floats = np.ndarray | None
 """An option of several numbers: given as a number, a list, an array, or the .npy file that holds it."""
@@ -87,7 +90,7 @@ class Option:
             array = np.load(value) if isinstance(value, (str, Path)) else np.asarray(value)
             array = np.asarray(array, np.float64)
         except OSError as error:
-            raise UsageError(f"option {self.name}: '{value}' can't be read: {error.strerror or error}") from None
+            raise UsageError(f"option {named(self.name)}: '{value}' can't be read: {error.strerror or error}") from None
         except (TypeError, ValueError):
             raise self._unfit(value) from None
         if array.ndim > 1 or not np.isfinite(array).all():
@@ -95,7 +98,7 @@ class Option:
         return array
 
     def _unfit(self, value: object) -> UsageError:
-        return UsageError(f"option {self.name} takes {KINDS[self.kind]}, not {value!r}", self.doc)
+        return UsageError(f"option {named(self.name)} takes {KINDS[self.kind]}, not {value!r}", self.doc)
 
 
 def declared(function: Callable[..., Any], docs: Mapping[str, str] | None, what: str) -> tuple[Option, ...]:
@@ -158,8 +161,33 @@ def exactly(options: Sequence[Option], given: Mapping[str, object], owner: str) 
     known = [option.name for option in options]
     for name in given:
         if name not in known:
-            raise UsageError(f"{owner} has no option '{name}'", suggest(name, known, "options"))
+            raise unknown_setting(owner, name, known)
     return chosen(options, given)
+
+
+def unknown_setting(owner: str, name: str, known: Iterable[str]) -> UsageError:
+    """Return the error for a setting that `owner` does not have."""
+    shown = named(name) if named(name) != name else f"'{name}'"
+    return UsageError(f"{owner} has no option {shown}", suggest_setting(name, known, named))
+
+
+def named(name: str) -> str:
+    """Return a setting as messages name it, so that the command line shows hyphens in place of underscores."""
+    if "_" not in name:
+        return name
+    return name.replace("_", "-") if name in ARGUMENTS else f"`{name}`"
+
+
+def keyword(typed: str) -> str:
+    """Return the Python keyword of a setting as it is typed, with hyphens.
+
+    Raises:
+        UsageError: it has underscores.
+    """
+    if "_" in typed:
+        right = typed.replace("_", "-")
+        raise UsageError(f"'{typed}' is spelled '{right}'", f"write {right}: settings have hyphens, as options do")
+    return typed.replace("-", "_")
 
 
 def spelled(text: str) -> tuple[str, dict[str, object]]:
@@ -183,7 +211,7 @@ def pairs(rest: str, text: str, form: str) -> dict[str, object]:
         key, equals, value = (part.strip() for part in pair.partition("="))
         if not key or not equals or not value:
             raise UsageError(f"'{text}' is not of the form {form}", f"'{pair}' is no KEY=VALUE")
-        given[key.replace("-", "_")] = value_of(value)
+        given[keyword(key)] = value_of(value)
     return given
 
 
@@ -204,4 +232,5 @@ def require(fits: bool, message: str) -> None:
         UsageError: it does not fit.
     """
     if not fits:
-        raise UsageError(f"option {message}")
+        name = re.match(r"\w*", message)[0]  # type: ignore[index]
+        raise UsageError(f"option {named(name)}{message[len(name) :]}")

@@ -41,6 +41,9 @@ NO_MEMORY = 127
 LIBRARIES = frozenset({"numpy", "onnx", "onnxruntime"})
 """Packages of which the native code may end a process."""
 
+KILLED = "the process was killed (SIGKILL), as systems do where the memory is full"
+"""The message about a child that somebody has killed."""
+
 _FRAME = re.compile(r'File "(.+)", line \d+ in (\S+)')
 
 
@@ -48,11 +51,13 @@ Tell = Callable[[str, str, str], None]
 """Tells an error: what happened, what to do about it, and where, as a stack."""
 
 
-def watch_over_a_child(tell: Tell) -> None:
+def watch_over_a_child(tell: Tell, apart: bool = False) -> None:
     """Go on in a child process; the parent never returns, but exits with the child's code.
 
     Args:
         tell: tells what the child died of, with a stack of which the innermost frame comes first.
+        apart: put the child into a process group of its own. Launchers of several processes signal the group, and the
+            child would get a signal twice.
     """
     alive, held = os.pipe()  # the parent holds an end as long as it lives
     dump, dumped = os.pipe()
@@ -61,11 +66,13 @@ def watch_over_a_child(tell: Tell) -> None:
     child = os.fork()
     if child:
         os.close(dumped)
-        status = _wait(child)
+        status = _wait(child, apart)
         if status == NO_MEMORY:
             tell("the process ended because there was no memory left", "use smaller data", "")
             status = 1
         os._exit(status if status >= 0 else _told(-status, os.read(dump, 1 << 16).decode(errors="replace"), tell))
+    if apart:
+        os.setpgid(0, 0)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     os.close(held)
     os.close(dump)
@@ -73,7 +80,7 @@ def watch_over_a_child(tell: Tell) -> None:
     faulthandler.enable(dumped, all_threads=False)
 
 
-def _wait(child: int) -> int:
+def _wait(child: int, apart: bool) -> int:
     """The exit code of a child, negative for a signal; what is sent meanwhile is handed on.
 
     One that has been asked to end twice, and has not, is killed: its code is that of an interrupt.
@@ -90,7 +97,7 @@ def _wait(child: int) -> int:
             if ended:
                 return os.waitstatus_to_exitcode(status)
             continue
-        if info.si_code != FROM_THE_SYSTEM:
+        if apart or info.si_code != FROM_THE_SYSTEM:
             os.kill(child, info.si_signo)
         asked += info.si_signo in ASKING
         if asked == 2:
@@ -117,7 +124,7 @@ def _told(number: int, stack: str, tell: Tell) -> int:
         _end_by(number)
     name = signal.Signals(number).name
     if number == signal.SIGKILL:
-        tell(f"the process was killed ({name}), as systems do where the memory is full", "use smaller data", "")
+        tell(KILLED, "use smaller data", "")
     else:
         hint = "export the model again, or check the data; --traceback shows where it happened"
         tell(f"{_where(stack)} ended the process ({name}): a file is damaged, or meets a fault there", hint, stack)

@@ -1,7 +1,8 @@
 """Messages in the words of whoever asked: of Python where the library is called, of flags on the command line.
 
 Errors name arguments as Python does, in backquotes: `lora_target`, `yield_='keep'`, `train=GLOB`. The console reads
-these as --lora-target, --yield keep and --train GLOB.
+these as --lora-target, --yield keep and --train GLOB. Settings, such as `weight_decay`, are read as they are typed:
+weight-decay.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ ARGUMENTS = frozenset(
         "of optimizer optimizer_options ort out output outputs pack pad_id patience per_sample picture prefix preset "
         "provider quantization recompute reduction repeats reports reset resize resume roles run runtime sample "
         "sample_weight save_every schedule seed shapes start step_size steps stop_after stride target targeted "
-        "test_data threads tie tokenizer train train_last training_info transform tuned untie use_ema val val_prefix "
-        "verify webgpu weights window wrt yield_"
+        "test_data threads tie tokenizer train train_last training_info transform tuned unbiased_variance untie use_ema val "
+        "val_prefix verify webgpu weights window wrt yield_"
     ).split()
 )
-"""The arguments that messages name; what else stands in backquotes stays as it is."""
+"""The arguments that messages name. Other names in backquotes are settings if they have underscores, or stay as is."""
 
 _ARGUMENT = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
 
@@ -59,7 +60,7 @@ def in_flags(text: str) -> str:
 
 def _flag(found: re.Match[str]) -> str:
     if found[1] not in ARGUMENTS:
-        return found[0]
+        return found[1].replace("_", "-") if "_" in found[1] and found[2] is None else found[0]
     flag, value = flag_of(found[1]), found[2]
     if value in (None, "True"):
         return flag

@@ -32,6 +32,10 @@ MOST_ELEMENTS = 2**23
 OF_SQUARES = frozenset({"Inverse", "Det"})
 """Operators on square matrices; of others, onnxruntime's Inverse writes where it must not, and the process may end."""
 
+OF_SPECTRA = frozenset({"DFT", "STFT"})
+"""Operators on windows of a signal. A signal shorter than a window has none, and then onnxruntime's DFT divides by zero
+and ends the process."""
+
 ENTRY_BY_ENTRY = frozenset({"Add", "Div", "Mul", "PRelu", "Pow", "Sub", "Where"})
 """Operators of which an input may be a vector along the last axis."""
 
@@ -54,7 +58,7 @@ def sizes_to_try(
        hides faults there.
     3. Large sizes, from the model or from `OF_IMAGES`, in the order of the number of elements of the inputs; each with
        batches of 2, then of 1.
-    4. Sizes of signals.
+    4. Sizes of signals; in models with operators of `OF_SPECTRA` they come first.
 
     A symbol is a batch if it is called so, or if it leads an input. So may be one that leads an input and stands
     elsewhere in another, as in the states of a recurrent network, or one that is the only open size of an input. All
@@ -99,8 +103,11 @@ def _in_order(
 
     stored = [*_left_behind(model), *_demanded(model)]
     few = [size for size in stored if size <= max(SIZES)]
-    for size, differ in itertools.product(SIZES, APART if apart else (ALIKE,)):
-        yield from ((sizes, math.inf if size == SIZES[0] else MOST_ELEMENTS) for sizes in filled(size, differ=differ))
+    spectral = any(node.op_type in OF_SPECTRA for node in with_bodies(model.graph.node))
+    smallest = (*OF_SIGNALS, *SIZES) if spectral else SIZES
+    for size, differ in itertools.product(smallest, APART if apart else (ALIKE,)):
+        most = math.inf if size == SIZES[0] else MOST_ELEMENTS
+        yield from ((sizes, most) for sizes in filled(size, differ=differ))
     for size in few:
         yield from ((sizes, MOST_ELEMENTS) for sizes in filled(size))
     if ones:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto, TensorProto, TypeProto
+from onnx import ModelProto, TensorProto
 
 from onnxgrad_cli.common import checks
 from onnxgrad_cli.common.narration import Tell
@@ -29,6 +29,8 @@ from onnxgrad_cli.training.data import (
     open_data,
     rows_of,
 )
+from onnxgrad_cli.training.data.pasts import with_sizes_of_pasts
+from onnxgrad_cli.training.data.states import initial_states
 
 TOGETHER = 32
 """Samples that are fed together where they are independent."""
@@ -95,8 +97,8 @@ def open_samples(
     Raises:
         UsageError: they can't be read, or don't fit.
     """
-    inputs: dict[str, TypeProto] = {n: graph.types[n] for n in graph.input_names if n not in graph.initializers}
-    fed = dict(inputs)
+    fed = with_sizes_of_pasts({n: graph.types[n] for n in graph.input_names if n not in graph.initializers}, graph)
+    inputs = dict(fed)
     ranges = rows_of(model, inputs)
     terms = []
     unread = [] if read or label in inputs else [label]
@@ -113,7 +115,7 @@ def open_samples(
         sequences = replace(sequences, tokenizer=None)
     data = open_data(
         path, inputs, ranges, prefix=prefix, terms=terms, options=sequences, samples=how, known=known, unread=unread,
-        trains=False, tell=tell,
+        states=initial_states(model.graph.node), trains=False, tell=tell,
     )  # fmt: skip
     return as_trained(data, fed, how, tell)
 

@@ -22,6 +22,7 @@ from onnxgrad_cli.ir.types import Shape, dtype_of, is_float, shape_of, tensor_ty
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.prepare.prepare import make_differentiable
 from onnxgrad_cli.record import Training
+from onnxgrad_cli.training.data.states import initial_states
 from onnxgrad_cli.verification.freed_batch import free_asked
 
 KINDS = "float inputs"
@@ -86,6 +87,8 @@ def in_mode(model: ModelProto, path: Path | None, options: Options, tell: Tell) 
 def the_input(model: ModelProto, path: Path | None, graph: Graph, wrt: str | None) -> Subject:
     """The input that is named, or the only one of floats; for tokens their embeddings.
 
+    Empty caches of keys and values and the initial states of recurrent layers must be named.
+
     Args:
         model: the model, which is not changed.
         path: where it was read from.
@@ -96,9 +99,11 @@ def the_input(model: ModelProto, path: Path | None, graph: Graph, wrt: str | Non
         UsageError: there is none such, or several.
     """
     inputs = float_inputs(graph)
-    if wrt is None and not inputs:
-        return _moved(model, path, graph, _embedding(model, graph))
     if wrt is None:
+        states = initial_states(model.graph.node)
+        inputs = [name for name in inputs if 0 not in (shape_of(graph.types[name]) or ()) and name not in states]
+        if not inputs:
+            return _moved(model, path, graph, _embedding(model, graph))
         if len(inputs) > 1:
             raise UsageError(f"the model has the inputs {', '.join(inputs)}", "say with `wrt` which one is explained")
         return Subject(inputs[0], inputs[0], model, model, path)

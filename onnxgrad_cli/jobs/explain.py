@@ -31,8 +31,9 @@ from onnxgrad_cli.jobs.scores import UNPROVED, Verdict, file_for, proved_scorer
 from onnxgrad_cli.metadata import check_is_original
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.training.class_names import called, number_of
-from onnxgrad_cli.training.data import Data, SampleOptions, SequenceOptions
+from onnxgrad_cli.training.data import Data, SampleOptions, SequenceOptions, names_in
 from onnxgrad_cli.training.data.lists import Lists
+from onnxgrad_cli.training.data.pasts import with_empty_pasts
 from onnxgrad_cli.training.data.picture_layout import Layout, layout_of
 from onnxgrad_cli.training.data.text import Tokenizer
 
@@ -160,6 +161,7 @@ def run_explain(
     proto, path = own_model(model)
     if output is None:
         check_is_original(proto)
+    options = with_empty_pasts(proto, options, lambda: names_in(data), tell)
     target = file_for(out, ENDINGS, proto, path, force)
     pictured = target is not None and target.suffix.lower() == ".png"
     proto = in_mode(proto, path, options, tell)

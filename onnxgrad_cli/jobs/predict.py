@@ -25,6 +25,7 @@ from onnxgrad_cli.execution.judged import judged
 from onnxgrad_cli.files import ModelSource, Switch, check_target, own_model
 from onnxgrad_cli.files.arrays import write_npz
 from onnxgrad_cli.jobs.targets import target_of
+from onnxgrad_cli.options import Options
 from onnxgrad_cli.training.inference import Predictor, Setting, Source
 
 MOST_COLUMNS = 10_000
@@ -55,6 +56,7 @@ def run_predict(
     *,
     outputs: Sequence[str] = (),
     label: str = "label",
+    options: Options | None = None,
     setting: Setting | None = None,
     force: bool = False,
     tell: Tell = silent,
@@ -68,6 +70,7 @@ def run_predict(
             `<model>.predictions.npz`, or for a model in memory none.
         outputs: which ones; () is all that are tensors.
         label: what the data call the labels, if they have some: they are left out.
+        options: sizes and shapes of inputs; the rest does not count.
         setting: batches, provider, names in the data.
         force: replace a file that is there.
         tell: takes what is narrated.
@@ -89,7 +92,7 @@ def run_predict(
         if target.suffix == ".parquet":
             load_package("pyarrow.parquet", f"writing '{target}'")
         check_target(target, proto, path, force)
-    predictor = Predictor(proto, path, data, outputs, setting, tell, label)
+    predictor = Predictor(proto, path, data, outputs, setting, tell, label, options)
     found = predictor.all()
     if target is None:
         return Predicted(found, predictor.samples, [])

@@ -89,7 +89,7 @@ class Loss(Documented):
             return tensor_type(prediction.dtype, shape)
         if not -len(shape) < axis < len(shape) or axis == 0:
             raise UsageError(
-                f"option class_axis = {axis}: '{prediction.name}' has {len(shape)} axes; the first is the batch"
+                f"`loss_options=class-axis={axis}`: '{prediction.name}' has {len(shape)} axes; the first is the batch"
             )
         return tensor_type(TensorProto.INT64, np.delete(np.array(shape, object), axis).tolist())
 

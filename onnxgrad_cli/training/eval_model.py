@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, TypeProto
 
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.choices import Mode
@@ -18,6 +18,7 @@ from onnxgrad_cli.ir.skeleton import copied, without_initializers
 from onnxgrad_cli.metadata import describe, has_derivatives
 from onnxgrad_cli.options import Options
 from onnxgrad_cli.passes.roles import embed
+from onnxgrad_cli.training.data.pasts import with_sizes_of_pasts
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class EvalModel:
         weights: what of the weights it has.
         terms: the outputs with each loss and its divisor, if they were asked for.
         penalties: the outputs with the penalties on weights, if they were asked for.
+        types: of what it is fed; empty pasts have the sizes that their other axes must have.
     """
 
     model: ModelProto
@@ -65,6 +67,7 @@ class EvalModel:
     weights: list[str]
     terms: Sequence[EvalTerm] = ()
     penalties: Sequence[str] = ()
+    types: Mapping[str, TypeProto] = field(default_factory=dict)
 
 
 def make_eval_model(
@@ -112,7 +115,8 @@ def make_eval_model(
         if name not in graph.input_names:
             graph.add_input(name, graph.types[name])
     embed(graph, built.options, training)
-    return EvalModel(graph.commit(), training.loss, compared, bound, terms, penalties)
+    types = with_sizes_of_pasts({value.name: value.type for value in graph.proto.graph.input}, graph)
+    return EvalModel(graph.commit(), training.loss, compared, bound, terms, penalties, types)
 
 
 class EvalSession:

@@ -19,7 +19,7 @@ from onnxgrad_cli.execution.observation import is_quick
 from onnxgrad_cli.execution.session import find_provider, of_samples, open_session
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.nodes import with_bodies
-from onnxgrad_cli.ir.skeleton import copied, skeleton
+from onnxgrad_cli.ir.skeleton import skeleton
 from onnxgrad_cli.ir.types import in_words
 from onnxgrad_cli.metadata import Term, check_is_original, describe
 from onnxgrad_cli.options import Options
@@ -41,8 +41,9 @@ from onnxgrad_cli.training.data import (
 )
 from onnxgrad_cli.training.data.arrays import data_of
 from onnxgrad_cli.training.data.input_types import InputTypes, Range
-from onnxgrad_cli.training.data.pasts import with_empty_pasts, with_sizes_of_pasts
+from onnxgrad_cli.training.data.pasts import fed_types, with_empty_pasts
 from onnxgrad_cli.training.data.preprocessing import Preprocessing
+from onnxgrad_cli.training.data.states import initial_states
 from onnxgrad_cli.training.eval_model import EvalSession, make_eval_model
 from onnxgrad_cli.training.evaluate import Evaluator, confusions
 from onnxgrad_cli.training.metrics import metrics_of
@@ -98,21 +99,22 @@ class Setting(KnownKeywords):
         finite: bool = True,
         labels: Collection[str] = (),
         unread: Collection[str] = (),
+        states: Collection[str] = (),
     ) -> Data:
         """Open data, and do to them what was done to those that the model was trained on, or is asked for.
 
         Args:
             labels: what of the inputs is no input of the model.
-            source, inputs, ranges, terms, tell, known, finite, unread: see `open_data`.
+            source, inputs, ranges, terms, tell, known, finite, unread, states: see `open_data`.
         """
         if isinstance(source, Mapping):
             data = replace(
-                data_of(self._renamed(source, {*inputs, *unread}), inputs, ranges, finite), normal=known.normal
+                data_of(self._renamed(source, {*inputs, *unread}), inputs, ranges, finite, states), normal=known.normal
             )
         else:
             data = open_data(
                 source, inputs, ranges, prefix=self.prefix, finite=finite, terms=terms, options=self.sequences,
-                samples=self.samples, known=known, unread=unread, trains=False, tell=tell,
+                samples=self.samples, known=known, unread=unread, states=states, trains=False, tell=tell,
             )  # fmt: skip
             data.tell_padding(tell)
         return as_trained(data, {n: kind for n, kind in inputs.items() if n not in labels}, self.samples, tell)
@@ -168,9 +170,18 @@ def evaluate(
     roles = describe(found.model)
     terms, labels = roles.losses, {n for n, role in roles.inputs.items() if role in ("label", "sample weight")}
     asked = metrics_of(metrics, terms)
-    inputs = with_sizes_of_pasts(input_types_of(found.model), Graph(copied(found.model), path))
+    inputs = {name: found.types[name] for name in input_types_of(found.model)}
     known = Preprocessing.of_model(model)
-    data = setting.open(source, inputs, ranges_of(found.model), terms, tell, known, labels=labels)
+    data = setting.open(
+        source,
+        inputs,
+        ranges_of(found.model),
+        terms,
+        tell,
+        known,
+        labels=labels,
+        states=initial_states(model.graph.node),
+    )
     session = EvalSession.of(found, path, find_provider(setting.provider), setting.threads)
     batches = Batches(data, data.batch_size or setting.batch_size, shuffle=False, tell=tell)
     evaluator = Evaluator(session, data, batches, asked)
@@ -238,17 +249,18 @@ class Predictor:
         setting: Setting,
         tell: Tell,
         label: str = "label",
+        options: Options | None = None,
     ) -> None:
         """See `run_predict`."""
         check_is_original(model)
         _check_ends(model)
-        model = with_free_batch(model, path, setting.batch_size, Options(), tell)
+        options = with_empty_pasts(model, options or Options(), lambda: _held(source), tell)
+        model = with_free_batch(model, path, setting.batch_size, options, tell)
         self.outputs, self._names = _asked(model, outputs, tell), class_names(model)
-        stored = {tensor.name for tensor in model.graph.initializer}
-        inputs = {value.name: value.type for value in model.graph.input if value.name not in stored}
+        inputs = fed_types(model, path, options)
         self._data = setting.open(
             source, inputs, rows_of(model, inputs), (), tell, Preprocessing.of_model(model), finite=False,
-            unread=[name for name in (label,) if name not in inputs],
+            unread=[name for name in (label,) if name not in inputs], states=initial_states(model.graph.node),
         )  # fmt: skip
         self._size = self._data.batch_size or setting.batch_size
         self._session = open_session(model, path, find_provider(setting.provider), setting.threads)

@@ -105,8 +105,16 @@ class Trainer(TrainerBase):
         """Those that a step runs."""
         return self._step.sessions
 
-    def step(self, feeds: Mapping[str, np.ndarray], learning_rate: float | Schedule = RATE) -> float:
-        """Take a step on a batch; see `TrainerBase.step`."""
+    def step(
+        self, feeds: Mapping[str, np.ndarray], learning_rate: float | Schedule = RATE, uncounted: bool = False
+    ) -> float:
+        """Take a step on a batch; see `TrainerBase.step`.
+
+        Args:
+            feeds, learning_rate: see there.
+            uncounted: whether no label of the batch counts. Then the loss is nan and its gradient 0, and the step is
+                taken with that.
+        """
         self._check(feeds)
         self._rate.write(self._rate_now(learning_rate))
         self._draw(self._seed)
@@ -115,9 +123,11 @@ class Trainer(TrainerBase):
         except Exception as error:  # of many kinds, none of them public
             raise self._failed(feeds, error) from error
         with self._unbroken():
-            if math.isfinite(loss):
+            expected = uncounted and math.isnan(loss)
+            if math.isfinite(loss) or expected:
                 self._finish()
-            return self._take(loss)
+            self._take(0.0 if expected else loss)
+            return loss
 
     def evaluate(
         self,

@@ -15,7 +15,7 @@ from onnxgrad_cli.ir.randomness import RANDOM
 from onnxgrad_cli.ir.types import Arrays
 from onnxgrad_cli.verification.case import Case, Found
 from onnxgrad_cli.verification.claims import Claims
-from onnxgrad_cli.verification.feeds import random_feeds
+from onnxgrad_cli.verification.feeds import lengths_in, random_feeds
 from onnxgrad_cli.verification.findings import STILL, hiding, in_words
 from onnxgrad_cli.verification.judgement import Judge, distance
 from onnxgrad_cli.verification.loss_function import (
@@ -61,8 +61,8 @@ def agrees_with_slopes(case: Case) -> Found:
     for look in (_here, _elsewhere, _in_double):
         try:
             found = look(case)
-            if look is _elsewhere and found.detail == STILL:  # by chance, all units of a layer may be off
-                found = look(case)
+            if look is _elsewhere and found.detail == STILL:  # all units of a layer may be off, or all signals masked
+                found = _with_lengths(case) or look(case)
         except _Refuted as error:
             return Found("failed", str(error))
         except FailsNearby as error:
@@ -187,7 +187,24 @@ def _here(case: Case) -> Found:
     return in_words(judge, judged, case.roles.partial)
 
 
-def _elsewhere(case: Case) -> Found:
+def _with_lengths(case: Case) -> Found | None:
+    """Return the judgement elsewhere with signals of full length; None if the model has no lengths, or does not run."""
+    if case.drawn is None or not lengths_in(case.described):
+        return None
+    feeds, outputs = case.feeds, case.outputs
+    try:
+        found = _elsewhere(case, lengths=True)
+    except (OverLimit, MemoryError, _Refuted):
+        raise
+    except Exception:  # the executors' exceptions share no base class
+        found = None
+    if found is None or found.detail == STILL:
+        case.feeds, case.outputs = feeds, outputs
+        return None
+    return found
+
+
+def _elsewhere(case: Case, lengths: bool = False) -> Found:
     """The judgement at another point, with steps in proportion to each entry.
 
     A right gradient can differ: a value lies so near to a kink that float32 and float64 see it on different sides; a
@@ -196,7 +213,7 @@ def _elsewhere(case: Case) -> Found:
     met again among other weights, without masks and with steps in proportion; a wrong rule is.
     """
     if case.drawn is not None:
-        drawn = random_feeds(case.described, case.rng, case.drawn, masked=False)
+        drawn = random_feeds(case.described, case.rng, case.drawn, masked=False, lengths=lengths)
         case.feeds = {**case.feeds, **drawn, **case.data}
     here = {**case.described.weights, **case.feeds}
     case.feeds = {**case.feeds, **{name: off_zero(here[name], case.rng) for name in case.roles.gradients}}

@@ -184,7 +184,12 @@ def _is_finite(case: Case) -> Found:
         where = first_bad(case.described, case.feeds, case.outputs[case.roles.loss])
         return Found(ends=True, leaves_unproved=f"its loss is not finite on these data{where}: give others")
     if bad:
-        return Found("failed", f"not finite: {', '.join(bad[:5])}", ends=True)
+        text = f"not finite: {', '.join(bad[:5])}"
+        if tensors := [tensor for tensor, output in case.roles.gradients.items() if output in bad]:
+            where = first_bad(case.described, case.feeds, np.array(np.nan)).removesuffix(" on")
+            flags = " ".join(f"--freeze '{tensor}'" for tensor in tensors[:3])
+            text += f", though the loss is{where}: leave such tensors untrained with {flags}"
+        return Found("failed", text, ends=True)
     return Found("passed", "loss and every gradient")
 
 

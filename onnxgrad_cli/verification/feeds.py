@@ -294,14 +294,16 @@ def random_feeds(
     sizes: Mapping[str, int],
     masked: bool = True,
     ranges: Mapping[str, Range | None] | None = None,
+    lengths: bool = False,
 ) -> Arrays:
     """Random arrays for the inputs that must be fed.
 
     Floats are normal, or uniform in the range that `ranges` gives their input. Integers are valid as what they index;
     those that index no weight are 0 or 1 if `masked`, else 1; so is a number alone, for it may be a step or a length:
     of a step of 0 in STFT onnxruntime ends the process. One that the model compares with a stored integer is that one,
-    if `masked`. Of labels that may say that a sample does not count, the first two count, and of many each fifth does
-    not.
+    if `masked`. With `lengths`, one integer per sample is the largest of the sizes, as the length of a signal, because
+    a shorter signal may be masked as a whole. Of labels that may say that a sample does not count, the first two count,
+    and of many each fifth does not.
 
     Raises:
         OverLimit: they take more time or memory than runs may that nobody has asked for.
@@ -326,6 +328,8 @@ def random_feeds(
             feeds[name] = draw(rng, dtype, shape, least, limits.get(name, 2))
             if masked and name in switches and name not in limits:
                 feeds[name] = np.full_like(feeds[name], switches[name])
+            if lengths and name in lengths_in(described):
+                feeds[name] = np.full_like(feeds[name], max(sizes.values(), default=1))
     for term in described.roles.losses:
         if term.ignore_index is not None and term.label in feeds:
             labels = feeds[term.label].reshape(-1)
@@ -333,6 +337,18 @@ def random_feeds(
             first[first == term.ignore_index] = (term.ignore_index + 1) % (term.classes or 2)
             labels[4::5] = term.ignore_index
     return feeds
+
+
+def lengths_in(described: DescribedModel) -> set[str]:
+    """Return the inputs of the model that have one integer per sample, which indexes nothing."""
+    types = {value.name: value.type for value in described.model.graph.input}
+    shapes = {
+        name: shape for name, shape in _shapes(described).items() if described.roles.inputs[name] == "model input"
+    }
+    integers = {
+        n for n, x in shapes.items() if len(x) == 1 and dtype_of(types[n]) in (TensorProto.INT32, TensorProto.INT64)
+    }
+    return integers - index_limits(described.model, sized(shapes, {}), replaced=True).keys()
 
 
 def draw(rng: np.random.Generator, dtype: int, shape: Sequence[int], low: int = 0, high: int = 2) -> np.ndarray:

@@ -12,12 +12,25 @@ from onnxgrad_cli.execution.executor import Executor
 from onnxgrad_cli.ir.types import FLOATS, Arrays
 from onnxgrad_cli.verification.feeds import DescribedModel, finite, part
 
+INPUT, WEIGHT = "input", "weight"
+"""What a value may be that no operator has made."""
+
 OF_THE_LOSS = "loss/"
 """What the names of the nodes begin with that a loss has written, of which the constants are no value of the user's."""
 
 
 def first_bad(described: DescribedModel, feeds: Mapping[str, np.ndarray], loss: np.ndarray) -> str:
-    """Where the first value comes from that is as the loss is, NaN or at least not finite, in words; "" for none.
+    """Where the first value comes from that is as the loss is, in words; "" for none. See `origin_of`."""
+    name, maker = origin_of(described, feeds, loss)
+    if maker in ("", INPUT, WEIGHT):
+        return f", from the {maker} '{name}' on" if maker else ""
+    return f", from '{name}', an output of {maker} on"
+
+
+def origin_of(described: DescribedModel, feeds: Mapping[str, np.ndarray], loss: np.ndarray) -> tuple[str, str]:
+    """Return the first value that is as the loss is, NaN or at least not finite, and the operator that made it.
+
+    In place of the operator stands `INPUT` or `WEIGHT`; both are "" if there is no such value.
 
     That is followed back through what is not finite: a NaN may come of an infinite weight, and a mask may well be
     infinite where nothing comes of it.
@@ -41,11 +54,11 @@ def first_bad(described: DescribedModel, feeds: Mapping[str, np.ndarray], loss: 
     only_nan = bool(np.isnan(loss).any())
     first = next((name for name in makers if name in made and _is_bad(made[name], only_nan)), "")
     if not first:
-        return ""
+        return "", ""
     name = _origin(first, makers, values)
     if name in makers:
-        return f", from '{name}', an output of {makers[name].op_type} on"
-    return f", from the {'input' if name in given else 'weight'} '{name}' on"
+        return name, makers[name].op_type
+    return name, INPUT if name in given and described.roles.inputs.get(name) != "weight" else WEIGHT
 
 
 def _is_bad(x: np.ndarray, only_nan: bool) -> bool:

@@ -319,7 +319,8 @@ def test_config_with_unknown_option(shell: Shell) -> None:
         ("train = [[1]]", "'train' takes one value, not several"),
         ("dim = {batch = {a = 1}}", "'dim' takes numbers or text"),
         ('out = "a\\u0000b"', r"'out' takes numbers or text, not 'a\x00b'"),
-        ("resume = 1", "'resume' is true or false, not 1"),
+        ("balance = 1", "'balance' is true or false, not 1"),
+        ("resume = true", "'True' is not one of 'never', 'auto', 'must'"),
         (f"epochs = {'9' * 5000}", "is no TOML"),
         (f"epochs = {'[' * 5000}", "is no TOML"),
     ],
@@ -342,12 +343,12 @@ def test_config_has_what_would_be_typed(shell: Shell) -> None:
 
 def test_config_has_sections_of_commands(shell: Shell) -> None:
     Path("c.toml").write_text(
-        'label = "a"\n[build]\nlabel = "b"\ntrain = "w1"\n[build.dim]\nbatch = 3\n[train]\nlr = 1\n'
+        'label = "a"\n[build]\nlabel = "b"\ntrain = "w1"\n[build.dim]\nbatch = 3\n[train]\nrate = 1\n'
     )
     command = ("build", "mlp.onnx", "-o", "out/train.onnx", "--config", "c.toml", "--no-verify", "--json")
     refused = shell(*command)
-    assert refused.code == 2 and "unknown option [train] 'lr'" in refused.err, "what the others get is checked too"
-    Path("c.toml").write_text(Path("c.toml").read_text().replace("lr =", "epochs ="))
+    assert refused.code == 2 and "unknown option [train] 'rate'" in refused.err, "what the others get is checked too"
+    Path("c.toml").write_text(Path("c.toml").read_text().replace("rate =", "epochs ="))
     options = shell(*command).json["asked"]["options"]
     assert (options["--label"], options["--train"], options["--dim"]) == ("b", "w1", "batch=3")
     assert shell("inspect", "mlp.onnx", "--config", "c.toml", "--json").json["asked"]["options"]["--label"] == "a"
@@ -507,8 +508,9 @@ def test_no_file_of_a_folder_that_is_read_is_overwritten(shell: Shell) -> None:
 
 
 def test_the_files_of_a_run_overwrite_no_input(shell: Shell, trained: tuple[object, ...]) -> None:
-    """Their names are known to no check before: what writes them refuses."""
+    """Not in the folder of a run that was killed before its first checkpoint either."""
     Path("run").mkdir()
+    Path("run/lock").touch()
     Path("d.npz").rename("run/report.html")
     os.link("run/report.html", "d.npz")
     result = shell(*trained, "-o", "new.onnx", "--run", "run")

@@ -241,15 +241,33 @@ CASES = [
         "--batch-size",
         {"--batch-size": "--batch-size 8"},
     ),
-    Case("go on with it with `resume`, or name another folder with `run`", TRAIN + " --force", "--resume", {}, TRAINED),
-    Case(
-        "go on with it with `resume`, or name another folder with `run`",
-        TRAIN + " --force",
-        "--run",
-        {"--run": "--run other"},
-        TRAINED,
+    *(
+        Case(
+            "`force=True` replaces it, `resume` continues it, `run=DIR` uses another folder",
+            TRAIN,
+            use,
+            fill,
+            TRAINED,
+        )
+        for use, fill in (("--force", {}), ("--resume", {}), ("--run DIR", {"DIR": "other"}))
     ),
-    Case("leave `resume` out to begin a run", TRAIN + " --resume", "leave --resume out"),
+    *(
+        Case(
+            "leave `resume` out to begin a run, or use `resume='auto'`, which begins one if there is none",
+            TRAIN + " --resume",
+            use,
+        )
+        for use in ("leave --resume out", "--resume auto")
+    ),
+    *(
+        Case(
+            "choose a larger `batch_size`, or `mode='eval'`",
+            TRAIN.replace("mlp", "normal") + " --lr 1e-9 --mode train --batch-size 1",
+            use,
+            fill,
+        )
+        for use, fill in (("--batch-size", {"--batch-size": "--batch-size 8"}), ("--mode eval", {}))
+    ),
     Case("train with `ema=DECAY`, such as 0.999", TRAIN + " --use-ema", "--ema DECAY", {"DECAY": "0.999"}),
     Case(
         "they are trained with `lora=RANK`",
@@ -298,28 +316,28 @@ CASES = [
     ),
     Case(
         "go on with the same options, or {}",
-        TRAIN + " --train w1 --resume --force",
-        "leave --resume out and begin in another folder with --run",
-        {"--run": "--run other"},
+        TRAIN + " --train w1 --resume",
+        "leave --resume out and add --force",
+        {},
         (TRAIN + " --train w2",),
     ),
     Case(
         "go on with the same `lora`, or {}",
-        TRAIN + " --lora 1:2 --resume --force",
-        "leave --resume out and begin in another folder with --run",
-        {"--run": "--run other"},
+        TRAIN + " --lora 1:2 --resume",
+        "leave --resume out and add --force",
+        {},
         (TRAIN + " --lora 1",),
     ),
     Case(
         "go on with the same ones, or {}; `onnxgrad export` makes a model of its checkpoint",
-        TRAIN + " --loss mae --resume --force",
-        "leave --resume out and begin in another folder with --run",
-        {"--run": "--run other"},
+        TRAIN + " --loss mae --resume",
+        "leave --resume out and add --force",
+        {},
         TRAINED,
     ),
     Case(
         "go on with the same ones, or {}; `onnxgrad export` makes a model of its checkpoint",
-        TRAIN + " --loss mae --resume --force",
+        TRAIN + " --loss mae --resume",
         "`onnxgrad export`",
         {"onnxgrad export": "onnxgrad export t.onnx.run/checkpoint.safetensors --model mlp.onnx -o e.onnx"},
         TRAINED,
@@ -327,21 +345,21 @@ CASES = [
     ),
     Case(
         "go on with the same `val` and `metrics`, or {}",
-        TRAIN + " --val 0.2 --resume --force",
-        "leave --resume out and begin in another folder with --run",
-        {"--run": "--run other"},
+        TRAIN + " --val 0.2 --resume",
+        "leave --resume out and add --force",
+        {},
         (TRAIN + " --val data.npz --metric r2",),
     ),
     Case(
         "go on with the same data, or {}",
-        TRAIN.replace("data.npz", "others.npz") + " --resume --force",
-        "leave --resume out and begin in another folder with --run",
-        {"--run": "--run other"},
+        TRAIN.replace("data.npz", "others.npz") + " --resume",
+        "leave --resume out and add --force",
+        {},
         TRAINED,
     ),
     Case(
         "; `new_data` goes on with others of as many samples",
-        TRAIN.replace("data.npz", "others.npz") + " --resume --force",
+        TRAIN.replace("data.npz", "others.npz") + " --resume",
         "--new-data",
         {},
         TRAINED,
@@ -448,9 +466,9 @@ CASES = [
         then="check t.onnx",
     ),
     Case(
-        "`onnxgrad train` writes them; {}",
+        "`onnxgrad train` writes them; leave `resume` out, and name another folder with `run`",
         TRAIN + " --resume",
-        "leave --resume out and begin in another folder with --run",
+        "leave --resume out, and name another folder with --run",
         {"--run": "--run other"},
         (
             "build mlp.onnx --loss mse --optimizer sgd --no-verify --artifacts dir",
@@ -706,6 +724,9 @@ MODELS = {
 <float[4] w = {1, -2, 3, 4}> { y = Mul(x, w) }""",
     "clash.onnx": HEAD + """m (float[batch, 4] x) => (float[batch, 4] y, float[batch] y_0)
 <float[4] w = {1, -2, 3, 4}, int64[1] last = {1}> { y = Mul(x, w) y_0 = ReduceMean <axes = [1], keepdims = 0> (y) }""",
+    "normal.onnx": HEAD + """m (float[batch, 4] x) => (float[batch, 2] y)
+<float[4] o = {1, 1, 1, 1}, float[4] z = {0, 0, 0, 0}, float[4, 2] w = {1, -2, 3, 4, 5, -6, 7, 8}>
+{ n = BatchNormalization(x, o, z, z, o) y = MatMul(n, w) }""",
     "tokens.onnx": HEAD + """m (int64[batch, length] input_ids) => (float[batch, length, 3] logits)
 <float[3, 3] w = {1, -2, 3, 4, 5, -6, 7, 8, 9}> { logits = Gather(w, input_ids) }""",
     "fixed.onnx": HEAD + """m (int64[batch, 4] input_ids) => (float[batch, 4, 3] logits)

@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def told(text: str) -> str:
     """Words in turn, however they were broken into lines; figures and durations are all alike."""
     plain = re.sub(r"\d[\d.,:]*(e[-+]\d+)?(%| m?s\b)?", "#", text)
-    return " ".join(re.sub(r"\| # \| onnxgrad [^\n]*", "| #", plain).split())
+    return " ".join(plain.split())
 
 
 @pytest.mark.slow
@@ -103,7 +103,6 @@ def test_in_a_pipe_nothing_moves_and_no_line_is_broken(command: str, folder: Pat
     assert [word for word in WORDS[command] if word not in text] == []
     if command != "evaluate" and command != "doctor":  # which say how they ended by what they print
         assert done.stderr.rstrip().split("\n")[-1].startswith(f"{WORDS[command][-1]} | "), "the last line is whole"
-        assert f"| onnxgrad {command} " in done.stderr
 
 
 class Terminal:

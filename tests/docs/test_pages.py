@@ -104,7 +104,7 @@ def test_every_command_and_option_exists(page: str) -> None:
         assert name in cli.commands, command
         assert {word.split("=")[0] for word in words if FLAG.fullmatch(word)} <= flags(name), command
     known = set().union(*(flags(name) for name in cli.commands))
-    foreign = {"--threads", "--against", "--bind-to"}  # of benchmarks and of mpirun
+    foreign = {"--threads", "--against", "--bind-to", "--max-restarts"}  # of benchmarks, mpirun and torchrun
     inline = re.findall(r"`([^`\n]+)`", text)
     assert {flag for code in inline for flag in FLAG.findall(code)} <= known | foreign
 

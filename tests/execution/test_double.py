@@ -1,7 +1,9 @@
 """The loss in float64, also where onnxruntime has no float64 kernel: compared with PyTorch's."""
 
 import itertools
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxgrad_cli import run_build
 from onnxgrad_cli.execution.double import DoubleExecutor
 from onnxgrad_cli.execution.executor import Executor
-from onnxgrad_cli.execution.limits import at_once
+from onnxgrad_cli.execution.limits import at_once, run_limited
 
 SHAPES = [
     ((2, 4, 9), (6, 4, 3), 1),
@@ -105,6 +107,33 @@ def test_a_weight_that_is_computed_has_the_shape_that_it_is_given() -> None:
     assert "onnx.reference" not in run.name
 
 
+def test_operators_beside_one_without_a_kernel_stay_on_onnxruntime() -> None:
+    """onnxruntime expands both operators into functions, and its error names Erf, which is part of Gelu.
+
+    Keep it before other tests of Gelu: the executor remembers operators without a kernel.
+    """
+    head = '<ir_version: 10, opset_import: ["": 20]> g (float[n] x) => (float[n] y) <float low = {-0.1}>'
+    x = np.linspace(-2, 2, 9)
+    erf = torch.special.erf(torch.tensor(x / np.sqrt(2))).numpy()
+    both = DoubleExecutor(onnx.parser.parse_model(f"{head} {{ c = Gelu(x) y = Clip(c, low) }}"))
+    np.testing.assert_allclose(both({"x": x})["y"], np.maximum(x * (1 + erf) / 2, float(np.float32(-0.1))), rtol=1e-12)
+    assert "onnx.reference" in both.name
+    clip = DoubleExecutor(onnx.parser.parse_model(f"{head} {{ y = Clip(x, low) }}"))
+    np.testing.assert_array_equal(clip({"x": x})["y"], np.maximum(x, float(np.float32(-0.1))))
+    assert "onnx.reference" not in clip.name
+
+
+def test_a_refusal_that_names_no_operator_leaves_the_model_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented("of an unheard kind")
+
+    monkeypatch.setattr("onnxgrad_cli.execution.session.start_session", refuse)
+    x = np.linspace(-2, 2, 9)
+    run = DoubleExecutor(model_of(helper.make_node("Tanh", ["x"], ["y"]), x))
+    np.testing.assert_allclose(run({"x": x})["y"], np.tanh(x), rtol=1e-12)
+    assert run.name == "onnx.reference"
+
+
 @pytest.mark.parametrize(
     ("op_type", "function"),
     [
@@ -151,3 +180,26 @@ def test_two_runs_at_the_same_time_are_those_one_after_the_other() -> None:
     for _ in range(5):
         assert [found["y"] for found in at_once(beside, points)] == expected
     assert "onnx.reference" in beside.name and "onnxruntime" in beside.name
+
+
+def test_the_reference_runs_one_point_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its evaluators keep what they run in themselves."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]>
+        g (float[n, 4] x) => (float[n, 4] y) { y = HardSigmoid(x) }""")
+    run = DoubleExecutor(model, beside=True)
+    x = np.zeros((1, 4))
+    run({"x": x})
+    assert run.name == "onnx.reference"
+    inside, most = 0, 0
+
+    def slowly(*arguments: Any) -> Any:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.02)
+        inside -= 1
+        return run_limited(*arguments)
+
+    monkeypatch.setattr("onnxgrad_cli.execution.double.run_limited", slowly)
+    at_once(run, [{"x": x}] * 3)
+    assert most == 1

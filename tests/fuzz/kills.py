@@ -309,9 +309,8 @@ def _again(outcome: Outcome, place: Path, job: Job, story: str, how: str) -> cam
     ]
     for name in ("stdout.txt", "stderr.txt"):
         (place / name).unlink(missing_ok=True)
-    goes_on = job.resumes and (place / "out" / "run" / "checkpoint.safetensors").exists()
-    code = end(start([*job.words, *["--resume"] * goes_on], place, beside=job.beside))
-    how = f"after {how}, {'resumed' if goes_on else 'run again'}"
+    code = end(start([*job.words, *["--resume", "auto"] * job.resumes], place, beside=job.beside))
+    how = f"after {how}, {'resumed' if job.resumes else 'run again'}"
     outcome.faults += _told(place, code, how, job.words[0], {0})
     if code == 0:
         outcome.faults += faults_of(place, job, False, finished=True, how=how) + _left(place, job, how)

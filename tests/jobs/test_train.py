@@ -317,6 +317,56 @@ def test_sequences_of_different_lengths(shell: Shell) -> None:
     assert packed.code == 0 and "31 samples are packed in" in packed.err
 
 
+PICTURES = """
+<ir_version: 8, opset_import: ["": 17]>
+pictures (float[batch, 1, 3, 5] x) => (float[batch, 2] y)
+<float[15, 2] w = {1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5}>
+{ f = Flatten(x)  y = MatMul(f, w) }
+"""
+
+
+def test_bytes_that_are_fed_as_they_are_have_a_caution_with_the_option_that_scales(shell: Shell) -> None:
+    save(PICTURES, Path("p.onnx"))
+    rng = np.random.default_rng(0)
+    pixels, label = rng.integers(0, 256, (20, 1, 3, 5)).astype(np.uint8), rng.random((20, 2)).astype(np.float32)
+    np.savez("bytes.npz", x=pixels, label=label)
+    np.savez("flags.npz", x=pixels // 128, label=label)
+    np.savez("floats.npz", x=pixels.astype(np.float32) / np.float32(255), label=label)
+    command = ("train", "p.onnx", "--epochs", "1", "--threads", "1", "--force", "-o", "t.onnx")
+    low, high = pixels.min(), pixels.max()
+    told = f"caution: 'x' is fed bytes from {low} to {high} as they are: --normalize 'x:0/1' divides them by 255"
+    for more in (command, ("evaluate", "p.onnx", "--loss", "mse"), ("predict", "p.onnx", "-o", "p.npz")):
+        result = shell(*more, "--data", "bytes.npz")
+        assert result.code == 0 and told in result.err, result.err
+        assert "as they are" not in shell(*more, "--data", "flags.npz", *["--force"] * (more[0] == "predict")).err
+    assert "as they are" not in shell(*command, "--data", "bytes.npz", "--normalize", "x:none").err
+    scaled = shell(*command, "--data", "bytes.npz", "--normalize", "x:0/1")
+    assert scaled.code == 0 and "as they are" not in scaled.err, scaled.err
+    weights = onnx.load("t.onnx").graph.initializer
+    assert "as they are" not in shell("evaluate", "t.onnx", "--loss", "mse", "--data", "bytes.npz").err
+    assert shell(*command, "--data", "floats.npz").code == 0
+    assert onnx.load("t.onnx").graph.initializer == weights
+
+
+def test_each_epoch_and_each_unused_array_is_printed_once(shell: Shell) -> None:
+    """In a pipe, and with one file for training and validation."""
+    arrays = dict(np.load("data.npz"))
+    prefixed = {f"{use}_{name}": array for use in ("train", "test") for name, array in arrays.items()}
+    np.savez("both.npz", **prefixed, extra=arrays["x"])
+    np.savez("one.npz", **arrays, extra=arrays["x"])
+    prefixes = ("--prefix", "train_", "--val-prefix", "test_")
+    for name, more in (("both.npz", prefixes), ("one.npz", ())):
+        arguments = ("--data", name, "--val", name, *more, "--epochs", "3", "--force")
+        result = shell("train", "mlp.onnx", *arguments, "-o", "t.onnx")
+        assert result.code == 0, result.err
+        lines = (result.out + result.err).splitlines()
+        for epoch in (1, 2):
+            assert sum(line.startswith((f"epoch {epoch}", f"{epoch} ")) for line in lines) == 1, lines
+        ignored = [line for line in lines if "not model inputs" in line]
+        assert ignored == [f"ignoring arrays of '{name}' that are not model inputs: extra"], lines
+        assert not any("onnxgrad train" in line for line in lines), "the command line is not repeated"
+
+
 # -- what is told before the first step, and what ends a run -----------------------------------------------------
 
 
@@ -390,27 +440,136 @@ def test_a_loss_that_is_no_number_names_step_and_samples(shell: Shell) -> None:
 
 def test_a_folder_holds_one_run(shell: Shell) -> None:
     assert shell("train", "mlp.onnx", "--data", "data.npz", "--epochs", "1", "-o", "t.onnx").code == 0
-    result = shell("train", "mlp.onnx", "--data", "data.npz", "--epochs", "1", "-o", "t.onnx")
-    assert result.code == 2 and "holds a run already" in result.err and "--resume" in result.err
+    result = shell("train", "gone.onnx", "--data", "data.npz", "--epochs", "1", "-o", "t.onnx")
+    assert result.code == 2 and "holds a run already" in result.err, "it is found before the model is read"
+    assert "--force replaces it, --resume continues it" in result.err
     arguments = ("--epochs", "2", "--batch-size", "8", "--resume", "-o", "t.onnx")
     result = shell("train", "mlp.onnx", "--data", "data.npz", *arguments)
     assert result.code == 2 and "begun with size 32, now it is 8" in result.err
 
 
+def test_force_replaces_a_run_and_nothing_else(shell: Shell) -> None:
+    """The second run has no validation, no table and other weights: nothing of the first one may stay."""
+    command = ("train", "mlp.onnx", "--data", "data.npz", "--epochs", "2", "--threads", "1")
+    first = ("--val", "data.npz", "--metric", "mae", "--log", "csv", "--normalize", "x:auto", "--freeze", "w1")
+    assert shell(*command, *first, "-o", "t.onnx").code == 0
+    folder = Path("t.onnx.run")
+    names = {path.name for path in folder.iterdir()}
+    assert {"best.safetensors", "metric-1.svg", "preprocessing.json", "train.csv"} <= names
+    for name in ("notes.txt", "metric-1.backup.svg", "tensorboard/notes.txt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("mine")
+    Path(folder, "tensorboard", "events.out.tfevents.1").touch()
+    rerun = (*command, "--learning-rate", "0.01", "-o", "t.onnx")
+    assert shell(*rerun).code == 2
+    assert shell(*rerun, "--force").code == 0
+    fresh = shell(*rerun[:-1], "fresh.onnx")
+    assert fresh.code == 0, fresh.err
+    assert Path("t.onnx").read_bytes() == Path("fresh.onnx").read_bytes()
+    mine = {"notes.txt", "metric-1.backup.svg", "tensorboard"}
+    assert {path.name for path in folder.iterdir()} == {path.name for path in Path("fresh.onnx.run").iterdir()} | mine
+    assert [path.name for path in Path(folder, "tensorboard").iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("name", ["report.md", "checkpoint.safetensors", "train.jsonl"])
+def test_no_file_that_a_user_has_made_is_replaced(shell: Shell, name: str) -> None:
+    Path("docs").mkdir()
+    Path("docs", name).write_text("mine")
+    for _ in range(2):
+        result = shell("train", "mlp.onnx", "--data", "data.npz", "--run", "docs", "--force", "-o", "t.onnx")
+        assert result.code == 2 and f"'docs/{name}' is not a file of a run" in result.err, result.err
+        assert [path.name for path in Path("docs").iterdir()] == [name] and Path("docs", name).read_text() == "mine"
+
+
 @pytest.mark.parametrize(
-    ("begun", "more"),
+    ("more", "words"),
     [
-        (("--optimizer", "sgd"), ("--optimizer", "adam")),
-        (("--freeze", "w1"), ()),
-        (("--lora", "2"), ("--lora", "2:8")),
-        ((), ("--val", "data.npz")),
-        (("--val", "data.npz", "--metric", "mae"), ("--val", "data.npz", "--metric", "r2")),
+        (("--schedule", "cosin"), "did you mean cosine"),
+        (("--data", "gone.npz"), "gone.npz"),
+        (("--data", "t.onnx.run/train.csv", "--map", "loss=label"), ""),
+        (("--lora", "1", "--adapter-from", "t.onnx.run/checkpoint.safetensors"), ""),
     ],
 )
-def test_a_run_goes_on_as_it_was_begun(shell: Shell, begun: tuple[str, ...], more: tuple[str, ...]) -> None:
+def test_force_keeps_the_run_until_the_new_one_begins(shell: Shell, more: tuple[str, ...], words: str) -> None:
+    command = ("train", "mlp.onnx", "--data", "data.npz", "--epochs", "1", "--log", "csv", "-o", "t.onnx")
+    assert shell(*command).code == 0
+    before = shell.files()
+    result = shell(*command, "--force", *more)
+    assert result.code in (1, 2) and words in result.err, result.err
+    assert shell.files() == before
+
+
+def test_force_does_not_replace_a_run_that_it_reads(shell: Shell) -> None:
+    """Adapters lie in the folder under the name of a checkpoint."""
+    command = ("train", "mlp.onnx", "--data", "data.npz", "--epochs", "1", "-o", "t.onnx")
+    assert shell(*command, "--lora", "1", "--adapter", "a.safetensors").code == 0
+    Path("a.safetensors").rename("t.onnx.run/best.safetensors")
+    before = shell.files()
+    result = shell(*command, "--adapter-from", "t.onnx.run/best.safetensors", "--force")
+    assert result.code == 2 and "is an input" in result.err, result.err
+    assert shell.files() == before
+
+
+def test_resume_auto_begins_continues_and_then_does_nothing(shell: Shell) -> None:
+    command = ("train", "mlp.onnx", "--data", "data.npz", "--val", "0.2", "--resume", "auto", "--threads", "1")
+    assert shell(*command, "--epochs", "4", "-o", "whole.onnx").code == 0
+    assert shell(*command, "--epochs", "2", "-o", "t.onnx").code == 0
+    assert shell(*command, "--epochs", "4", "-o", "t.onnx").code == 0
+    assert Path("t.onnx").read_bytes() == Path("whole.onnx").read_bytes()
+    before, times = shell.files(), {path: path.stat().st_mtime_ns for path in Path().rglob("*") if path.name != "lock"}
+    for more in ((), ("--json",)):
+        again = shell(*command, "--epochs", "4", "-o", "t.onnx", *more)
+        assert again.code == 0 and "'t.onnx.run' holds a finished run, so nothing was done" in again.err, again.err
+        assert shell.files() == before and "epoch 1" not in again.err
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+    assert again.json["files"] == [] and len(again.json["epochs"]) == 4
+    Path("t.onnx").unlink()
+    assert "nothing was done" not in shell(*command, "--epochs", "4", "-o", "t.onnx").err
+    assert Path("t.onnx").read_bytes() == Path("whole.onnx").read_bytes()
+
+
+@pytest.mark.parametrize("more", [("--max-steps", "3"), ("--val", "data.npz", "--patience", "1")])
+def test_a_run_that_ended_early_is_finished_too(shell: Shell, more: tuple[str, ...]) -> None:
+    command = ("train", "mlp.onnx", "--data", "data.npz", "--learning-rate", "3", "--epochs", "30", *more)
+    assert shell(*command, "-o", "t.onnx").code == 0
+    before = shell.files()
+    again = shell(*command, "-o", "t.onnx", "--resume", "auto")
+    assert again.code == 0 and "nothing was done" in again.err, again.err
+    assert shell.files() == before
+
+
+@pytest.mark.parametrize(
+    ("begun", "more", "changed"),
+    [
+        (("--optimizer", "sgd"), (), ["--optimizer was sgd, now adam"]),
+        (("--freeze", "w1"), (), ["--freeze was w1, now not set"]),
+        (("--lora", "2"), ("--lora", "2:8"), ["--lora was 2, now 2:8"]),
+        ((), ("--val", "data.npz"), ["--val was not set, now data.npz"]),
+        (
+            ("--val", "data.npz", "--metric", "mae"),
+            ("--val", "data.npz", "--metric", "r2", "--learning-rate", "0.5"),
+            ["--metric was mae, now r2"],
+        ),
+        (
+            ("--optimizer-option", "weight-decay=0.1", "--seed", "1"),
+            ("--clip-norm", "1", "--lora-dora", "--lora", "1"),
+            [
+                "--clip-norm was not set, now 1",
+                "--lora was not set, now 1",
+                "--lora-dora was off, now on",
+                "--optimizer-option was weight-decay=0.1, now not set",
+                "--seed was 1, now 0",
+            ],
+        ),
+    ],
+)
+def test_a_run_goes_on_as_it_was_begun(
+    shell: Shell, begun: tuple[str, ...], more: tuple[str, ...], changed: list[str]
+) -> None:
     assert shell("train", "mlp.onnx", "--data", "data.npz", "--epochs", "1", *begun, "-o", "t.onnx").code == 0
     result = shell("train", "mlp.onnx", "--data", "data.npz", "--epochs", "2", *more, "-o", "t.onnx", "--resume")
     assert result.code == 2 and "the run was begun with" in result.err, result.err
+    assert [line.strip() for line in result.err.splitlines() if line.startswith("  ")] == changed, result.err
 
 
 def test_data_for_validation_that_a_fixed_batch_leaves_out(shell: Shell) -> None:
@@ -475,19 +634,21 @@ def wait_for_steps(folder: Path, count: int, process: subprocess.Popen[bytes]) -
         time.sleep(0.002)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
-def test_killed_at_any_moment_it_goes_on_bit_for_bit(whole: bytes, tmp_path: Path, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    resume: tuple[str, ...] = ()
-    for count in sorted(rng.integers(1, 260, 2)):
-        process = begin(tmp_path, "cut.onnx", *resume)
-        wait_for_steps(tmp_path, int(count), process)
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_again_and_again_resume_auto_ends_bit_for_bit(whole: bytes, tmp_path: Path, kills: int) -> None:
+    """Half of the kills come at any moment of a process, half after a step: the steps are a small part of the time."""
+    rng, steps = np.random.default_rng(kills), 0
+    for number in range(kills):
+        process = begin(tmp_path, "cut.onnx", "--resume", "auto")
+        if number % 2:
+            time.sleep(rng.random() * 2)
+        else:
+            wait_for_steps(tmp_path, steps + int(rng.integers(1, 2 * 260 // kills)), process)
         process.kill()
         finish(process)
-        began = (tmp_path / "cut.onnx.run" / "checkpoint.safetensors").exists()
-        resume = ("--resume",) if began else ()
-    assert finish(begin(tmp_path, "cut.onnx", *resume)) == 0
+        log = tmp_path / "cut.onnx.run" / LOG
+        steps = len(log.read_bytes().splitlines()) if log.exists() else 0
+    assert finish(begin(tmp_path, "cut.onnx", "--resume", "auto")) == 0
     assert (tmp_path / "cut.onnx").read_bytes() == whole
     assert not list((tmp_path / "cut.onnx.run").glob(".*"))  # nor is anything half-written left there
 
@@ -503,7 +664,7 @@ def test_asked_to_stop_it_saves_first(whole: bytes, tmp_path: Path, number: sign
     steps = load_checkpoint(tmp_path / "cut.onnx.run" / "checkpoint.safetensors")[1]["steps"]
     lines = (tmp_path / "cut.onnx.run" / LOG).read_text().splitlines()
     assert steps == max(json.loads(line)["step"] for line in lines)  # no step is lost
-    assert finish(begin(tmp_path, "cut.onnx", "--resume")) == 0
+    assert finish(begin(tmp_path, "cut.onnx", "--resume", "auto")) == 0
     assert (tmp_path / "cut.onnx").read_bytes() == whole
 
 

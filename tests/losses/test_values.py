@@ -447,7 +447,7 @@ def test_logits_of_16_bits_are_judged_in_float32(dtype: int) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "given", "words"),
     [
-        ("cross-entropy", (4, 5), {"class_axis": 2}, "class_axis = 2: 'p' has 2 axes"),
+        ("cross-entropy", (4, 5), {"class_axis": 2}, "class-axis=2`: 'p' has 2 axes"),
         ("nll", (4, 5), {"class_axis": -2}, "the first is the batch"),
         ("log", (4, 5), {"class_axis": 0}, "the first is the batch"),
         ("causal-lm", (4, 5), {}, "at least 3 axes.*the third the vocabulary"),

@@ -385,7 +385,7 @@ def test_the_list_of_optimizers(capsys: pytest.CaptureFixture[str]) -> None:
         ("adam", {"beta1": 1.0}, "beta1 must lie between 0 and 1"),
         ("adam", {"amsgrad": 0.5}, "option amsgrad takes true or false"),
         ("momentum", {"momentum": -1.0}, "must not be negative"),
-        ("adamw", {"weight_decay": math.nan}, "option weight_decay takes a number"),
+        ("adamw", {"weight_decay": math.nan}, "option `weight_decay` takes a number"),
     ],
 )
 def test_what_does_not_fit_is_refused(name: str, given: dict[str, Any], words: str) -> None:

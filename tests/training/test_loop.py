@@ -103,7 +103,9 @@ class Steps:
         self.w = np.zeros(2, np.float32)
         self.fed = []
         self.trainer = SimpleNamespace(
-            roles=SimpleNamespace(reduction="mean", adapters=[], averages={"w": "w_ema"}, quantized=Quantized()),
+            roles=SimpleNamespace(
+                reduction="mean", losses=[], adapters=[], averages={"w": "w_ema"}, quantized=Quantized()
+            ),
             steps=0, buffers="buffers", step=self.step, weights=lambda: {"w": self.w},
             state=lambda: {"m": np.float32(0.5)}, load=Mock(),
         )  # fmt: skip
@@ -199,10 +201,10 @@ def test_a_checkpoint_says_all_that_it_takes_to_go_on():
     run.loop.run()
     ((values, said, best),) = run.checkpoints
     assert not best and sorted(values) == ["m", "w"] and values["w"].tolist() == [2, 2]
-    progress = {"epochs": [{"loss": 1.25}], "best": 0, "total": 0.0, "seen": 0}
+    progress = {"epochs": [{"loss": 1.25}], "best": 0, "total": 0.0, "seen": 0, "uncounted": 0}
     assert said == {
         "steps": 2, "batches": {"position": 0}, "schedule": "schedule", "run": progress, "weights": ["w"],
-        "adapters": [], "model": "a model", "base": "a base", "rates": "", "watched": "loss",
+        "adapters": [], "model": "a model", "base": "a base", "rates": "", "watched": "loss", "settings": {},
         "data": {"training": "d1"}, "averages": {"w": "w_ema"}, "quantized": asdict(Quantized()),
     }  # fmt: skip
     run.log.write.assert_called_once_with()
@@ -214,7 +216,13 @@ def test_checkpoints_within_an_epoch():
     assert [(said["steps"], best) for _, said, best in run.checkpoints] == [
         (2, False), (3, False), (4, False), (6, False),
     ]  # fmt: skip
-    assert run.checkpoints[1][1]["run"] == {"epochs": [{"loss": 1.0}], "best": 0, "total": 3.0, "seen": 3}
+    assert run.checkpoints[1][1]["run"] == {
+        "epochs": [{"loss": 1.0}],
+        "best": 0,
+        "total": 3.0,
+        "seen": 3,
+        "uncounted": 0,
+    }
 
 
 @pytest.mark.parametrize(("after", "epochs", "saved"), [(1, 0, [1]), (2, 1, [2, 2]), (3, 1, [2, 3])])
@@ -299,7 +307,7 @@ def test_a_run_goes_on_where_its_checkpoint_was():
     run.trainer.load.assert_called_once_with(values, 6)
     run.loop.batches.restore.assert_called_once_with("place")
     run.loop.schedule.restore.assert_called_once_with("rates")
-    assert vars(run.loop.progress) == said["run"]
+    assert vars(run.loop.progress) == {**said["run"], "uncounted": 0}
 
 
 @pytest.mark.parametrize(
@@ -405,7 +413,7 @@ def test_a_run_of_so_many_steps_ends_within_an_epoch_which_no_checkpoint_counts(
     assert run.loop.progress.best == 2
     assert [(said["steps"], best) for _, said, best in run.checkpoints] == [(2, True), (3, False)]
     said = run.checkpoints[-1][1]["run"]
-    assert said == {"epochs": [{"loss": 1.25, "val_loss": 5.0}], "best": 1, "total": 9.0, "seen": 3}
+    assert said == {"epochs": [{"loss": 1.25, "val_loss": 5.0}], "best": 1, "total": 9.0, "seen": 3, "uncounted": 0}
     run.loop.take_best()  # the weights of now, which stand in no file as the best
     run.trainer.load.assert_not_called()
 

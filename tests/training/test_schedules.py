@@ -191,7 +191,7 @@ def test_what_watches_says_so() -> None:
         ("plateau:patience=-1", "negative"),
         ("plateau:factor=1", "below 1"),
         ("one-cycle:rise=1.5", "rise"),
-        ("constant:warmup-begin=1", "no option 'warmup_begin'"),
+        ("constant:warmup-begin=1", "no option `warmup_begin`"),
     ],
 )
 def test_refused(text: str, said: str) -> None:

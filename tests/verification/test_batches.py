@@ -89,6 +89,22 @@ def test_right_gradients_agree_at_1_and_at_32(shell: Shell, reduction: str) -> N
     assert status == "passed" and detail.startswith("batches of 1 and 32: largest relative difference"), detail
 
 
+def test_without_the_original_outputs_of_the_training_model_show_whether_samples_mix(shell: Shell) -> None:
+    save("g (float[batch, 4] x) => (float[batch, 3] y) { a = MatMul(x, w) y = Tanh(a) }", w=(4, 3))
+    build(shell)
+    status, detail = steps(shell, "check", "out.onnx")[STEP]
+    assert status == "passed" and detail.startswith("batches of 1 and 32: largest relative difference"), detail
+
+
+def test_where_the_original_takes_no_copies_samples_are_not_known_to_be_independent(shell: Shell) -> None:
+    nodes = "{ a = MatMul(x, w) y = Tanh(a) }"
+    save(f"g (float[batch, 4] x) => (float[batch, 3] y) {nodes}", w=(4, 3))
+    build(shell)
+    save(f"g (float[2, 4] x) => (float[2, 3] y) {nodes}", "fixed.onnx", w=(4, 3))
+    status, detail = steps(shell, "check", "out.onnx", "--original", "fixed.onnx")[STEP]
+    assert (status, detail) == ("passed", "a batch of one sample runs; the samples are not known to be independent")
+
+
 def test_samples_that_mix_are_not_compared(shell: Shell) -> None:
     text = "g (float[batch, 4] x) => (float[batch, 3] y) <int64[1] first = {0}>"
     text += " { a = MatMul(x, w) m = ReduceSum(a, first) y = Sub(a, m) }"

@@ -7,9 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from onnx import parser
 
 from onnxgrad_cli.builder import build
+from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import Role, Roles, describe
+from onnxgrad_cli.options import Options
 from onnxgrad_cli.verification.proof import prove
 from onnxgrad_cli.verification.verdict import FAILED, NOT_PROVED, PROVED, Proof, Step
 from tests.steps import exported, network, options
@@ -67,3 +70,14 @@ def test_a_verdict_follows_from_all_steps() -> None:
     assert proof.why == "third: wrong"
     given = Proof("skipped", "too large", [Step("first", "passed", "", 0.1)])
     assert given.verdict == NOT_PROVED and given.why == "too large"
+
+
+def test_tensors_whose_gradient_is_not_finite_are_named_with_what_leaves_them_out() -> None:
+    """As of sin(t) / t at 0, which a Where replaces: the loss is finite, the gradient of t is not, as in PyTorch."""
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]> g (float[n, 3] x) => (float[n, 3] y)
+        <float[3] t = {0, 1, 2}, float zero = {0}, float one = {1}> {
+          s = Sin(t) q = Div(s, t) at = Equal(t, zero) w = Where(at, one, q) y = Mul(x, w) }""")
+    built = build(model, Options(losses=(LossSpec("mse"),), train=("t",)))
+    proof = prove(built.model, describe(built.model), original=model)
+    detail = proof.steps[-1].detail
+    assert proof.status == "failed" and "'q', an output of Div" in detail and "--freeze 't'" in detail, detail

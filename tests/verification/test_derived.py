@@ -1,7 +1,7 @@
 """Models of derivatives are proved like training models: right ones pass, wrong ones fail and are not written."""
 
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -70,6 +70,22 @@ def test_a_wrong_first_derivative_is_told_of_a_second_one() -> None:
         registry.rule("Tanh", override=True)(lambda op, g, y, x: g * (1 - y * y) * 1.01)
         proof = proof_of(model_of("hvp"))
     assert proof.failed and "first derivatives" in proof.why
+
+
+def test_first_derivatives_of_another_function_prove_no_second_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They agree with slopes of their own forward part, and not with the original."""
+
+    def of_another(original: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
+        other = onnx.ModelProto()
+        other.CopyFrom(original)
+        for node in other.graph.node:
+            node.op_type = {"Tanh": "Sigmoid"}.get(node.op_type, node.op_type)
+        return derive(other, **options)
+
+    model = model_of("hvp")
+    monkeypatch.setattr("onnxgrad_cli.verification.derived.derive", of_another)
+    proof = proof_of(model)
+    assert proof.failed and "first derivatives: computes what the original computes" in proof.why, proof.why
 
 
 @pytest.mark.parametrize("row", [0, 1])

@@ -97,3 +97,18 @@ def test_a_model_that_fails_at_2_and_not_at_1_is_not_proved_at_1(shell: Shell, m
     text = f"{HEAD} g (float[batch, 4] x) => (float[batch, 4] y) {{ a = MatMul(x, w) y = Tanh(a) }}"
     result = built(shell, model(text, w=(4, 4)))
     assert result.code == 4 and "it fails where the original runs: only one sample" in result.out + result.err
+
+
+def test_signals_are_drawn_with_a_window_and_in_full_length(shell: Shell) -> None:
+    """A shorter signal has no spectrum, of which onnxruntime's DFT ends the process; a masked one has no gradient."""
+    text = f"""{HEAD} g (float[batch, samples] x, int64[batch] lengths) => (float[batch, frames, 4] y)
+    <int64[1] first = {{0}}, int64[1] last = {{-1}}, int64 step = {{64}}, int64 size = {{64}},
+     int64 none = {{0}}, int64 one = {{1}}, int64[1] second = {{1}}, float zero = {{0}}> {{
+      u = Unsqueeze(x, last) f = STFT<onesided = 1>(u, step, window, size)
+      p = ReduceSumSquare<axes = [3], keepdims = 0>(f) m = MatMul(p, w)
+      s = Shape(p) n = Gather(s, one) r = Range(none, n, one) rows = Unsqueeze(r, first)
+      spans = Div(lengths, size) columns = Unsqueeze(spans, second) inside = Less(rows, columns)
+      mask = Unsqueeze(inside, last) y = Where(mask, m, zero)
+    }}"""
+    result = built(shell, model(text, w=(33, 4), window=(64,)))
+    assert result.code == 0 and "proved: every check passed" in result.out and "samples = 512" in result.out, result.out

@@ -40,8 +40,8 @@ MORE = [
     ("nesterov", ("--optimizer-option", "momentum=0.5", "--ema", "0.9")),
     ("adam", ("--optimizer-option", "amsgrad=true", "--optimizer-option", "eps=0.1")),
     ("rmsprop", ("--optimizer-option", "centered=true", "--optimizer-option", "momentum=0.9")),
-    ("adagrad", ("--optimizer-option", "lr_decay=0.1", "--optimizer-option", "initial_accumulator_value=0.1")),
-    ("adamw", ("--group", "*.bias:weight_decay=0", "--group", "last.*:lr=0.3,beta1=0.8", "--freeze", "first.weight")),
+    ("adagrad", ("--optimizer-option", "lr-decay=0.1", "--optimizer-option", "initial-accumulator-value=0.1")),
+    ("adamw", ("--group", "*.bias:weight-decay=0", "--group", "last.*:lr=0.3,beta1=0.8", "--freeze", "first.weight")),
     ("adam", ("--loss-scale", "1024")),
     ("lion", ("--loss-scale", "dynamic", "--accumulate", "2")),
     ("adamw", ("--ema", "0.99", "--accumulate", "4", "--no-embed-state")),
@@ -217,7 +217,7 @@ FAULTS: list[tuple[Plant, str, dict[str, Any]]] = [
     (no_bias_correction, "adam", {}),
     (eps_in_the_root, "adamw", {}),
     (eps_before_the_correction, "adamw", {}),
-    (swapped_settings, "adamw", {"--group": "*.bias:weight_decay=0"}),
+    (swapped_settings, "adamw", {"--group": "*.bias:weight-decay=0"}),
     (swapped_settings, "sgd", {"--group": "last.weight:lr=0.5"}),
     (unclipped, "adamw", {"--clip-norm": "1"}),
     (unclipped, "sgd", {"--clip-value": "0.1"}),
@@ -359,7 +359,7 @@ def test_an_optimizer_of_the_user_is_not_proved() -> None:
 
 
 def test_groups_are_recorded_by_weight() -> None:
-    asked = tuple(groups.parse_group(text) for text in ("*.bias:weight_decay=0", "last.*:lr=0.3"))
+    asked = tuple(groups.parse_group(text) for text in ("*.bias:weight-decay=0", "last.*:lr=0.3"))
     step = describe(training_model("sgd", group=asked)).step
     assert step is not None
     assert step.groups == (

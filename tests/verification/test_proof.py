@@ -1,6 +1,7 @@
 """The proof itself: it passes what is right and fails what is wrong, in float64 and in float32."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -16,7 +17,7 @@ from onnxgrad_cli.execution.executor import Executor, to_double
 from onnxgrad_cli.execution.opsets import newest_loaded
 from onnxgrad_cli.losses.spec import LossSpec
 from onnxgrad_cli.metadata import describe
-from onnxgrad_cli.options import Options
+from onnxgrad_cli.options import LoraSpec, Options
 from onnxgrad_cli.verification.case import Found
 from onnxgrad_cli.verification.proof import prove
 from onnxgrad_cli.verification.verdict import NOT_PROVED, PROVED, Proof
@@ -268,6 +269,36 @@ def test_a_kernel_that_may_round_is_compared_without_rounding(bits: int) -> None
     assert {step.name: step.status for step in proof.steps}["computes what the original computes"] == "passed"
     (node,) = (node for node in original.graph.node if node.domain)
     assert any(attribute.name == "accuracy_level" for attribute in node.attribute)
+
+
+def test_a_recurrent_kernel_that_rounds_is_compared_as_narrow_floats_are() -> None:
+    """DynamicQuantizeLSTM rounds to 8 bits what it multiplies."""
+    rng = np.random.default_rng(0)
+    original = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 17, "com.microsoft": 1]>
+    g (float[1, n, 5] x) => (float[1, 1, n, 4] y)
+    <float[1] ws = {0.01}, float[1] rs = {0.01}, uint8[1] wz = {128}, uint8[1] rz = {128}> {
+      y = com.microsoft.DynamicQuantizeLSTM<hidden_size = 4>(x, w, r, , , , , , ws, wz, rs, rz) }""")
+    for name, shape in {"w": (1, 5, 16), "r": (1, 4, 16)}.items():
+        original.graph.initializer.append(numpy_helper.from_array(rng.integers(0, 256, shape, np.uint8), name))
+    model = build(original, Options(quantization="ste")).model
+    steps = {step.name: step for step in prove(model, describe(model), original=original).steps}
+    found = steps["computes what the original computes"]
+    assert found.status == "passed" and float(found.detail.split()[3]) > 1e-4, found.detail
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_values_that_count_as_constants_stay_where_weights_move(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DoRA takes the norms of adapted weights for constants: its gradients are not slopes of the whole loss."""
+    if not exact:
+        monkeypatch.setattr("onnxgrad_cli.execution.double.to_double", _refuse)
+    original = parse("Tanh")
+    model = build(original, Options(lora=LoraSpec(2, 4.0), lora_dora=True)).model
+    roles = describe(model)
+    proof = prove(model, roles, original=original)
+    assert roles.held and proof.verdict == PROVED, proof.why
+    if exact:
+        model.metadata_props.clear()
+        assert prove(model, replace(roles, held=()), original=original).failed
 
 
 def test_a_constant_scale_leaves_a_model_to_onnxruntime_in_float64() -> None:

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, shape_inference
 
 from onnxgrad_cli.builder import TrainingModel, build
 from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.errors import UnsupportedError, UsageError
 from onnxgrad_cli.execution.endless import check_ends
 from onnxgrad_cli.execution.session import CPU, find_provider
-from onnxgrad_cli.files import STREAM, ModelSource, check_target, own_model
+from onnxgrad_cli.files import ModelSource, check_target, own_model
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.modes import is_batch_normalization, uses_batch
 from onnxgrad_cli.ir.nodes import with_bodies
 from onnxgrad_cli.ir.skeleton import skeleton
-from onnxgrad_cli.ir.types import Arrays
+from onnxgrad_cli.ir.types import Arrays, shape_of
 from onnxgrad_cli.jobs.memory_plan import Plan, planned
-from onnxgrad_cli.jobs.targets import target_of
 from onnxgrad_cli.jobs.train.course import Course
 from onnxgrad_cli.jobs.train.prepared_run import PreparedRun
 from onnxgrad_cli.metadata import Adapter, check_is_original
@@ -46,11 +46,12 @@ from onnxgrad_cli.training.data import (
     ranges_of,
 )
 from onnxgrad_cli.training.data.pasts import with_empty_pasts, with_sizes_of_pasts
+from onnxgrad_cli.training.data.states import initial_states
+from onnxgrad_cli.training.distributed.communicator import Communicator
 from onnxgrad_cli.training.eval_model import EvalSession
 from onnxgrad_cli.training.evaluate import Evaluator
 from onnxgrad_cli.training.metrics import metrics_of
 from onnxgrad_cli.training.new_head import with_classes
-from onnxgrad_cli.training.run.communicator import Communicator
 from onnxgrad_cli.training.run.ema_weights import check_ema
 from onnxgrad_cli.training.run.export import check_stored
 from onnxgrad_cli.training.run.integers import stored_as
@@ -64,21 +65,32 @@ from onnxgrad_cli.verification.freed_batch import FreedModel, freed
 
 
 def prepare(
-    model: ModelSource, data: str | Path, val: str | Path | float | None, out: str | Path | None, options: Options,
+    model: ModelSource, data: str | Path, val: str | Path | float | None, target: Path, options: Options,
     course: Course, adapter: AdapterTarget | None, adapter_from: Path | None, force: bool, link: Communicator,
-    tell: Tell, run: Path | None, resume: bool,
-) -> tuple[PreparedRun, Path]:  # fmt: skip
-    """Build the training model, open the data, and say where the trained one goes."""
+    tell: Tell, resumed: Path | None,
+) -> PreparedRun:  # fmt: skip
+    """Build the training model and open the data.
+
+    Args:
+        target: the trained model.
+        resumed: the folder of the run that continues; None: a run begins.
+    """
     options = replace(options, optimizer=options.optimizer or "adam", embed_state=False)  # the trainer begins it
-    if model == STREAM or str(out) == STREAM:
-        raise UsageError("a run reads its model from a file and writes to one", "name both")
+    if link.world > 1:
+        alike = replace(course, threads=None, provider="")  # which may differ from machine to machine
+        agree(link, {"options": np.array(re.sub(" at 0x[0-9a-f]+", "", f"{options} {alike}"))}, "options")
     if adapter is not None and not options.lora and adapter_from is None:
         raise UsageError("`adapter`: no adapters are trained", "ask for them with `lora=RANK`")
     original, path = own_model(model)
     check_is_original(original)
     begun = None if adapter_from is None else read_adapters(adapter_from, original, tell)
-    target, asked = _target(model, original, path, out, adapter, force), course
+    check_target(target, original, path, force)
+    if adapter is not None:
+        adapter.check(original, path, force)
+    asked = course
     built, options, course, free = _built(original, path, options, course, data, begun, link, tell)
+    if link.world > 1 and _takes_statistics(original, options):
+        tell("caution: BatchNormalization takes the statistics of the part of a batch that each process has", 0)
     trainer = _trainer(built, course, link)
     check_stored(original, _own(original, trainer))
     check_branches(original, trainer.roles.adapters)
@@ -87,8 +99,9 @@ def prepare(
         begin_from(trainer, *begun)
     values = {name: buffer.array for name, buffer in trainer.buffers.items()}
     ema = check_ema(trainer.roles.averages, values) if course.use_ema else {}
-    known = _known(original, course, run or run_folder_of(target, out), resume)
-    samples, validation = _data(data, val, built, trainer, course, known, tell)
+    known = _known(original, course, resumed)
+    states = initial_states(original.graph.node)
+    samples, validation = _data(data, val, built, trainer, course, known, states, tell)
     if free is not None:
         feeds = samples.batch(np.arange(free.samples) % len(samples))
         caution = free.compare(feeds)
@@ -101,8 +114,9 @@ def prepare(
     agree(link, {"samples": np.array(len(samples))}, "data")
     weights = balance(samples, trainer.roles.losses[0].label, tell) if course.samples.balance else None
     batches = Batches(
-        samples, course.batch_size, course.seed, rank=link.rank, world=link.world, weights=weights, tell=tell
-    )
+        samples, course.batch_size, course.seed, rank=link.rank, world=link.world, weights=weights, tell=tell,
+        drop_last=_drops_single(original, options, len(samples), course.batch_size, link, tell),
+    )  # fmt: skip
     if course.batch_size != asked.batch_size and (rest := len(samples) % asked.batch_size):
         tell(f"the last {rest} samples of an epoch are of one step with the first ones of the next", 0)
     if options.accumulate > len(batches):
@@ -113,31 +127,12 @@ def prepare(
     ready = PreparedRun(original, path, course, built, trainer, samples, evaluator, batches, ema)
     if adapter is not None:  # the form has a place for all that there will be
         adapter.make(original, trainer.roles.adapters, ready.adapter_values(trainer.weights(), trainer.state()))
-    return ready, target
+    return ready
 
 
-def run_folder_of(target: Path, out: str | Path | None) -> Path:
-    """Where checkpoints and log go, if nobody names a folder: beside the trained model, by the name that was typed."""
-    named = target if out is None else Path(out)
-    return named.with_name(f"{named.name}.run")
-
-
-def _target(
-    model: ModelSource, original: ModelProto, path: Path | None, out: str | Path | None, adapter: AdapterTarget | None,
-    force: bool,
-) -> Path:  # fmt: skip
-    """Where the trained model goes: there, and where its adapters go, files may be written."""
-    target = target_of(model, out, "trained", streams=False)
-    assert target is not None
-    check_target(target, original, path, force)
-    if adapter is not None:
-        adapter.check(original, path, force)
-    return target
-
-
-def _known(original: ModelProto, course: Course, run: Path, resume: bool) -> Preprocessing:
+def _known(original: ModelProto, course: Course, resumed: Path | None) -> Preprocessing:
     """What is known of the data: what a run that goes on was begun with, or what the model says that was trained."""
-    begun = Preprocessing.of_run(run) if resume else None
+    begun = None if resumed is None else Preprocessing.of_run(resumed)
     if begun is not None:
         return begun
     known = Preprocessing.of_model(original)
@@ -235,6 +230,29 @@ def _takes_statistics(original: ModelProto, options: Options) -> bool:
     return bool(found) if options.mode == "train" else options.mode == "keep" and any(own)
 
 
+def _drops_single(
+    original: ModelProto, options: Options, samples: int, size: int, link: Communicator, tell: Tell
+) -> bool:
+    """Return True if the last batch of an epoch is one sample, of which BatchNormalization has no variance.
+
+    Raises:
+        UsageError: every batch is one sample.
+    """
+    if link.world > 1 or 1 not in (size, samples % size) or not _takes_statistics(original, options):
+        return False
+    inferred = shape_inference.infer_shapes(skeleton(original)).graph
+    types = {value.name: value.type for value in (*inferred.input, *inferred.value_info)}
+    layers = filter(is_batch_normalization, inferred.node)
+    inputs = [node.input[0] for node in layers if set((shape_of(types.get(node.input[0])) or (0, 0, 0))[2:]) <= {1}]
+    if not inputs:
+        return False
+    text = f"BatchNormalization of '{inputs[0]}' in training mode has no variance of a batch of one sample"
+    if size == 1:
+        raise UsageError(text, "choose a larger `batch_size`, or `mode='eval'`")
+    tell(f"caution: {text}: the last sample of each epoch is left out; another `batch_size` keeps all", 0)
+    return True
+
+
 def _within(
     limit: int, original: ModelProto, path: Path | None, options: Options, course: Course, link: Communicator,
     tell: Tell,
@@ -289,30 +307,39 @@ def _data(
     trainer: TrainerBase,
     course: Course,
     known: Preprocessing,
+    states: Collection[str],
     tell: Tell,
 ) -> tuple[Data, Data | None]:
     """The training data, and the validation data."""
     inputs, ranges = with_sizes_of_pasts(trainer.inputs, built.graph), ranges_of(built.model)
 
-    def opened(source: str | Path, prefix: str, known: Preprocessing, trains: bool = False) -> Data:
+    def opened(
+        source: str | Path, prefix: str, known: Preprocessing, elsewhere: Collection[str], trains: bool = False
+    ) -> Data:
         terms, options, how = trainer.roles.losses, course.sequences, course.samples
         return open_data(
             source, inputs, ranges, prefix=prefix, terms=terms, options=options, samples=how, known=known,
-            trains=trains, tell=tell,
+            elsewhere=elsewhere, states=states, trains=trains, tell=tell,
         )  # fmt: skip
 
-    samples, validation = opened(data, course.prefix, known, trains=True), None
-    samples.tell_padding(tell)
     share = None if val is None else fraction_of(val)
+    twice = val is not None and share is None and _is_same(Path(data), Path(str(val)))
+    read_for_val = [course.val_prefix] if twice and course.val_prefix else []
+    samples, validation = opened(data, course.prefix, known, read_for_val, trains=True), None
+    samples.tell_padding(tell)
     if val is not None and share is None:
         known = known.with_more(samples.preprocessing(trainer.roles.losses))
-        validation = opened(str(val), course.val_prefix, known)
+        validation = opened(str(val), course.val_prefix, known, [""] if twice else [])
     elif share is not None:
         if course.val_prefix:
             raise UsageError("`val_prefix` goes with `val=DATA`, not with a share of `data`", "leave it out")
         samples, validation = held_out(samples, share, course.seed)
         tell(f"{len(validation)} of {len(samples) + len(validation)} samples are held out for validation", 0)
     return prepared(samples, validation, inputs, trainer.roles, course.samples, known, course.seed, tell)
+
+
+def _is_same(first: Path, second: Path) -> bool:
+    return first.exists() and second.exists() and first.samefile(second)
 
 
 def _evaluator(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnx import ModelProto
+import numpy as np
+from onnx import ModelProto, helper
 
 from onnxgrad_cli.builder import TrainingModel
 from onnxgrad_cli.common.choices import LogForm
 from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.files import Switch, check_target, stage_model
-from onnxgrad_cli.ir.types import Arrays
+from onnxgrad_cli.ir.types import Arrays, dtype_of
 from onnxgrad_cli.jobs.train.course import Course
 from onnxgrad_cli.metadata import tool_version
 from onnxgrad_cli.training.adapters.formats import AdapterTarget
@@ -33,6 +35,8 @@ from onnxgrad_cli.training.run.model_values import untrained_digests
 from onnxgrad_cli.training.run.watch import Watch
 from onnxgrad_cli.training.schedules import parse_schedule
 from onnxgrad_cli.training.steps.base import TrainerBase
+from onnxgrad_cli.verification.feeds import DescribedModel
+from onnxgrad_cli.verification.finiteness import origin_of
 from onnxgrad_cli.verification.written import check_opens
 
 MOST_CLASSES = 30
@@ -63,7 +67,10 @@ class PreparedRun:
         """What was done to the data, which the trained model keeps."""
         return self.samples.preprocessing(self.trainer.roles.losses)
 
-    def loop(self, folder: RunFolder, stop: Callable[[], bool], watch: Watch, logs: Sequence[LogForm]) -> Loop:
+    def loop(
+        self, folder: RunFolder, stop: Callable[[], bool], watch: Watch, logs: Sequence[LogForm],
+        settings: Mapping[str, str],
+    ) -> Loop:  # fmt: skip
         """The steps to take."""
         course, evaluator = self.course, self.evaluator
         whole = course.epochs * len(self.batches)
@@ -83,7 +90,7 @@ class PreparedRun:
             higher=chosen.higher if chosen else False,
             epochs=course.epochs, patience=course.patience, save_every=course.save_every,
             folder=folder, stop=stop, watch=watch, max_steps=course.max_steps,
-            eval_every=course.eval_every, logs=logs,
+            eval_every=course.eval_every, logs=logs, settings=settings, origin_of=self._origin_of,
             model=_fingerprint(self.built, self.samples.prepared_by(course.samples)),
             rates=f"a learning rate of {course.learning_rate:g}, {course.schedule}"
             + (f" over {steps} steps" if course.schedule != "constant" else ""),
@@ -91,6 +98,19 @@ class PreparedRun:
             untrained=untrained_digests(self.original, trained),
             digests={use: samples.digest() for use, samples in data.items()},
         )  # fmt: skip
+
+    def _origin_of(self, batch: Mapping[str, np.ndarray], loss: float) -> tuple[str, str]:
+        """Return the first value that is not finite with the weights of now, and the operator that made it."""
+        roles = self.trainer.roles
+        rates = {
+            value.name: np.zeros((), helper.tensor_dtype_to_np_dtype(dtype_of(value.type)))
+            for value in self.built.model.graph.input if roles.inputs.get(value.name) == "learning rate"
+        }  # fmt: skip
+        feeds = {**self.trainer.weights(), **self.trainer.state(), **rates, **batch}
+        described = DescribedModel(self.built.model, roles)
+        with suppress(Exception):  # such as of a model that is too large to be copied: the error is told without
+            return origin_of(described, feeds, np.array(loss))
+        return "", ""
 
     def confusion(self) -> dict[str, tuple[Sequence[str], list[list[int]]]]:
         """How the weights of now take classes for each other on the validation data, by output.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from operator import methodcaller
@@ -19,7 +20,8 @@ from onnxgrad_cli.report.curve import Curve
 from onnxgrad_cli.report.html import html
 from onnxgrad_cli.report.markdown import markdown
 from onnxgrad_cli.report.training import CURVE, METRIC, RATE, Run, page
-from onnxgrad_cli.training.run.folder import NAMES, RunFolder
+from onnxgrad_cli.training.run.folder import LOCK, NAMES, RunFolder
+from onnxgrad_cli.training.run.logs import TENSORBOARD
 from onnxgrad_cli.view import draw
 from onnxgrad_cli.view.html import html as drawn
 
@@ -32,6 +34,14 @@ def files_in(folder: Path, ready: PreparedRun) -> list[Path]:
     metrics = len(ready.evaluator.metrics) if ready.evaluator else 0
     pictures = [CURVE, RATE, *(METRIC.format(i) for i in range(1, metrics + 2))]  # the rate is counted, too
     return [folder / name for name in (*NAMES, *REPORTS, *pictures)]
+
+
+def files_of_runs(folder: Path) -> list[Path]:
+    """Return the files that any run writes to its folder, but its lock and the folder for TensorBoard."""
+    names = [name for name in NAMES if name not in (LOCK, TENSORBOARD)]
+    metrics = re.compile(METRIC.replace(".", r"\.").format(r"\d+"))
+    pictures = [file for file in folder.glob("*.svg") if metrics.fullmatch(file.name)]
+    return [*(folder / name for name in (*names, *REPORTS, CURVE, RATE)), *pictures]
 
 
 def stage_report(switch: Switch, folder: RunFolder, ready: PreparedRun, found: Trained, picture: Path | None) -> None:

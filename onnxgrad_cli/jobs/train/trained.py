@@ -18,7 +18,8 @@ class Trained:
         by: what says which epoch is best, a name in `epochs`; "" where the last one is taken, as nothing says so.
         steps: how many were taken in all.
         seconds: how long this call took.
-        files: what was written: the model, then the folder of the run, in which its report is too.
+        files: what was written: the model, then the folder of the run, in which its report is too. Empty if the run
+            was interrupted, or was finished before.
     """
 
     reason: str

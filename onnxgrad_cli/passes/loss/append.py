@@ -14,6 +14,7 @@ from typing import Any
 from onnx import TensorProto, TypeProto
 
 from onnxgrad_cli import losses
+from onnxgrad_cli.common.settings import unknown_setting
 from onnxgrad_cli.emission.emitter import Op
 from onnxgrad_cli.emission.sums import reduced
 from onnxgrad_cli.emission.values import Val
@@ -92,7 +93,7 @@ def _refuse_unknown_options(options: LossOptions, training: LossRecord) -> None:
         known = [option.name for spec in owners[owner] if spec.loss for option in spec.loss.options]
         if name not in known:
             names = ", ".join(spec.name for spec in owners[owner])
-            raise UsageError(f"{names} has no option '{name}'", suggest(name, known, "options"))
+            raise unknown_setting(names, name, known)
 
 
 def _term(op: Op, options: AppendOptions, training: LossRecord, spec: LossSpec, prediction: Val) -> Val:
@@ -103,6 +104,7 @@ def _term(op: Op, options: AppendOptions, training: LossRecord, spec: LossSpec, 
     label = None if label_type is None else _label(op, training, spec.label or options.label, label_type)
     training.judged.append("" if label is None else label.name)
     if isinstance(loss, LossFile):
+        training.scalars.add(len(training.judged) - 1)
         if options.sample_weight:
             raise UsageError(
                 f"`sample_weight` does not go with '{spec.name}'", "a loss from a file gives one number for the batch"
@@ -121,6 +123,8 @@ def _term(op: Op, options: AppendOptions, training: LossRecord, spec: LossSpec, 
         return weighted_mean(op, total, divisor)
     values = [_wide(op, prediction)] if label is None else [_wide(op, prediction), _wide(op, label)]
     found, weights = _called(op, spec, loss, values, loss.settings(given))
+    if found.known_shape is not None and all(size == 1 for size in found.known_shape):
+        training.scalars.add(len(training.judged) - 1)
     if options.sample_weight:
         found = found * _sample_weight(op, training, options.sample_weight, loss, prediction, found)
     if options.reduction == "sum":

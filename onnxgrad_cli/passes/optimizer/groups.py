@@ -7,8 +7,8 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 from onnxgrad_cli import optimizers
-from onnxgrad_cli.common.settings import pairs
-from onnxgrad_cli.errors import UsageError, suggest
+from onnxgrad_cli.common.settings import pairs, unknown_setting
+from onnxgrad_cli.errors import UsageError
 from onnxgrad_cli.metadata import StepGroup, StepSettings
 from onnxgrad_cli.optimizers import Optimizer
 from onnxgrad_cli.options import RATE, Group, OptimizerOptions
@@ -29,9 +29,9 @@ def parse_group(text: str) -> Group:
         UsageError: it is not of that form.
     """
     pattern, _, rest = text.rpartition(":")
-    found = pairs(rest, text, "GLOB:KEY=VALUE,KEY=VALUE")
-    if not pattern or not found:
-        raise UsageError(f"`group`: '{text}' is not of the form GLOB:KEY=VALUE", "such as '*.bias:weight_decay=0'")
+    found = pairs(rest, text, "GLOB:KEY=VALUE,KEY=VALUE") if pattern else {}
+    if not found:
+        raise UsageError(f"`group`: '{text}' is not of the form GLOB:KEY=VALUE", "such as '*.bias:weight-decay=0'")
     return Group(pattern, found)
 
 
@@ -49,9 +49,7 @@ def settings(
     for group in options.group:
         for name in group.options:
             if name not in takes:
-                raise UsageError(
-                    f"`group` '{group}': {optimizer.name} has no option '{name}'", suggest(name, takes, "options")
-                )
+                raise unknown_setting(f"`group` '{group}': {optimizer.name}", name, takes)
         for weight in members(group, weights, known):
             given[weight] |= group.options
     return {weight: _settings(optimizer, each) for weight, each in given.items()}

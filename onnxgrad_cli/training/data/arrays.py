@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
 from onnx import helper
 
+from onnxgrad_cli.common.narration import silent
 from onnxgrad_cli.ir.types import dtype_of
 from onnxgrad_cli.training.data.columns import single
 from onnxgrad_cli.training.data.dataset import Data
 from onnxgrad_cli.training.data.input_types import InputTypes, Range
 from onnxgrad_cli.training.data.reading import Found
+from onnxgrad_cli.training.data.states import batch_axes, batch_first, with_batch_first, zero_states
 from onnxgrad_cli.training.data.validate import check
 
 IN_MEMORY = Path("the arrays")
@@ -20,19 +22,31 @@ IN_MEMORY = Path("the arrays")
 
 
 def data_of(
-    arrays: Mapping[str, np.ndarray], inputs: InputTypes, ranges: Mapping[str, Range] | None = None, finite: bool = True
+    arrays: Mapping[str, np.ndarray],
+    inputs: InputTypes,
+    ranges: Mapping[str, Range] | None = None,
+    finite: bool = True,
+    states: Collection[str] = (),
 ) -> Data:
     """Arrays as data, whose first axis is the sample.
 
     Args:
         arrays: by the names of inputs; others are left out.
-        inputs, ranges, finite: see `open_data`.
+        inputs, ranges, finite, states: see `open_data`.
 
     Raises:
         UsageError: they don't fit.
     """
+    axes = batch_axes(inputs, states)
+    inputs = with_batch_first(inputs, axes)
     held = {name: single(np.asarray(array), inputs, name) for name, array in arrays.items() if name in inputs}
+    held |= {
+        name: batch_first(IN_MEMORY, name, held[name], inputs[name], axis)
+        for name, axis in axes.items()
+        if name in held
+    }
+    held |= zero_states(held, inputs, states, silent)
     others = [name for name in arrays if name not in inputs]
     checked = check(IN_MEMORY, Found(held, others), inputs, ranges or {}, finite)
     dtypes = {name: helper.tensor_dtype_to_np_dtype(dtype_of(value_type)) for name, value_type in inputs.items()}
-    return Data(IN_MEMORY, held, dtypes, checked.size, checked.sizes, checked.batch_size)
+    return Data(IN_MEMORY, held, dtypes, checked.size, checked.sizes, checked.batch_size, axes=axes)

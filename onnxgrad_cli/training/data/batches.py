@@ -81,7 +81,7 @@ class Batches:
             ends, epoch = position + 1 == count, self.epoch
             self.epoch, self.position = (epoch + 1, 0) if ends else (epoch, position + 1)
             first, part = self._part(batch)
-            yield Part(part, len(batch), epoch, position * size + first)
+            yield Part(part, len(batch), epoch, position * size + first, batch)
 
     def _order(self) -> np.ndarray:
         if not self.shuffle:
@@ -110,7 +110,7 @@ class Batches:
             if state.get(name) != value:
                 raise UsageError(
                     f"the run was begun with {name.replace('_', ' ')} {state.get(name)}, now it is {value}",
-                    "go on with the same data and options, or begin anew",
+                    "go on with the same data and options",
                 )
         epoch, position = int(state.get("epoch", -1)), int(state.get("position", -1))
         if epoch < 0 or not 0 <= position < len(self):

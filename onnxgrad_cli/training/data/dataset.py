@@ -31,6 +31,7 @@ from onnxgrad_cli.training.data.preprocessing import Preprocessing
 from onnxgrad_cli.training.data.reading import Column, Found, check_regular, reading
 from onnxgrad_cli.training.data.sample_options import SampleOptions
 from onnxgrad_cli.training.data.sequences import Preparation, SequenceOptions, Sequences, following, tokens_of, uneven
+from onnxgrad_cli.training.data.states import batch_axes, batch_first, with_batch_first, zero_states
 from onnxgrad_cli.training.data.text import TEXTS, read_text
 from onnxgrad_cli.training.data.transform import Transformed
 from onnxgrad_cli.training.data.validate import BLOCK, blocks, check, without_samples
@@ -71,6 +72,7 @@ class Data:
         order: input -> the columns of a table that it took as they stood there, or took of other data before.
         resize: what became of picture files of other data before; None where there were none.
         same: inputs whose array is fed whole in each step, the same for all samples.
+        axes: input -> the axis of its batch, of those that don't have it first; their arrays do.
     """
 
     source: Path
@@ -88,6 +90,7 @@ class Data:
     order: Chosen = field(default_factory=dict)
     resize: Resize | None = None
     same: frozenset[str] = frozenset()
+    axes: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.size
@@ -104,11 +107,16 @@ class Data:
         """
         rows = self.rows(indices)
         taken = {name: _take(array, rows) for name, array in self.arrays.items() if name not in self.same}
-        whole: dict[str, Any] = dict(taken if self.sequences is None else self.sequences.batch(taken))
+        whole: dict[str, Any] = dict(taken)
+        if self.sequences is not None:
+            tokens = self.arrays[self.sequences.tokens]
+            batch = rows if part is None or part.batch is None else self.rows(part.batch)
+            whole = self.sequences.batch(taken, tokens.longest(batch) if isinstance(tokens, Lists) else 0)
         whole |= {name: self.arrays[name] for name in self.same}
         if part is not None and self.augment is not None:
             whole = self.augment(whole, part)
         whole |= {name: normal(whole[name]) for name, normal in self.normal.items()}
+        whole |= {name: np.moveaxis(whole[name], 0, axis) for name, axis in self.axes.items()}
         found = {name: np.asarray(whole[name], dtype, order="C") for name, dtype in self.dtypes.items()}
         return found if self.transform is None else self.transform(found, part)
 
@@ -187,6 +195,8 @@ def open_data(
     samples: SampleOptions | None = None,
     known: Preprocessing | None = None,
     unread: Collection[str] = (),
+    elsewhere: Collection[str] = (),
+    states: Collection[str] = (),
     trains: bool = True,
     tell: Tell = silent,
 ) -> Data:
@@ -206,6 +216,8 @@ def open_data(
             balance, is not done here.
         known: what is known of the data: names of classes, normalizations, the order of columns.
         unread: what labels are called that the data may hold, and that are not wanted.
+        elsewhere: what names begin with that are not reported as ignored, because the same file is opened twice.
+        states: inputs that are zero if the data do not hold them; see `initial_states`.
         trains: whether the numbers of names are free where nothing is known of them, as in a training, whose model
             keeps them; elsewhere they are a guess, and refused where names are missing.
         tell: takes what is narrated.
@@ -214,10 +226,12 @@ def open_data(
         UsageError: they can't be read, or don't fit; the message names file, input and sample.
     """
     path, asked, how, ranges = Path(source), options or SequenceOptions(), samples or SampleOptions(), ranges or {}
-    known = known or Preprocessing()
+    known, axes = known or Preprocessing(), batch_axes(inputs, states)
+    inputs = with_batch_first(inputs, axes)
     labels = {term.label for term in terms}
     source_ = _Source(path, how, labels, how.resize or known.resize or "crop", unread, known.order, tell)
-    columns, found, sequences = _gathered(source_, inputs, ranges, prefix, terms, asked)
+    columns, found, sequences = _gathered(source_, inputs, ranges, prefix, terms, asked, axes)
+    columns |= zero_states(columns, inputs, states, tell)
     names, others = _number(path, columns, inputs, ranges, terms, found.names, known, trains, tell), found.others
     made = {*sequences.made, *sequences.pairs} if sequences else set()
     held = {name: column for name, column in columns.items() if name in inputs}
@@ -225,8 +239,9 @@ def open_data(
     named = _as_in_the_data(prefix, held), _as_in_the_data(prefix, wanted), _as_in_the_data(prefix, ranges)
     checked = check(path, Found(named[0], others), *named[1:], finite)
     _refuse_uneven(path, {} if sequences else held)
-    if others and asked.tokenizer is None:
-        tell(f"'{path}' has more than the model is fed, left out: {_listed(others)}", 0)
+    ignored = [name for name in others if name not in unread and not name.startswith(tuple(elsewhere))]
+    if ignored and asked.tokenizer is None:
+        tell(f"ignoring arrays of '{path}' that are not model inputs: {_listed(ignored)}", 0)
     dtypes = {name: helper.tensor_dtype_to_np_dtype(dtype_of(value_type)) for name, value_type in inputs.items()}
     if how.normalize or known.normal:  # batch by batch, from what was read
         arrays = columns
@@ -235,7 +250,7 @@ def open_data(
     return Data(
         path, arrays, dtypes, checked.size, checked.sizes, checked.batch_size, sequences=sequences, names=names,
         normal=_normal(columns, inputs, known, labels), order={**known.order, **found.order}, resize=known.resize,
-        same=without_samples(columns, inputs),
+        same=without_samples(columns, inputs), axes=axes,
     )  # fmt: skip
 
 
@@ -359,6 +374,7 @@ def _gathered(
     prefix: str,
     terms: Sequence[Term],
     options: SequenceOptions,
+    axes: Mapping[str, int],
 ) -> tuple[dict[str, Column], Found, Sequences | None]:
     """The columns of inputs, as what they were read, and how batches are made of sequences if there are some."""
     path, tell = source.path, source.tell
@@ -376,6 +392,11 @@ def _gathered(
     gone |= absent(path, {prefix + name for name in following(inputs, tokens, terms) if name not in mapped})
     found = source.read({name: kind for name, kind in inputs.items() if prefix + name not in gone}, prefix)
     columns |= {name: single(array, inputs, name) for name, array in found.arrays.items()}
+    columns |= {
+        name: batch_first(path, prefix + name, columns[name], inputs[name], axis)
+        for name, axis in axes.items()
+        if name in found.arrays
+    }
     tokens = tokens or uneven(columns, inputs, terms)
     sequences = None
     if tokens in columns:

@@ -53,6 +53,10 @@ class Lists:
         """How many elements there are in all."""
         return self.values.size
 
+    def longest(self, rows: np.ndarray) -> int:
+        """How long the longest of some lists is; 0 of none."""
+        return int((self.offsets[rows + 1] - self.offsets[rows]).max(initial=0))
+
     def take(self, rows: Iterable[int]) -> list[np.ndarray]:
         """Some lists, each as an array (places,)."""
         return [self.values[self.offsets[row] : self.offsets[row + 1]] for row in rows]

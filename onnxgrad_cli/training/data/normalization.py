@@ -145,6 +145,41 @@ def normalizations(
     return {name: each for name, each in found.items() if each != Normalization()}
 
 
+def warn_of_bytes(
+    asked: Sequence[str],
+    inputs: Mapping[str, TypeProto],
+    samples: Samples,
+    normal: Mapping[str, Normalization],
+    tell: Tell,
+) -> None:
+    """Warn of pictures in bytes that are fed as they are: most models expect pixels from 0 to 1, or normalized ones.
+
+    The range is that of the first block, so that no large file is read twice.
+
+    Args:
+        asked, inputs, samples, tell: see `normalizations`.
+        normal: what it has returned.
+    """
+    declined = {owner for owner, _, how in (text.rpartition(":") for text in asked) if how == "none"}
+    for name, kind in inputs.items():
+        if name in normal or declined & {name, ""} or not _takes_pictures(kind):
+            continue
+        block = next(iter(samples.column(name)), np.zeros(0))
+        if block.dtype == np.uint8 and block.size and block.max() > 1:
+            tell(
+                f"caution: '{name}' is fed bytes from {block.min()} to {block.max()} as they are: "
+                f"`normalize='{name}:0/1'` divides them by 255, `normalize='{name}:none'` keeps them",
+                0,
+            )
+
+
+def _takes_pictures(kind: TypeProto) -> bool:
+    try:
+        return layout_of(kind) is not None
+    except UsageError:  # the axis of the channels is unknown, so that no normalization can be asked for
+        return False
+
+
 def _meant(how: str, inputs: Mapping[str, TypeProto]) -> list[str]:
     """The inputs that are meant where none is named: all for which it can be done; of numbers that are given, one."""
     fit = [name for name, kind in inputs.items() if how == "none" or _axis(kind, how == "imagenet") is not False]

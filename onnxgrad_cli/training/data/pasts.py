@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from onnx import ModelProto, TypeProto
 
 from onnxgrad_cli.common.narration import Tell
 from onnxgrad_cli.ir.graph import Graph
 from onnxgrad_cli.ir.node import Node
+from onnxgrad_cli.ir.skeleton import copied
 from onnxgrad_cli.ir.types import dtype_of, is_float, shape_of, tensor_type
 from onnxgrad_cli.options import Options
+from onnxgrad_cli.passes.prepare.admit import admit
+from onnxgrad_cli.passes.prepare.prepare import make_differentiable
+from onnxgrad_cli.record import Training
 
 PAST = "past"
 """How exporters begin the symbol of the axis of what is past."""
@@ -45,6 +50,22 @@ def _pasts(model: ModelProto) -> Iterator[tuple[str, str]]:
         for dim in (shape_of(value.type) or ())[1:]:
             if isinstance(dim, str) and dim.startswith(PAST) and "+" not in dim and is_float(value.type):
                 yield value.name, dim
+
+
+def fed_types(model: ModelProto, path: Path | None, options: Options) -> dict[str, TypeProto]:
+    """Return the types of what must be fed to an inference model, with the sizes that options fix.
+
+    Args:
+        model: the inference model; not changed.
+        path: where it was read from; external data are relative to it.
+        options: sizes and shapes; see `with_empty_pasts`.
+    """
+    graph = Graph(copied(model), path)
+    if options.dims or options.shapes:
+        admit(graph, options)
+        make_differentiable(graph, options, Training())
+    inputs = graph.proto.graph.input
+    return with_sizes_of_pasts({v.name: v.type for v in inputs if v.name not in graph.initializers}, graph)
 
 
 def with_sizes_of_pasts(inputs: Mapping[str, TypeProto], graph: Graph) -> dict[str, TypeProto]:

@@ -14,7 +14,7 @@ from onnxgrad_cli.ir.types import is_float
 from onnxgrad_cli.metadata import Roles
 from onnxgrad_cli.training.data.augmentation import augmentations
 from onnxgrad_cli.training.data.dataset import Data
-from onnxgrad_cli.training.data.normalization import normalizations, tell_known
+from onnxgrad_cli.training.data.normalization import normalizations, tell_known, warn_of_bytes
 from onnxgrad_cli.training.data.part import Part
 from onnxgrad_cli.training.data.preprocessing import Preprocessing
 from onnxgrad_cli.training.data.sample_options import SampleOptions
@@ -50,6 +50,7 @@ def prepared(
     floats = {name: kind for name, kind in fed.items() if is_float(kind)}
     asked = () if known.settled else options.normalize
     normal = normalizations(asked, floats, samples, samples.normal, tell)
+    warn_of_bytes(options.normalize, floats, samples, normal, tell)
     if not asked:
         tell_known(normal, "the training before", tell)
     changed = augmentations(options.augment, fed, {name: inputs[name] for name in labels}, seed)
@@ -79,6 +80,7 @@ def as_trained(samples: Data, inputs: Mapping[str, TypeProto], options: SampleOp
         raise UsageError("`normalize='auto'` is of the training data", "give their numbers: MEAN/STD")
     floats = {name: kind for name, kind in inputs.items() if is_float(kind)}
     normal = normalizations(options.normalize, floats, samples, samples.normal, tell)
+    warn_of_bytes(options.normalize, floats, samples, normal, tell)
     if not options.normalize:
         tell_known(normal, "the training", tell)
     function = None if options.transform is None else Transformed(options.transform, 0)

@@ -95,15 +95,16 @@ class Sequences:
     pairs: Mapping[str, tuple[np.dtype, int]] = field(default_factory=dict)
     told_ends: bool = True
 
-    def batch(self, taken: Mapping[str, np.ndarray | list[np.ndarray]]) -> dict[str, np.ndarray]:
+    def batch(self, taken: Mapping[str, np.ndarray | list[np.ndarray]], longest: int = 0) -> dict[str, np.ndarray]:
         """The arrays of a batch: sequences padded, and what data lack made of their lengths.
 
         Args:
             taken: of each input in the data its samples: one array, or one for each sample, (places,).
+            longest: the number of places, where it is that of samples which other processes take.
         """
         lengths = [len(row) for row in taken[self.tokens]]
         every = {**taken, **{name: [_made(kind, length) for length in lengths] for name, kind in self.made.items()}}
-        longest = self.length or max(lengths, default=0)
+        longest = self.length or max([longest, *lengths])
         samples = every.pop(SAMPLES, [np.zeros(length, np.int64) for length in lengths])
         masks = {
             name: pair_mask([np.asarray(row) for row in samples], longest, dtype, rank)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from operator import methodcaller
 from pathlib import Path
@@ -18,13 +18,14 @@ import numpy as np
 
 from onnxgrad_cli.common import strict_json
 from onnxgrad_cli.common.choices import LogForm
+from onnxgrad_cli.common.inputs import check_is_no_input
 from onnxgrad_cli.common.narration import Tell, silent
 from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.files import Switch, hold, is_special, opened, save_bytes, tidy, told
 from onnxgrad_cli.training.data.preprocessing import FILE as PREPROCESSING
-from onnxgrad_cli.training.run.logs import CSV, TENSORBOARD, Sink, sinks
-from onnxgrad_cli.training.run.progress import check_progress, check_run, is_log_line
-from onnxgrad_cli.training.run.tensors import load_tensors, tensor_bytes
+from onnxgrad_cli.training.run.logs import CSV, EVENTS, TENSORBOARD, Sink, sinks
+from onnxgrad_cli.training.run.progress import OF_A_RUN, check_progress, check_run, is_log_line
+from onnxgrad_cli.training.run.tensors import load_tensors, load_words, tensor_bytes
 
 CHECKPOINT, BEST, LOG, LOCK = "checkpoint.safetensors", "best.safetensors", "train.jsonl", "lock"
 
@@ -82,7 +83,32 @@ class RunFolder:
     @property
     def begun(self) -> bool:
         """Whether there is a checkpoint to go on from."""
-        return (self.path / CHECKPOINT).exists()
+        return holds_checkpoint(self.path)
+
+    def clear(self, files: Iterable[Path]) -> None:
+        """Remove the files of an earlier run. Other files in the folder stay.
+
+        Args:
+            files: what runs write to the folder; see `check_replaceable`.
+
+        Raises:
+            UsageError: a file is an input.
+            OnnxgradError: a file can't be removed.
+        """
+        files = [self.path / CHECKPOINT, *files]  # in this order, so that no later run continues a half-removed one
+        for file in files:
+            check_is_no_input(file)
+        for file in files:
+            with told(file):
+                if file.is_file() or file.is_symlink():
+                    file.unlink()
+        events = self.path / TENSORBOARD
+        if events.is_dir() and not events.is_symlink():
+            for file in events.glob(EVENTS):
+                with told(file):
+                    file.unlink()
+            with suppress(OSError):  # it holds files of other programs
+                events.rmdir()
 
     def save(self, values: Mapping[str, np.ndarray], progress: Mapping[str, Any], best: bool = False) -> None:
         """Write a checkpoint; where it is kept as the best one too, both take their names once both are whole.
@@ -207,6 +233,39 @@ def _check_files(folder: Path) -> None:
     for file in folder.iterdir():
         if is_special(file):
             raise OnnxgradError(f"`run`: '{file}' is no file: it is a device or a pipe", "move it away")
+
+
+def holds_checkpoint(path: Path) -> bool:
+    """Return True if a folder holds a checkpoint, or a file of that name."""
+    return (path / CHECKPOINT).exists()
+
+
+def check_replaceable(path: Path, files: Iterable[Path]) -> None:
+    """Make sure that no run has to replace files that another program or a user has written.
+
+    A folder is a run's if its checkpoint says so. A run that was killed before its first checkpoint leaves its lock.
+
+    Args:
+        path: the folder.
+        files: what runs write to it.
+
+    Raises:
+        UsageError: one of the files exists, and the folder is not a run's.
+    """
+    if not holds_checkpoint(path):
+        ours = (path / LOCK).is_file() and not (path / LOCK).stat().st_size
+    else:
+        try:
+            progress = load_words(path / CHECKPOINT).get("progress")
+            ours = isinstance(progress, dict) and progress.keys() >= OF_A_RUN.keys()
+        except OnnxgradError:
+            ours = False
+    foreign = None if ours else next((file for file in files if os.path.lexists(file)), None)
+    if foreign is not None:
+        raise UsageError(
+            f"`run`: '{foreign}' is not a file of a run of onnxgrad, so it is not replaced",
+            "name another folder with `run`",
+        )
 
 
 @contextmanager

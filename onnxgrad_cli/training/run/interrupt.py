@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from onnxgrad_cli.common.narration import Tell
-from onnxgrad_cli.training.run.communicator import Communicator, any_of
+from onnxgrad_cli.training.distributed.communicator import Communicator, any_of
+
+WAIT = 0.3
+"""Seconds that the main thread has to handle a signal. Open MPI kills a process one second after it sent SIGTERM."""
 
 
 @contextmanager
@@ -21,8 +24,8 @@ def asked_to_stop(link: Communicator, folder: Path, tell: Tell) -> Iterator[Call
     Before the first step there is nothing to be kept, and a file that is opened may let this process wait for ever: an
     interrupt makes an end until whoever takes the steps asks for the first time.
 
-    Several processes end at the same step. Where one of them has died the others can't reach it: so the request is
-    told at once.
+    Several processes end at the same step. If one of them has died, another may wait for it in C code, where no handler
+    runs: the request is then told by a thread.
 
     Args:
         link: connects the processes.
@@ -32,10 +35,11 @@ def asked_to_stop(link: Communicator, folder: Path, tell: Tell) -> Iterator[Call
     Returns:
         Whether any process was asked, as a function that all of them call at the same time.
     """
-    heard, asked = False, False
+    heard, asked, handled = False, False, threading.Event()
 
     def ask(number: int, frame: Any) -> None:
         nonlocal asked
+        handled.set()
         if asked or not heard:
             raise KeyboardInterrupt
         asked = True
@@ -49,7 +53,7 @@ def asked_to_stop(link: Communicator, folder: Path, tell: Tell) -> Iterator[Call
         before = {number: signal.signal(number, ask) for number in _heard()}
     except ValueError:  # not the main thread: nobody can ask
         before = {}
-    ears = _told_at_once(folder, tell) if link.world > 1 and before else nullcontext()
+    ears = _told_by_thread(handled, folder, tell) if link.world > 1 and before else nullcontext()
     try:
         with ears:
             yield stop
@@ -85,20 +89,22 @@ def uninterrupted() -> Iterator[None]:
 
 
 @contextmanager
-def _told_at_once(folder: Path, tell: Tell) -> Iterator[None]:
-    """Tell of a signal when it comes, even while the main thread waits for another process."""
+def _told_by_thread(handled: threading.Event, folder: Path, tell: Tell) -> Iterator[None]:
+    """Tell of a signal that the main thread does not handle within `WAIT`, as it waits for another process."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     before = signal.set_wakeup_fd(writer)
 
     def listen() -> None:
         with open(reader, "rb", buffering=0) as heard:
-            if heard.read(1):
+            if heard.read(1) and not handled.wait(WAIT):
                 tell(
                     f"the run is being ended, or another of its processes has died: '{folder}' has the last "
                     "checkpoint, `resume` goes on from it",
                     0,
                 )
+            while heard.read(64):  # a signal more would fail to write to a closed pipe
+                pass
 
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()

@@ -20,6 +20,9 @@ from onnxgrad_cli.files import save_bytes, told
 CSV, TENSORBOARD = "train.csv", "tensorboard"
 """The file and the folder in the run's folder."""
 
+EVENTS = "events.out.tfevents.*"
+"""The files in the folder."""
+
 OF_A_STEP = ("step", "epoch", "loss", "rate", "seconds")
 """What a line of a log says of a step, which alone has a rate."""
 

@@ -77,8 +77,10 @@ def _epochs(value: Any) -> bool:
 
 
 def _run(value: Any) -> bool:
-    forms: dict[str, Form] = {"epochs": _epochs, "best": _count, "total": _float, "seen": _count}
-    return _has(value, forms) and value["best"] <= len(value["epochs"])
+    forms: dict[str, Form] = {
+        "epochs": _epochs, "best": _count, "total": _float, "seen": _count, "uncounted": _count,
+    }  # fmt: skip
+    return isinstance(value, dict) and _has({"uncounted": 0, **value}, forms) and value["best"] <= len(value["epochs"])
 
 
 def _place(value: Any) -> bool:
@@ -92,7 +94,7 @@ def _has(value: Any, forms: Mapping[str, Form]) -> bool:
 COMMON: dict[str, Form] = {"steps": _count, "weights": _names, "adapters": are_adapters}
 """What every checkpoint says."""
 
-ANEW = "leave `resume` out and begin in another folder with `run`"
+ANEW = "leave `resume` out and add `force=True`, which replaces the run, or `run=DIR`, which keeps it"
 """What to do where a run can't be continued."""
 
 OF_A_RUN: dict[str, Form] = {
@@ -103,7 +105,7 @@ OF_A_RUN: dict[str, Form] = {
 
 OPTIONAL: dict[str, Form] = {
     "averages": _pairs, "quantized": _quantized, "frozen": _names, "state": _names, "writer": _text, "base": _text,
-    "rates": _text, "untrained": _pairs,
+    "rates": _text, "settings": _pairs, "untrained": _pairs,
 }  # fmt: skip
 
 
@@ -136,7 +138,7 @@ def check_run(path: Path, said: Mapping[str, Any]) -> None:
     if lacking is not None:
         raise OnnxgradError(
             f"'{path}' is no checkpoint of a run: it does not say its {lacking}",
-            f"`onnxgrad train` writes them; {ANEW}",
+            "`onnxgrad train` writes them; leave `resume` out, and name another folder with `run`",
         )
 
 
@@ -155,7 +157,7 @@ def is_log_line(value: Any) -> bool:
     if any(isinstance(each, int) and not isinstance(each, bool) and not _float(each) for each in value.values()):
         return False
     losses = [value[name] for name in ("loss", "val_loss") if name in value]
-    return ("rate" not in value or _float(value.get("loss"))) and all(x is None or _float(x) for x in losses)
+    return ("rate" not in value or "loss" in value) and all(x is None or _float(x) for x in losses)
 
 
 def _short(value: Any) -> str:

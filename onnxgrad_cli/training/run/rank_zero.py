@@ -14,8 +14,8 @@ from onnxgrad_cli.common.choices import LogForm
 from onnxgrad_cli.execution.session import Buffer
 from onnxgrad_cli.metadata import Term
 from onnxgrad_cli.training.class_metrics import Confusion
+from onnxgrad_cli.training.distributed.communicator import Alone, Communicator
 from onnxgrad_cli.training.evaluate import Evaluator
-from onnxgrad_cli.training.run.communicator import Alone, Communicator
 from onnxgrad_cli.training.run.folder import Log, RunFolder, run_folder
 
 
@@ -43,7 +43,7 @@ class RankZeroFolder(RunFolder):
 
     def load(self, best: bool = False) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """See `RunFolder.load`; all processes call it at the same time."""
-        return self._communicator.told(super().load(best) if self._communicator.rank == 0 else None)
+        return self._communicator.broadcast(super().load(best) if self._communicator.rank == 0 else None)
 
     @contextmanager
     def log(self, steps: int, forms: Sequence[LogForm] = (), results: Sequence[str] = ()) -> Iterator[Log]:
@@ -80,4 +80,4 @@ class RankZeroEvaluator(Evaluator):
     ) -> dict[str, float]:
         """See `Evaluator`; all processes call it at the same time."""
         first = self.communicator.rank == 0
-        return self.communicator.told(super().measure(weights, more, metrics) if first else None)
+        return self.communicator.broadcast(super().measure(weights, more, metrics) if first else None)

@@ -20,7 +20,7 @@ from onnxgrad_cli.errors import OnnxgradError, UsageError
 from onnxgrad_cli.execution.session import CPU, Buffer
 from onnxgrad_cli.ir.types import shape_of
 from onnxgrad_cli.passes.optimizer.split import split
-from onnxgrad_cli.training.run.communicator import Communicator
+from onnxgrad_cli.training.distributed.communicator import Communicator
 from onnxgrad_cli.training.steps.split import SplitTrainer
 
 BUCKET = 16 << 20
@@ -95,10 +95,10 @@ class ParallelTrainer(SplitTrainer):
         count = next((len(array) for array in feeds.values() if array.ndim), 1)
         if count:
             super()._differentiate(feeds)
-        share, mean = self._shares(count)
+        share, mean = self._shares(count, feeds)
         loss = self._between[self.roles.loss]
         total = np.array([float(loss.read()) * share if share else 0.0])
-        self._communicator.add(total)
+        self._communicator.all_reduce(total)
         loss.write(total[0])
         after = self._sides[1 - self._now]
         for bucket in self._buckets:
@@ -106,21 +106,25 @@ class ParallelTrainer(SplitTrainer):
                 buffer, weight = (self._between[name], share) if name in self._between else (after[name], mean)
                 bucket.message[where] = buffer.read().reshape(-1) if weight else 0
                 bucket.message[where] *= weight
-            self._communicator.add(bucket.message)
+            self._communicator.all_reduce(bucket.message)
             for name, where in bucket.slices.items():
                 buffer = self._between[name] if name in self._between else after[name]
                 buffer.write(bucket.message[where].reshape(buffer.array.shape).astype(buffer.array.dtype))
 
-    def _shares(self, count: int) -> tuple[float, float]:
+    def _shares(self, count: int, feeds: Mapping[str, np.ndarray]) -> tuple[float, float]:
         """What this part is of the batch: for the gradients, and for means over samples.
+
+        A loss without a divisor is a mean over as many elements as its label has.
 
         Raises:
             OnnxgradError: several losses are divided by other numbers, of which this part has other shares.
         """
         own = [float(count)]
-        own += [float(self._between[name].read()) if name and count else count for name in self._divisors]
+        for name, term in zip(self._divisors, self.roles.losses, strict=True):
+            elements = feeds[term.label].size if term.label else count
+            own.append(float(self._between[name].read() if name and count else elements if count else 0))
         total = np.array(own)
-        self._communicator.add(total)
+        self._communicator.all_reduce(total)
         for name, whole in zip(self._divisors, total[1:], strict=True):
             if name in self._crossing:  # gradients are gathered over several runs by it
                 self._between[name].write(whole)
@@ -129,7 +133,7 @@ class ParallelTrainer(SplitTrainer):
             return float(count > 0), of_all[0]
         apart = np.array([np.ptp(of_all[1:]) > 1e-6], np.float64)
         if len(self._divisors) > 1:
-            self._communicator.add(apart)
+            self._communicator.all_reduce(apart)
         if apart[0]:
             raise OnnxgradError(
                 "the losses are means over other numbers of elements, as labels are left out or weighted: parts of a "
@@ -146,16 +150,13 @@ def _divisors(built: TrainingModel) -> list[str]:
         UsageError: parts of a batch don't add up to the loss of the whole.
     """
     options, training = built.options, built.training
-    for spec, output in zip(options.losses, training.predictions, strict=True):
-        if spec.name.endswith(".onnx"):
+    first_axes = [shape[0] for value in built.model.graph.input if (shape := shape_of(value.type))]
+    for position, (spec, output) in enumerate(zip(options.losses, training.predictions, strict=True)):
+        if position in training.scalars and any(isinstance(size, str) for size in first_axes):
             raise UsageError(
-                f"'{spec.name}' gives one number for a batch: nobody knows how those of its parts add up",
-                "take a loss that onnxgrad knows, or one process",
-            )
-        if shape_of(built.graph.types.get(output)) == ():
-            raise UsageError(
-                f"'{output}' is one number for a batch: nobody knows how those of its parts add up",
-                "judge an output with a batch axis, or take one process",
+                f"the loss '{spec.name}' on '{output}' is one number for a batch: it can't be computed from the parts "
+                "of a batch",
+                "choose a loss that has a value for each sample, or train in one process",
             )
     if options.reduction == "sum" and (options.l1 or options.l2):
         raise UsageError(
@@ -173,10 +174,12 @@ def agree(communicator: Communicator, arrays: Mapping[str, np.ndarray], what: st
     check = 0
     for name, array in sorted(arrays.items()):
         check = zlib.crc32(array.tobytes(), zlib.crc32(name.encode(), check))
-    differs = np.array([communicator.told(check) != check], np.float64)
-    communicator.add(differs)
+    differs = np.array([communicator.broadcast(check) != check], np.float64)
+    communicator.all_reduce(differs)
     if differs[0]:
-        raise UsageError(f"the processes have other {what}", "all of them read the same files, in the same version")
+        raise UsageError(
+            f"the processes have different {what}", "start all of them with the same options, on the same files"
+        )
 
 
 def _pack(tensors: Mapping[str, Buffer], size: int) -> Iterator[Bucket]:

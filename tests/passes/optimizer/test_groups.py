@@ -18,7 +18,7 @@ def test_beside_torch(dtype: str, bound: float) -> None:
     net = network(getattr(torch, dtype))
     data = batches(dtype)
     groups = tuple(
-        parse_group(text) for text in ("*.bias:weight-decay=0", "last.*:lr=0.3,beta1=0.8", "last.bias:weight_decay=0.5")
+        parse_group(text) for text in ("*.bias:weight-decay=0", "last.*:lr=0.3,beta1=0.8", "last.bias:weight-decay=0.5")
     )
     ours = trained(build(exported(net), options("adamw", {"weight_decay": 0.2}, group=groups)).model, data)
     first, last = net[0], net[2]
@@ -48,7 +48,7 @@ def test_a_group_as_it_is_typed() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("*.bais:weight_decay=0", "'\\*.bais' matches no trained weight"),
+        ("*.bais:weight-decay=0", "'\\*.bais' matches no trained weight"),
         ("*:momentum=0.9", "adamw has no option 'momentum'"),
         ("*:lr=-1", "lr takes a factor of the learning rate, not -1"),
         ("*:lr=true", "lr takes a factor"),

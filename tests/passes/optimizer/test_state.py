@@ -135,7 +135,7 @@ def test_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert shell("build", str(tmp_path / "net.onnx"), "-o", str(out), *wanted.split()).code == 0
     assert shell("check", str(out)).code == 0
     text = (tmp_path / "train.onnx.report.md").read_text()
-    assert "*.bias:weight_decay=0,lr=2" in text
+    assert "*.bias:weight-decay=0,lr=2" in text
     asked = options("lamb", embed_state=False, loss_scale="dynamic")
     report = run_build(tmp_path / "net.onnx", tmp_path / "again.onnx", asked)
     (program,) = (step.text for step in report.next if step.language == "python")

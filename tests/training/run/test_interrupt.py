@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from onnxgrad_cli.common.narration import silent
-from onnxgrad_cli.training.run.communicator import Alone
+from onnxgrad_cli.training.distributed.communicator import Alone
 from onnxgrad_cli.training.run.interrupt import asked_to_stop, uninterrupted
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has neither SIGTERM nor SIGHUP to be asked with")

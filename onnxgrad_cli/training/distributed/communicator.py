@@ -1,0 +1,98 @@
+"""Communication between the processes of one training run.
+
+A run needs a sum over all processes, a broadcast from the first process, and an end of all processes if one fails.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from onnxgrad_cli.errors import OnnxgradError
+
+
+class RankError(OnnxgradError):
+    """A failed process of several. The message names it.
+
+    Attributes:
+        rank: the number of the process.
+    """
+
+    def __init__(self, rank: int, error: OnnxgradError, *, name: bool = True) -> None:
+        """Args:
+        rank: the number of the process.
+        error: its error.
+        name: put the rank in front of the message; otherwise the message already has it.
+        """
+        super().__init__(f"rank {rank}: {error.message}" if name else error.message, error.hint, error.details)
+        self.rank, self.exit_code = rank, error.exit_code
+
+
+class Communicator(Protocol):
+    """A group of processes that train together. Each engine implements it in a module of its own.
+
+    Attributes:
+        rank: the number of this process, from 0.
+        world: the number of processes.
+    """
+
+    rank: int
+    world: int
+
+    def all_reduce(self, array: np.ndarray) -> None:
+        """Replace an array by its sum over all processes.
+
+        Args:
+            array: float32 or float64, contiguous, of the same shape in all processes.
+
+        Raises:
+            OnnxgradError: another process has failed.
+        """
+
+    def broadcast(self, value: Any) -> Any:
+        """Return the value of rank 0; the values of other ranks are ignored.
+
+        Raises:
+            OnnxgradError: another process has failed.
+        """
+
+    def fail(self, error: OnnxgradError) -> OnnxgradError | None:
+        """Announce to the other processes that this one fails.
+
+        Returns:
+            The error that this process reports: its own, or the one that caused it in another process. None if another
+            process reports it.
+        """
+
+    def abort(self, code: int) -> None:
+        """End this process, or all processes, with an exit code, without waiting for others."""
+
+
+class Alone:
+    """A communicator for one process."""
+
+    rank, world = 0, 1
+
+    def all_reduce(self, array: np.ndarray) -> None:
+        """Leave the array as it is."""
+
+    def broadcast(self, value: Any) -> Any:
+        """Return the value."""
+        return value
+
+    def fail(self, error: OnnxgradError) -> OnnxgradError | None:
+        """Return the error."""
+        return error
+
+    def abort(self, code: int) -> None:
+        """Do nothing: there are no other processes."""
+
+
+def any_of(communicator: Communicator, flag: bool) -> bool:
+    """Return True if the flag is set in any process. All processes call it at the same time."""
+    if communicator.world == 1:
+        return flag
+    count = np.array([flag], np.float64)
+    communicator.all_reduce(count)
+    return bool(count[0])

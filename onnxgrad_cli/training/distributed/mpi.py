@@ -1,0 +1,64 @@
+"""Communicate by MPI, through mpi4py."""
+
+from __future__ import annotations
+
+import time
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from onnxgrad_cli.common.launchers import Launch
+from onnxgrad_cli.common.narration import Tell
+from onnxgrad_cli.errors import OnnxgradError, UsageError
+from onnxgrad_cli.training.distributed.communicator import RankError
+
+
+class Mpi:
+    """The processes that MPI has started; see `Communicator`."""
+
+    package = "mpi4py"
+
+    def __init__(self, launch: Launch, tell: Tell) -> None:
+        """Join the other processes.
+
+        Raises:
+            UsageError: mpi4py finds no MPI, or belongs to another MPI than the launcher.
+        """
+        try:
+            self._mpi = import_module("mpi4py.MPI")
+        except (ImportError, RuntimeError) as error:
+            reason = str(error).splitlines()[0]
+            raise UsageError(
+                f"mpi4py can't load MPI: {reason}", f"install {launch.launcher}, or load its module"
+            ) from None
+        self._group = self._mpi.COMM_WORLD
+        self.rank, self.world = self._group.Get_rank(), self._group.Get_size()
+        if self.world != launch.world:
+            raise UsageError(
+                f"{launch.launcher} has started {launch.world} processes, but mpi4py finds {self.world}: it belongs to "
+                "another MPI",
+                "start the processes with the mpirun of the MPI that mpi4py was built for",
+            )
+
+    def all_reduce(self, array: np.ndarray) -> None:
+        """See `Communicator.all_reduce`."""
+        self._group.Allreduce(self._mpi.IN_PLACE, array)
+
+    def broadcast(self, value: Any) -> Any:
+        """See `Communicator.broadcast`."""
+        return self._group.bcast(value if self.rank == 0 else None)
+
+    def fail(self, error: OnnxgradError) -> OnnxgradError | None:
+        """See `Communicator.fail`. If all processes fail alike, rank 0 ends the others while they sleep here."""
+        if self.rank == 0:
+            return error
+        time.sleep(1)
+        return RankError(self.rank, error)
+
+    def abort(self, code: int) -> None:
+        """End all processes."""
+        self._group.Abort(code)
+
+    def close(self) -> None:
+        """Do nothing: mpi4py ends MPI when Python exits."""

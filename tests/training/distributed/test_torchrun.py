@@ -1,0 +1,325 @@
+"""Processes under torchrun and Slurm train as one: through the command, beside one process and beside PyTorch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+from onnxgrad_cli.training.data import Batches, Data
+from onnxgrad_cli.training.run.folder import load_checkpoint
+from tests.cli_harness import PROGRAM
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[3]
+MODEL = ROOT / "sample_models" / "digits_mlp.onnx"
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    data = np.load(ROOT / "sample_models" / "digits.npz")
+    np.savez("digits.npz", x=data["train_x"][:331], y=data["train_y"][:331])
+    np.savez("val.npz", x=data["test_x"][:50], y=data["test_y"][:50])
+    return tmp_path
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def torchrun(world: int, *arguments: str) -> list[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world)]
+    return [*launcher, "--master-port", str(free_port()), "--no-python", "--", *PROGRAM, *arguments]
+
+
+def command(out: str, *more: str, model: Path = MODEL) -> tuple[str, ...]:
+    data = () if "--data" in more else ("--data", "digits.npz")
+    loss = () if "--loss" in more else ("--loss", "cross-entropy", "--label", "y")
+    return ("train", str(model), *data, *loss, "--batch-size", "32", "--threads", "1", "-o", out, *more)
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+
+
+def weights_of(path: str | Path) -> dict[str, np.ndarray]:
+    return {t.name: numpy_helper.to_array(t).astype(np.float64) for t in onnx.load(path).graph.initializer}
+
+
+def error_of(found: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
+    """The largest difference, over the largest weight."""
+    largest = max(np.abs(array).max() for array in found.values())
+    return float(max(np.abs(found[name] - other[name]).max() for name in found) / largest)
+
+
+def epochs_of(folder: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (Path(folder) / "train.jsonl").read_text().splitlines()]
+    return [line for line in lines if "rate" not in line]
+
+
+def test_two_processes_are_one(folder: Path) -> None:
+    more = ("--val", "val.npz", "--metric", "accuracy", "--epochs", "2", "--optimizer", "adamw")
+    two = run(torchrun(2, *command("two.onnx", *more, "--run", "log")))
+    assert two.returncode == 0, two.stderr
+    assert two.stderr.count("2 processes train together") == two.stderr.count("wrote two.onnx\n") == 1
+    assert two.stderr.count("epoch 1/2") == 1 and two.stdout.count("epoch ") == 1
+    one = run([*PROGRAM, *command("one.onnx", *more)])
+    assert one.returncode == 0 and one.stdout == two.stdout
+    assert error_of(weights_of("one.onnx"), weights_of("two.onnx")) < 1e-6
+
+
+# -- processes that fail --------------------------------------------------------------------------------------------
+
+
+def ranks() -> dict[int, list[int]]:
+    """The processes of the command in this folder, by rank: each has a child that trains."""
+    found: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = dict(e.split(b"=", 1) for e in (entry / "environ").read_bytes().split(b"\0") if b"=" in e)
+            here = (entry / "cwd").samefile(".")
+        except (OSError, ValueError):
+            continue
+        if here and b"TORCHELASTIC_RUN_ID" in environment:
+            found.setdefault(int(environment[b"RANK"]), []).append(int(entry.name))
+    return {rank: sorted(processes) for rank, processes in found.items()}
+
+
+def begun(world: int, *more: str) -> subprocess.Popen[str]:
+    """A long run that has written a checkpoint."""
+    arguments = command("long.onnx", "--epochs", "100000", "--save-every", "3", *more)
+    launched = subprocess.Popen(
+        torchrun(world, *arguments), env=ENVIRONMENT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    limit = time.monotonic() + 60
+    while not Path("long.onnx.run/checkpoint.safetensors").exists() and time.monotonic() < limit:
+        time.sleep(0.1)
+    return launched
+
+
+def assert_killed(world: int, killed: int) -> None:
+    launched = begun(world)
+    processes = ranks()
+    os.kill(processes[killed][-1], signal.SIGKILL)
+    start = time.monotonic()
+    _, said = launched.communicate(timeout=60)
+    assert time.monotonic() - start < 20 and launched.returncode == 1
+    errors = [line for line in said.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1 and errors[0].startswith(f"error: rank {killed} ended without an error message"), said
+    assert not any(Path(f"/proc/{process}").exists() for each in processes.values() for process in each)
+    progress = load_checkpoint(Path("long.onnx.run/checkpoint.safetensors"))[1]
+    assert progress["steps"] >= 3
+    more = ("--epochs", str(len(progress["run"]["epochs"]) + 1), "--resume")
+    done = run([*PROGRAM, *command("long.onnx", *more)])
+    assert done.returncode == 0 and "going on after step" in done.stderr, done.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the system does not list processes in /proc")
+def test_a_killed_process_ends_all(folder: Path) -> None:
+    assert_killed(2, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the system does not list processes in /proc")
+@pytest.mark.parametrize(("world", "killed"), [(2, 0), (4, 0), (4, 2)])
+def test_any_killed_process_ends_all(folder: Path, world: int, killed: int) -> None:
+    assert_killed(world, killed)
+
+
+ONE_FAILS = """
+import os, sys
+arguments = sys.argv[1:]
+if os.environ["RANK"] == "{rank}":
+    arguments += {more!r}
+os.execv(sys.executable, [sys.executable, "-m", "onnxgrad_cli", *arguments])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rank", "more", "words"),
+    [
+        (1, ["--data", "none.npz"], "rank 1: no such file or folder: 'none.npz'"),
+        (0, ["--data", "none.npz"], "no such file or folder: 'none.npz'"),
+        (1, ["--batch-size", "31"], "the processes have different options"),
+        (1, ["--data", "other.npz"], "the processes have different data"),
+    ],
+    ids=str,
+)
+def test_an_error_of_one_ends_all(folder: Path, rank: int, more: list[str], words: str) -> None:
+    data = dict(np.load("digits.npz"))
+    data["y"][7] += 1
+    np.savez("other.npz", **data)
+    Path("program.py").write_text(ONE_FAILS.format(rank=rank, more=more))
+    launcher = torchrun(3)
+    done = run([*launcher[: launcher.index("--no-python")], "--", "program.py", *command("a.onnx")])
+    assert done.returncode == 1
+    assert [line for line in done.stderr.splitlines() if line.startswith("error:")] == [f"error: {words}"], done.stderr
+    assert not Path("a.onnx").exists()
+
+
+@pytest.mark.slow
+def test_an_error_of_all_is_reported_once(folder: Path) -> None:
+    for more, words in (
+        (("--data", "none.npz"), "error: no such file or folder: 'none.npz'"),
+        (("--nonsense",), "error: No such option '--nonsense'"),
+    ):
+        done = run(torchrun(3, *command("a.onnx", *more)))
+        errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+        assert done.returncode == 1 and len(errors) == 1 and errors[0].startswith(words), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_launcher_leaves_a_checkpoint(folder: Path, number: int) -> None:
+    launched = begun(2)
+    launched.send_signal(number)
+    _, said = launched.communicate(timeout=60)
+    assert "--resume goes on" in said and "error:" not in said, said
+    assert load_checkpoint(Path("long.onnx.run/checkpoint.safetensors"))[1]["steps"] >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [None, 0, 1])
+def test_slurm_without_a_supervisor(folder: Path, killed: int | None) -> None:
+    """The processes of srun meet at the first node; a killed one is noticed although nobody ends the others."""
+    arguments = command("a.onnx", "--epochs", "2" if killed is None else "100000", "--save-every", "3")
+    step = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_NODELIST": "localhost", "MASTER_PORT": str(free_port())}
+    processes = [
+        subprocess.Popen(
+            [*PROGRAM, *arguments], stderr=subprocess.PIPE, text=True,
+            env={**ENVIRONMENT, **step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+        )
+        for rank in range(3)
+    ]  # fmt: skip
+    if killed is not None:
+        limit = time.monotonic() + 60
+        while not Path("a.onnx.run/checkpoint.safetensors").exists() and time.monotonic() < limit:
+            time.sleep(0.1)
+        processes[killed].kill()
+    said = [process.communicate(timeout=60)[1] for process in processes]
+    assert all(process.returncode == (0 if killed is None else 1) for process in processes if process.returncode >= 0)
+    errors = [line for text in said for line in text.splitlines() if line.startswith("error:")]
+    if killed is None:
+        assert not errors and said[1:] == ["", ""] and Path("a.onnx").exists()
+    else:
+        assert len(errors) == 1 and errors[0].startswith(f"error: rank {killed} ended"), said
+        assert said[2] == "" and "frame #" not in said[1]
+
+
+# -- what several processes compute ---------------------------------------------------------------------------------
+
+CNN = ROOT / "sample_models" / "digits_cnn.onnx"
+WEIGHTS = ",".join(map(str, np.linspace(0.2, 3, 10)))
+READER = Path("reader.onnx")
+TOKENS = ("--data", "tokens.jsonl", "--loss", "causal-lm:logits:labels")
+POOLED = ("--data", "tokens.jsonl", "--loss", "cross-entropy:pooled:y")  # of all places, padded ones too
+
+RUNS = {
+    "sgd": (MODEL, ("--optimizer", "sgd", "--learning-rate", "0.1")),
+    "adamw": (MODEL, ("--optimizer", "adamw", "--schedule", "one-cycle", "--learning-rate", "0.01")),
+    "lora": (MODEL, ("--lora", "4", "--optimizer", "adamw")),
+    "accumulate": (MODEL, ("--accumulate", "2", "--optimizer", "adamw")),
+    "clip": (MODEL, ("--clip-norm", "0.1", "--optimizer", "sgd", "--learning-rate", "0.1")),
+    "class-weights": (MODEL, ("--loss-option", f"class-weights={WEIGHTS}", "--optimizer", "momentum")),
+    "ignored": (MODEL, ("--data", "ignored.npz", "--optimizer", "momentum", "--accumulate", "2")),
+    "sample-weights": (MODEL, ("--sample-weight", "w", "--data", "weighted.npz", "--optimizer", "sgd")),
+    "sum": (MODEL, ("--reduction", "sum", "--optimizer", "sgd")),
+    "ema": (MODEL, ("--ema", "0.9", "--use-ema", "--val", "val.npz")),
+    "balance": (MODEL, ("--balance", "--optimizer", "sgd", "--learning-rate", "0.1")),
+    "augment": (CNN, ("--augment", "flip,crop", "--optimizer", "sgd", "--learning-rate", "0.1")),
+    "tokens": (READER, (*TOKENS, "--optimizer", "sgd", "--learning-rate", "0.1")),
+    "tokens-lora": (READER, (*TOKENS, "--lora", "2", "--optimizer", "adamw")),
+    "padded": (READER, (*POOLED, "--optimizer", "sgd", "--learning-rate", "0.1")),
+}
+"""Model and options of runs of 55 steps, of which each eleventh has 11 samples."""
+
+
+@pytest.fixture
+def more_data(folder: Path) -> None:
+    data, draw = dict(np.load("digits.npz")), np.random.default_rng(1)
+    labels = data["y"].copy()
+    labels[draw.random(len(labels)) < 0.6] = -100
+    np.savez("ignored.npz", x=data["x"], y=labels)
+    np.savez("weighted.npz", **data, w=draw.uniform(0, 2, len(labels)).astype(np.float32))
+    with Path("tokens.jsonl").open("w") as stream:
+        for length in draw.integers(2, 16, 331).tolist():
+            row = draw.integers(0, 10, length).tolist()
+            labels = [token if draw.random() < 0.5 else -100 for token in row]
+            stream.write(json.dumps({"input_ids": row, "labels": labels, "y": row[0]}) + "\n")
+    reader = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        reader (int64[batch, places] input_ids) => (float[batch, places, 10] logits, float[batch, 10] pooled)
+        { e = Gather(embedding, input_ids)  one = Constant <value = int64 {1}> ()  c = CumSum(e, one)  t = Tanh(c)
+          logits = MatMul(t, head)  m = ReduceMean <axes = [1], keepdims = 0> (t)
+          pooled = MatMul(m, head) }""")
+    for name, shape in (("embedding", (10, 8)), ("head", (8, 10))):
+        values = draw.normal(size=shape).astype(np.float32)
+        reader.graph.initializer.append(numpy_helper.from_array(values, name))
+    onnx.save(reader, READER)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("more_data")
+@pytest.mark.parametrize("name", RUNS)
+def test_several_processes_compute_what_one_computes(name: str) -> None:
+    model, more = RUNS[name]
+    more = (*more, "--epochs", "5")
+    one = run([*PROGRAM, *command("1.onnx", *more, model=model)])
+    assert one.returncode == 0, one.stderr
+    expected = weights_of("1.onnx")
+    assert error_of(expected, weights_of(str(model))) > 1e-3  # it has been trained
+    for world in (2, 4):
+        several = run(torchrun(world, *command(f"{world}.onnx", *more, model=model)))
+        assert several.returncode == 0, several.stderr
+        assert error_of(expected, weights_of(f"{world}.onnx")) < 1e-6
+        for mine, wanted in zip(epochs_of(f"{world}.onnx.run"), epochs_of("1.onnx.run"), strict=True):
+            assert mine == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_several_processes_compute_what_pytorch_computes(folder: Path) -> None:
+    """Steps of torch.optim.SGD on whole batches, with a mean over class weights and over labels that count."""
+    import torch
+
+    data, draw = dict(np.load("digits.npz")), np.random.default_rng(1)
+    data["y"][draw.random(331) < 0.6] = -100
+    np.savez("ignored.npz", **data)
+    more = ("--data", "ignored.npz", "--loss-option", f"class-weights={WEIGHTS}", "--optimizer", "sgd")
+    several = run(torchrun(4, *command("4.onnx", *more, "--learning-rate", "0.1", "--epochs", "5")))
+    assert several.returncode == 0, several.stderr
+
+    w = {name: torch.tensor(array, dtype=torch.float32).requires_grad_() for name, array in weights_of(MODEL).items()}
+    optimizer = torch.optim.SGD(w.values(), 0.1)
+    class_weights = torch.linspace(0.2, 3, 10)
+    order = Batches(Data(Path(), {}, {}, 331, {}), 32)
+    for _ in range(5):
+        for part in order:
+            h = torch.tensor(data["x"][part.indices]).flatten(1)
+            for layer in ("fc1", "fc2"):
+                h = torch.relu(h @ w[f"{layer}.weight"].T + w[f"{layer}.bias"])
+            logits = h @ w["fc3.weight"].T + w["fc3.bias"]
+            labels = torch.tensor(data["y"][part.indices])
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(logits, labels, class_weights).backward()
+            optimizer.step()
+    assert error_of({name: t.detach().double().numpy() for name, t in w.items()}, weights_of("4.onnx")) < 1e-6
