@@ -188,6 +188,10 @@ def test_a_wrong_option_is_refused_when_it_is_made(case: str) -> None:
         (lambda: Course(epoch=3), "`Course` has no option 'epoch'"),
         (lambda: Course(epochs=0), "`epochs=0`: a whole number of 1 or more is wanted"),
         (lambda: Course(threads=0), "`threads=0`"),
+        (
+            lambda: Course(shuffle=False, samples=onnxgrad_cli.SampleOptions(balance=True)),
+            "`shuffle=False` takes them in order",
+        ),
         (lambda: Course(init="kaiming"), "`init='kaiming'` is none of"),
         (lambda: Course(metrics="accuracy"), "`metrics='accuracy'`: a tuple is wanted"),
         (lambda: Course(learning_rate=float("nan")), "`learning_rate=nan`: a finite number is wanted"),

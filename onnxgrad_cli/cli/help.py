@@ -36,7 +36,8 @@ SECTIONS = {
         "weights keep-outputs yield as-gradient-op training-info target recompute tuned report picture no-report "
         "artifacts nominal-checkpoint dump-passes stop-after keep-mode"
     ),
-    "Data": "test-data val-prefix map normalize augment balance resize transform tokenizer max-length pack pad-id",
+    "Data": "test-data val-prefix map normalize augment balance shuffle resize transform tokenizer max-length pack "
+    "pad-id",
     "How it speaks": "verbose quiet traceback",
 }
 """Heading -> the options under it; those of a command that stand nowhere here come before them."""

@@ -222,6 +222,7 @@ EXTRAS = {
     "loss-scale": row("--loss-scale", 1024),
     "recompute": row("--recompute", "elementwise"),
     "batch": row("--batch-size", 15, batch=15),
+    "unshuffled": row("--no-shuffle", shuffle=False),
     "accumulate": row("--batch-size", 15, "--accumulate", 3, batch=15, accumulate=3),
 }
 """What goes with every optimizer and loss."""
@@ -303,8 +304,10 @@ def samples(settings: Settings, dtype: str, count: int, seed: int) -> Arrays:
     return {name: array.astype(dtype) if array.dtype == np.float64 else array for name, array in found.items()}
 
 
-def order(epoch: int) -> np.ndarray:
+def order(epoch: int, settings: Settings) -> np.ndarray:
     """The order of an epoch of a run with seed 0, as docs/how-to/training-runs.md describes it."""
+    if not settings.get("shuffle", True):
+        return np.arange(TRAINING)
     return np.random.Generator(np.random.PCG64((0, epoch))).permutation(TRAINING)
 
 
@@ -341,7 +344,7 @@ def by_pytorch(net: nn.Module, settings: Settings, data: Arrays, val: Arrays) ->
     for epoch in range(EPOCHS):
         net.train()
         total = 0.0
-        for batch in torch.tensor(order(epoch)).split(size):
+        for batch in torch.tensor(order(epoch, settings)).split(size):
             part = {name: tensor[batch] for name, tensor in tensors.items()}
             loss = loss_of(net, part)
             total += loss.item() * (1 if settings.get("reduction") == "sum" else len(batch))
