@@ -197,6 +197,11 @@ LOSSES = {
     "cross-entropy weighted": judged("cross-entropy", "classes", weighted(nn.CrossEntropyLoss),
                                      class_weights="weights.npy"),
     "cross-entropy ignoring": judged("cross-entropy", "ignored", nn.CrossEntropyLoss),
+    "soft-cross-entropy": judged("soft-cross-entropy", "shares", nn.CrossEntropyLoss),
+    "soft-cross-entropy smoothed": judged(
+        "soft-cross-entropy", "shares", lambda **r: lambda p, y: nn.CrossEntropyLoss(
+            torch.tensor(CLASS_WEIGHTS, dtype=p.dtype), label_smoothing=0.1, **r)(p, y),
+        class_weights="weights.npy", label_smoothing=0.1),
     "nll": judged("nll", "classes", nn.NLLLoss, "log"),
     "nll weighted": judged("nll", "ignored", weighted(nn.NLLLoss), "log", class_weights="weights.npy"),
     "log": judged("log", "classes", of_probabilities, "softmax"),
