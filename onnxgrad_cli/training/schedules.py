@@ -330,9 +330,9 @@ def cosine_restarts(steps: int, *, every: Length = 0.25, growth: int = 1, final:
 def cyclic(
     steps: int, *, start: float = 0.1, rise: Length = 0.1, fall: Length = 0.0, halve: bool = False, factor: float = 1.0
 ) -> Factor:
-    """Up and down in straight lines, again and again. As CyclicLR, whose max_lr is the learning rate.
+    """Up and down in straight lines, again and again. As CyclicLR with cycle_momentum=False.
 
-    Its modes are triangular, triangular2 (halve=true) and exp_range (factor below 1).
+    Its max_lr is the learning rate. Its modes are triangular, triangular2 (halve=true) and exp_range (factor below 1).
 
     Source: L. N. Smith, Cyclical learning rates for training neural networks, WACV 2017.
     """
@@ -358,7 +358,7 @@ def cyclic(
     },
 )
 def one_cycle(steps: int, *, rise: float = 0.3, start: float = 0.04, final: float = 4e-6) -> Factor:
-    """Up to the learning rate and down to nearly nothing, in cosines. As OneCycleLR.
+    """Up to the learning rate and down to nearly nothing, in cosines. As OneCycleLR with cycle_momentum=False.
 
     Source: L. N. Smith and N. Topin, Super-convergence, 2017.
     """
