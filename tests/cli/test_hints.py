@@ -630,10 +630,11 @@ EXEMPT = {
         "build with `mode='train'`, which gives it one, or `mode='eval'`, which takes it out",
         "go on with the same `metrics` in the same order, or {}",
     ),
-    "several processes, tested in tests/training/steps/test_parallel.py and tests/jobs/test_train.py": (
+    "several processes, tested in tests/training/steps/test_parallel.py and tests/training/distributed": (
         "take `reduction='mean'`, or `optimizer_options`",
         "take `reduction='sum'`, or one loss",
-        "take a loss that onnxgrad knows, or one process",
+        "choose a loss that has a value for each sample, or train in one process",
+        "systems kill a process when memory is full; `resume` continues from the last checkpoint of the run",
     ),
     "files changed by hand or damaged, tested where they are read": (
         "`onnxgrad export` writes the last checkpoint; or {}",
