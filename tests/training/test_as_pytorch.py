@@ -25,7 +25,7 @@ from tests.cli_harness import Shell
 from tests.steps import NAdam
 
 TRAINING, VALIDATION, BATCH, EPOCHS, RATE = 45, 21, 8, 2, 0.02
-TOLERANCE = {"float32": 2e-6, "float64": 1e-11}
+TOLERANCE = {"float32": 1e-6, "float64": 1e-11}
 """The largest difference of a tensor, relative to its largest magnitude or 1, and of a loss, relative to it."""
 
 COMBINATIONS = 100
